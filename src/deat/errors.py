@@ -1,0 +1,47 @@
+"""What can go wrong, each kind with the exit status the command line leaves with.
+
+A message names the value, what is accepted and what to do next.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class DeatError(Exception):
+    """Any failure that deat explains; the base of all below."""
+
+    exit_code = 70
+
+
+class UsageError(DeatError, ValueError):
+    """A setting, name or argument that is not accepted."""
+
+    exit_code = 2
+
+
+class DataError(DeatError, ValueError):
+    """Data that is missing or is not what it claims to be."""
+
+    exit_code = 3
+
+
+class CheckpointError(DeatError):
+    """Weights or a run folder that cannot be read or written."""
+
+    exit_code = 4
+
+
+class NumericalError(DeatError, ArithmeticError):
+    """Training that produced a NaN or an infinity."""
+
+    exit_code = 5
+
+
+def unknown(what: str, value: str, known: Iterable[str], hint: str = "") -> UsageError:
+    """The error for a name nobody knows, with the nearest known ones."""
+    names = sorted(known)
+    near = get_close_matches(value.lower(), names, n=3, cutoff=0.5)
+    guess = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    return UsageError(
+        f"unknown {what} {value!r}.{guess} Known: {', '.join(names)}.{' ' + hint if hint else ''}"
+    )

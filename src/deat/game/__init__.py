@@ -1,0 +1,1 @@
+"""One minibatch, played as a game between an adversary and a learner."""

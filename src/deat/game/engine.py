@@ -1,0 +1,96 @@
+"""How a move runs on this device: precision, memory format, loss scaling, threads."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from deat.errors import UsageError, unknown
+
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+SMALL = 500_000
+"""Networks with fewer parameters gain nothing from half precision or a second thread on a CPU."""
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+def cpu_is_fast_at_bf16() -> bool:
+    """Whether this CPU multiplies bfloat16 natively (AVX512-BF16 or AMX)."""
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in probes)
+
+
+def choose_precision(wanted: str, device: torch.device, num_parameters: int) -> Precision:
+    """The precision to train in; "auto" is bf16 where the hardware is fast at it and the network large."""
+    if wanted not in PRECISIONS:
+        raise unknown("precision", wanted, PRECISIONS)
+    if wanted == "fp16" and device.type == "cpu":
+        raise UsageError("precision 'fp16' needs a GPU; on a CPU use 'bf16' or 'fp32'.")
+    if wanted != "auto":
+        return wanted  # type: ignore[return-value]
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
+    return "bf16" if device.type == "cpu" and num_parameters >= SMALL and cpu_is_fast_at_bf16() else "fp32"
+
+
+def choose_threads(num_parameters: int) -> int:
+    """How many CPU threads to use: one for small networks, where a second costs more than it gives."""
+    return 1 if num_parameters < SMALL else torch.get_num_threads()
+
+
+@dataclass
+class Engine:
+    """The device side of a game: casts, scales and lays out memory, so that moves need not know."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: Precision = "fp32"
+
+    def __post_init__(self) -> None:
+        self.scaler = torch.amp.GradScaler(self.device.type) if self.precision == "fp16" else None
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Channels last in half precision, where convolutions want it."""
+        return torch.contiguous_format if self.precision == "fp32" else torch.channels_last
+
+    def prepare(self, net: nn.Module) -> nn.Module:
+        """The network on the device, its convolutions laid out for it."""
+        net.to(self.device)
+        for p in net.parameters():
+            if p.dim() == 4:
+                p.data = p.data.contiguous(memory_format=self.memory_format)
+        return net
+
+    def layout(self, x: Tensor) -> Tensor:
+        """A batch in this engine's memory format."""
+        return x.contiguous(memory_format=self.memory_format) if x.dim() == 4 else x.contiguous()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context in which networks run forward."""
+        if self.precision == "fp32":
+            return nullcontext()
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """A loss ready for backward."""
+        return self.scaler.scale(loss) if self.scaler else loss
+
+    def unscale(self, grad: Tensor, examples: int) -> Tensor:
+        """A gradient of the scaled batch mean as each example's own gradient."""
+        if self.scaler is None:
+            return grad * examples
+        return torch.nan_to_num(grad * (examples / self.scaler.scale(grad.new_ones(()))), posinf=0.0, neginf=0.0)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
+        """Step the weights; under a scaler, whether the step was taken, as a device value."""
+        if self.scaler is None:
+            optimizer.step()
+            return None
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        taken = torch.isfinite(torch.nn.utils.get_total_norm(grads))
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        return taken

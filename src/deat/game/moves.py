@@ -1,0 +1,225 @@
+"""The game of one minibatch: an adversary who moves delta and a learner who moves theta.
+
+Two moves cost one backprop each: A (ascend) takes delta's gradient alone and steps delta; J (joint) takes
+both gradients in one pass and steps theta. Nothing here reads the device.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from deat.game.ascent import Ascent
+from deat.game.engine import Engine
+from deat.game.first_layer import FirstLayer, find_first_layer
+from deat.game.meter import Meter
+from deat.game.objectives import Objective
+from deat.game.round import Budget, Round
+from deat.threat import ThreatModel
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Which gradient is the magnitude l_X: of the last J or the last A, over what, in which space."""
+
+    move: Literal["joint", "ascend"] = "joint"
+    over: Literal["epoch", "last_batch"] = "epoch"
+    space: Literal["pixel", "normalised"] = "pixel"
+
+
+@dataclass
+class Cost:
+    """What was spent: backprops (the paper's unit), and forwards and backwards really executed."""
+
+    backprops: int = 0
+    passes: int = 0
+
+
+class Game:
+    """One minibatch's players and their moves, over a round's static buffers.
+
+    `carry` is the perturbation that a persistent ascent hands from batch to batch. pixel_scale is the
+    normalisation's std, by which the released code multiplied the gradient before measuring it.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        objective: Objective | nn.Module,
+        threat: ThreatModel,
+        ascent: Ascent,
+        optimizer: torch.optim.Optimizer,
+        *,
+        probe: Probe | None = None,
+        engine: Engine | None = None,
+        pixel_scale: Tensor | None = None,
+    ) -> None:
+        self.net, self.objective, self.threat, self.ascent, self.optimizer = (
+            net,
+            objective,
+            threat,
+            ascent,
+            optimizer,
+        )
+        self.probe, self.engine = probe or Probe(), engine or Engine()
+        device = self.engine.device
+        self.dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
+        self.pixel_scale = pixel_scale if self.probe.space == "normalised" else None
+        self.meter = Meter(device, self.probe.over)
+        self.generator = torch.Generator(device)
+        self.alpha, self.level = (torch.zeros((), dtype=self.dtype, device=device) for _ in range(2))
+        self.cost = Cost()
+        self.carry: Tensor | None = None
+        self._first_layer: FirstLayer | None = None
+        self._rounds: OrderedDict[torch.Size, Round] = OrderedDict()
+
+    def open(self, x: Tensor, y: Tensor, budget: Budget) -> Round:
+        """A round on this batch, with delta at its start."""
+        r = self._round_like(x, y)
+        r.x.copy_(x)
+        r.y.copy_(y)
+        r.magnitude.zero_()
+        r.valid.fill_(True)
+        self.alpha.fill_(budget.alpha)
+        self.level.fill_(budget.level)
+        r.delta.copy_(self._start(r, budget))
+        if self.ascent.freeze is not None:
+            self.ascent.freeze.open(r, self.level)
+        if self.ascent.needs_reference and budget.k:
+            self._refer_to_clean(r)
+        return r
+
+    def ascend(self, r: Round) -> None:
+        """A: the gradient of the inner loss by delta alone, then a projected step of delta."""
+        self.cost.backprops += 1
+        self.cost.passes += 2
+        if self.ascent.compact:
+            self._ascend_active_rows(r)
+        else:
+            self._take_gradient(r)
+            self.step(r)
+        if self.probe.move == "ascend":
+            self._measure(r)
+
+    def joint(self, r: Round, *, update_weights: bool = True) -> None:
+        """J: one pass for both gradients; the optimiser steps theta, delta's gradient comes free.
+
+        Without update_weights theta's gradient accumulates instead.
+        """
+        self.cost.backprops += 1
+        self.cost.passes += 2 * self._branches
+        delta = r.delta.detach().requires_grad_()
+        with self.engine.autocast():
+            loss, logits = self.objective(r.x, delta, r.y)
+        torch.autograd.backward(self.engine.scale(loss))  # not autograd.grad: DDP would not synchronise
+        assert delta.grad is not None
+        r.grad.copy_(self.engine.unscale(delta.grad, len(r)))
+        r.loss.copy_(loss.detach())
+        r.hits.copy_((logits.detach().argmax(1) == r.y).sum())
+        if self.probe.move == "joint":
+            self._measure(r)
+        if update_weights:
+            self.update(r)
+
+    def step(self, r: Round) -> None:
+        """Step delta along the round's last gradient, project it, and leave frozen examples in place."""
+        moved = self.threat.move(r.x, r.delta, r.grad, self.alpha)
+        if self.ascent.freeze is not None:
+            self.meter.ascended(r.active)
+            moved = torch.where(r.active.view(-1, *[1] * (r.x.dim() - 1)), moved, r.delta)
+        r.delta.copy_(moved)
+
+    def update(self, r: Round) -> None:
+        """Step theta along its accumulated gradient and forget it."""
+        taken = self.engine.step(self.optimizer)
+        self.optimizer.zero_grad(set_to_none=True)
+        if taken is not None:
+            r.valid.copy_(taken)
+            self.meter.skip(~taken)
+
+    def close(self, r: Round) -> None:
+        """Feed the meter once, and keep delta where it is carried over."""
+        self.meter.add(r)
+        if self.ascent.persistent:
+            self._keep(r.delta)
+
+    def first_layer(self, r: Round) -> FirstLayer:
+        """The network's first layer, found once."""
+        if self._first_layer is None:
+            self._first_layer = find_first_layer(self.net, r.x[:1])
+        return self._first_layer
+
+    @contextmanager
+    def crafting(self) -> Iterator[None]:
+        """The ascent's batch-norm mode; every module's own mode is restored."""
+        if self.ascent.batch_norm == "train":
+            yield
+            return
+        training = [m for m in self.net.modules() if m.training]
+        try:
+            self.net.eval()
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+    def _take_gradient(self, r: Round) -> None:
+        delta = r.delta.detach().requires_grad_()
+        with self.crafting(), self.engine.autocast():
+            logits = self.net(r.x + delta)
+            loss = self.ascent.inner(logits, r).mean()
+        (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
+        r.grad.copy_(self.engine.unscale(grad, len(r)))
+        if self.ascent.freeze is not None:
+            self.ascent.freeze.update(r, logits.detach(), self.level, self.threat)
+
+    def _ascend_active_rows(self, r: Round) -> None:
+        index = self.ascent.active_rows(r)
+        if len(index) == 0:
+            return
+        part = r.rows(index)
+        self._take_gradient(part)
+        self.step(part)
+        for name in ("delta", "grad", "counter", "active"):
+            getattr(r, name).index_copy_(0, index, getattr(part, name))
+
+    def _refer_to_clean(self, r: Round) -> None:
+        self.cost.passes += 1
+        with torch.no_grad(), self.crafting(), self.engine.autocast():
+            logits: Tensor = self.net(r.x)
+        if r.reference.shape != logits.shape:  # the first batch of this shape
+            r.reference = torch.zeros_like(logits, dtype=self.dtype)
+        r.reference.copy_(logits)
+
+    def _measure(self, r: Round) -> None:
+        grad = r.grad if self.pixel_scale is None else r.grad * self.pixel_scale
+        r.magnitude.copy_(self.threat.dual_norm(grad))
+
+    def _start(self, r: Round, budget: Budget) -> Tensor:
+        if not budget.k and not self.ascent.noisy:
+            return torch.zeros_like(r.x)
+        if self.ascent.persistent and self.carry is not None:
+            return self.threat.project(r.x, self.carry[: len(r)])
+        return self.threat.start(r.x, self.ascent.start, self.generator)
+
+    def _keep(self, delta: Tensor) -> None:
+        if self.carry is None or len(self.carry) < len(delta):
+            self.carry = delta.clone()
+        else:
+            self.carry[: len(delta)].copy_(delta)
+
+    @property
+    def _branches(self) -> int:
+        rule = getattr(getattr(self.objective, "module", self.objective), "rule", None)
+        return int(getattr(rule, "branches", 1))
+
+    def _round_like(self, x: Tensor, y: Tensor) -> Round:
+        if x.shape not in self._rounds:
+            if len(self._rounds) == 4:  # images of ever new sizes must not fill the memory
+                self._rounds.popitem(last=False)
+            self._rounds[x.shape] = Round.like(self.engine.layout(x.to(self.dtype)), y)
+        return self._rounds[x.shape]

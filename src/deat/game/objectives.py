@@ -1,0 +1,71 @@
+"""What the learner minimises: rules of (net, x, delta, y), and the module that DDP and compile wrap."""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from deat.game.losses import boosted_cross_entropy, cross_entropy, kl, mart_regulariser
+
+
+class Outcome(NamedTuple):
+    """A joint move's result: the batch-mean loss and the logits at x + delta."""
+
+    loss: Tensor
+    logits_adv: Tensor
+
+
+class Rule(Protocol):
+    """A training loss as frozen data; `branches` is how many forwards (and backwards) it executes."""
+
+    branches: ClassVar[int]
+
+    def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> Outcome: ...
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Madry et al.: the cross-entropy at x + delta."""
+
+    branches: ClassVar[int] = 1
+
+    def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
+        logits = net(x + delta)
+        return Outcome(cross_entropy(logits, y).mean(), logits)
+
+
+@dataclass(frozen=True)
+class Trades:
+    """Zhang et al. 2019: CE(x) + beta * KL(p(x) || p(x + delta)); the gradient flows into both branches."""
+
+    beta: float = 6.0
+    branches: ClassVar[int] = 2
+
+    def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
+        clean, adv = net(x), net(x + delta)
+        return Outcome((cross_entropy(clean, y) + self.beta * kl(clean, adv)).mean(), adv)
+
+
+@dataclass(frozen=True)
+class Mart:
+    """Wang et al. 2020: boosted CE at x + delta, and a KL weighted by how unsure the clean answer is."""
+
+    beta: float = 6.0
+    branches: ClassVar[int] = 2
+
+    def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
+        clean, adv = net(x), net(x + delta)
+        return Outcome((boosted_cross_entropy(adv, y) + self.beta * mart_regulariser(clean, adv, y)).mean(), adv)
+
+
+class Objective(nn.Module):
+    """A network together with the rule it is trained by."""
+
+    def __init__(self, net: nn.Module, rule: Rule) -> None:
+        super().__init__()
+        self.net = net
+        self.rule = rule
+
+    def forward(self, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
+        """The rule's outcome on one batch."""
+        return self.rule(self.net, x, delta, y)

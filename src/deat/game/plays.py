@@ -1,0 +1,105 @@
+"""The word each family spells with the moves A and J; its length is its cost in backprops."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from deat.game.first_layer import FirstLayer
+from deat.game.moves import Game
+from deat.game.round import Budget, Round
+
+
+class Play(Protocol):
+    """How one minibatch is played.
+
+    crafts says that delta is finished before theta first moves, which is what M+ stretches its step for and
+    F+ needs.
+    """
+
+    crafts: ClassVar[bool]
+
+    def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None: ...
+
+    def backprops(self, budget: Budget) -> int:
+        """The exact cost of one minibatch."""
+
+
+@dataclass(frozen=True)
+class Craft:
+    """A^k J: craft an adversarial example, then update. PGD-k, U-FGSM, TRADES, MART, FAT, Amata, DAT."""
+
+    crafts: ClassVar[bool] = True
+
+    def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
+        r = game.open(x, y, budget)
+        for _ in range(budget.k):
+            game.ascend(r)
+        game.joint(r)
+        game.close(r)
+
+    def backprops(self, budget: Budget) -> int:
+        """k ascents and one joint move."""
+        return budget.k + 1
+
+
+@dataclass(frozen=True)
+class Replay:
+    """J^(k+1): every pass updates both delta and theta. FREE-m (m = k + 1), DEAT."""
+
+    crafts: ClassVar[bool] = False
+
+    def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
+        r = game.open(x, y, budget)
+        for _ in range(budget.k):
+            game.joint(r)
+            game.step(r)
+        game.joint(r)
+        if game.ascent.persistent and budget.k:
+            game.step(r)  # nobody looks at the last delta unless it is carried over
+        game.close(r)
+
+    def backprops(self, budget: Budget) -> int:
+        """k + 1 joint moves."""
+        return budget.k + 1
+
+
+@dataclass(frozen=True)
+class Relay:
+    """(J0 a^n)^(k+1), then one step of theta on the summed gradients. YOPO-m-n (m = k + 1)."""
+
+    inner: int = 3
+    crafts: ClassVar[bool] = False
+
+    def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
+        r = game.open(x, y, budget)
+        layer = game.first_layer(r)
+        for _ in range(budget.k):
+            costates = _joint_with_costates(game, r, layer)
+            for _ in range(self.inner):
+                r.grad.copy_(_costate_gradient(game, r, layer, costates))
+                game.step(r)
+        game.joint(r)
+        game.close(r)
+
+    def backprops(self, budget: Budget) -> int:
+        """k + 1 full passes; first-layer steps are not counted, as in the paper."""
+        return budget.k + 1
+
+
+def _joint_with_costates(game: Game, r: Round, layer: FirstLayer) -> list[Tensor]:
+    """J0: accumulate theta's gradient, and the loss's gradient by the first layer's outputs."""
+    with layer.recorded() as outputs:
+        game.joint(r, update_weights=False)
+    seen = sum(layer.sees_input)  # an objective with a clean branch runs it first
+    return [out.grad for out in outputs[-seen:] if out.grad is not None]
+
+
+def _costate_gradient(game: Game, r: Round, layer: FirstLayer, costates: list[Tensor]) -> Tensor:
+    """a: the gradient of <costate, first layer(x + delta)> by delta."""
+    delta = r.delta.detach().requires_grad_()
+    with game.engine.autocast():
+        outputs = layer.outputs(game.net, r.x + delta)
+    (grad,) = torch.autograd.grad(outputs, delta, grad_outputs=costates)
+    return game.engine.unscale(grad, len(r))

@@ -1,0 +1,65 @@
+"""One batch's static device buffers: what the moves read and write, and what a captured move needs."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one minibatch may spend: k iterations of size alpha; level is FAT's tau or DAT's c_t."""
+
+    k: int
+    alpha: float
+    level: float = 0.0
+
+
+@dataclass(eq=False)
+class Round:
+    """The board of one minibatch game.
+
+    x and delta stay float32 in any precision. grad holds the gradient of each example's own loss by its
+    own delta, undone from batch mean and loss scale. magnitude is its per-example dual norm at the probed
+    move. reference, start, counter and active serve TRADES' crafting, DAT and FAT.
+    """
+
+    x: Tensor
+    y: Tensor
+    delta: Tensor
+    grad: Tensor
+    start: Tensor
+    reference: Tensor
+    counter: Tensor
+    active: Tensor
+    loss: Tensor
+    hits: Tensor
+    magnitude: Tensor
+    valid: Tensor
+
+    @classmethod
+    def like(cls, x: Tensor, y: Tensor) -> "Round":
+        """Buffers for batches shaped like (x, y)."""
+        n, image, scalar = len(y), torch.zeros_like(x), x.new_zeros(())
+        return cls(
+            x=image,
+            y=torch.zeros_like(y),
+            delta=image.clone(),
+            grad=image.clone(),
+            start=image.clone(),
+            reference=x.new_zeros(n, 0),
+            counter=x.new_zeros(n),
+            active=torch.ones_like(y, dtype=torch.bool),
+            loss=scalar,
+            hits=scalar.clone(),
+            magnitude=x.new_zeros(n),
+            valid=torch.ones_like(scalar, dtype=torch.bool),
+        )
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def rows(self, index: Tensor) -> "Round":
+        """A copy of some examples' part of every per-example buffer."""
+        pick = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Round(**{name: b.index_select(0, index) if b.dim() else b for name, b in pick.items()})

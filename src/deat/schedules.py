@@ -1,0 +1,272 @@
+"""How many adversarial iterations k, of which size alpha, each epoch plays.
+
+A schedule is a frozen rule on the host. Its state is a plain JSON value that the caller carries:
+``init() -> state``, ``budget(state, epoch) -> Budget``, ``observe(state, record) -> state``.
+Built by hand, a schedule takes absolute numbers. Inside a method's declaration lengths are in units of
+eps, and :meth:`Schedule.bind` makes them absolute.
+"""
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from deat.errors import NumericalError, UsageError
+from deat.game.meter import EpochRecord
+from deat.game.round import Budget
+
+__all__ = [
+    "AccuracyAbove",
+    "Budget",
+    "EpochRecord",
+    "EveryEpochs",
+    "Fixed",
+    "GradientMagnitude",
+    "Linear",
+    "Schedule",
+    "State",
+]
+
+State = dict[str, Any]
+"""A schedule's memory: a JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The base of all schedules; by itself it never changes its mind.
+
+    alpha is the step size, level the freeze rule's threshold, stretch a length that k steps must be able
+    to cover: the step is max(stretch / k, alpha).
+    """
+
+    alpha: float = 0.0
+    level: float = 0.0
+    stretch: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "level", "stretch"):
+            _require(name, getattr(self, name), lambda v: v >= 0, "a finite number >= 0")
+
+    def init(self) -> State:
+        """The state before the first epoch."""
+        return {}
+
+    def budget(self, state: State, epoch: int) -> Budget:
+        """The budget of an epoch that is about to begin."""
+        k = self.k_at(state, epoch)
+        return Budget(k, self.step_size(k), self.level_at(epoch))
+
+    def observe(self, state: State, record: EpochRecord) -> State:
+        """The state after an epoch's record was read."""
+        _check_magnitude(record)
+        return dict(state)
+
+    def k_at(self, state: State, epoch: int) -> int:
+        """k of an epoch."""
+        return int(state["k"])
+
+    def level_at(self, epoch: int) -> float:
+        """The freeze rule's level in an epoch."""
+        return self.level
+
+    def step_size(self, k: int) -> float:
+        """The step size for k iterations: max(stretch / k, alpha)."""
+        return max(self.stretch / k, self.alpha) if k else self.alpha
+
+    def bind(self, eps: float, epochs: int) -> Self:
+        """This schedule with its lengths, declared in units of eps, made absolute."""
+        return replace(self, alpha=self.alpha * eps, stretch=self.stretch * eps)
+
+    def guided(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> "GradientMagnitude":
+        """The M+ form of this schedule, if it has one."""
+        raise UsageError(
+            f"m+ cannot guide a method whose schedule is {self!r}: it already moves k by a rule of its own. "
+            "Put m+ before a method with a fixed number of steps, such as m+deat, m+pgd-7 or m+free-8."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed(Schedule):
+    """The same k in every epoch: PGD-k, FREE-m (k = m - 1), TRADES, MART, FAT."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require("k", self.k, lambda v: v >= 0 and v == int(v), "a whole number >= 0")
+
+    def k_at(self, state: State, epoch: int) -> int:
+        """The fixed k."""
+        return self.k
+
+    def guided(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> "GradientMagnitude":
+        """M+ with this k as its cap."""
+        if self.k == 0:
+            raise UsageError("m+ needs a method with an adversary: natural training takes no steps to guide.")
+        cap = self.k if max_steps is None else max_steps
+        return GradientMagnitude(
+            gamma=gamma, max_steps=cap, alpha=self.alpha, level=self.level, stretch=stretch, ramp=ramp
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EveryEpochs(Schedule):
+    """DEAT-d: k grows by one every `period` epochs, from 0; `max_steps` bounds it where given."""
+
+    period: int
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require("period", self.period, lambda v: v >= 1 and v == int(v), "a whole number of epochs >= 1")
+        _require_cap(self.max_steps)
+
+    def k_at(self, state: State, epoch: int) -> int:
+        """floor(t / period), bounded."""
+        return _bounded(epoch // self.period, self.max_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyAbove(Schedule):
+    """DEAT-p%: k grows by one after each epoch whose training accuracy is above `percent`."""
+
+    percent: float
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require("percent", self.percent, lambda v: 0 <= v <= 100, "a percentage from 0 to 100")
+        _require_cap(self.max_steps)
+
+    def init(self) -> State:
+        """k = 0."""
+        return {"k": 0}
+
+    def observe(self, state: State, record: EpochRecord) -> State:
+        """k + 1 where the accuracy passed the mark."""
+        above = record.accuracy > self.percent / 100
+        return {**super().observe(state, record), "k": _bounded(int(state["k"]) + above, self.max_steps)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientMagnitude(Schedule):
+    """M+ (Algorithm 1): k grows when l_X exceeds a threshold, gamma times its value at the last growth.
+
+    Epoch 1 has k = 0, epoch 2 has k = 1 and sets the threshold. The threshold is never lowered, and the
+    first epoch's l_X is ignored. max_steps bounds k. `ramp` is the released code's extra rule: k also
+    grows, cap or not, while k * alpha is shorter than it.
+    """
+
+    gamma: float = 1.01
+    max_steps: int | None = None
+    ramp: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require("gamma", self.gamma, lambda v: v > 0, "a finite number > 0, such as 1.01")
+        _require("ramp", self.ramp, lambda v: v >= 0, "a finite number >= 0")
+        _require_cap(self.max_steps)
+
+    def init(self) -> State:
+        """k = 0 and no threshold yet."""
+        return {"k": 0, "threshold": None}
+
+    def bind(self, eps: float, epochs: int) -> Self:
+        """Lengths times eps, the ramp's too."""
+        return replace(super().bind(eps, epochs), ramp=self.ramp * eps)
+
+    def observe(self, state: State, record: EpochRecord) -> State:
+        """Algorithm 1, lines 10 to 16."""
+        _check_magnitude(record)
+        _warn_if_vanished(record)
+        if record.epoch == 0:
+            return {**state, "k": _bounded(int(state["k"]) + 1, self.max_steps)}
+        if record.epoch == 1:
+            return {**state, "threshold": self.gamma * record.magnitude}
+        if self._grows(state, record):
+            return {**state, "k": int(state["k"]) + 1, "threshold": self.gamma * record.magnitude}
+        return dict(state)
+
+    def _grows(self, state: State, record: EpochRecord) -> bool:
+        k = int(state["k"])
+        capped = self.max_steps is not None and k >= self.max_steps
+        # The released scripts multiply in units of 1/255, where k * alpha meets eps exactly.
+        short = k * self.alpha < self.ramp * (1 - 1e-9)
+        return short or (record.magnitude > state["threshold"] and not capped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Schedule):
+    """Amata: k grows linearly from `first` to `last` while the step shrinks as stretch / k.
+
+    Also DAT's schedule, whose level falls linearly to zero at the fraction `level_until` of training.
+    `reaches_last` spreads the growth over T - 1 epochs, so that the last one plays `last`; without it, as
+    in the released code, over T.
+    """
+
+    first: int
+    last: int
+    epochs: int = 0
+    reaches_last: bool = True
+    level_until: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require("first", self.first, lambda v: v >= 0 and v == int(v), "a whole number >= 0")
+        _require("last", self.last, lambda v: v >= self.first and v == int(v), f"a whole number >= {self.first}")
+
+    def bind(self, eps: float, epochs: int) -> Self:
+        """Lengths times eps, and the number of epochs."""
+        return replace(super().bind(eps, epochs), epochs=epochs)
+
+    def k_at(self, state: State, epoch: int) -> int:
+        """k_t = first + floor((last - first) * t / T)."""
+        if self.epochs < 1:
+            raise UsageError("Linear needs the number of epochs: Linear(..., epochs=N) or method.bind(threat, N).")
+        span = max(1, self.epochs - 1) if self.reaches_last else self.epochs
+        return self.first + (self.last - self.first) * min(epoch, span) // span
+
+    def level_at(self, epoch: int) -> float:
+        """The level, or what is left of it in this epoch."""
+        if self.level_until is None:
+            return self.level
+        return self.level * max(0.0, 1 - epoch / (self.level_until * self.epochs))
+
+    def guided(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> GradientMagnitude:
+        """M+ with `last` as its cap, keeping the step at stretch / k."""
+        if self.level_until is not None:
+            raise UsageError("m+ cannot guide dat: its stopping level already follows the epochs. Use m+pgd instead.")
+        cap = self.last if max_steps is None else max_steps
+        return GradientMagnitude(gamma=gamma, max_steps=cap, alpha=self.alpha, level=self.level, stretch=self.stretch)
+
+
+def _bounded(k: int, cap: int | None) -> int:
+    return k if cap is None else min(k, cap)
+
+
+def _require(name: str, value: float, accepted: Any, text: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not accepted(value):
+        raise UsageError(f"{name} must be {text}, not {value!r}.")
+
+
+def _require_cap(cap: int | None) -> None:
+    if cap is not None:
+        _require("max_steps", cap, lambda v: v >= 1 and v == int(v), "a whole number >= 1, or None for no cap")
+
+
+def _check_magnitude(record: EpochRecord) -> None:
+    if not math.isfinite(record.magnitude):
+        raise NumericalError(
+            f"the gradient magnitude l_X of epoch {record.epoch + 1} is {record.magnitude}: training diverged. "
+            "Lower the learning rate or alpha, or train in fp32."
+        )
+
+
+def _warn_if_vanished(record: EpochRecord) -> None:
+    if record.magnitude == 0 and record.epoch >= 1:
+        warnings.warn(
+            f"the gradient magnitude l_X of epoch {record.epoch + 1} is zero: the gradient of the input "
+            "vanished, so M+ cannot see whether the adversary still helps.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
