@@ -1,0 +1,97 @@
+"""Objects out of a Python file of the user's, named as `path/to/file.py:NAME`.
+
+Loading runs the file, so it is only for what the user typed, never for what a file or a run folder says.
+"""
+
+import hashlib
+import sys
+import traceback
+from collections.abc import Mapping
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+from deat.errors import UsageError, unknown
+
+FORM = "write it as path/to/file.py:NAME"
+
+
+def is_file_spec(spec: str) -> bool:
+    """Whether the text means an object in a Python file, well formed or not."""
+    return spec.endswith(".py") or ".py:" in spec
+
+
+def load_object(spec: str) -> object:
+    """The object NAME of `path/to/file.py:NAME`; the file runs anew on every call."""
+    file, name = _split(spec)
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise UsageError(
+            f"no such file {file!r} (of {spec!r}): check the path; it is taken from {Path.cwd()}"
+        )
+    module = _run(path.resolve(), spec)
+    if not hasattr(module, name):
+        raise _no_such_name(file, name, module)
+    value: object = getattr(module, name)
+    return value
+
+
+class _FreshLoader(SourceFileLoader):
+    """A loader that neither reads nor leaves byte code: a cached one can be as old as a second."""
+
+    def path_stats(self, path: str) -> NoReturn:
+        raise OSError(path)
+
+
+def _split(spec: str) -> tuple[str, str]:
+    file, colon, name = spec.rpartition(":")
+    if not colon:
+        raise UsageError(f"{spec!r} names no object: {FORM}")
+    if not file.endswith(".py"):
+        raise UsageError(f"{spec!r} does not name a Python file ending in .py: {FORM}")
+    if not name.isidentifier():
+        raise UsageError(f"{name!r} (of {spec!r}) is not the name of an object: {FORM}")
+    return file, name
+
+
+def _run(path: Path, spec: str) -> ModuleType:
+    """The file as a module, under a private name that cannot hide an installed package."""
+    module_name = f"_deat_file_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    loader = _FreshLoader(module_name, str(path))
+    module_spec = spec_from_loader(module_name, loader)
+    assert module_spec is not None
+    module = module_from_spec(module_spec)
+    # Dataclasses and pickle look their module up by name while and after the file runs.
+    sys.modules[module_name] = module
+    try:
+        loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module_name]
+        raise UsageError(
+            f"{spec!r} failed while its file ran{_line(path, error)}: {_shown(error)}"
+        ) from error
+    return module
+
+
+def _line(path: Path, error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return f" (line {error.lineno})"
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    return f" (line {lines[-1]})" if lines else ""
+
+
+def _shown(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+
+
+def _no_such_name(file: str, name: str, module: ModuleType) -> UsageError:
+    known = _public(vars(module))
+    if not known:
+        return UsageError(f"no {name!r} in {file!r}, which defines no names: define it there")
+    return unknown(f"name in {file!r}", name, known)
+
+
+def _public(names: Mapping[str, object]) -> list[str]:
+    return [n for n, value in names.items() if not n.startswith("_") and not isinstance(value, ModuleType)]

@@ -1,0 +1,14 @@
+"""Every method of the paper, one file per family; importing this package registers whatever files it holds."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from deat.methods.compose import friendly, mplus
+from deat.methods.method import Method
+from deat.methods.registry import method, names, register
+from deat.methods.rules import PAPER, RELEASED, Rules
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["PAPER", "RELEASED", "Method", "Rules", "friendly", "method", "mplus", "names", "register"]

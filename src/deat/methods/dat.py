@@ -1,0 +1,28 @@
+"""DAT: dynamic adversarial training by first-order stationarity.
+
+Idea: each example moves until its FOSC value falls to a level c_t that shrinks over training, so the adversary
+converges better as epochs pass. The word is `A^k J` with a mask. It motivates M+ in the paper.
+Citation: Wang et al., "On the convergence and robustness of adversarial training", ICML 2019.
+Settings: 10 steps of 0.25 eps, c_t = 0.5 (1 - t / (5/6 T)), uniform start. The authors' code also re-weighs the
+loss from the second epoch on, which the method does not describe and this does not do. Cost: 11 backprops a batch,
+of which `active` examples really moved.
+"""
+
+from dataclasses import replace
+
+from deat.game.ascent import Converged
+from deat.game.plays import Craft
+from deat.methods.method import Method
+from deat.methods.pgd import pgd
+from deat.methods.registry import register
+from deat.methods.rules import Rules
+from deat.schedules import Linear
+
+
+@register("dat")
+def dat(rules: Rules) -> Method:
+    """DAT with at most 10 steps."""
+    base = pgd(rules)
+    schedule = Linear(first=10, last=10, alpha=0.25, level=0.5, level_until=5 / 6)
+    ascent = replace(base.ascent, freeze=Converged())
+    return replace(base, name="dat", play=Craft(), schedule=schedule, ascent=ascent, summary="steps until converged")

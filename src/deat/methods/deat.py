@@ -1,0 +1,46 @@
+"""DEAT: batch replay whose number of replays grows while training goes on.
+
+Idea: early epochs need no strong adversary, so start from natural training and add replays when a criterion
+says so: every d epochs (DEAT-d), when training accuracy passes p % (DEAT-p%), or when the gradient magnitude
+l_X grows (M+DEAT). The word is `J^(k+1)`.
+Citation: Wang et al., "Dynamic efficient adversarial training guided by gradient magnitude", 2022.
+Settings: alpha 1.25 eps (10/255), uniform start; M+DEAT gamma 1.01, k at most 7. Cost: k + 1 backprops a batch.
+"""
+
+from deat.game.ascent import Ascent
+from deat.game.plays import Replay
+from deat.methods.compose import mplus
+from deat.methods.method import Method
+from deat.methods.registry import register
+from deat.methods.rules import Rules
+from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, Schedule
+
+ALPHA = 1.25
+
+
+def _replays(rules: Rules, schedule: Schedule, summary: str) -> Method:
+    ascent = Ascent(noisy=rules.noisy)
+    return Method("deat", Replay(), schedule, ascent, probe=rules.probe(crafts=False), summary=summary)
+
+
+@register("deat-D")
+def deat_d(rules: Rules, d: int = 3) -> Method:
+    """DEAT-d."""
+    return _replays(
+        rules,
+        EveryEpochs(period=d, alpha=ALPHA, max_steps=rules.deat_d_cap),
+        "one replay more every d epochs",
+    )
+
+
+@register("deat-P%")
+def deat_p(rules: Rules, p: int = 40) -> Method:
+    """DEAT-p%."""
+    schedule = AccuracyAbove(percent=p, alpha=ALPHA, max_steps=rules.deat_p_cap)
+    return _replays(rules, schedule, "one replay more above p % accuracy")
+
+
+@register("m+deat")
+def m_deat(rules: Rules) -> Method:
+    """M+DEAT."""
+    return mplus(_replays(rules, Fixed(k=7, alpha=ALPHA), "replays"), rules=rules)

@@ -1,0 +1,16 @@
+"""Natural training: the baseline without an adversary.
+
+Idea: minimise the cross-entropy on the images as they are; the word is `J`.
+Settings: none. Cost: 1 backprop a batch.
+"""
+
+from deat.game.plays import Craft
+from deat.methods.method import Method
+from deat.methods.registry import register
+from deat.schedules import Fixed
+
+
+@register("natural")
+def natural() -> Method:
+    """No adversary."""
+    return Method("natural", Craft(), Fixed(k=0), summary="no adversary, the baseline")

@@ -1,0 +1,27 @@
+"""PGD-AT: craft with k projected gradient steps, then update.
+
+Idea: train on the worst point that k small steps find. The word is `A^k J`.
+Citation: Madry et al., "Towards deep learning models resistant to adversarial attacks", ICLR 2018.
+Settings: alpha 0.25 eps (2/255), uniform start. Cost: k + 1 backprops a batch.
+"""
+
+from deat.game.ascent import Ascent
+from deat.game.plays import Craft
+from deat.methods.compose import mplus
+from deat.methods.method import Method
+from deat.methods.registry import register
+from deat.methods.rules import Rules
+from deat.schedules import Fixed
+
+
+@register("pgd-K")
+def pgd(rules: Rules, k: int = 7) -> Method:
+    """PGD-AT with k steps."""
+    ascent, probe = Ascent(noisy=rules.noisy), rules.probe(crafts=True)
+    return Method("pgd", Craft(), Fixed(k=k, alpha=0.25), ascent, probe=probe, summary="k steps, then an update")
+
+
+@register("m+pgd")
+def m_pgd(rules: Rules) -> Method:
+    """M+PGD, k at most 7."""
+    return mplus(pgd(rules), rules=rules)

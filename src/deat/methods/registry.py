@@ -1,0 +1,132 @@
+"""Method names: registered patterns, the paper's spellings, and the prefixes m+ and f+.
+
+A pattern's capital letters are whole numbers: ``pgd-K`` answers to ``pgd-7`` and ``pgd-10``, and to ``pgd``
+with the default of the builder's own parameter k. In brackets they are left out of the name at that default:
+``trades[-K]``.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from deat.errors import UsageError, unknown
+from deat.loading import is_file_spec, load_object
+from deat.methods.compose import friendly, mplus
+from deat.methods.method import Method
+from deat.methods.rules import PAPER, Rules, rules_named
+
+Builder = Callable[..., Method]
+PREFIXES: dict[str, Callable[[Method, Rules], Method]] = {
+    "m+": lambda base, rules: mplus(base, rules=rules),
+    "f+": lambda base, rules: friendly(base),
+}
+SPELLINGS = {r"u-fgsm": "fgsm", r"pgd-at": "pgd", r"free-at": "free", r"\bmdeat\b": "m+deat"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered pattern and the function that builds its methods."""
+
+    pattern: str
+    build: Builder
+
+    @property
+    def stem(self) -> str:
+        """The pattern without its parameters, such as pgd."""
+        return re.split(r"\[?-(?=[A-Z])", self.pattern)[0]
+
+    def name(self, **parameters: int) -> str:
+        """The pattern with parameters, or else the builder's defaults, filled in, such as pgd-7."""
+        defaults = {p.name: p.default for p in inspect.signature(self.build).parameters.values()}
+        if "[" in self.pattern and defaults | parameters == defaults:
+            return self.stem
+        return re.sub(r"[A-Z]", lambda m: str((defaults | parameters)[m[0].lower()]), self._plain)
+
+    def match(self, name: str) -> dict[str, int] | None:
+        """The parameters that a name gives, or None if it is not of this pattern."""
+        expression = re.sub(r"[A-Z]", lambda m: f"(?P<{m[0].lower()}>\\d+)", re.escape(self._plain))
+        found = re.fullmatch(expression, name)
+        return {key: int(value) for key, value in found.groupdict().items()} if found else None
+
+    @property
+    def _plain(self) -> str:
+        return self.pattern.replace("[", "").replace("]", "")
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def register(pattern: str) -> Callable[[Builder], Builder]:
+    """Adds a method: decorates a function that returns a Method, with parameters for the pattern's letters.
+
+    A parameter called `rules`, if there is one, receives the rule set.
+    """
+
+    def add(build: Builder) -> Builder:
+        letters = {c.lower() for c in pattern if c.isupper()}
+        missing = letters - set(inspect.signature(build).parameters)
+        if missing:
+            raise UsageError(f"register({pattern!r}): {build.__name__} takes no parameter {sorted(missing)}.")
+        if pattern in _ENTRIES:
+            raise UsageError(f"register({pattern!r}): a method with this pattern is registered already.")
+        _ENTRIES[pattern] = Entry(pattern, build)
+        return build
+
+    return add
+
+
+def names() -> list[str]:
+    """Every registered name, parameters at their defaults."""
+    return [entry.name() for entry in _ENTRIES.values()]
+
+
+def patterns() -> list[str]:
+    """Every registered pattern."""
+    return list(_ENTRIES)
+
+
+def method(name: str | Method, *, rules: str | Rules = PAPER) -> Method:
+    """The method of that name: registered, composed with m+ or f+, or from a file (``my_file.py:NAME``)."""
+    if isinstance(name, Method):
+        return name
+    chosen = rules_named(rules)
+    if is_file_spec(name):
+        return _from_file(name, chosen)
+    return _build(_spelling(name), chosen, name)
+
+
+def _build(name: str, rules: Rules, asked: str) -> Method:
+    for entry in _ENTRIES.values():
+        parameters = entry.match(name)
+        if parameters is not None:
+            return replace(_call(entry.build, rules, parameters), name=entry.name(**parameters))
+    stems = [entry for entry in _ENTRIES.values() if entry.stem == name]
+    if len(stems) == 1:  # "deat" alone would be ambiguous
+        return replace(_call(stems[0].build, rules, {}), name=stems[0].name())
+    for prefix, compose in PREFIXES.items():
+        if name.startswith(prefix):
+            return compose(_build(name.removeprefix(prefix), rules, asked), rules)
+    raise unknown("method", asked, names(), "Numbers may change (pgd-10, deat-55%), and m+ and f+ compose.")
+
+
+def _spelling(name: str) -> str:
+    text = name.strip().lower().replace(" ", "")
+    for written, ours in SPELLINGS.items():
+        text = re.sub(written, ours, text)
+    return text
+
+
+def _from_file(spec: str, rules: Rules) -> Method:
+    found = load_object(spec)
+    if callable(found) and not isinstance(found, Method):
+        found = _call(found, rules, {})
+    if not isinstance(found, Method):
+        raise UsageError(f"{spec} is a {type(found).__name__}; a deat.Method or a function that returns one is needed.")
+    return found
+
+
+def _call(build: Builder, rules: Rules, parameters: dict[str, int]) -> Method:
+    if "rules" in inspect.signature(build).parameters:
+        return build(rules=rules, **parameters)
+    return build(**parameters)

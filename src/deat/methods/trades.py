@@ -1,0 +1,43 @@
+"""TRADES: trade natural accuracy against a smooth neighbourhood.
+
+Idea: minimise CE(x) + beta * KL(p(x) || p(x + delta)), with delta crafted to maximise that KL. The word is
+`A^k J`, its J with two branches.
+Citation: Zhang et al., "Theoretically principled trade-off between robustness and accuracy", ICML 2019.
+Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1). Cost: 11 backprops a batch (24 forwards and
+backwards and one forward for the clean logits). M+TRADES: k at most 10; F+TRADES: tau 3.
+"""
+
+from deat.game.ascent import Ascent
+from deat.game.objectives import Trades
+from deat.game.plays import Craft
+from deat.methods.compose import friendly, mplus
+from deat.methods.method import Method
+from deat.methods.registry import register
+from deat.methods.rules import Rules
+from deat.schedules import Fixed
+
+
+@register("trades[-K]")
+def trades(rules: Rules, k: int = 10) -> Method:
+    """TRADES."""
+    return Method(
+        "trades",
+        Craft(),
+        Fixed(k=k, alpha=0.25),
+        Ascent(loss="kl", start="jitter", noisy=rules.noisy),
+        Trades(beta=6.0),
+        rules.probe(crafts=True, clean_branch=True),
+        "CE plus beta times KL to the neighbourhood",
+    )
+
+
+@register("m+trades")
+def m_trades(rules: Rules) -> Method:
+    """M+TRADES."""
+    return mplus(trades(rules), rules=rules)
+
+
+@register("f+trades")
+def f_trades(rules: Rules) -> Method:
+    """F+TRADES."""
+    return friendly(trades(rules))
