@@ -1,0 +1,19 @@
+"""Networks by name, normalisation inside them, and their weights in files."""
+
+# These are imported for the models they register.
+from deat.models import densenet, preact_resnet, resnet, small, wide_resnet  # noqa: F401
+from deat.models.normalize import Normalize, normalized, pixel_scale
+from deat.models.registry import build, infos, names, register_model
+from deat.models.weights import load_weights, save_weights
+
+__all__ = [
+    "Normalize",
+    "build",
+    "infos",
+    "load_weights",
+    "names",
+    "normalized",
+    "pixel_scale",
+    "register_model",
+    "save_weights",
+]

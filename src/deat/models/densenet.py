@@ -1,0 +1,99 @@
+"""DenseNet-121 for small images, with the growth rate of the paper's runs (12) or the usual one (32)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from deat.errors import UsageError
+from deat.models.registry import register_model
+
+BLOCKS = (6, 12, 24, 16)
+SMALLEST_SIDE = 2 ** (len(BLOCKS) - 1)
+
+
+class DenseLayer(nn.Module):
+    """A 1x1 bottleneck of four times the growth and a 3x3 convolution, whose output joins the input."""
+
+    def __init__(self, width_in: int, growth: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(width_in)
+        self.conv1 = nn.Conv2d(width_in, 4 * growth, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(4 * growth)
+        self.conv2 = nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (B, C + growth, H, W), for features (B, C, H, W)."""
+        out = self.conv1(F.relu(self.bn1(x)))
+        return torch.cat([x, self.conv2(F.relu(self.bn2(out)))], 1)
+
+
+class Transition(nn.Module):
+    """A 1x1 convolution and an average pool between two dense blocks: half the channels, half the side."""
+
+    def __init__(self, width_in: int) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm2d(width_in)
+        self.conv = nn.Conv2d(width_in, width_in // 2, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (B, C // 2, H // 2, W // 2)."""
+        return F.avg_pool2d(self.conv(F.relu(self.bn(x))), 2)
+
+
+class DenseNet(nn.Module):
+    """A bare 3x3 stem of twice the growth, four dense blocks, batch norm, average pool and a linear layer."""
+
+    def __init__(self, growth: int, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        width = 2 * growth
+        self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
+        self.features = nn.Sequential()
+        for index, layers in enumerate(BLOCKS):
+            if index:
+                self.features.append(Transition(width))
+                width //= 2
+            self.features.append(_dense_block(width, growth, layers))
+            width += layers * growth
+        self.bn = nn.BatchNorm2d(width)
+        self.linear = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images with sides of at least 8 pixels."""
+        x = self.features(self.conv1(x))
+        logits: Tensor = self.linear(F.relu(self.bn(x)).mean((2, 3)))
+        return logits
+
+
+def _dense_block(width: int, growth: int, layers: int) -> nn.Sequential:
+    return nn.Sequential(*(DenseLayer(width + index * growth, growth) for index in range(layers)))
+
+
+def _densenet(growth: int, num_classes: int, in_channels: int, image_size: int) -> DenseNet:
+    if image_size < SMALLEST_SIDE:
+        raise UsageError(
+            f"a DenseNet halves the image three times, so image_size {image_size} is too small: "
+            f"use images of at least {SMALLEST_SIDE} pixels or another model"
+        )
+    return DenseNet(growth, num_classes, in_channels)
+
+
+@register_model(
+    "densenet121_12",
+    description="DenseNet-121 with growth 12, as in the paper's runs",
+    parameters=1_000_618,
+    input="3x32x32",
+)
+def densenet121_12(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> DenseNet:
+    """DenseNet-121 with growth rate 12: the paper's, a million parameters."""
+    return _densenet(12, num_classes, in_channels, image_size)
+
+
+@register_model(
+    "densenet121_32",
+    description="DenseNet-121 with the usual growth 32",
+    parameters=6_956_298,
+    input="3x32x32",
+)
+def densenet121_32(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> DenseNet:
+    """DenseNet-121 with growth rate 32: seven million parameters."""
+    return _densenet(32, num_classes, in_channels, image_size)

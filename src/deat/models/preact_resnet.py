@@ -1,0 +1,67 @@
+"""PreAct-ResNet-18 for small images: the network of the paper's main tables."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from deat.models.registry import register_model
+
+WIDTHS = (64, 128, 256, 512)
+
+
+class PreActBlock(nn.Module):
+    """Two 3x3 convolutions, each after batch norm and ReLU, beside a shortcut.
+
+    The projection takes the raw input of the block, not the pre-activated one, as the paper's runs did.
+    """
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(width_in)
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or width_in != width:
+            self.shortcut.append(nn.Conv2d(width_in, width, 1, stride=stride, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output, for features (B, C, H, W)."""
+        out = self.conv1(F.relu(self.bn1(x)))
+        summed: Tensor = self.conv2(F.relu(self.bn2(out))) + self.shortcut(x)
+        return summed
+
+
+class PreActResNet(nn.Module):
+    """A bare 3x3 stem, four stages of pre-activation blocks, batch norm, average pool and a linear layer."""
+
+    def __init__(self, blocks: tuple[int, ...], num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, WIDTHS[0], 3, padding=1, bias=False)
+        self.layer1 = _stage(WIDTHS[0], WIDTHS[0], blocks[0], stride=1)
+        self.layer2 = _stage(WIDTHS[0], WIDTHS[1], blocks[1], stride=2)
+        self.layer3 = _stage(WIDTHS[1], WIDTHS[2], blocks[2], stride=2)
+        self.layer4 = _stage(WIDTHS[2], WIDTHS[3], blocks[3], stride=2)
+        self.bn = nn.BatchNorm2d(WIDTHS[3])
+        self.linear = nn.Linear(WIDTHS[3], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images of any size."""
+        x = self.layer4(self.layer3(self.layer2(self.layer1(self.conv1(x)))))
+        logits: Tensor = self.linear(F.relu(self.bn(x)).mean((2, 3)))
+        return logits
+
+
+def _stage(width_in: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+    first = PreActBlock(width_in, width, stride)
+    return nn.Sequential(first, *(PreActBlock(width, width, 1) for _ in range(blocks - 1)))
+
+
+@register_model(
+    "preact_resnet18",
+    description="PreAct-ResNet-18, the paper's main network for CIFAR-sized images",
+    parameters=11_172_170,
+    input="3x32x32",
+)
+def preact_resnet18(num_classes: int = 10, in_channels: int = 3) -> PreActResNet:
+    """PreAct-ResNet-18: two blocks in each of four stages."""
+    return PreActResNet((2, 2, 2, 2), num_classes, in_channels)

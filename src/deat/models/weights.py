@@ -1,0 +1,214 @@
+"""Weights in safetensors files: nothing in them can run, and a write is whole or not there at all."""
+
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from deat.errors import CheckpointError
+from deat.models.normalize import Normalized
+
+Tensors = dict[str, Tensor]
+
+PICKLES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".tar"})
+PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+IN_A_RUN = ("best/model.safetensors", "last/model.safetensors", "model.safetensors")
+SHOWN = 5
+
+
+def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write the model's parameters and buffers to a safetensors file, whole or not at all.
+
+    A tensor with several names is written once; the file's metadata holds the other names.
+    """
+    target = Path(path)
+    if target.suffix.lower() in PICKLES:
+        raise CheckpointError(
+            f"{target} would hold safetensors under a pickle's name: end it in .safetensors"
+        )
+    tensors, aliases = _untied(_tensors(_bare(model)))
+    _write(tensors, {**aliases, "format": "pt"}, target)
+
+
+def load_weights(model: nn.Module, path: str | os.PathLike[str], strict: bool = True) -> None:
+    """Fill the model from a safetensors file, or from the best (else last) weights of a run folder.
+
+    Weights of a bare network fit its Normalized wrapper, which keeps its own normalisation, and the other
+    way round. Without `strict`, keys that only one of the two has are skipped; shapes must always agree.
+    Weights that do not fit leave the model as it was.
+    """
+    file = _locate(Path(path))
+    inner = _bare(model)
+    expected = _tensors(inner)
+    found = _tied(_fitted(_read(file), inner, expected), expected)
+    _check_fit(found, expected, file, strict)
+    inner.load_state_dict({key: found[key] for key in expected if key in found}, strict=False)
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile's and the data-parallel wrappers, which prefix every key."""
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def _tensors(model: nn.Module) -> Tensors:
+    state = model.state_dict()
+    others = [key for key, value in state.items() if not isinstance(value, Tensor)]
+    if others:
+        raise CheckpointError(
+            f"the model's state holds more than tensors ({_some(others)}), which safetensors cannot: "
+            "keep it in a buffer"
+        )
+    if any(is_lazy(value) for value in state.values()):
+        raise CheckpointError("the model has lazy layers without weights yet: run one batch through it first")
+    return dict(state)
+
+
+def _identity(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _untied(state: Tensors) -> tuple[Tensors, dict[str, str]]:
+    """Each tensor once, in memory of its own, and the names (alias: kept) left out."""
+    first: dict[tuple[object, ...], str] = {}
+    aliases: dict[str, str] = {}
+    for key, tensor in state.items():
+        kept = first.setdefault(_identity(tensor), key)
+        if kept != key:
+            aliases[key] = kept
+    kept_tensors = {key: _own(tensor) for key, tensor in state.items() if key not in aliases}
+    return kept_tensors, aliases
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The values alone: on the CPU, row-major, sharing memory with no other tensor."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _tied(found: Tensors, expected: Tensors) -> Tensors:
+    """The found tensors, and the same again for every name the model ties to one of theirs."""
+    by_identity = {_identity(expected[key]): tensor for key, tensor in found.items() if key in expected}
+    tied = {
+        key: by_identity[i] for key, tensor in expected.items() if (i := _identity(tensor)) in by_identity
+    }
+    return tied | found
+
+
+def _write(tensors: Tensors, metadata: dict[str, str], target: Path) -> None:
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Not save_file: it makes the file readable by its owner alone.
+        with temporary.open("wb") as file:
+            file.write(safetensors.torch.save(tensors, metadata))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        _sync_folder(target.parent)
+    except (OSError, RuntimeError, ValueError, safetensors.SafetensorError) as error:
+        raise CheckpointError(
+            f"cannot write weights to {target}: {error}. Check the folder, its permissions and the disk space"
+        ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Wait until the folder's list of names is on the disk, without which a rename can be lost."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _locate(path: Path) -> Path:
+    if path.is_dir():
+        file = next((path / name for name in IN_A_RUN if (path / name).is_file()), None)
+        if file is None:
+            raise CheckpointError(f"no weights in folder {path}: it has none of {', '.join(IN_A_RUN)}")
+        return file
+    if not path.is_file():
+        raise CheckpointError(f"no weights at {path}: give a .safetensors file or a run folder")
+    if path.suffix.lower() in PICKLES:
+        raise _pickled(path)
+    return path
+
+
+def _read(file: Path) -> Tensors:
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            tensors: Tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+            aliases = dict(opened.metadata() or {})
+    except Exception as error:  # the file may come from anywhere, and its reader fails in many ways
+        if _starts_as_pickle(file):
+            raise _pickled(file) from error
+        raise CheckpointError(
+            f"{file} is not a whole safetensors file ({error}): fetch or write it again"
+        ) from error
+    aliases.pop("format", None)
+    return {alias: tensors[kept] for alias, kept in aliases.items() if kept in tensors} | tensors
+
+
+def _starts_as_pickle(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(4).startswith(PICKLE_STARTS)
+    except OSError:
+        return False
+
+
+def _pickled(file: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{file} looks like a pickle, which can run code when opened; only safetensors weights are read. "
+        "Convert it once: safetensors.torch.save_file(torch.load(FILE, weights_only=True), NEW_FILE)"
+    )
+
+
+def _fitted(found: Tensors, model: nn.Module, expected: Tensors) -> Tensors:
+    """The tensors under the model's own keys, whether either of the two is Normalized or not."""
+    own = {key: tensor for key, tensor in expected.items() if key.startswith("normalize.")}
+    wrapped = {f"net.{key}": tensor for key, tensor in found.items()} | own
+    unwrapped = {key.removeprefix("net."): t for key, t in found.items() if not key.startswith("normalize.")}
+    other = wrapped if isinstance(model, Normalized) else unwrapped
+    # Its own keys win a tie, so that a model that fits as it is never gets renamed.
+    return max(found, other, key=lambda tensors: len((tensors.keys() & expected.keys()) - own.keys()))
+
+
+def _check_fit(found: Tensors, expected: Tensors, file: Path, strict: bool) -> None:
+    common = [key for key in expected if key in found]
+    misshapen = [
+        f"{key} {tuple(found[key].shape)} for {tuple(expected[key].shape)}"
+        for key in common
+        if found[key].shape != expected[key].shape
+    ]
+    problems = {"wrong shape": misshapen}
+    if strict or not common:
+        problems["missing"] = [key for key in expected if key not in found]
+        problems["not in the model"] = [key for key in found if key not in expected]
+    told = [f"{what}: {_some(keys)}" for what, keys in problems.items() if keys]
+    if told:
+        raise CheckpointError(
+            f"{file} does not fit the model ({'; '.join(told)}): build the model the weights were made with, "
+            "with the same number of classes, channels and image size"
+        )
+
+
+def _some(keys: Iterable[str]) -> str:
+    """A few of the keys and how many more there are."""
+    keys = list(keys)
+    rest = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+    return ", ".join(keys[:SHOWN]) + rest

@@ -1,0 +1,356 @@
+"""Weights in files: what is written comes back, and what cannot be read says why."""
+
+import json
+import os
+import pickle
+import stat
+import struct
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from deat.errors import CheckpointError
+from deat.models import build, load_weights, normalized, save_weights
+from deat.models import weights as weights_module
+
+MEAN, STD = [0.4], [0.2]
+
+
+class Tied(nn.Module):
+    def __init__(self, tie=True):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
+        if tie:
+            self.second.weight = self.first.weight
+
+
+def small():
+    return build("small", in_channels=1, image_size=8)
+
+
+def same(a, b):
+    first, second = a.state_dict(), b.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+def header_of(file):
+    raw = file.read_bytes()
+    return json.loads(raw[8 : 8 + struct.unpack("<Q", raw[:8])[0]])
+
+
+def write_raw(file, header, data=b""):
+    text = json.dumps(header).encode() if isinstance(header, dict) else header
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+@pytest.mark.parametrize("make", [small, lambda: build("densenet121_12"), lambda: nn.BatchNorm2d(3)])
+def test_what_is_saved_comes_back(make, file):
+    model, other = make(), make()
+    save_weights(model, file)
+    load_weights(other, file)
+    assert same(model, other)
+
+
+def test_tied_weights_are_written_once_and_stay_tied(file):
+    model, other = Tied(), Tied()
+    save_weights(model, file)
+    assert header_of(file).keys() == {"__metadata__", "first.weight", "first.bias", "second.bias"}
+    load_weights(other, file)
+    assert same(model, other)
+    assert other.first.weight is other.second.weight
+
+
+def test_tied_weights_fill_an_untied_model(file):
+    model, other = Tied(), Tied(tie=False)
+    save_weights(model, file)
+    load_weights(other, file)
+    assert same(model, other)
+
+
+def test_tied_weights_without_their_other_names_still_load(file):
+    model, other = Tied(), Tied()
+    state = {k: t for k, t in model.state_dict().items() if k != "first.weight"}
+    safetensors.torch.save_file(state, file)
+    load_weights(other, file)
+    assert same(model, other)
+
+
+def test_files_of_the_safetensors_package_go_both_ways(file):
+    model, other = Tied(), Tied()
+    safetensors.torch.save_model(model, str(file))
+    load_weights(other, file)
+    assert same(model, other)
+    third = Tied()
+    save_weights(other, file)
+    safetensors.torch.load_model(third, str(file))
+    assert same(third, other)
+
+
+@pytest.mark.parametrize("parametrise", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_parametrised_weights_come_back(parametrise, file):
+    model, other = (nn.Sequential(parametrise(nn.Linear(3, 4))) for _ in range(2))
+    save_weights(model, file)
+    load_weights(other, file)
+    assert same(model, other)
+    assert torch.equal(model.eval()[0].weight, other.eval()[0].weight)
+
+
+def test_channels_last_weights_keep_values_and_layout(file):
+    model = small().to(memory_format=torch.channels_last)
+    save_weights(model, file)
+    plain, last = small(), small().to(memory_format=torch.channels_last)
+    load_weights(plain, file)
+    load_weights(last, file)
+    assert same(model, plain)
+    assert same(model, last)
+    assert last[2].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_overlapping_and_expanded_buffers_are_written_whole(file):
+    def make(fill):
+        model = nn.Module()
+        base = torch.full((4,), fill)
+        model.register_buffer("head", base[:2])
+        model.register_buffer("tail", base[1:])
+        model.register_buffer("wide", torch.full((1,), fill).expand(5).clone()[::2])
+        return model
+
+    model, other = make(1.0), make(2.0)
+    save_weights(model, file)
+    load_weights(other, file)
+    assert same(model, other)
+
+
+def test_a_parameter_may_be_called_pt(file):
+    model, other = nn.ParameterDict({"pt": torch.ones(2)}), nn.ParameterDict({"pt": torch.zeros(2)})
+    save_weights(model, file)
+    load_weights(other, file)
+    assert same(model, other)
+
+
+def test_wrapped_model_saves_and_loads_without_the_wrapper_in_its_keys(file):
+    model = small()
+    save_weights(torch.compile(nn.DataParallel(model), backend="eager"), file)
+    other = small()
+    load_weights(torch.compile(other, backend="eager"), file)
+    assert same(model, other)
+
+
+def test_normalised_model_brings_its_normalisation(file):
+    save_weights(normalized(small(), MEAN, STD), file)
+    other = normalized(small(), [0.0], [1.0])
+    load_weights(other, file)
+    assert other.normalize.std.item() == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_normalised_model_takes_bare_weights_and_keeps_its_normalisation(file, strict):
+    model, other = small(), normalized(small(), MEAN, STD)
+    save_weights(model, file)
+    load_weights(other, file, strict=strict)
+    assert same(model, other.net)
+    assert other.normalize.mean.item() == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_bare_model_takes_weights_of_a_normalised_one(file, strict):
+    model, other = normalized(small(), MEAN, STD), small()
+    save_weights(model, file)
+    load_weights(other, file, strict=strict)
+    assert same(model.net, other)
+
+
+def test_a_user_model_with_a_net_of_its_own_is_not_renamed(file):
+    def make():
+        return nn.ModuleDict({"net": nn.Linear(2, 2), "normalize": nn.Linear(2, 2)})
+
+    model, other = make(), make()
+    save_weights(model, file)
+    load_weights(other, file)
+    assert same(model, other)
+    wrapped = normalized(make(), MEAN, STD)
+    load_weights(wrapped, file)
+    assert same(model, wrapped.net)
+
+
+@pytest.mark.parametrize("present", [("best", "last", "."), ("last", "."), (".",)])
+def test_a_run_folder_gives_its_best_weights_first(tmp_path, present):
+    kept = []
+    for place in present:
+        kept.append(small())
+        save_weights(kept[-1], tmp_path / place / "model.safetensors")
+    other = small()
+    load_weights(other, str(tmp_path))
+    assert same(other, kept[0])
+
+
+def test_a_folder_without_weights_says_where_it_looked(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no weights in folder .*best/model\.safetensors"):
+        load_weights(small(), tmp_path)
+
+
+def test_a_missing_file_is_named(file):
+    with pytest.raises(CheckpointError, match=r"no weights at .*model\.safetensors"):
+        load_weights(small(), file)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.PTH", "model.ckpt", "model.safetensors", "model"])
+@pytest.mark.parametrize(
+    "pickled", [lambda path: torch.save({}, path), lambda path: path.write_bytes(pickle.dumps({}))]
+)
+def test_a_pickle_is_refused_whatever_its_name(tmp_path, name, pickled):
+    pickled(tmp_path / name)
+    with pytest.raises(CheckpointError, match="only safetensors weights are read"):
+        load_weights(small(), tmp_path / name)
+
+
+def test_nothing_in_a_pickle_runs(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    (tmp_path / "m.safetensors").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(CheckpointError):
+        load_weights(small(), tmp_path / "m.safetensors")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_are_not_written_under_the_name_of_a_pickle(tmp_path):
+    with pytest.raises(CheckpointError, match=r"end it in \.safetensors"):
+        save_weights(small(), tmp_path / "model.pt")
+
+
+def test_every_truncation_is_one_clean_error_and_leaves_the_model_alone(file):
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    save_weights(model, file)
+    whole, before = file.read_bytes(), {k: t.clone() for k, t in other.state_dict().items()}
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+            load_weights(other, file)
+    assert all(torch.equal(before[k], t) for k, t in other.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{" * 1000,
+        b"not json",
+        {"weight": {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 16]}},
+        {"weight": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}},
+        {"weight": {"dtype": "F99", "shape": [2], "data_offsets": [0, 8]}},
+        {"weight": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 8]}},
+        {"weight": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}},
+        {"__metadata__": {"weight": "weight"}},
+        {"__metadata__": {"weight": ["bias"]}},
+    ],
+)
+def test_a_hostile_header_is_one_clean_error(file, header):
+    write_raw(file, header, bytes(8))
+    with pytest.raises(CheckpointError):
+        load_weights(nn.Linear(2, 2), file)
+
+
+def test_a_header_that_claims_to_be_huge_is_one_clean_error(file):
+    file.write_bytes(b"\xff" * 64)
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        load_weights(nn.Linear(2, 2), file)
+
+
+def test_keys_that_do_not_fit_are_named_up_to_five(file):
+    save_weights(nn.Linear(2, 2), file)
+    with pytest.raises(
+        CheckpointError, match=r"missing: 0\.weight.* and 3 more; not in the model: bias, weight"
+    ):
+        load_weights(small(), file)
+
+
+def test_a_wrong_shape_is_named_with_both_shapes_even_when_not_strict(file):
+    save_weights(build("small", 7, 1, 8), file)
+    for strict in (True, False):
+        with pytest.raises(
+            CheckpointError, match=r"wrong shape: 7\.weight \(7, 256\) for \(10, 256\).*number of classes"
+        ):
+            load_weights(small(), file, strict=strict)
+
+
+def test_loose_loading_skips_what_only_one_side_has(file):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"shared": nn.Linear(2, 2), "old": nn.Linear(2, 2)})
+    other = nn.ModuleDict({"shared": nn.Linear(2, 2), "new": nn.Linear(2, 2)})
+    save_weights(model, file)
+    with pytest.raises(CheckpointError, match=r"missing: new\.weight.*not in the model: old\.bias"):
+        load_weights(other, file)
+    assert not same(model["shared"], other["shared"])
+    load_weights(other, file, strict=False)
+    assert same(model["shared"], other["shared"])
+
+
+def test_loose_loading_of_nothing_at_all_is_refused(file):
+    save_weights(nn.Linear(2, 2), file)
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        load_weights(small(), file, strict=False)
+
+
+def test_state_that_is_not_a_tensor_is_refused(file):
+    class Extra(nn.Linear):
+        def get_extra_state(self):
+            return {"a": 1}
+
+    with pytest.raises(CheckpointError, match=r"more than tensors.*_extra_state"):
+        save_weights(Extra(1, 1), file)
+
+
+def test_lazy_layers_are_told_to_run_first(file):
+    with pytest.raises(CheckpointError, match="lazy layers"):
+        save_weights(nn.LazyLinear(3), file)
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_litter(file, monkeypatch):
+    model = small()
+    save_weights(model, file)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(weights_module.os, "fsync", full)
+    with pytest.raises(CheckpointError, match=r"cannot write weights.*No space left"):
+        save_weights(small(), file)
+    assert os.listdir(file.parent) == [file.name]
+    other = small()
+    load_weights(other, file)
+    assert same(model, other)
+
+
+def test_writing_onto_a_folder_is_one_clean_error(tmp_path):
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(CheckpointError, match="cannot write weights"):
+        save_weights(small(), tmp_path / "model.safetensors")
+
+
+def test_writing_below_a_file_is_one_clean_error(file):
+    file.write_text("")
+    with pytest.raises(CheckpointError, match="cannot write weights"):
+        save_weights(small(), file / "model.safetensors")
+
+
+def test_a_written_file_has_the_permissions_of_any_other(file, tmp_path):
+    (tmp_path / "plain").write_text("")
+    save_weights(small(), file)
+    assert stat.S_IMODE(file.stat().st_mode) == stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+
+
+def test_saving_twice_gives_the_same_bytes(file, tmp_path):
+    model = small()
+    save_weights(model, file)
+    save_weights(model, tmp_path / "again.safetensors")
+    assert file.read_bytes() == (tmp_path / "again.safetensors").read_bytes()
