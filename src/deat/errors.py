@@ -42,6 +42,4 @@ def unknown(what: str, value: str, known: Iterable[str], hint: str = "") -> Usag
     names = sorted(known)
     near = get_close_matches(value.lower(), names, n=3, cutoff=0.5)
     guess = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    return UsageError(
-        f"unknown {what} {value!r}.{guess} Known: {', '.join(names)}.{' ' + hint if hint else ''}"
-    )
+    return UsageError(f"unknown {what} {value!r}.{guess} Known: {', '.join(names)}.{' ' + hint if hint else ''}")

@@ -28,9 +28,7 @@ def load_object(spec: str) -> object:
     file, name = _split(spec)
     path = Path(file).expanduser()
     if not path.is_file():
-        raise UsageError(
-            f"no such file {file!r} (of {spec!r}): check the path; it is taken from {Path.cwd()}"
-        )
+        raise UsageError(f"no such file {file!r} (of {spec!r}): check the path; it is taken from {Path.cwd()}")
     module = _run(path.resolve(), spec)
     if not hasattr(module, name):
         raise _no_such_name(file, name, module)
@@ -69,9 +67,7 @@ def _run(path: Path, spec: str) -> ModuleType:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[module_name]
-        raise UsageError(
-            f"{spec!r} failed while its file ran{_line(path, error)}: {_shown(error)}"
-        ) from error
+        raise UsageError(f"{spec!r} failed while its file ran{_line(path, error)}: {_shown(error)}") from error
     return module
 
 

@@ -20,7 +20,8 @@ class Rule(Protocol):
 
     branches: ClassVar[int]
 
-    def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> Outcome: ...
+    def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
+        """The outcome of a joint move on one batch."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class CrossEntropy:
     branches: ClassVar[int] = 1
 
     def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
+        """mean CE(x + delta, y)."""
         logits = net(x + delta)
         return Outcome(cross_entropy(logits, y).mean(), logits)
 
@@ -42,6 +44,7 @@ class Trades:
     branches: ClassVar[int] = 2
 
     def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
+        """mean CE(x, y) + beta * KL."""
         clean, adv = net(x), net(x + delta)
         return Outcome((cross_entropy(clean, y) + self.beta * kl(clean, adv)).mean(), adv)
 
@@ -54,6 +57,7 @@ class Mart:
     branches: ClassVar[int] = 2
 
     def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
+        """mean BCE(x + delta, y) + beta * KL * (1 - p_y(x))."""
         clean, adv = net(x), net(x + delta)
         return Outcome((boosted_cross_entropy(adv, y) + self.beta * mart_regulariser(clean, adv, y)).mean(), adv)
 

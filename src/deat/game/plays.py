@@ -20,7 +20,8 @@ class Play(Protocol):
 
     crafts: ClassVar[bool]
 
-    def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None: ...
+    def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
+        """Play one minibatch."""
 
     def backprops(self, budget: Budget) -> int:
         """The exact cost of one minibatch."""
@@ -33,6 +34,7 @@ class Craft:
     crafts: ClassVar[bool] = True
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
+        """k ascents, one joint move."""
         r = game.open(x, y, budget)
         for _ in range(budget.k):
             game.ascend(r)
@@ -51,6 +53,7 @@ class Replay:
     crafts: ClassVar[bool] = False
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
+        """k + 1 joint moves, delta stepping between them."""
         r = game.open(x, y, budget)
         for _ in range(budget.k):
             game.joint(r)
@@ -73,6 +76,7 @@ class Relay:
     crafts: ClassVar[bool] = False
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
+        """k + 1 full passes, each but the last followed by first-layer steps."""
         r = game.open(x, y, budget)
         layer = game.first_layer(r)
         for _ in range(budget.k):

@@ -1,0 +1,7 @@
+"""`python -m deat`."""
+
+import sys
+
+from deat.cli import main
+
+sys.exit(main())

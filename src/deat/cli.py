@@ -1,0 +1,171 @@
+"""The command line: `deat train` and `deat list`."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
+from tyro.constructors import PrimitiveConstructorSpec
+
+from deat.commands import list_things, run_training
+from deat.errors import DeatError
+from deat.threat import number
+
+
+def _flag(metavar: str, parse: Callable[[str], object]) -> PrimitiveConstructorSpec[Any]:
+    """A flag that is left out by default and whose text is read by `parse`."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda args: parse(args[0]),
+        is_instance=lambda value: value is None or isinstance(value, int | float | str),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number, such as 30") from None
+
+
+_QUIET = arg(help_behavior_hint="")
+MaybeNumber = Annotated[float | None, _flag("NUMBER", number), _QUIET]
+"""A number that may be written as a fraction, such as 8/255."""
+MaybeWhole = Annotated[int | None, _flag("INT", _whole), _QUIET]
+MaybeText = Annotated[str | None, _flag("TEXT", str), _QUIET]
+Norm = Annotated[Literal["linf", "l2", "l1"] | None, arg(metavar="linf|l2|l1", help_behavior_hint="")]
+Shape = Annotated[
+    Literal["cyclic", "multistep", "cosine", "flat"] | None,
+    arg(metavar="cyclic|multistep|cosine|flat", help_behavior_hint=""),
+]
+Start = Annotated[
+    Literal["zero", "uniform", "normal", "bernoulli", "jitter"] | None,
+    arg(metavar="zero|uniform|normal|bernoulli|jitter", help_behavior_hint=""),
+]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a classifier robustly. Without flags: m+deat on digits, and a table beside natural training."""
+
+    data: str = "digits"
+    """digits, cifar10, cifar100, or folder:PATH (a folder or archive with one folder of images a class)."""
+    model: str = "auto"
+    """A name from `deat list models`, timm:NAME, torchvision:NAME or my_file.py:NAME; auto fits the images."""
+    method: str = "m+deat"
+    """A name from `deat list methods` (numbers may change, m+ and f+ compose) or my_file.py:NAME."""
+    epochs: MaybeWhole = None
+    """How often the training set is seen (30)."""
+    eps: MaybeNumber = None
+    """The threat model's radius in [0, 1] pixels, such as 8/255; each data set has a default."""
+    norm: Norm = None
+    """The threat model's norm (linf)."""
+    out: MaybeText = None
+    """The run's folder, which must not exist; by default a new one under runs/."""
+    overwrite: bool = False
+    """Replace the run that is in --out."""
+    seed: int = 0
+    """Where every random draw comes from."""
+    batch_size: MaybeWhole = None
+    """Images in a batch (128; digits 64)."""
+    lr: MaybeNumber = None
+    """The (peak) learning rate (0.1; digits 0.05)."""
+    rate: Shape = None
+    """The learning rate's shape (cyclic)."""
+    weight_decay: MaybeNumber = None
+    """Weight decay (5e-4)."""
+    momentum: MaybeNumber = None
+    """SGD's momentum (0.9)."""
+    init: MaybeText = None
+    """Weights to fine-tune: a safetensors file or a run's folder."""
+    rules: Literal["paper", "released"] = "paper"
+    """The paper as written, or the code that made its tables."""
+    alpha: MaybeNumber = None
+    """The adversary's step size, such as 10/255; each method has a default."""
+    gamma: MaybeNumber = None
+    """M+: how far l_X must outgrow its last threshold (1.01)."""
+    max_steps: MaybeWhole = None
+    """M+: the largest k."""
+    beta: MaybeNumber = None
+    """TRADES and MART: the weight of the robust term (6)."""
+    tau: MaybeWhole = None
+    """FAT and F+: steps granted after an example is misclassified (3)."""
+    start: Start = None
+    """Where the perturbation starts."""
+    persistent: bool = False
+    """Carry the perturbation from batch to batch, as FREE originally does."""
+    compact: bool = False
+    """FAT and F+: shrink the batch instead of masking it."""
+    held_out: MaybeWhole = None
+    """Training images held out to choose the best epoch (a tenth, at most 1000)."""
+    val_attack: MaybeText = None
+    """The attack on them: cw-20 (default), pgd-20, ..., or none."""
+    test_images: int = 1000
+    """Test images scored at the end by natural, FGSM and PGD-20; 0 for none."""
+    baseline: bool | None = None
+    """Also train naturally, to compare; by default on digits only."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """auto is bf16 where the hardware is fast at it."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    threads: MaybeWhole = None
+    """CPU threads; small networks use one by default."""
+    workers: MaybeWhole = None
+    """Processes that decode images which do not fit in memory."""
+    data_root: MaybeText = None
+    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    download: bool = False
+    """Fetch the data set by name if it is not on disk."""
+    size: MaybeWhole = None
+    """folder: side to which images are resized and cropped."""
+    dry_run: bool = False
+    """Say what the run would cost in backprops, time and memory, and create nothing."""
+    json: bool = False
+    """Print one JSON document instead of lines."""
+
+    def run(self) -> int:
+        """Train."""
+        return run_training(vars(self))
+
+
+@dataclass(frozen=True)
+class List:
+    """List what can be named: methods, models, data or attacks."""
+
+    kind: Positional[Literal["methods", "models", "data", "attacks"]]
+    """What to list."""
+    json: bool = False
+    """Print one JSON document."""
+
+    def run(self) -> int:
+        """Print the list."""
+        return list_things(self.kind, as_json=self.json)
+
+
+Command = Annotated[Train, subcommand("train")] | Annotated[List, subcommand("list")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status says how it ended."""
+    try:
+        command = tyro.cli(Command, prog="deat", args=arguments, config=(FlagCreatePairsOff,))
+        return int(command.run())
+    except DeatError as error:
+        print(f"deat: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # whoever read our output left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        print("deat: interrupted; the last finished epoch's weights are in the run's folder.", file=sys.stderr)
+        return 130
+    except Exception:
+        traceback.print_exc()
+        print("deat: this is a defect of deat's; the lines above say where.", file=sys.stderr)
+        return DeatError.exit_code

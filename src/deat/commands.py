@@ -1,0 +1,210 @@
+"""What the commands do, between the command line and the library."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from deat import data, methods, models
+from deat.errors import UsageError
+from deat.evaluation.attacks import FAMILIES
+from deat.live import LiveLine, PlainLines, clock, is_terminal
+from deat.report.summary import write_summary
+from deat.threat import Linf
+from deat.training.folder import RunFolder, check_free, free_name, write_json
+from deat.training.plan import Plan, backprops_per_batch, plan
+from deat.training.result import Result
+from deat.training.run import Request, Run, resolve
+from deat.training.scores import Score, accuracies
+from deat.training.trainer import Callback, Trainer
+
+ATTACKS = ("natural", "fgsm", "pgd-20")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a person said beside the run itself: where it goes and how it is shown."""
+
+    out: str | None = None
+    overwrite: bool = False
+    test_images: int = 1000
+    baseline: bool | None = None
+    dry_run: bool = False
+    json: bool = False
+
+
+def run_training(flags: dict[str, Any]) -> int:
+    """`deat train`: resolve, check, train, score, report."""
+    request, options = (_pick(kind, flags) for kind in (Request, Options))
+    if options.test_images < 0:
+        raise UsageError(f"test_images must be a whole number >= 0, not {options.test_images}.")
+    run = resolve(replace(request, persistent=request.persistent or None, compact=request.compact or None), **flags)
+    out = Path(options.out) if options.out else free_name(Path("runs"), f"{run.corpus.name}-{run.method.name}")
+    check_free(out, options.overwrite)
+    trainer = run.trainer()
+    if options.dry_run:
+        return _show_plan(plan(trainer), options.json)
+    return Session(run, options, out).play(trainer)
+
+
+class Session:
+    """One `deat train` from its first line to its table."""
+
+    def __init__(self, run: Run, options: Options, out: Path) -> None:
+        self.run, self.options, self.out = run, options, out
+        self.console = Console(quiet=options.json, highlight=False, soft_wrap=not is_terminal())
+        self.scores: list[Score] = []
+
+    def play(self, trainer: Trainer) -> int:
+        """Train, score, write everything down and show it."""
+        record = self.run.record(trainer)
+        folder = RunFolder.create(self.out, record, overwrite=self.options.overwrite)
+        self._say_what(trainer)
+        with self._display() as display:
+            result = self._fit(trainer, folder, display)
+            if self._wants_baseline():
+                self._compare(display)
+        write_json(self.out / "scores.json", [asdict(score) for score in self.scores])
+        write_summary(self.out / "report.md", record, self.scores, result.history)
+        self._show(result)
+        return 0
+
+    def _fit(self, trainer: Trainer, folder: RunFolder, display: "Display") -> Result:
+        trainer.callbacks += [folder, *display.following(trainer)]
+        result = trainer.fit()
+        name, best, last = self.run.method.name, result.best.epoch, result.history[-1].epoch
+        self._score(f"{name}, last epoch" if best != last else name, result)
+        if best != last:
+            last_weights = {key: value.detach().clone() for key, value in result.model.state_dict().items()}
+            result.load_best()
+            self._score(f"{name}, best epoch ({best + 1})", result)
+            result.model.load_state_dict(last_weights)
+        return result
+
+    def _compare(self, display: "Display") -> None:
+        trainer = self.run.baseline().trainer()
+        trainer.callbacks += display.following(trainer)
+        self._score("natural training", trainer.fit())
+
+    def _score(self, name: str, result: Result) -> None:
+        images = self.run.test_images(self.options.test_images)
+        if images is not None:
+            found = accuracies(result.model, images, ATTACKS, self.run.threat, self.run.settings.seed)
+            self.scores.append(Score(name, found, len(images), result.history[-1].backprops, result.seconds))
+
+    def _wants_baseline(self) -> bool:
+        if self.options.baseline is not None:
+            return self.options.baseline
+        return self.run.corpus.name == "digits" and self.run.method.name != "natural"
+
+    def _say_what(self, trainer: Trainer) -> None:
+        run = self.run
+        self.console.print(
+            f"{run.method.name} on {run.corpus.name}: {run.model_name} ({trainer.num_parameters:,} parameters), "
+            f"{run.threat.name} eps {run.threat.eps:.4g}, {run.settings.epochs} epochs, "
+            f"{trainer.engine.precision} on {trainer.engine.device}"
+        )
+
+    def _show(self, result: Result) -> None:
+        if self.options.json:
+            history = [asdict(stats) for stats in result.history]
+            print(json.dumps({"out": str(self.out), "scores": [asdict(s) for s in self.scores], "history": history}))
+            return
+        if self.scores:
+            self.console.print(_table(self.scores))
+        self.console.print(f"everything is in {self.out}; report.md tells it whole")
+
+    @contextmanager
+    def _display(self) -> Iterator["Display"]:
+        if self.options.json:
+            yield Display(None, [])
+        elif is_terminal():
+            with LiveLine(self.console) as line:
+                yield Display(line, [line])
+        else:
+            yield Display(None, [PlainLines()])
+
+
+@dataclass(frozen=True)
+class Display:
+    """Whoever shows the training, if anyone."""
+
+    line: LiveLine | None
+    callbacks: list[Callback]
+
+    def following(self, trainer: Trainer) -> list[Callback]:
+        """The callbacks, turned to this trainer."""
+        if self.line:
+            self.line.follow(trainer)
+        return self.callbacks
+
+
+def list_things(kind: str, *, as_json: bool = False) -> int:
+    """`deat list`: what can be named."""
+    rows = LISTS[kind]()
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    table = Table(*rows[0], box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value or "") for value in row.values()))
+    Console(highlight=False, soft_wrap=not is_terminal()).print(table)
+    return 0
+
+
+def _methods() -> list[dict[str, Any]]:
+    found = [methods.method(name) for name in methods.names()]
+    return [
+        {"name": m.name, "play": type(m.play).__name__.lower(), "backprops in 10 epochs": _cost(m), "what": m.summary}
+        for m in found
+    ]
+
+
+def _cost(m: methods.Method) -> str:
+    few, many = backprops_per_batch(m, m.bind(Linf(8 / 255), 10), 10)
+    return f"{few}" if few == many else f"{few}-{many}"
+
+
+def _attacks() -> list[dict[str, Any]]:
+    found = {pattern: build(20) for pattern, build in FAMILIES.items()}
+    return [{"name": n, "loss": a.loss, "start": a.start, "step": f"{a.alpha:g} eps"} for n, a in found.items()]
+
+
+LISTS = {
+    "methods": _methods,
+    "models": lambda: [asdict(info) for info in models.infos()],
+    "data": lambda: [asdict(info) for info in data.infos()],
+    "attacks": _attacks,
+}
+
+
+def _table(scores: list[Score]) -> Table:
+    table = Table(title=f"accuracy on {scores[0].images:,} test images", title_justify="left", box=None, pad_edge=False)
+    table.add_column("")
+    for name in (*scores[0].accuracy, "backprops", "seconds"):
+        table.add_column(name, justify="right")
+    for s in scores:
+        table.add_row(s.name, *(f"{v:.1%}" for v in s.accuracy.values()), f"{s.backprops:,}", f"{s.seconds:.1f}")
+    return table
+
+
+def _show_plan(found: Plan, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(asdict(found)))
+        return 0
+    (few, many), (quick, slow) = found.backprops, found.seconds
+    print(f"backprops  {few:,}" + ("" if few == many else f" to {many:,}, depending on what training shows"))
+    print(f"time       {clock(quick)}" + ("" if few == many else f" to {clock(slow)}"), end="")
+    print(f", at {found.seconds_per_backprop * 1000:.1f} ms a backprop, validation aside")
+    print(f"memory     {found.memory / 2**30:.2f} GiB at the peak")
+    print("a dry run: nothing was created")
+    return 0
+
+
+def _pick(kind: type[Any], flags: dict[str, Any]) -> Any:
+    return kind(**{f.name: flags[f.name] for f in fields(kind)})

@@ -1,0 +1,1 @@
+"""The judge: attacks, and what they leave of an accuracy. Imports no training code."""

@@ -1,0 +1,114 @@
+"""FGSM, PGD-n and CW-n as the paper evaluates with them.
+
+An attack is frozen data; model, images and threat model come when it is called. It enables gradients by
+itself, so it works under no_grad and inference_mode, and it leaves the model as it found it.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from deat.errors import unknown
+from deat.game.losses import cross_entropy, margin
+from deat.threat import ThreatModel
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"ce": cross_entropy, "margin": margin}
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A projected-gradient attack: `steps` of alpha (in units of eps) on a loss, from a start.
+
+    freeze leaves an image where it is once it is misclassified, so that what is scored is the worst
+    iterate; without it the last one is.
+    """
+
+    name: str
+    steps: int
+    alpha: float = 0.25
+    start: str = "uniform"
+    loss: Literal["ce", "margin"] = "ce"
+    freeze: bool = True
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        threat: ThreatModel,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The adversarial images."""
+        with torch.inference_mode(False), torch.enable_grad(), evaluating(model):
+            x, y = x.clone(), y.clone()  # an inference tensor cannot be differentiated
+            delta = threat.start(x, self.start, generator)
+            for _ in range(self.steps):
+                delta = self._step(model, x, y, delta, threat)
+            return (x + delta).detach()
+
+    def _step(self, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor, threat: ThreatModel) -> Tensor:
+        delta = delta.detach().requires_grad_()
+        logits = model(x + delta)
+        (grad,) = torch.autograd.grad(LOSSES[self.loss](logits, y).sum(), delta)
+        moved = threat.move(x, delta.detach(), grad, self.alpha * threat.eps)
+        if not self.freeze:
+            return moved
+        correct = (logits.argmax(1) == y).view(-1, *[1] * (x.dim() - 1))
+        return torch.where(correct, moved, delta.detach())
+
+
+FAMILIES: dict[str, Callable[[int], Attack]] = {
+    "natural": lambda n: Attack("natural", steps=0, start="zero"),
+    "fgsm": lambda n: Attack("fgsm", steps=1, alpha=1.0, start="zero"),
+    "pgd-N": lambda n: Attack(f"pgd-{n}", steps=n),
+    "cw-N": lambda n: Attack(f"cw-{n}", steps=n, loss="margin"),
+}
+"""Attacks by name; N is the number of steps."""
+
+
+def attack(name: str | Attack) -> Attack:
+    """The attack of that name, such as pgd-20 or cw-100."""
+    if isinstance(name, Attack):
+        return name
+    text = name.strip().lower()
+    for pattern, build in FAMILIES.items():
+        found = re.fullmatch(pattern.replace("N", r"(\d+)"), text)
+        if found and (not found.groups() or int(found[1]) > 0):
+            return build(int(found[1]) if found.groups() else 0)
+    raise unknown("attack", name, [p.replace("N", "20") for p in FAMILIES], "N may be any number of steps >= 1.")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode for every module, each one's own mode restored."""
+    training = [m for m in model.modules() if m.training]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def correct(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    how: Attack,
+    threat: ThreatModel,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Which images are still classified correctly under an attack, (B,) bool on the device.
+
+    An example outside ball or box counts as no attack.
+    """
+    adv = how(model, x, y, threat, generator)
+    adv = torch.where(threat.contains(x, adv).view(-1, *[1] * (x.dim() - 1)), adv, x)
+    with torch.no_grad(), evaluating(model):
+        hit: Tensor = model(adv).argmax(1) == y
+    return hit

@@ -1,0 +1,111 @@
+"""How a running training shows itself: a live line on a terminal, plain lines in a pipe."""
+
+import sys
+from time import perf_counter
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from deat.training.history import EpochStats, EpochTiming
+from deat.training.trainer import Trainer
+
+BAR = 20
+
+
+class PlainLines:
+    """One line an epoch, for pipes and log files; a callback of the trainer."""
+
+    def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
+        """Print the epoch."""
+        line = describe(stats, trainer.settings.epochs)
+        print(f"{trainer.method.name}  {line}  {timing.train_seconds:.1f}s", flush=True)
+
+
+class LiveLine:
+    """One line that follows the batches, and a lasting one whenever k changes; a callback of the trainer.
+
+    It is redrawn by rich's own thread from host numbers alone, so that the batch loop is not disturbed.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.trainer: Trainer | None = None
+        self.started = perf_counter()
+        self.stats: EpochStats | None = None
+        self.live = Live(console=console, get_renderable=self.render, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> "LiveLine":
+        self.started = perf_counter()
+        self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.live.stop()
+
+    def follow(self, trainer: Trainer) -> None:
+        """Show this trainer."""
+        self.trainer, self.stats, self.started = trainer, None, perf_counter()
+
+    def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
+        """Say so when the schedule moved k."""
+        self.stats = stats
+        k = trainer.schedule.budget(trainer.state, trainer.epoch).k
+        if k != stats.k and trainer.epoch < trainer.settings.epochs:
+            self.console.print(f"  epoch {trainer.epoch + 1}: k {stats.k} -> {k}{_reason(stats)}", highlight=False)
+
+    def render(self) -> Text:
+        """The line as it is now."""
+        trainer = self.trainer
+        if trainer is None or trainer.epoch >= trainer.settings.epochs:
+            return Text("")
+        done = (trainer.epoch + trainer.step / len(trainer.train)) / trainer.settings.epochs
+        bar = "━" * round(BAR * done) + "╌" * (BAR - round(BAR * done))
+        tail = describe(self.stats, trainer.settings.epochs) if self.stats else f"epoch 1/{trainer.settings.epochs}"
+        return Text(f"{trainer.method.name} {bar} {self._left(done)}  {tail}", no_wrap=True, overflow="ellipsis")
+
+    def _left(self, done: float) -> str:
+        if done < 0.02:
+            return "-:-- left"
+        return f"{clock((perf_counter() - self.started) * (1 - done) / done)} left"
+
+
+def describe(stats: EpochStats, epochs: int) -> str:
+    """An epoch in one line."""
+    against = "" if stats.threshold is None else f"/{short(stats.threshold)}"
+    parts = [
+        f"epoch {stats.epoch + 1}/{epochs}",
+        f"k {stats.k}",
+        f"l_X {short(stats.magnitude)}{against}",
+        f"loss {stats.loss:.3f}",
+        f"train {stats.train_accuracy:.1%}",
+    ]
+    if stats.val_robust is not None and stats.val_natural is not None:
+        parts.append(f"val {stats.val_natural:.1%} robust {stats.val_robust:.1%}")
+    return "  ".join([*parts, f"{stats.backprops:,} backprops"])
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def short(value: float) -> str:
+    """A magnitude for people."""
+    return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.4g}"
+
+
+def is_terminal() -> bool:
+    """Whether standard output is a person's screen."""
+    return sys.stdout.isatty()
+
+
+def _reason(stats: EpochStats) -> str:
+    if stats.threshold is None:
+        return ""
+    return f"  (l_X {short(stats.magnitude)} passed its threshold {short(stats.threshold)})"

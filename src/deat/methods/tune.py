@@ -1,0 +1,51 @@
+"""Single settings of a method changed by hand; a setting that the method does not have is refused."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+from deat.errors import UsageError, unknown
+from deat.game.ascent import Friendly
+from deat.methods.method import Method
+from deat.threat import STARTS, ThreatModel
+
+
+def tune(
+    method: Method,
+    threat: ThreatModel,
+    *,
+    gamma: float | None = None,
+    max_steps: int | None = None,
+    alpha: float | None = None,
+    beta: float | None = None,
+    tau: int | None = None,
+    start: str | None = None,
+    persistent: bool | None = None,
+    compact: bool | None = None,
+) -> Method:
+    """The method with these settings; None leaves one as it is. alpha is absolute, as the threat's eps is."""
+    if tau is not None and not isinstance(method.ascent.freeze, Friendly):
+        raise UsageError(f"tau belongs to methods that stop early (fat-K, f+trades, f+mart); {method.name} has none.")
+    if start is not None and start not in STARTS:
+        raise unknown("start", start, STARTS)
+    relative = None if alpha is None else _relative(alpha, threat)
+    schedule = {"gamma": gamma, "max_steps": max_steps, "alpha": relative, "level": None if tau is None else float(tau)}
+    method = _change(method, "schedule", schedule, "gamma and max_steps belong to m+ methods, such as m+deat")
+    method = _change(method, "objective", {"beta": beta}, "beta belongs to trades and mart")
+    return _change(method, "ascent", {"start": start, "persistent": persistent, "compact": compact}, "")
+
+
+def _change(method: Method, part: str, values: dict[str, Any], hint: str) -> Method:
+    given = {name: value for name, value in values.items() if value is not None}
+    known = {f.name for f in fields(getattr(method, part))}
+    for name in given:
+        if name not in known:
+            raise UsageError(f"{method.name} has no setting {name!r}: {hint}.")
+    if given.get("beta", 0) < 0:
+        raise UsageError(f"beta must be a number >= 0, not {given['beta']!r}.")
+    return replace(method, **{part: replace(getattr(method, part), **given)}) if given else method
+
+
+def _relative(alpha: float, threat: ThreatModel) -> float:
+    if alpha < 0 or threat.eps == 0:
+        raise UsageError(f"alpha must be a step size >= 0 in a ball of radius > 0, not {alpha!r} at eps {threat.eps}.")
+    return alpha / threat.eps

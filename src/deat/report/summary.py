@@ -1,0 +1,67 @@
+"""A run's report in Markdown: the scores, what was trained, and every epoch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from deat.training.history import EpochStats
+from deat.training.scores import Score
+
+
+def write_summary(path: Path, record: dict[str, Any], scores: Sequence[Score], history: Sequence[EpochStats]) -> None:
+    """Write report.md."""
+    parts = [f"# {record['method']['name']} on {record['data']['name']}", *_setting(record)]
+    if scores:
+        parts += ["## Scores", score_table(scores), _caveat(record, scores)]
+    parts += ["## Epochs", epoch_table(history)]
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def score_table(scores: Sequence[Score]) -> str:
+    """Scores as a Markdown table."""
+    attacks = list(scores[0].accuracy)
+    rows = [["model", *attacks, "backprops", "seconds"]]
+    for s in scores:
+        rows.append([s.name, *(f"{s.accuracy[a]:.1%}" for a in attacks), f"{s.backprops:,}", f"{s.seconds:.1f}"])
+    return _markdown(rows)
+
+
+def epoch_table(history: Sequence[EpochStats]) -> str:
+    """The history as a Markdown table."""
+    rows = [["epoch", "k", "alpha", "l_X", "threshold", "loss", "train", "val natural", "val robust", "backprops"]]
+    for h in history:
+        shares = [_percent(v) for v in (h.train_accuracy, h.val_natural, h.val_robust)]
+        numbers = [f"{h.alpha:.4g}", f"{h.magnitude:.5g}", "" if h.threshold is None else f"{h.threshold:.5g}"]
+        rows.append([str(h.epoch + 1), str(h.k), *numbers, f"{h.loss:.4f}", *shares, f"{h.backprops:,}"])
+    return _markdown(rows)
+
+
+def _setting(record: dict[str, Any]) -> list[str]:
+    model, threat, settings = record["model"], record["threat"], record["settings"]
+    return [
+        f"{model['name']} ({model['parameters']:,} parameters), {threat['norm']} eps {threat['eps']:.4g}, "
+        f"{settings['epochs']} epochs of {record['data']['train']:,} images in batches of {settings['batch_size']}, "
+        f"{record['data']['held_out']:,} training images held out to choose the best epoch, seed {settings['seed']}, "
+        f"{record['precision']} on {record['device']}. Every setting is in run.json."
+    ]
+
+
+def _caveat(record: dict[str, Any], scores: Sequence[Score]) -> str:
+    return (
+        f"Accuracy on {scores[0].images:,} test images, none of which was used in training or selection. One seed; "
+        f"attacks are {record['threat']['norm']} with one start. PGD-20 is not the strongest attack there is."
+    )
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def _markdown(rows: list[list[str]]) -> str:
+    cells = [[_escape(cell) for cell in row] for row in rows]
+    lines = ["| " + " | ".join(row) + " |" for row in cells]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

@@ -1,0 +1,1 @@
+"""Training: the visible loop, its settings, its records and the folder a run leaves."""

@@ -1,0 +1,99 @@
+"""The folder a run leaves: run.json, history.jsonl, timing.jsonl, and the weights of its best and last epoch."""
+
+import json
+import os
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deat.errors import CheckpointError, UsageError
+from deat.models import save_weights
+from deat.training.history import EpochStats, EpochTiming, append
+from deat.training.trainer import Trainer
+
+RUN, HISTORY, TIMING = "run.json", "history.jsonl", "timing.jsonl"
+
+
+class RunFolder:
+    """Writes a run down while it goes on; a callback of the trainer. Every file is replaced whole or appended to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, record: dict[str, Any], *, overwrite: bool = False) -> "RunFolder":
+        """A new folder with its run.json; an existing one only where overwriting a run was asked for."""
+        check_free(path, overwrite)
+        try:
+            if path.exists():
+                shutil.rmtree(path)
+            path.mkdir(parents=True)
+            write_json(path / RUN, {**record, "versions": versions()})
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {str(path)!r}: {error.strerror}. Choose another --out.") from None
+        return cls(path)
+
+    def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
+        """Append to the records, and keep last and best."""
+        append(self.path / HISTORY, stats)
+        append(self.path / TIMING, timing)
+        save_weights(trainer.model, self.path / "last" / "model.safetensors")
+        write_json(self.path / "last" / "state.json", _about(stats))
+        if trainer.best.snapshot.epoch == stats.epoch:
+            for name in ("model.safetensors", "state.json"):
+                _copy(self.path / "last" / name, self.path / "best" / name)
+
+
+def check_free(path: Path, overwrite: bool = False) -> None:
+    """Refuse an output folder that is taken, or that is no run and must not be deleted."""
+    if not path.exists():
+        return
+    if not overwrite:
+        raise UsageError(f"{str(path)!r} exists already. Choose another --out, or add --overwrite to replace that run.")
+    if not (path / RUN).is_file():
+        raise UsageError(f"{str(path)!r} is not a run of deat's, so it is not overwritten. Choose another --out.")
+
+
+def free_name(parent: Path, name: str) -> Path:
+    """parent/name, or the first parent/name-2, -3 … that is not taken."""
+    clean = "".join(c if c.isalnum() or c in "+%._-" else "-" for c in name)[:80]
+    number = 1
+    while (path := parent / (clean if number == 1 else f"{clean}-{number}")).exists():
+        number += 1
+    return path
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file so that it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def versions() -> dict[str, str]:
+    """The software a run was made with."""
+    try:
+        ours = version("deat")
+    except PackageNotFoundError:
+        ours = "unknown"
+    return {"deat": ours, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _about(stats: EpochStats) -> dict[str, Any]:
+    return {"epoch": stats.epoch, "val_natural": stats.val_natural, "val_robust": stats.val_robust, "k": stats.k}
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.tmp")
+    shutil.copyfile(source, temporary)
+    temporary.replace(target)

@@ -1,0 +1,54 @@
+"""What each epoch leaves: a record that is a pure function of configuration and seed, and its clock apart."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class EpochStats:
+    """One line of history.jsonl. magnitude is l_X, threshold the one it was compared with.
+
+    backprops, passes, active and the validation's passes count from the beginning of the run.
+    """
+
+    epoch: int
+    k: int
+    alpha: float
+    level: float
+    magnitude: float
+    threshold: float | None
+    loss: float
+    train_accuracy: float
+    val_natural: float | None
+    val_robust: float | None
+    log10_lipschitz: float
+    lr: float
+    examples: int
+    skipped: int
+    active: int
+    backprops: int
+    passes: int
+    val_passes: int
+
+
+@dataclass(frozen=True)
+class EpochTiming:
+    """One line of timing.jsonl."""
+
+    epoch: int
+    train_seconds: float
+    val_seconds: float
+    images_per_second: float
+
+
+def append(path: Path, record: EpochStats | EpochTiming) -> None:
+    """Add one line to a file of JSON lines."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(record)) + "\n")
+
+
+def read(path: Path) -> list[EpochStats]:
+    """The history of a run; a torn last line is dropped."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [EpochStats(**json.loads(line)) for line in lines]

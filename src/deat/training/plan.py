@@ -1,0 +1,76 @@
+"""What a run will cost, before it begins: backprops exactly, time and memory from a few batches really played."""
+
+import resource
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from deat.game.round import Budget
+from deat.methods import Method
+from deat.schedules import EpochRecord, Schedule
+from deat.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's cost: at least and at most, since k may depend on what training shows."""
+
+    batches: int
+    backprops: tuple[int, int]
+    seconds_per_backprop: float
+    seconds: tuple[float, float]
+    memory: int
+
+
+def plan(trainer: Trainer) -> Plan:
+    """The cost of a trainer's run. A few batches are played on the trainer itself, which is then used up."""
+    batches = len(trainer.train)
+    spent = [batches * n for n in backprops_per_batch(trainer.method, trainer.schedule, trainer.settings.epochs)]
+    seconds, memory = _measure(trainer)
+    return Plan(batches, (spent[0], spent[1]), seconds, (spent[0] * seconds, spent[1] * seconds), memory)
+
+
+def backprops_per_batch(method: Method, schedule: Schedule, epochs: int) -> tuple[int, int]:
+    """A batch's backprops over all epochs, if the schedule sees no reason to add steps, or every reason."""
+    few, many = (_spend(method, schedule, epochs, grow) for grow in (False, True))
+    return few, many
+
+
+def _spend(method: Method, schedule: Schedule, epochs: int, grow: bool) -> int:
+    state, spent = schedule.init(), 0
+    for epoch in range(epochs):
+        spent += method.play.backprops(schedule.budget(state, epoch))
+        state = schedule.observe(state, _imagined(epoch, epochs, grow))
+    return spent
+
+
+def _imagined(epoch: int, epochs: int, grow: bool) -> EpochRecord:
+    """A record that makes every rule add a step, or none."""
+    return EpochRecord(epoch, 0.0, float(grow), 10.0 ** (300 * epoch / epochs) if grow else 1.0, 1)
+
+
+def _measure(trainer: Trainer) -> tuple[float, int]:
+    """Seconds a backprop, and peak bytes, over a few batches."""
+    game, play, budget = trainer.game, trainer.method.play, _busy(trainer.schedule)
+    with trainer.session():
+        trainer.model.train()
+        play(game, *next(trainer.train.epoch(0)), budget)  # the first one pays for set-up
+        game.meter.read(0)
+        started, before = perf_counter(), game.cost.backprops
+        for _, (x, y) in zip(range(3), trainer.train.epoch(0), strict=False):
+            play(game, x, y, budget)
+        game.meter.read(0)  # waits for the device
+    return (perf_counter() - started) / (game.cost.backprops - before), _peak_memory(trainer.engine.device)
+
+
+def _busy(schedule: Schedule) -> Budget:
+    """A budget with an adversary in it, so that both moves are measured."""
+    first = schedule.budget(schedule.init(), 0)
+    return first if first.k else Budget(2, schedule.step_size(2), first.level)
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,96 @@
+"""Learning rates as pure functions of the batch: stepped once a batch, never once a replay."""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from deat.errors import UsageError, unknown
+
+
+class Rate(Protocol):
+    """The learning rate, and the momentum where it is cycled, at a step of `total`."""
+
+    def at(self, step: int, total: int) -> tuple[float, float | None]:
+        """(lr, momentum) for the batch that is about to be played; momentum None leaves it alone."""
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A constant learning rate."""
+
+    lr: float
+
+    def at(self, step: int, total: int) -> tuple[float, float | None]:
+        """Always lr."""
+        return self.lr, None
+
+
+@dataclass(frozen=True)
+class MultiStep:
+    """lr times factor at the beginning of each milestone, a whole epoch.
+
+    The paper's standard setup decays at 1/2 and 4/5 of training, which are epochs 25 and 40 of 50.
+    """
+
+    lr: float
+    milestones: tuple[int, ...]
+    epochs: int
+    factor: float = 0.1
+
+    def at(self, step: int, total: int) -> tuple[float, float | None]:
+        """lr, decayed once for each milestone passed."""
+        passed = sum(step >= milestone * total // self.epochs for milestone in self.milestones)
+        return self.lr * self.factor**passed, None
+
+
+@dataclass(frozen=True)
+class Cyclic:
+    """One triangle 0 -> lr -> 0 with its peak at a fraction of training; momentum falls and rises against it.
+
+    The FAST setup: peak at the half, momentum 0.9 -> 0.8 -> 0.9.
+    """
+
+    lr: float
+    peak: float = 0.5
+    momentum: tuple[float, float] | None = (0.9, 0.8)
+
+    def at(self, step: int, total: int) -> tuple[float, float | None]:
+        """The triangle's height, and the momentum opposite to it."""
+        up = self.peak * total
+        height = step / up if step < up else (total - step) / (total - up)
+        if self.momentum is None:
+            return self.lr * height, None
+        high, low = self.momentum
+        return self.lr * height, high - (high - low) * height
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Half a cosine from lr to 0."""
+
+    lr: float
+
+    def at(self, step: int, total: int) -> tuple[float, float | None]:
+        """lr (1 + cos(pi t)) / 2."""
+        return self.lr * (1 + math.cos(math.pi * step / total)) / 2, None
+
+
+RATES = ("cyclic", "multistep", "cosine", "flat")
+
+
+def rate(name: str, lr: float, epochs: int, *, peak: float = 0.5, momentum: tuple[float, float] | None = None) -> Rate:
+    """A learning rate by name."""
+    if not (math.isfinite(lr) and lr > 0):
+        raise UsageError(f"lr must be a finite number > 0, not {lr!r}.")
+    if not 0 < peak < 1:
+        raise UsageError(f"the peak of the cyclic rate must lie between 0 and 1, not at {peak!r}.")
+    match name:
+        case "cyclic":
+            return Cyclic(lr, peak, momentum)
+        case "multistep":
+            return MultiStep(lr, (epochs // 2, epochs * 4 // 5), epochs)
+        case "cosine":
+            return Cosine(lr)
+        case "flat":
+            return Flat(lr)
+    raise unknown("learning-rate schedule", name, RATES)

@@ -1,0 +1,68 @@
+"""What training gives back, and how the best epoch is chosen."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from deat.training.history import EpochStats
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The weights of one epoch, on the CPU, with what validation said of them."""
+
+    epoch: int
+    natural: float | None
+    robust: float | None
+    weights: dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The model at its last epoch, the history, and the best epoch's weights."""
+
+    model: nn.Module
+    history: list[EpochStats]
+    best: Snapshot
+    seconds: float
+
+    def load_best(self) -> nn.Module:
+        """The model, with the best epoch's weights put into it."""
+        self.model.load_state_dict(self.best.weights)
+        return self.model
+
+
+class Best:
+    """Keeps the epoch with the highest validation robustness; ties go to natural accuracy, then to the earlier.
+
+    Without validation the last epoch is the best. A NaN never wins.
+    """
+
+    def __init__(self, snapshot: Snapshot | None = None) -> None:
+        self._snapshot = snapshot
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The best epoch so far."""
+        assert self._snapshot is not None, "no epoch was offered"
+        return self._snapshot
+
+    def offer(self, stats: EpochStats, model: nn.Module) -> None:
+        """Keep this epoch's weights if it beats the best so far."""
+        held = self._snapshot
+        if (
+            held is None
+            or stats.val_robust is None
+            or _score(stats.val_robust, stats.val_natural) > _score(held.robust, held.natural)
+        ):
+            weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+            self._snapshot = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, weights)
+
+
+def _score(robust: float | None, natural: float | None) -> tuple[float, float]:
+    return _number(robust), _number(natural)
+
+
+def _number(value: float | None) -> float:
+    return -math.inf if value is None or math.isnan(value) else value

@@ -1,0 +1,165 @@
+"""A run: what a person asks for in one command, resolved against data and checked before anything is created."""
+
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from deat.data import Corpus, ImageSet, load
+from deat.data.augment import Augment
+from deat.errors import UsageError
+from deat.methods import Method
+from deat.methods import method as find_method
+from deat.methods.tune import tune
+from deat.models import build, load_weights
+from deat.seeding import derive
+from deat.threat import ThreatModel, number
+from deat.threat import threat as find_threat
+from deat.training.fit import make_trainer
+from deat.training.settings import Settings
+from deat.training.trainer import Callback, Trainer
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "digits": {"epochs": 30, "batch_size": 64, "lr": 0.05, "peak": 0.3, "cycle_momentum": False},
+}
+"""Settings that a data set brings with it, where the general ones would not do."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that identifies a run. None takes the default of the data set or method."""
+
+    data: str = "digits"
+    model: str = "auto"
+    method: str = "m+deat"
+    rules: str = "paper"
+    norm: str | None = None
+    eps: float | None = None
+    alpha: float | None = None
+    gamma: float | None = None
+    max_steps: int | None = None
+    beta: float | None = None
+    tau: int | None = None
+    start: str | None = None
+    persistent: bool | None = None
+    compact: bool | None = None
+    init: str | None = None
+    held_out: int | None = None
+    data_root: str | None = None
+    size: int | None = None
+    download: bool = False
+
+    @property
+    def tuned(self) -> dict[str, Any]:
+        """The method's settings that were given."""
+        names = ("alpha", "gamma", "max_steps", "beta", "tau", "start", "persistent", "compact")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A request resolved: data, model, method and threat model that fit together."""
+
+    request: Request
+    settings: Settings
+    corpus: Corpus
+    threat: ThreatModel
+    method: Method
+    model_name: str
+
+    def trainer(self, callbacks: tuple[Callback, ...] = ()) -> Trainer:
+        """A trainer on this run's training set, its validation part held out."""
+        train, val = self._parts()
+        augment = Augment(self.corpus.pad, self.corpus.flip) if self.corpus.pad or self.corpus.flip else None
+        return make_trainer(
+            self.model(),
+            train,
+            val=val,
+            method=self.method,
+            threat=self.threat,
+            settings=self.settings,
+            augment=augment,
+            callbacks=callbacks,
+        )
+
+    def model(self) -> nn.Module:
+        """A fresh model, its weights a function of the seed, or those of `init`."""
+        channels, side = self.corpus.train.shape[0], self.corpus.train.shape[-1]
+        normalize = (self.corpus.mean, self.corpus.std) if self.corpus.mean and self.corpus.std else None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.settings.seed, "init"))
+            model = build(self.model_name, self.corpus.train.num_classes, channels, side, normalize)
+        if self.request.init:
+            load_weights(model, self.request.init)
+        return model
+
+    def baseline(self) -> "Run":
+        """The same run by natural training, without validation."""
+        settings = replace(self.settings, val_attack="none")
+        return replace(self, method=find_method("natural"), settings=settings)
+
+    def test_images(self, most: int) -> ImageSet | None:
+        """The first images of the test set, at most so many; None where there are none in memory."""
+        held = self.corpus.test
+        if not isinstance(held, ImageSet) or most == 0:
+            return None
+        return held.subset(range(min(most, len(held))))
+
+    def record(self, trainer: Trainer) -> dict[str, Any]:
+        """run.json's account: the request, and what it was resolved to."""
+        return {
+            "request": {name: _tidy(value) for name, value in asdict(self.request).items()},
+            "settings": asdict(self.settings),
+            "method": self.method.describe(),
+            "schedule": repr(trainer.schedule),
+            "model": {"name": self.model_name, "parameters": trainer.num_parameters},
+            "data": {
+                "name": self.corpus.name,
+                "train": trainer.train.num_examples,
+                "held_out": trainer.validator.source.num_examples if trainer.validator else 0,
+                "classes": list(self.corpus.train.classes),
+            },
+            "threat": {"norm": self.threat.name, "eps": self.threat.eps},
+            "device": trainer.engine.device.type,
+            "precision": trainer.engine.precision,
+            "threads": trainer.threads,
+        }
+
+    def _parts(self) -> tuple[Any, Any]:
+        if self.settings.val_attack == "none" and self.request.held_out is None:
+            return self.corpus.train, None
+        wanted = self.request.held_out
+        held = min(1000, len(self.corpus.train) // 10) if wanted is None else wanted
+        return self.corpus.train.split(held, self.settings.seed) if held else (self.corpus.train, None)
+
+
+def resolve(request: Request, **given: Any) -> Run:
+    """The run that a request means; `given` are settings, None where the default of the data set holds."""
+    corpus = load(request.data, root=request.data_root, download=request.download, size=request.size)
+    known = {f.name for f in fields(Settings)}
+    chosen = {name: value for name, value in given.items() if value is not None and name in known}
+    settings = Settings(**{**DEFAULTS.get(corpus.name, {}), **chosen})
+    threat = _threat(request, corpus)
+    method = tune(find_method(request.method, rules=request.rules), threat, **request.tuned)
+    name = _model_for(corpus) if request.model == "auto" else request.model
+    return Run(request, settings, corpus, threat, method, name)
+
+
+def _threat(request: Request, corpus: Corpus) -> ThreatModel:
+    norm = (request.norm or corpus.norm).lower()
+    if request.eps is None and norm != corpus.norm:
+        raise UsageError(f"norm {norm!r} needs an eps of its own: {corpus.name}'s default is for {corpus.norm}.")
+    eps = corpus.eps if request.eps is None else number(request.eps)
+    return find_threat(f"{norm}:{eps!r}")
+
+
+def _tidy(value: Any) -> Any:
+    """A setting without the name of its user's home folder, since run folders are shared."""
+    return value.replace(str(Path.home()), "~") if isinstance(value, str) else value
+
+
+def _model_for(corpus: Corpus) -> str:
+    side = corpus.train.shape[-1]
+    return "small" if side < 16 else "preact_resnet18" if side <= 96 else "resnet50"

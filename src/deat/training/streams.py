@@ -1,0 +1,27 @@
+"""The trainer's random streams: each draw derives from (seed, stream, epoch, step), dropout included."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from deat.seeding import derive
+
+
+class Streams:
+    """Seeds the perturbation's generator and torch's own ones before every batch."""
+
+    def __init__(self, seed: int, starts: torch.Generator) -> None:
+        self.seed, self.starts = seed, starts
+
+    def at(self, epoch: int, step: int) -> None:
+        """Put every stream at the beginning of a batch."""
+        self.starts.manual_seed(derive(self.seed, "start", epoch, step))
+        torch.manual_seed(derive(self.seed, "dropout", epoch, step))
+
+    @contextmanager
+    def private(self, device: torch.device) -> Iterator[None]:
+        """Inside, torch's generators are ours; afterwards they are the caller's again."""
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            yield

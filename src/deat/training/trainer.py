@@ -1,0 +1,182 @@
+"""The training loop, in plain sight. It knows neither which method it runs nor what a method is made of."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from deat.data.source import Source
+from deat.errors import NumericalError
+from deat.game.engine import Engine, choose_precision, choose_threads
+from deat.game.meter import EpochRecord
+from deat.game.moves import Game
+from deat.game.objectives import Objective
+from deat.game.round import Budget
+from deat.methods.method import Method
+from deat.models import pixel_scale
+from deat.threat import ThreatModel
+from deat.training.history import EpochStats, EpochTiming
+from deat.training.lipschitz import log10_lipschitz
+from deat.training.optimizers import OptimizerFactory, Steering, sgd
+from deat.training.result import Best, Result
+from deat.training.settings import Settings, find_device
+from deat.training.streams import Streams
+from deat.training.validation import Validator
+
+
+class Callback(Protocol):
+    """Somebody who is told between epochs; there are no calls inside the batch loop."""
+
+    def on_epoch(self, trainer: "Trainer", stats: EpochStats, timing: EpochTiming) -> None:
+        """An epoch has ended and was recorded."""
+
+
+class Trainer:
+    """Trains one network by one method against one threat model, on sources of batches.
+
+    Weights, optimiser, the schedule's state, the game's carried delta and the position are all there is to
+    continue from: state_dict() has them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train: Source,
+        *,
+        method: Method,
+        threat: ThreatModel,
+        settings: Settings,
+        val: Source | None = None,
+        optimizer: OptimizerFactory | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.train, self.method, self.threat, self.settings = train, method, threat, settings
+        self.callbacks = list(callbacks)
+        self.num_parameters = sum(p.numel() for p in model.parameters())
+        self.threads = settings.threads or choose_threads(self.num_parameters)
+        device = find_device(settings.device)
+        self.engine = Engine(device, choose_precision(settings.precision, device, self.num_parameters))
+        self.model = self.engine.prepare(model)
+        self.optimizer = (optimizer or sgd(settings))(self.model.parameters())
+        self.steering = Steering(self.optimizer, settings, total=settings.epochs * len(train))
+        self.game = Game(
+            self.model,
+            Objective(self.model, method.objective),
+            threat,
+            method.ascent,
+            self.optimizer,
+            probe=method.probe,
+            engine=self.engine,
+            pixel_scale=pixel_scale(self.model),
+        )
+        self.streams = Streams(settings.seed, self.game.generator)
+        self.validator = Validator.of(val, settings, threat, self.engine)
+        self.schedule = method.bind(threat, settings.epochs)
+        self.state = self.schedule.init()
+        self.epoch, self.step, self.seconds = 0, 0, 0.0
+        self.active = 0
+        self.history: list[EpochStats] = []
+        self.best = Best()
+
+    def fit(self) -> Result:
+        """Train until the last epoch."""
+        with self.session():
+            while self.epoch < self.settings.epochs:
+                self.run_epoch()
+        return Result(self.model, self.history, self.best.snapshot, self.seconds)
+
+    def run_epoch(self) -> EpochStats:
+        """Play every batch once, read the meter, let the schedule observe, validate, tell the callbacks."""
+        started = perf_counter()
+        budget = self.schedule.budget(self.state, self.epoch)
+        record = self.play_epoch(budget)
+        played = perf_counter()
+        stats = self._stats(budget, record)
+        timing = EpochTiming(
+            self.epoch, played - started, perf_counter() - played, record.examples / (played - started)
+        )
+        self.state = self.schedule.observe(self.state, record)
+        self.history.append(stats)
+        self.best.offer(stats, self.model)
+        self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
+        for callback in self.callbacks:
+            callback.on_epoch(self, stats, timing)
+        return stats
+
+    def play_epoch(self, budget: Budget) -> EpochRecord:
+        """One epoch of games; the device is read once, at its end."""
+        self.model.train()
+        self.game.meter.reset()
+        for step, (x, y) in enumerate(self.train.epoch(self.epoch)):
+            self.streams.at(self.epoch, step)
+            self.steering.at(self.epoch * len(self.train) + step)
+            self.method.play(self.game, x, y, budget)
+            self.step = step + 1
+        return self.game.meter.read(self.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything to continue from between two epochs."""
+        return {
+            "epoch": self.epoch,
+            "schedule": dict(self.state),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "carry": self.game.carry,
+            "cost": vars(self.game.cost).copy(),
+            "active": self.active,
+            "seconds": self.seconds,
+            "history": list(self.history),
+            "best": self.best.snapshot,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state_dict()."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.epoch, self.state, self.seconds = state["epoch"], dict(state["schedule"]), state["seconds"]
+        self.game.carry = None if state["carry"] is None else state["carry"].clone()
+        vars(self.game.cost).update(state["cost"])
+        self.active, self.history = state["active"], list(state["history"])
+        self.best = Best(state["best"])
+
+    def _stats(self, budget: Budget, record: EpochRecord) -> EpochStats:
+        bound = log10_lipschitz(self.model)
+        if not math.isfinite(bound):
+            raise NumericalError(f"weights stopped being finite in epoch {self.epoch + 1}. Lower the learning rate.")
+        natural, robust = self.validator(self.model) if self.validator else (None, None)
+        self.active += record.active
+        return EpochStats(
+            epoch=self.epoch,
+            k=budget.k,
+            alpha=budget.alpha,
+            level=budget.level,
+            magnitude=record.magnitude,
+            threshold=self.state.get("threshold"),
+            loss=record.loss,
+            train_accuracy=record.accuracy,
+            val_natural=natural,
+            val_robust=robust,
+            log10_lipschitz=bound,
+            lr=self.steering.lr,
+            examples=record.examples,
+            skipped=record.skipped,
+            active=self.active,
+            backprops=self.game.cost.backprops,
+            passes=self.game.cost.passes,
+            val_passes=self.validator.passes if self.validator else 0,
+        )
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Threads and torch's random state are the trainer's inside, and the caller's again afterwards."""
+        before = torch.get_num_threads()
+        try:
+            torch.set_num_threads(self.threads)
+            with self.streams.private(self.engine.device):
+                yield
+        finally:
+            torch.set_num_threads(before)

@@ -1,0 +1,56 @@
+"""Accuracy on held-out training images, natural and under attack: what the best epoch is chosen by."""
+
+import torch
+from torch import Tensor, nn
+
+from deat.data.source import Source
+from deat.evaluation.attacks import Attack, attack, correct
+from deat.game.engine import Engine
+from deat.seeding import derive
+from deat.threat import ThreatModel
+from deat.training.settings import Settings
+
+
+class Validator:
+    """Scores a network on a held-out source; its passes are counted apart from training's."""
+
+    def __init__(self, source: Source, how: Attack, threat: ThreatModel, engine: Engine, seed: int) -> None:
+        self.source, self.how, self.threat, self.engine, self.seed = source, how, threat, engine, seed
+        self.passes = 0
+
+    @classmethod
+    def of(cls, source: Source | None, settings: Settings, threat: ThreatModel, engine: Engine) -> "Validator | None":
+        """The validator that the settings ask for, if any."""
+        if source is None or settings.val_attack == "none":
+            return None
+        return cls(source, attack(settings.val_attack), threat, engine, settings.seed)
+
+    def __call__(self, net: nn.Module) -> tuple[float, float]:
+        """(natural, robust) accuracy, in one host read."""
+        sums = torch.zeros(2, dtype=torch.int64, device=self.engine.device)
+        for batch, (x, y) in enumerate(self.source.epoch(0)):
+            sums += self._score(net, self.engine.layout(x), y, batch)
+        natural, robust = (sums.double() / self.source.num_examples).tolist()
+        return natural, robust
+
+    def _score(self, net: nn.Module, x: Tensor, y: Tensor, batch: int) -> Tensor:
+        generator = torch.Generator(self.engine.device).manual_seed(derive(self.seed, "validation", batch))
+        model = _InPrecision(net, self.engine)
+        hits = [correct(model, x, y, how, self.threat, generator).sum() for how in (attack("natural"), self.how)]
+        self.passes += 2 + 2 * self.how.steps
+        return torch.stack(hits)
+
+
+class _InPrecision(nn.Module):
+    """The network as it is trained: inside the engine's autocast."""
+
+    def __init__(self, net: nn.Module, engine: Engine) -> None:
+        super().__init__()
+        self.net, self.engine = net, engine
+        self.train(net.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits, computed in the engine's precision."""
+        with self.engine.autocast():
+            logits: Tensor = self.net(x)
+        return logits
