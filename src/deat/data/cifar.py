@@ -1,0 +1,221 @@
+"""CIFAR-10 and CIFAR-100 from either official release, as an archive or extracted; no pickle is executed."""
+
+import gzip
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from deat.data import download as net
+from deat.data.archive import Capped, explained
+from deat.data.imageset import ImageSet
+from deat.data.unpickle import as_bytes, read_plain
+from deat.errors import DataError
+
+BASE = "https://www.cs.toronto.edu/~kriz/"
+_PIXELS = 3 * 32 * 32
+_META_CAP = 1 << 16
+
+
+@dataclass(frozen=True)
+class Release:
+    """One official archive: its hash, its files with the images in each, and how a record is laid out."""
+
+    archive: str
+    folder: str
+    size: int
+    sha256: str
+    train: dict[str, int]
+    test: dict[str, int]
+    meta: str
+    names_key: bytes
+    labels_key: bytes = b""
+    label_bytes: int = 1
+
+    @property
+    def binary(self) -> bool:
+        """Whether records are plain bytes rather than a pickle."""
+        return not self.labels_key
+
+    def cap(self, name: str) -> int:
+        """The most bytes a file of the release may have."""
+        count = self.train.get(name) or self.test.get(name)
+        if count is None:
+            return _META_CAP
+        return count * (_PIXELS + (self.label_bytes if self.binary else 64)) + (0 if self.binary else 1 << 20)
+
+
+RELEASES: dict[str, tuple[Release, ...]] = {
+    "cifar10": (
+        Release(
+            archive="cifar-10-binary.tar.gz",
+            folder="cifar-10-batches-bin",
+            size=170_052_171,
+            sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            train={f"data_batch_{i}.bin": 10_000 for i in range(1, 6)},
+            test={"test_batch.bin": 10_000},
+            meta="batches.meta.txt",
+            names_key=b"",
+        ),
+        Release(
+            archive="cifar-10-python.tar.gz",
+            folder="cifar-10-batches-py",
+            size=170_498_071,
+            sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+            train={f"data_batch_{i}": 10_000 for i in range(1, 6)},
+            test={"test_batch": 10_000},
+            meta="batches.meta",
+            names_key=b"label_names",
+            labels_key=b"labels",
+        ),
+    ),
+    "cifar100": (
+        Release(
+            archive="cifar-100-binary.tar.gz",
+            folder="cifar-100-binary",
+            size=168_513_733,
+            sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            train={"train.bin": 50_000},
+            test={"test.bin": 10_000},
+            meta="fine_label_names.txt",
+            names_key=b"",
+            label_bytes=2,
+        ),
+        Release(
+            archive="cifar-100-python.tar.gz",
+            folder="cifar-100-python",
+            size=169_001_437,
+            sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
+            train={"train": 50_000},
+            test={"test": 10_000},
+            meta="meta",
+            names_key=b"fine_label_names",
+            labels_key=b"fine_labels",
+        ),
+    ),
+}
+
+
+def read(name: str, root: Path, download: bool = False) -> tuple[ImageSet, ImageSet]:
+    """The training and test parts, from what lies under root or, if asked for, from the network."""
+    for release in RELEASES[name]:
+        if (root / release.folder).is_dir():
+            return _parts(release, _from_folder(release, root / release.folder), name)
+        if (root / release.archive).is_file():
+            return _parts(release, _from_archive(release, root / release.archive), name)
+    release = RELEASES[name][0]
+    if not download:
+        raise DataError(
+            f"{name} is not in {str(root)!r}; put {_choices(name)} there, or allow the download"
+            " (download=True, --download)."
+        )
+    net.fetch(BASE + release.archive, root / release.archive, release.size, release.sha256)
+    return _parts(release, _from_archive(release, root / release.archive), name)
+
+
+def _choices(name: str) -> str:
+    return " or ".join(f"{r.archive} or the folder {r.folder}" for r in RELEASES[name])
+
+
+def _files(release: Release) -> list[str]:
+    return [*release.train, *release.test, release.meta]
+
+
+def _from_folder(release: Release, folder: Path) -> dict[str, bytes]:
+    found = {}
+    for name in _files(release):
+        try:
+            with (folder / name).open("rb") as file:
+                found[name] = file.read(release.cap(name) + 1)
+        except OSError as error:
+            raise DataError(f"cannot read {name!r} in {release.folder!r} ({error.strerror}).") from None
+        _check_cap(release, name, len(found[name]))
+    return found
+
+
+def _from_archive(release: Release, path: Path) -> dict[str, bytes]:
+    """The expected files of the verified archive, each read once by its exact name."""
+    wanted = {f"{release.folder}/{name}": name for name in _files(release)}
+    found: dict[str, bytes] = {}
+    with explained(path), path.open("rb") as file:
+        net.verify(file, path.name, release.size, release.sha256)
+        total = sum(release.cap(name) for name in wanted.values())
+        with (
+            gzip.open(file) as plain,
+            tarfile.open(fileobj=Capped(plain, 2 * total, path.name), mode="r:") as tar,
+        ):
+            for member in tar:
+                name = wanted.get(member.name)
+                if name is not None:
+                    found[name] = _member(release, tar, member, name)
+    missing = sorted(set(wanted.values()) - set(found))
+    if missing:
+        raise DataError(f"{path.name!r} lacks {missing[0]!r}; get the official archive.")
+    return found
+
+
+def _member(release: Release, tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> bytes:
+    _check_cap(release, name, member.size)
+    content = tar.extractfile(member) if member.isreg() else None
+    if content is None:
+        raise DataError(f"{name!r} in {release.archive!r} is not a plain file; get the official archive.")
+    return content.read()
+
+
+def _check_cap(release: Release, name: str, size: int) -> None:
+    if size > release.cap(name):
+        raise DataError(f"{name!r} holds {size} bytes or more; at most {release.cap(name)} are expected.")
+
+
+def _parts(release: Release, files: dict[str, bytes], name: str) -> tuple[ImageSet, ImageSet]:
+    classes = _class_names(release, files[release.meta], int(name.removeprefix("cifar")))
+    train = _part(release, files, release.train, classes)
+    test = _part(release, files, release.test, classes)
+    train.check()
+    test.check()
+    return train, test
+
+
+def _class_names(release: Release, data: bytes, count: int) -> tuple[str, ...]:
+    if release.binary:
+        names: Iterable[Any] = [line.strip() for line in data.splitlines() if line.strip()]
+    else:
+        names = read_plain(data, release.meta).get(release.names_key, ())
+    found = tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in names)
+    if len(found) != count:
+        raise DataError(f"{release.meta!r} names {len(found)} classes; expected {count}. Get the official release.")
+    return found
+
+
+def _part(release: Release, files: dict[str, bytes], counts: dict[str, int], classes: tuple[str, ...]) -> ImageSet:
+    unpack = _records if release.binary else _pickled
+    pairs = [unpack(release, files[name], name, count) for name, count in counts.items()]
+    images = torch.from_numpy(np.concatenate([images for images, _ in pairs])).view(-1, 3, 32, 32)
+    labels = torch.from_numpy(np.concatenate([labels for _, labels in pairs]))
+    return ImageSet(images, labels, classes)
+
+
+def _records(release: Release, data: bytes, name: str, count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    if len(data) != release.cap(name):
+        raise DataError(f"{name!r} holds {len(data)} bytes; {count} images take {release.cap(name)}. Get it again.")
+    rows = np.frombuffer(data, dtype=np.uint8).reshape(count, release.label_bytes + _PIXELS)
+    # CIFAR-100 has two labels, the coarse one first.
+    labels = rows[:, release.label_bytes - 1].astype(np.int64)
+    return rows[:, release.label_bytes :].copy(), labels
+
+
+def _pickled(release: Release, data: bytes, name: str, count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    batch = read_plain(data, name)
+    labels = batch.get(release.labels_key)
+    if not isinstance(labels, list) or len(labels) != count or not all(_is_small(n) for n in labels):
+        raise DataError(f"{name!r} does not hold {count} labels; get the official release.")
+    return as_bytes(batch.get(b"data"), (count, _PIXELS), name), np.asarray(labels, dtype=np.int64)
+
+
+def _is_small(value: Any) -> bool:
+    return type(value) is int and abs(value) < 1 << 31

@@ -1,0 +1,77 @@
+"""What images and labels must be before anything is trained on them."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deat.errors import DataError
+
+_CHUNK = 1024
+
+_NORMALISED = "Images are float in [0, 1]; put normalisation inside the model: deat.fit(..., normalize=(mean, std))."
+_BYTES = "These look like 0-255 floats: divide by 255, or pass uint8, which is scaled for you."
+
+
+def to_unit(images: Tensor) -> Tensor:
+    """Images as float32 in [0, 1]: uint8 is divided by 255, floats are cast."""
+    if images.dtype == torch.uint8:
+        return images.to(torch.float32).div_(255)
+    return images.to(torch.float32)
+
+
+def check_images(images: Tensor, first: int = 0) -> None:
+    """Refuses images that are not (N, C, H, W), uint8 or finite floats in [0, 1]."""
+    if images.ndim != 4 or 0 in images.shape[1:]:
+        raise DataError(f"images have shape {tuple(images.shape)}; expected (N, C, H, W), none of them 0.")
+    if images.dtype == torch.uint8:
+        return
+    if not images.is_floating_point():
+        raise DataError(f"images are {images.dtype}; expected uint8 (0-255) or float in [0, 1].")
+    for start in range(0, len(images), _CHUNK):
+        _check_pixels(images[start : start + _CHUNK], first + start)
+
+
+def _check_pixels(images: Tensor, first: int) -> None:
+    # A NaN fails both comparisons, so one test finds everything.
+    good = ((images >= 0) & (images <= 1)).flatten(1).all(1)
+    if bool(good.all()):
+        return
+    index = int((~good).to(torch.uint8).argmax())
+    pixels = images[index].flatten()
+    value = float(pixels[~((pixels >= 0) & (pixels <= 1))][0])
+    raise DataError(_pixel_message(first + index, value, images))
+
+
+def _pixel_message(index: int, value: float, images: Tensor) -> str:
+    if not np.isfinite(value):
+        return f"image {index} holds {value}; every pixel must be in [0, 1]. Remove or repair the image."
+    low, high = images.nan_to_num().aminmax()
+    fix = _BYTES if float(low) >= 0 and float(high) > 2 else _NORMALISED
+    return f"image {index} holds the pixel value {value:.6g}, outside [0, 1]. {fix}"
+
+
+def check_labels(labels: Tensor, num_classes: int, first: int = 0) -> None:
+    """Refuses labels that are not whole numbers from 0 to num_classes - 1, one an image."""
+    if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise DataError(
+            f"labels are {labels.dtype} of shape {tuple(labels.shape)}; expected class numbers of shape (N,)."
+            " One-hot labels: pass labels.argmax(1)."
+        )
+    values = labels.detach().cpu().numpy()
+    bad = np.flatnonzero((values < 0) | (values >= num_classes))
+    if bad.size:
+        raise DataError(
+            f"label {first + int(bad[0])} is {int(values[bad[0]])}; with {num_classes} classes labels run"
+            f" from 0 to {num_classes - 1}. Renumber the labels, or pass the right num_classes."
+        )
+
+
+def check_fits(num_examples: int, batch_size: int, training: bool = True) -> None:
+    """Refuses an empty set and, in training, one smaller than a batch."""
+    if num_examples < 1:
+        raise DataError("the data set is empty; it must hold at least one image.")
+    if training and num_examples < batch_size:
+        raise DataError(
+            f"the data set holds {num_examples} images, fewer than one batch of {batch_size}."
+            f" Use a batch size of at most {num_examples}."
+        )

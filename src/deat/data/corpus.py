@@ -1,0 +1,117 @@
+"""Data sets by name, each with the threat model and augmentation it is usually trained under."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from deat.data import digits
+from deat.data.imageset import ImageSet
+from deat.data.stream import LazyImages
+from deat.errors import UsageError, unknown
+
+Part = ImageSet | LazyImages
+
+_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_SMALL = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A data set: its parts, how to normalise and augment it, and its default threat model."""
+
+    name: str
+    train: Part
+    test: Part | None
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    eps: float
+    norm: str = "linf"
+    pad: int = 0
+    flip: bool = False
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """A line about a data set, for people."""
+
+    name: str
+    description: str
+    images: str
+    classes: str
+    threat: str
+
+
+_INFOS = (
+    DataInfo("digits", "8x8 grey handwritten digits (UCI), inside the package", "1,397 + 400", "10", "linf 0.15"),
+    DataInfo("cifar10", "32x32 colour photographs, from disk or --download", "50,000 + 10,000", "10", "linf 8/255"),
+    DataInfo(
+        "cifar100",
+        "32x32 colour photographs, from disk or --download",
+        "50,000 + 10,000",
+        "100",
+        "linf 8/255",
+    ),
+    DataInfo(
+        "folder:PATH",
+        "class folders of images: a directory, .tar, .tar.xz, .tar.gz or .zip",
+        "any",
+        "any",
+        "linf 8/255 up to 64 pixels, 4/255 above",
+    ),
+)
+
+
+def infos() -> tuple[DataInfo, ...]:
+    """Every data set that `load` knows."""
+    return _INFOS
+
+
+def names() -> tuple[str, ...]:
+    """The names that `load` accepts."""
+    return tuple(info.name for info in _INFOS)
+
+
+def default_root() -> Path:
+    """Where data lies unless told: $DEAT_DATA, or .cache/deat in the home folder."""
+    return Path(os.environ.get("DEAT_DATA") or Path.home() / ".cache" / "deat")
+
+
+def load(
+    spec: str,
+    *,
+    root: str | Path | None = None,
+    download: bool = False,
+    size: int | None = None,
+    cache: bool = True,
+) -> Corpus:
+    """The data set a name stands for; nothing is fetched over the network unless download is true."""
+    where = Path(root) if root is not None else default_root()
+    name, _, path = spec.partition(":")
+    if name.lower() == "folder" and path:
+        return _folder(Path(path).expanduser(), where, size, cache)
+    if size is not None:
+        raise UsageError(f"size={size} is for folder:PATH; {spec!r} has a size of its own.")
+    if spec.lower() == "digits":
+        return Corpus("digits", *digits.read(), mean=None, std=None, eps=0.15)
+    if spec.lower() in ("cifar10", "cifar100"):
+        return _cifar(spec.lower(), where, download)
+    raise unknown("data", spec, names(), "A folder of images is folder:PATH.")
+
+
+def _cifar(name: str, root: Path, download: bool) -> Corpus:
+    from deat.data import cifar
+
+    mean, std = _CIFAR
+    return Corpus(name, *cifar.read(name, root, download), mean=mean, std=std, eps=8 / 255, pad=4, flip=True)
+
+
+def _folder(path: Path, root: Path, size: int | None, cache: bool) -> Corpus:
+    from deat.data import folder
+
+    train, test = folder.read(path, root / "decoded" if cache else None, size)
+    side = train.shape[-1]
+    small = side <= _SMALL
+    mean, std = _CIFAR if small else _IMAGENET
+    eps, pad = (8 / 255, 4) if small else (4 / 255, side // 8)
+    return Corpus(f"folder:{path.name}", train, test, mean=mean, std=std, eps=eps, pad=pad, flip=True)

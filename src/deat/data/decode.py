@@ -1,0 +1,85 @@
+"""Image files into pixels. Pillow is imported only when something is decoded."""
+
+import io
+import math
+from random import Random
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from deat.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+# Formats that run other programs or render vectors stay out, whatever a file's suffix says.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
+MAX_PIXELS = 89_478_485
+
+
+def open_image(data: bytes, name: str) -> "Image":
+    """An RGB image from the bytes of a file; a DataError that names the file if it is broken or too big."""
+    import PIL.Image
+
+    try:
+        image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+        _check_size(image.size, name)
+        if "transparency" in image.info:
+            return image.convert("RGBA").convert("RGB")
+        return image.convert("RGB")
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"cannot decode the image {name!r} ({error}); repair or remove the file.") from None
+
+
+def _check_size(size: tuple[int, int], name: str) -> None:
+    if size[0] * size[1] > MAX_PIXELS:
+        raise DataError(f"the image {name!r} has {size[0]}x{size[1]} pixels; at most {MAX_PIXELS:,} are read. Drop it.")
+
+
+def to_tensor(image: "Image") -> Tensor:
+    """An RGB image as uint8 (3, H, W)."""
+    width, height = image.size
+    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+    return pixels.view(height, width, 3).permute(2, 0, 1).contiguous()
+
+
+def fit_centre(image: "Image", size: int, zoom: float = 1.0) -> "Image":
+    """The central square, `zoom` of the shorter side wide, resized to size x size."""
+    width, height = image.size
+    side = min(width, height) * zoom
+    left, top = (width - side) / 2, (height - side) / 2
+    return _resized(image, size, (left, top, left + side, top + side))
+
+
+def random_crop(image: "Image", size: int, random: Random) -> "Image":
+    """A random part (8 to 100 % of the area, aspect 3/4 to 4/3) at size x size, mirrored half of the time."""
+    import PIL.Image
+
+    image_cropped = _resized(image, size, _random_box(*image.size, random))
+    flip = PIL.Image.Transpose.FLIP_LEFT_RIGHT
+    return image_cropped.transpose(flip) if random.random() < 0.5 else image_cropped
+
+
+def _random_box(width: int, height: int, random: Random) -> tuple[float, float, float, float]:
+    for _ in range(10):
+        area = width * height * random.uniform(0.08, 1.0)
+        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = random.randint(0, width - w), random.randint(0, height - h)
+            return left, top, left + w, top + h
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    return left, top, left + side, top + side
+
+
+def _resized(image: "Image", size: int, box: tuple[float, float, float, float]) -> "Image":
+    import PIL.Image
+
+    if box == (0, 0, *image.size) and image.size == (size, size):
+        return image
+    return image.resize((size, size), PIL.Image.Resampling.BILINEAR, box=box)

@@ -1,0 +1,155 @@
+"""Class folders of images, in a directory or an archive: decoded once and cached, or left to be streamed."""
+
+import io
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deat.data import archive, cache, decoded
+from deat.data.files import Files, Loose, Slices
+from deat.data.imageset import ImageSet
+from deat.data.stream import LazyImages
+from deat.errors import DataError
+
+Part = ImageSet | LazyImages
+
+_TRAIN = "train"
+_TEST = ("test", "val", "valid", "validation")
+_FORMAT = 1
+_DEPTH = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Which file belongs to which part and class: file numbers and class numbers for each part."""
+
+    classes: tuple[str, ...]
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor] | None
+
+
+def read(path: Path, store: Path | None, size: int | None = None) -> tuple[Part, Part | None]:
+    """The training and test parts under a path; `store` is where derived files are kept, None for nowhere."""
+    if not path.exists():
+        raise DataError(f"there is no {str(path)!r}; folder:PATH takes a directory, {', '.join(archive.ACCEPTED)}.")
+    loose = _walk(path) if path.is_dir() else None
+    key = _fingerprint(path, loose, size)
+    held = decoded.load(store, key) if store else None
+    if held is not None:
+        return held
+    files = loose or _open(path, store, key)
+    layout = arrange(files.names)
+    parts = decoded.decode(files, layout.classes, layout.train, layout.test, size)
+    if parts is None:
+        return _lazy(files, layout, size)
+    if store:
+        _keep(store, key, parts)
+    return parts
+
+
+def _keep(store: Path, key: str, parts: tuple[ImageSet, ImageSet | None]) -> None:
+    # A full or read-only disk costs the next start its speed, not this run.
+    with suppress(OSError):
+        decoded.save(store, key, *parts)
+    cache.drop(store, f"{key}-pack")
+
+
+def _lazy(files: Files, layout: Layout, size: int | None) -> tuple[LazyImages, LazyImages | None]:
+    side = size or 224
+    train = LazyImages(files, *layout.train, layout.classes, side)
+    return train, LazyImages(files, *layout.test, layout.classes, side) if layout.test else None
+
+
+def _walk(root: Path) -> Loose:
+    names = []
+    for folder, inner, found in os.walk(root, followlinks=True):
+        inside = Path(folder).relative_to(root)
+        # Links to class folders are usual; links that lead in circles must not be followed for ever.
+        if len(inside.parts) >= _DEPTH:
+            inner.clear()
+        names += [name for file in found if archive.image_name(name := (inside / file).as_posix())]
+    return Loose(root, tuple(sorted(names)))
+
+
+def _fingerprint(path: Path, loose: Loose | None, size: int | None) -> str:
+    digest = sha256(f"{_FORMAT}\n{path.resolve()}\n{size}\n".encode())
+    for name in loose.names if loose else ("",):
+        digest.update(_stamp(path, name).encode(errors="surrogateescape"))
+    return digest.hexdigest()[:32]
+
+
+def _stamp(path: Path, name: str) -> str:
+    try:
+        found = (path / name).stat()
+    except OSError as error:
+        raise DataError(f"cannot read {name or path.name!r} ({error.strerror}).") from None
+    return f"{name}\t{found.st_size}\t{found.st_mtime_ns}\n"
+
+
+def _open(path: Path, store: Path | None, key: str) -> Files:
+    if not path.name.lower().endswith((*archive.ACCEPTED, ".tgz", ".txz")):
+        raise DataError(f"{path.name!r} is no directory and no archive of {', '.join(archive.ACCEPTED)}.")
+    if not archive.is_compressed(path):
+        return archive.list_archive(path)
+    if store is None:
+        buffer = io.BytesIO()
+        names, offsets, sizes = archive.pack(path, buffer)
+        return Slices(buffer.getvalue(), names, offsets, sizes)
+    return _packed(path, store, f"{key}-pack")
+
+
+def _packed(path: Path, store: Path, key: str) -> Slices:
+    """The images of a compressed tar, through a copy that can be read in any order."""
+    try:
+        if cache.find(store, key) is None:
+            with cache.build(store, key) as entry, (entry / "pack.bin").open("wb") as out:
+                (entry / "index.json").write_text(json.dumps(archive.pack(path, out)))
+        names, offsets, sizes = json.loads((store / key / "index.json").read_text())
+    except OSError as error:
+        raise DataError(
+            f"cannot keep the unpacked {path.name!r} ({error.strerror}); set DEAT_DATA to a folder with"
+            " room for it, or pass cache=False."
+        ) from None
+    return Slices(store / key / "pack.bin", tuple(names), tuple(offsets), tuple(sizes))
+
+
+def arrange(names: tuple[str, ...]) -> Layout:
+    """Parts and classes from names: train/CLASS/… and test/CLASS/… (or val, valid), or CLASS/… alone."""
+    folders = _strip([tuple(name.split("/")[:-1]) for name in names])
+    parts = {f[0] for f in folders if len(f) > 1}
+    if _TRAIN not in parts:
+        return _layout([(i, f[0]) for i, f in enumerate(folders) if f], None)
+    test = next((part for part in _TEST if part in parts), None)
+    inside = {part: [(i, f[1]) for i, f in enumerate(folders) if len(f) > 1 and f[0] == part] for part in parts}
+    return _layout(inside[_TRAIN], inside[test] if test else None)
+
+
+def _strip(folders: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The folders without one outer folder around everything, as archives often have."""
+    outer = {f[0] if f else "" for f in folders}
+    wrapped = len(outer) == 1 and _TRAIN not in outer and all(len(f) > 1 for f in folders)
+    return [f[1:] for f in folders] if wrapped else folders
+
+
+def _layout(train: list[tuple[int, str]], test: list[tuple[int, str]] | None) -> Layout:
+    if not train:
+        raise DataError("found no images in class folders; expected train/CLASS/IMAGE or CLASS/IMAGE.")
+    classes = tuple(sorted({c for _, c in train}))
+    number = {c: i for i, c in enumerate(classes)}
+    strange = sorted({c for _, c in test or () if c not in number})
+    if strange:
+        raise DataError(f"the test part has the class {strange[0]!r}, which the training part does not have.")
+    return Layout(classes, _numbers(train, number), _numbers(test, number) if test else None)
+
+
+def _numbers(found: Iterable[tuple[int, str]], number: dict[str, int]) -> tuple[Tensor, Tensor]:
+    pairs = np.array([(i, number[c]) for i, c in found], dtype=np.int64)
+    return torch.from_numpy(pairs[:, 0].copy()), torch.from_numpy(pairs[:, 1].copy())

@@ -1,0 +1,194 @@
+"""Batches that come from somebody else's loader or data set."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from deat.data.content import check_fits, check_images, check_labels, to_unit
+from deat.data.randomness import PrivateState
+from deat.data.resident import epoch_order, num_batches
+from deat.errors import DataError
+from deat.seeding import derive
+
+_PAIR = "Each batch must be a pair (images, labels) of tensors."
+
+
+class Survey(NamedTuple):
+    """What one pass over a loader finds out."""
+
+    num_examples: int
+    num_batches: int
+    num_classes: int
+    batch_size: int
+
+
+class EpochBatches(Sampler[list[tuple[int, int]]]):
+    """Batches of (epoch, index) whose order is a pure function of (seed, epoch)."""
+
+    def __init__(self, num_examples: int, batch_size: int, seed: int, shuffle: bool) -> None:
+        self.num_examples, self.batch_size, self.seed, self.shuffle = num_examples, batch_size, seed, shuffle
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch whose order comes next."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return num_batches(self.num_examples, self.batch_size)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        count = self.num_examples
+        order = epoch_order(count, self.seed, self.epoch) if self.shuffle else torch.arange(count)
+        keys = [(self.epoch, index) for index in order.tolist()]
+        for start in range(0, count, self.batch_size):
+            yield keys[start : start + self.batch_size]
+
+
+class Items(Dataset[Any]):
+    """A map-style data set whose random transforms depend on (seed, epoch, index) alone."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        epoch, index = key
+        with PrivateState(derive(self.seed, "augment", epoch, index)):
+            return self.dataset[index]
+
+
+def load_items(dataset: Any, batch_size: int, seed: int, shuffle: bool, workers: int) -> DataLoader[Any]:
+    """A loader over a map-style data set, its order a pure function of (seed, epoch)."""
+    sampler = EpochBatches(len(dataset), batch_size, seed, shuffle)
+    return DataLoader(Items(dataset, seed), batch_sampler=sampler, num_workers=workers)
+
+
+class Batches:
+    """A re-iterable of (images, labels) batches as a Source, its labels checked before each transfer.
+
+    The order is the loader's own; what it draws from torch's generators is fixed by (seed, epoch).
+    Without num_classes, or a length, one pass over the loader finds them out.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        *,
+        device: torch.device | str,
+        seed: int,
+        num_classes: int | None = None,
+        training: bool = True,
+    ) -> None:
+        self.loader, self.seed, self.training, self.device = loader, seed, training, torch.device(device)
+        first = next(self._host(0), None)
+        if first is None:
+            raise DataError("the loader gave no batches; it must hold at least one image.")
+        self._first = first
+        self.shape = tuple(first[0].shape[1:])
+        found = _declared(loader, num_classes) or self._survey(num_classes)
+        self.num_examples, self._len, self.num_classes, self.batch_size = found
+
+    def __len__(self) -> int:
+        return self._len
+
+    def check(self) -> None:
+        """Refuses a first batch that cannot be trained on, and a set smaller than a training batch."""
+        check_fits(self.num_examples, self.batch_size, self.training)
+        check_labels(self._first[1], self.num_classes)
+        check_images(self._first[0])
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The epoch's batches: x float32 in [0, 1] and y int64, on the device."""
+        seen = 0
+        for x, y in self._host(epoch):
+            check_labels(y, self.num_classes, seen)
+            self._check_shape(x, seen)
+            seen += len(y)
+            x, y = (t.to(self.device, non_blocking=True) for t in (x, y))
+            yield to_unit(x), y.to(torch.int64)
+        if not seen:
+            raise DataError(
+                f"the loader gave no batches in epoch {epoch}, as one that can be read only once does."
+                " Pass a loader that starts again, or a Dataset."
+            )
+
+    def _check_shape(self, x: Tensor, first: int) -> None:
+        if tuple(x.shape[1:]) != self.shape:
+            raise DataError(f"image {first} has shape {tuple(x.shape[1:])}; the first one has {self.shape}.")
+
+    def _host(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        state = PrivateState(derive(self.seed, "loader", epoch))
+        with state:
+            _set_epoch(self.loader, epoch, self.seed)
+            batches = iter(self.loader)
+        while True:
+            with state:
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield _pair(batch)
+
+    def _survey(self, num_classes: int | None) -> Survey:
+        sizes, top = [], 0
+        for _, y in self._host(0):
+            sizes.append(len(y))
+            top = max(top, int(y.max()) + 1 if len(y) else 0)
+        return Survey(sum(sizes), len(sizes), num_classes or max(top, 1), _batch_size(self.loader) or max(sizes))
+
+
+def _declared(loader: Iterable[Any], num_classes: int | None) -> Survey | None:
+    """What a DataLoader says of itself, or nothing if a pass is needed."""
+    dataset = getattr(loader, "dataset", None)
+    if not isinstance(loader, DataLoader) or not hasattr(dataset, "__len__"):
+        return None
+    num_classes = num_classes or declared_classes(dataset.dataset if isinstance(dataset, Items) else dataset)
+    batches, batch_size = len(loader), _batch_size(loader)
+    if not num_classes or not batch_size:
+        return None
+    owner = loader.batch_sampler if isinstance(loader.batch_sampler, EpochBatches) else loader.sampler
+    count = owner.num_examples if isinstance(owner, EpochBatches) else len(owner)  # type: ignore[arg-type]
+    return Survey(min(count, batches * batch_size), batches, num_classes, batch_size)
+
+
+def _batch_size(loader: Any) -> int | None:
+    """The batch size a loader, or its batch sampler, states."""
+    sizes = (getattr(owner, "batch_size", None) for owner in (loader, getattr(loader, "batch_sampler", None)))
+    return next((size for size in sizes if isinstance(size, int)), None)
+
+
+def declared_classes(dataset: Any) -> int | None:
+    """The number of classes a data set names (`classes`) or labels (`targets`), if it does."""
+    classes = getattr(dataset, "classes", None)
+    if isinstance(classes, list | tuple) and classes:
+        return len(classes)
+    targets = getattr(dataset, "targets", None)
+    if isinstance(targets, list | tuple | np.ndarray | Tensor) and len(targets):
+        return int(np.asarray(targets).max()) + 1
+    return None
+
+
+def _set_epoch(loader: Any, epoch: int, seed: int) -> None:
+    for owner in (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+        if owner is not None and hasattr(owner, "set_epoch"):
+            owner.set_epoch(epoch)
+    generator = getattr(loader, "generator", None)
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(derive(seed, "loader", epoch))
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        raise DataError(f"a batch is a {type(batch).__name__}, not a pair. {_PAIR}")
+    x, y = (torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in batch)
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise DataError(f"a batch holds {type(x).__name__} and {type(y).__name__}. {_PAIR}")
+    if x.ndim != 4 or len(x) != len(y):
+        shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
+        raise DataError(f"a batch has shapes {shapes}; expected images (B, C, H, W) and labels (B,).")
+    return x, y

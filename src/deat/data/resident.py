@@ -1,0 +1,71 @@
+"""A set that lives whole on the device: batches by index, crops and flips as tensor operations."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from deat.data.augment import Augment
+from deat.data.content import check_fits, to_unit
+from deat.data.imageset import ImageSet
+from deat.seeding import derive
+
+
+def epoch_order(num_examples: int, seed: int, epoch: int) -> Tensor:
+    """The order of examples in an epoch, a pure function of (seed, epoch) on every device."""
+    generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
+    return torch.randperm(num_examples, generator=generator)
+
+
+def num_batches(num_examples: int, batch_size: int, drop_last: bool = False) -> int:
+    """Batches in an epoch; a short last one counts unless it is dropped."""
+    return num_examples // batch_size if drop_last else -(-num_examples // batch_size)
+
+
+class Resident:
+    """Batches of an ImageSet kept on the device in its own type, uint8 where it is bytes.
+
+    Order and augmentation are drawn on the host once an epoch, for each image by its index, so they
+    depend neither on the device nor on the batch size; within an epoch nothing is read back.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        batch_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        augment: Augment | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        self.images, self.batch_size, self.seed = images, batch_size, seed
+        self.augment, self.shuffle, self.drop_last = augment, shuffle, drop_last
+        self.device = torch.device(device)
+        self.num_examples, self.num_classes, self.shape = len(images), images.num_classes, images.shape
+        self._x = images.images.to(self.device)
+        self._y = images.labels.to(self.device, torch.int64)
+
+    def __len__(self) -> int:
+        return num_batches(self.num_examples, self.batch_size, self.drop_last)
+
+    def check(self) -> None:
+        """Refuses content that cannot be trained on, and a set smaller than a training batch."""
+        self.images.check()
+        check_fits(self.num_examples, self.batch_size, self.shuffle)
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The epoch's batches: x float32 in [0, 1] and y int64, on the device."""
+        order = self._order(epoch).to(self.device)
+        generator = torch.Generator().manual_seed(derive(self.seed, "augment", epoch))
+        draws = self.augment.draw(self.num_examples, generator).to(self.device) if self.augment else None
+        for step in range(len(self)):
+            index = order[step * self.batch_size : (step + 1) * self.batch_size]
+            x = self._x.index_select(0, index)
+            if self.augment and draws:
+                x = self.augment.apply(x, draws.select(index))
+            yield to_unit(x), self._y.index_select(0, index)
+
+    def _order(self, epoch: int) -> Tensor:
+        return epoch_order(self.num_examples, self.seed, epoch) if self.shuffle else torch.arange(self.num_examples)

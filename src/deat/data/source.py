@@ -1,0 +1,107 @@
+"""Whatever a person trains on, as one kind of thing: a Source of batches on the device."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from deat.data.augment import Augment
+from deat.data.content import check_fits
+from deat.data.foreign import Batches, load_items
+from deat.data.imageset import ImageSet
+from deat.data.resident import Resident
+from deat.data.stream import LazyImages, Stream
+from deat.errors import DataError, UsageError
+
+_ACCEPTED = "an ImageSet, a pair of tensors (images, labels), a torch Dataset, or a DataLoader"
+
+
+class Source(Protocol):
+    """Epochs of batches on the device: x float32 in [0, 1], y int64, fixed by the epoch's number."""
+
+    num_examples: int
+    num_classes: int
+    shape: tuple[int, ...]
+    batch_size: int
+
+    def __len__(self) -> int:
+        """Batches in an epoch; a short last one is kept."""
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The epoch's batches."""
+
+    def check(self) -> None:
+        """Refuses data that cannot be trained on, before any training."""
+
+
+def as_source(
+    data: Any,
+    *,
+    batch_size: int,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    augment: Augment | None = None,
+    num_classes: int | None = None,
+    shuffle: bool = True,
+    workers: int = 0,
+) -> Source:
+    """A Source over an ImageSet, LazyImages, pair of tensors, Dataset, DataLoader or re-iterable of batches.
+
+    A loader keeps its own batch size, order and augmentation; a Dataset its own augmentation.
+    """
+    if batch_size < 1:
+        raise UsageError(f"the batch size is {batch_size}; it must be at least 1.")
+    if isinstance(data, LazyImages):
+        augmented = augment is not None
+        return Stream(data, batch_size, seed=seed, augment=augmented, workers=workers, device=device, shuffle=shuffle)
+    held = as_images(data, num_classes)
+    if held is not None:
+        return Resident(held, batch_size, device=device, seed=seed, augment=augment, shuffle=shuffle)
+    loader = _as_loader(data, batch_size, seed, shuffle, workers)
+    return Batches(loader, device=device, seed=seed, num_classes=num_classes, training=shuffle)
+
+
+def as_images(data: Any, num_classes: int | None = None) -> ImageSet | None:
+    """The data as an ImageSet if it is held in memory as one or as a pair of arrays, else None."""
+    if isinstance(data, ImageSet):
+        return data
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return None
+    if not all(isinstance(part, Tensor | np.ndarray) for part in data):
+        return None
+    return _pair(torch.as_tensor(data[0]), torch.as_tensor(data[1]), num_classes)
+
+
+def _pair(images: Tensor, labels: Tensor, num_classes: int | None) -> ImageSet:
+    if labels.ndim != 1 or labels.is_floating_point():
+        raise DataError(
+            f"labels are {labels.dtype} of shape {tuple(labels.shape)}; expected class numbers of shape (N,)."
+            " One-hot labels: pass labels.argmax(1)."
+        )
+    if images.is_floating_point():
+        images = images.to(torch.float32)
+    count = num_classes or (max(int(labels.max()), 0) + 1 if len(labels) else 1)
+    return ImageSet(images, labels.to(torch.int64), tuple(str(c) for c in range(count)))
+
+
+def _as_loader(data: Any, batch_size: int, seed: int, shuffle: bool, workers: int) -> Iterable[Any]:
+    if isinstance(data, DataLoader):
+        return data
+    if isinstance(data, IterableDataset):
+        return DataLoader(data, batch_size=batch_size, num_workers=workers)
+    if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not hasattr(data, "__iter__")):
+        check_fits(len(data), 1)
+        return load_items(data, batch_size, seed, shuffle, workers)
+    if not hasattr(data, "__iter__"):
+        raise UsageError(f"cannot train on a {type(data).__name__}; pass {_ACCEPTED}.")
+    if iter(data) is data:
+        raise UsageError(
+            f"a {type(data).__name__} can be read only once, and training reads the data once an epoch."
+            " Pass the Dataset or DataLoader itself, or list(...) of the batches."
+        )
+    return data  # type: ignore[no-any-return]

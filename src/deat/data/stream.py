@@ -1,0 +1,140 @@
+"""Sets too large to hold decoded: image files read and decoded in worker processes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from deat.data.content import check_fits, check_labels, to_unit
+from deat.data.decode import fit_centre, open_image, random_crop, to_tensor
+from deat.data.files import Files
+from deat.data.foreign import EpochBatches
+from deat.data.imageset import split_indices
+from deat.errors import DataError
+from deat.seeding import derive
+
+_ZOOM = 224 / 256
+
+
+@dataclass(frozen=True, eq=False)
+class LazyImages:
+    """Image files with a class number each, decoded only when read; `members` are numbers into `files`."""
+
+    files: Files
+    members: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    size: int = 224
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape an image has once decoded."""
+        return (3, self.size, self.size)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes, seen or not."""
+        return len(self.classes)
+
+    def check(self) -> None:
+        """Refuses an empty set, bad labels and a first image that cannot be decoded."""
+        check_fits(len(self), 1)
+        check_labels(self.labels, self.num_classes)
+        self.decode(0)
+
+    def decode(self, index: int, random: Random | None = None, size: int | None = None) -> Tensor:
+        """One image as uint8 (3, size, size): a random crop if given randomness, else the centre."""
+        member = int(self.members[index])
+        image = open_image(self.files.read(member), self.files.names[member])
+        side = size or self.size
+        return to_tensor(random_crop(image, side, random) if random else fit_centre(image, side, _ZOOM))
+
+    def subset(self, indices: Tensor | Sequence[int]) -> "LazyImages":
+        """The images at these indices, in this order."""
+        index = torch.as_tensor(indices, dtype=torch.int64)
+        return LazyImages(self.files, self.members[index], self.labels[index], self.classes, self.size)
+
+    def split(self, held_out: int, seed: int) -> "tuple[LazyImages, LazyImages]":
+        """Disjoint training and validation parts, fixed by the seed."""
+        train, val = split_indices(len(self), held_out, seed)
+        return self.subset(train), self.subset(val)
+
+
+class _Decoded(Dataset[Any]):
+    """Decoded images by (epoch, index); a failure comes back as its message."""
+
+    def __init__(self, images: LazyImages, size: int, seed: int, augment: bool) -> None:
+        self.images, self.size, self.seed, self.augment = images, size, seed, augment
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int] | str:
+        epoch, index = key
+        random = Random(derive(self.seed, "augment", epoch, index)) if self.augment else None
+        try:
+            return self.images.decode(index, random, self.size), int(self.images.labels[index])
+        # An exception that crosses a process arrives with a traceback for a message.
+        except DataError as error:
+            return str(error)
+
+
+def _collate(items: list[tuple[Tensor, int] | str]) -> tuple[Tensor, Tensor] | str:
+    for item in items:
+        if isinstance(item, str):
+            return item
+    images, labels = zip(*items, strict=True)
+    return torch.stack(images), torch.from_numpy(np.asarray(labels, dtype=np.int64))
+
+
+class Stream:
+    """Batches of LazyImages decoded by worker processes; every draw depends on (seed, epoch, index) alone."""
+
+    def __init__(
+        self,
+        images: LazyImages,
+        batch_size: int,
+        *,
+        size: int | None = None,
+        seed: int = 0,
+        augment: bool = True,
+        workers: int = 2,
+        device: torch.device | str = "cpu",
+        shuffle: bool = True,
+    ) -> None:
+        size = size or images.size
+        self.images, self.batch_size, self.shuffle = images, batch_size, shuffle
+        self.device = torch.device(device)
+        self.num_examples, self.num_classes = len(images), images.num_classes
+        self.shape: tuple[int, ...] = (3, size, size)
+        self._batches = EpochBatches(len(images), batch_size, seed, shuffle)
+        self._loader: DataLoader[Any] = DataLoader(
+            _Decoded(images, size, seed, augment),
+            batch_sampler=self._batches,
+            num_workers=workers,
+            collate_fn=_collate,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator().manual_seed(seed),
+        )
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def check(self) -> None:
+        """Refuses content that cannot be trained on, and a set smaller than a training batch."""
+        self.images.check()
+        check_fits(self.num_examples, self.batch_size, self.shuffle)
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The epoch's batches: x float32 in [0, 1] and y int64, on the device."""
+        self._batches.set_epoch(epoch)
+        for batch in self._loader:
+            if isinstance(batch, str):
+                raise DataError(batch)
+            x, y = (part.to(self.device, non_blocking=True) for part in batch)
+            yield to_unit(x), y

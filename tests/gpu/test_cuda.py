@@ -1,0 +1,79 @@
+"""What only a GPU can show; skipped where there is none."""
+
+import math
+
+import pytest
+import torch
+
+import deat
+from deat.data import ImageSet
+from deat.methods import names
+from deat.training.trainer import Trainer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def make_trainer(method: str, precision: str, epochs: int = 2, **settings: object) -> Trainer:
+    images = torch.randint(0, 256, (130, 3, 32, 32), dtype=torch.uint8)
+    labels = torch.arange(130) % 10
+    model = deat.build_model("preact_resnet18", normalize=((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)))
+    return deat.make_trainer(
+        model,
+        ImageSet(images, labels, tuple("0123456789")),
+        method=method,
+        settings=deat.Settings(epochs=epochs, batch_size=64, lr=0.01, precision=precision, device="cuda", **settings),
+    )
+
+
+@pytest.mark.parametrize("method", [*names(), "m+free", "m+yopo-5-3", "m+f+trades"])
+def test_no_host_synchronisation_inside_an_epoch(method: str) -> None:
+    trainer = make_trainer(method, "bf16", epochs=3)
+    trainer.run_epoch()  # the first epoch allocates and finds YOPO's first layer
+    budget = trainer.schedule.budget(trainer.state, trainer.epoch)
+    read, record = trainer.game.meter.read, None
+    trainer.game.meter.read = lambda epoch: None  # type: ignore[assignment, return-value]
+    batches = list(trainer.train.epoch(1))
+    trainer.train.epoch = lambda epoch: iter(batches)  # type: ignore[method-assign]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.play_epoch(budget)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    record = read(1)
+    assert record.examples == 130
+    assert math.isfinite(record.loss)
+
+
+@pytest.mark.parametrize("method", ["m+deat", "trades", "mart", "yopo-5-3", "fat-5"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_every_precision_trains_and_agrees_on_the_first_magnitude(method: str, precision: str) -> None:
+    torch.manual_seed(0)
+    exact = make_trainer(method, "fp32").run_epoch()
+    torch.manual_seed(0)
+    stats = make_trainer(method, precision, epochs=2).run_epoch()
+    assert math.isfinite(stats.loss)
+    if stats.skipped == 0:
+        assert stats.magnitude == pytest.approx(exact.magnitude, rel=0.3)
+        assert stats.examples == 130
+
+
+def test_an_fp16_step_that_overflows_is_skipped_and_counted() -> None:
+    trainer = make_trainer("pgd-7", "fp16")
+    assert trainer.engine.scaler is not None
+    trainer.engine.scaler = torch.amp.GradScaler("cuda", init_scale=2.0**60)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    stats = trainer.run_epoch()
+    assert stats.skipped == 3
+    assert stats.examples == 0
+    assert stats.magnitude == 0
+    assert all(torch.equal(b, p) for b, p in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_delta_and_images_stay_float32_and_inside_the_ball_in_half_precision() -> None:
+    trainer = make_trainer("m+deat", "bf16", epochs=3)
+    trainer.run_epoch()
+    trainer.run_epoch()
+    r = next(iter(trainer.game._rounds.values()))
+    assert r.x.dtype == r.delta.dtype == torch.float32
+    assert bool(trainer.threat.contains(r.x, r.x + r.delta).all())

@@ -1,0 +1,207 @@
+import json
+import os
+
+import pytest
+import torch
+from data_helpers import WRITERS, load, png, real_set, tree, write_folder, write_tar
+from PIL import Image
+
+import deat.data
+from deat.data import ImageSet, LazyImages, archive, decoded
+from deat.data.decode import fit_centre, open_image, to_tensor
+from deat.errors import DataError
+
+
+@pytest.fixture
+def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of images as they are decoded."""
+    seen: list[str] = []
+
+    def counted(data: bytes, name: str) -> Image.Image:
+        seen.append(name)
+        return open_image(data, name)
+
+    monkeypatch.setattr(decoded, "open_image", counted)
+    return seen
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_directory_and_every_kind_of_archive_give_the_same_set(kind, cache, tmp_path):
+    files = tree()
+    corpus = load(WRITERS[kind](tmp_path / kind, files), tmp_path / "root", cache=cache)
+    assert corpus.train.classes == ("cat", "dog")
+    assert corpus.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    for part, name in ((corpus.train, "train/dog/1.png"), (corpus.test, "test/dog/1.png")):
+        assert torch.equal(part.images[4], to_tensor(open_image(files[name], name)))
+    assert (corpus.eps, corpus.pad, corpus.flip) == (8 / 255, 4, True)
+    assert cache or not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize("test", ["test", "val", "valid", "validation"])
+def test_the_test_part_goes_by_its_usual_names(test, tmp_path):
+    assert len(load(write_folder(tmp_path / "set", tree(test=test)), tmp_path / "root").test) == 6
+
+
+def test_class_folders_alone_are_a_training_part(tmp_path):
+    files = {name.removeprefix("train/"): data for name, data in tree(test=None).items()}
+    corpus = load(write_folder(tmp_path / "set", files), tmp_path / "root")
+    assert corpus.test is None
+    assert corpus.train.classes == ("cat", "dog")
+
+
+def test_one_folder_around_everything_and_other_files_are_ignored(tmp_path):
+    files = {f"./outer/{name}": data for name, data in tree().items()}
+    files |= {"outer/README.txt": b"", "outer/train/cat/._0.png": b"", "__MACOSX/outer/train/cat/0.png": b""}
+    corpus = load(write_tar(tmp_path / "set.tar", files), tmp_path / "root")
+    assert (len(corpus.train), len(corpus.test)) == (6, 6)
+
+
+def test_large_images_get_the_imagenet_threat_model(tmp_path):
+    corpus = load(write_folder(tmp_path / "set", tree(1, width=80, height=80)), tmp_path / "root")
+    assert (corpus.eps, corpus.pad) == (4 / 255, 10)
+    assert corpus.mean == (0.485, 0.456, 0.406)
+
+
+def test_size_resizes_the_shorter_side_and_crops_the_centre(tmp_path):
+    left, right = Image.new("RGB", (40, 20), "red"), Image.new("RGB", (10, 20), "blue")
+    left.paste(right, (30, 0))
+    square = to_tensor(fit_centre(left, 10))
+    assert square.shape == (3, 10, 10)
+    assert square[0, :, :9].eq(255).all()
+    assert square[2].eq(0)[:, :9].all()
+    corpus = load(write_folder(tmp_path / "set", tree(width=40, height=20)), tmp_path / "root", size=10)
+    assert corpus.train.shape == (3, 10, 10)
+
+
+def test_images_of_different_sizes_are_left_to_be_streamed(tmp_path):
+    files = tree() | {"train/dog/2.png": png(0, 9, 9)}
+    corpus = load(write_tar(tmp_path / "set.tar.gz", files, "w:gz"), tmp_path / "root")
+    assert isinstance(corpus.train, LazyImages)
+    assert corpus.train.decode(5).shape == (3, 224, 224)
+
+
+def test_a_set_too_large_for_memory_is_left_to_be_streamed(tmp_path, monkeypatch):
+    path = write_folder(tmp_path / "set", tree())
+    monkeypatch.setattr(decoded, "MAX_DECODED", 100)
+    assert isinstance(load(path, tmp_path / "root", size=8).train, LazyImages)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_the_second_start_decodes_nothing(kind, tmp_path, decodes):
+    path = WRITERS[kind](tmp_path / kind, tree())
+    first = load(path, tmp_path / "root")
+    assert len(decodes) == 14
+    second = load(path, tmp_path / "root")
+    assert len(decodes) == 14
+    assert torch.equal(first.train.images, second.train.images)
+    assert torch.equal(first.test.labels, second.test.labels)
+    assert second.train.classes == first.train.classes
+
+
+def test_the_second_start_of_a_streamed_archive_does_not_unpack_it_again(tmp_path, monkeypatch):
+    path = write_tar(tmp_path / "set.tar.xz", tree() | {"train/dog/2.png": png(0, 9, 9)}, "w:xz")
+    first = load(path, tmp_path / "root").train
+    monkeypatch.setattr(archive, "pack", lambda *_: pytest.fail("unpacked"))
+    assert torch.equal(load(path, tmp_path / "root").train.decode(2), first.decode(2))
+
+
+@pytest.mark.parametrize("kind", ["set", "set.tar"])
+def test_changed_data_is_decoded_again(kind, tmp_path, decodes):
+    path = WRITERS[kind](tmp_path / kind, tree())
+    load(path, tmp_path / "root")
+    WRITERS[kind](path, tree() | {"train/cat/9.png": png(9)})
+    os.utime(path, ns=(1, 1))
+    assert len(load(path, tmp_path / "root").train) == 7
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "absent", "manifest"])
+def test_a_damaged_cache_is_noticed_and_rebuilt(damage, tmp_path, decodes):
+    path = write_folder(tmp_path / "set", tree())
+    first = load(path, tmp_path / "root")
+    kept = first.train.images.clone()
+    del first
+    (entry,) = (tmp_path / "root" / "decoded").iterdir()
+    file = entry / "train_images.npy"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    if damage == "manifest":
+        (entry / "manifest.json").write_text("[]")
+    elif damage == "absent":
+        file.unlink()
+    else:
+        file.write_bytes(data[:-1] if damage == "cut" else data)
+    assert torch.equal(load(path, tmp_path / "root").train.images, kept)
+    assert len(decodes) == 28
+
+
+def test_the_cache_holds_no_path_and_no_leftovers(tmp_path):
+    load(write_tar(tmp_path / "set.tar.gz", tree(), "w:gz"), tmp_path / "root")
+    (entry,) = (tmp_path / "root" / "decoded").iterdir()
+    assert sorted(json.loads((entry / "manifest.json").read_text())) == [
+        "classes.json",
+        "test_images.npy",
+        "test_labels.npy",
+        "train_images.npy",
+        "train_labels.npy",
+    ]
+    assert not any(str(tmp_path).encode() in file.read_bytes() for file in entry.iterdir())
+
+
+def test_writing_to_a_cached_set_does_not_change_the_cache(tmp_path):
+    path = write_folder(tmp_path / "set", tree())
+    load(path, tmp_path / "root")
+    images = load(path, tmp_path / "root").train.images
+    images.zero_()
+    assert load(path, tmp_path / "root").train.images.any()
+
+
+def test_a_cache_that_cannot_be_written_costs_only_speed(tmp_path):
+    (tmp_path / "root").write_text("not a folder")
+    assert len(load(write_folder(tmp_path / "set", tree()), tmp_path / "root").train) == 6
+
+
+def test_a_compressed_tar_without_room_to_unpack_names_the_ways_out(tmp_path):
+    path = write_tar(tmp_path / "set.tar.gz", tree(), "w:gz")
+    (tmp_path / "root").write_text("not a folder")
+    with pytest.raises(DataError, match=r"'set\.tar\.gz'.*DEAT_DATA.*cache=False"):
+        load(path, tmp_path / "root")
+    assert len(load(path, tmp_path / "root", cache=False).train) == 6
+
+
+def test_what_is_no_set_of_images_is_refused_with_the_layout(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="train/CLASS/IMAGE"):
+        load(tmp_path / "empty", tmp_path / "root")
+    with pytest.raises(DataError, match=r"there is no .*absent.*\.zip"):
+        load(tmp_path / "absent", tmp_path / "root")
+    (tmp_path / "file.rar").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"file\.rar.*\.tar\.xz"):
+        load(tmp_path / "file.rar", tmp_path / "root")
+
+
+def test_a_class_only_the_test_part_has_is_refused(tmp_path):
+    with pytest.raises(DataError, match="'fish'"):
+        load(write_folder(tmp_path / "set", tree() | {"test/fish/0.png": png()}), tmp_path / "root")
+
+
+def test_cifar10_as_jpeg_is_read_whole_and_decoded_once(tmp_path_factory, decodes):
+    path, root = real_set("cifar10-jpeg.tar.xz"), tmp_path_factory.mktemp("root")
+    corpus = load(path, root)
+    assert isinstance(corpus.train, ImageSet)
+    assert (len(corpus.train), len(corpus.test), corpus.train.shape) == (50_000, 10_000, (3, 32, 32))
+    assert torch.bincount(corpus.train.labels).tolist() == [5_000] * 10
+    assert corpus.train.classes[0] == "airplane"
+    first = len(decodes)
+    assert torch.equal(load(path, root).test.images, corpus.test.images)
+    assert len(decodes) == first
+
+
+def test_imagenette_can_be_streamed_from_its_archive(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(decoded, "MAX_DECODED", 0)
+    corpus = load(real_set("imagenette96.tar.xz"), tmp_path_factory.mktemp("root"), size=64)
+    assert isinstance(corpus.train, LazyImages)
+    assert (len(corpus.train), len(corpus.test), corpus.train.num_classes) == (9_469, 3_925, 10)
+    source = deat.data.as_source(corpus.train.subset(range(0, 9_469, 1_000)), batch_size=5)
+    source.check()
+    assert [tuple(x.shape) for x, _ in source.epoch(0)] == [(5, 3, 64, 64)] * 2

@@ -1,0 +1,119 @@
+from pathlib import Path
+
+import pytest
+import torch
+from data_helpers import png, tree, write_folder, write_zip
+
+import deat.data
+from deat.data import LazyImages, Stream, decoded
+from deat.errors import DataError
+
+
+@pytest.fixture
+def lazy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LazyImages:
+    monkeypatch.setattr(decoded, "MAX_DECODED", 0)
+    path = write_folder(tmp_path / "set", tree(6, width=20, height=16))
+    train = deat.data.load(f"folder:{path}", root=tmp_path / "root", size=12).train
+    assert isinstance(train, LazyImages)
+    return train
+
+
+def batches(images: LazyImages, epoch: int = 0, **options: object) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(Stream(images, 5, **{"seed": 1, "workers": 0, **options}).epoch(epoch))  # type: ignore[arg-type]
+
+
+def same(one: list[tuple[torch.Tensor, torch.Tensor]], two: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
+    pairs = zip(one, two, strict=True)
+    return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
+
+
+def test_batches_are_decoded_scaled_and_complete(lazy):
+    found = batches(lazy)
+    assert [tuple(x.shape) for x, _ in found] == [(5, 3, 12, 12), (5, 3, 12, 12), (2, 3, 12, 12)]
+    x = torch.cat([x for x, _ in found])
+    assert x.dtype == torch.float32
+    assert 0 <= float(x.min()) < float(x.max()) <= 1
+    assert sorted(torch.cat([y for _, y in found]).tolist()) == [0] * 6 + [1] * 6
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_number_of_workers_changes_nothing(workers, lazy):
+    stream = Stream(lazy, 5, seed=1, workers=workers)
+    assert same(list(stream.epoch(0)), batches(lazy, 0))
+    assert same(list(stream.epoch(3)), batches(lazy, 3))
+
+
+def test_batches_are_a_pure_function_of_seed_and_epoch(lazy):
+    stream = Stream(lazy, 5, seed=1, workers=0)
+    first = list(stream.epoch(2))
+    next(stream.epoch(0))
+    torch.manual_seed(5)
+    assert same(list(stream.epoch(2)), first)
+    assert not same(batches(lazy, 3), first)
+    assert not same(batches(lazy, 2, seed=2), first)
+
+
+def test_streaming_does_not_touch_the_global_generator(lazy):
+    before = torch.get_rng_state()
+    batches(lazy)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_evaluation_takes_the_centre_in_order(lazy):
+    found = batches(lazy, augment=False, shuffle=False)
+    assert torch.cat([y for _, y in found]).tolist() == [0] * 6 + [1] * 6
+    assert torch.equal(found[0][0][3], lazy.decode(3).float() / 255)
+    assert same(batches(lazy, 7, augment=False, shuffle=False), found)
+
+
+def test_the_size_of_the_stream_can_differ_from_the_sets(lazy):
+    assert Stream(lazy, 5, size=9, workers=0).shape == (3, 9, 9)
+    assert batches(lazy, size=9)[0][0].shape == (5, 3, 9, 9)
+
+
+def test_split_is_disjoint_and_fixed_by_the_seed(lazy):
+    train, val = lazy.split(4, seed=0)
+    assert sorted([*train.members.tolist(), *val.members.tolist()]) == lazy.members.tolist()
+    assert val.members.tolist() == lazy.split(4, seed=0)[1].members.tolist()
+    assert (len(train), len(val), val.num_classes) == (8, 4, 2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_breaks_while_training_is_named_without_a_traceback(workers, lazy, tmp_path):
+    (tmp_path / "set" / "train" / "dog" / "3.png").write_bytes(b"broken")
+    with pytest.raises(DataError) as caught:
+        batches(lazy, workers=workers)
+    assert "train/dog/3.png" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_file_that_disappears_while_training_is_named(lazy, tmp_path):
+    (tmp_path / "set" / "train" / "cat" / "0.png").unlink()
+    with pytest.raises(DataError, match=r"cannot read 'train/cat/0\.png'"):
+        batches(lazy)
+
+
+def test_a_changed_zip_is_noticed_when_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(decoded, "MAX_DECODED", 0)
+    path = write_zip(tmp_path / "set.zip", tree())
+    train = deat.data.load(f"folder:{path}", root=tmp_path, size=8).train
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + b"\0" * 400 + data[500:])
+    with pytest.raises(DataError, match="damaged"):
+        batches(train)
+
+
+def test_check_refuses_what_cannot_be_trained_on(lazy, tmp_path):
+    with pytest.raises(DataError, match="12 images, fewer than one batch of 64"):
+        Stream(lazy, 64, workers=0).check()
+    (tmp_path / "set" / "train" / "cat" / "0.png").write_bytes(png()[:50])
+    with pytest.raises(DataError, match=r"'train/cat/0\.png'"):
+        Stream(lazy, 4, workers=0).check()
+
+
+def test_pixels_do_not_move_when_the_image_already_fits(tmp_path, monkeypatch):
+    monkeypatch.setattr(decoded, "MAX_DECODED", 0)
+    path = write_folder(tmp_path / "set", tree(1, width=32, height=32))
+    train = deat.data.load(f"folder:{path}", root=tmp_path / "root", size=28).train
+    whole = deat.data.decode.to_tensor(deat.data.decode.open_image(png(0, 32, 32), "x"))
+    assert torch.equal(train.decode(0), whole[:, 2:30, 2:30])
