@@ -3,6 +3,7 @@
 Adversarial training whose number of attack steps tunes itself while it trains.
 """
 
+from deat import schedules
 from deat.data import load as load_data
 from deat.game.ascent import Ascent
 from deat.game.engine import Engine
@@ -51,4 +52,5 @@ __all__ = [
     "normalized",
     "register",
     "save_weights",
+    "schedules",
 ]

@@ -108,8 +108,8 @@ class Train:
     """The attack on them: cw-20 (default), pgd-20, ..., or none."""
     test_images: int = 1000
     """Test images scored at the end by natural, FGSM and PGD-20; 0 for none."""
-    baseline: bool | None = None
-    """Also train naturally, to compare; by default on digits only."""
+    baseline: Literal["auto", "yes", "no"] = "auto"
+    """Also train naturally, to compare; auto does so on digits only."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto is bf16 where the hardware is fast at it."""
     device: str = "auto"

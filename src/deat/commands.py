@@ -33,7 +33,7 @@ class Options:
     out: str | None = None
     overwrite: bool = False
     test_images: int = 1000
-    baseline: bool | None = None
+    baseline: str = "auto"
     dry_run: bool = False
     json: bool = False
 
@@ -98,8 +98,8 @@ class Session:
             self.scores.append(Score(name, found, len(images), result.history[-1].backprops, result.seconds))
 
     def _wants_baseline(self) -> bool:
-        if self.options.baseline is not None:
-            return self.options.baseline
+        if self.options.baseline != "auto":
+            return self.options.baseline == "yes"
         return self.run.corpus.name == "digits" and self.run.method.name != "natural"
 
     def _say_what(self, trainer: Trainer) -> None:

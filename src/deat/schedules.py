@@ -93,7 +93,7 @@ class Fixed(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require("k", self.k, lambda v: v >= 0 and v == int(v), "a whole number >= 0")
+        _require("k", self.k, lambda v: v >= 0 and isinstance(v, int), "a whole number >= 0")
 
     def k_at(self, state: State, epoch: int) -> int:
         """The fixed k."""
@@ -118,7 +118,7 @@ class EveryEpochs(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require("period", self.period, lambda v: v >= 1 and v == int(v), "a whole number of epochs >= 1")
+        _require("period", self.period, lambda v: v >= 1 and isinstance(v, int), "a whole number of epochs >= 1")
         _require_cap(self.max_steps)
 
     def k_at(self, state: State, epoch: int) -> int:
@@ -212,8 +212,8 @@ class Linear(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require("first", self.first, lambda v: v >= 0 and v == int(v), "a whole number >= 0")
-        _require("last", self.last, lambda v: v >= self.first and v == int(v), f"a whole number >= {self.first}")
+        _require("first", self.first, lambda v: v >= 0 and isinstance(v, int), "a whole number >= 0")
+        _require("last", self.last, lambda v: v >= self.first and isinstance(v, int), f"a whole number >= {self.first}")
 
     def bind(self, eps: float, epochs: int) -> Self:
         """Lengths times eps, and the number of epochs."""
@@ -251,7 +251,7 @@ def _require(name: str, value: float, accepted: Any, text: str) -> None:
 
 def _require_cap(cap: int | None) -> None:
     if cap is not None:
-        _require("max_steps", cap, lambda v: v >= 1 and v == int(v), "a whole number >= 1, or None for no cap")
+        _require("max_steps", cap, lambda v: v >= 1 and isinstance(v, int), "a whole number >= 1, or None for no cap")
 
 
 def _check_magnitude(record: EpochRecord) -> None:

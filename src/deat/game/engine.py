@@ -90,7 +90,8 @@ class Engine:
             optimizer.step()
             return None
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        taken = torch.isfinite(torch.nn.utils.get_total_norm(grads))
+        # The largest gradient, not their length: squares of scaled gradients may overflow by themselves.
+        taken = torch.isfinite(torch.nn.utils.get_total_norm(grads, norm_type=torch.inf))
         self.scaler.step(optimizer)
         self.scaler.update()
         return taken

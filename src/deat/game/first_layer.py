@@ -40,7 +40,7 @@ class FirstLayer:
         outputs: list[Tensor] = []
         calls = 0
 
-        def collect(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        def collect(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
             nonlocal calls
             if self.sees_input[calls % len(self.sees_input)]:
                 output.retain_grad()
@@ -48,6 +48,8 @@ class FirstLayer:
             calls += 1
             if stop and len(outputs) == sum(self.sees_input):
                 raise _FirstLayerDone
+            # A costate already holds what reaches the loss through later first-layer modules.
+            return output.detach() if stop else None
 
         with _hooked(self.modules, collect):
             yield outputs

@@ -202,12 +202,14 @@ class Game:
     def _start(self, r: Round, budget: Budget) -> Tensor:
         if not budget.k and not self.ascent.noisy:
             return torch.zeros_like(r.x)
-        if self.ascent.persistent and self.carry is not None:
-            return self.threat.project(r.x, self.carry[: len(r)])
-        return self.threat.start(r.x, self.ascent.start, self.generator)
+        start = self.threat.start(r.x, self.ascent.start, self.generator)
+        if self.carry is not None and self.carry.shape[1:] == r.x.shape[1:]:
+            kept = self.carry[: len(r)]  # a batch longer than any before starts its other rows anew
+            start[: len(kept)] = self.threat.project(r.x[: len(kept)], kept)
+        return start
 
     def _keep(self, delta: Tensor) -> None:
-        if self.carry is None or len(self.carry) < len(delta):
+        if self.carry is None or self.carry.shape[1:] != delta.shape[1:] or len(self.carry) < len(delta):
             self.carry = delta.clone()
         else:
             self.carry[: len(delta)].copy_(delta)

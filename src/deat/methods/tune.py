@@ -1,5 +1,6 @@
 """Single settings of a method changed by hand; a setting that the method does not have is refused."""
 
+import math
 from dataclasses import fields, replace
 from typing import Any
 
@@ -40,7 +41,7 @@ def _change(method: Method, part: str, values: dict[str, Any], hint: str) -> Met
     for name in given:
         if name not in known:
             raise UsageError(f"{method.name} has no setting {name!r}: {hint}.")
-    if given.get("beta", 0) < 0:
+    if not 0 <= given.get("beta", 0) < math.inf:
         raise UsageError(f"beta must be a number >= 0, not {given['beta']!r}.")
     return replace(method, **{part: replace(getattr(method, part), **given)}) if given else method
 

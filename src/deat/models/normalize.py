@@ -71,10 +71,6 @@ def _numbers(what: str, values: Sequence[float]) -> list[float]:
 
 def _check(means: list[float], stds: list[float]) -> None:
     if len(means) != len(stds):
-        raise UsageError(
-            f"mean has {len(means)} channels and std has {len(stds)}: give one number per channel to both"
-        )
+        raise UsageError(f"mean has {len(means)} channels and std has {len(stds)}: give one number per channel to both")
     if min(stds) <= 0:
-        raise UsageError(
-            f"std {stds!r} must be above 0 in every channel: it divides; use 1 to leave one as it is"
-        )
+        raise UsageError(f"std {stds!r} must be above 0 in every channel: it divides; use 1 to leave one as it is")

@@ -83,18 +83,14 @@ def build(
         return net
     mean, std = normalize
     if len(mean) != in_channels:
-        raise UsageError(
-            f"normalize has {len(mean)} channels, the images have {in_channels}: give one number each"
-        )
+        raise UsageError(f"normalize has {len(mean)} channels, the images have {in_channels}: give one number each")
     return normalized(net, mean, std)
 
 
 def _check_free(name: str, builder: Callable[..., nn.Module]) -> None:
     """Refuse a name that is taken, except by an earlier run of the same definition, as notebooks do."""
     if not name or ":" in name or name != name.lower():
-        raise UsageError(
-            f"model name {name!r} must be lower case, not empty and without a colon: choose another"
-        )
+        raise UsageError(f"model name {name!r} must be lower case, not empty and without a colon: choose another")
     old = _entries.get(name)
     if old is not None and _origin(old.builder) != _origin(builder):
         raise UsageError(f"model name {name!r} is already registered: choose another")
@@ -163,8 +159,7 @@ def _called(name: str, builder: Callable[..., Any], **options: object) -> Any:
 
 def _not_a_model(spec: str, thing: object) -> UsageError:
     return UsageError(
-        f"{spec} is a {type(thing).__name__}, not a model: name an nn.Module, its class, "
-        "or a function that returns one"
+        f"{spec} is a {type(thing).__name__}, not a model: name an nn.Module, its class, or a function that returns one"
     )
 
 

@@ -30,9 +30,7 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     target = Path(path)
     if target.suffix.lower() in PICKLES:
-        raise CheckpointError(
-            f"{target} would hold safetensors under a pickle's name: end it in .safetensors"
-        )
+        raise CheckpointError(f"{target} would hold safetensors under a pickle's name: end it in .safetensors")
     tensors, aliases = _untied(_tensors(_bare(model)))
     _write(tensors, {**aliases, "format": "pt"}, target)
 
@@ -100,9 +98,7 @@ def _own(tensor: Tensor) -> Tensor:
 def _tied(found: Tensors, expected: Tensors) -> Tensors:
     """The found tensors, and the same again for every name the model ties to one of theirs."""
     by_identity = {_identity(expected[key]): tensor for key, tensor in found.items() if key in expected}
-    tied = {
-        key: by_identity[i] for key, tensor in expected.items() if (i := _identity(tensor)) in by_identity
-    }
+    tied = {key: by_identity[i] for key, tensor in expected.items() if (i := _identity(tensor)) in by_identity}
     return tied | found
 
 
@@ -156,9 +152,7 @@ def _read(file: Path) -> Tensors:
     except Exception as error:  # the file may come from anywhere, and its reader fails in many ways
         if _starts_as_pickle(file):
             raise _pickled(file) from error
-        raise CheckpointError(
-            f"{file} is not a whole safetensors file ({error}): fetch or write it again"
-        ) from error
+        raise CheckpointError(f"{file} is not a whole safetensors file ({error}): fetch or write it again") from error
     aliases.pop("format", None)
     return {alias: tensors[kept] for alias, kept in aliases.items() if kept in tensors} | tensors
 

@@ -99,7 +99,7 @@ def check_model(model: nn.Module, source: Source) -> None:
     try:
         with torch.no_grad(), evaluating(model):
             logits = model(x)
-    except (RuntimeError, ValueError, TypeError) as error:
+    except Exception as error:  # whatever the user's own code may raise
         raise UsageError(f"the model cannot read images of shape {tuple(source.shape)}: {error}") from error
     if not isinstance(logits, torch.Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__

@@ -31,11 +31,12 @@ class Steering:
     """Sets learning rate and momentum once a batch. Groups keep the ratio of their learning rates."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, total: int) -> None:
-        self.groups, self.total = optimizer.param_groups, total
-        self.base = float(self.groups[0]["lr"])
-        self.ratios = [float(group["lr"]) / self.base for group in self.groups]
-        high = settings.momentum
-        cycles = settings.cycle_momentum and all("momentum" in group for group in self.groups)
+        self.optimizer, self.total = optimizer, total
+        groups = optimizer.param_groups
+        self.base = float(groups[0]["lr"])
+        self.ratios = [float(group["lr"]) / self.base for group in groups]
+        high = float(groups[0].get("momentum", 0.0))
+        cycles = settings.cycle_momentum and all("momentum" in group for group in groups)
         self.rate = rate(
             settings.rate,
             settings.lr or self.base,
@@ -48,7 +49,8 @@ class Steering:
     def at(self, step: int) -> None:
         """Set the rates for a batch."""
         self.lr, momentum = self.rate.at(step, self.total)
-        for group, ratio in zip(self.groups, self.ratios, strict=True):
+        # Asked anew every time: an optimiser that loads its state replaces its groups.
+        for group, ratio in zip(self.optimizer.param_groups, self.ratios, strict=True):
             group["lr"] = self.lr * ratio
             if momentum is not None:
                 group["momentum"] = momentum

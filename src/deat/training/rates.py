@@ -88,7 +88,7 @@ def rate(name: str, lr: float, epochs: int, *, peak: float = 0.5, momentum: tupl
         case "cyclic":
             return Cyclic(lr, peak, momentum)
         case "multistep":
-            return MultiStep(lr, (epochs // 2, epochs * 4 // 5), epochs)
+            return MultiStep(lr, (max(1, epochs // 2), max(1, epochs * 4 // 5)), epochs)
         case "cosine":
             return Cosine(lr)
         case "flat":

@@ -39,25 +39,25 @@ class Best:
     Without validation the last epoch is the best. A NaN never wins.
     """
 
-    def __init__(self, snapshot: Snapshot | None = None) -> None:
-        self._snapshot = snapshot
+    def __init__(self, held: Snapshot | None = None) -> None:
+        self.held = held
 
     @property
     def snapshot(self) -> Snapshot:
         """The best epoch so far."""
-        assert self._snapshot is not None, "no epoch was offered"
-        return self._snapshot
+        assert self.held is not None, "no epoch was offered"
+        return self.held
 
     def offer(self, stats: EpochStats, model: nn.Module) -> None:
         """Keep this epoch's weights if it beats the best so far."""
-        held = self._snapshot
+        held = self.held
         if (
             held is None
             or stats.val_robust is None
             or _score(stats.val_robust, stats.val_natural) > _score(held.robust, held.natural)
         ):
             weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-            self._snapshot = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, weights)
+            self.held = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, weights)
 
 
 def _score(robust: float | None, natural: float | None) -> tuple[float, float]:

@@ -33,4 +33,4 @@ def accuracies(
         for index, name in enumerate(attacks):
             generator = torch.Generator(device).manual_seed(derive(seed, "score", batch))
             sums[index] += correct(model, x, y, attack(name), threat, generator).sum()
-    return dict(zip(attacks, (sums / len(images)).tolist(), strict=True))
+    return dict(zip(attacks, (sums.double() / len(images)).tolist(), strict=True))

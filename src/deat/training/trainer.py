@@ -78,16 +78,20 @@ class Trainer:
         self.schedule = method.bind(threat, settings.epochs)
         self.state = self.schedule.init()
         self.epoch, self.step, self.seconds = 0, 0, 0.0
-        self.active = 0
+        self.active, self._stopping = 0, False
         self.history: list[EpochStats] = []
         self.best = Best()
 
     def fit(self) -> Result:
         """Train until the last epoch."""
         with self.session():
-            while self.epoch < self.settings.epochs:
+            while self.epoch < self.settings.epochs and not self._stopping:
                 self.run_epoch()
         return Result(self.model, self.history, self.best.snapshot, self.seconds)
+
+    def stop(self) -> None:
+        """End training after the epoch that is running; for callbacks."""
+        self._stopping = True
 
     def run_epoch(self) -> EpochStats:
         """Play every batch once, read the meter, let the schedule observe, validate, tell the callbacks."""
@@ -130,7 +134,9 @@ class Trainer:
             "active": self.active,
             "seconds": self.seconds,
             "history": list(self.history),
-            "best": self.best.snapshot,
+            "best": self.best.held,
+            "scaler": self.engine.scaler.state_dict() if self.engine.scaler else None,
+            "val_passes": self.validator.passes if self.validator else 0,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -142,10 +148,15 @@ class Trainer:
         vars(self.game.cost).update(state["cost"])
         self.active, self.history = state["active"], list(state["history"])
         self.best = Best(state["best"])
+        if self.engine.scaler and state["scaler"]:
+            self.engine.scaler.load_state_dict(state["scaler"])
+        if self.validator:
+            self.validator.passes = state["val_passes"]
 
     def _stats(self, budget: Budget, record: EpochRecord) -> EpochStats:
         bound = log10_lipschitz(self.model)
-        if not math.isfinite(bound):
+        finite = torch.stack([p.detach().isfinite().all() for p in self.model.parameters() if p.requires_grad]).all()
+        if not (math.isfinite(bound) and finite):
             raise NumericalError(f"weights stopped being finite in epoch {self.epoch + 1}. Lower the learning rate.")
         natural, robust = self.validator(self.model) if self.validator else (None, None)
         self.active += record.active

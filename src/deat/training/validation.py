@@ -28,8 +28,9 @@ class Validator:
     def __call__(self, net: nn.Module) -> tuple[float, float]:
         """(natural, robust) accuracy, in one host read."""
         sums = torch.zeros(2, dtype=torch.int64, device=self.engine.device)
+        dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
         for batch, (x, y) in enumerate(self.source.epoch(0)):
-            sums += self._score(net, self.engine.layout(x), y, batch)
+            sums += self._score(net, self.engine.layout(x.to(dtype)), y, batch)
         natural, robust = (sums.double() / self.source.num_examples).tolist()
         return natural, robust
 

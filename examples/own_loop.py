@@ -1,0 +1,26 @@
+"""The bare parts in a loop of your own: a threat model, a method's play and schedule, and the game between them."""
+
+import torch
+
+import deat
+from deat.data import Resident
+
+EPOCHS = 6
+digits, threat = deat.load_data("digits"), deat.Linf(0.15)
+batches = Resident(digits.train, 64, seed=0)
+net = deat.build_model("small", in_channels=1, image_size=8)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+method = deat.method("m+deat")
+game = deat.Game(net, deat.Objective(net, method.objective), threat, method.ascent, optimizer, probe=method.probe)
+schedule = method.bind(threat, EPOCHS)
+state = schedule.init()
+
+for epoch in range(EPOCHS):
+    budget = schedule.budget(state, epoch)
+    game.meter.reset()
+    for x, y in batches.epoch(epoch):
+        method.play(game, x, y, budget)  # your logging, EMA or gradient clipping goes around this line
+    record = game.meter.read(epoch)  # the one host read
+    state = schedule.observe(state, record)
+    print(f"epoch {epoch + 1}: k {budget.k}, l_X {record.magnitude:.0f}, loss {record.loss:.3f}")

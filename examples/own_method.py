@@ -1,0 +1,25 @@
+"""A method of your own is a few lines: here, FREE from a Bernoulli start whose replays grow every two epochs.
+
+Registered, it has a name, composes and is listed; from the command line, without registering:
+`deat train --method examples/own_method.py:GROWING`.
+"""
+
+import deat
+from deat.schedules import EveryEpochs
+
+GROWING = deat.Method("growing-free", deat.Replay(), EveryEpochs(period=2, alpha=1.0), deat.Ascent(start="bernoulli"))
+
+
+@deat.register("bold-K")
+def bold(k: int = 3) -> deat.Method:
+    """PGD with k steps of half the radius."""
+    return deat.Method("bold", deat.Craft(), deat.schedules.Fixed(k=k, alpha=0.5))
+
+
+if __name__ == "__main__":
+    digits = deat.load_data("digits")
+    for method in (GROWING, "bold-2", "m+bold", "f+bold-4"):
+        model = deat.build_model("small", in_channels=1, image_size=8)
+        result = deat.fit(model, digits.train, method=method, threat=deat.Linf(0.15), epochs=4, batch_size=64, lr=0.05)
+        name = method if isinstance(method, str) else method.name
+        print(f"{name}: k {[e.k for e in result.history]}, loss {result.history[-1].loss:.3f}")

@@ -1,0 +1,151 @@
+"""Bad input ends before training, says what is wrong, what is accepted and what to do, and creates nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import deat
+from deat.cli import main
+from deat.errors import DataError, DeatError, UsageError
+
+CASES = [
+    (["--method", "deet-3"], 2, ["unknown method 'deet-3'", "deat-3"]),
+    (["--method", "m+natural"], 2, ["natural"]),
+    (["--model", "preact_resnet19"], 2, ["unknown model 'preact_resnet19'", "preact_resnet18"]),
+    (["--data", "cifar11"], 2, ["unknown data 'cifar11'", "cifar10"]),
+    (["--data", "folder:nowhere"], 3, ["nowhere", "directory"]),
+    (["--eps", "8"], 2, ["8/255"]),
+    (["--eps", "-0.1"], 2, ["eps", "negative"]),
+    (["--eps", "nan"], 2, ["nan", "8/255"]),
+    (["--eps", "8/0"], 2, ["8/0", "8/255"]),
+    (["--eps", "__import__('os').mkdir('marker')"], 2, ["not a number"]),
+    (["--norm", "l2"], 2, ["l2", "eps"]),
+    (["--gamma", "0"], 2, ["gamma", "> 0"]),
+    (["--gamma", "-1"], 2, ["gamma", "-1"]),
+    (["--gamma", "1.1", "--method", "pgd-7"], 2, ["pgd-7", "gamma", "m+"]),
+    (["--max-steps", "0"], 2, ["max_steps", ">= 1"]),
+    (["--beta", "2"], 2, ["beta", "trades"]),
+    (["--beta", "-2", "--method", "trades"], 2, ["beta", "-2"]),
+    (["--tau", "2"], 2, ["tau", "fat-K"]),
+    (["--compact"], 2, ["compact", "fat-K"]),
+    (["--alpha", "-1"], 2, ["alpha", "-1"]),
+    (["--epochs", "0"], 2, ["epochs", ">= 1"]),
+    (["--epochs", "1.5"], 2, ["1.5", "whole number"]),
+    (["--batch-size", "0"], 2, ["batch_size", ">= 1"]),
+    (["--batch-size", "5000"], 3, ["1258", "5000"]),
+    (["--lr", "-1"], 2, ["lr", "-1"]),
+    (["--lr", "inf"], 2, ["inf"]),
+    (["--momentum", "1.5"], 2, ["momentum", "1.5"]),
+    (["--weight-decay", "-1"], 2, ["weight_decay"]),
+    (["--seed", "-1"], 2, ["seed", ">= 0"]),
+    (["--threads", "0"], 2, ["threads"]),
+    (["--workers", "-1"], 2, ["workers"]),
+    (["--held-out", "5000"], 2, ["5000", "1397"]),
+    (["--held-out", "-1"], 2, ["-1"]),
+    (["--val-attack", "pgd"], 2, ["unknown attack 'pgd'", "pgd-20"]),
+    (["--test-images", "-1"], 2, ["test_images"]),
+    (["--device", "cuda:99"], 2, ["cuda:99", "cpu"]),
+    (["--device", "gpu"], 2, ["gpu", "cpu"]),
+    (["--precision", "fp16", "--device", "cpu"], 2, ["fp16", "bf16"]),
+    (["--init", "nothing.safetensors"], 4, ["nothing.safetensors"]),
+    (["--method", "nothing.py:NAME"], 2, ["nothing.py"]),
+    (["--model", "nothing.py:NAME"], 2, ["nothing.py"]),
+    (["--size", "32"], 2, ["size", "folder"]),
+    (["--rate", "triangle"], 2, ["triangle", "cyclic"]),
+    (["--rules", "both"], 2, ["both", "released"]),
+    (["--colour", "red"], 2, ["--colour"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "words"), CASES, ids=lambda v: " ".join(v) if isinstance(v, list) else None
+)
+def test_it_is_refused_before_training_with_a_reason_and_a_remedy(
+    flags: list[str],
+    status: int,
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(["train", *flags])
+    except SystemExit as stop:  # the flag parser's own refusals
+        code = int(stop.code or 0)
+    message = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert code == status, message
+    assert all(word in message for word in words), message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    assert main(["train", "--out", str(tmp_path / "mine")]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_ends_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["train", "--out", str(tmp_path / "file" / "run")]) in (2, 4)
+    assert "--out" in capsys.readouterr().err
+
+
+def test_a_folder_with_a_broken_image_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for i in range(4):
+            Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "set" / name / f"{i}.png")
+    (tmp_path / "set" / "dog" / "9.png").write_bytes(b"not an image")
+    command = ["train", "--data", f"folder:{tmp_path / 'set'}", "--data-root", str(tmp_path / "cache")]
+    assert main([*command, "--out", str(tmp_path / "run")]) == 3
+    assert "9.png" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def tensors(high: float = 1.0, top: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(64, 1, 8, 8) * high, torch.arange(64) % (top + 1)
+
+
+@pytest.mark.parametrize(
+    ("train", "options", "words"),
+    [
+        (tensors(255.0), {}, ["255", "uint8"]),
+        ((tensors()[0] * 4 - 2, tensors()[1]), {}, ["normal"]),
+        ((tensors()[0].fill_(float("nan")), tensors()[1]), {}, ["nan"]),
+        (tensors(top=10), {}, ["10"]),
+        ((tensors()[0], tensors()[1] - 1), {}, ["-1"]),
+        ((tensors()[0][:4], tensors()[1][:4]), {}, ["4", "batch"]),
+        ((tensors()[0][:0], tensors()[1][:0]), {}, ["empty"]),
+        ((batch for batch in [tensors()]), {}, ["once"]),
+        (tensors(), {"threat": "linf:8"}, ["8/255"]),
+        (tensors(), {"method": "nothing"}, ["nothing"]),
+        (tensors(), {"val": 1.5}, ["1.5"]),
+        (tensors(), {"epochs": 0}, ["epochs"]),
+        (tensors(), {"normalize": ((0.5,), (0.0,))}, ["std"]),
+        ((torch.rand(64, 3, 8, 8), tensors()[1]), {}, ["(3, 8, 8)"]),
+    ],
+)
+def test_fit_refuses_bad_data_before_training(train: object, options: dict[str, object], words: list[str]) -> None:
+    model = net()
+    before = model[1].weight.detach().clone()
+    with pytest.raises((UsageError, DataError)) as caught:
+        deat.fit(model, train, **{"batch_size": 16, "threat": "linf:0.1", **options})
+    assert all(word in str(caught.value).lower() for word in words), str(caught.value)
+    assert torch.equal(before, model[1].weight)
+
+
+def test_every_error_has_the_documented_exit_status() -> None:
+    codes = {kind.__name__: kind.exit_code for kind in DeatError.__subclasses__()}
+    assert codes == {"UsageError": 2, "DataError": 3, "CheckpointError": 4, "NumericalError": 5}

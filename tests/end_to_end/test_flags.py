@@ -1,0 +1,14 @@
+"""The command line's flags, frozen: a new one is added here on purpose or not at all."""
+
+from dataclasses import fields
+
+from deat.cli import List, Train
+
+TRAIN = """data model method epochs eps norm out overwrite seed batch_size lr rate weight_decay momentum init rules
+alpha gamma max_steps beta tau start persistent compact held_out val_attack test_images baseline precision device
+threads workers data_root download size dry_run json"""
+
+
+def test_no_flag_appears_by_accident() -> None:
+    assert [f.name for f in fields(Train)] == TRAIN.split()
+    assert [f.name for f in fields(List)] == ["kind", "json"]
