@@ -95,7 +95,7 @@ class Session:
         images = self.run.test_images(self.options.test_images)
         if images is not None:
             found = accuracies(result.model, images, ATTACKS, self.run.threat, self.run.settings.seed)
-            self.scores.append(Score(name, found, len(images), result.history[-1].backprops, result.seconds))
+            self.scores.append(Score(name, found, images.num_examples, result.history[-1].backprops, result.seconds))
 
     def _wants_baseline(self) -> bool:
         if self.options.baseline != "auto":

@@ -10,7 +10,10 @@ from deat.data import ImageSet
 from deat.methods import names
 from deat.training.trainer import Trainer
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
 
 
 def make_trainer(method: str, precision: str, epochs: int = 2, **settings: object) -> Trainer:

@@ -1,11 +1,13 @@
 """One call from a classifier and its data to a robust classifier."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from deat.data import LazyImages
 from deat.data.augment import Augment
 from deat.data.source import Source, as_images, as_source
 from deat.errors import DataError, UsageError
@@ -70,9 +72,9 @@ def make_trainer(
     """A Trainer on whatever `fit` accepts, with model and data checked against each other."""
     settings = settings or Settings()
     train, val = _split(train, val, settings.seed)
-    source = _source(train, settings, augment=augment)
+    source = open_source(train, settings, augment=augment)
     source.check()
-    held = None if val is None else _source(val, settings, shuffle=False, num_classes=source.num_classes)
+    held = None if val is None else open_source(val, settings, shuffle=False, num_classes=source.num_classes)
     if held is not None:
         held.check()
     network = normalized(model, *normalize) if normalize else model
@@ -121,14 +123,16 @@ def _split(train: Any, val: Any, seed: int) -> tuple[Any, Any]:
     return images.split(max(1, round(val * len(images))), seed)
 
 
-def _source(data: Any, settings: Settings, **options: Any) -> Source:
+def open_source(data: Any, settings: Settings, **options: Any) -> Source:
+    """Batches of whatever `fit` accepts, under these settings; a Source is passed through."""
     if hasattr(data, "epoch") and hasattr(data, "check"):
         return data  # type: ignore[no-any-return]
+    decoders = min(8, os.cpu_count() or 1) if isinstance(data, LazyImages) else 0
     return as_source(
         data,
         batch_size=settings.batch_size,
         device=find_device(settings.device),
         seed=settings.seed,
-        workers=settings.workers,
+        workers=decoders if settings.workers is None else settings.workers,
         **options,
     )

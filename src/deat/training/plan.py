@@ -11,6 +11,9 @@ from deat.methods import Method
 from deat.schedules import EpochRecord, Schedule
 from deat.training.trainer import Trainer
 
+LONG = 5.0
+"""Seconds after which a first batch is measurement enough."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -52,16 +55,21 @@ def _imagined(epoch: int, epochs: int, grow: bool) -> EpochRecord:
 
 def _measure(trainer: Trainer) -> tuple[float, int]:
     """Seconds a backprop, and peak bytes, over a few batches."""
-    game, play, budget = trainer.game, trainer.method.play, _busy(trainer.schedule)
     with trainer.session():
         trainer.model.train()
-        play(game, *next(trainer.train.epoch(0)), budget)  # the first one pays for set-up
-        game.meter.read(0)
-        started, before = perf_counter(), game.cost.backprops
-        for _, (x, y) in zip(range(3), trainer.train.epoch(0), strict=False):
-            play(game, x, y, budget)
-        game.meter.read(0)  # waits for the device
-    return (perf_counter() - started) / (game.cost.backprops - before), _peak_memory(trainer.engine.device)
+        seconds = _play(trainer, batches=1)
+        if seconds * trainer.game.cost.backprops < LONG:  # else set-up is a small part of it
+            seconds = _play(trainer, batches=3)
+    return seconds, _peak_memory(trainer.engine.device)
+
+
+def _play(trainer: Trainer, batches: int) -> float:
+    game, budget = trainer.game, _busy(trainer.schedule)
+    started, before = perf_counter(), game.cost.backprops
+    for _, (x, y) in zip(range(batches), trainer.train.epoch(0), strict=False):
+        trainer.method.play(game, x, y, budget)
+    game.meter.read(0)  # waits for the device
+    return (perf_counter() - started) / (game.cost.backprops - before)
 
 
 def _busy(schedule: Schedule) -> Budget:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from deat.data import Corpus, ImageSet, load
+from deat.data import Corpus, Source, load
 from deat.data.augment import Augment
 from deat.errors import UsageError
 from deat.methods import Method
@@ -17,7 +17,7 @@ from deat.models import build, load_weights
 from deat.seeding import derive
 from deat.threat import ThreatModel, number
 from deat.threat import threat as find_threat
-from deat.training.fit import make_trainer
+from deat.training.fit import make_trainer, open_source
 from deat.training.settings import Settings
 from deat.training.trainer import Callback, Trainer
 
@@ -100,12 +100,12 @@ class Run:
         settings = replace(self.settings, val_attack="none")
         return replace(self, method=find_method("natural"), settings=settings)
 
-    def test_images(self, most: int) -> ImageSet | None:
-        """The first images of the test set, at most so many; None where there are none in memory."""
+    def test_images(self, most: int) -> Source | None:
+        """The first images of the test set, at most so many; None where there are none."""
         held = self.corpus.test
-        if not isinstance(held, ImageSet) or most == 0:
+        if held is None or most == 0:
             return None
-        return held.subset(range(min(most, len(held))))
+        return open_source(held.subset(range(min(most, len(held)))), self.settings, shuffle=False)
 
     def record(self, trainer: Trainer) -> dict[str, Any]:
         """run.json's account: the request, and what it was resolved to."""

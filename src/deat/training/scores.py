@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from deat.data import ImageSet, Resident
+from deat.data import Source
 from deat.evaluation.attacks import attack, correct
 from deat.seeding import derive
 from deat.threat import ThreatModel
@@ -23,14 +23,13 @@ class Score:
 
 
 def accuracies(
-    model: nn.Module, images: ImageSet, attacks: tuple[str, ...], threat: ThreatModel, seed: int, batch_size: int = 256
+    model: nn.Module, source: Source, attacks: tuple[str, ...], threat: ThreatModel, seed: int
 ) -> dict[str, float]:
-    """Accuracy by attack, in float32, on every image given."""
+    """Accuracy by attack, in float32, on every image of a source."""
     device = next(model.parameters()).device
-    source = Resident(images, min(batch_size, len(images)), device=device, shuffle=False)
     sums = torch.zeros(len(attacks), dtype=torch.int64, device=device)
     for batch, (x, y) in enumerate(source.epoch(0)):
         for index, name in enumerate(attacks):
             generator = torch.Generator(device).manual_seed(derive(seed, "score", batch))
             sums[index] += correct(model, x, y, attack(name), threat, generator).sum()
-    return dict(zip(attacks, (sums.double() / len(images)).tolist(), strict=True))
+    return dict(zip(attacks, (sums.double() / source.num_examples).tolist(), strict=True))

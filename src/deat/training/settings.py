@@ -17,7 +17,8 @@ class Settings:
     """How long, how fast and how exactly to train. None leaves a choice to the trainer.
 
     rate is the learning rate's shape over training; peak is where the cyclic one turns, and cycle_momentum
-    moves the momentum against it by a tenth. val_attack "none" switches validation under attack off.
+    moves the momentum against it by a tenth. workers are processes that load a Dataset (0) or decode images (up to 8).
+    val_attack "none" switches validation off.
     """
 
     epochs: int = 30
@@ -32,14 +33,15 @@ class Settings:
     device: str = "auto"
     seed: int = 0
     threads: int | None = None
-    workers: int = 2
+    workers: int | None = None
     val_attack: str = "cw-20"
 
     def __post_init__(self) -> None:
         _whole("epochs", self.epochs, 1)
         _whole("batch_size", self.batch_size, 1)
         _whole("seed", self.seed, 0)
-        _whole("workers", self.workers, 0)
+        if self.workers is not None:
+            _whole("workers", self.workers, 0)
         if self.threads is not None:
             _whole("threads", self.threads, 1)
         if self.lr is not None:

@@ -114,6 +114,7 @@ class Trainer:
     def play_epoch(self, budget: Budget) -> EpochRecord:
         """One epoch of games; the device is read once, at its end."""
         self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
         self.game.meter.reset()
         for step, (x, y) in enumerate(self.train.epoch(self.epoch)):
             self.streams.at(self.epoch, step)
