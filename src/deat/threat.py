@@ -76,6 +76,10 @@ class ThreatModel(ABC):
                 raise unknown("start", kind, STARTS)
         return self.project(x, delta.view(x.shape))
 
+    def grey_radius(self, n: int) -> float:
+        """Radius at which every one of n pixels may become grey, so that nothing can be told apart."""
+        return 0.5 * self.eps / self._sign_scale(n) if self.eps else 0.5
+
     def move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
         """Steepest-ascent step, then projection: one step of projected gradient ascent."""
         return self.project(x, self.step(x, delta, grad, alpha))

@@ -55,7 +55,7 @@ def test_bytes_are_scaled_to_the_unit_interval_exactly():
     x, y = next(Resident(ImageSet(images, torch.tensor([0]), ("a",)), 1).epoch(0))
     assert x.dtype == torch.float32
     assert y.dtype == torch.int64
-    assert torch.equal(x.flatten(), torch.arange(256).float() / 255)
+    assert torch.equal(x.flatten(), torch.arange(256).float() * (1 / 255))
 
 
 def test_augmentation_is_a_shifted_crop_and_a_mirror_image():

@@ -125,7 +125,7 @@ def test_a_list_of_batches_is_read_as_often_as_needed():
     source.check()
     for epoch in range(2):
         x, y = collect(source, epoch)
-        assert torch.equal(x[:4], batches[0][0].float() / 255)
+        assert torch.equal(x[:4], batches[0][0].float() * (1 / 255))
         assert y.dtype == torch.int64
     assert (source.num_examples, source.num_classes, source.batch_size, len(source)) == (12, 3, 4, 3)
 

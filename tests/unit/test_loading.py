@@ -95,9 +95,7 @@ def test_an_exception_inside_the_file_is_shown_with_its_line(tmp_path, text, tol
     assert not {name for name in set(sys.modules) - before if name.startswith("_deat_file")}
 
 
-@pytest.mark.parametrize(
-    "spec", ["m.py", "plain", "m.txt:x", "timm:resnet18", "m.py:", "m.py:a.b", "m.py:1", ""]
-)
+@pytest.mark.parametrize("spec", ["m.py", "plain", "m.txt:x", "timm:resnet18", "m.py:", "m.py:a.b", "m.py:1", ""])
 def test_a_malformed_spec_says_the_form(spec):
     with pytest.raises(UsageError, match=r"write it as path/to/file\.py:NAME"):
         load_object(spec)

@@ -268,9 +268,7 @@ def test_a_header_that_claims_to_be_huge_is_one_clean_error(file):
 
 def test_keys_that_do_not_fit_are_named_up_to_five(file):
     save_weights(nn.Linear(2, 2), file)
-    with pytest.raises(
-        CheckpointError, match=r"missing: 0\.weight.* and 3 more; not in the model: bias, weight"
-    ):
+    with pytest.raises(CheckpointError, match=r"missing: 0\.weight.* and 3 more; not in the model: bias, weight"):
         load_weights(small(), file)
 
 

@@ -7,7 +7,7 @@ itself, so it works under no_grad and inference_mode, and it leaves the model as
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -25,7 +25,7 @@ class Attack:
     """A projected-gradient attack: `steps` of alpha (in units of eps) on a loss, from a start.
 
     freeze leaves an image where it is once it is misclassified, so that what is scored is the worst
-    iterate; without it the last one is.
+    iterate; without it the last one is. With restarts, an image keeps the first one that fooled the model.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Attack:
     start: str = "uniform"
     loss: Literal["ce", "margin"] = "ce"
     freeze: bool = True
+    restarts: int = 1
 
     def __call__(
         self,
@@ -46,10 +47,19 @@ class Attack:
         """The adversarial images."""
         with torch.inference_mode(False), torch.enable_grad(), evaluating(model):
             x, y = x.clone(), y.clone()  # an inference tensor cannot be differentiated
-            delta = threat.start(x, self.start, generator)
-            for _ in range(self.steps):
-                delta = self._step(model, x, y, delta, threat)
-            return (x + delta).detach()
+            found = self._once(model, x, y, threat, generator)
+            for _ in range(self.restarts - 1):
+                held = (model(found).argmax(1) == y).view(-1, *[1] * (x.dim() - 1))
+                found = torch.where(held, self._once(model, x, y, threat, generator), found)
+            return found
+
+    def _once(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, generator: torch.Generator | None
+    ) -> Tensor:
+        delta = threat.start(x, self.start, generator)
+        for _ in range(self.steps):
+            delta = self._step(model, x, y, delta, threat)
+        return (x + delta).detach()
 
     def _step(self, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor, threat: ThreatModel) -> Tensor:
         delta = delta.detach().requires_grad_()
@@ -72,15 +82,18 @@ FAMILIES: dict[str, Callable[[int], Attack]] = {
 
 
 def attack(name: str | Attack) -> Attack:
-    """The attack of that name, such as pgd-20 or cw-100."""
+    """The attack of that name: pgd-20, cw-100, pgd-50x10 (ten restarts), pgd-10-last (scores the last iterate)."""
     if isinstance(name, Attack):
         return name
     text = name.strip().lower()
+    plain, restarts, last = re.fullmatch(r"(.*?)(?:x(\d+))?(-last)?", text).groups()  # type: ignore[union-attr]
     for pattern, build in FAMILIES.items():
-        found = re.fullmatch(pattern.replace("N", r"(\d+)"), text)
-        if found and (not found.groups() or int(found[1]) > 0):
-            return build(int(found[1]) if found.groups() else 0)
-    raise unknown("attack", name, [p.replace("N", "20") for p in FAMILIES], "N may be any number of steps >= 1.")
+        found = re.fullmatch(pattern.replace("N", r"([1-9]\d*)"), plain)
+        if found and (found.groups() or plain == text) and restarts != "0":
+            how = build(int(found[1]) if found.groups() else 0)
+            return replace(how, name=text, restarts=int(restarts or 1), freeze=not last)
+    known = [p.replace("N", "20") for p in FAMILIES]
+    raise unknown("attack", name, known, "N may be any number of steps >= 1; pgd-20x5 restarts, pgd-20-last is plain.")
 
 
 @contextmanager

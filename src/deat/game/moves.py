@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from deat.errors import UsageError
 from deat.game.ascent import Ascent
 from deat.game.engine import Engine
 from deat.game.first_layer import FirstLayer, find_first_layer
@@ -116,7 +117,8 @@ class Game:
         with self.engine.autocast():
             loss, logits = self.objective(r.x, delta, r.y)
         torch.autograd.backward(self.engine.scale(loss))  # not autograd.grad: DDP would not synchronise
-        assert delta.grad is not None
+        if delta.grad is None:
+            raise UsageError("the loss does not depend on the input: the model detaches or rounds it away.")
         r.grad.copy_(self.engine.unscale(delta.grad, len(r)))
         r.loss.copy_(loss.detach())
         r.hits.copy_((logits.detach().argmax(1) == r.y).sum())

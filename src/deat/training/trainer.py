@@ -84,6 +84,7 @@ class Trainer:
 
     def fit(self) -> Result:
         """Train until the last epoch."""
+        self._stopping = False
         with self.session():
             while self.epoch < self.settings.epochs and not self._stopping:
                 self.run_epoch()
@@ -121,7 +122,14 @@ class Trainer:
             self.steering.at(self.epoch * len(self.train) + step)
             self.method.play(self.game, x, y, budget)
             self.step = step + 1
-        return self.game.meter.read(self.epoch)
+        return self._read(budget)
+
+    def _read(self, budget: Budget) -> EpochRecord:
+        try:
+            return self.game.meter.read(self.epoch)
+        except NumericalError as error:
+            where = f"k {budget.k}, alpha {budget.alpha:.4g}, lr {self.steering.lr:.4g}, seed {self.settings.seed}"
+            raise NumericalError(f"{error} It happened at {where}.") from None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything to continue from between two epochs."""

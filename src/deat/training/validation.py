@@ -48,7 +48,7 @@ class _InPrecision(nn.Module):
     def __init__(self, net: nn.Module, engine: Engine) -> None:
         super().__init__()
         self.net, self.engine = net, engine
-        self.train(net.training)
+        self.training = net.training  # not train(), which would reach into the net
 
     def forward(self, x: Tensor) -> Tensor:
         """The logits, computed in the engine's precision."""

@@ -1,0 +1,121 @@
+"""A method of one's own is a few lines: registered, or in a file that is merely named."""
+
+import json
+
+import pytest
+
+import deat
+from deat.errors import UsageError
+from deat.methods import registry
+from deat.schedules import Fixed
+from helpers.games import busy_budget, game_of, trainer_of
+from helpers.nets import conv_net, images, same, weights
+
+FILE = '''
+import deat
+from deat.schedules import Fixed
+
+TWICE = deat.Method("twice", deat.Replay(), Fixed(k=1, alpha=0.5), deat.Ascent(start="normal"))
+
+
+def careful(rules):
+    """Knows the rule set."""
+    ascent = deat.Ascent(start="bernoulli", noisy=rules.noisy)
+    return deat.Method("careful", deat.Craft(), Fixed(k=3, alpha=0.4), ascent, deat.Trades(beta=2.0))
+
+
+def plain():
+    return TWICE
+
+
+NUMBER = 7
+
+
+def wrong():
+    return 7
+'''
+
+
+@pytest.fixture
+def method_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_file.py").write_text(FILE)
+    return "my_file.py"
+
+
+@pytest.fixture
+def registering(monkeypatch):
+    """Lets a test register methods, and forgets them afterwards."""
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+
+
+@pytest.mark.parametrize("name", ["TWICE", "careful", "plain"])
+def test_method_from_a_file_trains_without_being_registered(method_file, name):
+    before = registry.names()
+    method = deat.method(f"{method_file}:{name}")
+    net = conv_net()
+    start = weights(net)
+    history = trainer_of(method, net).fit().history
+    assert [stats.k for stats in history] == [method.schedule.k] * 3
+    assert not same(start, weights(net))
+    assert registry.names() == before
+
+
+def test_function_in_a_file_receives_the_rule_set(method_file):
+    assert not deat.method(f"{method_file}:careful").ascent.noisy
+    assert deat.method(f"{method_file}:careful", rules="released").ascent.noisy
+
+
+def test_method_from_a_file_composes_with_m_plus_and_f_plus(method_file):
+    own = deat.method(f"{method_file}:careful")
+    guided, friendly = deat.mplus(own), deat.friendly(own)
+    assert guided.name == "m+careful"
+    assert guided.schedule.max_steps == 3
+    assert friendly.ascent.batch_norm == "eval"
+    for method in (guided, friendly):
+        game = game_of(method, conv_net())
+        method.play(game, *images(), busy_budget(method))
+        assert game.meter.read(0).examples == 6
+
+
+def test_fit_takes_the_name_of_a_method_in_a_file(method_file):
+    result = deat.fit(conv_net(), images(12), method=f"{method_file}:TWICE", epochs=2, batch_size=6, val=None)
+    assert result.history[-1].backprops == 2 * 2 * 2
+
+
+@pytest.mark.parametrize(("name", "says"), [("NUMBER", "int"), ("wrong", "int"), ("nobody", "nobody")])
+def test_what_is_no_method_in_a_file_is_refused(method_file, name, says):
+    with pytest.raises(UsageError, match=says):
+        deat.method(f"{method_file}:{name}")
+
+
+@pytest.mark.usefixtures("registering")
+def test_registered_method_is_found_by_name_and_number_and_composes():
+    @deat.register("bold-K")
+    def bold(rules, k: int = 4):
+        return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha=0.5), deat.Ascent(noisy=rules.noisy))
+
+    assert "bold-4" in registry.names()
+    assert deat.method("bold") == deat.method("Bold-4")
+    assert deat.method("bold-6").schedule.k == 6
+    assert deat.method("m+bold-6").schedule.max_steps == 6
+    assert deat.method("m+f+bold").ascent.freeze is not None
+    assert json.loads(json.dumps(deat.method("bold").describe()))["name"] == "bold-4"
+    net = conv_net()
+    before = weights(net)
+    trainer_of("m+bold", net).fit()
+    assert not same(before, weights(net))
+
+
+@pytest.mark.usefixtures("registering")
+def test_a_pattern_is_registered_once_and_its_letters_are_parameters():
+    with pytest.raises(UsageError, match="already"):
+        deat.register("pgd-K")(lambda k=1: None)
+    with pytest.raises(UsageError, match="no parameter"):
+        deat.register("bold-K")(lambda j=1: None)
+
+
+def test_registrations_of_the_tests_are_gone():
+    assert "bold-4" not in registry.names()
+    with pytest.raises(UsageError):
+        deat.method("bold")

@@ -1,0 +1,1 @@
+"""Small networks, small data and watchful stand-ins that the tests share."""

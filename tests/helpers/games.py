@@ -1,0 +1,92 @@
+"""Games and trainers put together the way training does it, on small networks."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import deat
+from deat.game.round import Budget, Round
+from deat.methods import Method
+from deat.models import pixel_scale
+
+from .nets import conv_net, learnable
+
+THREATS = [deat.Linf(0.1), deat.L2(0.5), deat.L1(2.0)]
+EXTRAS = ["m+free", "m+yopo-5-3", "m+f+trades", "m+fat-5"]
+
+
+def game_of(
+    method: Method,
+    net: nn.Module,
+    threat: deat.ThreatModel = THREATS[0],
+    *,
+    lr: float = 0.1,
+    cls: type[deat.Game] = deat.Game,
+    **options: Any,
+) -> deat.Game:
+    """A game that plays this method, its learner plain SGD."""
+    game = cls(
+        net,
+        deat.Objective(net, method.objective),
+        threat,
+        method.ascent,
+        torch.optim.SGD(net.parameters(), lr=lr),
+        probe=method.probe,
+        pixel_scale=pixel_scale(net),
+        **options,
+    )
+    game.generator.manual_seed(0)
+    return game
+
+
+def busy_budget(method: Method, threat: deat.ThreatModel = THREATS[0]) -> Budget:
+    """The method's own budget in the middle of a training of 12 epochs, with k at 2 where l_X decides."""
+    schedule = method.bind(threat, 12)
+    state = schedule.init()
+    if "k" in state:
+        state = {**state, "k": 2}
+    return schedule.budget(state, 6)
+
+
+class WatchedGame(deat.Game):
+    """A game that shows every delta there ever is to `seen`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def _look(self, r: Round) -> None:
+        self.seen.append((r.x.clone(), r.delta.clone()))
+
+    def open(self, x: Tensor, y: Tensor, budget: Budget) -> Round:
+        r = super().open(x, y, budget)
+        self._look(r)
+        return r
+
+    def step(self, r: Round) -> None:
+        super().step(r)
+        self._look(r)
+
+    def ascend(self, r: Round) -> None:
+        super().ascend(r)
+        self._look(r)
+
+    def joint(self, r: Round, *, update_weights: bool = True) -> None:
+        super().joint(r, update_weights=update_weights)
+        self._look(r)
+
+
+def trainer_of(method: str | Method, net: nn.Module | None = None, *, data: Any = None, **options: Any) -> deat.Trainer:
+    """A trainer on 24 small images, in batches of 10, with a constant learning rate."""
+    named = {key: options.pop(key) for key in ("val", "optimizer", "callbacks", "normalize") if key in options}
+    threat = options.pop("threat", THREATS[0])
+    settings = {"epochs": 3, "batch_size": 10, "lr": 0.1, "rate": "flat", "precision": "fp32", "workers": 0}
+    return deat.make_trainer(
+        conv_net() if net is None else net,
+        learnable() if data is None else data,
+        method=method,
+        threat=threat,
+        settings=deat.Settings(**{**settings, **options}),
+        **named,
+    )

@@ -1,0 +1,150 @@
+"""How a move runs: precision, loss scaling and skipped steps, memory format."""
+
+import pytest
+import torch
+from torch import nn
+
+import deat
+from deat.errors import UsageError
+from deat.game.engine import choose_precision, choose_threads
+from deat.game.round import Budget
+from helpers.games import THREATS, busy_budget, game_of
+from helpers.nets import conv_net, images, same, weights
+
+every_threat = pytest.mark.parametrize("threat", THREATS, ids=lambda t: t.name)
+CPU = torch.device("cpu")
+
+
+def scaled_engine(scale: float = 1024.0) -> deat.Engine:
+    """An engine that scales losses as fp16 does, on a device where the rest is exact."""
+    engine = deat.Engine()
+    engine.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    return engine
+
+
+def fused(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1, fused=True)
+
+
+def plain(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+both_optimisers = pytest.mark.parametrize("optimizer", [fused, plain])
+
+
+class Overflow:
+    """Makes a parameter's gradient infinite in chosen backward passes, as fp16 would."""
+
+    def __init__(self, net: nn.Module, passes: set[int]) -> None:
+        self.passes, self.seen = passes, 0
+        net[0].weight.register_hook(self._spoil)
+
+    def _spoil(self, grad: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return grad * float("inf") if self.seen in self.passes else grad
+
+
+@pytest.mark.parametrize("name", ["pgd-7", "free-4", "trades", "yopo-5-3", "fat-5"])
+@pytest.mark.parametrize("rules", ["paper", "released"])
+@every_threat
+def test_loss_scale_changes_neither_magnitude_nor_weights(name, rules, threat):
+    method, found = deat.method(name, rules=rules), []
+    for engine in (deat.Engine(), scaled_engine()):
+        net = conv_net().double()
+        game = game_of(method, net, threat, engine=engine)
+        for seed in range(2):
+            x, y = images(seed=seed)
+            method.play(game, x.double(), y, busy_budget(method, threat))
+        found.append((game.meter.read(0), weights(net)))
+    (exact, expected), (scaled, trained) = found
+    assert scaled.magnitude == pytest.approx(exact.magnitude, rel=1e-9)
+    assert scaled.loss == pytest.approx(exact.loss, rel=1e-9)
+    assert scaled.skipped == 0
+    torch.testing.assert_close(trained, expected)
+
+
+@both_optimisers
+def test_skipped_step_adds_nothing_to_loss_magnitude_or_count_and_is_counted_itself(optimizer):
+    method, net = deat.method("natural"), conv_net()
+    game = game_of(method, net, engine=scaled_engine())
+    game.optimizer = optimizer(net)
+    Overflow(net, {2})
+    method.play(game, *images(6, seed=0), Budget(0, 0.0))
+    sums, before = game.meter.sums.clone(), weights(net)
+    method.play(game, *images(6, seed=1), Budget(0, 0.0))
+    assert torch.equal(game.meter.sums, sums)
+    assert same(before, weights(net))
+    method.play(game, *images(4, seed=2), Budget(0, 0.0))
+    record = game.meter.read(0)
+    assert (record.examples, record.skipped) == (10, 1)
+    assert not same(before, weights(net))
+
+
+@both_optimisers
+def test_replay_counts_every_skipped_step_and_records_the_last_pass_if_it_was_taken(optimizer):
+    method = deat.method("free-3")
+    for skipped, examples in ({1}, 6), ({1, 2}, 6), ({3}, 0), ({1, 2, 3}, 0):
+        net = conv_net()
+        game = game_of(method, net, engine=scaled_engine())
+        game.optimizer = optimizer(net)
+        Overflow(net, skipped)
+        method.play(game, *images(), busy_budget(method))
+        record = game.meter.read(0)
+        assert (record.skipped, record.examples) == (len(skipped), examples)
+        assert (record.magnitude > 0) == (examples > 0)
+
+
+@both_optimisers
+def test_scale_falls_after_a_skipped_step(optimizer):
+    method, net = deat.method("natural"), conv_net()
+    game = game_of(method, net, engine=scaled_engine(64.0))
+    game.optimizer = optimizer(net)
+    Overflow(net, {1})
+    method.play(game, *images(), Budget(0, 0.0))
+    assert game.engine.scaler.get_scale() == 32.0
+
+
+@both_optimisers
+def test_large_but_finite_gradients_are_a_step_that_was_taken(optimizer):
+    method, net = deat.method("natural"), conv_net()
+    game = game_of(method, net, engine=scaled_engine(2.0**80))
+    game.optimizer = optimizer(net)
+    before = weights(net)
+    method.play(game, *images(), Budget(0, 0.0))
+    record = game.meter.read(0)
+    assert not same(before, weights(net))
+    assert (record.examples, record.skipped) == (6, 0)
+
+
+def test_fp16_is_refused_on_a_cpu_and_unknown_precisions_everywhere():
+    with pytest.raises(UsageError, match="GPU"):
+        choose_precision("fp16", CPU, 10)
+    with pytest.raises(UsageError, match="bf16"):
+        choose_precision("bf61", CPU, 10)
+
+
+def test_auto_is_fp32_for_small_networks_on_a_cpu():
+    assert choose_precision("auto", CPU, 1000) == "fp32"
+    assert choose_precision("bf16", CPU, 1000) == "bf16"
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_auto_is_bf16_for_large_networks_where_the_cpu_is_fast_at_it(fast, monkeypatch):
+    monkeypatch.setattr("deat.game.engine.cpu_is_fast_at_bf16", lambda: fast)
+    assert choose_precision("auto", CPU, 10**7) == ("bf16" if fast else "fp32")
+
+
+def test_small_networks_use_one_thread():
+    assert choose_threads(1000) == 1
+    assert choose_threads(10**7) == torch.get_num_threads()
+
+
+def test_half_precision_lays_convolutions_out_channels_last():
+    net, engine = conv_net(channels=3), deat.Engine(precision="bf16")
+    engine.prepare(net)
+    assert net[2].weight.is_contiguous(memory_format=torch.channels_last)
+    game = game_of(deat.method("pgd-2"), net, engine=engine)
+    r = game.open(*images(channels=3), Budget(1, 0.1))
+    assert r.x.is_contiguous(memory_format=torch.channels_last)
+    assert r.delta.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,238 @@
+"""YOPO's first layer, found by itself on networks it has never seen, and the steps through it."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import deat
+from deat.errors import UsageError
+from deat.game.first_layer import find_first_layer
+from deat.game.losses import cross_entropy
+from deat.game.plays import _costate_gradient, _joint_with_costates
+from deat.game.round import Budget
+from helpers.games import THREATS, WatchedGame, busy_budget, game_of
+from helpers.nets import CLASSES, SIDE, conv_net, images, same, seeded, weights
+
+
+class TwoStems(nn.Module):
+    """Two convolutions that both look at the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(1, 2, 1)
+        self.mix, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4 * SIDE**2, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.cat([self.fine(x), self.coarse(x.flip(-1))], 1)
+        return self.head(torch.tanh(self.mix(torch.tanh(both))).flatten(1))
+
+
+class Skip(nn.Module):
+    """The image reaches a second layer too, beside what the first one made of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(4 * SIDE**2, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        return self.head(torch.tanh(self.second(torch.cat([x, h], 1))).flatten(1))
+
+
+class TinyViT(nn.Module):
+    """Patches, a class token and positions that belong to the root, attention, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cls, self.pos = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 5, 8))
+        self.patch = nn.Conv2d(1, 8, 2, stride=2)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patch(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.cls.expand(len(x), -1, -1), tokens], 1) + self.pos
+        return self.head(self.block(tokens)[:, 0])
+
+
+class Twice(nn.Module):
+    """One convolution that sees the image, and later its own output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 1, 3, padding=1), nn.Linear(SIDE**2, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.conv(torch.tanh(self.conv(x)))).flatten(1))
+
+
+def linear_first() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def parametrised() -> nn.Sequential:
+    net = conv_net()
+    net[0] = nn.utils.parametrizations.weight_norm(net[0])
+    return net
+
+
+NETS = {
+    "convolution": (conv_net, lambda n: [n[0]]),
+    "linear after flatten": (linear_first, lambda n: [n[1]]),
+    "two stems": (TwoStems, lambda n: [n.fine, n.coarse]),
+    "normalised": (lambda: deat.normalized(conv_net(), [0.4], [0.3]), lambda n: [n.net[0]]),
+    "weight norm": (parametrised, lambda n: [n[0]]),
+    "vision transformer": (TinyViT, lambda n: [n.patch]),
+    "skip from the image": (Skip, lambda n: [n.first, n.second]),
+    "shared layer": (Twice, lambda n: [n.conv]),
+    "batch norm": (lambda: conv_net(batch_norm=True), lambda n: [n[0]]),
+}
+every_net = pytest.mark.parametrize(("build", "expected"), NETS.values(), ids=NETS.keys())
+
+
+@every_net
+def test_first_layer_is_every_parametric_module_that_sees_the_image(build, expected):
+    net = seeded(build)
+    found = find_first_layer(net, images()[0])
+    assert list(found.modules) == expected(net)
+
+
+@every_net
+def test_finding_the_first_layer_leaves_the_network_as_it_was(build, expected):
+    net = seeded(build).train()
+    expected(net)[0].eval()
+    next(net.parameters()).requires_grad_(False)
+    state = {k: v.clone() for k, v in net.state_dict().items()}
+    modes, learning = [m.training for m in net.modules()], [p.requires_grad for p in net.parameters()]
+    find_first_layer(net, images()[0])
+    assert [m.training for m in net.modules()] == modes
+    assert [p.requires_grad for p in net.parameters()] == learning
+    assert all(torch.equal(state[k], v) for k, v in net.state_dict().items())
+    assert not any(m._forward_hooks for m in net.modules())
+
+
+@every_net
+def test_first_layer_gradient_is_the_input_gradient_where_the_costate_was_taken(build, expected):
+    net, method = seeded(build).double().eval(), deat.method("yopo-5-3")
+    (x, y), game = images(), game_of(method, net)
+    r = game.open(x.double(), y, Budget(4, 0.05))
+    layer = game.first_layer(r)
+    costates = _joint_with_costates(game, r, layer)
+    delta = r.delta.clone().requires_grad_()
+    (true,) = torch.autograd.grad(cross_entropy(net(r.x + delta), y).sum(), delta)
+    torch.testing.assert_close(_costate_gradient(game, r, layer, costates), true)
+    torch.testing.assert_close(r.grad, true)
+
+
+@every_net
+def test_yopo_trains_every_network(build, expected):
+    net, method = seeded(build), deat.method("yopo-3-2")
+    game, before = game_of(method, net), weights(net)
+    for seed in range(2):
+        method.play(game, *images(seed=seed), busy_budget(method))
+    assert game.meter.read(0).examples == 12
+    changed = [not torch.equal(a, b) for a, b in zip(before, weights(net), strict=True)]
+    assert all(c for c, p in zip(changed, net.parameters(), strict=True) if p.dim() > 1)
+    assert not any(m._forward_hooks for m in net.modules())
+
+
+def test_clean_branch_of_an_objective_does_not_disturb_the_costates():
+    net = seeded(TwoStems).double()
+    (x, y), game = images(), game_of(deat.method("yopo-5-3"), net)
+    game.objective = deat.Objective(net, deat.Trades(beta=6.0))
+    r = game.open(x.double(), y, Budget(4, 0.05))
+    layer = game.first_layer(r)
+    costates = _joint_with_costates(game, r, layer)
+    torch.testing.assert_close(_costate_gradient(game, r, layer, costates), r.grad)
+
+
+def test_first_layer_steps_run_no_other_layer():
+    net, method = conv_net(), deat.method("yopo-3-4")
+    calls = {0: 0, len(net) - 1: 0}
+    game = game_of(method, net)
+    r = game.open(*images(), busy_budget(method))
+    game.first_layer(r)
+    for index in calls:
+        net[index].register_forward_hook(lambda *_, i=index: calls.__setitem__(i, calls[i] + 1))
+    method.play(game, *images(), busy_budget(method))
+    assert calls == {0: 3 + 2 * 4, len(net) - 1: 3}
+
+
+def test_yopo_takes_n_steps_of_delta_between_full_passes():
+    method = deat.method("yopo-4-5")
+    game = game_of(method, conv_net(), cls=WatchedGame)
+    method.play(game, *images(), Budget(3, 0.001))
+    moves = sum(not torch.equal(a, b) for (_, a), (_, b) in zip(game.seen, game.seen[1:], strict=False))
+    assert moves == 3 * 5
+
+
+def test_first_of_n_steps_is_a_pgd_step_and_later_ones_hold_the_costate():
+    net, threat = conv_net().double(), THREATS[1]
+    (x, y), method = images(), deat.method("yopo-2-2")
+    game = game_of(method, net, threat, lr=0.0, cls=WatchedGame)
+    method.play(game, x.double(), y, Budget(1, 0.1))
+    start = game.seen[0][1].requires_grad_()
+    first = net[0](x.double() + start)
+    rest = net[1:](first)
+    grad, costate = torch.autograd.grad(cross_entropy(rest, y).sum(), [start, first])
+    one = threat.move(x.double(), start.detach(), grad, 0.1).requires_grad_()
+    (held,) = torch.autograd.grad(net[0](x.double() + one), one, grad_outputs=costate)
+    two = threat.move(x.double(), one.detach(), held, 0.1)
+    torch.testing.assert_close(game.seen[-1][1], two)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_yopo_1_n_is_one_plain_update_on_the_start(n):
+    x, y = images()
+    net, plain = conv_net(), conv_net()
+    yopo = deat.method(f"yopo-1-{n}", rules="released")
+    game = game_of(yopo, net, lr=0.2)
+    yopo.play(game, x, y, busy_budget(yopo))
+    start = game._rounds[x.shape].delta
+    assert start.abs().max() > 0
+    natural = deat.method("natural")
+    other = game_of(natural, plain, lr=0.2)
+    natural.play(other, x + start, y, Budget(0, 0.0))
+    torch.testing.assert_close(weights(net), weights(plain))
+    assert not same(weights(net), weights(conv_net()))
+
+
+def test_weights_step_once_on_the_sum_of_the_passes_with_the_first_layer_counted_once():
+    net, (x, y) = conv_net().double(), images()
+    method = deat.method("yopo-3-2")
+    game = game_of(method, net, lr=0.1, cls=WatchedGame)
+    before, points, full = weights(net), [], []
+    net.register_forward_pre_hook(lambda m, inputs: points.append(inputs[0].detach().clone()))
+    net[-1].register_forward_hook(lambda m, i, o: full.append(points[-1]))
+    method.play(game, x.double(), y, busy_budget(method))
+    full = full[-3:]  # the search for the first layer ran the network once more
+    trained, plain = weights(net), conv_net().double()
+    total = [torch.zeros_like(w) for w in before]
+    for point in full:
+        grads = torch.autograd.grad(cross_entropy(plain(point), y).mean(), list(plain.parameters()))
+        total = [t + g for t, g in zip(total, grads, strict=True)]
+    torch.testing.assert_close(trained, [w - 0.1 * g for w, g in zip(before, total, strict=True)])
+
+
+def test_network_without_a_layer_that_sees_the_image_is_refused():
+    class Blind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.logits = nn.Parameter(torch.zeros(1, CLASSES))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.logits + x.flatten(1).sum(1, keepdim=True)
+
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+            self.unused = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.scale * x.flatten(1)[:, :CLASSES]
+
+    find_first_layer(Blind(), images()[0])  # its one module is the layer
+    with pytest.raises(UsageError, match="yopo found no layer"):
+        find_first_layer(Nested(), images()[0])

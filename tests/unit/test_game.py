@@ -1,0 +1,441 @@
+"""The moves A and J, the starts they begin from and what they measure."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import deat
+from deat.errors import UsageError
+from deat.game.losses import cross_entropy, kl
+from deat.game.round import Budget
+from helpers.games import THREATS, busy_budget, game_of
+from helpers.nets import conv_net, images, same, weights
+
+every_threat = pytest.mark.parametrize("threat", THREATS, ids=lambda t: t.name)
+PGD = deat.method("pgd-2")
+ZERO_START = replace(PGD, ascent=replace(PGD.ascent, start="zero"))
+
+
+class Inputs:
+    """Every image batch a network was asked about, and whether gradients were on."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.seen: list[Tensor] = []
+        self.with_grad: list[bool] = []
+        net.register_forward_pre_hook(self._note)
+
+    def _note(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.seen.append(inputs[0].detach().clone())
+        self.with_grad.append(torch.is_grad_enabled())
+
+
+def one_by_one(net: nn.Module, x: Tensor, y: Tensor, threat: deat.ThreatModel, budget: Budget, at: int) -> float:
+    """l_X the slow way: each image alone, its gradient after `at` of its ascents."""
+    total = 0.0
+    for i in range(len(y)):
+        image, label = x[i : i + 1], y[i : i + 1]
+        delta = torch.zeros_like(image)
+        for _ in range(at + 1):
+            delta.requires_grad_()
+            (grad,) = torch.autograd.grad(cross_entropy(net(image + delta), label).sum(), delta)
+            delta = delta.detach()
+            measured = threat.dual_norm(grad).item()
+            delta = threat.move(image, delta, grad, budget.alpha)
+        total += measured
+    return total
+
+
+@every_threat
+@pytest.mark.parametrize("size", [1, 2, 5, 12])
+@pytest.mark.parametrize(("move", "at"), [("joint", 2), ("ascend", 1)])
+def test_magnitude_is_the_sum_over_examples_whatever_the_batch_size(threat, size, move, at):
+    net, (x, y) = conv_net().double(), images(12)
+    x, budget = x.double(), Budget(2, 0.4 * threat.eps)
+    method = replace(ZERO_START, probe=deat.Probe(move=move))
+    game = game_of(method, net, threat, lr=0.0)
+    for start in range(0, 12, size):
+        method.play(game, x[start : start + size], y[start : start + size], budget)
+    assert game.meter.read(0).magnitude == pytest.approx(one_by_one(net, x, y, threat, budget, at), rel=1e-9)
+
+
+@every_threat
+def test_magnitude_in_normalised_space_is_taken_after_multiplying_by_std(threat):
+    x, y = images(channels=2)
+    std = torch.tensor([0.2, 0.5]).view(1, 2, 1, 1)
+    net = deat.normalized(conv_net(channels=2), [0.4, 0.5], [0.2, 0.5])
+    found = {}
+    for space in ("pixel", "normalised"):
+        game = game_of(replace(ZERO_START, probe=deat.Probe(space=space)), net, threat, lr=0.0)
+        r = game.open(x, y, Budget(0, 0.0))
+        game.joint(r)
+        found[space] = r.magnitude.clone()
+        grad = r.grad.clone()
+    torch.testing.assert_close(found["pixel"], threat.dual_norm(grad))
+    torch.testing.assert_close(found["normalised"], threat.dual_norm(grad * std))
+
+
+def test_magnitude_of_an_epoch_without_ascents_is_zero_when_ascents_are_measured():
+    game = game_of(replace(PGD, probe=deat.Probe(move="ascend")), conv_net())
+    PGD.play(game, *images(), Budget(2, 0.05))
+    assert game.meter.read(0).magnitude > 0
+    game.meter.reset()
+    PGD.play(game, *images(), Budget(0, 0.05))
+    assert game.meter.read(0).magnitude == 0
+
+
+@every_threat
+def test_bf16_keeps_images_and_delta_in_float32_and_inside_the_ball(threat):
+    net = conv_net()
+    inputs, game = Inputs(net), game_of(ZERO_START, net, threat, engine=deat.Engine(precision="bf16"))
+    exact = game_of(ZERO_START, conv_net(), threat)
+    answers = []
+    net[-1].register_forward_hook(lambda m, i, out: answers.append(out.dtype))
+    for played in (game, exact):
+        r = played.open(*images(), Budget(3, 0.4 * threat.eps))
+        for _ in range(3):
+            played.ascend(r)
+        played.joint(r)
+        assert {b.dtype for b in (r.x, r.delta, r.grad, r.magnitude, r.loss)} == {torch.float32}
+        assert threat.contains(r.x, r.x.double() + r.delta.double()).all()
+        played.close(r)
+    assert set(answers) == {torch.bfloat16}
+    assert {x.dtype for x in inputs.seen} == {torch.float32}
+    assert game.meter.read(0).magnitude == pytest.approx(exact.meter.read(0).magnitude, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["pgd-7", "trades", "mart", "fat-5"])
+def test_ascend_gives_parameters_no_gradient_and_leaves_them_alone(name):
+    method, net = deat.method(name), conv_net()
+    game, before = game_of(method, net), weights(net)
+    r = game.open(*images(), busy_budget(method))
+    start = r.delta.clone()
+    for _ in range(3):
+        game.ascend(r)
+    assert all(p.grad is None for p in net.parameters())
+    assert same(before, weights(net))
+    assert not torch.equal(start, r.delta)
+
+
+def trades_loss(net: nn.Module, x: Tensor, delta: Tensor, y: Tensor, clean_grad: bool = True) -> Tensor:
+    clean = net(x) if clean_grad else net(x).detach()
+    return (cross_entropy(net(x), y) + 6 * kl(clean, net(x + delta))).mean()
+
+
+@pytest.mark.parametrize("name", ["pgd-7", "trades"])
+def test_joint_gives_the_weights_and_delta_the_gradients_of_plain_autograd(name):
+    method, net = deat.method(name), conv_net().double()
+    (x, y), game = images(), game_of(method, net)
+    r = game.open(x.double(), y, Budget(1, 0.05))
+    game.ascend(r)
+    game.joint(r, update_weights=False)
+    delta = r.delta.clone().requires_grad_()
+    plain = {
+        "pgd-7": lambda: cross_entropy(net(r.x + delta), y).mean(),
+        "trades": lambda: trades_loss(net, r.x, delta, y),
+    }
+    *expected, by_delta = torch.autograd.grad(plain[name](), [*net.parameters(), delta])
+    torch.testing.assert_close([p.grad for p in net.parameters()], expected)
+    torch.testing.assert_close(r.grad, by_delta * len(y))
+
+
+def test_trades_gradient_flows_into_both_branches():
+    method, net = deat.method("trades"), conv_net().double()
+    (x, y), game = images(), game_of(method, net)
+    r = game.open(x.double(), y, Budget(1, 0.05))
+    game.ascend(r)
+    game.joint(r, update_weights=False)
+    one_branch = torch.autograd.grad(trades_loss(net, r.x, r.delta, y, clean_grad=False), list(net.parameters()))
+    assert not any(torch.allclose(p.grad, g) for p, g in zip(net.parameters(), one_branch, strict=True))
+
+
+def test_trades_computes_the_clean_logits_for_crafting_once_a_batch_without_grad():
+    method, net = deat.method("trades"), conv_net()
+    x, y = images()
+    inputs, game = Inputs(net), game_of(method, net)
+    method.play(game, x, y, Budget(3, 0.05))
+    clean = [torch.equal(seen, x) for seen in inputs.seen]
+    assert clean == [True, False, False, False, True, False]
+    assert inputs.with_grad == [False, True, True, True, True, True]
+    with torch.no_grad():
+        torch.testing.assert_close(game._rounds[x.shape].reference, conv_net()(x))
+
+
+def test_trades_without_ascents_needs_no_clean_logits_for_crafting():
+    method, net = deat.method("m+trades"), conv_net()
+    inputs, game = Inputs(net), game_of(method, net)
+    method.play(game, *images(), Budget(0, 0.05))
+    assert len(inputs.seen) == 2
+    assert game.cost.passes == 4
+
+
+def test_joint_steps_the_weights_by_plain_sgd_and_forgets_the_gradient():
+    net, (x, y) = conv_net(), images()
+    game = game_of(ZERO_START, net, lr=0.3)
+    grads = torch.autograd.grad(cross_entropy(net(x), y).mean(), list(net.parameters()))
+    expected = [p.detach() - 0.3 * g for p, g in zip(net.parameters(), grads, strict=True)]
+    r = game.open(x, y, Budget(0, 0.0))
+    game.joint(r)
+    torch.testing.assert_close(weights(net), expected)
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_replay_updates_weights_in_every_pass_and_craft_only_in_the_last():
+    for name, updates in (("free-4", 4), ("pgd-3", 1), ("yopo-4-2", 1)):
+        method, net = deat.method(name), conv_net()
+        game, steps = game_of(method, net), []
+        game.optimizer.register_step_post_hook(lambda *_, steps=steps: steps.append(1))
+        method.play(game, *images(), busy_budget(method))
+        assert len(steps) == updates
+
+
+def test_loss_and_accuracy_of_a_replay_are_the_last_pass_s():
+    method, net = deat.method("free-3"), conv_net()
+    (x, y), answers = images(), []
+    net.register_forward_hook(lambda m, i, out: answers.append(out.detach()))
+    game = game_of(method, net, lr=1.0)
+    method.play(game, x, y, busy_budget(method))
+    record = game.meter.read(0)
+    assert len(answers) == 3
+    assert record.loss == pytest.approx(cross_entropy(answers[-1], y).mean().item(), rel=1e-6)
+    assert record.loss != pytest.approx(cross_entropy(answers[0], y).mean().item(), rel=1e-3)
+    assert record.accuracy == pytest.approx((answers[-1].argmax(1) == y).double().mean().item())
+
+
+# Starts
+
+
+@pytest.mark.parametrize("name", ["m+pgd", "m+deat", "m+fgsm", "m+trades", "m+mart", "deat-3", "m+yopo-5-3", "m+free"])
+@pytest.mark.parametrize("rules", ["paper", "released"])
+def test_epoch_with_k_0_is_clean_by_the_paper_and_noisy_by_the_released_code(name, rules):
+    method = deat.method(name, rules=rules)
+    x, y = images()
+    net = conv_net()
+    inputs, game = Inputs(net), game_of(method, net)
+    method.play(game, x, y, Budget(0, 0.05))
+    noise = (inputs.seen[-1] - x).abs().max()
+    if rules == "paper" or method.ascent.start == "zero":
+        assert noise == 0
+    else:
+        assert 0 < noise <= (0.01 if method.ascent.start == "jitter" else THREATS[0].eps + 1e-6)
+
+
+@pytest.mark.parametrize("rules", ["paper", "released"])
+def test_natural_training_is_clean_under_both_rule_sets(rules):
+    method, net = deat.method("natural", rules=rules), conv_net()
+    x, y = images()
+    inputs, game = Inputs(net), game_of(method, net)
+    method.play(game, x, y, busy_budget(method))
+    assert [torch.equal(seen, x) for seen in inputs.seen] == [True]
+
+
+def persistent_free(**options: bool) -> deat.Method:
+    free = deat.method("free-3")
+    return replace(free, ascent=replace(free.ascent, persistent=True, **options))
+
+
+@every_threat
+def test_persistent_free_begins_a_batch_where_the_last_one_ended_projected_to_the_new_images(threat):
+    method, net = persistent_free(), conv_net()
+    inputs, game = Inputs(net), game_of(method, net, threat)
+    batches = [images(6, seed=seed) for seed in range(3)]
+    carried = torch.zeros_like(batches[0][0])
+    for x, y in batches:
+        first = len(inputs.seen)
+        method.play(game, x, y, busy_budget(method, threat))
+        torch.testing.assert_close(inputs.seen[first], x + threat.project(x, carried), rtol=0, atol=1e-6)
+        assert carried.abs().max() > 0 or first == 0
+        carried = game.carry.clone()
+    assert not torch.equal(game.carry, threat.project(batches[0][0], game.carry))  # so projecting was no idle work
+
+
+def test_free_without_carrying_begins_every_batch_clean():
+    method, net = deat.method("free-3"), conv_net()
+    inputs, game = Inputs(net), game_of(method, net)
+    for seed in range(3):
+        method.play(game, *images(seed=seed), busy_budget(method))
+    assert all(torch.equal(inputs.seen[3 * seed], images(seed=seed)[0]) for seed in range(3))
+    assert game.carry is None
+
+
+def test_carried_delta_takes_the_step_after_the_last_pass_too():
+    method, net = persistent_free(), conv_net()
+    inputs, game = Inputs(net), game_of(method, net)
+    x, y = images()
+    method.play(game, x, y, busy_budget(method))
+    assert len(inputs.seen) == 3
+    assert not torch.allclose(game.carry, inputs.seen[-1] - x)
+
+
+def test_short_batch_uses_and_renews_the_first_rows_of_the_carried_delta():
+    method, net = persistent_free(), conv_net()
+    inputs, game = Inputs(net), game_of(method, net)
+    method.play(game, *images(6), busy_budget(method))
+    carried = game.carry.clone()
+    x, y = images(2, seed=1)
+    method.play(game, x, y, busy_budget(method))
+    torch.testing.assert_close(inputs.seen[3], x + game.threat.project(x, carried[:2]), rtol=0, atol=1e-6)
+    assert torch.equal(game.carry[2:], carried[2:])
+    assert not torch.equal(game.carry[:2], carried[:2])
+
+
+def test_batch_longer_than_the_carried_delta_begins_its_other_rows_anew():
+    method, net = persistent_free(), conv_net()
+    inputs, game = Inputs(net), game_of(method, net)
+    method.play(game, *images(2), busy_budget(method))
+    carried = game.carry.clone()
+    x, y = images(5, seed=1)
+    method.play(game, x, y, busy_budget(method))
+    started = inputs.seen[3] - x
+    torch.testing.assert_close(started[:2], game.threat.project(x[:2], carried), rtol=0, atol=1e-6)
+    assert started[2:].abs().max() == 0
+    assert len(game.carry) == 5
+
+
+# Freezing
+
+
+def friendly_one_by_one(net: nn.Module, x: Tensor, y: Tensor, start: Tensor, threat, budget: Budget) -> Tensor:
+    """FAT as its authors describe it, one image at a time."""
+    finished = []
+    for i in range(len(y)):
+        image, label, delta, left = x[i : i + 1], y[i : i + 1], start[i : i + 1].clone(), budget.level
+        for _ in range(budget.k):
+            delta.requires_grad_()
+            logits = net(image + delta)
+            (grad,) = torch.autograd.grad(cross_entropy(logits, label).sum(), delta)
+            delta = delta.detach()
+            if logits.argmax(1).item() != label.item():
+                if left == 0:
+                    break
+                left -= 1
+            delta = threat.move(image, delta, grad, budget.alpha)
+        finished.append(delta)
+    return torch.cat(finished)
+
+
+def converged_one_by_one(net: nn.Module, x: Tensor, y: Tensor, start: Tensor, threat, budget: Budget) -> Tensor:
+    """DAT's stopping rule, one image at a time."""
+    finished = []
+    for i in range(len(y)):
+        image, label, begun = x[i : i + 1], y[i : i + 1], start[i : i + 1]
+        delta = begun.clone()
+        for _ in range(budget.k):
+            delta.requires_grad_()
+            (grad,) = torch.autograd.grad(cross_entropy(net(image + delta), label).sum(), delta)
+            delta = delta.detach()
+            fosc = threat.eps * threat.dual_norm(grad).item() - (grad * (delta - begun)).sum().item()
+            if fosc <= budget.level:
+                break
+            delta = threat.move(image, delta, grad, budget.alpha)
+        finished.append(delta)
+    return torch.cat(finished)
+
+
+SLOW = {"fat-5": friendly_one_by_one, "dat": converged_one_by_one}
+EASY = images(16, seed=3)
+
+
+def frozen_game(name: str, threat: deat.ThreatModel, **ascent: bool) -> tuple[deat.Method, deat.Game]:
+    method = deat.method(name)
+    method = replace(method, ascent=replace(method.ascent, **ascent))
+    net = conv_net(batch_norm=True, seed=1).double().eval()
+    return method, game_of(method, net, threat, lr=0.1)
+
+
+@every_threat
+@pytest.mark.parametrize("level", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("name", ["fat-5", "dat"])
+def test_freeze_rule_equals_a_loop_over_single_images(name, threat, level):
+    x, y = EASY[0].double(), EASY[1]
+    _, game = frozen_game(name, threat)
+    r = game.open(x, y, Budget(5, 0.3 * threat.eps, level))
+    start, budget = r.delta.clone(), Budget(5, 0.3 * threat.eps, level)
+    if name == "dat":  # a part of the images is below this level at once, others come to it later
+        moving = start.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(cross_entropy(game.net(x + moving), y).sum(), moving)
+        fosc = threat.eps * threat.dual_norm(grad)
+        budget = Budget(5, 0.3 * threat.eps, fosc.quantile(0.21 + 0.3 * level).item())
+        game.generator.manual_seed(0)
+        r = game.open(x, y, budget)
+    assert torch.equal(r.delta, start)
+    for _ in range(budget.k):
+        game.ascend(r)
+    expected = SLOW[name](game.net, x, y, start, threat, budget)
+    torch.testing.assert_close(r.delta, expected, rtol=0, atol=1e-9)
+    steps = int(game.meter.counts[3])
+    assert 0 < steps < budget.k * len(y)  # some stopped early, and some moved
+
+
+def test_active_counts_the_examples_that_really_moved():
+    x, y = EASY[0].double(), EASY[1]
+    _, game = frozen_game("fat-5", THREATS[0])
+    budget, moved = Budget(5, 0.03, 1.0), 0
+    r = game.open(x, y, budget)
+    for _ in range(budget.k):
+        before = r.delta.clone()
+        game.ascend(r)
+        moved += int((r.delta != before).flatten(1).any(1).sum())
+    game.joint(r)
+    game.close(r)
+    assert game.meter.read(0).active == moved
+    assert 0 < moved < 5 * len(y)
+
+
+@every_threat
+@pytest.mark.parametrize("name", ["fat-5", "f+trades", "f+mart", "m+fat-5"])
+def test_compact_equals_mask_in_eval_mode_batch_norm(name, threat):
+    x, y = EASY[0].double(), EASY[1]
+    ends = []
+    for compact in (False, True):
+        method, game = frozen_game(name, threat, compact=compact)
+        budget = Budget(5, 0.3 * threat.eps, 1.0)
+        method.play(game, x, y, budget)
+        r = game._rounds[x.shape]
+        ends.append((r.delta.clone(), r.active.clone(), weights(game.net), game.meter.read(0)))
+    (masked, active, trained, record), (delta, still, also, other) = ends
+    assert 0 < active.sum() < len(y)
+    assert torch.equal(active, still)
+    torch.testing.assert_close(delta, masked, rtol=0, atol=1e-9)
+    torch.testing.assert_close(also, trained, rtol=0, atol=1e-9)
+    assert other.active == record.active
+    assert other.magnitude == pytest.approx(record.magnitude, rel=1e-9)
+
+
+def test_compact_runs_the_network_on_ever_fewer_images():
+    x, y = EASY[0].double(), EASY[1]
+    method, game = frozen_game("fat-5", THREATS[0], compact=True)
+    inputs = Inputs(game.net)
+    method.play(game, x, y, Budget(5, 0.03, 0.0))
+    sizes = [len(seen) for seen in inputs.seen]
+    assert sizes[0] == sizes[-1] == len(y)
+    assert sizes[1:-1] == sorted(sizes[1:-1], reverse=True)
+    assert sizes[-2] < len(y)
+
+
+def test_compact_without_a_freeze_rule_in_eval_mode_is_refused():
+    for name in ("pgd-7", "dat", "free-8"):
+        with pytest.raises(UsageError, match="compact"):
+            replace(deat.method(name).ascent, compact=True)
+
+
+def test_carried_delta_of_another_image_size_is_not_used():
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4, 3))
+    method = persistent_free()
+    inputs, game = Inputs(net), game_of(method, net)
+    method.play(game, *images(6, side=4), busy_budget(method))
+    x, y = images(6, side=8)
+    method.play(game, x, y, busy_budget(method))
+    assert torch.equal(inputs.seen[3], x)
+    assert game.carry.shape == x.shape
+
+
+def test_images_of_ever_new_sizes_do_not_fill_the_memory():
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4, 3))
+    method = deat.method("pgd-2")
+    game = game_of(method, net)
+    for side in range(4, 14):
+        method.play(game, *images(6, side=side), busy_budget(method))
+    assert len(game._rounds) <= 4
+    assert game.meter.read(0).examples == 60

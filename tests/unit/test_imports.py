@@ -1,0 +1,144 @@
+"""The house in order: who may import whom, what importing deat costs, how long a file may be."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import deat
+
+ROOT = Path(deat.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+LONGEST_FILE, LONGEST_FUNCTION = 320, 60
+
+LINE: list[tuple[str, ...]] = [
+    ("errors", "seeding", "loading"),
+    ("threat", "game.losses"),
+    ("game.round",),
+    ("game.ascent", "game.objectives"),
+    ("game.engine", "game.meter", "game.first_layer"),
+    ("game.moves",),
+    ("game.plays",),
+    ("schedules",),
+    ("methods",),
+    ("data", "models", "evaluation"),
+    ("training",),
+    ("report", "live"),
+    ("commands",),
+    ("cli",),
+    ("__main__",),
+]
+"""A room imports from rooms before it, or from itself."""
+
+ONLY: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "seeding": (),
+    "loading": ("errors",),
+    "threat": ("errors",),
+    "game.losses": (),
+    "data": ("errors", "seeding", "loading"),
+    "models": ("errors", "seeding", "loading"),
+    "evaluation": ("errors", "seeding", "threat", "game.losses", "models", "data"),
+}
+"""Rooms that may see less than what lies before them; the judge must not depend on the accused."""
+
+PLACE = {room: place for place, rooms in enumerate(LINE) for room in rooms}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str | None:
+    """The room a module of deat lies in; None for the package itself and the folder game."""
+    return max((room for room in PLACE if f"{module}.".startswith(f"{room}.")), key=len, default=None)
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module of deat that a file imports, wherever in the file, without its deat. in front."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: imports are absolute"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name for name in names if is_module(name)} or {str(node.module)}
+    return {name.removeprefix("deat.") for name in found if name.startswith("deat.")}
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.parent.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def forbidden(path: Path) -> list[str]:
+    """The imports of a file that the order does not allow."""
+    room = room_of(module_of(path))
+    if room is None:
+        return []
+    wrong = []
+    for name in sorted(imports_of(path)):
+        other = room_of(name)
+        allowed = other is not None and (
+            other == room or (other in ONLY[room] if room in ONLY else PLACE[other] < PLACE[room])
+        )
+        if not allowed:
+            wrong.append(name)
+    return wrong
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: module_of(p) or "deat")
+def test_module_imports_only_from_rooms_before_its_own(path):
+    assert forbidden(path) == []
+
+
+def test_every_module_has_its_place_in_the_line():
+    homeless = {module_of(p) for p in FILES if room_of(module_of(p)) is None}
+    assert homeless <= {"", "game"}
+    assert {room_of(module_of(p)) for p in FILES} - {None} == set(PLACE)
+
+
+def test_order_is_not_satisfied_by_a_wrong_import(tmp_path, monkeypatch):
+    home = tmp_path / "deat"
+    (home / "training").mkdir(parents=True)
+    (home / "evaluation").mkdir()
+    for name in ("training/trainer.py", "errors.py"):
+        (home / name).write_text("")
+    judge = home / "evaluation" / "attacks.py"
+    judge.write_text("def late():\n    from deat.training.trainer import Trainer\nfrom deat.errors import DeatError\n")
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", home)
+    assert forbidden(judge) == ["training.trainer"]
+
+
+UNWANTED = ("torchvision", "timm", "tensorboard", "torch.utils.tensorboard", "matplotlib.pyplot", "pandas", "sklearn")
+
+
+def test_importing_deat_loads_nothing_it_does_not_need():
+    code = f"import sys, deat; print([n for n in {UNWANTED!r} if n in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+    assert found.stderr == ""
+
+
+def test_importing_deat_adds_less_than_two_seconds_to_importing_torch():
+    code = "import torch, time; t = time.process_time(); import deat; print(time.process_time() - t)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(found.stdout) < 2
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: module_of(p) or "deat")
+def test_files_and_functions_are_short(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LONGEST_FILE
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < LONGEST_FUNCTION, node.name
+
+
+def test_every_public_name_exists():
+    assert len(set(deat.__all__)) == len(deat.__all__)
+    assert all(hasattr(deat, name) for name in deat.__all__)

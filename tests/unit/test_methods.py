@@ -1,0 +1,400 @@
+"""Names of methods, what they declare under both rule sets, and what the errors say."""
+
+import importlib
+import re
+
+import pytest
+
+import deat
+from deat.errors import UsageError
+from deat.game.ascent import Converged, Friendly
+from deat.game.objectives import CrossEntropy, Mart, Trades
+from deat.game.plays import Craft, Relay, Replay
+from deat.methods import PAPER, RELEASED, registry
+from deat.methods.tune import tune
+from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, Linear
+
+EPS = deat.Linf(8 / 255)
+
+
+def paper(name: str) -> deat.Method:
+    return deat.method(name)
+
+
+def released(name: str) -> deat.Method:
+    return deat.method(name, rules="released")
+
+
+# Names
+
+NAMES = (
+    "natural fgsm pgd-7 pgd-10 free-4 free-6 free-8 deat-3 deat-40% deat-55% trades mart fat-5 fat-10 dat yopo-5-3",
+    "m+deat m+pgd m+trades m+mart m+fgsm f+trades f+mart yopo-3-5 amata-2-10 m+amata-2-10",
+    "m+free m+yopo-5-3 m+f+trades",
+)
+
+
+@pytest.mark.parametrize("name", [name for line in NAMES for name in line.split()])
+@pytest.mark.parametrize("rules", ["paper", "released"])
+def test_every_name_of_the_paper_is_a_method_of_that_name(name, rules):
+    method = deat.method(name, rules=rules)
+    assert isinstance(method, deat.Method)
+    assert method.name == {"m+free": "m+free-8"}.get(name, name)
+
+
+SPELLINGS = {
+    "PGD-AT-7": "pgd-7",
+    "pgd-at-10": "pgd-10",
+    "PGD-AT": "pgd-7",
+    "U-FGSM": "fgsm",
+    "u-fgsm": "fgsm",
+    "M+U-FGSM": "m+fgsm",
+    "M+DEAT": "m+deat",
+    "MDEAT": "m+deat",
+    "M+ DEAT": "m+deat",
+    " Free-8 ": "free-8",
+    "FREE-AT-4": "free-4",
+    "DEAT-40%": "deat-40%",
+    "F+TRADES": "f+trades",
+    "M+F+Trades": "m+f+trades",
+    "YOPO-5-3": "yopo-5-3",
+    "Amata-2-10": "amata-2-10",
+    "AMATA": "amata-2-10",
+    "DAT": "dat",
+    "trades-10": "trades",
+    "fat": "fat-5",
+}
+
+
+@pytest.mark.parametrize(("written", "name"), SPELLINGS.items())
+def test_paper_spellings_in_any_case_are_accepted(written, name):
+    assert deat.method(written) == deat.method(name)
+
+
+def test_a_method_is_itself():
+    method = paper("m+deat")
+    assert deat.method(method) is method
+
+
+def test_numbers_in_names_reach_the_declaration():
+    assert paper("pgd-12").schedule.k == 12
+    assert paper("free-6").schedule.k == 5
+    assert paper("deat-4").schedule.period == 4
+    assert paper("deat-55%").schedule.percent == 55
+    assert paper("fat-8").schedule.k == 8
+    assert (paper("yopo-4-2").schedule.k, paper("yopo-4-2").play.inner) == (3, 2)
+    assert (paper("amata-3-8").schedule.first, paper("amata-3-8").schedule.last) == (3, 8)
+    assert paper("trades-5").schedule.k == 5
+    assert paper("trades-5").name == "trades-5"
+
+
+REFUSED = {
+    "m+natural": "adversary",
+    "m+deat-3": "rule of its own",
+    "m+deat-40%": "rule of its own",
+    "m+dat": "level already follows",
+    "m+m+deat": "rule of its own",
+    "m+free-1": "adversary",
+    "f+free": "crafts before it updates",
+    "f+deat-3": "crafts before it updates",
+    "f+yopo-5-3": "crafts before it updates",
+    "f+fat-5": "already has a rule",
+    "f+f+trades": "already has a rule",
+    "f+dat": "already has a rule",
+    "f+natural": "adversary",
+    "deat": "'m\\+deat'",
+    "pdg-7": "Did you mean 'pgd-7'",
+    "m+pdg": "Did you mean 'm\\+pgd'",
+    "free-0": "at least once",
+    "yopo-0-3": "at least one",
+    "deat-0": "period",
+    "deat-140%": "percent",
+    "amata-10-2": "last",
+    "": "unknown method",
+    "m+": "unknown method",
+}
+
+
+@pytest.mark.parametrize(("name", "why"), REFUSED.items(), ids=lambda v: v or "empty")
+def test_what_makes_no_sense_is_refused_with_the_reason(name, why):
+    with pytest.raises(UsageError, match=why):
+        deat.method(name)
+
+
+def test_unknown_rule_set_names_the_two():
+    with pytest.raises(UsageError, match="paper, released"):
+        deat.method("m+deat", rules="papre")
+
+
+# Settings
+
+FAMILIES = {
+    "natural": (Craft, CrossEntropy, Fixed),
+    "fgsm": (Craft, CrossEntropy, Fixed),
+    "pgd-7": (Craft, CrossEntropy, Fixed),
+    "free-8": (Replay, CrossEntropy, Fixed),
+    "deat-3": (Replay, CrossEntropy, EveryEpochs),
+    "deat-40%": (Replay, CrossEntropy, AccuracyAbove),
+    "m+deat": (Replay, CrossEntropy, GradientMagnitude),
+    "m+pgd": (Craft, CrossEntropy, GradientMagnitude),
+    "m+fgsm": (Craft, CrossEntropy, GradientMagnitude),
+    "trades": (Craft, Trades, Fixed),
+    "m+trades": (Craft, Trades, GradientMagnitude),
+    "f+trades": (Craft, Trades, Fixed),
+    "mart": (Craft, Mart, Fixed),
+    "m+mart": (Craft, Mart, GradientMagnitude),
+    "f+mart": (Craft, Mart, Fixed),
+    "fat-5": (Craft, CrossEntropy, Fixed),
+    "yopo-5-3": (Relay, CrossEntropy, Fixed),
+    "amata-2-10": (Craft, CrossEntropy, Linear),
+    "m+amata-2-10": (Craft, CrossEntropy, GradientMagnitude),
+    "dat": (Craft, CrossEntropy, Linear),
+}
+
+
+@pytest.mark.parametrize(("name", "kinds"), FAMILIES.items(), ids=FAMILIES.keys())
+def test_method_is_made_of_its_family_s_parts(name, kinds):
+    method = paper(name)
+    assert (type(method.play), type(method.objective), type(method.schedule)) == kinds
+
+
+def test_every_registered_method_is_in_the_table_above():
+    assert set(registry.names()) == set(FAMILIES)
+
+
+CAPS = {
+    "m+deat": 7,
+    "m+pgd": 7,
+    "m+trades": 10,
+    "m+mart": 10,
+    "m+fgsm": 7,
+    "m+pgd-5": 5,
+    "m+free": 7,
+    "m+free-4": 3,
+    "m+yopo-5-3": 4,
+    "m+amata-2-10": 10,
+    "m+fat-5": 5,
+    "m+f+trades": 10,
+    "m+trades-6": 6,
+}
+
+
+@pytest.mark.parametrize(("name", "cap"), CAPS.items(), ids=CAPS.keys())
+@pytest.mark.parametrize("rules", ["paper", "released"])
+def test_caps_on_k_are_the_same_in_both_rule_sets(name, cap, rules):
+    schedule = deat.method(name, rules=rules).schedule
+    assert schedule.max_steps == cap
+    assert schedule.gamma == 1.01
+
+
+ALPHAS = {
+    "fgsm": 1.25,
+    "deat-3": 1.25,
+    "deat-40%": 1.25,
+    "m+deat": 1.25,
+    "m+fgsm": 1.25,
+    "free-8": 1.0,
+    "m+free": 1.0,
+    "pgd-7": 0.25,
+    "m+pgd": 0.25,
+    "trades": 0.25,
+    "m+trades": 0.25,
+    "mart": 0.25,
+    "f+mart": 0.25,
+    "fat-5": 0.25,
+    "yopo-5-3": 0.25,
+    "dat": 0.25,
+}
+
+
+@pytest.mark.parametrize(("name", "alpha"), ALPHAS.items(), ids=ALPHAS.keys())
+@pytest.mark.parametrize("threat", [EPS, deat.Linf(4 / 255), deat.L2(0.5), deat.L1(12)], ids=str)
+def test_steps_are_declared_in_units_of_eps(name, alpha, threat):
+    method = paper(name)
+    assert method.schedule.alpha == alpha
+    assert method.bind(threat, 50).alpha == pytest.approx(alpha * threat.eps)
+
+
+STARTS = {
+    "zero": ["free-8", "m+free", "amata-2-10", "m+amata-2-10"],
+    "uniform": ["fgsm", "pgd-7", "deat-3", "m+deat", "m+pgd", "fat-5", "yopo-5-3", "dat"],
+    "jitter": ["trades", "mart", "m+trades", "m+mart", "f+trades", "f+mart"],
+}
+
+
+@pytest.mark.parametrize(("name", "start"), [(n, start) for start, names in STARTS.items() for n in names])
+def test_starts(name, start):
+    assert paper(name).ascent.start == start
+    assert not paper(name).ascent.persistent
+
+
+def test_trades_crafts_with_kl_and_mart_with_cross_entropy_friendly_or_not():
+    assert {paper(n).ascent.loss for n in ("trades", "f+trades", "m+trades")} == {"kl"}
+    assert {paper(n).ascent.loss for n in ("mart", "f+mart", "m+mart", "pgd-7", "fat-5")} == {"ce"}
+    assert paper("trades").objective == Trades(beta=6.0)
+    assert paper("mart").objective == Mart(beta=6.0)
+
+
+def test_friendly_methods_grant_three_steps_and_dat_stops_at_its_level():
+    for name in ("fat-5", "f+trades", "f+mart", "m+fat-5", "m+f+trades"):
+        method = paper(name)
+        assert method.ascent.freeze == Friendly()
+        assert method.schedule.level == 3
+    assert deat.friendly(paper("pgd-7"), tau=1).schedule.level == 1
+    dat = paper("dat")
+    assert dat.ascent.freeze == Converged()
+    assert dat.ascent.batch_norm == "train"
+    assert [dat.bind(EPS, 120).budget({}, t).level for t in (0, 50, 100)] == pytest.approx([0.5, 0.25, 0])
+    assert {dat.bind(EPS, 120).budget({}, t).k for t in range(120)} == {10}
+
+
+def test_prefixes_commute_and_are_functions_of_methods():
+    assert deat.method("m+f+pgd-5").schedule == deat.method("f+m+pgd-5").schedule
+    assert deat.mplus(paper("mart")) == paper("m+mart")
+    assert deat.friendly(paper("trades")) == paper("f+trades")
+    assert deat.mplus(paper("pgd-7"), gamma=1.1, max_steps=3).schedule.max_steps == 3
+    with pytest.raises(UsageError, match="gamma"):
+        deat.mplus(paper("pgd-7"), gamma=0)
+    with pytest.raises(UsageError, match="max_steps"):
+        deat.mplus(paper("pgd-7"), max_steps=0)
+
+
+# The table of the two rule sets
+
+
+@pytest.mark.parametrize(
+    ("name", "by_paper", "by_released"),
+    [
+        ("m+deat", ("joint", "epoch", "pixel"), ("joint", "epoch", "normalised")),
+        ("deat-3", ("joint", "epoch", "pixel"), ("joint", "epoch", "normalised")),
+        ("m+pgd", ("joint", "epoch", "pixel"), ("ascend", "epoch", "normalised")),
+        ("m+fgsm", ("joint", "epoch", "pixel"), ("ascend", "epoch", "normalised")),
+        ("m+trades", ("joint", "epoch", "pixel"), ("ascend", "last_batch", "normalised")),
+        ("m+mart", ("joint", "epoch", "pixel"), ("ascend", "last_batch", "normalised")),
+        ("m+f+trades", ("joint", "epoch", "pixel"), ("ascend", "last_batch", "normalised")),
+    ],
+)
+def test_magnitude_comes_from_the_move_the_scope_and_the_space_of_the_rule_set(name, by_paper, by_released):
+    assert paper(name).probe == deat.Probe(*by_paper)
+    assert released(name).probe == deat.Probe(*by_released)
+
+
+@pytest.mark.parametrize("name", ["m+pgd", "m+trades", "m+mart", "m+fgsm", "m+fat-5", "m+f+trades"])
+def test_craft_family_stretches_its_step_by_the_paper_and_ramps_k_by_the_released_code(name):
+    one, other = paper(name).schedule, released(name).schedule
+    assert (one.stretch, one.ramp) == (1.0, 0.0)
+    assert (other.stretch, other.ramp) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["m+deat", "m+free", "m+yopo-5-3"])
+def test_replays_neither_stretch_nor_ramp(name):
+    for method in (paper(name), released(name)):
+        assert (method.schedule.stretch, method.schedule.ramp) == (0.0, 0.0)
+
+
+def test_paper_step_of_the_craft_family_is_the_larger_of_eps_over_k_and_alpha():
+    schedule = paper("m+pgd").bind(EPS, 50)
+    steps = [schedule.budget({"k": k, "threshold": 1.0}, 9).alpha * 255 for k in range(1, 8)]
+    assert steps == pytest.approx([8, 4, 8 / 3, 2, 2, 2, 2])
+    fixed = released("m+pgd").bind(EPS, 50)
+    steps = [fixed.budget({"k": k, "threshold": 1.0}, 9).alpha * 255 for k in range(1, 8)]
+    assert steps == pytest.approx([2] * 7)
+    coarse = paper("m+fgsm").bind(EPS, 50)
+    assert [coarse.step_size(k) * 255 for k in range(1, 8)] == pytest.approx([10] * 7)
+
+
+@pytest.mark.parametrize("rules", ["paper", "released"])
+def test_m_amata_keeps_its_steps_at_two_and_a_half_eps_over_k(rules):
+    schedule = deat.method("m+amata-2-10", rules=rules).bind(EPS, 50)
+    steps = [schedule.budget({"k": k, "threshold": 1.0}, 9).alpha * 255 for k in range(1, 11)]
+    assert steps == pytest.approx([20 / k for k in range(1, 11)])
+    assert schedule.ramp == 0
+
+
+@pytest.mark.parametrize("name", [n for n in registry.names() if n != "natural"])
+def test_epochs_with_k_0_are_clean_by_the_paper_and_noisy_by_the_released_code(name):
+    assert not paper(name).ascent.noisy
+    assert released(name).ascent.noisy
+
+
+def test_amata_reaches_its_last_k_by_the_paper_only():
+    assert paper("amata-2-10").bind(EPS, 50).budget({}, 49).k == 10
+    assert released("amata-2-10").bind(EPS, 50).budget({}, 49).k == 9
+
+
+def test_only_the_released_code_caps_deat_d_and_deat_p():
+    assert (paper("deat-3").schedule.max_steps, released("deat-3").schedule.max_steps) == (None, 4)
+    assert (paper("deat-40%").schedule.max_steps, released("deat-40%").schedule.max_steps) == (None, 3)
+
+
+def test_nothing_else_forks():
+    for name in ("natural", "pgd-7", "free-8", "trades", "mart", "fat-5", "yopo-5-3", "dat"):
+        one, other = paper(name).describe(), released(name).describe()
+        for described in (one, other):
+            described.pop("probe")
+            described["ascent"].pop("noisy")
+        assert one == other
+    assert (PAPER.name, RELEASED.name) == ("paper", "released")
+
+
+# Single settings changed by hand
+
+
+def test_tuned_settings_reach_the_declaration_and_nothing_else_changes():
+    tuned = tune(paper("m+deat"), EPS, gamma=1.1, max_steps=3, alpha=12 / 255, start="zero", persistent=True)
+    schedule = tuned.bind(EPS, 50)
+    assert (schedule.gamma, schedule.max_steps, schedule.alpha) == (1.1, 3, pytest.approx(12 / 255))
+    assert (tuned.ascent.start, tuned.ascent.persistent) == ("zero", True)
+    assert (tuned.play, tuned.objective, tuned.probe) == (paper("m+deat").play, CrossEntropy(), paper("m+deat").probe)
+    assert tune(paper("f+trades"), EPS, beta=3.0, tau=0, compact=True).objective == Trades(beta=3.0)
+    assert tune(paper("f+trades"), EPS, tau=0).schedule.level == 0
+    assert tune(paper("pgd-7"), EPS) == paper("pgd-7")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("pgd-7", {"gamma": 1.1}, "gamma"),
+        ("pgd-7", {"max_steps": 3}, "max_steps"),
+        ("pgd-7", {"beta": 1.0}, "beta"),
+        ("pgd-7", {"tau": 1}, "tau"),
+        ("dat", {"tau": 1}, "tau"),
+        ("m+deat", {"gamma": 0.0}, "gamma"),
+        ("m+deat", {"gamma": float("nan")}, "gamma"),
+        ("m+deat", {"max_steps": 0}, "max_steps"),
+        ("m+deat", {"alpha": -0.1}, "alpha"),
+        ("m+deat", {"alpha": float("nan")}, "alpha"),
+        ("m+deat", {"start": "unifrom"}, "uniform"),
+        ("m+deat", {"compact": True}, "compact"),
+        ("trades", {"beta": -1.0}, "beta"),
+        ("trades", {"beta": float("nan")}, "beta"),
+        ("trades", {"beta": float("inf")}, "beta"),
+        ("fat-5", {"tau": -1}, "level|tau"),
+    ],
+)
+def test_setting_that_a_method_does_not_have_or_accept_is_refused(name, settings, says):
+    with pytest.raises(UsageError, match=says):
+        tune(paper(name), EPS, **settings)
+
+
+# Cards
+
+
+def families() -> list[str]:
+    """The modules that the registered methods were built in."""
+    return sorted({entry.build.__module__ for entry in registry._ENTRIES.values()})
+
+
+@pytest.mark.parametrize("family", families())
+def test_family_file_opens_with_its_card(family):
+    card = importlib.import_module(family).__doc__
+    for heading in ("Idea:", "Settings:", "Cost:"):
+        assert heading in card
+    assert ("Citation:" in card) == (family != "deat.methods.natural")
+    if "Citation:" in card:
+        assert re.search(r"Citation: .*(19|20)\d\d", card, re.DOTALL)
+
+
+def test_every_family_is_one_file_of_the_methods_folder():
+    assert len(families()) == 11
+    assert all(re.fullmatch(r"deat\.methods\.[a-z]+", family) for family in families())

@@ -1,0 +1,222 @@
+"""Schedules of k: pure rules on the host whose state is JSON."""
+
+import copy
+import json
+import math
+import warnings
+from dataclasses import FrozenInstanceError
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deat.errors import NumericalError, UsageError
+from deat.schedules import (
+    AccuracyAbove,
+    Budget,
+    EpochRecord,
+    EveryEpochs,
+    Fixed,
+    GradientMagnitude,
+    Linear,
+    Schedule,
+)
+
+SCHEDULES = {
+    "fixed": Fixed(k=3, alpha=0.1, level=3),
+    "every epochs": EveryEpochs(period=3, alpha=0.1),
+    "accuracy above": AccuracyAbove(percent=40, alpha=0.1, max_steps=3),
+    "gradient magnitude": GradientMagnitude(alpha=0.1, max_steps=7),
+    "ramped": GradientMagnitude(alpha=0.02, max_steps=2, ramp=0.1),
+    "linear": Linear(first=2, last=10, epochs=20, stretch=0.25),
+    "falling level": Linear(first=10, last=10, epochs=20, alpha=0.1, level=0.5, level_until=5 / 6),
+}
+every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
+M_PLUS = GradientMagnitude(gamma=1.01, max_steps=7, alpha=10 / 255)
+
+
+def record(epoch: int, magnitude: float = 1.0, accuracy: float = 0.5) -> EpochRecord:
+    return EpochRecord(epoch, 1.0, accuracy, magnitude, 100)
+
+
+def ks(schedule: Schedule, magnitudes: list[float]) -> list[int]:
+    state, found = schedule.init(), []
+    for epoch, magnitude in enumerate(magnitudes):
+        found.append(schedule.budget(state, epoch).k)
+        state = schedule.observe(state, record(epoch, magnitude))
+    return found
+
+
+@every_schedule
+def test_schedule_is_pure_and_its_state_is_json(schedule):
+    state = schedule.init()
+    for epoch in range(8):
+        before = copy.deepcopy(state)
+        assert schedule.budget(state, epoch) == schedule.budget(state, epoch)
+        later = schedule.observe(state, record(epoch, 2.0**epoch))
+        assert later == schedule.observe(state, record(epoch, 2.0**epoch))
+        assert state == before
+        state = json.loads(json.dumps(later))
+        assert state == later
+
+
+@every_schedule
+def test_observed_state_is_a_new_object(schedule):
+    state = schedule.init()
+    assert schedule.observe(state, record(0)) is not state
+    assert schedule.init() is not schedule.init()
+
+
+@every_schedule
+def test_schedule_is_frozen_and_gives_whole_k(schedule):
+    with pytest.raises(FrozenInstanceError):
+        schedule.alpha = 1.0
+    budget = schedule.budget(schedule.init(), 0)
+    assert isinstance(budget, Budget)
+    assert type(budget.k) is int
+
+
+@every_schedule
+@pytest.mark.parametrize("magnitude", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("epoch", [0, 1, 5])
+def test_magnitude_that_is_not_finite_raises(schedule, magnitude, epoch):
+    state = {"k": 1, "threshold": 1.0}
+    with pytest.raises(NumericalError, match=f"epoch {epoch + 1}"):
+        schedule.observe(state, record(epoch, magnitude))
+
+
+def test_zero_magnitude_warns_from_the_second_epoch_on():
+    state = M_PLUS.observe(M_PLUS.init(), record(0, 0.0))  # warnings are errors here
+    with pytest.warns(RuntimeWarning, match="epoch 2 is zero"):
+        state = M_PLUS.observe(state, record(1, 0.0))
+    with pytest.warns(RuntimeWarning, match="epoch 3 is zero"):
+        after = M_PLUS.observe(state, record(2, 0.0))
+    assert after["k"] == state["k"] == 1
+
+
+def test_only_m_plus_minds_a_zero_magnitude():
+    for schedule in (Fixed(k=0), EveryEpochs(period=2), AccuracyAbove(percent=40), Linear(first=1, last=2, epochs=3)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            schedule.observe(schedule.init(), record(3, 0.0))
+
+
+def test_m_plus_ignores_the_first_magnitude_and_sets_its_threshold_by_the_second():
+    state = M_PLUS.init()
+    assert state == {"k": 0, "threshold": None}
+    state = M_PLUS.observe(state, record(0, 1e9))
+    assert state == {"k": 1, "threshold": None}
+    state = M_PLUS.observe(state, record(1, 100.0))
+    assert state == {"k": 1, "threshold": 101.0}
+
+
+def test_m_plus_grows_only_strictly_above_its_threshold_and_never_lowers_it():
+    state = {"k": 1, "threshold": 101.0}
+    assert M_PLUS.observe(state, record(2, 101.0)) == state
+    assert M_PLUS.observe(state, record(2, 1.0)) == state
+    grown = M_PLUS.observe(state, record(2, 102.0))
+    assert grown == {"k": 2, "threshold": pytest.approx(103.02)}
+
+
+def test_m_plus_at_its_cap_changes_nothing():
+    state = {"k": 7, "threshold": 1.0}
+    assert M_PLUS.observe(state, record(9, 1e6)) == state
+    assert ks(GradientMagnitude(max_steps=1), [1.0, 1.0, 9.0, 99.0]) == [0, 1, 1, 1]
+    assert ks(GradientMagnitude(), [2.0**t for t in range(30)])[-1] == 28  # no cap at all
+
+
+@given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40), st.integers(1, 9), st.floats(0.5, 2.0))
+def test_m_plus_never_falls_never_jumps_and_never_passes_its_cap(magnitudes, cap, gamma):
+    found = ks(GradientMagnitude(gamma=gamma, max_steps=cap), magnitudes)
+    assert found[0] == 0
+    assert all(b - a in (0, 1) for a, b in pairwise(found))
+    assert max(found) <= cap
+
+
+def test_ramp_grows_k_past_the_cap_until_k_steps_cover_it():
+    ramped = GradientMagnitude(alpha=2 / 255, ramp=8 / 255, max_steps=2)
+    assert ks(ramped, [5.0, 4.0, 3.0, 2.0, 1.0, 0.9, 0.8]) == [0, 1, 1, 2, 3, 4, 4]
+    state = {"k": 1, "threshold": 100.0}
+    assert ramped.observe(state, record(2, 10.0))["threshold"] == pytest.approx(10.1)  # a forced growth sets it too
+    assert ks(GradientMagnitude(alpha=10 / 255, ramp=8 / 255), [5.0, 4.0, 3.0, 2.0, 1.0]) == [0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("eps", [1 / 255, 8 / 255, 0.15, 0.3, 12.0])
+def test_ramp_of_quarter_steps_stops_at_4_for_every_radius(eps):
+    ramped = GradientMagnitude(alpha=0.25, ramp=1.0).bind(eps, 9)
+    assert ks(ramped, [1.0] * 9) == [0, 1, 1, 2, 3, 4, 4, 4, 4]
+
+
+def test_step_covers_the_stretch_and_is_at_least_alpha():
+    stretched = GradientMagnitude(alpha=2 / 255, stretch=8 / 255, max_steps=7)
+    sizes = [stretched.budget({"k": k, "threshold": 1.0}, 5).alpha * 255 for k in range(8)]
+    assert sizes == pytest.approx([2, 8, 4, 8 / 3, 2, 2, 2, 2])
+
+
+def test_linear_shrinks_its_step_as_k_grows():
+    amata = Linear(first=2, last=10, epochs=9, stretch=20 / 255)
+    budgets = [amata.budget({}, epoch) for epoch in range(9)]
+    assert [b.k for b in budgets] == list(range(2, 11))
+    assert all(b.k * b.alpha == pytest.approx(20 / 255) for b in budgets)
+
+
+def test_linear_without_reaching_last_spreads_over_all_epochs():
+    assert [Linear(first=0, last=4, epochs=4, reaches_last=False).budget({}, t).k for t in range(4)] == [0, 1, 2, 3]
+    assert [Linear(first=0, last=4, epochs=5).budget({}, t).k for t in range(5)] == [0, 1, 2, 3, 4]
+    assert Linear(first=2, last=5, epochs=1).budget({}, 0).k == 2
+
+
+def test_linear_that_does_not_know_the_epochs_says_so():
+    with pytest.raises(UsageError, match="number of epochs"):
+        Linear(first=2, last=10).budget({}, 0)
+
+
+def test_falling_level_reaches_zero_at_its_fraction_of_training():
+    dat = Linear(first=10, last=10, epochs=120, alpha=0.25, level=0.5, level_until=5 / 6)
+    levels = [dat.budget({}, epoch).level for epoch in (0, 50, 100, 119)]
+    assert levels == pytest.approx([0.5, 0.25, 0.0, 0.0])
+
+
+def test_every_epochs_counts_floor_of_t_over_period():
+    assert [EveryEpochs(period=3).budget({}, t).k for t in range(10)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert EveryEpochs(period=1, max_steps=4).budget({}, 99).k == 4
+
+
+def test_accuracy_above_grows_after_an_epoch_above_the_mark():
+    schedule = AccuracyAbove(percent=40, max_steps=2)
+    state = schedule.init()
+    for epoch, (accuracy, expected) in enumerate([(0.39, 0), (0.4, 0), (0.41, 1), (0.3, 1), (0.9, 2), (0.9, 2)]):
+        state = schedule.observe(state, record(epoch, accuracy=accuracy))
+        assert state == {"k": expected}
+
+
+def test_bind_makes_every_length_absolute_and_leaves_the_rest():
+    bound = GradientMagnitude(alpha=0.25, stretch=1.0, ramp=2.0, level=3.0, gamma=1.1, max_steps=5).bind(0.1, 50)
+    assert (bound.alpha, bound.stretch, bound.ramp) == pytest.approx((0.025, 0.1, 0.2))
+    assert (bound.level, bound.gamma, bound.max_steps) == (3.0, 1.1, 5)
+    linear = Linear(first=2, last=10, stretch=2.5, level=0.5).bind(0.1, 50)
+    assert (linear.stretch, linear.epochs, linear.level) == (0.25, 50, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        *[(lambda g=g: GradientMagnitude(gamma=g), "gamma") for g in (0, -1.0, math.nan, math.inf, "1", True)],
+        *[(lambda c=c: GradientMagnitude(max_steps=c), "max_steps") for c in (0, -1, 2.5, 7.0, True)],
+        *[(lambda c=c: EveryEpochs(period=1, max_steps=c), "max_steps") for c in (0, 4.0)],
+        (lambda: AccuracyAbove(percent=40, max_steps=0), "max_steps"),
+        *[(lambda a=a: Fixed(k=1, alpha=a), "alpha") for a in (-0.1, math.nan, math.inf, "0.1")],
+        (lambda: Fixed(k=1, level=-1), "level"),
+        (lambda: Fixed(k=1, stretch=math.nan), "stretch"),
+        (lambda: GradientMagnitude(ramp=-1.0), "ramp"),
+        *[(lambda k=k: Fixed(k=k), "k must") for k in (-1, 0.5, 2.0, math.nan)],
+        *[(lambda p=p: EveryEpochs(period=p), "period") for p in (0, -3, 1.5)],
+        *[(lambda p=p: AccuracyAbove(percent=p), "percent") for p in (-1, 101, math.nan)],
+        (lambda: Linear(first=-1, last=2), "first"),
+        (lambda: Linear(first=5, last=4), "last"),
+    ],
+)
+def test_number_that_is_not_accepted_is_refused_by_name(build, says):
+    with pytest.raises(UsageError, match=says):
+        build()

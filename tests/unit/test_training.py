@@ -1,0 +1,548 @@
+"""Training by one call or step by step: data, validation, the best epoch, continuing, any optimiser, any network."""
+
+import copy
+import json
+import math
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import deat
+from deat.data import ImageSet
+from deat.errors import DataError, NumericalError, UsageError
+from deat.training.history import EpochStats, append, read
+from deat.training.lipschitz import log10_lipschitz
+from deat.training.plan import backprops_per_batch
+from deat.training.result import Best
+from deat.training.streams import Streams
+from helpers.games import THREATS, trainer_of
+from helpers.nets import CLASSES, SIDE, conv_net, images, learnable, same, seeded, weights
+
+QUICK = {"epochs": 2, "batch_size": 8, "lr": 0.1, "rate": "flat", "precision": "fp32", "workers": 0}
+
+
+class Plain(Dataset):
+    """A data set of one's own, which hands out image after image."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.x[index], int(self.y[index])
+
+
+X, Y = learnable(24)
+DATA = {
+    "tensors": (X, Y),
+    "bytes": ((255 * X).to(torch.uint8), Y),
+    "arrays": (X.numpy(), Y.numpy()),
+    "dataset": Plain(X, Y),
+    "tensor dataset": TensorDataset(X, Y),
+    "loader": DataLoader(TensorDataset(X, Y), batch_size=8, shuffle=True),
+    "list of batches": [(X[:8], Y[:8]), (X[8:16], Y[8:16]), (X[16:], Y[16:])],
+    "image set": ImageSet(X, Y, ("a", "b", "c")),
+}
+
+
+def lines(history: list[EpochStats]) -> str:
+    return "\n".join(json.dumps(asdict(stats)) for stats in history)
+
+
+@pytest.mark.parametrize("data", DATA.values(), ids=DATA.keys())
+def test_fit_trains_on_any_kind_of_data(data):
+    net = conv_net()
+    before = weights(net)
+    result = deat.fit(net, data, method="fgsm", threat=deat.Linf(0.1), **QUICK)
+    assert result.model is net
+    assert not same(before, weights(net))
+    assert [stats.examples for stats in result.history] == [24, 24]
+    assert result.history[-1].backprops == 2 * 3 * 2
+    assert result.best.epoch == 1
+
+
+def test_fit_teaches_what_is_there_to_learn():
+    result = deat.fit(
+        conv_net(), learnable(60), method="m+deat", threat="linf:0.05", epochs=12, batch_size=10, lr=0.1, val=0.2
+    )
+    assert result.history[-1].train_accuracy > 0.9
+    assert result.best.robust > 0.9
+    assert result.history[-1].loss < result.history[0].loss
+
+
+def test_history_holds_what_an_epoch_was():
+    history = trainer_of("m+deat", val=0.25, val_attack="pgd-3", epochs=3, threat=deat.Linf(0.1)).fit().history
+    assert [stats.epoch for stats in history] == [0, 1, 2]
+    assert [stats.k for stats in history] == [0, 1, 1]
+    assert [stats.threshold for stats in history] == [None, None, 1.01 * history[1].magnitude]
+    assert [stats.alpha for stats in history] == pytest.approx([0.125] * 3)
+    assert [stats.backprops for stats in history] == [2, 6, 10]
+    assert [stats.passes for stats in history] == [4, 12, 20]
+    assert [stats.val_passes for stats in history] == [8, 16, 24]
+    assert all(0 <= stats.val_robust <= stats.val_natural <= 1 for stats in history)
+    assert all(stats.magnitude > 0 and stats.examples == 18 and stats.skipped == 0 for stats in history)
+
+
+def test_callback_can_end_training_after_the_running_epoch():
+    class Enough:
+        def on_epoch(self, trainer, stats, timing):
+            assert timing.epoch == stats.epoch == len(trainer.history) - 1
+            assert timing.train_seconds > 0
+            if stats.epoch == 1:
+                trainer.stop()
+
+    result = trainer_of("natural", epochs=5, callbacks=[Enough()]).fit()
+    assert [stats.epoch for stats in result.history] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "few", "many"),
+    [
+        ("pgd-7", 80, 80),
+        ("deat-3", 22, 22),
+        ("m+deat", 1 + 9 * 2, 1 + 2 + 2 + 3 + 4 + 5 + 6 + 7 + 8 + 8),
+        ("deat-40%", 10, sum(range(1, 11))),
+    ],
+)
+def test_cost_is_known_before_training_within_what_the_schedule_may_do(name, few, many):
+    method = deat.method(name)
+    assert backprops_per_batch(method, method.bind(THREATS[0], 10), 10) == (few, many)
+
+
+def test_history_file_reads_back_what_was_written_and_drops_a_torn_line(tmp_path):
+    history = trainer_of("natural", epochs=2).fit().history
+    path = tmp_path / "history.jsonl"
+    for stats in history:
+        append(path, stats)
+    assert read(path) == history
+    path.write_text(path.read_text()[:-5])
+    assert read(path) == history[:1]
+
+
+# Validation and the best epoch
+
+
+def test_fraction_is_held_out_of_training_and_fixed_by_the_seed():
+    trainers = [trainer_of("natural", val=0.25, seed=seed) for seed in (0, 0, 1)]
+    parts = [(t.train.images.images, t.validator.source.images.images) for t in trainers]
+    for train, held in parts:
+        assert (len(train), len(held)) == (18, 6)
+        assert not any(torch.equal(a, b) for a in train for b in held)
+    assert torch.equal(parts[0][1], parts[1][1])
+    assert not torch.equal(parts[0][1], parts[2][1])
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5, math.nan])
+def test_fraction_outside_0_to_1_is_refused(fraction):
+    with pytest.raises(UsageError, match="fraction"):
+        trainer_of("natural", val=fraction)
+
+
+def test_fraction_of_a_loader_is_refused_with_the_fix():
+    with pytest.raises(DataError, match="val="):
+        trainer_of("natural", data=DATA["loader"], val=0.25)
+
+
+def test_validation_data_of_its_own_is_never_trained_on():
+    held = images(6, seed=9)
+    trainer = trainer_of("pgd-2", val=held)
+    seen = []
+    trainer.game.net.register_forward_pre_hook(lambda m, i: seen.append(m.training))
+    stats = trainer.run_epoch()
+    assert trainer.train.num_examples == 24
+    assert stats.val_natural is not None
+    assert seen.count(True) == 3 * 3  # training
+    assert seen.count(False) == 1 + 20 + 1  # natural, cw-20, and its verdict
+
+
+def test_validation_leaves_weights_statistics_and_random_state_alone():
+    def run(**options) -> str:
+        history = trainer_of("m+pgd", conv_net(batch_norm=True, dropout=0.3), epochs=3, **options).fit().history
+        return lines([replace(s, val_natural=None, val_robust=None, val_passes=0) for s in history])
+
+    assert run(val=images(6, seed=9)) == run()
+
+
+def test_validation_can_be_switched_off():
+    result = trainer_of("natural", val=0.25, val_attack="none").fit()
+    assert {stats.val_robust for stats in result.history} == {None}
+    assert result.best.epoch == 2
+
+
+def stats_with(epoch: int, robust: float | None, natural: float | None) -> EpochStats:
+    numbers = dict.fromkeys(EpochStats.__dataclass_fields__, 0)
+    return EpochStats(**{**numbers, "epoch": epoch, "val_robust": robust, "val_natural": natural})
+
+
+NAN = math.nan
+CHOICES = {
+    "highest": ([(0.5, 0.9), (0.7, 0.8), (0.6, 0.9)], 1),
+    "tie goes to natural": ([(0.5, 0.8), (0.5, 0.9), (0.5, 0.85)], 1),
+    "then to the earlier": ([(0.5, 0.9), (0.5, 0.9)], 0),
+    "nan never wins": ([(0.5, 0.9), (NAN, 0.99), (0.4, NAN)], 0),
+    "nan is beaten": ([(NAN, NAN), (0.1, 0.1)], 1),
+    "nan natural loses a tie": ([(0.5, NAN), (0.5, 0.2), (0.5, NAN)], 1),
+    "no validation": ([(None, None), (None, None), (None, None)], 2),
+}
+
+
+@pytest.mark.parametrize(("scores", "expected"), CHOICES.values(), ids=CHOICES.keys())
+def test_best_epoch_is_chosen_by_robustness_then_natural_accuracy_then_age(scores, expected):
+    best, net = Best(), nn.Linear(1, 1)
+    for epoch, (robust, natural) in enumerate(scores):
+        nn.init.constant_(net.weight, epoch)
+        best.offer(stats_with(epoch, robust, natural), net)
+    assert best.snapshot.epoch == expected
+    assert best.snapshot.weights["weight"].item() == expected
+
+
+def test_load_best_puts_the_best_epoch_s_weights_into_the_model():
+    seen = {}
+
+    class Keep:
+        def on_epoch(self, trainer, stats, timing):
+            seen[stats.epoch] = copy.deepcopy(trainer.model.state_dict())
+
+    trainer = trainer_of("fgsm", conv_net(batch_norm=True), val=0.25, epochs=4, callbacks=[Keep()])
+    result = trainer.fit()
+    last = copy.deepcopy(result.model.state_dict())
+    assert all(torch.equal(last[k], v) for k, v in seen[3].items())
+    result.load_best()
+    best = seen[result.best.epoch]
+    assert all(torch.equal(result.model.state_dict()[k], v) for k, v in best.items())
+
+
+# Continuing
+
+
+def persistent(name: str) -> deat.Method:
+    method = deat.method(name)
+    return replace(method, ascent=replace(method.ascent, persistent=True))
+
+
+CONTINUED = {
+    **{name: deat.method(name) for name in ("m+deat", "pgd-3", "m+trades", "deat-40%", "amata-2-4", "fat-3", "dat")},
+    "persistent free": persistent("free-3"),
+    "persistent m+deat": persistent("m+deat"),
+}
+
+
+@pytest.mark.parametrize("method", CONTINUED.values(), ids=CONTINUED.keys())
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_continued_run_equals_an_uninterrupted_one(method, stop):
+    options = {"epochs": 5, "rate": "cyclic", "val": 0.25, "val_attack": "pgd-2"}
+
+    def fresh(seed: int) -> deat.Trainer:
+        return trainer_of(method, conv_net(batch_norm=True, dropout=0.2, seed=seed), **options)
+
+    whole, first, second = fresh(0), fresh(0), fresh(7)
+    whole.fit()
+    with first.session():
+        for _ in range(stop):
+            first.run_epoch()
+    state = copy.deepcopy(first.state_dict())
+    second.load_state_dict(state)
+    second.fit()
+    assert lines(second.history) == lines(whole.history)
+    assert same(weights(second.model), weights(whole.model))
+    assert second.best.snapshot.epoch == whole.best.snapshot.epoch
+    assert all(torch.equal(v, whole.best.snapshot.weights[k]) for k, v in second.best.snapshot.weights.items())
+    one, other = (t.optimizer.state_dict()["state"] for t in (whole, second))
+    assert all(torch.equal(one[i]["momentum_buffer"], other[i]["momentum_buffer"]) for i in one)
+
+
+def test_state_can_be_saved_before_the_first_epoch():
+    first, second = trainer_of("m+deat", val=0.25), trainer_of("m+deat", conv_net(seed=7), val=0.25)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert lines(second.fit().history) == lines(first.fit().history)
+
+
+def test_state_keeps_the_loss_scale():
+    first, second = trainer_of("natural"), trainer_of("natural")
+    for trainer in (first, second):
+        trainer.engine.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    first.run_epoch()
+    first.engine.scaler.update(16.0)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert second.engine.scaler.get_scale() == 16.0
+
+
+# Optimisers
+
+
+def test_any_optimiser_comes_from_a_factory():
+    net = conv_net()
+    trainer = trainer_of("fgsm", net, lr=None, optimizer=lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1))
+    before = weights(net)
+    history = trainer.fit().history
+    assert isinstance(trainer.optimizer, torch.optim.AdamW)
+    assert {stats.lr for stats in history} == {0.01}
+    assert not same(before, weights(net))
+
+
+def test_parameter_groups_keep_the_ratio_of_their_learning_rates():
+    def factory(parameters):
+        first, *rest = parameters
+        return torch.optim.AdamW([{"params": [first], "lr": 0.02}, {"params": rest, "lr": 0.005}])
+
+    trainer = trainer_of("natural", lr=None, rate="cosine", optimizer=factory)
+    pairs = []
+    trainer.optimizer.register_step_pre_hook(lambda o, *_: pairs.append([g["lr"] for g in o.param_groups]))
+    trainer.fit()
+    assert len(pairs) == 9
+    assert pairs[0] == pytest.approx([0.02, 0.005])
+    assert all(a == pytest.approx(4 * b) for a, b in pairs)
+    assert pairs[-1][0] < 0.01
+
+
+def test_settings_lr_overrides_the_factory_s_and_keeps_the_ratio():
+    def factory(parameters):
+        first, *rest = parameters
+        return torch.optim.SGD([{"params": [first], "lr": 0.2}, {"params": rest, "lr": 0.1}])
+
+    trainer = trainer_of("natural", lr=1.0, optimizer=factory)
+    trainer.steering.at(0)
+    assert [g["lr"] for g in trainer.optimizer.param_groups] == [1.0, 0.5]
+
+
+def test_learning_rate_is_stepped_once_a_batch_not_once_a_replay():
+    trainer, rates = trainer_of("free-4", rate="cyclic", epochs=2), []
+    trainer.optimizer.register_step_pre_hook(lambda o, *_: rates.append(o.param_groups[0]["lr"]))
+    trainer.fit()
+    assert len(rates) == 2 * 3 * 4
+    steps = [rates[i : i + 4] for i in range(0, len(rates), 4)]
+    assert all(len(set(batch)) == 1 for batch in steps)
+    assert [batch[0] for batch in steps] == pytest.approx([0, 0.1 / 3, 0.2 / 3, 0.1, 0.2 / 3, 0.1 / 3])
+
+
+def test_momentum_is_cycled_for_sgd_unless_switched_off_and_never_given_to_who_has_none():
+    def momenta(**options) -> list[float]:
+        trainer, seen = trainer_of("natural", rate="cyclic", epochs=2, **options), []
+        trainer.optimizer.register_step_pre_hook(lambda o, *_: seen.append(o.param_groups[0].get("momentum")))
+        trainer.fit()
+        return seen
+
+    assert momenta() == pytest.approx([0.9, 0.9 - 0.1 / 3, 0.9 - 0.2 / 3, 0.8, 0.9 - 0.2 / 3, 0.9 - 0.1 / 3])
+    assert set(momenta(cycle_momentum=False)) == {0.9}
+    assert set(momenta(optimizer=lambda p: torch.optim.AdamW(p, lr=0.01))) == {None}
+    assert set(momenta(optimizer=lambda p: torch.optim.SGD(p, lr=0.1))) == {0.0}
+
+
+def test_default_optimiser_is_sgd_with_momentum_and_weight_decay_on_everything():
+    trainer = trainer_of("natural", conv_net(batch_norm=True))
+    (group,) = trainer.optimizer.param_groups
+    assert isinstance(trainer.optimizer, torch.optim.SGD)
+    assert (group["momentum"], group["weight_decay"], group["nesterov"]) == (0.9, 5e-4, False)
+    assert len(group["params"]) == len(list(trainer.model.parameters()))
+
+
+# Networks
+
+
+class Tied(nn.Module):
+    """One weight, used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(SIDE**2, SIDE**2), nn.Linear(SIDE**2, SIDE**2)
+        self.b.weight = self.a.weight
+        self.head = nn.Linear(SIDE**2, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.b(torch.tanh(self.a(x.flatten(1))))))
+
+
+def weight_normed() -> nn.Module:
+    net = conv_net()
+    for index in (0, 2):
+        net[index] = nn.utils.parametrizations.weight_norm(net[index])
+    return net
+
+
+ANY = {
+    "no batch norm": conv_net,
+    "batch norm": lambda: conv_net(batch_norm=True),
+    "dropout": lambda: conv_net(dropout=0.3),
+    "tied": Tied,
+    "weight norm": weight_normed,
+    "float64": lambda: conv_net().double(),
+}
+
+
+@pytest.mark.parametrize("build", ANY.values(), ids=ANY.keys())
+@pytest.mark.parametrize("name", ["m+deat", "yopo-3-2", "f+trades"])
+def test_any_network_trains_and_can_be_put_back_to_its_best_epoch(build, name):
+    net = seeded(build)
+    before = weights(net)
+    result = trainer_of(name, net, val=0.25, val_attack="pgd-2").fit()
+    assert not same(before, weights(net))
+    result.load_best()
+    assert all(math.isfinite(stats.loss) for stats in result.history)
+
+
+def test_tied_weights_stay_tied():
+    net = seeded(Tied)
+    trainer_of("m+pgd", net).fit()
+    assert net.a.weight is net.b.weight
+    assert len(list(net.parameters())) == 5
+
+
+def test_normalisation_becomes_the_first_layer_of_the_returned_model():
+    net = conv_net()
+    result = deat.fit(net, learnable(), method="fgsm", threat="linf:0.1", normalize=([0.4], [0.3]), **QUICK)
+    with torch.no_grad():
+        torch.testing.assert_close(result.model(X), net((X - 0.4) / 0.3))
+
+
+def test_the_caller_s_random_state_and_threads_are_untouched():
+    torch.manual_seed(5)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    during = []
+
+    class Look:
+        def on_epoch(self, trainer, stats, timing):
+            during.append(torch.get_num_threads())
+
+    options = {"val": 0.25, "val_attack": "pgd-1", "epochs": 1, "threads": 2, "callbacks": [Look()]}
+    trainer_of("fgsm", conv_net(dropout=0.3), **options).fit()
+    assert set(during) == {2}
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_dropout_does_not_depend_on_the_caller_s_random_state():
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        found.append(lines(trainer_of("m+deat", conv_net(dropout=0.4)).fit().history))
+    assert found[0] == found[1]
+
+
+def test_every_draw_is_a_function_of_seed_stream_epoch_and_step():
+    def draws(seed: int, epoch: int, step: int) -> tuple[float, float]:
+        starts = torch.Generator()
+        streams = Streams(seed, starts)
+        with streams.private(torch.device("cpu")):
+            streams.at(epoch, step)
+            return torch.rand((), generator=starts).item(), torch.rand(()).item()
+
+    places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    first, again = [draws(*place) for place in places], [draws(*place) for place in places]
+    assert first == again
+    assert len({number for pair in first for number in pair}) == 2 * len(places)
+
+
+class Wrong(nn.Module):
+    """Answers in a form of the test's choice."""
+
+    def __init__(self, answer) -> None:
+        super().__init__()
+        self.layer, self.answer = nn.Linear(SIDE**2, CLASSES), answer
+
+    def forward(self, x: Tensor):
+        return self.answer(self.layer(x.flatten(1)), x)
+
+
+def reject(logits: Tensor, x: Tensor) -> None:
+    assert x.shape[-1] == 224, "this network reads images of 224 pixels"
+
+
+REFUSED = {
+    "too few logits": (lambda: Wrong(lambda z, x: z[:, :2]), "one for each class"),
+    "no logits": (lambda: Wrong(lambda z, x: {"logits": z}), "dict"),
+    "a map": (lambda: Wrong(lambda z, x: x), "one for each class"),
+    "other images": (lambda: conv_net(channels=3), "cannot read images of shape"),
+    "an assertion": (lambda: Wrong(reject), "cannot read images of shape"),
+    "nothing to train": (lambda: conv_net().requires_grad_(False), "nothing to train"),
+    "no parameters": (lambda: nn.Flatten(), "nothing to train"),
+}
+
+
+@pytest.mark.parametrize(("build", "says"), REFUSED.values(), ids=REFUSED.keys())
+def test_network_that_does_not_fit_is_refused_before_any_work(build, says):
+    with pytest.raises(UsageError, match=says):
+        trainer_of("natural", build())
+
+
+def test_more_logits_than_classes_are_welcome():
+    net = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 10)))
+    assert trainer_of("pgd-2", net).fit().history[-1].examples == 24
+
+
+def test_nan_weights_are_a_numerical_error():
+    net = conv_net()
+    with torch.no_grad():
+        net[0].weight[0, 0, 0, 0] = math.nan
+    with pytest.raises(NumericalError, match="epoch 1, batch 1"):
+        trainer_of("natural", net).fit()
+
+
+@pytest.mark.parametrize("which", ["weight", "bias"])
+def test_weights_that_break_in_the_last_update_are_a_numerical_error(which):
+    net = conv_net(batch_norm=True)
+    trainer, steps = trainer_of("natural", net, epochs=1), []
+
+    def spoil(*_: object) -> None:
+        steps.append(1)
+        if len(steps) == 3:
+            with torch.no_grad():
+                getattr(net[-1], which).fill_(math.inf)
+
+    trainer.optimizer.register_step_post_hook(spoil)
+    with pytest.raises(NumericalError, match="weights"):
+        trainer.fit()
+    assert trainer.history == []
+
+
+def test_a_learning_rate_that_explodes_is_a_numerical_error():
+    with pytest.raises(NumericalError):
+        trainer_of("pgd-2", lr=1e20, epochs=3).fit()
+
+
+def test_log_lipschitz_bound_is_the_sum_of_log_frobenius_norms():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    expected = math.log10(net[0].weight.norm().item()) + math.log10(net[3].weight.norm().item())
+    assert log10_lipschitz(net) == pytest.approx(expected, rel=1e-6)
+    assert log10_lipschitz(nn.Sequential(*[nn.Linear(100, 100) for _ in range(700)])) > 308  # no overflow
+    assert log10_lipschitz(nn.Flatten()) == 0
+
+
+# Settings
+
+BAD = {
+    "epochs": [0, -1, 1.5, True],
+    "batch_size": [0, 2.0],
+    "lr": [0, -0.1, math.nan, math.inf, "0.1"],
+    "peak": [0.0, 1.0, math.nan],
+    "momentum": [-0.1, 1.0, math.nan],
+    "weight_decay": [-1e-4, math.nan, math.inf],
+    "rate": ["cycle"],
+    "precision": ["fp8"],
+    "seed": [-1, 0.5],
+    "threads": [0],
+    "workers": [-1],
+    "val_attack": ["pgd", "cw-0"],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in BAD.items() for v in values])
+def test_setting_that_is_not_accepted_is_refused_by_name(name, value):
+    with pytest.raises(UsageError, match=f"{name}|learning-rate schedule|attack"):
+        deat.Settings(**{name: value})
+
+
+def test_missing_device_is_refused():
+    for device in ("cuda:99", "gpu", "nonsense"):
+        with pytest.raises(UsageError, match="not available"):
+            trainer_of("natural", device=device)
+
+
+@pytest.mark.parametrize("threat", THREATS, ids=lambda t: t.name)
+def test_bf16_trains_every_threat(threat):
+    history = trainer_of("m+deat", conv_net(batch_norm=True), precision="bf16", threat=threat, val=0.25).fit().history
+    assert all(math.isfinite(stats.loss) and stats.magnitude > 0 for stats in history)
