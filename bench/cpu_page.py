@@ -1,0 +1,81 @@
+"""The CPU benchmark's result as a page of Markdown."""
+
+from statistics import mean
+from typing import Any
+
+Record = dict[str, Any]
+
+
+def render(result: Record) -> str:
+    """The result as a page of Markdown."""
+    head = f"{result['cpu']}, {result['threads']} threads, torch {result['torch']}, Python {result['python']}"
+    return "\n".join(
+        [
+            "# Training speed on two CPU cores",
+            "",
+            f"`{result['command']}` on {head}. {result['network']}, batch {result['batch_size']}.",
+            "Plain is the loop that paper repositories have: float32, a DataLoader, a full backward in every attack",
+            "step. Both ran in turns, in one process, on the same two cores.",
+            "",
+            *speed_table(result["speed"]),
+            "",
+            "Times are medians over the rounds, ratios the median (and range) of each round's own. A round in which",
+            f"other processes took 2 % of the cores was played again. {rounds(result['speed'])}",
+            "",
+            "## Accuracy",
+            "",
+            "The same network on the 8x8 digits, plain in float32 and deat in bfloat16, from the same initial weights.",
+            "Both are scored in float32; natural / PGD-20 accuracy in %, one column for each seed.",
+            "",
+            *accuracy_table(result["accuracy"]),
+            "",
+        ]
+    )
+
+
+def rounds(speed: list[Record]) -> str:
+    """How many rounds count."""
+    notes = [f"{s['method']}: {s['rounds']['undisturbed']} of {s['rounds']['played']} rounds count" for s in speed]
+    noisy = [s["method"] for s in speed if not s["rounds"]["undisturbed"]]
+    warning = f" No round of {' and '.join(noisy)} was undisturbed, so all are shown." if noisy else ""
+    return ", ".join(notes) + "." + warning
+
+
+def speed_table(speed: list[Record]) -> list[str]:
+    """Rows of the speed table."""
+    rows = [
+        "| method | backprops | plain, s | deat, s | plain, s/backprop | deat, s/backprop | ratio | goal |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for s in speed:
+        plain, ours, ratio = s["plain"], s["deat"], s["ratio"]
+        count = plain["backprops_per_round"]
+        rows.append(
+            f"| {s['method']} | {count} | {plain['median']:.2f} | {ours['median']:.2f} "
+            f"| {plain['median'] / count:.3f} | {ours['median'] / ours['backprops_per_round']:.3f} "
+            f"| {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f}) | {s['goal']} |"
+        )
+    return rows
+
+
+def accuracy_table(accuracy: list[Record]) -> list[str]:
+    """Rows of the accuracy table, and the differences in words."""
+    seeds = range(len(accuracy[0]["plain"]))
+    rows = [f"| | {' | '.join(f'seed {seed}' for seed in seeds)} | mean |", "|---" * (len(seeds) + 2) + "|"]
+    notes = []
+    for a in accuracy:
+        for who in ("plain", "deat"):
+            cells = [f"{100 * r['natural']:.1f} / {100 * r['pgd-20']:.1f}" for r in a[who]]
+            means = [100 * mean(r[how] for r in a[who]) for how in ("natural", "pgd-20")]
+            rows.append(f"| {a['method']}, {who} | {' | '.join(cells)} | {means[0]:.1f} / {means[1]:.1f} |")
+        notes.append(f"{a['method']} ({a['epochs']} epochs): {in_words(a['difference'])}.")
+    return [*rows, "", "deat less plain, in points. " + " ".join(notes)]
+
+
+def in_words(differences: dict[str, Record]) -> str:
+    """Differences of accuracy in points, with their standard errors."""
+    parts = []
+    for how, d in differences.items():
+        error = "" if d["standard_error"] is None else f" +- {100 * d['standard_error']:.1f}"
+        parts.append(f"{how} {100 * d['mean']:+.1f}{error}")
+    return ", ".join(parts)

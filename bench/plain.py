@@ -1,0 +1,112 @@
+"""PGD and FREE training as paper repositories write them: what the benchmarks compare with.
+
+Float32, a DataLoader, and in every attack step a full backward whose parameter gradients are thrown away.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+
+class Images(Dataset[tuple[Tensor, Tensor]]):
+    """uint8 images as floats in [0, 1], each cropped out of a zero border and flipped at random."""
+
+    def __init__(self, images: Tensor, labels: Tensor, pad: int = 0) -> None:
+        self.images, self.labels, self.pad = images, labels, pad
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x = self.images[index].float() / 255
+        return (self._crop_and_flip(x) if self.pad else x), self.labels[index]
+
+    def _crop_and_flip(self, x: Tensor) -> Tensor:
+        height, width = x.shape[1:]
+        top, left = torch.randint(0, 2 * self.pad + 1, (2,)).tolist()
+        x = F.pad(x, [self.pad] * 4)[:, top : top + height, left : left + width]
+        return x.flip(2) if torch.rand(()) < 0.5 else x
+
+
+@dataclass
+class Script:
+    """What such a script holds at its top level; seed fixes the order of the data and the noise."""
+
+    model: nn.Module
+    data: Images
+    batch_size: int
+    epochs: int
+    lr: float
+    eps: float
+    alpha: float
+    rate: str = "flat"
+    workers: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.seed)
+        self.loader = DataLoader(
+            self.data, self.batch_size, shuffle=True, num_workers=self.workers, persistent_workers=self.workers > 0
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.lr, momentum=0.9, weight_decay=5e-4)
+        total = self.epochs * len(self.loader) if self.rate == "cosine" else None
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, total) if total else None
+        self.losses: list[float] = []
+        self.backprops = 0
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """The mean cross-entropy, with a backward through every parameter."""
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.backprops += 1
+        return loss
+
+    def step(self, delta: Tensor, x: Tensor) -> None:
+        """Move delta by alpha along its gradient's sign, into ball and box."""
+        assert delta.grad is not None
+        moved = torch.clamp(delta.detach() + self.alpha * torch.sign(delta.grad), -self.eps, self.eps)
+        delta.data = torch.clamp(x + moved, 0, 1) - x
+        delta.grad.zero_()
+
+    def end_of_batch(self, loss: Tensor) -> None:
+        """Log the loss and step the learning rate."""
+        self.losses.append(loss.item())
+        if self.scheduler:
+            self.scheduler.step()
+
+
+def pgd_epoch(script: Script, steps: int = 7) -> None:
+    """One epoch of PGD training: `steps` attack steps from a uniform start, then an update."""
+    script.model.train()
+    for x, y in script.loader:
+        delta = torch.zeros_like(x).uniform_(-script.eps, script.eps)
+        delta.data = torch.clamp(x + delta, 0, 1) - x
+        delta.requires_grad_()
+        for _ in range(steps):
+            script.loss(x + delta, y)
+            script.step(delta, x)
+        script.optimizer.zero_grad()
+        loss = script.loss(x + delta.detach(), y)
+        script.optimizer.step()
+        script.end_of_batch(loss)
+
+
+def free_epoch(script: Script, replays: int = 8) -> None:
+    """One epoch of FREE training: every replay of a batch updates both weights and delta."""
+    script.model.train()
+    for x, y in script.loader:
+        delta = torch.zeros_like(x, requires_grad=True)
+        for _ in range(replays):
+            script.optimizer.zero_grad()
+            loss = script.loss(x + delta, y)
+            script.step(delta, x)
+            script.optimizer.step()
+        script.end_of_batch(loss)
+
+
+EPOCHS: dict[str, Callable[[Script], None]] = {"pgd-7": pgd_epoch, "free-8": free_epoch}
+"""The plain loops, by the name that the library gives the same method."""
