@@ -102,7 +102,7 @@ class Fixed(Schedule):
     def guided(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> "GradientMagnitude":
         """M+ with this k as its cap."""
         if self.k == 0:
-            raise UsageError("m+ needs a method with an adversary: natural training takes no steps to guide.")
+            raise UsageError("m+ needs a method with an adversary: this one takes no steps to guide.")
         cap = self.k if max_steps is None else max_steps
         return GradientMagnitude(
             gamma=gamma, max_steps=cap, alpha=self.alpha, level=self.level, stretch=stretch, ramp=ramp
@@ -235,7 +235,9 @@ class Linear(Schedule):
     def guided(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> GradientMagnitude:
         """M+ with `last` as its cap, keeping the step at stretch / k."""
         if self.level_until is not None:
-            raise UsageError("m+ cannot guide dat: its stopping level already follows the epochs. Use m+pgd instead.")
+            raise UsageError(
+                "m+ cannot guide this method: its stopping level already follows the epochs. Use m+pgd instead."
+            )
         cap = self.last if max_steps is None else max_steps
         return GradientMagnitude(gamma=gamma, max_steps=cap, alpha=self.alpha, level=self.level, stretch=self.stretch)
 

@@ -78,6 +78,11 @@ def test_method_from_a_file_composes_with_m_plus_and_f_plus(method_file):
         assert game.meter.read(0).examples == 6
 
 
+def test_prefixes_stand_before_a_method_in_a_file(method_file):
+    assert deat.method(f"m+{method_file}:careful") == deat.mplus(deat.method(f"{method_file}:careful"))
+    assert deat.method(f"M+F+{method_file}:careful").schedule.level == 3
+
+
 def test_fit_takes_the_name_of_a_method_in_a_file(method_file):
     result = deat.fit(conv_net(), images(12), method=f"{method_file}:TWICE", epochs=2, batch_size=6, val=None)
     assert result.history[-1].backprops == 2 * 2 * 2

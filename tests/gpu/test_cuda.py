@@ -8,6 +8,7 @@ import torch
 import deat
 from deat.data import ImageSet
 from deat.methods import names
+from deat.training.optimizers import DeviceSGD, OptimizerFactory
 from deat.training.trainer import Trainer
 
 pytestmark = [
@@ -16,7 +17,9 @@ pytestmark = [
 ]
 
 
-def make_trainer(method: str, precision: str, epochs: int = 2, **settings: object) -> Trainer:
+def make_trainer(
+    method: str, precision: str, epochs: int = 2, optimizer: OptimizerFactory | None = None, **settings: object
+) -> Trainer:
     images = torch.randint(0, 256, (130, 3, 32, 32), dtype=torch.uint8)
     labels = torch.arange(130) % 10
     model = deat.build_model("preact_resnet18", normalize=((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)))
@@ -24,18 +27,20 @@ def make_trainer(method: str, precision: str, epochs: int = 2, **settings: objec
         model,
         ImageSet(images, labels, tuple("0123456789")),
         method=method,
+        optimizer=optimizer,
         settings=deat.Settings(epochs=epochs, batch_size=64, lr=0.01, precision=precision, device="cuda", **settings),
     )
 
 
 @pytest.mark.parametrize("method", [*names(), "m+free", "m+yopo-5-3", "m+f+trades"])
 def test_no_host_synchronisation_inside_an_epoch(method: str) -> None:
-    trainer = make_trainer(method, "bf16", epochs=3)
-    trainer.run_epoch()  # the first epoch allocates and finds YOPO's first layer
+    trainer = make_trainer(method, "bf16", epochs=5)
+    for _ in range(3):
+        trainer.run_epoch()  # the first epochs allocate, record, and find YOPO's first layer
     budget = trainer.schedule.budget(trainer.state, trainer.epoch)
     read, record = trainer.game.meter.read, None
     trainer.game.meter.read = lambda epoch: None  # type: ignore[assignment, return-value]
-    batches = list(trainer.train.epoch(1))
+    batches = list(trainer.train.epoch(3))
     trainer.train.epoch = lambda epoch: iter(batches)  # type: ignore[method-assign]
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -43,7 +48,7 @@ def test_no_host_synchronisation_inside_an_epoch(method: str) -> None:
         trainer.play_epoch(budget)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    record = read(1)
+    record = read(3)
     assert record.examples == 130
     assert math.isfinite(record.loss)
 
@@ -59,6 +64,45 @@ def test_every_precision_trains_and_agrees_on_the_first_magnitude(method: str, p
     if stats.skipped == 0:
         assert stats.magnitude == pytest.approx(exact.magnitude, rel=0.3)
         assert stats.examples == 130
+
+
+def deterministic_run(engine: str, method: str) -> tuple[dict[str, torch.Tensor], list[object]]:
+    torch.manual_seed(0)
+    own = None if engine == "graph" else (lambda p: DeviceSGD(p, 0.01, 0.9, 5e-4))
+    trainer = make_trainer(method, "bf16", epochs=4, optimizer=own, engine=engine)
+    with trainer.session():
+        torch.backends.cudnn.benchmark = False
+        history = [trainer.run_epoch() for _ in range(4)]
+    assert trainer.engine.records == (engine == "graph")
+    assert engine == "eager" or trainer.game.recorder is not None, "the recording fell back"
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}, history
+
+
+@pytest.mark.parametrize("method", ["m+deat", "pgd-7", "trades", "mart", "fat-5", "free-4", "dat", "natural"])
+def test_recorded_moves_equal_eager_ones_bit_for_bit(method: str) -> None:
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        (eager, one), (graph, other) = (deterministic_run(engine, method) for engine in ("eager", "graph"))
+    finally:
+        torch.backends.cudnn.deterministic = before
+        torch.use_deterministic_algorithms(False)
+    assert one == other
+    assert all(torch.equal(eager[name], graph[name]) for name in eager)
+
+
+def test_recordings_do_not_grow_while_k_and_momentum_change() -> None:
+    trainer = make_trainer("deat-1", "bf16", epochs=4, engine="graph")
+    counts, ks = [], []
+    with trainer.session():
+        for _ in range(4):
+            ks.append(trainer.run_epoch().k)
+            counts.append(len(trainer.game.recorder or ()))
+    assert ks == [0, 1, 2, 3]
+    assert counts[1] == counts[2] == counts[3]
+    momentum = trainer.optimizer.param_groups[0]["momentum"]
+    assert float(momentum) == pytest.approx(trainer.steering.rate.at(11, 12)[1])
 
 
 def test_an_fp16_step_that_overflows_is_skipped_and_counted() -> None:

@@ -50,6 +50,9 @@ class _Calls(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in self.FORBIDDEN:
             raise HostRead(f"Tensor.{name}")
+        # A device object may be the one that training runs on; a written "cpu" is the host.
+        if name == "to" and "cpu" in [a for a in (*args[1:], (kwargs or {}).get("device")) if isinstance(a, str)]:
+            raise HostRead("Tensor.to the host")
         return func(*args, **(kwargs or {}))
 
 

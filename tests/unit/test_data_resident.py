@@ -23,12 +23,6 @@ def test_an_epoch_holds_every_image_once_and_keeps_the_short_batch():
     assert sorted(labels_of(source, 0)) == list(range(23))
 
 
-def test_drop_last_leaves_the_short_batch_out():
-    source = Resident(numbered(), 5, drop_last=True)
-    assert [len(y) for _, y in source.epoch(0)] == [5] * 4
-    assert len(source) == 4
-
-
 def test_order_is_a_pure_function_of_seed_and_epoch():
     source = Resident(numbered(), 5, seed=3)
     first = labels_of(source, 1)

@@ -67,6 +67,23 @@ class Twice(nn.Module):
         return self.head(torch.tanh(self.conv(torch.tanh(self.conv(x)))).flatten(1))
 
 
+class ByKeyword(nn.Module):
+    """A first layer that is called by keyword, with an activation in place behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(4 * SIDE**2, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(nn.functional.relu(self.conv(input=x), inplace=True).flatten(1))
+
+
+def in_place() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * SIDE**2, CLASSES)
+    )
+
+
 def linear_first() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 8), nn.Tanh(), nn.Linear(8, CLASSES))
 
@@ -78,6 +95,8 @@ def parametrised() -> nn.Sequential:
 
 
 NETS = {
+    "an activation in place": (in_place, lambda n: [n[0]]),
+    "called by keyword": (ByKeyword, lambda n: [n.conv]),
     "convolution": (conv_net, lambda n: [n[0]]),
     "linear after flatten": (linear_first, lambda n: [n[1]]),
     "two stems": (TwoStems, lambda n: [n.fine, n.coarse]),

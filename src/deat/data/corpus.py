@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deat.data import digits
+from deat.data.augment import Augment
 from deat.data.imageset import ImageSet
 from deat.data.stream import LazyImages
 from deat.errors import UsageError, unknown
@@ -29,6 +30,16 @@ class Corpus:
     norm: str = "linf"
     pad: int = 0
     flip: bool = False
+
+    @property
+    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Mean and standard deviation by channel, where the set has them."""
+        return (self.mean, self.std) if self.mean and self.std else None
+
+    @property
+    def augment(self) -> Augment | None:
+        """Crops and flips, where they make sense for the set."""
+        return Augment(self.pad, self.flip) if self.pad or self.flip else None
 
 
 @dataclass(frozen=True)

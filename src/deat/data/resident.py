@@ -17,9 +17,9 @@ def epoch_order(num_examples: int, seed: int, epoch: int) -> Tensor:
     return torch.randperm(num_examples, generator=generator)
 
 
-def num_batches(num_examples: int, batch_size: int, drop_last: bool = False) -> int:
-    """Batches in an epoch; a short last one counts unless it is dropped."""
-    return num_examples // batch_size if drop_last else -(-num_examples // batch_size)
+def num_batches(num_examples: int, batch_size: int) -> int:
+    """Batches in an epoch, a short last one counted."""
+    return -(-num_examples // batch_size)
 
 
 class Resident:
@@ -38,17 +38,16 @@ class Resident:
         seed: int = 0,
         augment: Augment | None = None,
         shuffle: bool = True,
-        drop_last: bool = False,
     ) -> None:
         self.images, self.batch_size, self.seed = images, batch_size, seed
-        self.augment, self.shuffle, self.drop_last = augment, shuffle, drop_last
+        self.augment, self.shuffle = augment, shuffle
         self.device = torch.device(device)
         self.num_examples, self.num_classes, self.shape = len(images), images.num_classes, images.shape
         self._x = images.images.to(self.device)
         self._y = images.labels.to(self.device, torch.int64)
 
     def __len__(self) -> int:
-        return num_batches(self.num_examples, self.batch_size, self.drop_last)
+        return num_batches(self.num_examples, self.batch_size)
 
     def check(self) -> None:
         """Refuses content that cannot be trained on, and a set smaller than a training batch."""

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from deat.errors import UsageError, unknown
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+ENGINES = ("auto", "eager", "graph")
 SMALL = 500_000
-"""Networks with fewer parameters gain nothing from half precision or a second thread on a CPU."""
+"""On a CPU, networks with fewer parameters gain nothing from half precision or a second thread."""
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -23,7 +24,7 @@ def cpu_is_fast_at_bf16() -> bool:
 
 
 def choose_precision(wanted: str, device: torch.device, num_parameters: int) -> Precision:
-    """The precision to train in; "auto" is bf16 where the hardware is fast at it and the network large."""
+    """The precision to train in; "auto" is bf16 where the hardware is fast at it (on a CPU: and the network large)."""
     if wanted not in PRECISIONS:
         raise unknown("precision", wanted, PRECISIONS)
     if wanted == "fp16" and device.type == "cpu":
@@ -35,6 +36,20 @@ def choose_precision(wanted: str, device: torch.device, num_parameters: int) -> 
     return "bf16" if device.type == "cpu" and num_parameters >= SMALL and cpu_is_fast_at_bf16() else "fp32"
 
 
+def choose_records(wanted: str, device: torch.device, precision: Precision, obstacle: str | None) -> tuple[bool, str]:
+    """Whether to play moves as CUDA graphs, and what stands against it where "auto" would otherwise do so."""
+    if wanted not in ENGINES:
+        raise unknown("engine", wanted, ENGINES)
+    if wanted == "graph" and device.type != "cuda":
+        raise UsageError("engine 'graph' needs a CUDA device; use 'eager' or 'auto'.")
+    if wanted == "eager" or device.type != "cuda":
+        return False, ""
+    reason = "fp16's loss scaler decides on the host" if precision == "fp16" else obstacle
+    if reason and wanted == "graph":
+        raise UsageError(f"engine 'graph' cannot serve here: {reason}. Use 'eager' or 'auto'.")
+    return not reason, reason or ""
+
+
 def choose_threads(num_parameters: int) -> int:
     """How many CPU threads to use: one for small networks, where a second costs more than it gives."""
     return 1 if num_parameters < SMALL else torch.get_num_threads()
@@ -42,10 +57,14 @@ def choose_threads(num_parameters: int) -> int:
 
 @dataclass
 class Engine:
-    """The device side of a game: casts, scales and lays out memory, so that moves need not know."""
+    """The device side of a game: casts, scales and lays out memory, so that moves need not know.
+
+    records plays moves as CUDA graphs.
+    """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: Precision = "fp32"
+    records: bool = False
 
     def __post_init__(self) -> None:
         self.scaler = torch.amp.GradScaler(self.device.type) if self.precision == "fp16" else None
@@ -83,6 +102,10 @@ class Engine:
         if self.scaler is None:
             return grad * examples
         return torch.nan_to_num(grad * (examples / self.scaler.scale(grad.new_ones(()))), posinf=0.0, neginf=0.0)
+
+    def is_finite(self, grad: Tensor) -> Tensor | None:
+        """Under a scaler, whether a scaled gradient did not overflow, as a device value."""
+        return None if self.scaler is None else torch.isfinite(grad).all()
 
     def step(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """Step the weights; under a scaler, whether the step was taken, as a device value."""

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from deat.errors import UsageError
+from deat.modes import evaluating
 
-Hook = Callable[[nn.Module, tuple[Any, ...], Any], Any]
+Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 class _FirstLayerDone(Exception):
@@ -40,16 +41,21 @@ class FirstLayer:
         outputs: list[Tensor] = []
         calls = 0
 
-        def collect(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        def collect(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> Tensor:
             nonlocal calls
+            if not isinstance(output, Tensor):
+                raise UsageError(
+                    f"yopo needs a first layer that answers with one tensor; {type(module).__name__} does not."
+                )
             if self.sees_input[calls % len(self.sees_input)]:
                 output.retain_grad()
                 outputs.append(output)
             calls += 1
             if stop and len(outputs) == sum(self.sees_input):
                 raise _FirstLayerDone
-            # A costate already holds what reaches the loss through later first-layer modules.
-            return output.detach() if stop else None
+            # Cut off where it is replayed: a costate already holds what reaches the loss through later first-layer
+            # modules. A copy where it is recorded: an in-place activation would move the costate past itself.
+            return output.detach() if stop else output.clone()
 
         with _hooked(self.modules, collect):
             yield outputs
@@ -59,8 +65,9 @@ def find_first_layer(net: nn.Module, x: Tensor) -> FirstLayer:
     """The first layer of a network, as one forward of x shows it; leaves the network as it was."""
     calls: list[tuple[nn.Module, bool]] = []
 
-    def cut(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        calls.append((module, any(isinstance(i, Tensor) and i.requires_grad for i in inputs)))
+    def cut(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
+        seen = (*inputs, *named.values())
+        calls.append((module, any(isinstance(i, Tensor) and i.requires_grad for i in seen)))
         return output.detach() if isinstance(output, Tensor) else output
 
     # With the weights frozen and every parametric output cut off, only what sees x itself needs a gradient.
@@ -89,7 +96,7 @@ def _inside(module: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def _hooked(modules: Sequence[nn.Module], hook: Hook) -> Iterator[None]:
-    handles = [m.register_forward_hook(hook) for m in modules]
+    handles = [m.register_forward_hook(hook, with_kwargs=True) for m in modules]
     try:
         yield
     finally:
@@ -100,13 +107,11 @@ def _hooked(modules: Sequence[nn.Module], hook: Hook) -> Iterator[None]:
 @contextmanager
 def _untouched(net: nn.Module) -> Iterator[None]:
     """Eval mode and frozen weights, both restored."""
-    training = [m for m in net.modules() if m.training]
     learning = [p for p in net.parameters() if p.requires_grad]
     try:
-        net.eval().requires_grad_(False)
-        yield
+        net.requires_grad_(False)
+        with evaluating(net):
+            yield
     finally:
-        for module in training:
-            module.training = True
         for parameter in learning:
             parameter.requires_grad_(True)

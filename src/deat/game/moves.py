@@ -4,6 +4,7 @@ Two moves cost one backprop each: A (ascend) takes delta's gradient alone and st
 both gradients in one pass and steps theta. Nothing here reads the device.
 """
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 
 from deat.errors import UsageError
 from deat.game.ascent import Ascent
+from deat.game.capture import Move, Recorder
 from deat.game.engine import Engine
 from deat.game.first_layer import FirstLayer, find_first_layer
 from deat.game.meter import Meter
 from deat.game.objectives import Objective
 from deat.game.round import Budget, Round
+from deat.modes import evaluating, spread
 from deat.threat import ThreatModel
 
 
@@ -34,7 +37,7 @@ class Probe:
 
 @dataclass
 class Cost:
-    """What was spent: backprops (the paper's unit), and forwards and backwards really executed."""
+    """What was spent: backprops (the paper's unit), and forwards and backwards of the whole network."""
 
     backprops: int = 0
     passes: int = 0
@@ -59,13 +62,8 @@ class Game:
         engine: Engine | None = None,
         pixel_scale: Tensor | None = None,
     ) -> None:
-        self.net, self.objective, self.threat, self.ascent, self.optimizer = (
-            net,
-            objective,
-            threat,
-            ascent,
-            optimizer,
-        )
+        self.net, self.objective, self.optimizer = net, objective, optimizer
+        self.threat, self.ascent = threat, ascent
         self.probe, self.engine = probe or Probe(), engine or Engine()
         device = self.engine.device
         self.dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
@@ -75,6 +73,7 @@ class Game:
         self.alpha, self.level = (torch.zeros((), dtype=self.dtype, device=device) for _ in range(2))
         self.cost = Cost()
         self.carry: Tensor | None = None
+        self.recorder = Recorder(self.changing) if self.engine.records else None
         self._first_layer: FirstLayer | None = None
         self._rounds: OrderedDict[torch.Size, Round] = OrderedDict()
 
@@ -96,15 +95,13 @@ class Game:
 
     def ascend(self, r: Round) -> None:
         """A: the gradient of the inner loss by delta alone, then a projected step of delta."""
-        self.cost.backprops += 1
-        self.cost.passes += 2
         if self.ascent.compact:
             self._ascend_active_rows(r)
         else:
-            self._take_gradient(r)
-            self.step(r)
+            self._count_ascent()
+            self._play("ascend", self._ascend, r)
         if self.probe.move == "ascend":
-            self._measure(r)
+            self._play("measure", self._measure, r)
 
     def joint(self, r: Round, *, update_weights: bool = True) -> None:
         """J: one pass for both gradients; the optimiser steps theta, delta's gradient comes free.
@@ -113,41 +110,77 @@ class Game:
         """
         self.cost.backprops += 1
         self.cost.passes += 2 * self._branches
+        if update_weights:
+            self._play("joint", self._joint_and_update, r)
+        else:
+            self._joint(r)
+
+    def step(self, r: Round) -> None:
+        """Step delta along the round's last gradient, project it, and leave frozen examples in place."""
+        self._play("step", self._step, r)
+
+    def close(self, r: Round) -> None:
+        """Feed the meter once, and keep delta where it is carried over."""
+        self._play("close", self.meter.add, r)
+        if self.ascent.persistent:
+            self._keep(r.delta)
+
+    def changing(self) -> Iterator[Tensor]:
+        """Every tensor that a move may change, beside a round's own."""
+        yield from (*self.net.parameters(), *self.net.buffers(), self.meter.sums, self.meter.counts)
+        for state in self.optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def _play(self, name: str, move: Move, r: Round) -> None:
+        if self.recorder is None:
+            move(r)
+            return
+        try:
+            self.recorder.play(name, move, r)
+        except RuntimeError as error:
+            reason = str(error).split("\n")[0]
+            warnings.warn(
+                f"this network cannot be recorded as a CUDA graph, so it runs eagerly: {reason}", stacklevel=2
+            )
+            self.recorder = None
+            move(r)
+
+    def _joint_and_update(self, r: Round) -> None:
+        finite = self._joint(r)
+        self._update(r)
+        if finite is not None:
+            r.valid.logical_and_(finite)
+
+    def _joint(self, r: Round) -> Tensor | None:
+        """Both gradients; under a loss scaler, whether delta's did not overflow."""
         delta = r.delta.detach().requires_grad_()
         with self.engine.autocast():
             loss, logits = self.objective(r.x, delta, r.y)
         torch.autograd.backward(self.engine.scale(loss))  # not autograd.grad: DDP would not synchronise
         if delta.grad is None:
             raise UsageError("the loss does not depend on the input: the model detaches or rounds it away.")
+        finite = self.engine.is_finite(delta.grad)
         r.grad.copy_(self.engine.unscale(delta.grad, len(r)))
         r.loss.copy_(loss.detach())
         r.hits.copy_((logits.detach().argmax(1) == r.y).sum())
         if self.probe.move == "joint":
             self._measure(r)
-        if update_weights:
-            self.update(r)
+        return finite
 
-    def step(self, r: Round) -> None:
-        """Step delta along the round's last gradient, project it, and leave frozen examples in place."""
+    def _step(self, r: Round) -> None:
         moved = self.threat.move(r.x, r.delta, r.grad, self.alpha)
         if self.ascent.freeze is not None:
             self.meter.ascended(r.active)
-            moved = torch.where(r.active.view(-1, *[1] * (r.x.dim() - 1)), moved, r.delta)
+            moved = torch.where(spread(r.active, r.x), moved, r.delta)
         r.delta.copy_(moved)
 
-    def update(self, r: Round) -> None:
+    def _update(self, r: Round) -> None:
         """Step theta along its accumulated gradient and forget it."""
         taken = self.engine.step(self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)
         if taken is not None:
             r.valid.copy_(taken)
             self.meter.skip(~taken)
-
-    def close(self, r: Round) -> None:
-        """Feed the meter once, and keep delta where it is carried over."""
-        self.meter.add(r)
-        if self.ascent.persistent:
-            self._keep(r.delta)
 
     def first_layer(self, r: Round) -> FirstLayer:
         """The network's first layer, found once."""
@@ -161,13 +194,16 @@ class Game:
         if self.ascent.batch_norm == "train":
             yield
             return
-        training = [m for m in self.net.modules() if m.training]
-        try:
-            self.net.eval()
+        with evaluating(self.net):
             yield
-        finally:
-            for module in training:
-                module.training = True
+
+    def _count_ascent(self) -> None:
+        self.cost.backprops += 1
+        self.cost.passes += 2
+
+    def _ascend(self, r: Round) -> None:
+        self._take_gradient(r)
+        self._step(r)
 
     def _take_gradient(self, r: Round) -> None:
         delta = r.delta.detach().requires_grad_()
@@ -184,8 +220,8 @@ class Game:
         if len(index) == 0:
             return
         part = r.rows(index)
-        self._take_gradient(part)
-        self.step(part)
+        self._count_ascent()
+        self._ascend(part)
         for name in ("delta", "grad", "counter", "active"):
             getattr(r, name).index_copy_(0, index, getattr(part, name))
 
@@ -218,8 +254,8 @@ class Game:
 
     @property
     def _branches(self) -> int:
-        rule = getattr(getattr(self.objective, "module", self.objective), "rule", None)
-        return int(getattr(rule, "branches", 1))
+        loss = getattr(getattr(self.objective, "module", self.objective), "loss", None)
+        return int(getattr(loss, "branches", 1))
 
     def _round_like(self, x: Tensor, y: Tensor) -> Round:
         if x.shape not in self._rounds:

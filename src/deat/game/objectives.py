@@ -1,4 +1,4 @@
-"""What the learner minimises: rules of (net, x, delta, y), and the module that DDP and compile wrap."""
+"""What the learner minimises: losses of (net, x, delta, y), and the module that DDP and compile wrap."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
@@ -15,7 +15,7 @@ class Outcome(NamedTuple):
     logits_adv: Tensor
 
 
-class Rule(Protocol):
+class Loss(Protocol):
     """A training loss as frozen data; `branches` is how many forwards (and backwards) it executes."""
 
     branches: ClassVar[int]
@@ -63,13 +63,13 @@ class Mart:
 
 
 class Objective(nn.Module):
-    """A network together with the rule it is trained by."""
+    """A network together with the loss it is trained by."""
 
-    def __init__(self, net: nn.Module, rule: Rule) -> None:
+    def __init__(self, net: nn.Module, loss: Loss) -> None:
         super().__init__()
         self.net = net
-        self.rule = rule
+        self.loss = loss
 
     def forward(self, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
-        """The rule's outcome on one batch."""
-        return self.rule(self.net, x, delta, y)
+        """The loss's outcome on one batch."""
+        return self.loss(self.net, x, delta, y)

@@ -15,10 +15,11 @@ class Play(Protocol):
     """How one minibatch is played.
 
     crafts says that delta is finished before theta first moves, which is what M+ stretches its step for and
-    F+ needs.
+    F+ needs. records says that its moves may be CUDA graphs.
     """
 
     crafts: ClassVar[bool]
+    records: ClassVar[bool]
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
         """Play one minibatch."""
@@ -32,6 +33,7 @@ class Craft:
     """A^k J: craft an adversarial example, then update. PGD-k, U-FGSM, TRADES, MART, FAT, Amata, DAT."""
 
     crafts: ClassVar[bool] = True
+    records: ClassVar[bool] = True
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
         """k ascents, one joint move."""
@@ -51,6 +53,7 @@ class Replay:
     """J^(k+1): every pass updates both delta and theta. FREE-m (m = k + 1), DEAT."""
 
     crafts: ClassVar[bool] = False
+    records: ClassVar[bool] = True
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
         """k + 1 joint moves, delta stepping between them."""
@@ -70,10 +73,14 @@ class Replay:
 
 @dataclass(frozen=True)
 class Relay:
-    """(J0 a^n)^(k+1), then one step of theta on the summed gradients. YOPO-m-n (m = k + 1)."""
+    """(J0 a^n)^k J, theta stepping once, on the summed gradients. YOPO-m-n (m = k + 1).
+
+    Steps of delta after the last full pass would go unseen, so they are not taken.
+    """
 
     inner: int = 3
     crafts: ClassVar[bool] = False
+    records: ClassVar[bool] = False  # its first-layer steps leave the network's forward half way
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
         """k + 1 full passes, each but the last followed by first-layer steps."""

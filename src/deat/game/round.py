@@ -59,6 +59,10 @@ class Round:
     def __len__(self) -> int:
         return len(self.y)
 
+    def tensors(self) -> list[Tensor]:
+        """All buffers."""
+        return [getattr(self, f.name) for f in fields(self)]
+
     def rows(self, index: Tensor) -> "Round":
         """A copy of some examples' part of every per-example buffer."""
         pick = {f.name: getattr(self, f.name) for f in fields(self)}

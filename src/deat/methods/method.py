@@ -5,7 +5,7 @@ from typing import Any
 
 from deat.game.ascent import Ascent
 from deat.game.moves import Probe
-from deat.game.objectives import CrossEntropy, Rule
+from deat.game.objectives import CrossEntropy, Loss
 from deat.game.plays import Play
 from deat.schedules import Schedule
 from deat.threat import ThreatModel
@@ -23,7 +23,7 @@ class Method:
     play: Play
     schedule: Schedule
     ascent: Ascent = field(default_factory=Ascent)
-    objective: Rule = field(default_factory=CrossEntropy)
+    objective: Loss = field(default_factory=CrossEntropy)
     probe: Probe = field(default_factory=Probe)
     summary: str = field(default="", compare=False)
 
@@ -37,7 +37,9 @@ class Method:
 
 
 def _json(value: Any) -> Any:
+    if isinstance(value, str | int | float | bool | None):
+        return value
     if is_dataclass(value):
         parts = {f.name: _json(getattr(value, f.name)) for f in fields(value)}
         return {"kind": type(value).__name__, **parts}
-    return value
+    return getattr(value, "__qualname__", type(value).__qualname__)  # a loss or play of somebody's own

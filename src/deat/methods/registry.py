@@ -81,19 +81,12 @@ def names() -> list[str]:
     return [entry.name() for entry in _ENTRIES.values()]
 
 
-def patterns() -> list[str]:
-    """Every registered pattern."""
-    return list(_ENTRIES)
-
-
 def method(name: str | Method, *, rules: str | Rules = PAPER) -> Method:
     """The method of that name: registered, composed with m+ or f+, or from a file (``my_file.py:NAME``)."""
     if isinstance(name, Method):
         return name
     chosen = rules_named(rules)
-    if is_file_spec(name):
-        return _from_file(name, chosen)
-    return _build(_spelling(name), chosen, name)
+    return _build(name.strip() if is_file_spec(name) else _spelling(name), chosen, name)
 
 
 def _build(name: str, rules: Rules, asked: str) -> Method:
@@ -105,8 +98,10 @@ def _build(name: str, rules: Rules, asked: str) -> Method:
     if len(stems) == 1:  # "deat" alone would be ambiguous
         return replace(_call(stems[0].build, rules, {}), name=stems[0].name())
     for prefix, compose in PREFIXES.items():
-        if name.startswith(prefix):
-            return compose(_build(name.removeprefix(prefix), rules, asked), rules)
+        if name.lower().startswith(prefix):
+            return compose(_build(name[len(prefix) :], rules, asked), rules)
+    if is_file_spec(name):
+        return _from_file(name, rules)
     raise unknown("method", asked, names(), "Numbers may change (pgd-10, deat-55%), and m+ and f+ compose.")
 
 

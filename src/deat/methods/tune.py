@@ -1,7 +1,7 @@
 """Single settings of a method changed by hand; a setting that the method does not have is refused."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from deat.errors import UsageError, unknown
@@ -23,13 +23,24 @@ def tune(
     persistent: bool | None = None,
     compact: bool | None = None,
 ) -> Method:
-    """The method with these settings; None leaves one as it is. alpha is absolute, as the threat's eps is."""
+    """The method with these settings; None leaves one as it is.
+
+    alpha is absolute, as the threat's eps is, and then the same at every k.
+    """
+    if tau is not None and tau < 0:
+        raise UsageError(f"tau must be a whole number >= 0, not {tau}.")
     if tau is not None and not isinstance(method.ascent.freeze, Friendly):
         raise UsageError(f"tau belongs to methods that stop early (fat-K, f+trades, f+mart); {method.name} has none.")
     if start is not None and start not in STARTS:
         raise unknown("start", start, STARTS)
     relative = None if alpha is None else _relative(alpha, threat)
-    schedule = {"gamma": gamma, "max_steps": max_steps, "alpha": relative, "level": None if tau is None else float(tau)}
+    schedule = {
+        "gamma": gamma,
+        "max_steps": max_steps,
+        "alpha": relative,
+        "stretch": None if alpha is None else 0.0,
+        "level": None if tau is None else float(tau),
+    }
     method = _change(method, "schedule", schedule, "gamma and max_steps belong to m+ methods, such as m+deat")
     method = _change(method, "objective", {"beta": beta}, "beta belongs to trades and mart")
     return _change(method, "ascent", {"start": start, "persistent": persistent, "compact": compact}, "")
@@ -37,13 +48,16 @@ def tune(
 
 def _change(method: Method, part: str, values: dict[str, Any], hint: str) -> Method:
     given = {name: value for name, value in values.items() if value is not None}
-    known = {f.name for f in fields(getattr(method, part))}
+    if not given:
+        return method
+    held = getattr(method, part)
+    known = {f.name for f in fields(held)} if is_dataclass(held) else set()
     for name in given:
         if name not in known:
             raise UsageError(f"{method.name} has no setting {name!r}: {hint}.")
     if not 0 <= given.get("beta", 0) < math.inf:
         raise UsageError(f"beta must be a number >= 0, not {given['beta']!r}.")
-    return replace(method, **{part: replace(getattr(method, part), **given)}) if given else method
+    return replace(method, **{part: replace(held, **given)})
 
 
 def _relative(alpha: float, threat: ThreatModel) -> float:

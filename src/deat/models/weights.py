@@ -35,19 +35,32 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     _write(tensors, {**aliases, "format": "pt"}, target)
 
 
-def load_weights(model: nn.Module, path: str | os.PathLike[str], strict: bool = True) -> None:
+def load_weights(
+    model: nn.Module, path: str | os.PathLike[str], strict: bool = True, *, fresh_head: bool = False
+) -> list[str]:
     """Fill the model from a safetensors file, or from the best (else last) weights of a run folder.
 
     Weights of a bare network fit its Normalized wrapper, which keeps its own normalisation, and the other
     way round. Without `strict`, keys that only one of the two has are skipped; shapes must always agree.
-    Weights that do not fit leave the model as it was.
+    Weights that do not fit leave the model as it was. With fresh_head, one layer whose number of outputs differs, as it
+    does for other classes, keeps the model's own weights; their names are returned.
     """
     file = _locate(Path(path))
     inner = _bare(model)
     expected = _tensors(inner)
     found = _tied(_fitted(_read(file), inner, expected), expected)
+    left = _head(found, expected) if fresh_head else []
+    found = {key: expected[key] if key in left else tensor for key, tensor in found.items()}
     _check_fit(found, expected, file, strict)
     inner.load_state_dict({key: found[key] for key in expected if key in found}, strict=False)
+    return left
+
+
+def _head(found: Tensors, expected: Tensors) -> list[str]:
+    """The tensors of the one layer that differs in its number of outputs alone, if there is just one."""
+    differ = [key for key in expected if key in found and found[key].shape != expected[key].shape]
+    rows_only = all(found[key].shape[1:] == expected[key].shape[1:] for key in differ)
+    return differ if rows_only and len({key.rpartition(".")[0] for key in differ}) == 1 else []
 
 
 def _bare(model: nn.Module) -> nn.Module:

@@ -1,0 +1,64 @@
+"""A move as a CUDA graph: recorded once for each round's buffers, then replayed with a single launch.
+
+k, alpha, level, learning rate and momentum are device values or loop bounds, so they change without a new recording.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from deat.game.round import Round
+
+Move = Callable[[Round], None]
+WARM_UP = 3
+
+
+class Recorder:
+    """Plays moves as recorded graphs. `state` yields every tensor that a move may change."""
+
+    def __init__(self, state: Callable[[], Iterable[Tensor]]) -> None:
+        self.state = state
+        self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, Round]] = {}
+
+    def play(self, name: str, move: Move, r: Round) -> None:
+        """Replay a move on a round, recording it the first time."""
+        held = self._graphs.get((name, id(r)))
+        if held is None:
+            # The round is kept as well: its id must not pass to another one.
+            held = self._graphs[name, id(r)] = self._record(move, r), r
+        held[0].replay()
+
+    def forget(self) -> None:
+        """Drop every recording, as when the tensors they were made on are replaced."""
+        self._graphs.clear()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def _record(self, move: Move, r: Round) -> torch.cuda.CUDAGraph:
+        with self._untouched(r):
+            for _ in range(WARM_UP):
+                move(r)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            move(r)
+        return graph
+
+    @contextmanager
+    def _untouched(self, r: Round) -> Iterator[None]:
+        """Warm up on a stream of its own, and put every tensor and random stream back as it was."""
+        held = [(tensor, tensor.detach().clone()) for tensor in self._changing(r)]
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.random.fork_rng(devices=[r.x.device]), torch.cuda.stream(stream):
+            yield
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.no_grad():
+            for tensor, before in held:
+                tensor.copy_(before)
+
+    def _changing(self, r: Round) -> Iterator[Tensor]:
+        yield from r.tensors()
+        yield from self.state()
