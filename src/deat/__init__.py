@@ -4,7 +4,10 @@ Adversarial training whose number of attack steps tunes itself while it trains.
 """
 
 from deat import schedules
+from deat.data import Augment
 from deat.data import load as load_data
+from deat.evaluation.evaluation import Evaluation
+from deat.evaluation.evaluator import evaluate
 from deat.game.ascent import Ascent
 from deat.game.engine import Engine
 from deat.game.moves import Game, Probe
@@ -18,16 +21,19 @@ from deat.training.fit import fit, make_trainer
 from deat.training.result import Result
 from deat.training.settings import Settings
 from deat.training.trainer import Trainer
+from deat.versions import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "L1",
     "L2",
     "Ascent",
+    "Augment",
     "Craft",
     "CrossEntropy",
     "Engine",
+    "Evaluation",
     "Game",
     "Linf",
     "Mart",
@@ -42,6 +48,7 @@ __all__ = [
     "Trades",
     "Trainer",
     "build_model",
+    "evaluate",
     "fit",
     "friendly",
     "load_data",

@@ -1,4 +1,4 @@
-"""The command line: `deat train` and `deat list`."""
+"""The command line: `deat train`, `deat evaluate` and `deat list`."""
 
 import os
 import sys
@@ -11,7 +11,9 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
 from tyro.constructors import PrimitiveConstructorSpec
 
-from deat.commands import list_things, run_training
+from deat.commands.evaluate import run_evaluation
+from deat.commands.lists import list_things
+from deat.commands.train import run_training
 from deat.errors import DeatError
 from deat.threat import number
 
@@ -43,6 +45,10 @@ Norm = Annotated[Literal["linf", "l2", "l1"] | None, arg(metavar="linf|l2|l1", h
 Shape = Annotated[
     Literal["cyclic", "multistep", "cosine", "flat"] | None,
     arg(metavar="cyclic|multistep|cosine|flat", help_behavior_hint=""),
+]
+Watch = Annotated[
+    Literal["none", "warn", "stop", "rollback"] | None,
+    arg(metavar="none|warn|stop|rollback", help_behavior_hint=""),
 ]
 Start = Annotated[
     Literal["zero", "uniform", "normal", "bernoulli", "jitter"] | None,
@@ -106,12 +112,16 @@ class Train:
     """Training images held out to choose the best epoch (a tenth, at most 1000)."""
     val_attack: MaybeText = None
     """The attack on them: cw-20 (default), pgd-20, ..., or none."""
+    watch: Watch = None
+    """On catastrophic overfitting: warn (default where images are held out), stop, roll back and step less, or none."""
     test_images: int = 1000
     """Test images scored at the end by natural, FGSM and PGD-20; 0 for none."""
     baseline: Literal["auto", "yes", "no"] = "auto"
     """Also train naturally, to compare; auto does so on digits only."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto is bf16 where the hardware is fast at it."""
+    engine: Literal["auto", "eager", "graph"] = "auto"
+    """How moves run: graph records them as CUDA graphs; auto does so on a GPU where it can."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     threads: MaybeWhole = None
@@ -135,6 +145,50 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Evaluate:
+    """Judge a run or a weights file by attacks. Exits with 6 where the number should not be believed."""
+
+    target: Positional[str]
+    """A run's folder, or a .safetensors file."""
+    data: MaybeText = None
+    """The data set, as for train; a run knows its own. Its test part is judged."""
+    model: MaybeText = None
+    """The network, as for train; a run knows its own, unless it came from a file."""
+    attacks: str = "natural,fgsm,pgd-20,cw-20"
+    """Names from `deat list attacks`, with commas: pgd-N, cw-N, apgd-ce, apgd-t, fab-t, square, aa, ..."""
+    n: MaybeWhole = None
+    """The first images only; the number is then marked as a sample."""
+    eps: MaybeNumber = None
+    """Another radius than the run's or the data set's."""
+    norm: Norm = None
+    """Another norm."""
+    alpha: MaybeNumber = None
+    """The step of pgd and cw (a quarter of eps)."""
+    epoch: Literal["best", "last"] = "best"
+    """Which of a run's weights."""
+    cascade: bool = False
+    """Send only survivors on to the next attack; faster, but single attacks then have no accuracy."""
+    seed: int = 0
+    """Where every random draw comes from."""
+    block: int = 500
+    """Images attacked at once; verdicts depend on it, so it is recorded."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    out: MaybeText = None
+    """The result's file (evaluation.json in the run's folder, or beside the weights)."""
+    data_root: MaybeText = None
+    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    size: MaybeWhole = None
+    """folder: side to which images are resized and cropped."""
+    json: bool = False
+    """Print evaluation.json instead of a table."""
+
+    def run(self) -> int:
+        """Evaluate."""
+        return run_evaluation(vars(self))
+
+
+@dataclass(frozen=True)
 class List:
     """List what can be named: methods, models, data or attacks."""
 
@@ -148,7 +202,11 @@ class List:
         return list_things(self.kind, as_json=self.json)
 
 
-Command = Annotated[Train, subcommand("train")] | Annotated[List, subcommand("list")]
+Command = (
+    Annotated[Train, subcommand("train")]
+    | Annotated[Evaluate, subcommand("evaluate")]
+    | Annotated[List, subcommand("list")]
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        print("deat: interrupted; the last finished epoch's weights are in the run's folder.", file=sys.stderr)
+        print("deat: interrupted; a run keeps the weights of its last finished epoch in its folder.", file=sys.stderr)
         return 130
     except Exception:
         traceback.print_exc()

@@ -62,30 +62,36 @@ class LiveLine:
         trainer = self.trainer
         if trainer is None or trainer.epoch >= trainer.settings.epochs:
             return Text("")
-        done = (trainer.epoch + trainer.step / len(trainer.train)) / trainer.settings.epochs
+        epochs, spent = trainer.settings.epochs, trainer.game.cost.backprops
+        done = (trainer.epoch + trainer.step / len(trainer.train)) / epochs
         bar = "━" * round(BAR * done) + "╌" * (BAR - round(BAR * done))
-        tail = describe(self.stats, trainer.settings.epochs) if self.stats else f"epoch 1/{trainer.settings.epochs}"
-        return Text(f"{trainer.method.name} {bar} {self._left(done)}  {tail}", no_wrap=True, overflow="ellipsis")
+        now = f"epoch {trainer.epoch + 1}/{epochs}  k {trainer.budget.k}  {spent:,} backprops"
+        last = f"  last: {findings(self.stats)}" if self.stats else ""
+        line = f"{trainer.method.name} {bar} {self._left(trainer)}  {now}{last}"
+        return Text(line, no_wrap=True, overflow="ellipsis")
 
-    def _left(self, done: float) -> str:
-        if done < 0.02:
+    def _left(self, trainer: Trainer) -> str:
+        """Time left if k stays as it is."""
+        spent, batches = trainer.game.cost.backprops, len(trainer.train)
+        ahead = batches * (trainer.settings.epochs - trainer.epoch) - trainer.step
+        if spent < 5:
             return "-:-- left"
-        return f"{clock((perf_counter() - self.started) * (1 - done) / done)} left"
+        elapsed = perf_counter() - self.started
+        return f"{clock(elapsed * ahead * trainer.method.play.backprops(trainer.budget) / spent)} left"
+
+
+def findings(stats: EpochStats) -> str:
+    """What an epoch showed, in one line."""
+    against = "" if stats.threshold is None else f"/{short(stats.threshold)}"
+    parts = [f"l_X {short(stats.magnitude)}{against}", f"loss {stats.loss:.3f}", f"train {stats.train_accuracy:.1%}"]
+    if stats.val_robust is not None and stats.val_natural is not None:
+        parts.append(f"val {stats.val_natural:.1%} robust {stats.val_robust:.1%}")
+    return "  ".join(parts)
 
 
 def describe(stats: EpochStats, epochs: int) -> str:
-    """An epoch in one line."""
-    against = "" if stats.threshold is None else f"/{short(stats.threshold)}"
-    parts = [
-        f"epoch {stats.epoch + 1}/{epochs}",
-        f"k {stats.k}",
-        f"l_X {short(stats.magnitude)}{against}",
-        f"loss {stats.loss:.3f}",
-        f"train {stats.train_accuracy:.1%}",
-    ]
-    if stats.val_robust is not None and stats.val_natural is not None:
-        parts.append(f"val {stats.val_natural:.1%} robust {stats.val_robust:.1%}")
-    return "  ".join([*parts, f"{stats.backprops:,} backprops"])
+    """A finished epoch in one line."""
+    return f"epoch {stats.epoch + 1}/{epochs}  k {stats.k}  {findings(stats)}  {stats.backprops:,} backprops"
 
 
 def clock(seconds: float) -> str:

@@ -14,7 +14,7 @@ from deat.errors import DataError, DeatError, UsageError
 
 CASES = [
     (["--method", "deet-3"], 2, ["unknown method 'deet-3'", "deat-3"]),
-    (["--method", "m+natural"], 2, ["natural"]),
+    (["--method", "m+natural"], 2, ["m+", "adversary"]),
     (["--model", "preact_resnet19"], 2, ["unknown model 'preact_resnet19'", "preact_resnet18"]),
     (["--data", "cifar11"], 2, ["unknown data 'cifar11'", "cifar10"]),
     (["--data", "folder:nowhere"], 3, ["nowhere", "directory"]),
@@ -81,6 +81,20 @@ def test_it_is_refused_before_training_with_a_reason_and_a_remedy(
     assert code == status, message
     assert all(word in message for word in words), message
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--method", "nope"], ["--eps", "8"], ["--device", "nope"], ["--out", "set"], ["--gamma", "0", "--eps", "0.1"]],
+)
+def test_nothing_is_decoded_for_a_command_that_is_refused(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("set/cat").mkdir(parents=True)
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save("set/cat/0.png")
+    assert main(["train", "--data", "folder:set", "--data-root", "cache", *flags]) == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["set"]
 
 
 def test_an_existing_folder_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,8 @@ from dataclasses import fields
 from deat.cli import List, Train
 
 TRAIN = """data model method epochs eps norm out overwrite seed batch_size lr rate weight_decay momentum init rules
-alpha gamma max_steps beta tau start persistent compact held_out val_attack test_images baseline precision device
-threads workers data_root download size dry_run json"""
+alpha gamma max_steps beta tau start persistent compact held_out val_attack watch test_images baseline precision engine
+device threads workers data_root download size dry_run json"""
 
 
 def test_no_flag_appears_by_accident() -> None:

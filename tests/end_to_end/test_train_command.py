@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import deat
 from deat.cli import main
 
 QUICK = ["--epochs", "2", "--test-images", "50", "--val-attack", "pgd-2"]
@@ -37,7 +38,7 @@ def test_a_run_leaves_its_records_weights_and_report() -> None:
     found = sorted(str(p.relative_to("run")) for p in Path("run").rglob("*") if p.is_file())
     weights = [f"{which}/{name}" for which in ("best", "last") for name in ("model.safetensors", "state.json")]
     assert found == sorted(
-        [*weights, "history.jsonl", "report.md", "run.json", "scores.json", "timing.jsonl"],
+        [*weights, "history.jsonl", "report.md", "run.json", "scores.json", "timing.jsonl", "watch.jsonl"],
     )
     history = [json.loads(line) for line in Path("run/history.jsonl").read_text().splitlines()]
     assert [h["epoch"] for h in history] == [0, 1]
@@ -98,6 +99,19 @@ def test_a_method_and_a_model_come_from_files() -> None:
     assert record["method"]["name"] == "two"
     assert record["model"]["parameters"] == 650
     assert json.loads(Path("run/history.jsonl").read_text().splitlines()[0])["k"] == 2
+
+
+def test_weights_for_other_classes_are_fine_tuned_with_a_fresh_last_layer() -> None:
+    model = deat.build_model("small", num_classes=3, in_channels=1, image_size=8)
+    deat.save_weights(model, "three.safetensors")
+    with pytest.warns(UserWarning, match="start anew"):
+        assert main(["train", *QUICK, "--out", "run", "--baseline", "no", "--init", "three.safetensors"]) == 0
+
+
+def test_the_baseline_sees_the_same_training_images(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *QUICK, "--json", "--method", "free-1"]) == 0
+    ours, natural = json.loads(capsys.readouterr().out)["scores"]
+    assert ours["backprops"] == natural["backprops"] == 2 * 20
 
 
 def test_runs_without_a_name_do_not_overwrite_each_other() -> None:

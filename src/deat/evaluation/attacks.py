@@ -5,8 +5,7 @@ itself, so it works under no_grad and inference_mode, and it leaves the model as
 """
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from deat.errors import unknown
 from deat.game.losses import cross_entropy, margin
+from deat.modes import evaluating, spread
 from deat.threat import ThreatModel
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"ce": cross_entropy, "margin": margin}
@@ -49,7 +49,7 @@ class Attack:
             x, y = x.clone(), y.clone()  # an inference tensor cannot be differentiated
             found = self._once(model, x, y, threat, generator)
             for _ in range(self.restarts - 1):
-                held = (model(found).argmax(1) == y).view(-1, *[1] * (x.dim() - 1))
+                held = spread(model(found).argmax(1) == y, x)
                 found = torch.where(held, self._once(model, x, y, threat, generator), found)
             return found
 
@@ -68,7 +68,7 @@ class Attack:
         moved = threat.move(x, delta.detach(), grad, self.alpha * threat.eps)
         if not self.freeze:
             return moved
-        correct = (logits.argmax(1) == y).view(-1, *[1] * (x.dim() - 1))
+        correct = spread(logits.argmax(1) == y, x)
         return torch.where(correct, moved, delta.detach())
 
 
@@ -79,6 +79,7 @@ FAMILIES: dict[str, Callable[[int], Attack]] = {
     "cw-N": lambda n: Attack(f"cw-{n}", steps=n, loss="margin"),
 }
 """Attacks by name; N is the number of steps."""
+HINT = "N may be any number of steps >= 1; pgd-20x5 restarts, pgd-20-last is plain."
 
 
 def attack(name: str | Attack) -> Attack:
@@ -92,20 +93,7 @@ def attack(name: str | Attack) -> Attack:
         if found and (found.groups() or plain == text) and restarts != "0":
             how = build(int(found[1]) if found.groups() else 0)
             return replace(how, name=text, restarts=int(restarts or 1), freeze=not last)
-    known = [p.replace("N", "20") for p in FAMILIES]
-    raise unknown("attack", name, known, "N may be any number of steps >= 1; pgd-20x5 restarts, pgd-20-last is plain.")
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for every module, each one's own mode restored."""
-    training = [m for m in model.modules() if m.training]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module in training:
-            module.training = True
+    raise unknown("attack", name, [p.replace("N", "20") for p in FAMILIES], HINT)
 
 
 def correct(
@@ -121,7 +109,7 @@ def correct(
     An example outside ball or box counts as no attack.
     """
     adv = how(model, x, y, threat, generator)
-    adv = torch.where(threat.contains(x, adv).view(-1, *[1] * (x.dim() - 1)), adv, x)
+    adv = torch.where(spread(threat.contains(x, adv), x), adv, x)
     with torch.no_grad(), evaluating(model):
         hit: Tensor = model(adv).argmax(1) == y
     return hit

@@ -1,11 +1,22 @@
 """A run's report in Markdown: the scores, what was trained, and every epoch."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deat.training.history import EpochStats
-from deat.training.scores import Score
+
+
+@dataclass(frozen=True)
+class Score:
+    """One row of a run's table: a model's accuracies by attack, and what training it cost."""
+
+    name: str
+    accuracy: dict[str, float]
+    images: int
+    backprops: int
+    seconds: float
 
 
 def write_summary(path: Path, record: dict[str, Any], scores: Sequence[Score], history: Sequence[EpochStats]) -> None:

@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset, Subset
 
-from deat.data import LazyImages
-from deat.data.augment import Augment
-from deat.data.source import Source, as_images, as_source
+from deat.data import Augment, Corpus, ImageSet, LazyImages, Source, as_source
+from deat.data.imageset import split_indices
+from deat.data.source import as_images
 from deat.errors import DataError, UsageError
-from deat.evaluation.attacks import evaluating
 from deat.methods import Method
 from deat.methods import method as find_method
 from deat.models import normalized
+from deat.modes import evaluating
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.optimizers import OptimizerFactory
@@ -22,35 +23,42 @@ from deat.training.result import Result
 from deat.training.settings import Settings, find_device
 from deat.training.trainer import Callback, Trainer
 
+Normalization = tuple[Sequence[float], Sequence[float]]
+"""Mean and standard deviation by channel."""
+
 
 def fit(
     model: nn.Module,
     train: Any,
     *,
     method: str | Method = "m+deat",
-    threat: str | ThreatModel = "linf:8/255",
+    threat: str | ThreatModel | None = None,
     epochs: int = 30,
     val: Any = None,
     optimizer: OptimizerFactory | None = None,
-    normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    normalize: Normalization | None = None,
+    augment: Augment | None = None,
     callbacks: Sequence[Callback] = (),
     **settings: Any,
 ) -> Result:
     """Train any classifier that gives logits, on any data, against a threat model.
 
-    train and val take a Dataset, a DataLoader, a pair of tensors or an ImageSet; images are in [0, 1] or uint8.
-    val may also be a fraction of train to hold out. normalize=(mean, std) becomes the model's first layer. Other
-    keywords are fields of :class:`Settings`, such as batch_size, lr, seed or precision. The model is trained in place.
+    train and val take a Dataset, a DataLoader, a pair of tensors or an ImageSet; images are in [0, 1] or uint8. A
+    Corpus brings its own threat model, normalisation and augmentation; otherwise the threat is linf of 8/255. val may
+    also be a fraction of train to hold out. normalize=(mean, std) becomes the model's first layer; augment=Augment(4)
+    crops and flips images that are held in memory. Other keywords are fields of :class:`Settings`, such as batch_size,
+    lr, seed or precision. The model is trained in place and comes back in eval mode.
     """
     trainer = make_trainer(
         model,
         train,
-        method=find_method(method),
-        threat=find_threat(threat),
+        method=method,
+        threat=threat,
         settings=Settings(epochs=epochs, **settings),
         val=val,
         optimizer=optimizer,
         normalize=normalize,
+        augment=augment,
         callbacks=callbacks,
     )
     return trainer.fit()
@@ -61,29 +69,32 @@ def make_trainer(
     train: Any,
     *,
     method: str | Method = "m+deat",
-    threat: str | ThreatModel = "linf:8/255",
+    threat: str | ThreatModel | None = None,
     settings: Settings | None = None,
     val: Any = None,
     optimizer: OptimizerFactory | None = None,
-    normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    normalize: Normalization | None = None,
     augment: Augment | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Trainer:
     """A Trainer on whatever `fit` accepts, with model and data checked against each other."""
     settings = settings or Settings()
+    chosen, radius = find_method(method), find_threat(_usual_threat(train) if threat is None else threat)
+    if isinstance(train, Corpus):
+        normalize = normalize or train.normalization
+        augment = augment or train.augment
+        train = train.train
     train, val = _split(train, val, settings.seed)
     source = open_source(train, settings, augment=augment)
     source.check()
-    held = None if val is None else open_source(val, settings, shuffle=False, num_classes=source.num_classes)
-    if held is not None:
-        held.check()
+    held = _held_out(val, source, settings)
     network = normalized(model, *normalize) if normalize else model
     check_model(network, source)
     return Trainer(
         network,
         source,
-        method=find_method(method),
-        threat=find_threat(threat),
+        method=chosen,
+        threat=radius,
         settings=settings,
         val=held,
         optimizer=optimizer,
@@ -111,16 +122,37 @@ def check_model(model: nn.Module, source: Source) -> None:
         )
 
 
+def _usual_threat(train: Any) -> str:
+    return f"{train.norm}:{train.eps!r}" if isinstance(train, Corpus) else "linf:8/255"
+
+
+def _held_out(val: Any, train: Source, settings: Settings) -> Source | None:
+    """The validation data as a source, checked against the training data's classes."""
+    if val is None:
+        return None
+    held = open_source(val, settings, shuffle=False, num_classes=train.num_classes)
+    held.check()
+    if held.num_classes > train.num_classes:
+        raise DataError(
+            f"the validation data has {held.num_classes} classes, the training data {train.num_classes}; "
+            "both must number their classes alike."
+        )
+    return held
+
+
 def _split(train: Any, val: Any, seed: int) -> tuple[Any, Any]:
     """Training and validation data; a fraction is held out of the training data, fixed by the seed."""
     if not isinstance(val, float):
         return train, val
     if not 0 < val < 1:
         raise UsageError(f"val={val!r} is not a fraction of the training data; use a number such as 0.1, or data.")
-    images = train if hasattr(train, "split") else as_images(train)
-    if images is None:
-        raise DataError("a fraction can be held out of tensors or an ImageSet only; pass val= as data of its own.")
-    return images.split(max(1, round(val * len(images))), seed)
+    images = train if isinstance(train, ImageSet | LazyImages) else as_images(train)
+    if images is not None:
+        return images.split(max(1, round(val * len(images))), seed)
+    if isinstance(train, Dataset) and hasattr(train, "__getitem__") and hasattr(train, "__len__"):
+        parts = split_indices(len(train), max(1, round(val * len(train))), seed)
+        return tuple(Subset(train, part.tolist()) for part in parts)  # type: ignore[return-value]
+    raise DataError("a fraction cannot be held out of a loader; pass val= as data of its own, or the Dataset itself.")
 
 
 def open_source(data: Any, settings: Settings, **options: Any) -> Source:

@@ -2,20 +2,17 @@
 
 import json
 import os
-import platform
 import shutil
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from deat.errors import CheckpointError, UsageError
 from deat.models import save_weights
-from deat.training.history import EpochStats, EpochTiming, append
+from deat.training.history import EpochStats, EpochTiming, append, rewrite
 from deat.training.trainer import Trainer
+from deat.versions import versions
 
-RUN, HISTORY, TIMING = "run.json", "history.jsonl", "timing.jsonl"
+RUN, HISTORY, TIMING, WATCH = "run.json", "history.jsonl", "timing.jsonl", "watch.jsonl"
 
 
 class RunFolder:
@@ -23,6 +20,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lines = 0
 
     @classmethod
     def create(cls, path: Path, record: dict[str, Any], *, overwrite: bool = False) -> "RunFolder":
@@ -38,14 +36,23 @@ class RunFolder:
         return cls(path)
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
-        """Append to the records, and keep last and best."""
-        append(self.path / HISTORY, stats)
+        """Add to the records, and keep last and best, which are of an earlier epoch if this one was put back."""
+        last = trainer.history[-1]
+        self._keep_history(trainer.history)
         append(self.path / TIMING, timing)
         save_weights(trainer.model, self.path / "last" / "model.safetensors")
-        write_json(self.path / "last" / "state.json", _about(stats))
-        if trainer.best.snapshot.epoch == stats.epoch:
+        write_json(self.path / "last" / "state.json", _about(last))
+        if trainer.best.snapshot.epoch == last.epoch:
             for name in ("model.safetensors", "state.json"):
                 _copy(self.path / "last" / name, self.path / "best" / name)
+
+    def _keep_history(self, history: list[EpochStats]) -> None:
+        """One line for each epoch that stands: added, or all written anew where epochs were put back."""
+        if len(history) == self._lines + 1:
+            append(self.path / HISTORY, history[-1])
+        else:
+            rewrite(self.path / HISTORY, history)
+        self._lines = len(history)
 
 
 def check_free(path: Path, overwrite: bool = False) -> None:
@@ -77,15 +84,6 @@ def write_json(path: Path, value: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-
-
-def versions() -> dict[str, str]:
-    """The software a run was made with."""
-    try:
-        ours = version("deat")
-    except PackageNotFoundError:
-        ours = "unknown"
-    return {"deat": ours, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _about(stats: EpochStats) -> dict[str, Any]:

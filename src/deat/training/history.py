@@ -1,6 +1,7 @@
 """What each epoch leaves: a record that is a pure function of configuration and seed, and its clock apart."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -42,13 +43,49 @@ class EpochTiming:
     images_per_second: float
 
 
-def append(path: Path, record: EpochStats | EpochTiming) -> None:
+@dataclass(frozen=True)
+class EpochWatch:
+    """One line of watch.jsonl: an epoch's accuracy on a held-out slice, against a single step and several.
+
+    reason says why it is a collapse and action what was done; both are None for a healthy epoch.
+    """
+
+    epoch: int
+    k: int
+    alpha: float
+    single: float
+    multi: float
+    magnitude: float
+    reason: str | None = None
+    action: str | None = None
+
+    @property
+    def gap(self) -> float:
+        """How much more a single step leaves than several: wide where training overfitted to it."""
+        return self.single - self.multi
+
+
+Record = EpochStats | EpochTiming | EpochWatch
+
+
+def append(path: Path, record: Record) -> None:
     """Add one line to a file of JSON lines."""
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(record)) + "\n")
+        file.write(_line(record))
+
+
+def rewrite(path: Path, records: Iterable[Record]) -> None:
+    """Replace a file of JSON lines, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text("".join(map(_line, records)), encoding="utf-8")
+    temporary.replace(path)
 
 
 def read(path: Path) -> list[EpochStats]:
     """The history of a run; a torn last line is dropped."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     return [EpochStats(**json.loads(line)) for line in lines]
+
+
+def _line(record: Record) -> str:
+    return json.dumps(asdict(record)) + "\n"

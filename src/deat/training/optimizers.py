@@ -1,10 +1,12 @@
 """The learner's optimiser, and the hand that sets its learning rate before every batch."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
+from deat.errors import UsageError
 from deat.training.rates import rate
 from deat.training.settings import Settings
 
@@ -12,19 +14,42 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 DEFAULT_LR = 0.1
 
 
-def sgd(settings: Settings) -> OptimizerFactory:
+def sgd(settings: Settings, on_device: bool = False) -> OptimizerFactory:
     """SGD with momentum and weight decay on all parameters, as every method of the paper uses it."""
 
     def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            parameters,
-            lr=settings.lr or DEFAULT_LR,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        lr, momentum, decay = settings.lr or DEFAULT_LR, settings.momentum, settings.weight_decay
+        if on_device:
+            return DeviceSGD(parameters, lr, momentum, decay)
+        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=decay, fused=True)
 
     return build
+
+
+class DeviceSGD(torch.optim.Optimizer):
+    """SGD whose learning rate and momentum are device values, so that a recorded step follows them.
+
+    torch's own takes a tensor as its learning rate, but its momentum is frozen when a step is recorded.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        for group in self.param_groups:
+            for name in ("lr", "momentum"):
+                group[name] = torch.tensor(float(group[name]), device=group["params"][0].device)
+            for parameter in group["params"]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """v = momentum v + (g + decay w); w = w - lr v, over all parameters at once."""
+        for group in self.param_groups:
+            weights = [p for p in group["params"] if p.grad is not None]
+            velocities = [self.state[p]["momentum_buffer"] for p in weights]
+            gradients = torch._foreach_add([p.grad for p in weights], weights, alpha=group["weight_decay"])
+            torch._foreach_mul_(velocities, group["momentum"])
+            torch._foreach_add_(velocities, gradients)
+            torch._foreach_sub_(weights, torch._foreach_mul(velocities, group["lr"]))
 
 
 class Steering:
@@ -34,6 +59,10 @@ class Steering:
         self.optimizer, self.total = optimizer, total
         groups = optimizer.param_groups
         self.base = float(groups[0]["lr"])
+        if not self.base > 0:
+            raise UsageError(
+                f"the optimiser's learning rate is {self.base:g}; it must be > 0, or there is nothing to steer."
+            )
         self.ratios = [float(group["lr"]) / self.base for group in groups]
         high = float(groups[0].get("momentum", 0.0))
         cycles = settings.cycle_momentum and all("momentum" in group for group in groups)
@@ -41,6 +70,7 @@ class Steering:
             settings.rate,
             settings.lr or self.base,
             settings.epochs,
+            milestones=settings.milestones,
             peak=settings.peak,
             momentum=(high, max(0.0, high - 0.1)) if cycles else None,
         )
@@ -51,6 +81,14 @@ class Steering:
         self.lr, momentum = self.rate.at(step, self.total)
         # Asked anew every time: an optimiser that loads its state replaces its groups.
         for group, ratio in zip(self.optimizer.param_groups, self.ratios, strict=True):
-            group["lr"] = self.lr * ratio
+            _set(group, "lr", self.lr * ratio)
             if momentum is not None:
-                group["momentum"] = momentum
+                _set(group, "momentum", momentum)
+
+
+def _set(group: dict[str, Any], name: str, value: float) -> None:
+    """Set a group's value where it lives: on the device, or on the host."""
+    if isinstance(group[name], torch.Tensor):
+        group[name].fill_(value)
+    else:
+        group[name] = value

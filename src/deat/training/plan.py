@@ -1,6 +1,6 @@
 """What a run will cost, before it begins: backprops exactly, time and memory from a few batches really played."""
 
-import resource
+import sys
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -66,7 +66,9 @@ def _measure(trainer: Trainer) -> tuple[float, int]:
 def _play(trainer: Trainer, batches: int) -> float:
     game, budget = trainer.game, _busy(trainer.schedule)
     started, before = perf_counter(), game.cost.backprops
-    for _, (x, y) in zip(range(batches), trainer.train.epoch(0), strict=False):
+    for step, (x, y) in zip(range(batches), trainer.train.epoch(0), strict=False):
+        trainer.streams.at(0, step)
+        trainer.steering.at(step)
         trainer.method.play(game, x, y, budget)
     game.meter.read(0)  # waits for the device
     return (perf_counter() - started) / (game.cost.backprops - before)
@@ -81,4 +83,7 @@ def _busy(schedule: Schedule) -> Budget:
 def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    import resource  # not on Windows
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

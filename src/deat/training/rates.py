@@ -78,7 +78,15 @@ class Cosine:
 RATES = ("cyclic", "multistep", "cosine", "flat")
 
 
-def rate(name: str, lr: float, epochs: int, *, peak: float = 0.5, momentum: tuple[float, float] | None = None) -> Rate:
+def rate(
+    name: str,
+    lr: float,
+    epochs: int,
+    *,
+    milestones: tuple[int, ...] | None = None,
+    peak: float = 0.5,
+    momentum: tuple[float, float] | None = None,
+) -> Rate:
     """A learning rate by name."""
     if not (math.isfinite(lr) and lr > 0):
         raise UsageError(f"lr must be a finite number > 0, not {lr!r}.")
@@ -88,7 +96,8 @@ def rate(name: str, lr: float, epochs: int, *, peak: float = 0.5, momentum: tupl
         case "cyclic":
             return Cyclic(lr, peak, momentum)
         case "multistep":
-            return MultiStep(lr, (max(1, epochs // 2), max(1, epochs * 4 // 5)), epochs)
+            usual = (max(1, epochs // 2), max(1, epochs * 4 // 5))
+            return MultiStep(lr, usual if milestones is None else milestones, epochs)
         case "cosine":
             return Cosine(lr)
         case "flat":

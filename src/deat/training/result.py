@@ -28,9 +28,9 @@ class Result:
     seconds: float
 
     def load_best(self) -> nn.Module:
-        """The model, with the best epoch's weights put into it."""
+        """The model in eval mode, with the best epoch's weights put into it."""
         self.model.load_state_dict(self.best.weights)
-        return self.model
+        return self.model.eval()
 
 
 class Best:

@@ -1,6 +1,7 @@
 """A run: what a person asks for in one command, resolved against data and checked before anything is created."""
 
-from dataclasses import asdict, dataclass, fields, replace
+import warnings
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import torch
 from torch import nn
 
 from deat.data import Corpus, Source, load
-from deat.data.augment import Augment
 from deat.errors import UsageError
 from deat.methods import Method
 from deat.methods import method as find_method
@@ -18,8 +18,9 @@ from deat.seeding import derive
 from deat.threat import ThreatModel, number
 from deat.threat import threat as find_threat
 from deat.training.fit import make_trainer, open_source
-from deat.training.settings import Settings
+from deat.training.settings import Settings, find_device
 from deat.training.trainer import Callback, Trainer
+from deat.training.watch import OverfitWatch
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "digits": {"epochs": 30, "batch_size": 64, "lr": 0.05, "peak": 0.3, "cycle_momentum": False},
@@ -47,6 +48,7 @@ class Request:
     compact: bool | None = None
     init: str | None = None
     held_out: int | None = None
+    watch: str | None = None
     data_root: str | None = None
     size: int | None = None
     download: bool = False
@@ -68,11 +70,11 @@ class Run:
     threat: ThreatModel
     method: Method
     model_name: str
+    validates: bool = True
 
     def trainer(self, callbacks: tuple[Callback, ...] = ()) -> Trainer:
         """A trainer on this run's training set, its validation part held out."""
         train, val = self._parts()
-        augment = Augment(self.corpus.pad, self.corpus.flip) if self.corpus.pad or self.corpus.flip else None
         return make_trainer(
             self.model(),
             train,
@@ -80,25 +82,32 @@ class Run:
             method=self.method,
             threat=self.threat,
             settings=self.settings,
-            augment=augment,
+            augment=self.corpus.augment,
             callbacks=callbacks,
         )
 
     def model(self) -> nn.Module:
         """A fresh model, its weights a function of the seed, or those of `init`."""
         channels, side = self.corpus.train.shape[0], self.corpus.train.shape[-1]
-        normalize = (self.corpus.mean, self.corpus.std) if self.corpus.mean and self.corpus.std else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.settings.seed, "init"))
-            model = build(self.model_name, self.corpus.train.num_classes, channels, side, normalize)
+            model = build(self.model_name, self.corpus.train.num_classes, channels, side, self.corpus.normalization)
         if self.request.init:
-            load_weights(model, self.request.init)
+            _fine_tune(model, self.request.init)
         return model
 
     def baseline(self) -> "Run":
-        """The same run by natural training, without validation."""
-        settings = replace(self.settings, val_attack="none")
-        return replace(self, method=find_method("natural"), settings=settings)
+        """The same run, on the same training images, by natural training and without validation."""
+        return replace(self, method=find_method("natural"), validates=False)
+
+    def watch(self, trainer: Trainer, **options: Any) -> OverfitWatch | None:
+        """The overfit watch on this run's validation part; it warns unless told otherwise, or None where it is off."""
+        action: Any = self._watch_action(trainer)
+        if action == "none":
+            return None
+        if trainer.val is None:
+            raise UsageError(f"watch {action!r} needs images that are held out; leave --held-out and --val-attack be.")
+        return OverfitWatch(trainer.val, self.threat, action, seed=self.settings.seed, **options)
 
     def test_images(self, most: int) -> Source | None:
         """The first images of the test set, at most so many; None where there are none."""
@@ -124,27 +133,43 @@ class Run:
             "threat": {"norm": self.threat.name, "eps": self.threat.eps},
             "device": trainer.engine.device.type,
             "precision": trainer.engine.precision,
+            "engine": "graph" if trainer.engine.records else "eager",
             "threads": trainer.threads,
+            "watch": self._watch_action(trainer),
         }
 
+    def _watch_action(self, trainer: Trainer) -> str:
+        return self.request.watch or ("none" if trainer.val is None else "warn")
+
     def _parts(self) -> tuple[Any, Any]:
-        if self.settings.val_attack == "none" and self.request.held_out is None:
+        """The training part, and the held-out part where there is one and it is to be used."""
+        held = self._held_out()
+        if not held:
             return self.corpus.train, None
-        wanted = self.request.held_out
-        held = min(1000, len(self.corpus.train) // 10) if wanted is None else wanted
-        return self.corpus.train.split(held, self.settings.seed) if held else (self.corpus.train, None)
+        train, val = self.corpus.train.split(held, self.settings.seed)
+        return train, val if self.validates else None
+
+    def _held_out(self) -> int:
+        if self.request.held_out is not None:
+            return self.request.held_out
+        return 0 if self.settings.val_attack == "none" else min(1000, len(self.corpus.train) // 10)
 
 
 def resolve(request: Request, **given: Any) -> Run:
-    """The run that a request means; `given` are settings, None where the default of the data set holds."""
+    """The run that a request means; `given` are settings, None where the default of the data set holds.
+
+    What can be refused without the data is refused before they are read, which may take long.
+    """
+    chosen = {name: value for name, value in given.items() if value is not None}
+    find_device(Settings(**chosen).device)
+    method = find_method(request.method, rules=request.rules)
+    if request.eps is not None:
+        tune(method, find_threat(f"{request.norm or 'linf'}:{request.eps!r}"), **request.tuned)
     corpus = load(request.data, root=request.data_root, download=request.download, size=request.size)
-    known = {f.name for f in fields(Settings)}
-    chosen = {name: value for name, value in given.items() if value is not None and name in known}
-    settings = Settings(**{**DEFAULTS.get(corpus.name, {}), **chosen})
     threat = _threat(request, corpus)
-    method = tune(find_method(request.method, rules=request.rules), threat, **request.tuned)
     name = _model_for(corpus) if request.model == "auto" else request.model
-    return Run(request, settings, corpus, threat, method, name)
+    settings = Settings(**{**DEFAULTS.get(corpus.name, {}), **chosen})
+    return Run(request, settings, corpus, threat, tune(method, threat, **request.tuned), name)
 
 
 def _threat(request: Request, corpus: Corpus) -> ThreatModel:
@@ -158,6 +183,12 @@ def _threat(request: Request, corpus: Corpus) -> ThreatModel:
 def _tidy(value: Any) -> Any:
     """A setting without the name of its user's home folder, since run folders are shared."""
     return value.replace(str(Path.home()), "~") if isinstance(value, str) else value
+
+
+def _fine_tune(model: nn.Module, weights: str) -> None:
+    fresh = load_weights(model, weights, fresh_head=True)
+    if fresh:
+        warnings.warn(f"{', '.join(fresh)} start anew: the weights are for another number of classes.", stacklevel=3)
 
 
 def _model_for(corpus: Corpus) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from deat.errors import UsageError, unknown
 from deat.evaluation.attacks import attack
-from deat.game.engine import PRECISIONS
+from deat.game.engine import ENGINES, PRECISIONS
 from deat.training.rates import RATES
 
 
@@ -16,8 +16,9 @@ from deat.training.rates import RATES
 class Settings:
     """How long, how fast and how exactly to train. None leaves a choice to the trainer.
 
-    rate is the learning rate's shape over training; peak is where the cyclic one turns, and cycle_momentum
-    moves the momentum against it by a tenth. workers are processes that load a Dataset (0) or decode images (up to 8).
+    rate is the learning rate's shape over training; milestones are the epochs at which the multistep one decays (by
+    default 1/2 and 4/5 of them), peak is where the cyclic one turns, and cycle_momentum moves the momentum against it
+    by a tenth. workers are processes that load a Dataset (0) or decode images (up to 8).
     val_attack "none" switches validation off.
     """
 
@@ -25,11 +26,13 @@ class Settings:
     batch_size: int = 128
     lr: float | None = None
     rate: str = "cyclic"
+    milestones: tuple[int, ...] | None = None
     peak: float = 0.5
     cycle_momentum: bool = True
     momentum: float = 0.9
     weight_decay: float = 5e-4
     precision: str = "auto"
+    engine: str = "auto"
     device: str = "auto"
     seed: int = 0
     threads: int | None = None
@@ -49,10 +52,14 @@ class Settings:
         _within("peak", self.peak, 0, 1, "between 0 and 1, such as 0.5")
         _within("momentum", self.momentum, -1e-9, 1, "from 0 to below 1, such as 0.9")
         _within("weight_decay", self.weight_decay, -1e-12, math.inf, ">= 0, such as 5e-4")
+        for milestone in self.milestones or ():
+            _whole("milestones", milestone, 1)
         if self.rate not in RATES:
             raise unknown("learning-rate schedule", self.rate, RATES)
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
+        if self.engine not in ENGINES:
+            raise unknown("engine", self.engine, ENGINES)
         if self.val_attack != "none":
             attack(self.val_attack)
 

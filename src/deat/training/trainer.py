@@ -1,8 +1,10 @@
 """The training loop, in plain sight. It knows neither which method it runs nor what a method is made of."""
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -11,7 +13,7 @@ from torch import nn
 
 from deat.data.source import Source
 from deat.errors import NumericalError
-from deat.game.engine import Engine, choose_precision, choose_threads
+from deat.game.engine import Engine, choose_precision, choose_records, choose_threads
 from deat.game.meter import EpochRecord
 from deat.game.moves import Game
 from deat.game.objectives import Objective
@@ -26,6 +28,9 @@ from deat.training.result import Best, Result
 from deat.training.settings import Settings, find_device
 from deat.training.streams import Streams
 from deat.training.validation import Validator
+
+KEPT = ("cost", "active", "seconds", "val_passes", "lengths")
+"""What a trainer keeps when it goes back to an earlier state: what was spent, and how long its steps are."""
 
 
 class Callback(Protocol):
@@ -54,14 +59,13 @@ class Trainer:
         optimizer: OptimizerFactory | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        self.train, self.method, self.threat, self.settings = train, method, threat, settings
+        self.train, self.val, self.method, self.threat, self.settings = train, val, method, threat, settings
         self.callbacks = list(callbacks)
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = settings.threads or choose_threads(self.num_parameters)
-        device = find_device(settings.device)
-        self.engine = Engine(device, choose_precision(settings.precision, device, self.num_parameters))
+        self.engine = self._engine(own_optimizer=optimizer is not None)
         self.model = self.engine.prepare(model)
-        self.optimizer = (optimizer or sgd(settings))(self.model.parameters())
+        self.optimizer = (optimizer or sgd(settings, self.engine.records))(self.model.parameters())
         self.steering = Steering(self.optimizer, settings, total=settings.epochs * len(train))
         self.game = Game(
             self.model,
@@ -77,10 +81,23 @@ class Trainer:
         self.validator = Validator.of(val, settings, threat, self.engine)
         self.schedule = method.bind(threat, settings.epochs)
         self.state = self.schedule.init()
+        self.budget = self.schedule.budget(self.state, 0)
         self.epoch, self.step, self.seconds = 0, 0, 0.0
         self.active, self._stopping = 0, False
         self.history: list[EpochStats] = []
         self.best = Best()
+
+    def _engine(self, own_optimizer: bool) -> Engine:
+        settings, device = self.settings, find_device(self.settings.device)
+        precision = choose_precision(settings.precision, device, self.num_parameters)
+        obstacles = {
+            "this method's play cannot be recorded": not self.method.play.records,
+            "a compact batch changes its shape": self.method.ascent.compact,
+            "an optimiser of your own may read the host": own_optimizer,
+        }
+        obstacle = next((reason for reason, stands in obstacles.items() if stands), None)
+        records, self.engine_note = choose_records(settings.engine, device, precision, obstacle)
+        return Engine(device, precision, records)
 
     def fit(self) -> Result:
         """Train until the last epoch."""
@@ -88,16 +105,26 @@ class Trainer:
         with self.session():
             while self.epoch < self.settings.epochs and not self._stopping:
                 self.run_epoch()
-        return Result(self.model, self.history, self.best.snapshot, self.seconds)
+        return Result(self.model.eval(), self.history, self.best.snapshot, self.seconds)
 
     def stop(self) -> None:
         """End training after the epoch that is running; for callbacks."""
         self._stopping = True
 
+    def shorten_steps(self, factor: float) -> None:
+        """Multiply the schedule's lengths, and so the adversary's steps, from the next epoch on; for callbacks."""
+        lengths = {name: factor * length for name, length in self._lengths.items()}
+        self.schedule = replace(self.schedule, **lengths)
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        """Go back to an earlier state_dict(); what was spent since stays spent, and short steps stay short."""
+        now = self.state_dict()
+        self.load_state_dict({**state, **{name: now[name] for name in KEPT}})
+
     def run_epoch(self) -> EpochStats:
         """Play every batch once, read the meter, let the schedule observe, validate, tell the callbacks."""
         started = perf_counter()
-        budget = self.schedule.budget(self.state, self.epoch)
+        self.budget = budget = self.schedule.budget(self.state, self.epoch)
         record = self.play_epoch(budget)
         played = perf_counter()
         stats = self._stats(budget, record)
@@ -136,6 +163,7 @@ class Trainer:
         return {
             "epoch": self.epoch,
             "schedule": dict(self.state),
+            "lengths": self._lengths,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "carry": self.game.carry,
@@ -151,7 +179,10 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state_dict()."""
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it would train on the tensors it is given
+        if self.game.recorder:
+            self.game.recorder.forget()  # the optimiser has new tensors
+        self.schedule = replace(self.schedule, **state["lengths"])
         self.epoch, self.state, self.seconds = state["epoch"], dict(state["schedule"]), state["seconds"]
         self.game.carry = None if state["carry"] is None else state["carry"].clone()
         vars(self.game.cost).update(state["cost"])
@@ -161,6 +192,10 @@ class Trainer:
             self.engine.scaler.load_state_dict(state["scaler"])
         if self.validator:
             self.validator.passes = state["val_passes"]
+
+    @property
+    def _lengths(self) -> dict[str, float]:
+        return {"alpha": self.schedule.alpha, "stretch": self.schedule.stretch}
 
     def _stats(self, budget: Budget, record: EpochRecord) -> EpochStats:
         bound = log10_lipschitz(self.model)
@@ -193,10 +228,13 @@ class Trainer:
     @contextmanager
     def session(self) -> Iterator[None]:
         """Threads and torch's random state are the trainer's inside, and the caller's again afterwards."""
-        before = torch.get_num_threads()
+        threads, tuned = torch.get_num_threads(), torch.backends.cudnn.benchmark
         try:
             torch.set_num_threads(self.threads)
+            # A recording is made once and played often, so the fastest convolutions are worth a search.
+            torch.backends.cudnn.benchmark = tuned or self.engine.records
             with self.streams.private(self.engine.device):
                 yield
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(threads)
+            torch.backends.cudnn.benchmark = tuned

@@ -1,12 +1,11 @@
 """Accuracy on held-out training images, natural and under attack: what the best epoch is chosen by."""
 
-import torch
 from torch import Tensor, nn
 
 from deat.data.source import Source
-from deat.evaluation.attacks import Attack, attack, correct
+from deat.evaluation.attacks import Attack, attack
+from deat.evaluation.scoring import accuracies
 from deat.game.engine import Engine
-from deat.seeding import derive
 from deat.threat import ThreatModel
 from deat.training.settings import Settings
 
@@ -27,19 +26,10 @@ class Validator:
 
     def __call__(self, net: nn.Module) -> tuple[float, float]:
         """(natural, robust) accuracy, in one host read."""
-        sums = torch.zeros(2, dtype=torch.int64, device=self.engine.device)
-        dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
-        for batch, (x, y) in enumerate(self.source.epoch(0)):
-            sums += self._score(net, self.engine.layout(x.to(dtype)), y, batch)
-        natural, robust = (sums.double() / self.source.num_examples).tolist()
-        return natural, robust
-
-    def _score(self, net: nn.Module, x: Tensor, y: Tensor, batch: int) -> Tensor:
-        generator = torch.Generator(self.engine.device).manual_seed(derive(self.seed, "validation", batch))
-        model = _InPrecision(net, self.engine)
-        hits = [correct(model, x, y, how, self.threat, generator).sum() for how in (attack("natural"), self.how)]
-        self.passes += 2 + 2 * self.how.steps
-        return torch.stack(hits)
+        model, both = _InPrecision(net, self.engine), ("natural", self.how)
+        found = accuracies(model, self.source, both, self.threat, self.seed, self.engine.layout)
+        self.passes += (2 + 2 * self.how.steps) * len(self.source)
+        return found["natural"], found[self.how.name]
 
 
 class _InPrecision(nn.Module):

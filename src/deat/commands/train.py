@@ -1,6 +1,7 @@
-"""What the commands do, between the command line and the library."""
+"""`deat train`: resolve, check, train, score, report."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -10,18 +11,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deat import data, methods, models
+from deat.data import Source
 from deat.errors import UsageError
-from deat.evaluation.attacks import FAMILIES
+from deat.evaluation.scoring import accuracies
 from deat.live import LiveLine, PlainLines, clock, is_terminal
-from deat.report.summary import write_summary
-from deat.threat import Linf
-from deat.training.folder import RunFolder, check_free, free_name, write_json
-from deat.training.plan import Plan, backprops_per_batch, plan
+from deat.report.summary import Score, write_summary
+from deat.training.folder import WATCH, RunFolder, check_free, free_name, write_json
+from deat.training.plan import Plan, plan
 from deat.training.result import Result
 from deat.training.run import Request, Run, resolve
-from deat.training.scores import Score, accuracies
+from deat.training.settings import Settings
 from deat.training.trainer import Callback, Trainer
+from deat.training.watch import OverfitWatch
 
 ATTACKS = ("natural", "fgsm", "pgd-20")
 
@@ -43,9 +44,11 @@ def run_training(flags: dict[str, Any]) -> int:
     request, options = (_pick(kind, flags) for kind in (Request, Options))
     if options.test_images < 0:
         raise UsageError(f"test_images must be a whole number >= 0, not {options.test_images}.")
-    run = resolve(replace(request, persistent=request.persistent or None, compact=request.compact or None), **flags)
+    if options.out:
+        check_free(Path(options.out), options.overwrite)
+    settings = {f.name: flags.get(f.name) for f in fields(Settings)}
+    run = resolve(replace(request, persistent=request.persistent or None, compact=request.compact or None), **settings)
     out = Path(options.out) if options.out else free_name(Path("runs"), f"{run.corpus.name}-{run.method.name}")
-    check_free(out, options.overwrite)
     trainer = run.trainer()
     if options.dry_run:
         return _show_plan(plan(trainer), options.json)
@@ -59,10 +62,16 @@ class Session:
         self.run, self.options, self.out = run, options, out
         self.console = Console(quiet=options.json, highlight=False, soft_wrap=not is_terminal())
         self.scores: list[Score] = []
+        self.watch: OverfitWatch | None = None
+        self.images: Source | None = None
 
     def play(self, trainer: Trainer) -> int:
         """Train, score, write everything down and show it."""
+        self.images = self.run.test_images(self.options.test_images)
+        if self.images is not None:
+            self.images.check()  # a broken test set must not end the run after its last epoch
         record = self.run.record(trainer)
+        self.watch = self.run.watch(trainer, log=self.out / WATCH, say=_say_aside)
         folder = RunFolder.create(self.out, record, overwrite=self.options.overwrite)
         self._say_what(trainer)
         with self._display() as display:
@@ -71,31 +80,40 @@ class Session:
                 self._compare(display)
         write_json(self.out / "scores.json", [asdict(score) for score in self.scores])
         write_summary(self.out / "report.md", record, self.scores, result.history)
+        self._report_watch()
         self._show(result)
         return 0
 
     def _fit(self, trainer: Trainer, folder: RunFolder, display: "Display") -> Result:
-        trainer.callbacks += [folder, *display.following(trainer)]
-        result = trainer.fit()
+        watching = [self.watch] if self.watch else []
+        trainer.callbacks += [*watching, folder, *display.following(trainer)]
+        result, spent = trainer.fit(), trainer.game.cost.backprops
         name, best, last = self.run.method.name, result.best.epoch, result.history[-1].epoch
-        self._score(f"{name}, last epoch" if best != last else name, result)
+        self._score(f"{name}, last epoch" if best != last else name, result, spent)
         if best != last:
             last_weights = {key: value.detach().clone() for key, value in result.model.state_dict().items()}
             result.load_best()
-            self._score(f"{name}, best epoch ({best + 1})", result)
+            self._score(f"{name}, best epoch ({best + 1})", result, spent)
             result.model.load_state_dict(last_weights)
         return result
 
     def _compare(self, display: "Display") -> None:
         trainer = self.run.baseline().trainer()
         trainer.callbacks += display.following(trainer)
-        self._score("natural training", trainer.fit())
+        self._score("natural training", trainer.fit(), trainer.game.cost.backprops)
 
-    def _score(self, name: str, result: Result) -> None:
-        images = self.run.test_images(self.options.test_images)
+    def _score(self, name: str, result: Result, backprops: int) -> None:
+        images = self.images
         if images is not None:
             found = accuracies(result.model, images, ATTACKS, self.run.threat, self.run.settings.seed)
-            self.scores.append(Score(name, found, images.num_examples, result.history[-1].backprops, result.seconds))
+            self.scores.append(Score(name, found, images.num_examples, backprops, result.seconds))
+
+    def _report_watch(self) -> None:
+        """Add what the watch saw to the report, if it fired."""
+        line = self.watch and self.watch.summary()
+        if line:
+            with (self.out / "report.md").open("a", encoding="utf-8") as file:
+                file.write(f"\nThe watch saw {line}. Every epoch's reading is in {WATCH}.\n")
 
     def _wants_baseline(self) -> bool:
         if self.options.baseline != "auto":
@@ -109,14 +127,19 @@ class Session:
             f"{run.threat.name} eps {run.threat.eps:.4g}, {run.settings.epochs} epochs, "
             f"{trainer.engine.precision} on {trainer.engine.device}"
         )
+        if trainer.engine_note:
+            self.console.print(f"moves run eagerly: {trainer.engine_note}")
 
     def _show(self, result: Result) -> None:
         if self.options.json:
-            history = [asdict(stats) for stats in result.history]
-            print(json.dumps({"out": str(self.out), "scores": [asdict(s) for s in self.scores], "history": history}))
+            fired = self.watch.fired if self.watch else []
+            parts: dict[str, list[Any]] = {"scores": self.scores, "watch": fired, "history": result.history}
+            print(json.dumps({"out": str(self.out), **{n: [asdict(r) for r in rows] for n, rows in parts.items()}}))
             return
         if self.scores:
             self.console.print(_table(self.scores))
+        if self.watch and self.watch.fired:
+            self.console.print(f"the watch saw {self.watch.summary()}")
         self.console.print(f"everything is in {self.out}; report.md tells it whole")
 
     @contextmanager
@@ -144,45 +167,6 @@ class Display:
         return self.callbacks
 
 
-def list_things(kind: str, *, as_json: bool = False) -> int:
-    """`deat list`: what can be named."""
-    rows = LISTS[kind]()
-    if as_json:
-        print(json.dumps(rows, indent=2))
-        return 0
-    table = Table(*rows[0], box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value or "") for value in row.values()))
-    Console(highlight=False, soft_wrap=not is_terminal()).print(table)
-    return 0
-
-
-def _methods() -> list[dict[str, Any]]:
-    found = [methods.method(name) for name in methods.names()]
-    return [
-        {"name": m.name, "play": type(m.play).__name__.lower(), "backprops in 10 epochs": _cost(m), "what": m.summary}
-        for m in found
-    ]
-
-
-def _cost(m: methods.Method) -> str:
-    few, many = backprops_per_batch(m, m.bind(Linf(8 / 255), 10), 10)
-    return f"{few}" if few == many else f"{few}-{many}"
-
-
-def _attacks() -> list[dict[str, Any]]:
-    found = {pattern: build(20) for pattern, build in FAMILIES.items()}
-    return [{"name": n, "loss": a.loss, "start": a.start, "step": f"{a.alpha:g} eps"} for n, a in found.items()]
-
-
-LISTS = {
-    "methods": _methods,
-    "models": lambda: [asdict(info) for info in models.infos()],
-    "data": lambda: [asdict(info) for info in data.infos()],
-    "attacks": _attacks,
-}
-
-
 def _table(scores: list[Score]) -> Table:
     table = Table(title=f"accuracy on {scores[0].images:,} test images", title_justify="left", box=None, pad_edge=False)
     table.add_column("")
@@ -191,6 +175,11 @@ def _table(scores: list[Score]) -> Table:
     for s in scores:
         table.add_row(s.name, *(f"{v:.1%}" for v in s.accuracy.values()), f"{s.backprops:,}", f"{s.seconds:.1f}")
     return table
+
+
+def _say_aside(text: str) -> None:
+    """A line on standard error, so that what is piped or printed as JSON stays whole."""
+    print(f"deat: {text}", file=sys.stderr, flush=True)
 
 
 def _show_plan(found: Plan, as_json: bool) -> int:
@@ -202,7 +191,7 @@ def _show_plan(found: Plan, as_json: bool) -> int:
     print(f"time       {clock(quick)}" + ("" if few == many else f" to {clock(slow)}"), end="")
     print(f", at {found.seconds_per_backprop * 1000:.1f} ms a backprop, validation aside")
     print(f"memory     {found.memory / 2**30:.2f} GiB at the peak")
-    print("a dry run: nothing was created")
+    print("a dry run: no run was created")
     return 0
 
 

@@ -1,0 +1,196 @@
+"""`deat evaluate`: from a run's folder or a weights file to a table one can believe, or is told not to."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from torch import nn
+
+from deat.data.corpus import Part
+from deat.errors import CheckpointError, DataError, UsageError
+from deat.evaluation.attacks import Attack
+from deat.evaluation.evaluation import Evaluation
+from deat.evaluation.evaluator import Progress, evaluate
+from deat.evaluation.judge import Attacker
+from deat.evaluation.named import attacker
+from deat.live import clock, is_terminal
+from deat.loading import is_file_spec
+from deat.models import load_weights
+from deat.threat import ThreatModel
+from deat.training.folder import RUN
+from deat.training.run import Request, Run, resolve
+from deat.training.settings import find_device
+
+MOST_CLASSES = 20
+"""Classes above which the table by class stays in the file."""
+FLAGGED = 6
+"""The exit status of an evaluation that finished but should not be believed."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What `deat evaluate` was asked for."""
+
+    target: str
+    data: str | None = None
+    model: str | None = None
+    attacks: str = "natural,fgsm,pgd-20,cw-20"
+    n: int | None = None
+    norm: str | None = None
+    eps: float | None = None
+    alpha: float | None = None
+    epoch: str = "best"
+    cascade: bool = False
+    seed: int = 0
+    block: int = 500
+    device: str = "auto"
+    out: str | None = None
+    data_root: str | None = None
+    size: int | None = None
+    json: bool = False
+
+
+def run_evaluation(flags: dict[str, Any]) -> int:
+    """Evaluate, write evaluation.json and show the table; 6 where a sanity flag was raised."""
+    order = Order(**{f.name: flags[f.name] for f in fields(Order)})
+    run, weights = find_run(order)
+    model = _model(run, weights, order)
+    out = Path(order.out) if order.out else _beside(Path(order.target))
+    chosen = [_with_step(attacker(name), order.alpha, run.threat) for name in order.attacks.split(",") if name.strip()]
+    with _progress(order.json) as progress:
+        found = evaluate(
+            model,
+            _test_part(run),
+            threat=run.threat,
+            attacks=chosen,
+            n=order.n,
+            seed=order.seed,
+            block=order.block,
+            cascade=order.cascade,
+            ledger=out.with_name(f".{out.stem}-rulings.jsonl"),
+            progress=progress,
+        )
+    found.save(out)
+    _show(found, out, order)
+    return FLAGGED if found.flags else 0
+
+
+def find_run(order: Order) -> tuple[Run, Path]:
+    """The run whose data, model and threat are meant, and the weights to judge."""
+    target = Path(order.target)
+    if not target.exists():
+        raise CheckpointError(f"there is no {order.target!r}; give a run's folder or a .safetensors file.")
+    request = _recorded(target, order) if (target / RUN).is_file() else _described(target, order)
+    given = {name: getattr(order, name) for name in ("data", "model", "norm", "eps", "data_root", "size")}
+    request = replace(request, **{name: value for name, value in given.items() if value is not None})
+    best = target / order.epoch / "model.safetensors"
+    return resolve(request, device=order.device, val_attack="none"), best if best.is_file() else target
+
+
+def _recorded(target: Path, order: Order) -> Request:
+    try:
+        record = json.loads((target / RUN).read_text(encoding="utf-8"))
+        names = {f.name for f in fields(Request)}
+        request = Request(**{k: v for k, v in record["request"].items() if k in names})
+        threat, model = record["threat"], str(record["model"]["name"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{str(target / RUN)!r} is not a run's record ({error}).") from None
+    if is_file_spec(model) and order.model is None:
+        raise UsageError(f"this run's model is {model!r}, which is code. Say so yourself: --model {model}.")
+    data = request.data.replace("~", str(Path.home()), 1)
+    return Request(data=data, model=model, norm=threat["norm"], eps=threat["eps"], size=request.size)
+
+
+def _described(target: Path, order: Order) -> Request:
+    if order.data is None:
+        raise UsageError(
+            f"{str(target)!r} does not say which data it is for: add --data, and --model if not the usual."
+        )
+    return Request()
+
+
+def _model(run: Run, weights: Path, order: Order) -> nn.Module:
+    model = run.model()
+    load_weights(model, weights)
+    return model.to(find_device(order.device))
+
+
+def _test_part(run: Run) -> Part:
+    if run.corpus.test is None:
+        raise DataError(f"{run.corpus.name} has no test part: put one beside train/, as test/ or val/.")
+    return run.corpus.test
+
+
+def _with_step(how: Attacker, alpha: float | None, threat: ThreatModel) -> Attacker:
+    if alpha is None or not isinstance(how, Attack) or how.steps < 2 or not threat.eps:
+        return how
+    return replace(how, alpha=alpha / threat.eps)
+
+
+def _beside(target: Path) -> Path:
+    return target / "evaluation.json" if target.is_dir() else target.with_name(f"{target.stem}.evaluation.json")
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Progress]:
+    if quiet or not is_terminal():
+        yield lambda done, total, text: None
+        return
+    started = perf_counter()
+    with Live(Text("evaluating"), transient=True, refresh_per_second=4) as live:
+
+        def show(done: int, total: int, text: str) -> None:
+            left = (perf_counter() - started) * (total - done) / done
+            live.update(Text(f"evaluating  {done}/{total}  {clock(left)} left  after {text}"))
+
+        yield show
+
+
+def _show(found: Evaluation, out: Path, order: Order) -> None:
+    if order.json:
+        print(json.dumps(found.as_json()))
+        return
+    console = Console(highlight=False, soft_wrap=not is_terminal())
+    console.print(_table(found))
+    if len(found.classes) <= MOST_CLASSES:
+        console.print(_class_table(found))
+    if found.settings["sample"]:
+        console.print(f"a sample of {len(found.labels):,} images: not comparable with numbers on the whole test set")
+    for flag in found.flags:
+        console.print(f"FLAG {flag.name}: {flag.seen}. {flag.advice}", style="bold red", markup=False)
+    console.print(f"every setting and verdict is in {out}", markup=False)
+
+
+def _table(found: Evaluation) -> Table:
+    threat, settings = found.settings["threat"], found.settings
+    sample = f" (a sample of {settings['available']:,})" if settings["sample"] else ""
+    title = f"{threat['norm']} eps {threat['eps']:.4g}, {len(found.labels):,} images{sample}, seed {settings['seed']}"
+    title += ", cascade: each attack saw survivors only" if settings["cascade"] else ""
+    table = Table(
+        "attack", "accuracy", "95 % interval", "first to fool", "seconds", title=title, box=None, pad_edge=False
+    )
+    for r in found.results:
+        shown = r.name in found.accuracy
+        share = [f"{found.accuracy[r.name]:.2%}", _interval(found.intervals[r.name])] if shown else ["", ""]
+        table.add_row(r.name, *share, f"{found.added[r.name]:,}", f"{r.seconds:.1f}")
+    table.add_row("worst of all", f"{found.worst:.2%}", _interval(found.intervals["worst"]), "", "", style="bold")
+    return table
+
+
+def _class_table(found: Evaluation) -> Table:
+    table = Table("class", "worst of all", "95 % interval", "images", box=None, pad_edge=False)
+    for name, (hits, images, pair) in found.per_class().items():
+        table.add_row(Text(name), f"{hits / images:.1%}" if images else "", _interval(pair), f"{images:,}")
+    return table
+
+
+def _interval(pair: tuple[float, float]) -> str:
+    return f"{pair[0]:.1%} to {pair[1]:.1%}"

@@ -1,0 +1,56 @@
+"""`deat list`: what can be named."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from deat import data, methods, models
+from deat.evaluation.attacks import FAMILIES
+from deat.evaluation.autoattack import PARTS
+from deat.live import is_terminal
+from deat.threat import Linf
+from deat.training.plan import backprops_per_batch
+
+
+def list_things(kind: str, *, as_json: bool = False) -> int:
+    """`deat list`: what can be named."""
+    rows = LISTS[kind]()
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    table = Table(*rows[0], box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value or "") for value in row.values()))
+    Console(highlight=False, soft_wrap=not is_terminal()).print(table)
+    return 0
+
+
+def _methods() -> list[dict[str, Any]]:
+    found = [methods.method(name) for name in methods.names()]
+    return [
+        {"name": m.name, "play": type(m.play).__name__.lower(), "backprops in 10 epochs": _cost(m), "what": m.summary}
+        for m in found
+    ]
+
+
+def _cost(m: methods.Method) -> str:
+    few, many = backprops_per_batch(m, m.bind(Linf(8 / 255), 10), 10)
+    return f"{few}" if few == many else f"{few}-{many}"
+
+
+def _attacks() -> list[dict[str, Any]]:
+    ours = {pattern: build(20) for pattern, build in FAMILIES.items()}
+    rows = [{"name": n, "loss": a.loss, "start": a.start, "step": f"{a.alpha:g} eps"} for n, a in ours.items()]
+    theirs = [{"name": n, "loss": "", "start": "", "step": "a part of AutoAttack"} for n in PARTS]
+    return [*rows, *theirs, {"name": "aa", "loss": "", "start": "", "step": "standard AutoAttack"}]
+
+
+LISTS = {
+    "methods": _methods,
+    "models": lambda: [asdict(info) for info in models.infos()],
+    "data": lambda: [asdict(info) for info in data.infos()],
+    "attacks": _attacks,
+}

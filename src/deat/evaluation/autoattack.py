@@ -1,0 +1,109 @@
+"""AutoAttack (Croce and Hein 2020) through the reference implementation, `pyautoattack`: whole, or one part of it.
+
+Its own state file cannot be read back, so blocks and their resumption are the evaluator's. Settings are the
+`standard` version's. It needs no more targets than there are wrong classes; below four classes the targeted DLR
+loss is undefined, so targets are attacked by cross-entropy instead, and the result is not called standard.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deat.errors import UsageError
+from deat.modes import evaluating
+from deat.threat import ThreatModel
+
+PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
+NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
+
+
+@dataclass(frozen=True)
+class AutoAttack:
+    """The ensemble, or some of its parts, as an attack on one block; inside it only survivors go on."""
+
+    name: str = "aa"
+    parts: tuple[str, ...] = PARTS
+
+    def __call__(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        threat: ThreatModel,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The adversarial images; the generator gives its seed."""
+        seed = 0 if generator is None else generator.initial_seed()
+        devices = [x.device] if x.device.type == "cuda" else []
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.random.fork_rng(devices),
+            evaluating(model),
+            _frozen(model),
+            _quiet(),
+        ):
+            x, y = x.clone(), y.clone()
+            adversary = build_adversary(model, x, threat, self.parts, seed)
+            found, _ = adversary.run_standard_evaluation(x, y, batch_size=len(x))
+        return found.detach()  # type: ignore[no-any-return]
+
+    def describe(self, threat: ThreatModel, num_classes: int) -> dict[str, Any]:
+        """The settings that a record keeps."""
+        wrong = num_classes - 1
+        return {
+            "parts": list(self.parts),
+            "targets": {"apgd-t": min(5 if threat.name == "l1" else 9, wrong), "fab-t": min(9, wrong)},
+            "targeted_loss": "dlr" if num_classes > 3 else "ce",
+            "standard": self.parts == PARTS and num_classes > 3,
+        }
+
+
+def build_adversary(model: nn.Module, x: Tensor, threat: ThreatModel, parts: tuple[str, ...], seed: int) -> Any:
+    """The reference implementation's object, set up as its standard version on this number of classes."""
+    try:
+        from pyautoattack import AutoAttack as Reference
+    except ImportError:
+        raise UsageError("AutoAttack needs the package pyautoattack: pip install pyautoattack.") from None
+    adversary = Reference(model, eps=threat.eps, norm=NORMS[threat.name], seed=seed, device=x.device)
+    with torch.no_grad():
+        wrong = model(x[:1]).shape[1] - 1
+    targeted = adversary.apgd_targeted
+    targeted.n_target_classes = min(targeted.n_target_classes, wrong)
+    adversary.fab.n_target_classes = min(adversary.fab.n_target_classes, wrong)
+    if wrong < 3:
+        targeted.dlr_loss_targeted = targeted.ce_loss_targeted
+    adversary.attacks_to_run = list(parts)
+    return adversary
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Weights without gradients, which FAB would leave in them."""
+    learning = [p for p in model.parameters() if p.requires_grad]
+    try:
+        for p in learning:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in learning:
+            p.requires_grad_(True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the reference's own remarks, whose checks the evaluator makes itself; they end any tracing."""
+    logger, trace = logging.getLogger("auto-attack"), sys.gettrace()
+    before = logger.level
+    try:
+        logger.setLevel(logging.CRITICAL)
+        yield
+    finally:
+        logger.setLevel(before)
+        sys.settrace(trace)

@@ -1,0 +1,138 @@
+"""What an evaluation found, and evaluation.json."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deat.evaluation.intervals import wilson
+from deat.evaluation.judge import Ruling
+from deat.evaluation.sanity import Flag
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """One attack's rulings over all images: who stands, and what it cost."""
+
+    name: str
+    correct: list[bool]
+    invalid: int
+    seconds: float
+    forwards: int
+    backwards: int
+
+    @classmethod
+    def of(cls, name: str, rulings: list[Ruling]) -> "AttackResult":
+        """The sum of an attack's rulings, block after block."""
+        return cls(
+            name,
+            [hit for r in rulings for hit in r.correct],
+            sum(r.invalid for r in rulings),
+            sum(r.seconds for r in rulings),
+            sum(r.forwards for r in rulings),
+            sum(r.backwards for r in rulings),
+        )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracies under attack with everything a reader needs to believe them or not.
+
+    verdicts[name][i] says whether image i is still classified correctly under that attack. `worst` is the headline:
+    the share of images that stand against every attack. In a cascade attacks saw survivors only, so single attacks
+    have no accuracy of their own.
+    """
+
+    results: list[AttackResult]
+    labels: list[int]
+    classes: list[str]
+    settings: dict[str, Any]
+    flags: list[Flag] = field(default_factory=list)
+
+    @property
+    def verdicts(self) -> dict[str, list[bool]]:
+        """Per-image verdicts by attack, and "worst" over all."""
+        found = {r.name: r.correct for r in self.results}
+        return {**found, "worst": [all(column) for column in zip(*found.values(), strict=True)]}
+
+    @property
+    def accuracy(self) -> dict[str, float]:
+        """Accuracy by attack, and "worst": per image the worst of all attacks."""
+        shown = self.verdicts
+        if self.settings["cascade"]:
+            shown = {name: shown[name] for name in ("natural", "worst") if name in shown}
+        return {name: sum(hits) / len(hits) for name, hits in shown.items()}
+
+    @property
+    def worst(self) -> float:
+        """The headline: accuracy against the worst of all attacks, image by image."""
+        return self.accuracy["worst"]
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Wilson's 95 % interval of each accuracy."""
+        n = len(self.labels)
+        return {name: wilson(round(share * n), n) for name, share in self.accuracy.items()}
+
+    @property
+    def added(self) -> dict[str, int]:
+        """How many images each attack was the first to fool, in the order given."""
+        standing, found = [True] * len(self.labels), {}
+        for r in self.results:
+            still = [a and b for a, b in zip(standing, r.correct, strict=True)]
+            found[r.name] = sum(standing) - sum(still)
+            standing = still
+        return found
+
+    def per_class(self, name: str = "worst") -> dict[str, tuple[int, int, tuple[float, float]]]:
+        """By class: images that stand, images there are, and the interval of their share."""
+        hits, found = self.verdicts[name], {}
+        for index, label in enumerate(self.classes):
+            mine = [hit for hit, y in zip(hits, self.labels, strict=True) if y == index]
+            found[label] = sum(mine), len(mine), wilson(sum(mine), len(mine))
+        return found
+
+    def as_json(self) -> dict[str, Any]:
+        """evaluation.json."""
+        return {
+            "schema": SCHEMA,
+            "images": len(self.labels),
+            "accuracy": self.accuracy,
+            "intervals": {name: list(pair) for name, pair in self.intervals.items()},
+            "added": self.added,
+            "per_class": {name: self._class_rows(name) for name in self.accuracy},
+            "flags": [asdict(flag) for flag in self.flags],
+            "settings": self.settings,
+            "attacks": [{**asdict(r), "correct": _bits(r.correct)} for r in self.results],
+            "labels": self.labels,
+            "classes": self.classes,
+        }
+
+    def _class_rows(self, name: str) -> dict[str, dict[str, Any]]:
+        rows = self.per_class(name)
+        return {label: {"correct": a, "images": b, "interval": list(pair)} for label, (a, b, pair) in rows.items()}
+
+    def save(self, path: Path) -> None:
+        """Write evaluation.json, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.tmp")
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(self.as_json(), file, indent=1, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+def load_evaluation(path: Path) -> Evaluation:
+    """An Evaluation read back from its file."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    results = [AttackResult(**{**r, "correct": [c == "1" for c in r["correct"]]}) for r in found["attacks"]]
+    flags = [Flag(**flag) for flag in found["flags"]]
+    return Evaluation(results, found["labels"], found["classes"], found["settings"], flags)
+
+
+def _bits(hits: list[bool]) -> str:
+    return "".join("1" if hit else "0" for hit in hits)

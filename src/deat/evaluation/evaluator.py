@@ -1,0 +1,169 @@
+"""deat.evaluate: any model, any data, any attacks, in blocks that survive interruption."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deat.data import Source, as_source
+from deat.errors import UsageError
+from deat.evaluation.evaluation import AttackResult, Evaluation
+from deat.evaluation.judge import Attacker, Judge, Ruling
+from deat.evaluation.ledger import Ledger, fingerprint, fingerprint_model
+from deat.evaluation.named import attacker, describe
+from deat.evaluation.sanity import after, before, compare
+from deat.modes import evaluating
+from deat.threat import ThreatModel
+from deat.threat import threat as find_threat
+from deat.versions import versions
+
+BLOCK = 500
+DEFAULT = ("natural", "fgsm", "pgd-20", "cw-20")
+Progress = Callable[[int, int, str], None]
+
+
+def evaluate(
+    model: nn.Module,
+    data: Any,
+    *,
+    threat: str | ThreatModel,
+    attacks: Sequence[str | Attacker] = DEFAULT,
+    n: int | None = None,
+    seed: int = 0,
+    block: int = BLOCK,
+    cascade: bool = False,
+    sanity: bool = True,
+    ledger: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Accuracy of a model on data, natural and under each attack, and under the worst of them, image by image.
+
+    data is a loader, a Dataset, a pair of tensors or an ImageSet; `n` takes its first images only. Verdicts depend on
+    model, seed and block size. With `ledger`, a file, an interrupted call goes on where it was. `cascade` sends only
+    survivors on.
+    """
+    chosen = [attacker(a) for a in attacks]
+    _check(chosen, n, block)
+    radius = find_threat(threat)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    source = as_source(data, batch_size=block, device=device, shuffle=False)
+    source.check()
+    session = Session(model, radius, chosen, seed, block, cascade, n, ledger)
+    return session.run(source, sanity, progress or (lambda done, total, text: None))
+
+
+class Session:
+    """One evaluation: its judge, its ledger, and the order of its work."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        threat: ThreatModel,
+        attacks: list[Attacker],
+        seed: int,
+        block: int,
+        cascade: bool,
+        n: int | None,
+        ledger: str | Path | None,
+    ) -> None:
+        self.model, self.threat, self.attacks, self.cascade, self.block = model, threat, attacks, cascade, block
+        self.n, self.seed = n, seed
+        self.judge = Judge(model, threat, seed)
+        question = {"threat": repr(threat), "seed": seed, "block": block, "cascade": cascade}
+        # Alone, an attack's ruling owes nothing to the others.
+        order = [(a.name, describe(a, threat)) for a in attacks] if cascade else None
+        self.ledger = Ledger(fingerprint(question, order, fingerprint_model(model)), Path(ledger) if ledger else None)
+
+    def run(self, source: Source, sanity: bool, progress: Progress) -> Evaluation:
+        """Rule on every block by every attack, with sanity checks before and after."""
+        images = source.num_examples if self.n is None else min(self.n, source.num_examples)
+        rulings: dict[str, list[Ruling]] = {a.name: [] for a in self.attacks}
+        labels: list[int] = []
+        total = -(-images // self.block) * len(self.attacks)
+        first: tuple[Tensor, Tensor] | None = None
+        outputs = 0
+        for number, (x, y) in enumerate(blocks(source, self.block, images)):
+            if first is None:
+                first, outputs = (x, y), count_outputs(self.model, x, source.num_classes)
+            labels += y.tolist()
+            for name, ruling in self._rule(x, y, number):
+                rulings[name].append(ruling)
+                progress(sum(map(len, rulings.values())), total, name)
+        results = [AttackResult.of(name, found) for name, found in rulings.items()]
+        classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
+        found = Evaluation(results, labels, classes, self._settings(source, images, outputs))
+        flags = compare(found)
+        if sanity and first:
+            flags = [*before(self.model, *first), *flags, *after(found, self.model, self.threat, *first)]
+        self.ledger.close()
+        return Evaluation(results, labels, classes, found.settings, flags)
+
+    def _rule(self, x: Tensor, y: Tensor, number: int) -> Iterator[tuple[str, Ruling]]:
+        images, alive = fingerprint(x, y), None
+        for how in self.attacks:
+            key = f"{how.name} {fingerprint(describe(how, self.threat))[:8]}"
+            ruling = self.ledger.find(number, key, images)
+            if ruling is None:
+                ruling = self.judge.rule(how, x, y, number, None if how.name == "natural" else alive)
+                self.ledger.add(number, key, images, ruling)
+            if self.cascade and how.name != "natural":  # whose accuracy is shown, wherever it stands in the list
+                alive = ruling.correct
+            yield how.name, ruling
+
+    def _settings(self, source: Source, images: int, outputs: int) -> dict[str, Any]:
+        return {
+            "threat": {"norm": self.threat.name, "eps": self.threat.eps},
+            "attacks": {a.name: describe(a, self.threat, outputs) for a in self.attacks},
+            "seed": self.seed,
+            "block": self.block,
+            "cascade": self.cascade,
+            "sample": images < source.num_examples,
+            "available": source.num_examples,
+            "model": fingerprint_model(self.model),
+            "versions": versions(),
+        }
+
+
+def blocks(source: Source, size: int, images: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first images of a source in blocks of a fixed size, whatever its own batches are."""
+    held: list[tuple[Tensor, Tensor]] = []
+    count = given = 0
+    for x, y in source.epoch(0):
+        held.append((x, y))
+        count += len(y)
+        while count >= size or (count and given + count >= images):
+            x, y = (torch.cat(parts) for parts in zip(*held, strict=True))
+            take = min(size, images - given)
+            yield x[:take], y[:take]
+            given += take
+            held, count = [(x[take:], y[take:])], count - take
+            if given == images:
+                return
+    if count:
+        x, y = (torch.cat(parts) for parts in zip(*held, strict=True))
+        yield x, y
+
+
+def count_outputs(model: nn.Module, x: Tensor, num_classes: int) -> int:
+    """The number of the model's logits, which may be more than the classes that the data shows, but not fewer."""
+    with torch.no_grad(), evaluating(model):
+        outputs = int(model(x[:1]).shape[1])
+    if outputs < num_classes:
+        raise UsageError(f"the model tells {outputs} classes apart, but the data has {num_classes}.")
+    return outputs
+
+
+def _check(attacks: list[Attacker], n: int | None, block: int) -> None:
+    names = [a.name for a in attacks]
+    if not names:
+        raise UsageError("no attack was named; use at least one, such as natural, pgd-20 or aa.")
+    if "worst" in names:
+        raise UsageError("an attack cannot be named 'worst', which is what they leave together.")
+    if len(set(names)) < len(names):
+        raise UsageError(f"an attack is named twice in {names}; each may stand once.")
+    if n is not None and n < 1:
+        raise UsageError(f"n must be a number of images >= 1, not {n}.")
+    if block < 1:
+        raise UsageError(f"block must be a number of images >= 1, not {block}.")

@@ -1,0 +1,206 @@
+"""A watch for catastrophic overfitting: training that learns to withstand its own adversary and nothing else.
+
+It happens within an epoch. Accuracy against a single step rises towards 100 % while accuracy against several
+falls to nothing, and l_X leaps, only to fall again while the network stays broken; adding steps then does not
+undo it. So every epoch is scored both ways on a few held-out images, and a fall or a leap is an alarm.
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from deat.data.source import Source
+from deat.errors import UsageError, unknown
+from deat.evaluation.attacks import Attack, attack, correct
+from deat.seeding import derive
+from deat.threat import ThreatModel
+from deat.training.history import EpochStats, EpochTiming, EpochWatch, append
+from deat.training.trainer import Trainer
+
+SINGLE, SEVERAL = "fgsm", "pgd-10"
+ACTIONS = ("warn", "stop", "rollback")
+MOST = 256
+"""Held-out images that are scored, at most."""
+
+Action = Literal["warn", "stop", "rollback"]
+
+
+@dataclass(frozen=True)
+class OverfitRule:
+    """When an epoch is a collapse, told from the epochs so far alone.
+
+    It is one where accuracy against several steps lies more than `fall` below the last healthy epoch's, or
+    where l_X is more than `jump` times the epoch before's, both of the same k. Without an adversary (k = 0)
+    nothing can overfit to it. A leap counts only if it opened the gap between a single step and several by
+    more than `gap`: when a network begins to learn, and when its loss is almost nothing, l_X leaps in good
+    health. gap = -1 takes every leap at its word.
+    """
+
+    fall: float = 0.20
+    jump: float = 2.0
+    gap: float = 0.10
+
+    def __post_init__(self) -> None:
+        _within("fall", self.fall, 0, 1, "between 0 and 1, such as 0.2")
+        _within("jump", self.jump, 1, math.inf, "> 1, such as 2")
+        _within("gap", self.gap, -1 - 1e-9, 1, "from -1 to below 1, such as 0.1")
+
+    def verdict(self, history: Sequence[EpochWatch]) -> str | None:
+        """Why the last epoch of a history is a collapse; None if it is healthy."""
+        healthy, reason = history[0], None
+        for before, now in pairwise(history):
+            reason = self._reason(healthy, before, now)
+            healthy = healthy if reason else now
+        return reason
+
+    def _reason(self, healthy: EpochWatch, before: EpochWatch, now: EpochWatch) -> str | None:
+        found = []
+        if now.k and healthy.multi - now.multi > self.fall + 1e-9:  # 0.9 - 0.7 is more than 0.2 in floating point
+            found.append(f"{SEVERAL} accuracy fell from {healthy.multi:.1%} to {now.multi:.1%}")
+        if self._leapt(before, now) and now.gap - healthy.gap > self.gap:
+            found.append(f"l_X rose from {before.magnitude:.4g} to {now.magnitude:.4g} at k {now.k}")
+        return f"{' and '.join(found)}, with {SINGLE} accuracy at {now.single:.1%}" if found else None
+
+    def _leapt(self, before: EpochWatch, now: EpochWatch) -> bool:
+        return before.k == now.k >= 1 and now.magnitude > self.jump * before.magnitude
+
+
+class OverfitWatch:
+    """Scores a held-out slice after every epoch, and acts when training collapses; a callback of the trainer.
+
+    warn says so and goes on. stop puts the last healthy epoch back and ends training. rollback puts it back
+    and goes on from there with steps `shrink` times as long, at most `rollbacks` times; then it stops. What
+    was spent stays spent. Where other callbacks write epochs down, it comes before them.
+
+    events has one entry for each epoch played, those put back included; `log` is a file they are added to.
+    `say` is told in words when the watch fires, and is a RuntimeWarning by default. passes and seconds are
+    the watch's own cost.
+    """
+
+    def __init__(
+        self,
+        images: Source,
+        threat: ThreatModel,
+        action: Action = "warn",
+        *,
+        fall: float = 0.20,
+        jump: float = 2.0,
+        shrink: float = 0.5,
+        rollbacks: int = 3,
+        seed: int = 0,
+        log: Path | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        if action not in ACTIONS:
+            raise unknown("action of the overfit watch", action, ACTIONS)
+        _within("shrink", shrink, 0, 1, "between 0 and 1, such as 0.5")
+        if isinstance(rollbacks, bool) or not isinstance(rollbacks, int) or rollbacks < 0:
+            raise UsageError(f"rollbacks must be a whole number >= 0, not {rollbacks!r}.")
+        self.images, self.threat, self.action, self.seed = images, threat, action, seed
+        self.rule, self.shrink, self.rollbacks = OverfitRule(fall, jump), shrink, rollbacks
+        self.log, self.say = log, say or _warn
+        self.events: list[EpochWatch] = []
+        self.passes, self.seconds = 0, 0.0
+        self._standing: list[EpochWatch] = []
+        self._healthy: dict[str, Any] = {}
+        self._slice: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def fired(self) -> list[EpochWatch]:
+        """The events at which it fired."""
+        return [event for event in self.events if event.reason]
+
+    def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
+        """Score the epoch, write it down, and act where it is a collapse."""
+        self._standing.append(self._score(trainer, stats))
+        reason = self.rule.verdict(self._standing)
+        event = replace(self._standing[-1], reason=reason, action=self._next_action() if reason else None)
+        self._note(event)
+        if reason:
+            self.say(f"catastrophic overfitting in epoch {stats.epoch + 1}: {reason}. {self._act(trainer, event)}")
+        elif self.action != "warn":
+            self._healthy = _copied(trainer.state_dict())
+
+    def summary(self) -> str | None:
+        """All that fired, in one line; None if nothing did."""
+        fired = self.fired
+        if not fired:
+            return None
+        where = ", ".join(f"{event.epoch + 1} ({event.action})" for event in fired)
+        return f"catastrophic overfitting in epoch {where}; first: {fired[0].reason}"
+
+    def _next_action(self) -> str:
+        exhausted = sum(event.action == "rollback" for event in self.events) >= self.rollbacks
+        return "stop" if self.action == "rollback" and exhausted else self.action
+
+    def _act(self, trainer: Trainer, event: EpochWatch) -> str:
+        """Do what the event says; what was done, in words."""
+        if event.action == "warn":
+            return "Take a smaller step, or more of them; the watch can also stop or roll back."
+        self._standing.pop()
+        trainer.rewind(self._healthy)
+        if event.action == "stop":
+            trainer.stop()
+            return f"Stopped at the weights of epoch {trainer.epoch}."
+        trainer.shorten_steps(self.shrink)
+        alpha = trainer.schedule.budget(trainer.state, trainer.epoch).alpha
+        return f"Back to epoch {trainer.epoch}, and on with alpha {alpha:.4g}."
+
+    def _note(self, event: EpochWatch) -> None:
+        self.events.append(event)
+        if self.log:
+            append(self.log, event)
+
+    def _score(self, trainer: Trainer, stats: EpochStats) -> EpochWatch:
+        started = perf_counter()
+        self._slice = self._slice or _held_slice(self.images, trainer)
+        single, multi = (self._accuracy(trainer.model, attack(name)) for name in (SINGLE, SEVERAL))
+        self.seconds += perf_counter() - started
+        return EpochWatch(stats.epoch, stats.k, stats.alpha, single, multi, stats.magnitude)
+
+    def _accuracy(self, net: nn.Module, how: Attack) -> float:
+        """Accuracy under an attack whose random start is the same in every epoch, in float32."""
+        hits = []
+        for batch, (x, y) in enumerate(self._slice):
+            generator = torch.Generator(x.device).manual_seed(derive(self.seed, "watch", batch))
+            hits.append(correct(net, x, y, how, self.threat, generator))
+            self.passes += 1 + 2 * how.steps
+        return float(torch.cat(hits).double().mean())
+
+
+def _held_slice(source: Source, trainer: Trainer) -> list[tuple[Tensor, Tensor]]:
+    """At most MOST of a source's images, spread evenly over it since it may be sorted by class, in batches."""
+    count = min(MOST, source.num_examples)
+    wanted = torch.tensor([i * source.num_examples // count for i in range(count)])
+    kept, seen = [], 0
+    for x, y in source.epoch(0):
+        rows = (wanted[(wanted >= seen) & (wanted < seen + len(y))] - seen).to(y.device)
+        kept.append((x.index_select(0, rows), y.index_select(0, rows)))
+        seen += len(y)
+    dtype = torch.promote_types(torch.float32, next(trainer.model.parameters()).dtype)
+    x, y = (torch.cat(parts) for parts in zip(*kept, strict=True))
+    x = trainer.engine.layout(x.to(dtype))
+    return list(zip(*(torch.split(part, source.batch_size) for part in (x, y)), strict=True))
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """A state_dict() that training cannot reach; the best epoch's weights are a copy already."""
+    return {name: value if name == "best" else copy.deepcopy(value) for name, value in state.items()}
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _within(name: str, value: float, low: float, high: float, text: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
+        raise UsageError(f"{name} must be a number {text}, not {value!r}.")
