@@ -18,7 +18,7 @@ from deat.data.corpus import Part
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluation import Evaluation
-from deat.evaluation.evaluator import Progress, evaluate
+from deat.evaluation.evaluator import Progress, check_question, evaluate
 from deat.evaluation.judge import Attacker
 from deat.evaluation.named import attacker
 from deat.live import clock, is_terminal
@@ -61,10 +61,12 @@ class Order:
 def run_evaluation(flags: dict[str, Any]) -> int:
     """Evaluate, write evaluation.json and show the table; 6 where a sanity flag was raised."""
     order = Order(**{f.name: flags[f.name] for f in fields(Order)})
+    named = [attacker(name) for name in order.attacks.split(",") if name.strip()]
+    check_question(named, order.n, order.block)
     run, weights = find_run(order)
+    chosen = [_with_step(how, order.alpha, run.threat) for how in named]
     model = _model(run, weights, order)
     out = Path(order.out) if order.out else _beside(Path(order.target))
-    chosen = [_with_step(attacker(name), order.alpha, run.threat) for name in order.attacks.split(",") if name.strip()]
     with _progress(order.json) as progress:
         found = evaluate(
             model,
@@ -105,6 +107,8 @@ def _recorded(target: Path, order: Order) -> Request:
         raise CheckpointError(f"{str(target / RUN)!r} is not a run's record ({error}).") from None
     if is_file_spec(model) and order.model is None:
         raise UsageError(f"this run's model is {model!r}, which is code. Say so yourself: --model {model}.")
+    if order.eps is None and order.norm not in (None, threat["norm"]):
+        raise UsageError(f"norm {order.norm!r} needs an --eps of its own: the run's is for {threat['norm']}.")
     data = request.data.replace("~", str(Path.home()), 1)
     return Request(data=data, model=model, norm=threat["norm"], eps=threat["eps"], size=request.size)
 

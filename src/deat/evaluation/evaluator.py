@@ -45,7 +45,7 @@ def evaluate(
     survivors on.
     """
     chosen = [attacker(a) for a in attacks]
-    _check(chosen, n, block)
+    check_question(chosen, n, block)
     radius = find_threat(threat)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     source = as_source(data, batch_size=block, device=device, shuffle=False)
@@ -155,7 +155,8 @@ def count_outputs(model: nn.Module, x: Tensor, num_classes: int) -> int:
     return outputs
 
 
-def _check(attacks: list[Attacker], n: int | None, block: int) -> None:
+def check_question(attacks: list[Attacker], n: int | None, block: int) -> None:
+    """Refuse attacks and numbers that cannot be evaluated, before any data is read."""
     names = [a.name for a in attacks]
     if not names:
         raise UsageError("no attack was named; use at least one, such as natural, pgd-20 or aa.")

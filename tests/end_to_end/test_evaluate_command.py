@@ -1,0 +1,148 @@
+"""`deat evaluate` as a person uses it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import deat
+from deat.cli import main
+from deat.evaluation.evaluation import load_evaluation
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run on digits."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    flags = ["--epochs", "8", "--test-images", "0", "--val-attack", "pgd-5", "--baseline", "no", "--out", str(out)]
+    assert main(["train", *flags]) == 0
+    return out
+
+
+def test_a_run_is_judged_by_what_it_says_of_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--attacks", "natural,fgsm,pgd-10", "--epoch", "last"]) == 0
+    shown = capsys.readouterr().out
+    found = load_evaluation(run / "evaluation.json")
+    assert "linf eps 0.15, 400 images" in shown
+    assert f"{found.accuracy['pgd-10']:.2%}" in shown
+    assert found.worst <= found.accuracy["pgd-10"] <= found.accuracy["natural"]
+    assert found.settings["threat"] == {"norm": "linf", "eps": 0.15}
+    assert not list(run.glob(".evaluation*"))
+
+
+def test_json_is_the_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--attacks", "natural,pgd-5", "--n", "60", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((run / "evaluation.json").read_text())
+    assert printed["images"] == 60
+    assert printed["settings"]["sample"] is True
+
+
+def test_a_sample_and_a_cascade_are_named_as_such(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(run), "--attacks", "natural,fgsm,pgd-5", "--n", "50", "--cascade"]) == 0
+    shown = capsys.readouterr().out
+    assert "a sample of" in shown
+    assert "survivors only" in shown
+    assert set(load_evaluation(run / "evaluation.json").accuracy) == {"natural", "worst"}
+
+
+def test_weights_alone_need_their_data_and_model(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = tmp_path / "mine.safetensors"
+    weights.write_bytes((run / "last/model.safetensors").read_bytes())
+    assert main(["evaluate", str(weights)]) == 2
+    assert "--data" in capsys.readouterr().err
+    assert main(["evaluate", str(weights), "--data", "digits", "--attacks", "natural", "--n", "40"]) == 0
+    assert (tmp_path / "mine.evaluation.json").is_file()
+    assert main(["evaluate", str(weights), "--data", "digits", "--model", "preact_resnet18"]) == 4
+
+
+def test_code_is_never_run_on_a_records_word(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    marker = tmp_path / "marker"
+    code = tmp_path / "net.py"
+    code.write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\nNet = None\n")
+    copied = tmp_path / "run"
+    copied.mkdir()
+    record = json.loads((run / "run.json").read_text())
+    record["model"]["name"] = f"{code}:Net"
+    (copied / "run.json").write_text(json.dumps(record))
+    assert main(["evaluate", str(copied)]) == 2
+    assert "--model" in capsys.readouterr().err
+    assert not marker.exists()
+
+
+class Quantised(nn.Module):
+    """A network behind an input that is rounded to eight levels."""
+
+    def __init__(self, num_classes: int = 10) -> None:
+        super().__init__()
+        self.net = deat.build_model("small", num_classes, 1, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net((x * 7).round() / 7)
+
+
+def test_a_number_that_should_not_be_believed_exits_with_6(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deat.save_weights(Quantised(), tmp_path / "quantised.safetensors")
+    here = Path(__file__)
+    command = ["evaluate", str(tmp_path / "quantised.safetensors"), "--data", "digits", "--model", f"{here}:Quantised"]
+    assert main([*command, "--attacks", "natural,pgd-5", "--n", "100"]) == 6
+    assert "FLAG zero_gradients" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "status", "words"),
+    [
+        (["--attacks", "pdg-20"], 2, ["pdg-20", "pgd-20"]),
+        (["--attacks", ""], 2, ["no attack"]),
+        (["--attacks", "pgd-5,pgd-5"], 2, ["twice"]),
+        (["--n", "0"], 2, [">= 1"]),
+        (["--block", "0"], 2, [">= 1"]),
+        (["--eps", "8"], 2, ["8/255"]),
+        (["--norm", "l2"], 2, ["--eps", "l2"]),
+        (["--norm", "l2", "--eps", "0.5"], 0, []),
+        (["--device", "nope"], 2, ["nope"]),
+    ],
+)
+def test_bad_input_names_what_is_accepted(
+    run: Path, flags: list[str], status: int, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    command = ["evaluate", str(run), "--attacks", "natural", *flags]
+    assert main(command) == status
+    message = capsys.readouterr().err
+    assert all(word in message for word in words), message
+
+
+def test_what_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "nowhere"]) == 4
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_killed_at_any_moment_it_goes_on_and_ends_with_the_same_verdicts(run: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "deat", "evaluate", str(run), "--attacks", "natural,pgd-40,cw-40", "--block", "20"]
+    whole, broken = tmp_path / "whole.json", tmp_path / "broken.json"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    assert subprocess.run([*command, "--out", str(whole)], env=environment, timeout=120).returncode == 0
+    rulings = tmp_path / ".broken-rulings.jsonl"
+    child = subprocess.Popen([*command, "--out", str(broken)], env=environment)
+    deadline = time.monotonic() + 60
+    while (not rulings.exists() or rulings.read_text().count("\n") < 5) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert rulings.exists(), "the child ended before it was killed"
+    done = rulings.read_text().count("\n")
+    assert done >= 5
+    assert not broken.exists()
+    assert subprocess.run([*command, "--out", str(broken)], env=environment, timeout=120).returncode == 0
+    assert load_evaluation(whole).verdicts == load_evaluation(broken).verdicts
+    assert not rulings.exists()
