@@ -16,13 +16,14 @@ from deat.errors import UsageError
 from deat.evaluation.scoring import accuracies
 from deat.live import LiveLine, PlainLines, clock, is_terminal
 from deat.report.summary import Score, write_summary
-from deat.training.folder import WATCH, RunFolder, check_free, free_name, write_json
+from deat.training.folder import WATCH, RunFolder, check_free, free_name
 from deat.training.plan import Plan, plan
 from deat.training.result import Result
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import Settings
 from deat.training.trainer import Callback, Trainer
 from deat.training.watch import OverfitWatch
+from deat.writing import write_json
 
 ATTACKS = ("natural", "fgsm", "pgd-20")
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from deat.data.augment import Augment
 from deat.data.content import check_fits, to_unit
 from deat.data.imageset import ImageSet
+from deat.errors import DataError
 from deat.seeding import derive
 
 
@@ -43,8 +44,7 @@ class Resident:
         self.augment, self.shuffle = augment, shuffle
         self.device = torch.device(device)
         self.num_examples, self.num_classes, self.shape = len(images), images.num_classes, images.shape
-        self._x = images.images.to(self.device)
-        self._y = images.labels.to(self.device, torch.int64)
+        self._x, self._y = self._moved(images.images), self._moved(images.labels.to(torch.int64))
 
     def __len__(self) -> int:
         return num_batches(self.num_examples, self.batch_size)
@@ -65,6 +65,16 @@ class Resident:
             if self.augment and draws:
                 x = self.augment.apply(x, draws.select(index))
             yield to_unit(x), self._y.index_select(0, index)
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        try:
+            return tensor.to(self.device)
+        except torch.OutOfMemoryError:
+            size = tensor.numel() * tensor.element_size() / 2**30
+            raise DataError(
+                f"a set of {size:.1f} GiB does not fit on {self.device}. Train on smaller images (size), or pass a Dataset, "
+                "which is loaded batch by batch."
+            ) from None
 
     def _order(self, epoch: int) -> Tensor:
         return epoch_order(self.num_examples, self.seed, epoch) if self.shuffle else torch.arange(self.num_examples)

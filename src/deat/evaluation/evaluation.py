@@ -1,7 +1,6 @@
 """What an evaluation found, and evaluation.json."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from deat.evaluation.intervals import wilson
 from deat.evaluation.judge import Ruling
 from deat.evaluation.sanity import Flag
+from deat.writing import write_json
 
 SCHEMA = 1
 
@@ -117,13 +117,7 @@ class Evaluation:
 
     def save(self, path: Path) -> None:
         """Write evaluation.json, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.tmp")
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(self.as_json(), file, indent=1, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_json(path, self.as_json())
 
 
 def load_evaluation(path: Path) -> Evaluation:

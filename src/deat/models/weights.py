@@ -1,9 +1,7 @@
 """Weights in safetensors files: nothing in them can run, and a write is whole or not there at all."""
 
 import os
-import secrets
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 import safetensors
@@ -14,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from deat.errors import CheckpointError
 from deat.models.normalize import Normalized
+from deat.writing import write_whole
 
 Tensors = dict[str, Tensor]
 
@@ -116,32 +115,13 @@ def _tied(found: Tensors, expected: Tensors) -> Tensors:
 
 
 def _write(tensors: Tensors, metadata: dict[str, str], target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         # Not save_file: it makes the file readable by its owner alone.
-        with temporary.open("wb") as file:
-            file.write(safetensors.torch.save(tensors, metadata))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-        _sync_folder(target.parent)
+        write_whole(target, safetensors.torch.save(tensors, metadata))
     except (OSError, RuntimeError, ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(
             f"cannot write weights to {target}: {error}. Check the folder, its permissions and the disk space"
         ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Wait until the folder's list of names is on the disk, without which a rename can be lost."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _locate(path: Path) -> Path:

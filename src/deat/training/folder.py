@@ -1,7 +1,5 @@
 """The folder a run leaves: run.json, history.jsonl, timing.jsonl, and the weights of its best and last epoch."""
 
-import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from deat.models import save_weights
 from deat.training.history import EpochStats, EpochTiming, append, rewrite
 from deat.training.trainer import Trainer
 from deat.versions import versions
+from deat.writing import write_json, write_whole
 
 RUN, HISTORY, TIMING, WATCH = "run.json", "history.jsonl", "timing.jsonl", "watch.jsonl"
 
@@ -44,7 +43,7 @@ class RunFolder:
         write_json(self.path / "last" / "state.json", _about(last))
         if trainer.best.snapshot.epoch == last.epoch:
             for name in ("model.safetensors", "state.json"):
-                _copy(self.path / "last" / name, self.path / "best" / name)
+                write_whole(self.path / "best" / name, (self.path / "last" / name).read_bytes())
 
     def _keep_history(self, history: list[EpochStats]) -> None:
         """One line for each epoch that stands: added, or all written anew where epochs were put back."""
@@ -74,24 +73,5 @@ def free_name(parent: Path, name: str) -> Path:
     return path
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def _about(stats: EpochStats) -> dict[str, Any]:
     return {"epoch": stats.epoch, "val_natural": stats.val_natural, "val_robust": stats.val_robust, "k": stats.k}
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.tmp")
-    shutil.copyfile(source, temporary)
-    temporary.replace(target)

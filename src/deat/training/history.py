@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from deat.writing import write_whole
+
 
 @dataclass(frozen=True)
 class EpochStats:
@@ -76,9 +78,7 @@ def append(path: Path, record: Record) -> None:
 
 def rewrite(path: Path, records: Iterable[Record]) -> None:
     """Replace a file of JSON lines, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(map(_line, records)), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, "".join(map(_line, records)).encode())
 
 
 def read(path: Path) -> list[EpochStats]:

@@ -1,0 +1,38 @@
+"""Files that are there whole or not at all, whatever happens while they are written."""
+
+import json
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name, wait until it is on the disk, and only then give it its own."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, whole or not at all."""
+    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Wait until the folder's list of names is on the disk, without which a rename can be lost."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
