@@ -72,7 +72,7 @@ class Resident:
         except torch.OutOfMemoryError:
             size = tensor.numel() * tensor.element_size() / 2**30
             raise DataError(
-                f"a set of {size:.1f} GiB does not fit on {self.device}. Train on smaller images (size), or pass a Dataset, "
+                f"a set of {size:.1f} GiB does not fit on {self.device}. Use smaller images (size), or pass a Dataset, "
                 "which is loaded batch by batch."
             ) from None
 

@@ -64,7 +64,7 @@ class Attack:
     def _step(self, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor, threat: ThreatModel) -> Tensor:
         delta = delta.detach().requires_grad_()
         logits = model(x + delta)
-        (grad,) = torch.autograd.grad(LOSSES[self.loss](logits, y).sum(), delta)
+        grad = gradient(LOSSES[self.loss](logits, y).sum(), delta)
         moved = threat.move(x, delta.detach(), grad, self.alpha * threat.eps)
         if not self.freeze:
             return moved
@@ -94,6 +94,14 @@ def attack(name: str | Attack) -> Attack:
             how = build(int(found[1]) if found.groups() else 0)
             return replace(how, name=text, restarts=int(restarts or 1), freeze=not last)
     raise unknown("attack", name, [p.replace("N", "20") for p in FAMILIES], HINT)
+
+
+def gradient(loss: Tensor, inputs: Tensor) -> Tensor:
+    """The gradient of a loss; zero where the model lets none through."""
+    if not loss.requires_grad:
+        return torch.zeros_like(inputs)
+    (grad,) = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
+    return grad
 
 
 def correct(

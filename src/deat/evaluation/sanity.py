@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.errors import UsageError
-from deat.evaluation.attacks import Attack, attack, correct
+from deat.evaluation.attacks import Attack, attack, correct, gradient
 from deat.game.losses import cross_entropy
 from deat.modes import evaluating
 from deat.threat import Linf, ThreatModel
@@ -88,10 +88,14 @@ class Probe:
         return torch.tensor(self.found.verdicts["worst"][: len(self.y)], device=self.y.device)
 
     @property
+    def own(self) -> list[Attack]:
+        """The evaluation's own attacks that claim several steps."""
+        return [a for s in self.found.settings["attacks"].values() if claimed_steps(a := self._attack(s)) > 1]
+
+    @property
     def pgd(self) -> Attack:
-        """The evaluation's own PGD that claims the most steps, or PGD-20 where it had none."""
-        given = [a for s in self.found.settings["attacks"].values() if claimed_steps(a := self._attack(s)) > 1]
-        return max(given, key=claimed_steps, default=Attack("pgd-20", steps=20))
+        """The one of them that claims the most steps, or PGD-20 where there is none."""
+        return max(self.own, key=claimed_steps, default=Attack("pgd-20", steps=20))
 
     def _attack(self, settings: dict[str, Any]) -> Attack:
         """The attack of ours with these settings; one of no steps for somebody else's."""
@@ -146,13 +150,8 @@ def _randomised(model: nn.Module, x: Tensor, y: Tensor) -> Flag | None:
 def _zero_gradients(model: nn.Module, x: Tensor, y: Tensor) -> Flag | None:
     with torch.inference_mode(False), torch.enable_grad():
         inputs, labels = x.clone().requires_grad_(), y.clone()  # an inference tensor cannot be differentiated
-        logits = model(inputs)
-        grad = (
-            torch.autograd.grad(cross_entropy(logits, labels).sum(), inputs, allow_unused=True)[0]
-            if logits.requires_grad
-            else None
-        )
-    dead = len(x) if grad is None else int((grad.flatten(1).abs().amax(1) == 0).sum())
+        grad = gradient(cross_entropy(model(inputs), labels).sum(), inputs)
+    dead = int((grad.flatten(1).abs().amax(1) == 0).sum())
     if dead <= max(2, 0.05 * len(x)):
         return None
     return Flag(
@@ -214,7 +213,11 @@ def _beats(found: "Evaluation", weak: list[str], strong: list[str], name: str, a
 
 
 def _doubling(probe: Probe) -> Flag | None:
-    once, steps = probe.pgd, claimed_steps(probe.pgd)
+    return next((flag for once in probe.own if (flag := _doubled(probe, once)) is not None), None)
+
+
+def _doubled(probe: Probe, once: Attack) -> Flag | None:
+    steps = claimed_steps(once)
     # Twice the steps that its name promises, each long enough that half of them cross the ball's radius.
     twice = replace(once, name=f"{once.name} doubled", steps=2 * steps, alpha=max(once.alpha, 1 / steps))
     short, long = probe.correct(once), probe.correct(twice)

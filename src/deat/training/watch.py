@@ -16,12 +16,12 @@ from time import perf_counter
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
 
-from deat.data.source import Source
+from deat.data import ImageSet, Source
+from deat.data.resident import Resident
 from deat.errors import UsageError, unknown
-from deat.evaluation.attacks import Attack, attack, correct
-from deat.seeding import derive
+from deat.evaluation.attacks import attack
+from deat.evaluation.scoring import accuracies
 from deat.threat import ThreatModel
 from deat.training.history import EpochStats, EpochTiming, EpochWatch, append
 from deat.training.trainer import Trainer
@@ -94,6 +94,7 @@ class OverfitWatch:
         *,
         fall: float = 0.20,
         jump: float = 2.0,
+        gap: float = 0.10,
         shrink: float = 0.5,
         rollbacks: int = 3,
         seed: int = 0,
@@ -106,13 +107,13 @@ class OverfitWatch:
         if isinstance(rollbacks, bool) or not isinstance(rollbacks, int) or rollbacks < 0:
             raise UsageError(f"rollbacks must be a whole number >= 0, not {rollbacks!r}.")
         self.images, self.threat, self.action, self.seed = images, threat, action, seed
-        self.rule, self.shrink, self.rollbacks = OverfitRule(fall, jump), shrink, rollbacks
+        self.rule, self.shrink, self.rollbacks = OverfitRule(fall, jump, gap), shrink, rollbacks
         self.log, self.say = log, say or _warn
         self.events: list[EpochWatch] = []
         self.passes, self.seconds = 0, 0.0
         self._standing: list[EpochWatch] = []
         self._healthy: dict[str, Any] = {}
-        self._slice: list[tuple[Tensor, Tensor]] = []
+        self._slice: Resident | None = None
 
     @property
     def fired(self) -> list[EpochWatch]:
@@ -162,23 +163,21 @@ class OverfitWatch:
 
     def _score(self, trainer: Trainer, stats: EpochStats) -> EpochWatch:
         started = perf_counter()
-        self._slice = self._slice or _held_slice(self.images, trainer)
-        single, multi = (self._accuracy(trainer.model, attack(name)) for name in (SINGLE, SEVERAL))
+        single, multi = self._accuracies(trainer)
         self.seconds += perf_counter() - started
         return EpochWatch(stats.epoch, stats.k, stats.alpha, single, multi, stats.magnitude)
 
-    def _accuracy(self, net: nn.Module, how: Attack) -> float:
-        """Accuracy under an attack whose random start is the same in every epoch, in float32."""
-        hits = []
-        for batch, (x, y) in enumerate(self._slice):
-            generator = torch.Generator(x.device).manual_seed(derive(self.seed, "watch", batch))
-            hits.append(correct(net, x, y, how, self.threat, generator))
-            self.passes += 1 + 2 * how.steps
-        return float(torch.cat(hits).double().mean())
+    def _accuracies(self, trainer: Trainer) -> tuple[float, float]:
+        """Accuracy against a single step and several, in float32, from the same starts in every epoch."""
+        self._slice = images = self._slice or _held_slice(self.images)
+        both = attack(SINGLE), attack(SEVERAL)
+        found = accuracies(trainer.model, images, both, self.threat, self.seed, trainer.engine.layout)
+        self.passes += sum(1 + 2 * how.steps for how in both) * len(images)
+        return found[SINGLE], found[SEVERAL]
 
 
-def _held_slice(source: Source, trainer: Trainer) -> list[tuple[Tensor, Tensor]]:
-    """At most MOST of a source's images, spread evenly over it since it may be sorted by class, in batches."""
+def _held_slice(source: Source) -> Resident:
+    """At most MOST of a source's images, spread evenly over it since it may be sorted by class."""
     count = min(MOST, source.num_examples)
     wanted = torch.tensor([i * source.num_examples // count for i in range(count)])
     kept, seen = [], 0
@@ -186,10 +185,9 @@ def _held_slice(source: Source, trainer: Trainer) -> list[tuple[Tensor, Tensor]]
         rows = (wanted[(wanted >= seen) & (wanted < seen + len(y))] - seen).to(y.device)
         kept.append((x.index_select(0, rows), y.index_select(0, rows)))
         seen += len(y)
-    dtype = torch.promote_types(torch.float32, next(trainer.model.parameters()).dtype)
     x, y = (torch.cat(parts) for parts in zip(*kept, strict=True))
-    x = trainer.engine.layout(x.to(dtype))
-    return list(zip(*(torch.split(part, source.batch_size) for part in (x, y)), strict=True))
+    classes = tuple(str(c) for c in range(source.num_classes))
+    return Resident(ImageSet(x, y, classes), source.batch_size, device=x.device, shuffle=False)
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,244 @@
+"""Work in blocks: verdicts survive any batch size and any interruption, and nothing is done twice."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import deat
+from deat.evaluation.attacks import Attack
+from deat.evaluation.evaluator import evaluate
+from deat.evaluation.judge import Judge
+from helpers.eval_attackers import Fragile, Interrupted
+from helpers.games import THREATS
+from helpers.nets import conv_net, images
+
+NAMES = ["fgsm", "pgd-3", "cw-3"]
+BLOCK = 7
+IMAGES = 30
+BLOCKS = 5
+
+
+def net() -> nn.Module:
+    return conv_net(seed=1)
+
+
+def judged(ledger=None, *, attacks=None, **options):
+    """A small evaluation: three attacks on five blocks, the last one short."""
+    options = {"threat": THREATS[0], "block": BLOCK, "sanity": False, "cascade": False, **options}
+    data = options.pop("data", None) or images(IMAGES, seed=3)
+    return evaluate(options.pop("model", None) or net(), data, attacks=attacks or NAMES, ledger=ledger, **options)
+
+
+def fragile(left=10**9):
+    """The attacks, the second of which is interrupted after some calls."""
+    return [Fragile("fgsm"), Fragile("pgd-3", left), Fragile("cw-3")]
+
+
+def calls(attacks):
+    return [a.calls for a in attacks]
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def rulings(monkeypatch):
+    """(attack, block) of every ruling that is made."""
+    made, real = [], Judge.rule
+
+    def rule(self, attacker, x, y, block, alive=None):
+        ruling = real(self, attacker, x, y, block, alive)
+        made.append((attacker.name, block))
+        return ruling
+
+    monkeypatch.setattr(Judge, "rule", rule)
+    return made
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+@pytest.mark.parametrize("block", [1, 7, 30, 500])
+def test_verdicts_do_not_depend_on_the_loader_s_batch_size(batch, block):
+    x, y = images(IMAGES, seed=3)
+    loader = DataLoader(TensorDataset(x, y), batch_size=batch)
+    assert judged(data=loader, block=block).verdicts == judged(block=block).verdicts
+
+
+@pytest.mark.parametrize("n", [1, 6, 7, 8, 29, 30, 31])
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_the_first_n_images_are_judged_whatever_the_batches_and_marked_as_a_sample(n, batch):
+    x, y = images(IMAGES, seed=3)
+    found = judged(data=DataLoader(TensorDataset(x, y), batch_size=batch), n=n)
+    count = min(n, IMAGES)
+    assert found.labels == y[:count].tolist()
+    assert found.settings["sample"] is (n < IMAGES)
+    assert found.verdicts == judged(data=(x[:count], y[:count])).verdicts
+
+
+def test_whole_blocks_keep_their_verdicts_when_more_images_follow():
+    some, all_ = judged(n=2 * BLOCK), judged()
+    for name in NAMES:
+        assert some.verdicts[name] == all_.verdicts[name][: 2 * BLOCK]
+
+
+def test_verdicts_depend_on_the_seed_and_the_seed_alone():
+    noise, threat = [Attack("noise", steps=0, start="uniform")], deat.Linf(0.9)
+    same, again, *others = (judged(attacks=noise, threat=threat, seed=seed) for seed in (0, 0, 1, 2, 3))
+    assert same.verdicts == again.verdicts
+    assert any(other.verdicts != same.verdicts for other in others)
+
+
+@pytest.mark.parametrize("cascade", [False, True])
+@pytest.mark.parametrize("left", range(BLOCKS))
+def test_an_interrupted_evaluation_goes_on_where_it_was(left, cascade, tmp_path, rulings):
+    ledger, whole = tmp_path / "rulings.jsonl", judged(attacks=fragile(), cascade=cascade)
+    del rulings[:]
+    first, second = fragile(left), fragile()
+    with pytest.raises(Interrupted):
+        judged(ledger, attacks=first, cascade=cascade)
+    assert len(rows(ledger)) == len(rulings) == 3 * left + 1
+    found = judged(ledger, attacks=second, cascade=cascade)
+    assert found.verdicts == whole.verdicts
+    assert [(r.forwards, r.backwards) for r in found.results] == [(r.forwards, r.backwards) for r in whole.results]
+    assert len(rulings) == len(set(rulings)) == 3 * BLOCKS
+    assert calls(first)[1] == left
+    assert calls(second)[1] == BLOCKS - left
+    assert not ledger.exists()
+
+
+def test_many_interruptions_end_with_the_same_verdicts_and_no_ruling_made_twice(tmp_path, rulings):
+    ledger, whole = tmp_path / "rulings.jsonl", judged(attacks=fragile())
+    del rulings[:]
+    for _ in range(BLOCKS - 1):
+        with pytest.raises(Interrupted):
+            judged(ledger, attacks=[Fragile("fgsm", 1), *fragile()[1:]])
+    assert judged(ledger, attacks=fragile()).verdicts == whole.verdicts
+    assert len(rulings) == len(set(rulings)) == 3 * BLOCKS
+
+
+@pytest.mark.parametrize("cut", [1, 2, 40, 150])
+def test_a_torn_last_line_is_made_again_and_spoils_nothing_that_follows(cut, tmp_path, rulings):
+    ledger, whole = tmp_path / "rulings.jsonl", judged(attacks=fragile())
+    with pytest.raises(Interrupted):
+        judged(ledger, attacks=fragile(2))
+    kept = ledger.read_bytes()
+    ledger.write_bytes(kept[:-cut])
+    del rulings[:]
+    with pytest.raises(Interrupted):
+        judged(ledger, attacks=fragile(1))
+    assert rulings == [("fgsm", 2), ("pgd-3", 2), ("cw-3", 2), ("fgsm", 3)]
+    assert judged(ledger, attacks=fragile()).verdicts == whole.verdicts
+    assert len(rulings) == 3 * BLOCKS - 6
+    assert len(set(rulings)) == len(rulings)
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"\n\n", b"\x00\xff\xfe", b"{}\n[]\n3\nnull\n", b'{"question": 1}\n', b"{\n"])
+def test_rubbish_in_the_file_is_passed_over(rubbish, tmp_path):
+    ledger = tmp_path / "rulings.jsonl"
+    ledger.write_bytes(rubbish)
+    assert judged(ledger).verdicts == judged().verdicts
+
+
+CHILD = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+torch.set_num_threads(1)
+from unit.test_eval_blocks import fragile, judged
+def told(done, total, text):
+    if done == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+judged(sys.argv[2], attacks=fragile(), progress=told)
+"""
+
+
+@pytest.mark.parametrize("after", [1, 8])
+def test_a_killed_process_s_evaluation_goes_on_where_it_was(after, tmp_path, rulings):
+    ledger, tests = tmp_path / "rulings.jsonl", Path(__file__).parents[1]
+    command = [sys.executable, "-c", CHILD, str(tests), str(ledger), str(after)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(rows(ledger)) == after
+    assert judged(ledger, attacks=fragile()).verdicts == judged(attacks=fragile()).verdicts
+    assert len(rulings) == 2 * 3 * BLOCKS - after
+    assert not ledger.exists()
+
+
+def scaled_net() -> nn.Module:
+    other = net()
+    with torch.no_grad():
+        other[0].weight.mul_(1.1)
+    return other
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": scaled_net()},
+        {"model": nn.Sequential(*net(), nn.Hardtanh())},
+        {"model": nn.Sequential(*list(net())[:-1], nn.Dropout(0.5), net()[-1])},
+        {"seed": 1},
+        {"block": 10},
+        {"threat": deat.Linf(0.05)},
+        {"threat": deat.L2(0.1)},
+        {"cascade": True},
+        {"data": images(IMAGES, seed=4)},
+        {"data": (images(IMAGES, seed=3)[0], images(IMAGES, seed=3)[1].flip(0))},
+        {"attacks": [Attack(name, steps=1, alpha=0.5) for name in NAMES]},
+    ],
+    ids=["weights", "layers", "dropout", "seed", "block", "radius", "norm", "cascade", "images", "labels", "settings"],
+)
+def test_a_ledger_of_another_question_is_not_used(change, tmp_path, rulings):
+    ledger = tmp_path / "rulings.jsonl"
+    with pytest.raises(Interrupted):
+        judged(ledger, progress=interrupt_after(3 * BLOCKS))
+    whole = judged(**change)
+    del rulings[:]
+    assert judged(ledger, **change).verdicts == whole.verdicts
+    assert len(rulings) == 3 * -(-IMAGES // change.get("block", BLOCK))
+
+
+def interrupt_after(count):
+    def told(done, total, text):
+        if done == count:
+            raise Interrupted
+
+    return told
+
+
+def test_an_attack_added_to_the_list_keeps_the_rulings_of_the_others(tmp_path, rulings):
+    ledger = tmp_path / "rulings.jsonl"
+    with pytest.raises(Interrupted):
+        judged(ledger, progress=interrupt_after(3 * BLOCKS))
+    del rulings[:]
+    found = judged(ledger, attacks=["natural", "cw-3", *NAMES[:2]])
+    assert {name for name, _ in rulings} == {"natural"}
+    assert found.verdicts == judged(attacks=["natural", "cw-3", *NAMES[:2]]).verdicts
+
+
+def test_in_a_cascade_an_earlier_attack_s_other_setting_makes_the_ledger_another_s(tmp_path, rulings):
+    ledger = tmp_path / "rulings.jsonl"
+    with pytest.raises(Interrupted):
+        judged(ledger, cascade=True, progress=interrupt_after(3 * BLOCKS))
+    changed = [Attack("fgsm", steps=0, start="zero"), *NAMES[1:]]
+    del rulings[:]
+    assert judged(ledger, attacks=changed, cascade=True).verdicts == judged(attacks=changed, cascade=True).verdicts
+    assert len(rulings) == 2 * 3 * BLOCKS
+
+
+def test_a_finished_evaluation_leaves_no_ledger_and_no_other_file(tmp_path):
+    judged(tmp_path / "deep" / "rulings.jsonl")
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_without_a_ledger_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    judged()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,141 @@
+"""How sure an accuracy is, and evaluation.json."""
+
+import json
+
+import pytest
+import torch
+
+import deat
+from deat.evaluation.evaluation import SCHEMA, AttackResult, Evaluation, load_evaluation
+from deat.evaluation.evaluator import evaluate
+from deat.evaluation.intervals import wilson
+from deat.evaluation.sanity import Flag
+from helpers.eval_attackers import Own
+from helpers.eval_nets import THREAT, digits, robust
+from helpers.nets import conv_net, images
+
+
+@pytest.mark.parametrize(
+    ("hits", "n", "low", "high"),
+    [
+        (0, 10, 0.0, 0.2775328),
+        (5, 10, 0.2365931, 0.7634069),
+        (10, 10, 0.7224672, 1.0),
+        (1, 1, 0.2065493, 1.0),
+        (8000, 10_000, 0.7920456, 0.8077240),
+        (0, 0, 0.0, 1.0),
+    ],
+)
+def test_wilson_s_interval_has_the_known_values(hits, n, low, high):
+    assert wilson(hits, n) == pytest.approx((low, high), abs=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 2, 20, 400, 10_000])
+def test_wilson_s_interval_solves_its_quadratic_and_is_symmetric(n):
+    z = 1.959963984540054
+    for hits in {0, 1, n // 3, n // 2, n}:
+        low, high = wilson(hits, n)
+        assert 0 <= low <= hits / n <= high <= 1
+        assert (1 - high, 1 - low) == pytest.approx(wilson(n - hits, n), abs=1e-12)
+        for bound in (low, high):
+            assert (hits / n - bound) ** 2 == pytest.approx(z * z * bound * (1 - bound) / n, abs=1e-12)
+
+
+def made() -> Evaluation:
+    """An evaluation put together by hand: three classes, one of them without an image."""
+    results = [
+        AttackResult("natural", [True, True, True, False], 0, 0.5, 4, 0),
+        AttackResult("fgsm", [True, False, True, False], 0, 0.7, 10, 3),
+        AttackResult("pgd-20", [False, True, True, False], 2, 1.5, 67, 60),
+    ]
+    settings = {"cascade": False, "attacks": {}, "threat": {"norm": "linf", "eps": 0.1}, "sample": False}
+    flags = [Flag("one_step_wins", "what <was> | seen", "what to do")]
+    return Evaluation(results, [0, 0, 2, 2], ["a", "b", "c"], settings, flags)
+
+
+def test_accuracies_intervals_and_additions_are_those_computed_by_hand():
+    found = made()
+    assert found.verdicts["worst"] == [False, False, True, False]
+    assert found.accuracy == {"natural": 0.75, "fgsm": 0.5, "pgd-20": 0.5, "worst": 0.25}
+    assert found.intervals == {name: wilson(hits, 4) for name, hits in zip(found.accuracy, (3, 2, 2, 1), strict=True)}
+    assert found.added == {"natural": 1, "fgsm": 1, "pgd-20": 1}
+
+
+def test_per_class_counts_have_their_own_intervals_and_a_class_without_images_knows_nothing():
+    found = made()
+    assert found.per_class() == {"a": (0, 2, wilson(0, 2)), "b": (0, 0, (0.0, 1.0)), "c": (1, 2, wilson(1, 2))}
+    assert found.per_class("natural") == {"a": (2, 2, wilson(2, 2)), "b": (0, 0, (0.0, 1.0)), "c": (1, 2, wilson(1, 2))}
+
+
+def test_per_class_counts_sum_to_the_whole():
+    found = evaluate(robust(), digits(200), threat=THREAT, attacks=["natural", "pgd-5"], sanity=False)
+    assert list(found.per_class()) == [str(c) for c in range(10)]
+    for name in ("natural", "pgd-5", "worst"):
+        rows = found.per_class(name).values()
+        assert sum(hits for hits, _, _ in rows) == sum(found.verdicts[name])
+        assert sum(count for _, count, _ in rows) == 200
+
+
+def test_classes_have_the_data_s_own_names():
+    test = deat.load_data("digits").test
+    named = deat.data.ImageSet(test.images, test.labels, tuple(f"digit {c}" for c in range(10)))
+    found = evaluate(robust(), named, threat=THREAT, attacks=["natural"], n=50, sanity=False)
+    assert list(found.per_class()) == [f"digit {c}" for c in range(10)]
+
+
+def test_an_evaluation_read_back_from_its_file_is_the_same(tmp_path):
+    for number, found in enumerate([made(), evaluate(robust(), digits(30), threat=THREAT, n=20, block=8)]):
+        path = tmp_path / "deep" / f"{number}.json"
+        found.save(path)
+        again = load_evaluation(path)
+        assert again == found
+        assert again.as_json() == found.as_json()
+        assert len(list(path.parent.iterdir())) == number + 1
+
+
+def test_the_file_is_strict_json_with_everything_a_reader_needs(tmp_path):
+    found = evaluate(robust(), digits(30), threat=THREAT, attacks=["natural", "pgd-3", Own("mine")], n=20, block=8)
+    found.save(tmp_path / "evaluation.json")
+    text = (tmp_path / "evaluation.json").read_text()
+    told = json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    assert json.dumps(found.as_json(), allow_nan=False)
+    assert (told["schema"], told["images"], told["labels"]) == (SCHEMA, 20, digits(20)[1].tolist())
+    assert told["settings"]["threat"] == {"norm": "linf", "eps": 0.15}
+    settings = told["settings"]
+    expected = {"seed": 0, "block": 8, "cascade": False, "sample": True, "available": 30}
+    assert {name: settings[name] for name in expected} == expected
+    assert settings["attacks"]["pgd-3"]["steps"] == 3
+    assert settings["attacks"]["pgd-3"]["alpha"] == pytest.approx(0.0375)
+    assert settings["versions"]["torch"] == torch.__version__
+    for entry in told["attacks"]:
+        assert [c == "1" for c in entry["correct"]] == found.verdicts[entry["name"]]
+        assert min(entry["seconds"], entry["forwards"]) > 0
+    assert told["attacks"][1]["backwards"] > 0
+    for name, rows in told["per_class"].items():
+        assert sum(row["correct"] for row in rows.values()) == sum(found.verdicts[name])
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "evaluation.json"
+    path.write_text("old")
+    made().save(path)
+    assert load_evaluation(path) == made()
+
+
+def test_twenty_images_give_a_wide_interval_and_a_sample_says_so():
+    found = evaluate(robust(), digits(400), threat=THREAT, attacks=["natural", "pgd-3"], n=20, sanity=False)
+    assert len(found.labels) == 20
+    assert (found.settings["sample"], found.settings["available"]) == (True, 400)
+    low, high = found.intervals["worst"]
+    assert high - low > 0.25
+    whole = evaluate(robust(), digits(20), threat=THREAT, attacks=["natural", "pgd-3"], n=400, sanity=False)
+    assert (whole.settings["sample"], whole.settings["available"]) == (False, 20)
+
+
+def test_the_record_names_the_model_by_its_weights_and_layers():
+    told = [
+        evaluate(net, images(4), threat=THREAT, attacks=["natural"], sanity=False).settings["model"]
+        for net in (conv_net(), conv_net(), conv_net(seed=1), torch.nn.Sequential(conv_net(), torch.nn.ReLU()))
+    ]
+    assert told[0] == told[1]
+    assert len(set(told)) == 3

@@ -1,0 +1,269 @@
+"""Flags on models and attacks that deserve each, and none on honest ones."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from pyautoattack.square import SquareAttack
+from torch import Tensor, nn
+
+import deat
+from deat.evaluation.attacks import Attack
+from deat.evaluation.evaluation import AttackResult, Evaluation
+from deat.evaluation.evaluator import DEFAULT, evaluate
+from deat.evaluation.sanity import compare, slack
+from helpers.eval_attackers import Own
+from helpers.eval_nets import (
+    EPS,
+    THREAT,
+    Around,
+    Purifying,
+    Remembering,
+    Stuck,
+    backwards,
+    digits,
+    dropping,
+    masked,
+    nowhere,
+    quantised,
+    robust,
+    saturated,
+    scaled,
+    softmax,
+    true_at_data_only,
+    undefended,
+)
+from helpers.nets import seeded
+
+nets = pytest.mark.parametrize("build", [robust, undefended], ids=["robust", "undefended"])
+
+
+@pytest.fixture
+def _few_queries(monkeypatch):
+    """Square with a small budget: its full one takes seconds."""
+    real = SquareAttack.perturb
+
+    def perturb(self, *args):
+        self.n_queries = 100
+        return real(self, *args)
+
+    monkeypatch.setattr(SquareAttack, "perturb", perturb)
+
+
+def flags(net, attacks=DEFAULT, *, n=50, threat=THREAT, **options) -> set[str]:
+    return {flag.name for flag in evaluate(net, digits(n), threat=threat, attacks=attacks, **options).flags}
+
+
+def stuck() -> nn.Module:
+    layers = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)
+    return Stuck(*layers)
+
+
+@nets
+@pytest.mark.parametrize("threat", ["linf:0.15", "l2:0.5", "l1:2"])
+def test_an_honest_model_raises_no_flag(build, threat):
+    assert flags(build(), ["natural", "fgsm", "pgd-20", "cw-20"], n=130, threat=threat) == set()
+
+
+@nets
+@pytest.mark.parametrize("threat", ["linf:0.25", "l2:1", "l1:4"])
+def test_an_honest_model_raises_no_flag_at_a_radius_that_few_images_withstand(build, threat):
+    assert flags(build(), threat=threat) == set()
+
+
+@nets
+@pytest.mark.parametrize(
+    "chosen", [["natural"], ["fgsm"], ["natural", "pgd-20"], ["cw-20"], ["pgd-20x2", "pgd-20-last"]]
+)
+def test_an_honest_model_raises_no_flag_whatever_the_list(build, chosen):
+    assert flags(build(), chosen) == set()
+
+
+@nets
+@pytest.mark.parametrize("n", [1, 8, 20])
+def test_an_honest_model_raises_no_flag_on_a_few_images(build, n):
+    assert flags(build(), n=n) == set()
+
+
+@nets
+@pytest.mark.parametrize("options", [{"cascade": True}, {"block": 16}, {"seed": 7}], ids=str)
+def test_an_honest_model_raises_no_flag_in_a_cascade_in_small_blocks_or_by_another_seed(build, options):
+    assert flags(build(), **options) == set()
+
+
+@pytest.mark.usefixtures("_few_queries")
+@nets
+def test_an_honest_model_raises_no_flag_beside_a_black_box_attack(build):
+    assert flags(build(), ["natural", "pgd-20", "square"], n=40) == set()
+
+
+@pytest.mark.usefixtures("_few_queries")
+def test_a_black_box_attack_that_beats_one_step_only_accuses_nobody():
+    assert flags(undefended(), [Attack("tiny step", steps=1, alpha=0.01), "square"], n=40) == set()
+
+
+@nets
+def test_an_honest_model_raises_no_flag_at_radii_without_room_to_grow(build):
+    assert flags(build(), threat=deat.Linf(0.6)) == set()
+    assert flags(build(), threat=deat.Linf(0.0)) == set()
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda: quantised(robust()), {"zero_gradients", "robust_to_anything"}),
+        (lambda: quantised(undefended()), {"zero_gradients", "robust_to_anything"}),
+        (lambda: scaled(robust()), {"zero_gradients", "robust_to_anything"}),
+        (lambda: scaled(undefended()), {"zero_gradients", "robust_to_anything"}),
+        (lambda: saturated(robust()), {"zero_gradients", "robust_to_anything"}),
+        (lambda: saturated(undefended()), {"zero_gradients", "robust_to_anything"}),
+        (lambda: softmax(robust()), {"probabilities"}),
+        (lambda: softmax(undefended()), {"probabilities"}),
+        (lambda: seeded(stuck), {"training_mode"}),
+        (lambda: Purifying(robust()), {"autograd_inside"}),
+        (lambda: masked(robust(), nowhere), {"robust_to_anything"}),
+        (lambda: masked(undefended(), true_at_data_only), {"one_step_wins", "robust_to_anything"}),
+        (lambda: Remembering(undefended(), *digits(100), 1.2 * EPS), {"not_monotone", "robust_to_anything"}),
+    ],
+    ids=[
+        "quantiser, robust",
+        "quantiser, undefended",
+        "logits times 10000, robust",
+        "logits times 10000, undefended",
+        "saturated sigmoid, robust",
+        "saturated sigmoid, undefended",
+        "softmax, robust",
+        "softmax, undefended",
+        "stuck in training mode",
+        "autograd inside",
+        "gradients that tell nothing",
+        "gradients at data only",
+        "looks far images up",
+    ],
+)
+def test_a_model_that_deserves_a_flag_gets_it_and_no_other(build, expected):
+    assert flags(build()) == expected
+
+
+@nets
+def test_dropout_left_on_is_flagged_as_randomised(build):
+    assert "randomised" in flags(dropping(build()))
+
+
+def test_gradients_turned_round_lose_to_noise():
+    assert "noise_wins" in flags(masked(undefended(), backwards), ["natural", "pgd-20"], threat=deat.Linf(0.3))
+
+
+@pytest.mark.usefixtures("_few_queries")
+@nets
+@pytest.mark.parametrize("mask", [lambda net: masked(net, nowhere), quantised], ids=["nowhere", "quantised"])
+def test_a_black_box_attack_that_beats_the_gradient_is_flagged(build, mask):
+    assert "black_box_wins" in flags(mask(build()), ["natural", "pgd-20", "square"])
+
+
+WEAK = {
+    "no step": Attack("pgd-20", steps=20, alpha=0.0),
+    "small step": Attack("pgd-20", steps=20, alpha=0.001),
+    "wrong way": Attack("pgd-20", steps=20, alpha=-0.25),
+    "one step": Attack("pgd-20", steps=1),
+    "fgsm": Attack("pgd-20", steps=1, alpha=1.0, start="zero"),
+    "no steps": Attack("pgd-20", steps=0),
+}
+
+
+@pytest.mark.parametrize("others", [["natural"], ["natural", "fgsm", "cw-20"]], ids=["alone", "beside others"])
+@pytest.mark.parametrize("weak", WEAK.values(), ids=WEAK)
+def test_an_attack_weaker_than_its_name_is_flagged(weak, others):
+    assert "not_converged" in flags(undefended(), [*others, weak])
+
+
+@pytest.mark.parametrize("weak", WEAK.values(), ids=WEAK)
+def test_an_attack_weaker_than_its_name_is_flagged_on_a_robust_network(weak):
+    assert flags(robust(), ["natural", weak], n=130) == {"not_converged"}
+
+
+def test_an_attack_that_stops_early_is_flagged_and_one_that_goes_on_is_not():
+    assert flags(undefended(), ["pgd-2"]) == {"not_converged"}
+    assert flags(undefended(), ["pgd-100"]) == set()
+
+
+@pytest.mark.parametrize("threat", ["l2:0.5", "l1:2"])
+def test_masked_gradients_are_flagged_in_every_norm(threat):
+    for mask in (quantised, scaled, saturated):
+        assert "zero_gradients" in flags(mask(robust()), ["natural", "fgsm"], threat=threat)
+    assert "robust_to_anything" in flags(masked(robust(), backwards), ["natural", "fgsm"], threat=threat)
+
+
+def test_flags_on_the_model_itself_are_raised_in_a_cascade_too():
+    assert {"zero_gradients", "robust_to_anything"} <= flags(quantised(robust()), cascade=True)
+
+
+def test_without_sanity_checks_only_what_the_results_show_is_flagged():
+    assert flags(quantised(robust()), sanity=False) == set()
+    assert flags(masked(undefended(), true_at_data_only), sanity=False) == {"one_step_wins"}
+
+
+def test_a_flag_says_what_was_seen_and_what_to_do():
+    for net in (quantised(robust()), softmax(robust()), masked(undefended(), true_at_data_only)):
+        for flag in evaluate(net, digits(40), threat=THREAT).flags:
+            assert flag.name.replace("_", "").isalpha()
+            assert any(c.isdigit() for c in flag.seen) or flag.name == "probabilities"
+            assert flag.advice.endswith(".")
+            assert len(flag.advice) > 30
+
+
+def test_a_model_that_is_only_in_training_mode_is_switched_over_and_not_accused():
+    net = nn.Sequential(nn.Dropout(0.5), robust()).train()
+    assert flags(net) == set()
+    assert net.training
+
+
+def test_checks_leave_the_model_the_generator_and_autograd_as_they_were():
+    net, real = Purifying(robust()).train(), (torch.autograd.grad, torch.autograd.backward)
+    state = torch.get_rng_state()
+    flags(net, n=20)
+    assert (torch.autograd.grad, torch.autograd.backward) == real
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(m.training for m in net.modules())
+    assert all(p.grad is None and p.requires_grad for p in net.parameters())
+
+
+@pytest.mark.parametrize("cut", [Tensor.detach, lambda x: (7 * x).to(torch.uint8) / 7], ids=["detached", "bytes"])
+def test_a_model_that_lets_no_gradient_through_is_attacked_from_its_start_and_flagged(cut):
+    net = Around(robust(), cut, lambda logits: logits)
+    assert flags(net) == {"zero_gradients", "robust_to_anything"}
+    for p in net.parameters():
+        p.requires_grad_(False)
+    assert "zero_gradients" in flags(net, ["natural", "fgsm"], n=40)
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """Somebody's own attack that has steps, and settings that ours do not know."""
+
+    name: str = "theirs"
+    steps: int = 10
+    momentum: float = 0.9
+
+    def __call__(self, model, x, y, threat, generator=None):
+        return x
+
+
+def test_attacks_of_one_s_own_are_checked_by_what_they_leave():
+    found = evaluate(undefended(), digits(60), threat=THREAT, attacks=["fgsm", Stepping(), Own("idle")])
+    assert [flag.name for flag in found.flags] == ["one_step_wins"]
+    assert found.settings["attacks"]["theirs"] == {"name": "theirs", "steps": 10, "momentum": 0.9, "kind": "Stepping"}
+
+
+@pytest.mark.parametrize(("n", "allowed"), [(20, 2), (100, 2), (400, 2), (1000, 5), (10_000, 50)])
+def test_differences_count_beyond_half_a_point_or_two_images(n, allowed):
+    def made(one, other):
+        standing = {"fgsm": one, "pgd-20": other, "square": one}
+        results = [AttackResult(name, [i < k for i in range(n)], 0, 1.0, n, n) for name, k in standing.items()]
+        steps = {"fgsm": {"steps": 1}, "pgd-20": {"steps": 20}, "square": {"parts": ["square"]}}
+        return Evaluation(results, [0] * n, ["a"], {"cascade": False, "attacks": steps})
+
+    assert slack(n) * n == pytest.approx(allowed, abs=1e-3)
+    assert compare(made(n // 2, n // 2 + allowed)) == []
+    assert compare(made(n // 2 + allowed, n // 2)) == []
+    assert [flag.name for flag in compare(made(n // 2, n // 2 + allowed + 1))] == ["one_step_wins", "black_box_wins"]

@@ -1,0 +1,216 @@
+"""What an evaluation counts: each attack alone, the worst of all, what each added, and the cascade."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import deat
+from deat.evaluation.attacks import Attack, attack
+from deat.evaluation.evaluator import evaluate
+from deat.evaluation.judge import block_seed
+from deat.game.losses import cross_entropy, margin
+from helpers.eval_attackers import Own
+from helpers.eval_nets import THREAT, digits, robust, undefended
+from helpers.games import THREATS
+
+LIST = ["natural", "fgsm", "pgd-5", "cw-5"]
+RADII = {"linf": 0.15, "l2": 0.8, "l1": 3.0}
+threats = pytest.mark.parametrize("threat", [type(t)(RADII[t.name]) for t in THREATS], ids=lambda t: t.name)
+
+
+def slow_verdicts(net, x, y, name, threat, *, seed, block):
+    """Each image attacked alone until it is fooled, from the start that its block draws."""
+    how, loss = attack(name), margin if name.startswith("cw") else cross_entropy
+    verdicts = []
+    for number, first in enumerate(range(0, len(y), block)):
+        images, labels = x[first : first + block], y[first : first + block]
+        right = net(images).argmax(1) == labels
+        generator = torch.Generator().manual_seed(block_seed(seed, name, number))
+        starts = iter(threat.start(images[right], how.start, generator))
+        for image, label, known in zip(images, labels, right, strict=True):
+            verdicts.append(bool(known) and stands(net, image, label, next(starts), how, loss, threat))
+    return verdicts
+
+
+def stands(net, image, label, start, how, loss, threat):
+    image, label, delta = image[None], label[None], start[None]
+    for _ in range(how.steps):
+        delta.requires_grad_()
+        logits = net(image + delta)
+        if logits.argmax(1) != label:
+            return False
+        (grad,) = torch.autograd.grad(loss(logits, label).sum(), delta)
+        delta = threat.move(image, delta.detach(), grad, how.alpha * threat.eps)
+    return bool(net(image + delta).argmax(1) == label)
+
+
+@threats
+def test_each_attack_alone_equals_a_slow_computation_image_by_image(threat):
+    net, (x, y) = robust(), digits(60)
+    found = evaluate(net, (x, y), threat=threat, attacks=LIST, seed=3, block=25, sanity=False)
+    for name in LIST:
+        expected = slow_verdicts(net, x, y, name, threat, seed=3, block=25)
+        assert found.verdicts[name] == expected
+        assert found.accuracy[name] == sum(expected) / 60
+    assert 0 < found.accuracy["pgd-5"] < found.accuracy["natural"]
+
+
+def test_an_attack_s_verdicts_owe_nothing_to_the_others_in_the_list():
+    net, data = robust(), digits(60)
+    together = evaluate(net, data, threat=THREAT, attacks=LIST, block=25, sanity=False).verdicts
+    for name in LIST:
+        assert (
+            evaluate(net, data, threat=THREAT, attacks=[name], block=25, sanity=False).verdicts[name] == together[name]
+        )
+
+
+def test_worst_is_the_and_of_all_verdicts_image_by_image():
+    found = evaluate(robust(), digits(100), threat=THREAT, attacks=LIST, sanity=False)
+    columns = [found.verdicts[name] for name in LIST]
+    worst = [all(hits) for hits in zip(*columns, strict=True)]
+    assert found.verdicts["worst"] == worst
+    assert found.worst == found.accuracy["worst"] == sum(worst) / 100
+    assert found.worst <= min(found.accuracy[name] for name in LIST)
+
+
+def test_worst_is_below_every_column_where_attacks_fool_different_images():
+    def fools(which):
+        def act(model, x, y, threat):
+            adv = attack("pgd-20")(model, x, y, threat, torch.Generator().manual_seed(0))
+            return torch.where((torch.arange(len(x)) % 2 == which).view(-1, 1, 1, 1), adv, x)
+
+        return Own(f"half {which}", act)
+
+    found = evaluate(undefended(), digits(40), threat=THREAT, attacks=[fools(0), fools(1)], sanity=False)
+    assert found.worst < min(found.accuracy["half 0"], found.accuracy["half 1"]) - 0.3
+
+
+def test_added_says_whom_each_attack_was_the_first_to_fool_and_sums_to_all_that_fell():
+    found = evaluate(robust(), digits(100), threat=THREAT, attacks=LIST, sanity=False)
+    standing = [True] * 100
+    for name in LIST:
+        left = [a and b for a, b in zip(standing, found.verdicts[name], strict=True)]
+        assert found.added[name] == sum(standing) - sum(left)
+        standing = left
+    assert sum(found.added.values()) == 100 - sum(found.verdicts["worst"])
+    assert found.added["natural"] == 100 - sum(found.verdicts["natural"])
+
+
+@pytest.mark.parametrize(
+    "order", [["natural", "fgsm", "pgd-5", "cw-5"], ["pgd-5", "natural", "cw-5"], ["fgsm", "pgd-5"]]
+)
+def test_a_cascade_shows_no_accuracy_of_a_single_attack_but_natural(order):
+    net, data = robust(), digits(100)
+    found = evaluate(net, data, threat=THREAT, attacks=order, block=40, cascade=True, sanity=False)
+    assert set(found.accuracy) == set(found.intervals) == {"natural", "worst"} & {*order, "worst"}
+    assert set(found.as_json()["accuracy"]) == set(found.as_json()["per_class"]) == set(found.accuracy)
+    assert found.settings["cascade"] is True
+    natural = evaluate(net, data, threat=THREAT, attacks=["natural"], sanity=False)
+    assert found.accuracy.get("natural") in (None, natural.worst)
+    assert found.verdicts["worst"] == [all(hits) for hits in zip(*(found.verdicts[a] for a in order), strict=True)]
+    assert sum(found.added.values()) == 100 - sum(found.verdicts["worst"])
+
+
+def test_a_cascade_shows_each_attack_the_survivors_of_all_before_it_only():
+    def fool_first(count):
+        def act(model, x, y, threat):
+            adv = attack("pgd-20")(model, x, y, threat, torch.Generator().manual_seed(0))
+            return torch.where((torch.arange(len(x)) < count).view(-1, 1, 1, 1), adv, x)
+
+        return act
+
+    net, (x, y) = undefended(), digits(40)
+    chain = [Own("a", fool_first(10)), Own("b", fool_first(5)), Own("c")]
+    found = evaluate(net, (x, y), threat=THREAT, attacks=["natural", *chain], cascade=True, sanity=False)
+    alive = torch.tensor(found.verdicts["natural"])
+    for own in chain:
+        assert torch.equal(torch.cat(own.seen), x[alive])
+        alive = alive & torch.tensor(found.verdicts[own.name])
+    assert found.verdicts["worst"] == alive.tolist()
+    assert chain[0].images > chain[1].images > chain[2].images
+
+
+def test_a_cascade_finds_nobody_standing_whom_its_first_attack_alone_fools():
+    net, data = robust(), digits(100)
+    alone = evaluate(net, data, threat=THREAT, attacks=["pgd-5"], sanity=False)
+    chain = evaluate(net, data, threat=THREAT, attacks=["pgd-5", "cw-5"], cascade=True, sanity=False)
+    assert chain.verdicts["pgd-5"] == alone.verdicts["pgd-5"]
+    assert chain.worst <= alone.worst
+
+
+def test_a_cascade_costs_less_than_every_attack_alone():
+    net, data = undefended(), digits(100)
+    alone, chain = (
+        evaluate(net, data, threat=THREAT, attacks=["pgd-5", "cw-5"], cascade=cascade, sanity=False)
+        for cascade in (False, True)
+    )
+    assert chain.results[1].backwards < alone.results[1].backwards
+
+
+def test_images_come_from_a_pair_a_data_set_a_loader_or_an_image_set_with_the_same_verdicts():
+    net, (x, y) = robust(), digits(60)
+    kinds = [
+        (x, y),
+        (x.numpy(), y.numpy()),
+        TensorDataset(x, y),
+        DataLoader(TensorDataset(x, y), batch_size=13),
+        [(x[:20], y[:20]), (x[20:], y[20:])],
+        deat.load_data("digits").test,
+    ]
+    every = [evaluate(net, data, threat="linf:0.15", attacks=LIST, n=60, sanity=False).verdicts for data in kinds]
+    assert all(verdicts == every[0] for verdicts in every)
+
+
+def test_the_undefended_network_falls_and_the_robust_one_keeps_most():
+    def shares(net, threat):
+        found = evaluate(net, digits(), threat=threat, attacks=["natural", "pgd-20"], sanity=False)
+        return found.accuracy["natural"], found.accuracy["pgd-20"]
+
+    natural, attacked = shares(undefended(), THREAT)
+    assert natural > 0.95
+    assert attacked < 0.3
+    assert shares(undefended(), deat.Linf(0.25))[1] < 0.02
+    natural, attacked = shares(robust(), THREAT)
+    assert natural > 0.95
+    assert attacked > 0.7
+
+
+def test_accuracy_falls_with_the_radius_from_the_natural_one_to_chance():
+    radii = [0, 2 / 255, 4 / 255, 8 / 255, 16 / 255, 32 / 255, 128 / 255]
+    for net in (robust(), undefended()):
+        swept = [
+            evaluate(net, digits(100), threat=deat.Linf(r), attacks=["natural", "pgd-20"], sanity=False) for r in radii
+        ]
+        shares = [found.accuracy["pgd-20"] for found in swept]
+        assert shares[0] == swept[0].accuracy["natural"]
+        assert all(more <= less + 0.02 for less, more in pairwise(shares))
+        assert shares[-1] <= 0.1
+
+
+def test_an_attack_from_the_image_itself_does_not_mind_the_order_of_images():
+    net, (x, y) = robust(), digits(100)
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    chosen = ["natural", "fgsm", Attack("from zero", steps=10, start="zero")]
+    plain = evaluate(net, (x, y), threat=THREAT, attacks=chosen, block=30, sanity=False)
+    mixed = evaluate(net, (x[order], y[order]), threat=THREAT, attacks=chosen, block=17, sanity=False)
+    for name, hits in plain.verdicts.items():
+        assert mixed.verdicts[name] == [hits[i] for i in order]
+
+
+def test_a_radius_may_be_given_in_words_and_progress_is_told_after_each_ruling():
+    told = []
+    found = evaluate(
+        undefended(),
+        digits(50),
+        threat="l2:0.5",
+        attacks=["natural", "fgsm"],
+        block=20,
+        sanity=False,
+        progress=lambda done, total, text: told.append((done, total, text)),
+    )
+    assert found.settings["threat"] == {"norm": "l2", "eps": 0.5}
+    assert [done for done, _, _ in told] == list(range(1, 7))
+    assert {total for _, total, _ in told} == {6}
+    assert [text for _, _, text in told] == ["natural", "fgsm"] * 3
