@@ -1,0 +1,406 @@
+"""The overfit watch: when it fires, what it does then, and what a run's records say afterwards."""
+
+import copy
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+import deat
+from deat.cli import main
+from deat.data import ImageSet
+from deat.data.resident import Resident
+from deat.errors import UsageError
+from deat.training.folder import RunFolder
+from deat.training.history import EpochWatch, read
+from deat.training.watch import MOST, OverfitRule, OverfitWatch
+from helpers.games import trainer_of
+from helpers.nets import conv_net, learnable, same, weights
+
+THREAT = deat.Linf(0.05)
+RULE = OverfitRule()
+
+# The rule, on histories alone
+
+
+def history(*epochs: tuple[int, float, float], single: float | None = None) -> list[EpochWatch]:
+    """Readings of (k, accuracy against several steps, l_X); the last one's single-step accuracy may be given."""
+    last = len(epochs) - 1
+    return [
+        EpochWatch(i, k, 0.04, multi + 0.06 if single is None or i < last else single, multi, magnitude)
+        for i, (k, multi, magnitude) in enumerate(epochs)
+    ]
+
+
+def fired(readings: list[EpochWatch], rule: OverfitRule = RULE) -> list[int]:
+    """The epochs in which the rule fires as the history grows."""
+    return [i for i in range(len(readings)) if rule.verdict(readings[: i + 1])]
+
+
+HEALTHY = [(3, 0.44, 3300.0), (3, 0.47, 3450.0), (3, 0.48, 3500.0)]
+BROKEN = {
+    # The authors' WRN-34-10 runs right after the first decay: l_X leaps, then falls below where it was.
+    "m+deat, alpha 10/255": [*HEALTHY, (3, 0.0, 10300.0), (4, 0.0, 4000.0), (5, 0.0, 1900.0), (6, 0.0, 1500.0)],
+    "free-4, alpha 8/255": [*HEALTHY, (3, 0.01, 9000.0), (3, 0.0, 2500.0), (3, 0.0, 1500.0), (3, 0.0, 1500.0)],
+    "in two steps": [*HEALTHY, (3, 0.30, 6900.0), (3, 0.25, 7000.0), (3, 0.02, 8000.0), (3, 0.0, 1500.0)],
+}
+
+
+@pytest.mark.parametrize("name", ["m+deat, alpha 10/255", "free-4, alpha 8/255"])
+def test_collapse_fires_within_its_epoch_and_as_long_as_it_lasts(name):
+    assert fired(history(*BROKEN[name])) == [3, 4, 5, 6]
+
+
+def test_collapse_by_parts_is_measured_from_the_last_healthy_epoch():
+    assert fired(history(*BROKEN["in two steps"])) == [5, 6]
+
+
+def test_verdict_says_which_rule_fired_with_its_numbers():
+    both = RULE.verdict(history(*BROKEN["m+deat, alpha 10/255"][:4], single=0.86))
+    assert both == (
+        "pgd-10 accuracy fell from 48.0% to 0.0% and l_X rose from 3500 to 1.03e+04 at k 3, with fgsm accuracy at 86.0%"
+    )
+    fall = RULE.verdict(history((1, 0.5, 10.0), (1, 0.2, 10.0), single=0.9))
+    assert fall == "pgd-10 accuracy fell from 50.0% to 20.0%, with fgsm accuracy at 90.0%"
+    leap = RULE.verdict(history((1, 0.5, 10.0), (1, 0.4, 30.0), single=0.8))
+    assert leap == "l_X rose from 10 to 30 at k 1, with fgsm accuracy at 80.0%"
+
+
+def test_leap_alone_fires_where_it_opens_a_gap_or_is_taken_at_its_word():
+    rows = (1, 0.5, 10.0), (1, 0.45, 30.0)
+    assert fired(history(*rows, single=0.75)) == [1]
+    assert fired(history(*rows, single=0.58)) == []
+    assert fired(history(*rows, single=0.51), OverfitRule(gap=-1)) == [1]
+
+
+def test_fall_fires_whether_or_not_k_changed():
+    assert fired(history((1, 0.5, 10.0), (2, 0.2, 10.0))) == [1]
+
+
+SILENT = {
+    "k changes": [(1, 0.4, 100.0), (2, 0.4, 900.0), (3, 0.4, 5000.0), (2, 0.4, 50000.0)],
+    "no adversary, leap": [(0, 0.4, 100.0), (0, 0.4, 900.0), (0, 0.4, 9000.0)],
+    "no adversary, fall": [(0, 0.5, 100.0), (0, 0.2, 100.0), (0, 0.0, 100.0)],
+    "exactly the limits": [(1, 0.9, 100.0), (1, 0.7, 200.0), (1, 0.5, 400.0)],
+    "learning begins": [(1, 0.1, 190.0), (1, 0.43, 700.0), (1, 0.32, 3300.0), (1, 0.52, 11000.0), (1, 0.5, 11500.0)],
+    "a loss of almost nothing": [(2, 1.0, 1.0), (2, 1.0, 3.0), (2, 0.98, 7.0), (2, 1.0, 0.2), (2, 1.0, 2.0)],
+    "alpha 2/255, which stayed healthy": [(3, 0.33, 3000.0), (3, 0.35, 3600.0), (3, 0.37, 4000.0), (3, 0.36, 4100.0)],
+    "one epoch": [(1, 0.0, 100.0)],
+}
+
+
+@pytest.mark.parametrize("epochs", SILENT.values(), ids=SILENT.keys())
+def test_nothing_fires_without_a_collapse(epochs):
+    assert fired(history(*epochs)) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_healthy_noise_does_not_fire(seed):
+    draw = torch.rand(100, 2, generator=torch.Generator().manual_seed(seed)).tolist()
+    rows = [(2, 0.4 + 0.18 * a, 3000 * (1 + 0.6 * b)) for a, b in draw]
+    assert fired(history(*rows)) == []
+
+
+def test_epoch_that_recovers_is_healthy_again():
+    assert fired(history((1, 0.5, 10.0), (1, 0.1, 10.0), (1, 0.45, 10.0), (1, 0.3, 10.0), (1, 0.2, 10.0))) == [1]
+
+
+def test_limits_can_be_set():
+    rows = history((1, 0.5, 10.0), (1, 0.4, 10.0), (1, 0.4, 11.0), (1, 0.41, 14.0), single=0.7)
+    assert fired(rows) == []
+    assert fired(rows, OverfitRule(fall=0.095)) == [1, 2]
+    assert fired(rows, OverfitRule(jump=1.2)) == [3]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"fall": 0},
+        {"fall": 1.5},
+        {"jump": 1},
+        {"gap": 1},
+        {"gap": -2},
+        {"shrink": 1.0},
+        {"shrink": 0},
+        {"rollbacks": -1},
+        {"rollbacks": 1.5},
+    ],
+    ids=str,
+)
+def test_setting_outside_its_range_is_refused_by_name(wrong):
+    (name,) = wrong
+    with pytest.raises(UsageError, match=name):
+        OverfitWatch(held(), THREAT, **wrong)
+
+
+def test_unknown_action_is_refused():
+    with pytest.raises(UsageError, match="rollback"):
+        OverfitWatch(held(), THREAT, "rolback")
+
+
+# The watch, on a training that is broken on purpose
+
+
+def held(n: int = 30, batch_size: int = 10) -> Resident:
+    x, y = learnable(n, seed=5)
+    return Resident(ImageSet(x, y, ("a", "b", "c")), batch_size, shuffle=False)
+
+
+def trainer_with(*callbacks: object, method: str = "fgsm", epochs: int = 8, **options) -> deat.Trainer:
+    """A trainer that learns its small task within three epochs."""
+    net = options.pop("net", None) or conv_net(batch_norm=True)
+    named = {"data": learnable(60), "threat": THREAT, "lr": 0.2, "epochs": epochs, "callbacks": list(callbacks)}
+    return trainer_of(method, net, **{**named, **options})
+
+
+def sabotage(trainer: deat.Trainer, epoch: int, times: int = 1) -> deat.Trainer:
+    """Turn the classifier's answers round at the end of an epoch, the first so many times it is played."""
+    play, left = trainer.play_epoch, [times]
+
+    def broken(budget):
+        record = play(budget)
+        if trainer.epoch == epoch and left[0]:
+            left[0] -= 1
+            with torch.no_grad():
+                trainer.model[-1].weight.neg_()
+                trainer.model[-1].bias.neg_()
+        return record
+
+    trainer.play_epoch = broken
+    return trainer
+
+
+class States:
+    """Keeps a copy of the trainer's state after each epoch."""
+
+    def __init__(self) -> None:
+        self.kept: list[dict] = []
+
+    def on_epoch(self, trainer, stats, timing):
+        self.kept.append(copy.deepcopy(trainer.state_dict()))
+
+
+def silent(action: str, **options) -> OverfitWatch:
+    return OverfitWatch(held(), THREAT, action, say=lambda text: None, **options)
+
+
+def test_watching_changes_nothing_in_a_healthy_training():
+    watch = silent("rollback")
+    watched, alone = (
+        trainer_with(*callbacks, method="m+deat", net=conv_net(batch_norm=True, dropout=0.3))
+        for callbacks in ((watch,), ())
+    )
+    assert watched.fit().history == alone.fit().history
+    assert same(weights(watched.model), weights(alone.model))
+    assert [event.reason for event in watch.events] == [None] * 8
+    assert watch.events[-1].multi > 0.9
+    assert watch.passes == 8 * 3 * (3 + 21)
+    assert watch.seconds > 0
+    assert watch.summary() is None
+
+
+def test_warning_is_visible_and_training_goes_on():
+    watch = OverfitWatch(held(), THREAT)
+    trainer = sabotage(trainer_with(watch), 4)
+    with pytest.warns(RuntimeWarning) as seen:
+        result = trainer.fit()
+    assert "catastrophic overfitting in epoch 5: pgd-10 accuracy fell from 100.0%" in str(seen[0].message)
+    assert f"fgsm accuracy at {watch.events[4].single:.1%}" in str(seen[0].message)
+    assert [stats.epoch for stats in result.history] == list(range(8))
+    assert (watch.fired[0].epoch, watch.fired[0].action) == (4, "warn")
+    assert watch.events[3].reason is None
+    assert trainer.schedule.alpha == pytest.approx(1.25 * 0.05)
+
+
+@pytest.mark.parametrize("val", [0.25, None])
+def test_stop_leaves_the_last_healthy_epoch_in_the_model_and_the_best(val):
+    watch, states = silent("stop"), States()
+    trainer = sabotage(trainer_with(watch, states, val=val, val_attack="pgd-2"), 4)
+    result = trainer.fit()
+    healthy = states.kept[3]["model"]
+    assert [stats.epoch for stats in result.history] == [0, 1, 2, 3]
+    assert all(torch.equal(value, healthy[name]) for name, value in trainer.model.state_dict().items())
+    assert result.best.epoch <= 3
+    if val is None:
+        assert result.best.epoch == 3
+        assert all(torch.equal(value, healthy[name]) for name, value in result.best.weights.items())
+    assert trainer.game.cost.backprops == 5 * 2 * len(trainer.train)
+    assert [event.action for event in watch.events] == [None] * 4 + ["stop"]
+
+
+def test_rollback_goes_on_from_the_healthy_epoch_with_half_the_step():
+    watch, states = silent("rollback"), States()
+    trainer = sabotage(trainer_with(watch, states, method="m+pgd-3"), 4)
+    result = trainer.fit()
+    assert [stats.epoch for stats in result.history] == list(range(8))
+    assert [event.epoch for event in watch.events] == [0, 1, 2, 3, 4, 4, 5, 6, 7]
+    assert [event.action for event in watch.events] == [None] * 4 + ["rollback"] + [None] * 4
+    again = trainer_with(method="m+pgd-3", net=conv_net(batch_norm=True, seed=7))
+    again.load_state_dict(states.kept[3])
+    again.shorten_steps(0.5)
+    assert [(s.k, s.alpha, s.loss) for s in again.fit().history] == [(s.k, s.alpha, s.loss) for s in result.history]
+    assert same(weights(again.model), weights(trainer.model))
+
+
+def test_rollback_keeps_what_was_spent():
+    trainer = sabotage(trainer_with(silent("rollback"), val=0.25, val_attack="pgd-2"), 4)
+    history = trainer.fit().history
+    each, checks = 2 * len(trainer.train), len(trainer.val) * 6
+    assert [stats.backprops for stats in history] == [each * n for n in (1, 2, 3, 4, 6, 7, 8, 9)]
+    assert [stats.val_passes for stats in history] == [checks * n for n in (1, 2, 3, 4, 6, 7, 8, 9)]
+    alphas = [stats.alpha for stats in history]
+    assert alphas == pytest.approx([0.0625] * 4 + [0.03125] * 4)
+
+
+def test_each_rollback_finds_the_healthy_epoch_untouched_by_the_attempts_since():
+    watch, states = silent("rollback"), States()
+    trainer = sabotage(trainer_with(watch, states, epochs=6), 4, times=3)
+    assert [stats.epoch for stats in trainer.fit().history] == list(range(6))
+    one, two, three = [state for state in states.kept if state["epoch"] == 4][1:]
+    for other in (two, three):
+        assert all(torch.equal(value, other["model"][name]) for name, value in one["model"].items())
+        buffers = [[p["momentum_buffer"] for p in s["optimizer"]["state"].values()] for s in (one, other)]
+        assert all(torch.equal(a, b) for a, b in zip(*buffers, strict=True))
+    assert trainer.schedule.alpha == pytest.approx(0.0625 / 8)
+
+
+def test_rollbacks_end_in_a_stop():
+    watch = silent("rollback", rollbacks=2, shrink=0.25)
+    trainer = sabotage(trainer_with(watch), 4, times=9)
+    result = trainer.fit()
+    assert [event.action for event in watch.fired] == ["rollback", "rollback", "stop"]
+    assert [stats.epoch for stats in result.history] == [0, 1, 2, 3]
+    assert watch.summary().startswith("catastrophic overfitting in epoch 5 (rollback), 5 (rollback), 5 (stop); first: ")
+
+
+def test_last_epoch_can_be_rolled_back():
+    trainer = sabotage(trainer_with(silent("rollback")), 7)
+    assert [stats.epoch for stats in trainer.fit().history] == list(range(8))
+
+
+def test_continued_run_keeps_its_short_steps():
+    first, second = trainer_with(), trainer_with()
+    first.run_epoch()
+    first.shorten_steps(0.5)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert second.schedule == first.schedule
+    assert second.run_epoch().alpha == pytest.approx(0.03125)
+
+
+@pytest.mark.parametrize("count", [3, 30, MOST, MOST + 1, 1000])
+def test_slice_is_small_and_spread_over_the_held_out_images(count, monkeypatch):
+    x = torch.linspace(0, 1, count).view(-1, 1, 1, 1).expand(-1, 1, 4, 4)
+    source = Resident(ImageSet(x, torch.arange(count) % 3, ("a", "b", "c")), 100, shuffle=False)
+    watch, seen = OverfitWatch(source, THREAT), []
+    trainer = trainer_with(watch, epochs=2)
+
+    def look(model, images, attacks, *rest):
+        seen.append([x for x, _ in images.epoch(0)])
+        return {how.name: 0.5 for how in attacks}
+
+    monkeypatch.setattr("deat.training.watch.accuracies", look)
+    trainer.fit()
+    assert len(seen) == 2
+    found = torch.cat(seen[0])[:, 0, 0, 0]
+    assert len(found) == min(count, MOST)
+    assert all(len(batch) <= 100 for batch in seen[0])
+    assert found.min() == 0
+    assert found.max() > 0.99 * (1 - 1 / count) - 2 / MOST
+    assert all(torch.equal(torch.cat(other), torch.cat(seen[0])) for other in seen)
+
+
+def test_double_network_is_watched_too():
+    watch = silent("warn")
+    trainer_with(watch, net=conv_net().double(), epochs=2).fit()
+    assert len(watch.events) == 2
+
+
+# What a run's folder and command say
+
+
+def test_folder_has_one_line_for_each_epoch_that_stands_and_the_events_beside_it(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {})
+    watch = silent("rollback", log=folder.path / "watch.jsonl")
+    trainer = sabotage(trainer_with(watch, folder), 4, times=2)
+    result = trainer.fit()
+    assert read(folder.path / "history.jsonl") == result.history
+    events = [json.loads(line) for line in (folder.path / "watch.jsonl").read_text().splitlines()]
+    assert events == [asdict(event) for event in watch.events]
+    assert [event["epoch"] for event in events if event["reason"]] == [4, 4]
+    timed = [json.loads(line)["epoch"] for line in (folder.path / "timing.jsonl").read_text().splitlines()]
+    assert timed == [0, 1, 2, 3, 4, 4, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("val", [0.25, None])
+def test_folder_s_best_and_last_are_never_the_collapsed_epoch(tmp_path, val):
+    folder = RunFolder.create(tmp_path / "run", {})
+    watch = silent("stop", log=folder.path / "watch.jsonl")
+    trainer = sabotage(trainer_with(watch, folder, val=val, val_attack="pgd-2"), 4)
+    result = trainer.fit()
+    about = {which: json.loads((folder.path / which / "state.json").read_text()) for which in ("best", "last")}
+    assert (about["best"]["epoch"], about["last"]["epoch"]) == (result.best.epoch, 3)
+    for which, wanted in (("best", result.best.weights), ("last", trainer.model.state_dict())):
+        net = conv_net(batch_norm=True)
+        deat.load_weights(net, folder.path / which / "model.safetensors")
+        assert all(torch.equal(value, wanted[name]) for name, value in net.state_dict().items())
+
+
+def test_history_is_written_anew_where_the_folder_comes_before_the_watch(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {})
+    trainer = sabotage(trainer_with(folder, silent("rollback")), 4)
+    result = trainer.fit()
+    assert read(folder.path / "history.jsonl") == result.history
+
+
+QUICK = ["train", "--epochs", "5", "--test-images", "20", "--val-attack", "pgd-1", "--baseline", "no", "--out", "run"]
+
+
+@pytest.fixture
+def _collapse_in_epoch_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readings of 60 %, and of nothing the first time the fourth epoch is played."""
+    monkeypatch.chdir(tmp_path)
+    readings = iter([(0.6, 0.6)] * 3 + [(0.9, 0.0)] + [(0.6, 0.6)] * 10)
+    monkeypatch.setattr(OverfitWatch, "_accuracies", lambda self, trainer: next(readings))
+
+
+@pytest.mark.usefixtures("_collapse_in_epoch_4")
+@pytest.mark.parametrize(("action", "epochs"), [("warn", 5), ("stop", 3), ("rollback", 5)])
+def test_command_says_what_it_saw_and_did(action, epochs, capsys):
+    flag = [] if action == "warn" else ["--watch", action]
+    assert main([*QUICK, "--method", "fgsm", *flag]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("deat: catastrophic overfitting in epoch 4: pgd-10 accuracy fell from 60.0% to 0.0%")
+    assert err.count("\n") == 1
+    line = f"catastrophic overfitting in epoch 4 ({action}); first: pgd-10 accuracy fell from 60.0% to 0.0%"
+    assert line in out
+    assert line in Path("run/report.md").read_text()
+    assert len(read(Path("run/history.jsonl"))) == epochs
+    assert len(Path("run/watch.jsonl").read_text().splitlines()) == {"warn": 5, "stop": 4, "rollback": 6}[action]
+    record = json.loads(Path("run/run.json").read_text())
+    assert record["watch"] == action
+    spent = json.loads(Path("run/scores.json").read_text())[0]["backprops"]
+    assert spent == {"warn": 5, "stop": 4, "rollback": 6}[action] * 2 * 20
+
+
+@pytest.mark.usefixtures("_collapse_in_epoch_4")
+def test_json_stays_one_document_and_holds_what_fired(capsys):
+    assert main([*QUICK, "--method", "fgsm", "--watch", "rollback", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(event["epoch"], event["action"]) for event in document["watch"]] == [(3, "rollback")]
+
+
+@pytest.mark.usefixtures("_collapse_in_epoch_4")
+def test_no_watch_where_it_is_off_or_nothing_is_held_out():
+    for extra in (["--watch", "none"], ["--val-attack", "none"], ["--held-out", "0"]):
+        assert main([*QUICK, "--epochs", "1", *extra, "--overwrite"]) == 0
+        assert not Path("run/watch.jsonl").exists()
+        assert json.loads(Path("run/run.json").read_text())["watch"] == "none"
+
+
+@pytest.mark.usefixtures("_collapse_in_epoch_4")
+def test_watch_without_held_out_images_is_refused_before_any_work(capsys):
+    assert main([*QUICK, "--watch", "stop", "--held-out", "0"]) == 2
+    assert "held out" in capsys.readouterr().err
+    assert not Path("run").exists()
