@@ -78,9 +78,9 @@ def run_evaluation(flags: dict[str, Any]) -> int:
             block=order.block,
             cascade=order.cascade,
             ledger=out.with_name(f".{out.stem}-rulings.jsonl"),
+            save=out,
             progress=progress,
         )
-    found.save(out)
     _show(found, out, order)
     return FLAGGED if found.flags else 0
 

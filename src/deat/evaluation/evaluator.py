@@ -36,13 +36,14 @@ def evaluate(
     cascade: bool = False,
     sanity: bool = True,
     ledger: str | Path | None = None,
+    save: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Accuracy of a model on data, natural and under each attack, and under the worst of them, image by image.
 
     data is a loader, a Dataset, a pair of tensors or an ImageSet; `n` takes its first images only. Verdicts depend on
-    model, seed and block size. With `ledger`, a file, an interrupted call goes on where it was. `cascade` sends only
-    survivors on.
+    model, seed and block size. With `ledger`, a file, an interrupted call goes on where it was; `save` names the
+    evaluation.json that then takes its place. `cascade` sends only survivors on.
     """
     chosen = [attacker(a) for a in attacks]
     check_question(chosen, n, block)
@@ -51,7 +52,11 @@ def evaluate(
     source = as_source(data, batch_size=block, device=device, shuffle=False)
     source.check()
     session = Session(model, radius, chosen, seed, block, cascade, n, ledger)
-    return session.run(source, sanity, progress or (lambda done, total, text: None))
+    found = session.run(source, sanity, progress or (lambda done, total, text: None))
+    if save is not None:
+        found.save(Path(save))
+    session.ledger.close()  # not before what it held is safe elsewhere
+    return found
 
 
 class Session:
@@ -97,7 +102,6 @@ class Session:
         flags = compare(found)
         if sanity and first:
             flags = [*before(self.model, *first), *flags, *after(found, self.model, self.threat, *first)]
-        self.ledger.close()
         return Evaluation(results, labels, classes, found.settings, flags)
 
     def _rule(self, x: Tensor, y: Tensor, number: int) -> Iterator[tuple[str, Ruling]]:
