@@ -1,4 +1,4 @@
-"""What every test shares: one thread, so that two runs of the suite beside each other do not fight."""
+"""What every test shares: one thread, so that two runs of the suite do not fight, and the CPU, unless it is about a GPU."""
 
 import pytest
 import torch
@@ -7,3 +7,9 @@ import torch
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "gpu" not in request.path.parts:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode for every module, each one's own mode restored."""
-    training = [m for m in model.modules() if m.training]
+    before = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module, training in before:
+            module.training = training
 
 
 def spread(mask: Tensor, like: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file, whole or not at all."""
-    write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
+    """Write a JSON file, whole or not at all; a NaN in it is an error, since JSON has none."""
+    write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
 def _sync_folder(folder: Path) -> None:

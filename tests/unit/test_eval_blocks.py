@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import deat
 from deat.evaluation.attacks import Attack
+from deat.evaluation.evaluation import load_evaluation
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.judge import Judge
 from helpers.eval_attackers import Fragile, Interrupted
@@ -236,6 +237,18 @@ def test_in_a_cascade_an_earlier_attack_s_other_setting_makes_the_ledger_another
 def test_a_finished_evaluation_leaves_no_ledger_and_no_other_file(tmp_path):
     judged(tmp_path / "deep" / "rulings.jsonl")
     assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_rulings_are_kept_until_the_evaluation_s_own_file_is_written(tmp_path, rulings):
+    ledger, file = tmp_path / "rulings.jsonl", tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(OSError):
+        judged(ledger, save=file / "evaluation.json")
+    assert len(rows(ledger)) == len(rulings) == 3 * BLOCKS
+    found = judged(ledger, save=tmp_path / "evaluation.json")
+    assert len(rulings) == 3 * BLOCKS
+    assert load_evaluation(tmp_path / "evaluation.json") == found
+    assert not ledger.exists()
 
 
 def test_without_a_ledger_nothing_is_written(tmp_path, monkeypatch):
