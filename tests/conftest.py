@@ -1,4 +1,4 @@
-"""What every test shares: one thread, so that two runs of the suite do not fight, and the CPU, unless it is about a GPU."""
+"""What every test shares: one thread, so that two runs do not fight, and the CPU, unless it is about a GPU."""
 
 import pytest
 import torch
