@@ -31,6 +31,8 @@ class ThreatModel(ABC):
         eps = number(self.eps)
         if eps < 0:
             raise UsageError(f"eps {eps} is negative. A radius is 0 or more; give its size without a sign.")
+        if eps > 1e9:
+            raise UsageError(f"eps {eps:g} is larger than any image is; pixel values are in [0, 1].")
         object.__setattr__(self, "eps", eps)
 
     @abstractmethod

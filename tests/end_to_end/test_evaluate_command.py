@@ -122,6 +122,19 @@ def test_bad_input_names_what_is_accepted(
     assert all(word in message for word in words), message
 
 
+@pytest.mark.parametrize("name", ["run.json", "last/model.safetensors", "last"])
+def test_only_an_earlier_evaluation_is_replaced(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (run / name).read_bytes() if (run / name).is_file() else b""
+    assert main(["evaluate", str(run), "--attacks", "natural", "--out", str(run / name)]) == 2
+    assert "--out" in capsys.readouterr().err
+    assert not before or (run / name).read_bytes() == before
+
+
+def test_no_other_epoch_is_judged_than_the_one_asked_for(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text((run / "run.json").read_text())
+    assert main(["evaluate", str(tmp_path), "--attacks", "natural"]) == 4
+
+
 def test_what_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", "nowhere"]) == 4
     assert "nowhere" in capsys.readouterr().err

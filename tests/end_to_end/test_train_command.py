@@ -128,6 +128,8 @@ def test_overwrite_replaces_a_run_but_nothing_else(capsys: pytest.CaptureFixture
     Path("precious").mkdir()
     Path("precious/thesis.txt").write_text("years of work")
     assert main([*command[:-1], "precious", "--overwrite"]) == 2
+    Path("precious/run.json").write_text(Path("run/run.json").read_text())
+    assert main([*command[:-1], "precious", "--overwrite"]) == 2
     assert Path("precious/thesis.txt").read_text() == "years of work"
     assert "precious" in capsys.readouterr().err
 

@@ -65,8 +65,9 @@ def run_evaluation(flags: dict[str, Any]) -> int:
     check_question(named, order.n, order.block)
     run, weights = find_run(order)
     chosen = [_with_step(how, order.alpha, run.threat) for how in named]
-    model = _model(run, weights, order)
     out = Path(order.out) if order.out else _beside(Path(order.target))
+    _check_out(out)
+    model = _model(run, weights, order)
     with _progress(order.json) as progress:
         found = evaluate(
             model,
@@ -93,8 +94,31 @@ def find_run(order: Order) -> tuple[Run, Path]:
     request = _recorded(target, order) if (target / RUN).is_file() else _described(target, order)
     given = {name: getattr(order, name) for name in ("data", "model", "norm", "eps", "data_root", "size")}
     request = replace(request, **{name: value for name, value in given.items() if value is not None})
-    best = target / order.epoch / "model.safetensors"
-    return resolve(request, device=order.device, val_attack="none"), best if best.is_file() else target
+    return resolve(request, device=order.device, val_attack="none"), _weights(target, order)
+
+
+def _weights(target: Path, order: Order) -> Path:
+    """The file to judge: the one given, or the epoch that was asked for and no other."""
+    if not (target / RUN).is_file():
+        return target
+    file = target / order.epoch / "model.safetensors"
+    if not file.is_file():
+        raise CheckpointError(f"{order.target!r} has no {order.epoch} weights; try --epoch best or --epoch last.")
+    return file
+
+
+def _check_out(out: Path) -> None:
+    """Refuse to replace anything but an earlier evaluation."""
+    if not out.name or out.is_dir():
+        raise UsageError(f"--out {str(out)!r} is a folder; name a file, such as evaluation.json.")
+    if not out.exists():
+        return
+    try:
+        held = json.loads(out.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        held = None
+    if not isinstance(held, dict) or not {"schema", "accuracy", "attacks"} <= held.keys():
+        raise UsageError(f"{str(out)!r} exists and is no evaluation, so it is not replaced. Choose another --out.")
 
 
 def _recorded(target: Path, order: Order) -> Request:
@@ -162,7 +186,7 @@ def _show(found: Evaluation, out: Path, order: Order) -> None:
     if order.json:
         print(json.dumps(found.as_json()))
         return
-    console = Console(highlight=False, soft_wrap=not is_terminal())
+    console = Console(highlight=False, markup=False, soft_wrap=not is_terminal())
     console.print(_table(found))
     if len(found.classes) <= MOST_CLASSES:
         console.print(_class_table(found))

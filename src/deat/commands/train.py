@@ -61,7 +61,7 @@ class Session:
 
     def __init__(self, run: Run, options: Options, out: Path) -> None:
         self.run, self.options, self.out = run, options, out
-        self.console = Console(quiet=options.json, highlight=False, soft_wrap=not is_terminal())
+        self.console = Console(quiet=options.json, highlight=False, markup=False, soft_wrap=not is_terminal())
         self.scores: list[Score] = []
         self.watch: OverfitWatch | None = None
         self.images: Source | None = None

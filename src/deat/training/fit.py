@@ -106,6 +106,14 @@ def check_model(model: nn.Module, source: Source) -> None:
     """Refuse a model that has nothing to train or does not give one logit per class, before any work."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("the model has no parameter that requires a gradient; there is nothing to train.")
+    if source.num_classes < 2:
+        raise DataError("the data has a single class; there is nothing to tell apart.")
+    lonely = source.num_examples % source.batch_size == 1
+    if lonely and any(isinstance(m, nn.BatchNorm1d) for m in model.modules()):
+        raise DataError(
+            f"{source.num_examples} images in batches of {source.batch_size} leave a last batch of one, on which "
+            "BatchNorm1d cannot train. Use another batch size, or one image less."
+        )
     device = next(model.parameters()).device
     dtype = torch.promote_types(torch.float32, next(model.parameters()).dtype)
     x = torch.zeros(2, *source.shape, device=device, dtype=dtype)

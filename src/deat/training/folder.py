@@ -1,5 +1,6 @@
 """The folder a run leaves: run.json, history.jsonl, timing.jsonl, and the weights of its best and last epoch."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,19 @@ def check_free(path: Path, overwrite: bool = False) -> None:
         return
     if not overwrite:
         raise UsageError(f"{str(path)!r} exists already. Choose another --out, or add --overwrite to replace that run.")
-    if not (path / RUN).is_file():
+    if not _is_run(path):
         raise UsageError(f"{str(path)!r} is not a run of deat's, so it is not overwritten. Choose another --out.")
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder holds a run's record and nothing that no run writes."""
+    try:
+        record = json.loads((path / RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    ours = {RUN, HISTORY, TIMING, WATCH, "best", "last", "scores.json", "report.md", "evaluation.json"}
+    foreign = [p.name for p in path.iterdir() if p.name not in ours and not p.name.startswith(".")]
+    return isinstance(record, dict) and {"request", "method", "versions"} <= record.keys() and not foreign
 
 
 def free_name(parent: Path, name: str) -> Path:

@@ -11,6 +11,8 @@ from deat.evaluation.attacks import attack
 from deat.game.engine import ENGINES, PRECISIONS
 from deat.training.rates import RATES
 
+MOST_THREADS = 1024
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -47,6 +49,8 @@ class Settings:
             _whole("workers", self.workers, 0)
         if self.threads is not None:
             _whole("threads", self.threads, 1)
+            if self.threads > MOST_THREADS:
+                raise UsageError(f"threads must be at most {MOST_THREADS}, not {self.threads}.")
         if self.lr is not None:
             _within("lr", self.lr, 0, math.inf, "> 0, such as 0.1")
         _within("peak", self.peak, 0, 1, "between 0 and 1, such as 0.5")
