@@ -1,0 +1,45 @@
+"""The two sides of the CPU benchmark, set up alike: a plain loop and deat's trainer, for the same method."""
+
+from typing import Any
+
+from plain import Images, Script
+from torch import nn
+
+import deat
+from deat.data import Augment, ImageSet
+
+CORES = 2
+BATCH = 64
+NETWORK = "preact_resnet18"
+ALPHA = {"pgd-7": 0.25, "free-8": 1.0}  # in units of eps, as the library has them
+
+
+def plain_script(
+    net: nn.Module,
+    data: ImageSet,
+    name: str,
+    eps: float = 8 / 255,
+    lr: float = 0.1,
+    epochs: int = 1,
+    pad: int = 0,
+    **options: Any,
+) -> Script:
+    """The plain loop's state for a method."""
+    images = Images(data.images, data.labels, pad)
+    return Script(net, images, BATCH, epochs, lr, eps, ALPHA[name] * eps, **options)
+
+
+def deat_trainer(
+    net: nn.Module,
+    data: ImageSet,
+    name: str,
+    eps: float = 8 / 255,
+    lr: float = 0.1,
+    epochs: int = 1,
+    augment: Augment | None = None,
+    rate: str = "flat",
+    **options: Any,
+) -> deat.Trainer:
+    """The library's trainer, as everybody gets it."""
+    settings = deat.Settings(epochs=epochs, batch_size=BATCH, lr=lr, rate=rate, threads=CORES, **options)
+    return deat.make_trainer(net, data, method=name, threat=deat.Linf(eps), settings=settings, augment=augment)
