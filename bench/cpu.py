@@ -47,15 +47,16 @@ Pair = tuple[Lap, Lap]
 def main() -> None:
     """Measure, print, and write the result."""
     args = arguments()
-    use_two_cores()
+    torch.set_num_threads(CORES)
     out = args.out or (None if args.quick else OUT)
     result = json.loads(out.read_text(encoding="utf-8")) if out and out.exists() else {}
     if args.part != "accuracy":
+        use_two_cores()
         attempts = 1 if args.quick else ATTEMPTS
         methods = [measure_speed(name, args.rounds, args.batches, attempts) for name in GOALS]
         result["speed"] = machine() | {"command": command(args, "speed"), "methods": methods}
     if args.part != "speed":
-        methods = [measure_accuracy(name, args.seeds, args.quick) for name in GOALS]
+        methods = [measure_accuracy(name, args.seeds, args.quick, args.jobs) for name in GOALS]
         result["accuracy"] = machine() | {"command": command(args, "accuracy"), "methods": methods}
     publish(result, out)
 
@@ -77,13 +78,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=2, help="batches of 64 in a round")
     parser.add_argument("--part", choices=("all", "speed", "accuracy"), default="all", help="what to measure")
     parser.add_argument("--seeds", type=int, default=8, help="training runs of each kind in the accuracy part")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="training runs of the accuracy part at once, of two threads"
+    )
     parser.add_argument("--out", type=Path, help="the JSON file to write; a table goes beside it as .md")
     parser.add_argument("--quick", action="store_true", help="one round, one batch, one short training run")
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.batches, args.seeds = 1, 1, 1
-    if min(args.rounds, args.batches, args.seeds) < 1:
-        parser.error("--rounds, --batches and --seeds must be at least 1")
+    if min(args.rounds, args.batches, args.seeds, args.jobs) < 1:
+        parser.error("--rounds, --batches, --seeds and --jobs must be at least 1")
     return args
 
 
@@ -94,10 +98,9 @@ def command(args: argparse.Namespace, part: str) -> str:
 
 
 def use_two_cores() -> None:
-    """Stay on two cores, in as many threads."""
+    """Stay on two cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    torch.set_num_threads(CORES)
 
 
 def machine() -> Record:

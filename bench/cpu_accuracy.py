@@ -7,11 +7,14 @@ the same float32 PGD-20 on the 400 test images, which nothing was chosen by.
 """
 
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from statistics import mean, stdev
 
 import torch
 from cpu_page import Record
-from cpu_sides import BATCH, NETWORK, deat_trainer, plain_script
+from cpu_sides import BATCH, CORES, NETWORK, deat_trainer, plain_script
 from plain import EPOCHS
 from torch import nn
 
@@ -26,19 +29,44 @@ HELD_OUT, PILOT_SEED = 200, 1000
 Train = Callable[[ImageSet, str, int, float, int], nn.Module]
 
 
-def measure_accuracy(name: str, seeds: int, quick: bool) -> Record:
+@dataclass(frozen=True)
+class Trial:
+    """One training run of one side, and what it is scored on."""
+
+    who: str
+    method: str
+    lr: float
+    seed: int
+    pilot: bool
+    quick: bool
+
+    @property
+    def epochs(self) -> int:
+        """How long it trains."""
+        return 1 if self.quick else NUM_EPOCHS[self.method]
+
+    def __call__(self) -> dict[str, float]:
+        """Train, and score on held-out images or on the test images."""
+        train, test = digits(self.quick)
+        if self.pilot:
+            train, test = train.split(HELD_OUT, PILOT_SEED)
+        found = score(SIDES[self.who](train, self.method, self.epochs, self.lr, self.seed), test)
+        print(f"{self} {found}", flush=True)
+        return found
+
+
+def measure_accuracy(name: str, seeds: int, quick: bool, jobs: int) -> Record:
     """Choose each side's learning rate on held-out images, train on the digits in both ways, and score both alike."""
-    train, test = digits(quick)
-    epochs, rates = (1, RATES[:1]) if quick else (NUM_EPOCHS[name], RATES)
-    sides: dict[str, Train] = {"plain": train_plain, "deat": train_deat}
-    pilots = {who: pilot(way, train, name, epochs, rates) for who, way in sides.items()}
+    rates = RATES[:1] if quick else RATES
+    tries = [Trial(who, name, lr, PILOT_SEED, True, quick) for who in SIDES for lr in rates]
+    held = dict(zip(tries, together(tries, jobs), strict=True))
+    pilots = {who: {str(t.lr): found["pgd-20"] for t, found in held.items() if t.who == who} for who in SIDES}
     chosen = {who: best_rate(scores) for who, scores in pilots.items()}
-    print(f"{name}: held-out PGD-20 by learning rate {pilots}", flush=True)
-    scores: dict[str, list[dict[str, float]]] = {who: [] for who in sides}
-    for seed in range(seeds):
-        for who, way in sides.items():
-            scores[who].append(score(way(train, name, epochs, chosen[who], seed), test))
-        print(f"{name} seed {seed}: {', '.join(f'{who} {each[-1]}' for who, each in scores.items())}", flush=True)
+    trials = [Trial(who, name, chosen[who], seed, False, quick) for seed in range(seeds) for who in SIDES]
+    found = together(trials, jobs)
+    scores = {who: [each for t, each in zip(trials, found, strict=True) if t.who == who] for who in SIDES}
+    train, test = digits(quick)
+    epochs = trials[0].epochs
     return {
         "method": name,
         "data": "digits",
@@ -64,10 +92,12 @@ def digits(quick: bool) -> tuple[ImageSet, ImageSet]:
     return (train.subset(range(HELD_OUT + BATCH)), test.subset(range(BATCH))) if quick else (train, test)
 
 
-def pilot(way: Train, data: ImageSet, name: str, epochs: int, rates: tuple[float, ...]) -> dict[str, float]:
-    """PGD-20 accuracy on held-out images, by learning rate."""
-    train, held = data.split(HELD_OUT, PILOT_SEED)
-    return {str(lr): score(way(train, name, epochs, lr, PILOT_SEED), held)["pgd-20"] for lr in rates}
+def together(trials: list[Trial], jobs: int) -> list[dict[str, float]]:
+    """Every trial's scores, several trials at once in processes of their own."""
+    if jobs == 1:
+        return [trial() for trial in trials]
+    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (CORES,)) as pool:
+        return list(pool.map(Trial.__call__, trials))
 
 
 def best_rate(scores: dict[str, float]) -> float:
@@ -87,6 +117,9 @@ def train_deat(train: ImageSet, name: str, epochs: int, lr: float, seed: int) ->
     """A network trained by deat, in the precision that it is fast in."""
     net = grey_net(seed)
     return deat_trainer(net, train, name, EPS, lr, epochs, rate="cosine", seed=seed, precision="bf16").fit().model
+
+
+SIDES: dict[str, Train] = {"plain": train_plain, "deat": train_deat}
 
 
 def score(net: nn.Module, test: ImageSet) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""PGD and FREE training as paper repositories write them: what the benchmarks compare with.
+"""PGD and FREE training, and PGD evaluation, as paper repositories write them: what the benchmarks compare with.
 
 Float32, a DataLoader, and in every attack step a full backward whose parameter gradients are thrown away.
 """
@@ -110,3 +110,40 @@ def free_epoch(script: Script, replays: int = 8) -> None:
 
 EPOCHS: dict[str, Callable[[Script], None]] = {"pgd-7": pgd_epoch, "free-8": free_epoch}
 """The plain loops, by the name that the library gives the same method."""
+
+
+def attack_images(model: nn.Module, x: Tensor, y: Tensor, eps: float, name: str, batch_size: int = 200) -> list[bool]:
+    """Who is still correct under fgsm, pgd-N or cw-N; every image takes part in every step until the end."""
+    model.eval()
+    correct: list[bool] = []
+    for images, labels in zip(x.split(batch_size), y.split(batch_size), strict=True):
+        delta = _plain_attack(model, images, labels, eps, name)
+        with torch.no_grad():
+            correct += (model(images + delta).argmax(1) == labels).tolist()
+    return correct
+
+
+def _plain_attack(model: nn.Module, x: Tensor, y: Tensor, eps: float, name: str) -> Tensor:
+    family, _, steps = name.partition("-")
+    alpha = eps if family == "fgsm" else eps / 4
+    delta = torch.zeros_like(x) if family == "fgsm" else torch.zeros_like(x).uniform_(-eps, eps)
+    delta.data = torch.clamp(x + delta, 0, 1) - x
+    delta.requires_grad_()
+    for _ in range(int(steps or 1)):
+        logits = model(x + delta)
+        held = torch.where(logits.max(1)[1] == y)[0]
+        if len(held) == 0:
+            break
+        loss = _margin(logits, y) if family == "cw" else F.cross_entropy(logits, y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert delta.grad is not None
+        moved = torch.clamp(delta.detach() + alpha * torch.sign(delta.grad), -eps, eps)
+        delta.data[held] = (torch.clamp(x + moved, 0, 1) - x)[held]
+        delta.grad.zero_()
+    return delta.detach()
+
+
+def _margin(logits: Tensor, y: Tensor) -> Tensor:
+    true = logits.gather(1, y[:, None]).squeeze(1)
+    wrong = logits.scatter(1, y[:, None], -1e4).max(1)[0]
+    return (wrong - true).mean()

@@ -175,10 +175,9 @@ def test_a_block_without_a_right_answer_costs_its_classification_only():
         ("natural", 0, 0),
         ("fgsm", 1 + 1, 1),
         ("pgd-1", 1 + 1, 1),
-        ("pgd-7", 7 + 1, 7),
-        ("cw-7", 7 + 1, 7),
         ("pgd-7-last", 7 + 1, 7),
-        ("pgd-3x4", 4 * 3 + 3 + 1, 4 * 3),  # and each restart asks once who still stands
+        ("cw-7-last", 7 + 1, 7),
+        ("pgd-3x4-last", 4 * 3 + 3 + 1, 4 * 3),  # and each restart asks once who still stands
     ],
 )
 def test_forward_and_backward_counts_are_those_counted_by_hand(name, forwards, backwards):
@@ -189,10 +188,41 @@ def test_forward_and_backward_counts_are_those_counted_by_hand(name, forwards, b
     assert ruling.backwards == right * backwards
 
 
+def test_fooled_images_leave_the_batch_and_cost_no_more_passes():
+    net, (x, y) = undefended(), digits(50)
+    right = int((net(x).argmax(1) == y).sum())
+    ruling = Judge(net, THREAT, 0).rule(attack("pgd-20"), x, y, 0)
+    survivors = sum(ruling.correct)
+    assert survivors < right
+    assert 20 * survivors <= ruling.backwards < 20 * right
+
+
+def test_an_image_whose_fall_the_exact_model_denies_is_pushed_on_until_it_falls():
+    class Doubting(torch.nn.Module):
+        """Claims that every image is fooled from the start; the exact model knows better."""
+
+        def __init__(self, net):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            return self.net(x).neg()
+
+        def surely_correct(self, x, y):
+            with torch.no_grad():
+                return self.net(x).argmax(1) == y
+
+    net, (x, y) = undefended(), digits(50)
+    x, y = x[(right := net(x).argmax(1) == y)], y[right]
+    found = Attack("own", steps=20, start="zero")(Doubting(net), x, y, THREAT)
+    moved = (found - x).flatten(1).abs().amax(1)
+    assert bool((moved > 0.9 * THREAT.eps).any()), "images that only the twin holds for fooled must move on"
+
+
 def test_counts_and_seconds_of_an_evaluation_are_the_sums_over_its_blocks():
     net, (x, y) = undefended(), digits(50)
     right = int((net(x).argmax(1) == y).sum())
-    found = evaluate(net, (x, y), threat=THREAT, attacks=["fgsm", "pgd-3"], block=16, sanity=False)
+    found = evaluate(net, (x, y), threat=THREAT, attacks=["fgsm", "pgd-3-last"], block=16, sanity=False)
     assert [(r.forwards, r.backwards) for r in found.results] == [(50 + 2 * right, right), (50 + 4 * right, 3 * right)]
     assert all(r.seconds > 0 for r in found.results)
 

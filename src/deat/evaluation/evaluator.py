@@ -35,6 +35,7 @@ def evaluate(
     block: int = BLOCK,
     cascade: bool = False,
     sanity: bool = True,
+    precision: str = "auto",
     ledger: str | Path | None = None,
     save: str | Path | None = None,
     progress: Progress | None = None,
@@ -43,7 +44,8 @@ def evaluate(
 
     data is a loader, a Dataset, a pair of tensors or an ImageSet; `n` takes its first images only. Verdicts depend on
     model, seed and block size. With `ledger`, a file, an interrupted call goes on where it was; `save` names the
-    evaluation.json that then takes its place. `cascade` sends only survivors on.
+    evaluation.json that then takes its place. `cascade` sends only survivors on. precision is what attacks compute in:
+    "auto" is half on a GPU and fp32 elsewhere; whom they fool is always settled in float32.
     """
     chosen = [attacker(a) for a in attacks]
     check_question(chosen, n, block)
@@ -51,7 +53,7 @@ def evaluate(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     source = as_source(data, batch_size=block, device=device, shuffle=False)
     source.check()
-    session = Session(model, radius, chosen, seed, block, cascade, n, ledger)
+    session = Session(model, radius, chosen, seed, block, cascade, n, ledger, precision)
     found = session.run(source, sanity, progress or (lambda done, total, text: None))
     if save is not None:
         found.save(Path(save))
@@ -72,11 +74,13 @@ class Session:
         cascade: bool,
         n: int | None,
         ledger: str | Path | None,
+        precision: str = "auto",
     ) -> None:
         self.model, self.threat, self.attacks, self.cascade, self.block = model, threat, attacks, cascade, block
         self.n, self.seed = n, seed
-        self.judge = Judge(model, threat, seed)
+        self.judge = Judge(model, threat, seed, precision)
         question = {"threat": repr(threat), "seed": seed, "block": block, "cascade": cascade}
+        question["precision"] = self.judge.precision
         # Alone, an attack's ruling owes nothing to the others.
         order = [(a.name, describe(a, threat)) for a in attacks] if cascade else None
         self.ledger = Ledger(fingerprint(question, order, fingerprint_model(model)), Path(ledger) if ledger else None)
@@ -123,6 +127,7 @@ class Session:
             "seed": self.seed,
             "block": self.block,
             "cascade": self.cascade,
+            "precision": self.judge.precision,
             "sample": images < source.num_examples,
             "available": source.num_examples,
             "model": fingerprint_model(self.model),

@@ -1,17 +1,19 @@
 """The judge distrusts everyone: every adversarial example is verified and classified again, apart from its attack."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from deat.evaluation.quick import Quick, choose_quick, full_precision
 from deat.modes import evaluating
 from deat.seeding import derive
 from deat.threat import ThreatModel
+
+SLICE = 128
+"""Images of a block on which a quick twin shows whether it may be asked."""
 
 
 class Attacker(Protocol):
@@ -39,21 +41,31 @@ class Ruling:
 
 
 class Judge:
-    """Rules on blocks of images. A ruling depends on model, seed, attack and block alone."""
+    """Rules on blocks of images. A ruling depends on model, seed, attack, block and the attacks' precision alone."""
 
-    def __init__(self, model: nn.Module, threat: ThreatModel, seed: int) -> None:
+    def __init__(self, model: nn.Module, threat: ThreatModel, seed: int, precision: str = "fp32") -> None:
         self.model, self.threat, self.seed = Counted(model), threat, seed
+        self.precision = choose_quick(precision, next((p.device for p in model.parameters()), torch.device("cpu")))
+        self.quick = None if self.precision == "fp32" else Quick(model, self.model, self.precision)
 
     def rule(self, attacker: Attacker, x: Tensor, y: Tensor, block: int, alive: list[bool] | None = None) -> Ruling:
         """The ruling on a block; images that are wrong to begin with, or not alive, are not attacked."""
-        started, counted = perf_counter(), (self.model.forwards, self.model.backwards)
+        started, before = perf_counter(), self._counted()
         with full_precision(), torch.autocast(x.device.type, enabled=False), evaluating(self.model):
             stands = self._classify(x, y)
             if alive is not None:
                 stands &= torch.tensor(alive, device=x.device)
             invalid = self._attack(attacker, x, y, block, stands)
-        forwards, backwards = self.model.forwards - counted[0], self.model.backwards - counted[1]
-        return Ruling(stands.tolist(), invalid, perf_counter() - started, forwards, backwards)
+            correct = stands.tolist()
+        forwards, backwards = (now - then for now, then in zip(self._counted(), before, strict=True))
+        return Ruling(correct, invalid, perf_counter() - started, forwards, backwards)
+
+    def _counted(self) -> tuple[int, int]:
+        """Images passed so far, forward and backward, through the model and its twin."""
+        forwards, backwards = self.model.forwards, self.model.backwards
+        if self.quick is None:
+            return forwards, backwards
+        return forwards + self.quick.forwards, backwards + self.quick.backwards
 
     def _attack(self, attacker: Attacker, x: Tensor, y: Tensor, block: int, stands: Tensor) -> int:
         """Strike out of `stands` whom the attack fools; how many of its examples were not allowed."""
@@ -61,7 +73,9 @@ class Judge:
         if attacker.name == "natural" or len(index) == 0:
             return 0
         generator = torch.Generator(x.device).manual_seed(block_seed(self.seed, attacker.name, block))
-        found = attacker(self.model, x[index], y[index], self.threat, generator).detach()
+        quick = self.quick if self.quick is not None and self.quick.agrees(x[:SLICE]) else None
+        with full_precision(tf32=quick is not None):
+            found = attacker(quick or self.model, x[index], y[index], self.threat, generator).detach()
         self.model.eval()  # whatever mode the attack left it in
         if found.shape != x[index].shape or found.dtype != x.dtype:
             return len(index)
@@ -100,34 +114,3 @@ class Counted(nn.Module):
 def block_seed(seed: int, attack: str, block: int) -> int:
     """The seed of an attack on a block: below 2**31, which every implementation accepts."""
     return derive(seed, f"attack {attack}", block) % 2**31
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """float32 without TF32, whatever was set before, by torch's older interface or its newer one."""
-    backends: Any = torch.backends
-    try:
-        matmul, conv = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
-    except RuntimeError:  # the newer one was used, and torch refuses to mix them
-        with _ieee(backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul):
-            yield
-        return
-    try:
-        torch.set_float32_matmul_precision("highest")
-        backends.cudnn.allow_tf32 = False
-        yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        backends.cudnn.allow_tf32 = conv
-
-
-@contextmanager
-def _ieee(*units: Any) -> Iterator[None]:
-    before = [unit.fp32_precision for unit in units]
-    try:
-        for unit in units:
-            unit.fp32_precision = "ieee"
-        yield
-    finally:
-        for unit, precision in zip(units, before, strict=True):
-            unit.fp32_precision = precision

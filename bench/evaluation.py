@@ -1,0 +1,181 @@
+"""Evaluation speed on a GPU: a plain script, the AutoAttack library as it is, and deat, on one robust network.
+
+PreAct-ResNet-18 and CIFAR-10's 10,000 test images. `plain` is what paper repositories do: batches of 200, float32,
+every image in every step, a full backward. The others are deat.evaluate in a precision and a block size; `fp32-2500` is
+what verdicts are compared with, since a start depends on the block. AutoAttack: the library as it is on the first 1,000
+images, deat on the same ones and on all. Cells are measured one by one, and those that are there already are kept, so
+that the command may be given again, with other cells:
+
+    deat train --data folder:cifar10-jpeg.tar.xz --epochs 11 --gamma 1.0 --alpha 10/255 --lr 0.1 --held-out 0 \\
+        --val-attack none --out RUN
+    python bench/evaluation.py --data folder:cifar10-jpeg.tar.xz --weights RUN/last/model.safetensors \\
+        --out docs/results/evaluation.json
+
+It writes the JSON file and a table beside it.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from evaluation_page import render
+from plain import attack_images
+from torch import Tensor, nn
+
+import deat
+from deat.models import load_weights
+from deat.versions import versions
+
+ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw-20")
+THREAT = deat.Linf(8 / 255)
+DEAT = {
+    "fp32-500": ("fp32", 500),
+    "fp32-2500": ("fp32", 2500),
+    "tf32-2500": ("tf32", 2500),
+    "bf16-2500": ("bf16", 2500),
+    "fp16-2500": ("fp16", 2500),
+    "fp16-500": ("fp16", 500),
+    "fp16-10000": ("fp16", 10000),
+}
+Record = dict[str, Any]
+Cell = Callable[[nn.Module, Tensor, Tensor], Record]
+
+
+def main() -> None:
+    """Measure the cells that are missing."""
+    args = arguments()
+    model, x, y = load(args.data, args.weights)
+    result = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
+    result["machine"] = {"device": torch.cuda.get_device_name(), **versions()}
+    cells = result.setdefault("cells", {})
+    for name in args.cells or CELLS:
+        if name not in cells:
+            torch.cuda.empty_cache()
+            cells[name] = CELLS[name](model, x, y)
+            print(name, {key: value for key, value in cells[name].items() if key != "verdicts"}, flush=True)
+            args.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
+    page = render(result)
+    args.out.with_suffix(".md").write_text(page, encoding="utf-8")
+    print(page)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="A plain script, the AutoAttack library and deat, on one network.")
+    parser.add_argument("cells", nargs="*", metavar="CELL", help=f"what to measure; all of {', '.join(CELLS)}")
+    parser.add_argument("--data", required=True, help="CIFAR-10, as deat train takes it")
+    parser.add_argument("--weights", type=Path, required=True, help="a robust PreAct-ResNet-18")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write or to add to")
+    args = parser.parse_args()
+    if unknown := set(args.cells) - set(CELLS):
+        parser.error(f"no such cell: {', '.join(unknown)}; there are {', '.join(CELLS)}")
+    return args
+
+
+def load(data: str, weights: Path) -> tuple[nn.Module, Tensor, Tensor]:
+    """The network and the test images, on the device."""
+    corpus = deat.load_data(data)
+    model = deat.build_model("preact_resnet18", normalize=corpus.normalization)
+    load_weights(model, weights)
+    images: Any = corpus.test
+    return model.cuda().eval(), images.images.cuda().float() / 255, images.labels.cuda()
+
+
+def timed(work: Callable[[], Record]) -> Record:
+    """A cell's result with the seconds that it took; a small run of the same kind goes before, unmeasured."""
+    torch.cuda.synchronize()
+    started = perf_counter()
+    found = work()
+    torch.cuda.synchronize()
+    return {"seconds": round(perf_counter() - started, 2), **found}
+
+
+def plain(model: nn.Module, x: Tensor, y: Tensor) -> Record:
+    """A plain script with torch's defaults, TF32 convolutions among them."""
+    attack_images(model, x[:200], y[:200], THREAT.eps, "pgd-20")
+
+    def work() -> Record:
+        seconds, verdicts = {}, {}
+        for name in ATTACKS:
+            started = perf_counter()
+            verdicts[name] = attack_images(model, x, y, THREAT.eps, name)
+            seconds[name] = round(perf_counter() - started, 2)
+        return {"each": seconds, "verdicts": {name: pack(hits) for name, hits in verdicts.items()}}
+
+    return timed(work)
+
+
+def ours(precision: str, block: int) -> Cell:
+    """deat.evaluate, sanity checks left out, which the plain script does not make."""
+
+    def cell(model: nn.Module, x: Tensor, y: Tensor) -> Record:
+        options: Any = {"threat": THREAT, "sanity": False, "precision": precision, "block": block}
+        deat.evaluate(model, (x[:block], y[:block]), attacks=["pgd-3"], **options)
+        return timed(lambda: summary(deat.evaluate(model, (x, y), attacks=ATTACKS, **options)))
+
+    return cell
+
+
+def library(model: nn.Module, x: Tensor, y: Tensor) -> Record:
+    """pyautoattack by hand, in batches of 500."""
+    from pyautoattack import AutoAttack
+
+    def work() -> Record:
+        adversary = AutoAttack(model, eps=THREAT.eps, norm="Linf", seed=0, device="cuda")
+        found = adversary.run_standard_evaluation(x[:1000], y[:1000], batch_size=500)[0]
+        with torch.no_grad():
+            return {"verdicts": {"aa": pack((model(found).argmax(1) == y[:1000]).tolist())}}
+
+    return timed(work)
+
+
+def autoattack(precision: str, images: int, block: int) -> Cell:
+    """deat's `aa`."""
+
+    def cell(model: nn.Module, x: Tensor, y: Tensor) -> Record:
+        options: Any = {"threat": THREAT, "sanity": False, "precision": precision, "block": block}
+        deat.evaluate(model, (x[:block], y[:block]), attacks=["pgd-3"], **options)
+        return timed(lambda: summary(deat.evaluate(model, (x[:images], y[:images]), attacks=["aa"], **options)))
+
+    return cell
+
+
+def autoattack_parts(model: nn.Module, x: Tensor, y: Tensor) -> Record:
+    """AutoAttack's parts one after the other on 1,000 images, survivors only going on, each by the clock."""
+    options: Any = {"threat": THREAT, "sanity": False, "precision": "fp16", "block": 1000, "cascade": True}
+    parts = ["apgd-ce", "apgd-t", "fab-t", "square"]
+    return timed(lambda: summary(deat.evaluate(model, (x[:1000], y[:1000]), attacks=parts, **options)))
+
+
+def summary(found: deat.Evaluation) -> Record:
+    """Seconds and passes by attack, and the verdicts."""
+    return {
+        "each": {r.name: round(r.seconds, 2) for r in found.results},
+        "forwards": {r.name: r.forwards for r in found.results},
+        "backwards": {r.name: r.backwards for r in found.results},
+        "verdicts": {r.name: pack(r.correct) for r in found.results},
+    }
+
+
+def pack(hits: list[bool]) -> str:
+    """Verdicts as hexadecimal digits, four images each, after their number."""
+    text = "".join("1" if hit else "0" for hit in hits)
+    return f"{len(hits)}:{int('1' + text, 2):x}"
+
+
+CELLS: dict[str, Cell] = {
+    **{name: ours(*how) for name, how in DEAT.items()},
+    "plain": plain,
+    "aa-library-1000": library,
+    "aa-fp16-1000": autoattack("fp16", 1000, 1000),
+    "aa-parts-1000": autoattack_parts,
+    "aa-fp16-10000": autoattack("fp16", 10000, 2500),
+}
+
+
+if __name__ == "__main__":
+    main()

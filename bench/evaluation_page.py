@@ -1,0 +1,105 @@
+"""The evaluation benchmark's result as a page of Markdown."""
+
+from typing import Any
+
+Record = dict[str, Any]
+REFERENCE = "fp32-2500"
+
+
+def render(result: Record) -> str:
+    """The result as a page of Markdown."""
+    cells, machine = result["cells"], result["machine"]
+    where = f"{machine['device']}, torch {machine['torch']}, Python {machine['python']}"
+    return "\n".join(
+        [
+            "# Evaluation speed on a GPU",
+            "",
+            f"`python bench/evaluation.py` on {where}; its head says what each row is. PreAct-ResNet 18,",
+            "trained by M+DEAT in the FAST setup, CIFAR-10's 10,000 test images, linf 8/255. No sanity checks.",
+            "",
+            *attack_table(cells),
+            "",
+            'Accuracies in %. "Differ" is the largest share of images, over the four attacks, whose verdict is another',
+            f"than under `{REFERENCE}`, which starts every attack at the same points.",
+            "",
+            "## AutoAttack",
+            "",
+            *autoattack_table(cells),
+            "",
+        ]
+    )
+
+
+def attack_table(cells: Record) -> list[str]:
+    """FGSM, PGD-20, PGD-100 and CW-20 by precision and block."""
+    shown = [name for name in cells if not name.startswith("aa-")]
+    rows = ["| | seconds | times plain | FGSM | PGD-20 | PGD-100 | CW-20 | differ |", "|---" * 8 + "|"]
+    for name in sorted(shown, key=lambda name: -cells[name]["seconds"]):
+        cell = cells[name]
+        ratio = f"{cells['plain']['seconds'] / cell['seconds']:.1f}" if "plain" in cells else ""
+        shares = " | ".join(f"{100 * share(cell, how):.2f}" for how in ("fgsm", "pgd-20", "pgd-100", "cw-20"))
+        rows.append(f"| {name} | {cell['seconds']:.1f} | {ratio} | {shares} | {differs(cells, name)} |")
+    return rows
+
+
+def autoattack_table(cells: Record) -> list[str]:
+    """The library and deat."""
+    rows = ["| | images | seconds | seconds per 1,000 | times the library | AutoAttack |", "|---" * 6 + "|"]
+    base = cells.get("aa-library-1000")
+    for name in [name for name in cells if name.startswith("aa-") and "parts" not in name]:
+        cell = cells[name]
+        images = len(unpack(cell["verdicts"]["aa"]))
+        pace = 1000 * cell["seconds"] / images
+        ratio = f"{base['seconds'] / pace:.1f}" if base else ""
+        rows.append(
+            f"| {name} | {images:,} | {cell['seconds']:.1f} | {pace:.1f} | {ratio} | {100 * share(cell, 'aa'):.2f} |"
+        )
+    return [*rows, *parts(cells), *same_images(cells)]
+
+
+def parts(cells: Record) -> list[str]:
+    """Where AutoAttack's seconds go."""
+    if "aa-parts-1000" not in cells:
+        return []
+    each = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in cells["aa-parts-1000"]["each"].items())
+    return ["", f"Its parts by the clock, 1,000 images, fp16, one after the other: {each}."]
+
+
+def same_images(cells: Record) -> list[str]:
+    """How often deat's verdicts on the library's images are other ones."""
+    if "aa-library-1000" not in cells or "aa-fp16-1000" not in cells:
+        return []
+    one, other = (unpack(cells[name]["verdicts"]["aa"]) for name in ("aa-library-1000", "aa-fp16-1000"))
+    changed = sum(a != b for a, b in zip(one, other, strict=True))
+    return [
+        "",
+        f"On the same 1,000 images {changed} verdicts differ; the library ran in batches of 500, so its starts do too.",
+    ]
+
+
+def differs(cells: Record, name: str) -> str:
+    """The largest share of other verdicts than the reference's, where starts are the same."""
+    if REFERENCE not in cells or not name.endswith(REFERENCE.partition("-")[2]):
+        return ""
+    one, other = cells[name]["verdicts"], cells[REFERENCE]["verdicts"]
+    shares = [mean(a != b for a, b in zip(unpack(one[how]), unpack(other[how]), strict=True)) for how in one]
+    return f"{max(shares):.2%}"
+
+
+def share(cell: Record, how: str) -> float:
+    """The accuracy under an attack."""
+    return mean(unpack(cell["verdicts"][how]))
+
+
+def mean(hits: Any) -> float:
+    """The share of true values."""
+    values = list(hits)
+    return sum(values) / len(values)
+
+
+def unpack(text: str) -> list[bool]:
+    """Packed verdicts."""
+    count, _, digits = text.partition(":")
+    bits = bin(int(digits, 16))[3:]
+    assert len(bits) == int(count)
+    return [bit == "1" for bit in bits]

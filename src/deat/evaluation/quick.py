@@ -1,0 +1,134 @@
+"""A model's quick twin, for attacks on a GPU: half precision or TF32, channels last. Nobody is judged by it.
+
+An attack asks the twin for logits and gradients. What it claims to have fooled it asks the exact model, in float32.
+"""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deat.errors import UsageError, unknown
+
+PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+AGREE = 0.05
+"""How far the twin's logits may be from the model's, by length, before it is not asked at all."""
+SCALE = 1024.0
+"""What half precision's gradients are multiplied by on their way, so that small ones do not vanish."""
+
+
+def choose_quick(wanted: str, device: torch.device) -> str:
+    """The precision that attacks work in: "auto" is fp16 on a GPU, which rounds images no coarser than TF32."""
+    if wanted not in PRECISIONS:
+        raise unknown("precision", wanted, PRECISIONS)
+    if wanted in ("tf32", "bf16", "fp16") and device.type != "cuda":
+        raise UsageError(f"attacks in {wanted} need a CUDA device; use 'auto' or 'fp32'.")
+    return ("fp16" if device.type == "cuda" else "fp32") if wanted == "auto" else wanted
+
+
+class Quick(nn.Module):
+    """The twin of an exact model: called like it, and differentiable by its input alone."""
+
+    def __init__(self, net: nn.Module, exact: nn.Module, precision: str) -> None:
+        super().__init__()
+        self.twin = copy.deepcopy(net).requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.precision = precision
+        self._exact = (exact,)  # not a submodule: its modes are its own
+        self.forwards = self.backwards = 0
+
+    @property
+    def exact(self) -> nn.Module:
+        """The model that has the last word."""
+        return self._exact[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The twin's logits, in float32."""
+        self.forwards += len(x)
+        x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+        with self._autocast(x):
+            logits: Tensor = self.twin(_scaled(x, 1 / SCALE)).float()
+        if logits.requires_grad:
+            logits.register_hook(self._passed_back)  # type: ignore[no-untyped-call]
+        return _scaled(logits, SCALE)
+
+    def surely_correct(self, x: Tensor, y: Tensor) -> Tensor:
+        """Which images the exact model classifies correctly."""
+        with torch.no_grad(), full_precision():
+            hit: Tensor = self.exact(x).argmax(1) == y
+        return hit
+
+    def agrees(self, x: Tensor) -> bool:
+        """Whether its logits are close enough to the exact model's for its gradients to be of use."""
+        with torch.no_grad():
+            found, exact = self(x), self.exact(x)
+        distance = float((found - exact).norm() / exact.norm().clamp_min(1e-12))
+        if not distance <= AGREE:
+            warnings.warn(
+                f"in {self.precision} the model's logits differ by {distance:.0%}, so attacks run in float32.",
+                stacklevel=2,
+            )
+        return distance <= AGREE
+
+    def _autocast(self, x: Tensor) -> AbstractContextManager[Any]:
+        dtype = DTYPES.get(self.precision)
+        return torch.autocast(x.device.type, dtype=dtype) if dtype else nullcontext()
+
+    def _passed_back(self, grad: Tensor) -> None:
+        self.backwards += len(grad)
+
+
+class _Scaled(torch.autograd.Function):
+    """The identity, whose gradient is multiplied by a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        """x itself."""
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """The gradient, scaled; what overflowed on its way is large, not lost."""
+        return torch.nan_to_num(grad * ctx.factor), None
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    found: Tensor = _Scaled.apply(x, factor)  # type: ignore[no-untyped-call]
+    return found
+
+
+@contextmanager
+def full_precision(tf32: bool = False) -> Iterator[None]:
+    """float32 without TF32 (or with it), whatever was set before, by torch's older interface or its newer one."""
+    backends: Any = torch.backends
+    try:
+        matmul, conv = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32
+    except RuntimeError:  # the newer one was used, and torch refuses to mix them
+        units = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul)
+        with _set_units(units, "tf32" if tf32 else "ieee"):
+            yield
+        return
+    try:
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        backends.cudnn.allow_tf32 = tf32
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        backends.cudnn.allow_tf32 = conv
+
+
+@contextmanager
+def _set_units(units: tuple[Any, ...], precision: str) -> Iterator[None]:
+    before = [unit.fp32_precision for unit in units]
+    try:
+        for unit in units:
+            unit.fp32_precision = precision
+        yield
+    finally:
+        for unit, held in zip(units, before, strict=True):
+            unit.fp32_precision = held
