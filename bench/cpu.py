@@ -20,7 +20,6 @@ nothing and are only printed unless --out says where to write them.
 import argparse
 import json
 import os
-import platform
 from pathlib import Path
 from statistics import median
 
@@ -28,13 +27,12 @@ import torch
 from clock import Lap, lap
 from cpu_accuracy import measure_accuracy
 from cpu_page import Record, render
-from cpu_sides import BATCH, CORES, NETWORK, deat_trainer, plain_script
+from cpu_sides import BATCH, CORES, NETWORK, deat_trainer, machine, plain_script
 from plain import EPOCHS
 from torch import nn
 
 import deat
 from deat.data import Augment, ImageSet
-from deat.game.engine import cpu_is_fast_at_bf16
 
 PAD = 4
 GOALS = {"pgd-7": 2.5, "free-8": 1.7}
@@ -56,7 +54,7 @@ def main() -> None:
         methods = [measure_speed(name, args.rounds, args.batches, attempts) for name in GOALS]
         result["speed"] = machine() | {"command": command(args, "speed"), "methods": methods}
     if args.part != "speed":
-        methods = [measure_accuracy(name, args.seeds, args.quick, args.jobs) for name in GOALS]
+        methods = [measure_accuracy(name, args.seeds, args.quick, args.jobs, args.trials) for name in GOALS]
         result["accuracy"] = machine() | {"command": command(args, "accuracy"), "methods": methods}
     publish(result, out)
 
@@ -77,10 +75,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds, after one that warms up")
     parser.add_argument("--batches", type=int, default=2, help="batches of 64 in a round")
     parser.add_argument("--part", choices=("all", "speed", "accuracy"), default="all", help="what to measure")
-    parser.add_argument("--seeds", type=int, default=8, help="training runs of each kind in the accuracy part")
+    parser.add_argument("--seeds", type=int, default=6, help="training runs of each kind in the accuracy part")
     parser.add_argument(
         "--jobs", type=int, default=1, help="training runs of the accuracy part at once, of two threads"
     )
+    parser.add_argument("--trials", type=Path, help="the accuracy part's trials, a JSON line each: read, and added to")
     parser.add_argument("--out", type=Path, help="the JSON file to write; a table goes beside it as .md")
     parser.add_argument("--quick", action="store_true", help="one round, one batch, one short training run")
     args = parser.parse_args()
@@ -101,27 +100,6 @@ def use_two_cores() -> None:
     """Stay on two cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-
-
-def machine() -> Record:
-    """What the numbers depend on besides the code."""
-    return {
-        "cpu": cpu_name(),
-        "threads": torch.get_num_threads(),
-        "bf16_in_hardware": cpu_is_fast_at_bf16(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "deat": deat.__version__,
-        "network": NETWORK,
-        "batch_size": BATCH,
-    }
-
-
-def cpu_name() -> str:
-    """The processor's name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def measure_speed(name: str, rounds: int, batches: int, attempts: int) -> Record:

@@ -6,15 +6,17 @@ not used again. Then both train on all training images, from the same initial we
 the same float32 PGD-20 on the 400 test images, which nothing was chosen by.
 """
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from statistics import mean, stdev
 
 import torch
 from cpu_page import Record
-from cpu_sides import BATCH, CORES, NETWORK, deat_trainer, plain_script
+from cpu_sides import BATCH, CORES, NETWORK, deat_trainer, machine, plain_script
 from plain import EPOCHS
 from torch import nn
 
@@ -54,16 +56,20 @@ class Trial:
         print(f"{self} {found}", flush=True)
         return found
 
+    def key(self) -> Record:
+        """What identifies it in a file of trials."""
+        return {name: value for name, value in asdict(self).items() if name != "quick"}
 
-def measure_accuracy(name: str, seeds: int, quick: bool, jobs: int) -> Record:
+
+def measure_accuracy(name: str, seeds: int, quick: bool, jobs: int, known: Path | None = None) -> Record:
     """Choose each side's learning rate on held-out images, train on the digits in both ways, and score both alike."""
     rates = RATES[:1] if quick else RATES
     tries = [Trial(who, name, lr, PILOT_SEED, True, quick) for who in SIDES for lr in rates]
-    held = dict(zip(tries, together(tries, jobs), strict=True))
+    held = dict(zip(tries, together(tries, jobs, known), strict=True))
     pilots = {who: {str(t.lr): found["pgd-20"] for t, found in held.items() if t.who == who} for who in SIDES}
     chosen = {who: best_rate(scores) for who, scores in pilots.items()}
     trials = [Trial(who, name, chosen[who], seed, False, quick) for seed in range(seeds) for who in SIDES]
-    found = together(trials, jobs)
+    found = together(trials, jobs, known)
     scores = {who: [each for t, each in zip(trials, found, strict=True) if t.who == who] for who in SIDES}
     train, test = digits(quick)
     epochs = trials[0].epochs
@@ -92,12 +98,23 @@ def digits(quick: bool) -> tuple[ImageSet, ImageSet]:
     return (train.subset(range(HELD_OUT + BATCH)), test.subset(range(BATCH))) if quick else (train, test)
 
 
-def together(trials: list[Trial], jobs: int) -> list[dict[str, float]]:
-    """Every trial's scores, several trials at once in processes of their own."""
-    if jobs == 1:
-        return [trial() for trial in trials]
+def together(trials: list[Trial], jobs: int, known: Path | None) -> list[dict[str, float]]:
+    """Every trial's scores: as a file of earlier trials has them, or made now, several at once, and added to it."""
+    held = recall(known)
+    missing = [trial for trial in trials if json.dumps(trial.key()) not in held]
     with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (CORES,)) as pool:
-        return list(pool.map(Trial.__call__, trials))
+        for trial, found in zip(missing, pool.map(Trial.__call__, missing), strict=True):
+            held[json.dumps(trial.key())] = found
+            if known:
+                with known.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"trial": trial.key(), "scores": found, "on": machine()}) + "\n")
+    return [held[json.dumps(trial.key())] for trial in trials]
+
+
+def recall(known: Path | None) -> dict[str, dict[str, float]]:
+    """The scores of earlier trials."""
+    lines = known.read_text(encoding="utf-8").splitlines() if known and known.exists() else []
+    return {json.dumps(entry["trial"]): entry["scores"] for entry in map(json.loads, lines)}
 
 
 def best_rate(scores: dict[str, float]) -> float:

@@ -1,12 +1,17 @@
 """The two sides of the CPU benchmark, set up alike: a plain loop and deat's trainer, for the same method."""
 
+import platform
+from pathlib import Path
 from typing import Any
 
+import torch
+from cpu_page import Record
 from plain import Images, Script
 from torch import nn
 
 import deat
 from deat.data import Augment, ImageSet
+from deat.game.engine import cpu_is_fast_at_bf16
 
 CORES = 2
 BATCH = 64
@@ -43,3 +48,24 @@ def deat_trainer(
     """The library's trainer, as everybody gets it."""
     settings = deat.Settings(epochs=epochs, batch_size=BATCH, lr=lr, rate=rate, threads=CORES, **options)
     return deat.make_trainer(net, data, method=name, threat=deat.Linf(eps), settings=settings, augment=augment)
+
+
+def machine() -> Record:
+    """What the numbers depend on besides the code."""
+    return {
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "bf16_in_hardware": cpu_is_fast_at_bf16(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "deat": deat.__version__,
+        "network": NETWORK,
+        "batch_size": BATCH,
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -79,7 +79,7 @@ def same_images(cells: Record) -> list[str]:
 
 def differs(cells: Record, name: str) -> str:
     """The largest share of other verdicts than the reference's, where starts are the same."""
-    if REFERENCE not in cells or not name.endswith(REFERENCE.partition("-")[2]):
+    if REFERENCE not in cells or REFERENCE.partition("-")[2] not in name.split("-"):
         return ""
     one, other = cells[name]["verdicts"], cells[REFERENCE]["verdicts"]
     shares = [mean(a != b for a, b in zip(unpack(one[how]), unpack(other[how]), strict=True)) for how in one]

@@ -12,7 +12,8 @@ from deat.errors import UsageError
 from deat.evaluation.evaluation import AttackResult, Evaluation
 from deat.evaluation.judge import Attacker, Judge, Ruling
 from deat.evaluation.ledger import Ledger, fingerprint, fingerprint_model
-from deat.evaluation.named import attacker, describe
+from deat.evaluation.named import attacker, describe, passes
+from deat.evaluation.quick import choose_compiled
 from deat.evaluation.sanity import after, before, compare
 from deat.modes import evaluating
 from deat.threat import ThreatModel
@@ -36,6 +37,7 @@ def evaluate(
     cascade: bool = False,
     sanity: bool = True,
     precision: str = "auto",
+    engine: str = "auto",
     ledger: str | Path | None = None,
     save: str | Path | None = None,
     progress: Progress | None = None,
@@ -45,7 +47,8 @@ def evaluate(
     data is a loader, a Dataset, a pair of tensors or an ImageSet; `n` takes its first images only. Verdicts depend on
     model, seed and block size. With `ledger`, a file, an interrupted call goes on where it was; `save` names the
     evaluation.json that then takes its place. `cascade` sends only survivors on. precision is what attacks compute in:
-    "auto" is half on a GPU and fp32 elsewhere; whom they fool is always settled in float32.
+    "auto" is half on a GPU and fp32 elsewhere; whom they fool is always settled in float32. engine "compile" compiles
+    what they ask there, which pays for long work; "auto" does where it would.
     """
     chosen = [attacker(a) for a in attacks]
     check_question(chosen, n, block)
@@ -53,7 +56,9 @@ def evaluate(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     source = as_source(data, batch_size=block, device=device, shuffle=False)
     source.check()
-    session = Session(model, radius, chosen, seed, block, cascade, n, ledger, precision)
+    images = source.num_examples if n is None else min(n, source.num_examples)
+    compiled = choose_compiled(engine, device, images * sum(map(passes, chosen)))
+    session = Session(model, radius, chosen, seed, block, cascade, n, ledger, precision, compiled)
     found = session.run(source, sanity, progress or (lambda done, total, text: None))
     if save is not None:
         found.save(Path(save))
@@ -75,10 +80,11 @@ class Session:
         n: int | None,
         ledger: str | Path | None,
         precision: str = "auto",
+        compiled: bool = False,
     ) -> None:
         self.model, self.threat, self.attacks, self.cascade, self.block = model, threat, attacks, cascade, block
         self.n, self.seed = n, seed
-        self.judge = Judge(model, threat, seed, precision)
+        self.judge = Judge(model, threat, seed, precision, compiled)
         question = {"threat": repr(threat), "seed": seed, "block": block, "cascade": cascade}
         question["precision"] = self.judge.precision
         # Alone, an attack's ruling owes nothing to the others.
@@ -128,6 +134,7 @@ class Session:
             "block": self.block,
             "cascade": self.cascade,
             "precision": self.judge.precision,
+            "compiled": self.judge.quick is not None and self.judge.quick.compiled,
             "sample": images < source.num_examples,
             "available": source.num_examples,
             "model": fingerprint_model(self.model),

@@ -9,6 +9,8 @@ from deat.evaluation.autoattack import PARTS, AutoAttack
 from deat.evaluation.judge import Attacker
 from deat.threat import ThreatModel
 
+PASSES = {"apgd-ce": 100, "apgd-t": 500, "fab-t": 900, "square": 2500}
+"""An image's passes through each part of AutoAttack, where half of the images fall early."""
 KNOWN = (*FAMILIES, *PARTS, "aa")
 
 
@@ -37,3 +39,10 @@ def describe(how: Attacker, threat: ThreatModel, num_classes: int = 10) -> dict[
     held = {f.name: getattr(how, f.name) for f in fields(how)} if is_dataclass(how) else {"name": how.name}
     plain = {key: value for key, value in held.items() if isinstance(value, str | int | float | None)}
     return {**plain, "kind": type(how).__name__}
+
+
+def passes(how: Attacker) -> int:
+    """About how many times an attack passes an image through a robust model, half of the images falling early."""
+    if isinstance(how, AutoAttack):
+        return sum(PASSES[part] for part in how.parts)
+    return how.steps * how.restarts if isinstance(how, Attack) else 0

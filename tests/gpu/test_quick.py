@@ -1,0 +1,95 @@
+"""The quick twin that attacks ask on a GPU; skipped where there is none."""
+
+import pytest
+import torch
+from torch import nn
+
+import deat
+from deat.evaluation.graphed import EAGER, Graphed
+from deat.evaluation.quick import Quick
+from helpers.eval_nets import THREAT, digits, undefended
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return deat.build_model("preact_resnet18", normalize=((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))).cuda().eval()
+
+
+def slope(net: nn.Module | Graphed, x: torch.Tensor) -> torch.Tensor:
+    x = x.detach().requires_grad_()
+    (grad,) = torch.autograd.grad(net(x).square().sum(), x)
+    return grad
+
+
+@pytest.mark.parametrize("length", [1, 33, 64])
+def test_a_recorded_network_answers_and_differentiates_like_an_eager_one(length: int) -> None:
+    net = network().requires_grad_(False)
+    graphed = Graphed(net)
+    for _ in range(EAGER + 2):
+        x = torch.rand(length, 3, 32, 32, device="cuda")
+        assert torch.allclose(graphed(x), net(x), atol=1e-4)
+        assert torch.allclose(slope(graphed, x), slope(net, x), rtol=1e-2, atol=1e-4)
+    assert len(graphed._pairs) == 1
+
+
+def test_a_backward_survives_forwards_of_other_batches_in_between() -> None:
+    net = network().requires_grad_(False)
+    graphed = Graphed(net)
+    first, second = (torch.rand(n, 3, 32, 32, device="cuda") for n in (40, 64))
+    for _ in range(EAGER + 1):
+        graphed(first), graphed(second)
+    x = first.clone().requires_grad_()
+    answer = graphed(x).square().sum()
+    graphed(second)
+    graphed(1 - first)
+    (grad,) = torch.autograd.grad(answer, x)
+    assert torch.allclose(grad, slope(net, first), rtol=1e-2, atol=1e-4)
+
+
+def test_half_precision_keeps_the_signs_of_the_gradient() -> None:
+    net = network()
+    x, y = torch.rand(64, 3, 32, 32, device="cuda"), torch.arange(64, device="cuda") % 10
+    quick = Quick(net, net, "fp16")
+
+    def signs(model: nn.Module) -> torch.Tensor:
+        images = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(nn.functional.cross_entropy(model(images), y, reduction="sum"), images)
+        return grad.sign()
+
+    assert quick.agrees(x)
+    assert float((signs(quick) != signs(net)).float().mean()) < 0.05
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+def test_verdicts_of_quick_attacks_are_those_of_exact_ones_but_for_a_few(precision: str) -> None:
+    net, (x, y) = undefended().cuda(), digits(400)
+    data = x.cuda(), y.cuda()
+    attacks = ["natural", "fgsm", "pgd-20", "cw-20", "aa"]
+    threat = deat.Linf(THREAT.eps / 4)
+    exact = deat.evaluate(net, data, threat=threat, attacks=attacks, precision="fp32", sanity=False)
+    found = deat.evaluate(net, data, threat=threat, attacks=attacks, precision=precision, sanity=False)
+    assert found.settings["precision"] == precision
+    for name in attacks:
+        differ = sum(a != b for a, b in zip(exact.verdicts[name], found.verdicts[name], strict=True))
+        assert differ <= 8, name
+    assert found.verdicts["natural"] == exact.verdicts["natural"]
+
+
+def test_a_model_that_half_precision_cannot_follow_is_attacked_in_full() -> None:
+    class Steep(nn.Module):
+        """Logits that half precision cannot hold."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = undefended()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 1e6 * self.net(x)
+
+    net, (x, y) = Steep().cuda(), digits(100)
+    with pytest.warns(UserWarning, match="float32"):
+        found = deat.evaluate(net, (x.cuda(), y.cuda()), threat=THREAT, attacks=["pgd-20"], sanity=False)
+    exact = deat.evaluate(net, (x.cuda(), y.cuda()), threat=THREAT, attacks=["pgd-20"], precision="fp32", sanity=False)
+    assert found.accuracy["pgd-20"] == pytest.approx(exact.accuracy["pgd-20"], abs=0.03)
