@@ -102,7 +102,8 @@ def together(trials: list[Trial], jobs: int, known: Path | None) -> list[dict[st
     """Every trial's scores: as a file of earlier trials has them, or made now, several at once, and added to it."""
     held = recall(known)
     missing = [trial for trial in trials if json.dumps(trial.key()) not in held]
-    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (CORES,)) as pool:
+    threads = CORES if jobs == 1 else 1
+    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
         for trial, found in zip(missing, pool.map(Trial.__call__, missing), strict=True):
             held[json.dumps(trial.key())] = found
             if known:

@@ -46,7 +46,9 @@ def deat_trainer(
     **options: Any,
 ) -> deat.Trainer:
     """The library's trainer, as everybody gets it."""
-    settings = deat.Settings(epochs=epochs, batch_size=BATCH, lr=lr, rate=rate, threads=CORES, **options)
+    settings = deat.Settings(
+        epochs=epochs, batch_size=BATCH, lr=lr, rate=rate, threads=torch.get_num_threads(), **options
+    )
     return deat.make_trainer(net, data, method=name, threat=deat.Linf(eps), settings=settings, augment=augment)
 
 
