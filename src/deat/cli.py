@@ -13,6 +13,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from deat.commands.evaluate import run_evaluation
 from deat.commands.lists import list_things
+from deat.commands.resume import run_resume
 from deat.commands.train import run_training
 from deat.errors import DeatError
 from deat.threat import number
@@ -76,6 +77,10 @@ class Train:
     """The run's folder, which must not exist; by default a new one under runs/."""
     overwrite: bool = False
     """Replace the run that is in --out."""
+    resume: Literal["no", "auto"] = "no"
+    """auto goes on with the run that is in --out, if there is one of the same settings, and else starts it."""
+    inexact: bool = False
+    """--resume: go on even where the numbers will differ from an uninterrupted run's."""
     seed: int = 0
     """Where every random draw comes from."""
     batch_size: MaybeWhole = None
@@ -126,6 +131,8 @@ class Train:
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     threads: MaybeWhole = None
     """CPU threads; small networks use one by default."""
+    deterministic: bool = False
+    """On a GPU, the same bits every time, so that a resumed run is exact; slower. A CPU is so anyway."""
     workers: MaybeWhole = None
     """Processes that decode images which do not fit in memory."""
     data_root: MaybeText = None
@@ -142,6 +149,28 @@ class Train:
     def run(self) -> int:
         """Train."""
         return run_training(vars(self))
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run that was interrupted or killed, to the bytes that an uninterrupted one would have given."""
+
+    run_folder: Annotated[Positional[str], arg(name="run")]
+    """The run's folder."""
+    method: MaybeText = None
+    """The run's method again, where it came from a file: my_file.py:NAME."""
+    model: MaybeText = None
+    """The run's model again, where it came from a file: my_file.py:NAME."""
+    inexact: bool = False
+    """Go on even where the numbers will differ from an uninterrupted run's."""
+    data_root: MaybeText = None
+    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    json: bool = False
+    """Print one JSON document instead of lines."""
+
+    def run(self) -> int:
+        """Go on."""
+        return run_resume(vars(self))
 
 
 @dataclass(frozen=True)
@@ -204,6 +233,7 @@ class List:
 
 Command = (
     Annotated[Train, subcommand("train")]
+    | Annotated[Resume, subcommand("resume")]
     | Annotated[Evaluate, subcommand("evaluate")]
     | Annotated[List, subcommand("list")]
 )

@@ -23,6 +23,17 @@ def is_file_spec(spec: str) -> bool:
     return spec.endswith(".py") or ".py:" in spec
 
 
+def code_digest(spec: str) -> str:
+    """A hash of the file that a spec names, by which a resumed run knows its own code again."""
+    file, _ = _split(spec.strip())
+    while file[:2] in ("m+", "f+") and not Path(file).expanduser().is_file():
+        file = file[2:]
+    try:
+        return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()
+    except OSError as error:
+        raise UsageError(f"cannot read {file!r} (of {spec!r}): {error.strerror}") from None
+
+
 def load_object(spec: str) -> object:
     """The object NAME of `path/to/file.py:NAME`; the file runs anew on every call."""
     file, name = _split(spec)

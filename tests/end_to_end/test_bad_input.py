@@ -165,4 +165,11 @@ def test_fit_refuses_bad_data_before_training(train: object, options: dict[str, 
 
 def test_every_error_has_the_documented_exit_status() -> None:
     codes = {kind.__name__: kind.exit_code for kind in DeatError.__subclasses__()}
-    assert codes == {"UsageError": 2, "DataError": 3, "CheckpointError": 4, "NumericalError": 5}
+    assert codes == {
+        "UsageError": 2,
+        "DataError": 3,
+        "CheckpointError": 4,
+        "NumericalError": 5,
+        "BusyError": 7,
+        "Interrupted": 75,
+    }

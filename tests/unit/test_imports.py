@@ -15,6 +15,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 320, 60
 
 LINE: list[tuple[str, ...]] = [
     ("errors", "seeding", "loading", "modes", "versions", "writing"),
+    ("tensorfile", "interruption"),
     ("threat", "game.losses"),
     ("game.round",),
     ("game.ascent", "game.objectives"),
@@ -24,6 +25,7 @@ LINE: list[tuple[str, ...]] = [
     ("schedules",),
     ("methods",),
     ("data", "models", "evaluation"),
+    ("checkpoint",),
     ("training",),
     ("report", "live"),
     ("commands",),
@@ -39,7 +41,10 @@ ONLY: dict[str, tuple[str, ...]] = {
     "threat": ("errors",),
     "game.losses": (),
     "data": ("errors", "seeding", "loading"),
-    "models": ("errors", "seeding", "loading", "writing"),
+    "models": ("errors", "seeding", "loading", "writing", "tensorfile"),
+    "tensorfile": ("errors",),
+    "interruption": ("errors",),
+    "checkpoint": ("errors", "writing"),
     "modes": (),
     "versions": (),
     "writing": (),

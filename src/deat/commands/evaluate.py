@@ -22,10 +22,10 @@ from deat.evaluation.evaluator import Progress, check_question, evaluate
 from deat.evaluation.judge import Attacker
 from deat.evaluation.named import attacker
 from deat.live import clock, is_terminal
-from deat.loading import is_file_spec
 from deat.models import load_weights
 from deat.threat import ThreatModel
 from deat.training.folder import RUN
+from deat.training.record import at_home, confirmed, read_record
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import find_device
 
@@ -122,19 +122,12 @@ def _check_out(out: Path) -> None:
 
 
 def _recorded(target: Path, order: Order) -> Request:
-    try:
-        record = json.loads((target / RUN).read_text(encoding="utf-8"))
-        names = {f.name for f in fields(Request)}
-        request = Request(**{k: v for k, v in record["request"].items() if k in names})
-        threat, model = record["threat"], str(record["model"]["name"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{str(target / RUN)!r} is not a run's record ({error}).") from None
-    if is_file_spec(model) and order.model is None:
-        raise UsageError(f"this run's model is {model!r}, which is code. Say so yourself: --model {model}.")
-    if order.eps is None and order.norm not in (None, threat["norm"]):
-        raise UsageError(f"norm {order.norm!r} needs an --eps of its own: the run's is for {threat['norm']}.")
-    data = request.data.replace("~", str(Path.home()), 1)
-    return Request(data=data, model=model, norm=threat["norm"], eps=threat["eps"], size=request.size)
+    found = read_record(target)
+    model = confirmed("model", found.model, order.model)
+    if order.eps is None and order.norm not in (None, found.norm):
+        raise UsageError(f"norm {order.norm!r} needs an --eps of its own: the run's is for {found.norm}.")
+    data = at_home(found.request.data)
+    return Request(data=data, model=model, norm=found.norm, eps=found.eps, size=found.request.size)
 
 
 def _described(target: Path, order: Order) -> Request:

@@ -11,17 +11,29 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from deat.checkpoint.lock import owned
 from deat.data import Source
-from deat.errors import UsageError
+from deat.errors import DeatError, Interrupted, NumericalError, UsageError
 from deat.evaluation.scoring import accuracies
+from deat.interruption import Interruption
 from deat.live import LiveLine, PlainLines, clock, is_terminal
 from deat.report.summary import Score, write_summary
-from deat.training.folder import WATCH, RunFolder, check_free, free_name
+from deat.training.folder import (
+    WATCH,
+    RunFolder,
+    check_free,
+    claim,
+    is_run,
+    make_folder,
+    put_aside,
+    put_back,
+)
 from deat.training.plan import Plan, plan
 from deat.training.result import Result
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import Settings
 from deat.training.trainer import Callback, Trainer
+from deat.training.validation import Interruptible
 from deat.training.watch import OverfitWatch
 from deat.writing import write_json
 
@@ -34,49 +46,114 @@ class Options:
 
     out: str | None = None
     overwrite: bool = False
+    resume: str = "no"
+    inexact: bool = False
     test_images: int = 1000
     baseline: str = "auto"
     dry_run: bool = False
     json: bool = False
 
+    @property
+    def place(self) -> Path | None:
+        """The folder that was asked for, if any."""
+        return None if self.out is None else Path(self.out).expanduser()
+
 
 def run_training(flags: dict[str, Any]) -> int:
     """`deat train`: resolve, check, train, score, report."""
     request, options = (_pick(kind, flags) for kind in (Request, Options))
-    if options.test_images < 0:
-        raise UsageError(f"test_images must be a whole number >= 0, not {options.test_images}.")
-    if options.out:
-        check_free(Path(options.out), options.overwrite)
+    going_on = _check_options(options)
     settings = {f.name: flags.get(f.name) for f in fields(Settings)}
     run = resolve(replace(request, persistent=request.persistent or None, compact=request.compact or None), **settings)
-    out = Path(options.out) if options.out else free_name(Path("runs"), f"{run.corpus.name}-{run.method.name}")
     trainer = run.trainer()
     if options.dry_run:
         return _show_plan(plan(trainer), options.json)
-    return Session(run, options, out).play(trainer)
+    return Session(run, options, resuming=going_on).play(trainer)
+
+
+def _check_options(options: Options) -> bool:
+    """Refuse what cannot be, before any data is read; whether the run that is in --out goes on."""
+    if options.test_images < 0:
+        raise UsageError(f"test_images must be a whole number >= 0, not {options.test_images}.")
+    if options.out == "":
+        raise UsageError("--out '' names no folder; leave it away for one under runs/.")
+    place = options.place
+    if options.resume == "auto":
+        if place is None or options.overwrite:
+            raise UsageError("--resume auto needs the run's folder, --out, and goes without --overwrite.")
+        if place.exists() and is_run(place):
+            return True
+    if place is not None:
+        check_free(place, options.overwrite)
+    return False
 
 
 class Session:
-    """One `deat train` from its first line to its table."""
+    """One `deat train` or `deat resume` from its first line to its table."""
 
-    def __init__(self, run: Run, options: Options, out: Path) -> None:
-        self.run, self.options, self.out = run, options, out
+    def __init__(self, run: Run, options: Options, *, resuming: bool = False) -> None:
+        self.run, self.options, self.resuming = run, options, resuming
         self.console = Console(quiet=options.json, highlight=False, markup=False, soft_wrap=not is_terminal())
+        self.interruption = Interruption()
         self.scores: list[Score] = []
         self.watch: OverfitWatch | None = None
         self.images: Source | None = None
+        self.out = options.place or Path()
 
     def play(self, trainer: Trainer) -> int:
-        """Train, score, write everything down and show it."""
-        self.images = self.run.test_images(self.options.test_images)
-        if self.images is not None:
-            self.images.check()  # a broken test set must not end the run after its last epoch
-        record = self.run.record(trainer)
-        self.watch = self.run.watch(trainer, log=self.out / WATCH, say=_say_aside)
-        folder = RunFolder.create(self.out, record, overwrite=self.options.overwrite)
+        """Train, score, write everything down and show it; a signal ends it where it can go on."""
+        images = self.run.test_images(self.options.test_images)
+        if images is not None:
+            images.check()  # a broken test set must not end the run after its last epoch
+            self.images = Interruptible(images, self.interruption)
+        self.watch = self.run.watch(trainer, say=_say_aside)
+        trainer.obey(self.interruption)
+        with self.interruption.listening():
+            record = {**self.run.record(trainer), "options": _kept(self.options)}
+            self._place()
+            with owned(self.out, _say_aside):
+                return self._guarded(trainer, record)
+
+    def _place(self) -> None:
+        """Make the run's folder, which is never another run's."""
+        if self.resuming:
+            return
+        if self.options.place is None:
+            self.out = claim(Path("runs"), f"{self.run.corpus.name}-{self.run.method.name}")
+            return
+        if self.options.overwrite:
+            put_aside(self.out)
+        make_folder(self.out)
+
+    def _guarded(self, trainer: Trainer, record: dict[str, Any]) -> int:
+        folder = RunFolder(self.out, extra=self.run.identity(trainer), say=_say_aside)
+        try:
+            return self._play(trainer, folder, record)
+        except Interrupted as error:
+            raise Interrupted(f"{error}; go on with: deat resume {self.out}") from None
+        except NumericalError as error:
+            folder.failed({"error": str(error), **error.facts})
+            self._undo(trainer)
+            raise
+        except DeatError:
+            self._undo(trainer)
+            raise
+
+    def _undo(self, trainer: Trainer) -> None:
+        """Put the run back that was to be replaced by one that came to nothing."""
+        if not trainer.history:
+            put_back(self.out)
+
+    def _play(self, trainer: Trainer, folder: RunFolder, record: dict[str, Any]) -> int:
+        if self.watch:
+            self.watch.log = self.out / WATCH
+            trainer.callbacks.append(self.watch)
+        folder.attach(trainer)
+        if not (self.resuming and self._resume(trainer, folder, record)):
+            folder.write_record(record)
         self._say_what(trainer)
         with self._display() as display:
-            result = self._fit(trainer, folder, display)
+            result = self._fit(trainer, display)
             if self._wants_baseline():
                 self._compare(display)
         write_json(self.out / "scores.json", [asdict(score) for score in self.scores])
@@ -85,9 +162,18 @@ class Session:
         self._show(result)
         return 0
 
-    def _fit(self, trainer: Trainer, folder: RunFolder, display: "Display") -> Result:
-        watching = [self.watch] if self.watch else []
-        trainer.callbacks += [*watching, folder, *display.following(trainer)]
+    def _resume(self, trainer: Trainer, folder: RunFolder, record: dict[str, Any]) -> bool:
+        """Go on from the run's newest checkpoint; False where it has none yet."""
+        if not folder.resume(trainer, inexact=self.options.inexact):
+            return False
+        if self.options.inexact:
+            folder.write_record({**record, "exact": False, "not_exact_because": ["resumed with --inexact"]})
+        at = f"epoch {trainer.epoch + 1}" + (f", batch {trainer.step + 1}" if trainer.step else "")
+        self.console.print(f"going on with {self.out} at {at}")
+        return True
+
+    def _fit(self, trainer: Trainer, display: "Display") -> Result:
+        trainer.callbacks += display.following(trainer)
         result, spent = trainer.fit(), trainer.game.cost.backprops
         name, best, last = self.run.method.name, result.best.epoch, result.history[-1].epoch
         self._score(f"{name}, last epoch" if best != last else name, result, spent)
@@ -100,6 +186,7 @@ class Session:
 
     def _compare(self, display: "Display") -> None:
         trainer = self.run.baseline().trainer()
+        trainer.obey(self.interruption)
         trainer.callbacks += display.following(trainer)
         self._score("natural training", trainer.fit(), trainer.game.cost.backprops)
 
@@ -194,6 +281,11 @@ def _show_plan(found: Plan, as_json: bool) -> int:
     print(f"memory     {found.memory / 2**30:.2f} GiB at the peak")
     print("a dry run: no run was created")
     return 0
+
+
+def _kept(options: Options) -> dict[str, Any]:
+    """The options that a resumed run takes up again."""
+    return {"test_images": options.test_images, "baseline": options.baseline}
 
 
 def _pick(kind: type[Any], flags: dict[str, Any]) -> Any:

@@ -58,6 +58,15 @@ class Meter:
         """Count the examples that one ascent moved."""
         self.counts[3].add_(active.sum())
 
+    def state_dict(self) -> dict[str, list[float]]:
+        """The sums of an epoch that is under way; reads the device."""
+        return {"sums": self.sums.tolist(), "counts": self.counts.tolist()}
+
+    def load_state_dict(self, state: dict[str, list[float]]) -> None:
+        """Go on summing from there, in the same memory."""
+        self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
+        self.counts.copy_(torch.tensor(state["counts"], dtype=torch.float64))
+
     def read(self, epoch: int) -> EpochRecord:
         """The epoch's record: the one host read. Non-finite sums raise, naming the first bad batch."""
         loss, hits, magnitude, examples, rounds, first_bad, skipped, active = torch.cat(
@@ -66,7 +75,8 @@ class Meter:
         if first_bad:
             raise NumericalError(
                 f"loss or gradient stopped being finite in epoch {epoch + 1}, batch {int(first_bad)} of {int(rounds)}. "
-                "Lower the learning rate, or train with precision fp32."
+                "Lower the learning rate, or train with precision fp32.",
+                batch=int(first_bad),
             )
         n = max(1.0, examples)
         return EpochRecord(epoch, loss / n, hits / n, magnitude, int(examples), int(skipped), int(active))

@@ -74,14 +74,17 @@ class Steering:
             peak=settings.peak,
             momentum=(high, max(0.0, high - 0.1)) if cycles else None,
         )
-        self.lr = 0.0
+
+    def rate_of(self, step: int) -> float:
+        """The learning rate of a batch."""
+        return self.rate.at(step, self.total)[0]
 
     def at(self, step: int) -> None:
         """Set the rates for a batch."""
-        self.lr, momentum = self.rate.at(step, self.total)
+        lr, momentum = self.rate.at(step, self.total)
         # Asked anew every time: an optimiser that loads its state replaces its groups.
         for group, ratio in zip(self.optimizer.param_groups, self.ratios, strict=True):
-            _set(group, "lr", self.lr * ratio)
+            _set(group, "lr", lr * ratio)
             if momentum is not None:
                 _set(group, "momentum", momentum)
 

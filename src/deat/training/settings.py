@@ -21,6 +21,7 @@ class Settings:
     rate is the learning rate's shape over training; milestones are the epochs at which the multistep one decays (by
     default 1/2 and 4/5 of them), peak is where the cyclic one turns, and cycle_momentum moves the momentum against it
     by a tenth. workers are processes that load a Dataset (0) or decode images (up to 8).
+    deterministic makes a GPU give the same bits every time, at some cost in speed; a CPU does so anyway.
     val_attack "none" switches validation off.
     """
 
@@ -40,6 +41,7 @@ class Settings:
     threads: int | None = None
     workers: int | None = None
     val_attack: str = "cw-20"
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         _whole("epochs", self.epochs, 1)

@@ -13,6 +13,7 @@ class Streams:
 
     def __init__(self, seed: int, starts: torch.Generator) -> None:
         self.seed, self.starts = seed, starts
+        self._held: dict[str, torch.Tensor] = {}
 
     def at(self, epoch: int, step: int) -> None:
         """Put every stream at the beginning of a batch."""
@@ -24,4 +25,15 @@ class Streams:
         """Inside, torch's generators are ours; afterwards they are the caller's again."""
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
+            if self._held:
+                torch.set_rng_state(self._held["torch"])
             yield
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Where the streams are, in the middle of a batch too."""
+        return {"torch": torch.get_rng_state(), "starts": self.starts.get_state()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on from there."""
+        self._held = state
+        self.starts.set_state(state["starts"])

@@ -2,9 +2,11 @@
 
 import copy
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -12,14 +14,16 @@ import torch
 from torch import nn
 
 from deat.data.source import Source
-from deat.errors import NumericalError
+from deat.errors import Interrupted, NumericalError
 from deat.game.engine import Engine, choose_precision, choose_records, choose_threads
 from deat.game.meter import EpochRecord
 from deat.game.moves import Game
 from deat.game.objectives import Objective
 from deat.game.round import Budget
+from deat.interruption import Interruption
 from deat.methods.method import Method
 from deat.models import pixel_scale
+from deat.models.weights import bare, tensors_of
 from deat.threat import ThreatModel
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
@@ -40,11 +44,22 @@ class Callback(Protocol):
         """An epoch has ended and was recorded."""
 
 
+class Keeper(Protocol):
+    """Somebody who keeps a trainer's state where it survives the process; told when all callbacks have been."""
+
+    def begin(self, trainer: "Trainer") -> None:
+        """Training is about to begin or to go on."""
+
+    def keep(self, trainer: "Trainer", *, now: bool = False) -> None:
+        """An epoch has ended, or, with now, training stops here."""
+
+
 class Trainer:
     """Trains one network by one method against one threat model, on sources of batches.
 
-    Weights, optimiser, the schedule's state, the game's carried delta and the position are all there is to
-    continue from: state_dict() has them.
+    Weights, optimiser, the schedule's state, the game's carried delta, the meter's sums and the position are all
+    there is to continue from: state_dict() has them, and a keeper saves them. interruption ends training between
+    two batches.
     """
 
     def __init__(
@@ -78,17 +93,22 @@ class Trainer:
             pixel_scale=pixel_scale(self.model),
         )
         self.streams = Streams(settings.seed, self.game.generator)
-        self.validator = Validator.of(val, settings, threat, self.engine)
+        self.interruption = Interruption()
+        self.keeper: Keeper | None = None
+        self.validator = Validator.of(val, settings, threat, self.engine, self.interruption)
         self.schedule = method.bind(threat, settings.epochs)
         self.state = self.schedule.init()
         self.budget = self.schedule.budget(self.state, 0)
         self.epoch, self.step, self.seconds = 0, 0, 0.0
-        self.active, self._stopping = 0, False
+        self._started = perf_counter()
+        self.active, self._stopping, self._ended = 0, False, False
         self.history: list[EpochStats] = []
         self.best = Best()
 
     def _engine(self, own_optimizer: bool) -> Engine:
         settings, device = self.settings, find_device(self.settings.device)
+        if settings.deterministic and device.type == "cuda":
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         precision = choose_precision(settings.precision, device, self.num_parameters)
         obstacles = {
             "this method's play cannot be recorded": not self.method.play.records,
@@ -100,12 +120,36 @@ class Trainer:
         return Engine(device, precision, records)
 
     def fit(self) -> Result:
-        """Train until the last epoch."""
-        self._stopping = False
+        """Train until the last epoch; where training is interrupted, its state is kept first."""
+        self._stopping, self._ended = self._ended, False
         with self.session():
-            while self.epoch < self.settings.epochs and not self._stopping:
-                self.run_epoch()
+            if self.keeper:
+                self.keeper.begin(self)
+            try:
+                self._play_on()
+            except Interrupted:
+                self.seconds += perf_counter() - self._started
+                self._keep(now=True)
+                raise
+            self._keep(now=True)
         return Result(self.model.eval(), self.history, self.best.snapshot, self.seconds)
+
+    def _play_on(self) -> None:
+        while self.epoch < self.settings.epochs and not self._stopping:
+            self._started = perf_counter()
+            self.interruption.check()
+            self.run_epoch()
+            self._keep()
+
+    def _keep(self, *, now: bool = False) -> None:
+        if self.keeper:
+            self.keeper.keep(self, now=now)
+
+    def obey(self, interruption: Interruption) -> None:
+        """Stop when this one asks to."""
+        self.interruption = interruption
+        if self.validator:
+            self.validator.interruption = interruption
 
     def stop(self) -> None:
         """End training after the epoch that is running; for callbacks."""
@@ -143,28 +187,49 @@ class Trainer:
         """One epoch of games; the device is read once, at its end."""
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        self.game.meter.reset()
-        for step, (x, y) in enumerate(self.train.epoch(self.epoch)):
+        if not self.step:
+            self.game.meter.reset()
+        # An epoch that goes on draws its first batches again and leaves them out: any source can do that exactly.
+        for step, (x, y) in enumerate(islice(self.train.epoch(self.epoch), self.step, None), self.step):
+            self.interruption.check()
             self.streams.at(self.epoch, step)
             self.steering.at(self.epoch * len(self.train) + step)
             self.method.play(self.game, x, y, budget)
             self.step = step + 1
-        return self._read(budget)
+        return self.check_meter()
 
-    def _read(self, budget: Budget) -> EpochRecord:
+    def check_meter(self) -> EpochRecord:
+        """Read the meter, and raise where an epoch's numbers went bad."""
         try:
             return self.game.meter.read(self.epoch)
         except NumericalError as error:
-            where = f"k {budget.k}, alpha {budget.alpha:.4g}, lr {self.steering.lr:.4g}, seed {self.settings.seed}"
-            raise NumericalError(f"{error} It happened at {where}.") from None
+            raise self.numerical_error(str(error), **error.facts) from None
+
+    def numerical_error(self, message: str, **facts: Any) -> NumericalError:
+        """An error that says where training was: at a bad batch if one is known, else at the last one."""
+        batch = facts.get("batch", max(1, self.step))
+        found = {
+            "epoch": self.epoch + 1,
+            "batch": batch,
+            "k": self.budget.k,
+            "alpha": self.budget.alpha,
+            "lr": self.steering.rate_of(self.epoch * len(self.train) + batch - 1),
+            "seed": self.settings.seed,
+        }
+        where = f"k {found['k']}, alpha {found['alpha']:.4g}, lr {found['lr']:.4g}, seed {found['seed']}"
+        return NumericalError(f"{message} It happened at {where}.", **found)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to continue from between two epochs."""
+        """Everything to continue from between two batches."""
         return {
             "epoch": self.epoch,
+            "step": self.step,
+            "stopping": self._stopping,
             "schedule": dict(self.state),
             "lengths": self._lengths,
-            "model": self.model.state_dict(),
+            "meter": self.game.meter.state_dict() if self.step else None,
+            "rng": self.streams.state_dict(),
+            "model": tensors_of(self.model),
             "optimizer": self.optimizer.state_dict(),
             "carry": self.game.carry,
             "cost": vars(self.game.cost).copy(),
@@ -178,12 +243,16 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state_dict()."""
-        self.model.load_state_dict(state["model"])
+        bare(self.model).load_state_dict(state["model"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it would train on the tensors it is given
         if self.game.recorder:
             self.game.recorder.forget()  # the optimiser has new tensors
         self.schedule = replace(self.schedule, **state["lengths"])
         self.epoch, self.state, self.seconds = state["epoch"], dict(state["schedule"]), state["seconds"]
+        self.step, self._ended = state["step"], state["stopping"]
+        if state["meter"]:
+            self.game.meter.load_state_dict(state["meter"])
+        self.streams.load_state_dict(state["rng"])
         self.game.carry = None if state["carry"] is None else state["carry"].clone()
         vars(self.game.cost).update(state["cost"])
         self.active, self.history = state["active"], list(state["history"])
@@ -201,7 +270,9 @@ class Trainer:
         bound = log10_lipschitz(self.model)
         finite = torch.stack([p.detach().isfinite().all() for p in self.model.parameters() if p.requires_grad]).all()
         if not (math.isfinite(bound) and finite):
-            raise NumericalError(f"weights stopped being finite in epoch {self.epoch + 1}. Lower the learning rate.")
+            raise self.numerical_error(
+                f"weights stopped being finite in epoch {self.epoch + 1}. Lower the learning rate."
+            )
         natural, robust = self.validator(self.model) if self.validator else (None, None)
         self.active += record.active
         return EpochStats(
@@ -216,7 +287,7 @@ class Trainer:
             val_natural=natural,
             val_robust=robust,
             log10_lipschitz=bound,
-            lr=self.steering.lr,
+            lr=self.steering.rate_of(self.epoch * len(self.train) + self.step - 1),
             examples=record.examples,
             skipped=record.skipped,
             active=self.active,
@@ -229,12 +300,15 @@ class Trainer:
     def session(self) -> Iterator[None]:
         """Threads and torch's random state are the trainer's inside, and the caller's again afterwards."""
         threads, tuned = torch.get_num_threads(), torch.backends.cudnn.benchmark
+        strict = torch.are_deterministic_algorithms_enabled()
         try:
             torch.set_num_threads(self.threads)
             # A recording is made once and played often, so the fastest convolutions are worth a search.
-            torch.backends.cudnn.benchmark = tuned or self.engine.records
+            torch.backends.cudnn.benchmark = (tuned or self.engine.records) and not self.settings.deterministic
+            torch.use_deterministic_algorithms(strict or self.settings.deterministic)
             with self.streams.private(self.engine.device):
                 yield
         finally:
             torch.set_num_threads(threads)
             torch.backends.cudnn.benchmark = tuned
+            torch.use_deterministic_algorithms(strict)

@@ -23,7 +23,7 @@ from deat.errors import UsageError, unknown
 from deat.evaluation.attacks import attack
 from deat.evaluation.scoring import accuracies
 from deat.threat import ThreatModel
-from deat.training.history import EpochStats, EpochTiming, EpochWatch, append
+from deat.training.history import EpochStats, EpochTiming, EpochWatch, append, rewrite
 from deat.training.trainer import Trainer
 
 SINGLE, SEVERAL = "fgsm", "pgd-10"
@@ -130,6 +130,23 @@ class OverfitWatch:
             self.say(f"catastrophic overfitting in epoch {stats.epoch + 1}: {reason}. {self._act(trainer, event)}")
         elif self.action != "warn":
             self._healthy = _copied(trainer.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has seen, and the healthy epoch it would go back to."""
+        return {
+            "events": list(self.events),
+            "standing": list(self._standing),
+            "healthy": self._healthy,
+            "passes": self.passes,
+            "seconds": self.seconds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on watching from there; the log is written anew."""
+        self.events, self._standing = list(state["events"]), list(state["standing"])
+        self._healthy, self.passes, self.seconds = state["healthy"], state["passes"], state["seconds"]
+        if self.log:
+            rewrite(self.log, self.events)
 
     def summary(self) -> str | None:
         """All that fired, in one line; None if nothing did."""
