@@ -1,5 +1,6 @@
-"""The command line: `deat train`, `deat evaluate` and `deat list`."""
+"""The command line: `deat train`, `resume`, `evaluate`, `import`, `export` and `list`."""
 
+import io
 import os
 import sys
 import traceback
@@ -15,8 +16,11 @@ from deat.commands.evaluate import run_evaluation
 from deat.commands.lists import list_things
 from deat.commands.resume import run_resume
 from deat.commands.train import run_training
-from deat.errors import DeatError
+from deat.commands.weights import run_export, run_import
+from deat.errors import DeatError, UsageError
+from deat.loading import blamed
 from deat.threat import number
+from deat.versions import VERSION
 
 
 def _flag(metavar: str, parse: Callable[[str], object]) -> PrimitiveConstructorSpec[Any]:
@@ -218,6 +222,38 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Import:
+    """Convert a .pt or .pth file of weights to safetensors, once; nothing in it is run."""
+
+    file: Positional[str]
+    """The file: a state dict, or a checkpoint that holds one."""
+    out: MaybeText = None
+    """The new file (FILE with the ending .safetensors)."""
+
+    def run(self) -> int:
+        """Convert."""
+        return run_import(self.file, self.out)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's weights under the network's own names, for use without deat."""
+
+    run_folder: Annotated[Positional[str], arg(name="run")]
+    """The run's folder."""
+    out: MaybeText = None
+    """The new file (RUN.safetensors), or with --shard-size the new folder."""
+    epoch: Literal["best", "last"] = "best"
+    """Which of the run's weights."""
+    shard_size: MaybeText = None
+    """Several files of at most this size, such as 500MB or 2GB, with an index."""
+
+    def run(self) -> int:
+        """Export."""
+        return run_export(self.run_folder, self.out, self.epoch, self.shard_size)
+
+
+@dataclass(frozen=True)
 class List:
     """List what can be named: methods, models, data or attacks."""
 
@@ -235,25 +271,47 @@ Command = (
     Annotated[Train, subcommand("train")]
     | Annotated[Resume, subcommand("resume")]
     | Annotated[Evaluate, subcommand("evaluate")]
+    | Annotated[Import, subcommand("import")]
+    | Annotated[Export, subcommand("export")]
     | Annotated[List, subcommand("list")]
 )
 
 
+NO_RUN = "interrupted before training began: there is no run to resume"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status says how it ended."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    _tolerate_any_terminal()
+    if given == ["--version"]:
+        print(f"deat {VERSION}")
+        return 0
     try:
-        command = tyro.cli(Command, prog="deat", args=arguments, config=(FlagCreatePairsOff,))
+        command = tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,))
         return int(command.run())
     except DeatError as error:
-        print(f"deat: {error}", file=sys.stderr)
-        return error.exit_code
+        return _say(str(error), error.exit_code)
     except BrokenPipeError:  # whoever read our output left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        print("deat: interrupted; a run keeps the weights of its last finished epoch in its folder.", file=sys.stderr)
-        return 130
-    except Exception:
+        return _say("interrupted; the same command goes on" if given[:1] == ["evaluate"] else NO_RUN, 130)
+    except Exception as error:
         traceback.print_exc()
-        print("deat: this is a defect of deat's; the lines above say where.", file=sys.stderr)
-        return DeatError.exit_code
+        place = blamed(error)
+        if place:
+            return _say(f"the error above comes from code of yours: {place}", UsageError.exit_code)
+        return _say("this is a defect of deat's; the lines above say where.", DeatError.exit_code)
+
+
+def _say(text: str, status: int) -> int:
+    print(f"deat: {text}", file=sys.stderr)
+    return status
+
+
+def _tolerate_any_terminal() -> None:
+    """Print what a terminal of few characters cannot show as question marks, rather than fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

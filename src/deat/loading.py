@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from deat.errors import UsageError, unknown
 
+PRIVATE = "_deat_file_"
 FORM = "write it as path/to/file.py:NAME"
 
 
@@ -47,6 +48,13 @@ def load_object(spec: str) -> object:
     return value
 
 
+def blamed(error: BaseException) -> str | None:
+    """The place in a user's own file that an error came out of, if it came through one."""
+    frames = [(f.f_globals.get("__name__", ""), f, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    own = [(f.f_code.co_filename, line) for name, f, line in frames if str(name).startswith(PRIVATE)]
+    return f"{own[-1][0]}, line {own[-1][1]}" if own else None
+
+
 class _FreshLoader(SourceFileLoader):
     """A loader that neither reads nor leaves byte code: a cached one can be as old as a second."""
 
@@ -67,7 +75,7 @@ def _split(spec: str) -> tuple[str, str]:
 
 def _run(path: Path, spec: str) -> ModuleType:
     """The file as a module, under a private name that cannot hide an installed package."""
-    module_name = f"_deat_file_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    module_name = f"{PRIVATE}{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     loader = _FreshLoader(module_name, str(path))
     module_spec = spec_from_loader(module_name, loader)
     assert module_spec is not None

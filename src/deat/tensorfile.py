@@ -1,5 +1,6 @@
 """Named tensors as safetensors: nothing in such a file can run."""
 
+import json
 import os
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def dump(tensors: Tensors, note: str | None = None) -> bytes:
     """The bytes of a safetensors file. A tensor with several names is held once; its metadata has the other names."""
     kept, aliases = _untied(tensors)
     notes = {"format": "pt"} if note is None else {"format": "pt", "deat": note}
-    return bytes(safetensors.torch.save(kept, {**aliases, **notes}))
+    return _in_order(safetensors.torch.save(kept, {**aliases, **notes}))
 
 
 def read(file: str | os.PathLike[str]) -> Tensors:
@@ -70,6 +71,16 @@ def _untied(state: Tensors) -> tuple[Tensors, dict[str, str]]:
         if kept != key:
             aliases[key] = kept
     return {key: _own(tensor) for key, tensor in state.items() if key not in aliases}, aliases
+
+
+def _in_order(data: bytes) -> bytes:
+    """The same file with its metadata sorted: the writer's own order changes from one process to the next."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def _own(tensor: Tensor) -> Tensor:

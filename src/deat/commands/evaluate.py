@@ -1,6 +1,7 @@
 """`deat evaluate`: from a run's folder or a weights file to a table one can believe, or is told not to."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -22,9 +23,10 @@ from deat.evaluation.evaluator import Progress, check_question, evaluate
 from deat.evaluation.judge import Attacker
 from deat.evaluation.named import attacker
 from deat.live import clock, is_terminal
+from deat.methods.tune import LONGEST
 from deat.models import load_weights
 from deat.threat import ThreatModel
-from deat.training.folder import RUN
+from deat.training.folder import HISTORY, RUN
 from deat.training.record import at_home, confirmed, read_record
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import find_device
@@ -65,9 +67,11 @@ def run_evaluation(flags: dict[str, Any]) -> int:
     check_question(named, order.n, order.block)
     run, weights = find_run(order)
     chosen = [_with_step(how, order.alpha, run.threat) for how in named]
-    out = Path(order.out) if order.out else _beside(Path(order.target))
+    target = Path(order.target).expanduser()
+    out = Path(order.out).expanduser() if order.out is not None else _beside(target)
     _check_out(out)
     model = _model(run, weights, order)
+    _say_if_unfinished(target)
     with _progress(order.json) as progress:
         found = evaluate(
             model,
@@ -88,13 +92,27 @@ def run_evaluation(flags: dict[str, Any]) -> int:
 
 def find_run(order: Order) -> tuple[Run, Path]:
     """The run whose data, model and threat are meant, and the weights to judge."""
-    target = Path(order.target)
-    if not target.exists():
+    target = Path(order.target).expanduser()
+    if not _exists(target):
         raise CheckpointError(f"there is no {order.target!r}; give a run's folder or a .safetensors file.")
     request = _recorded(target, order) if (target / RUN).is_file() else _described(target, order)
     given = {name: getattr(order, name) for name in ("data", "model", "norm", "eps", "data_root", "size")}
     request = replace(request, **{name: value for name, value in given.items() if value is not None})
     return resolve(request, device=order.device, val_attack="none"), _weights(target, order)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long for anything to have it
+        return False
+
+
+def _say_if_unfinished(target: Path) -> None:
+    """A run that was cut short is judged like any other, but never taken for a finished one."""
+    if (target / RUN).is_file() and not (target / "report.md").is_file():
+        done = (target / HISTORY).read_bytes().count(b"\n") if (target / HISTORY).is_file() else 0
+        print(f"deat: this run is not finished: {done} epochs are. `deat resume {target}` goes on.", file=sys.stderr)
 
 
 def _weights(target: Path, order: Order) -> Path:
@@ -151,6 +169,8 @@ def _test_part(run: Run) -> Part:
 
 
 def _with_step(how: Attacker, alpha: float | None, threat: ThreatModel) -> Attacker:
+    if alpha is not None and not 0 <= alpha <= LONGEST:
+        raise UsageError(f"alpha must be a step size from 0 to {LONGEST:g}, such as 2/255, not {alpha!r}.")
     if alpha is None or not isinstance(how, Attack) or how.steps < 2 or not threat.eps:
         return how
     return replace(how, alpha=alpha / threat.eps)

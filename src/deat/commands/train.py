@@ -13,7 +13,7 @@ from rich.table import Table
 
 from deat.checkpoint.lock import owned
 from deat.data import Source
-from deat.errors import DeatError, Interrupted, NumericalError, UsageError
+from deat.errors import Interrupted, NumericalError, UsageError
 from deat.evaluation.scoring import accuracies
 from deat.interruption import Interruption
 from deat.live import LiveLine, PlainLines, clock, is_terminal
@@ -27,6 +27,7 @@ from deat.training.folder import (
     make_folder,
     put_aside,
     put_back,
+    unwritable,
 )
 from deat.training.plan import Plan, plan
 from deat.training.result import Result
@@ -78,6 +79,8 @@ def _check_options(options: Options) -> bool:
     if options.out == "":
         raise UsageError("--out '' names no folder; leave it away for one under runs/.")
     place = options.place
+    if place is not None:
+        _check_path(place)
     if options.resume == "auto":
         if place is None or options.overwrite:
             raise UsageError("--resume auto needs the run's folder, --out, and goes without --overwrite.")
@@ -86,6 +89,17 @@ def _check_options(options: Options) -> bool:
     if place is not None:
         check_free(place, options.overwrite)
     return False
+
+
+def _check_path(path: Path) -> None:
+    """Refuse what no file system takes as a folder's name."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"--out {shortened(str(path))!r} cannot be a folder: {reason}. Choose another.") from None
 
 
 class Session:
@@ -135,7 +149,10 @@ class Session:
             folder.failed({"error": str(error), **error.facts})
             self._undo(trainer)
             raise
-        except DeatError:
+        except OSError as error:
+            self._undo(trainer)
+            raise unwritable(self.out, error) from None
+        except Exception:
             self._undo(trainer)
             raise
 
@@ -286,6 +303,11 @@ def _show_plan(found: Plan, as_json: bool) -> int:
 def _kept(options: Options) -> dict[str, Any]:
     """The options that a resumed run takes up again."""
     return {"test_images": options.test_images, "baseline": options.baseline}
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """A long text for a message."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _pick(kind: type[Any], flags: dict[str, Any]) -> Any:

@@ -64,6 +64,11 @@ class Checkpoints:
         self._best: str | None = None
         self._failures = 0
 
+    def follow(self, trainer: Trainer, *, resume: bool = True, inexact: bool = False) -> bool:
+        """Keep this trainer's checkpoints from now on, first going on from the newest; whether there was one."""
+        trainer.keeper = self
+        return resume and self.resume(trainer, inexact=inexact)
+
     def begin(self, trainer: Trainer) -> None:
         """Keep the state that training begins with, so that there always is one to go on from."""
         if self._saved is None:
@@ -101,8 +106,10 @@ class Checkpoints:
         if found.newest is None:
             return False
         state = load(found.newest)
-        self._check(trainer, state, inexact)
+        moved = self._check(trainer, state, inexact)
         trees = state["state"]
+        if moved:  # every draw is seeded anew, and another device's generator has another kind of state
+            trees["rng"] = trainer.streams.state_dict()
         callbacks = trees.pop("callbacks")
         self._best = state["best_checkpoint"]
         self._put(trainer, trees)
@@ -125,7 +132,8 @@ class Checkpoints:
             self.say(f"{problem}; going back to {found.newest.name}")
         return found
 
-    def _check(self, trainer: Trainer, state: dict[str, Any], inexact: bool) -> None:
+    def _check(self, trainer: Trainer, state: dict[str, Any], inexact: bool) -> bool:
+        """Refuse to go on with another training; whether it goes on somewhere else."""
         changed = differences(state["config"], self._config(trainer))
         if changed:
             raise UsageError(
@@ -136,8 +144,9 @@ class Checkpoints:
         if moved and not inexact:
             raise UsageError(
                 f"the run in {str(self.path)!r} cannot go on exactly here: {'; '.join(moved)}. Restore that, or add "
-                "--inexact and accept other numbers than an uninterrupted run's."
+                "--inexact (inexact=True) and accept other numbers than an uninterrupted run's."
             )
+        return bool(moved)
 
     def _put(self, trainer: Trainer, state: dict[str, Any]) -> None:
         if state["best"] == "this":

@@ -2,22 +2,25 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset, Subset
 
+from deat.checkpoint.lock import owned
 from deat.data import Augment, Corpus, ImageSet, LazyImages, Source, as_source
 from deat.data.imageset import split_indices
 from deat.data.source import as_images
-from deat.errors import DataError, UsageError
+from deat.errors import CheckpointError, DataError, UsageError
 from deat.methods import Method
 from deat.methods import method as find_method
 from deat.models import normalized
 from deat.modes import evaluating
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
+from deat.training.checkpoints import Checkpoints
 from deat.training.optimizers import OptimizerFactory
 from deat.training.result import Result
 from deat.training.settings import Settings, find_device
@@ -39,6 +42,7 @@ def fit(
     normalize: Normalization | None = None,
     augment: Augment | None = None,
     callbacks: Sequence[Callback] = (),
+    checkpoints: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Result:
     """Train any classifier that gives logits, on any data, against a threat model.
@@ -48,6 +52,9 @@ def fit(
     also be a fraction of train to hold out. normalize=(mean, std) becomes the model's first layer; augment=Augment(4)
     crops and flips images that are held in memory. Other keywords are fields of :class:`Settings`, such as batch_size,
     lr, seed or precision. The model is trained in place and comes back in eval mode.
+
+    checkpoints is a folder that the state is kept in after every epoch: the same call goes on from there, exactly.
+    While it is given, SIGTERM and Ctrl-C save first and then raise deat.errors.Interrupted.
     """
     trainer = make_trainer(
         model,
@@ -61,7 +68,17 @@ def fit(
         augment=augment,
         callbacks=callbacks,
     )
-    return trainer.fit()
+    return trainer.fit() if checkpoints is None else _fit_with_checkpoints(trainer, Path(checkpoints))
+
+
+def _fit_with_checkpoints(trainer: Trainer, path: Path) -> Result:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot keep checkpoints in {str(path)!r}: {error.strerror}.") from None
+    with owned(path), trainer.interruption.listening():
+        Checkpoints(path).follow(trainer)
+        return trainer.fit()
 
 
 def make_trainer(

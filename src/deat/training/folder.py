@@ -186,7 +186,7 @@ def make_folder(path: Path) -> None:
 
 def claim(parent: Path, name: str) -> Path:
     """A new folder parent/name, or the first parent/name-2, -3 … that is not taken, even by one started just now."""
-    clean = "".join(c if c.isalnum() or c in "+%._-" else "-" for c in name)[:80]
+    clean = "".join(c if c.isalnum() or c in "+%._-" else "-" for c in name)[:80].lstrip(".")
     number = 1
     while True:
         path = parent / (clean if number == 1 else f"{clean}-{number}")

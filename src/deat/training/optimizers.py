@@ -89,6 +89,14 @@ class Steering:
                 _set(group, "momentum", momentum)
 
 
+def restore_layout(optimizer: torch.optim.Optimizer) -> None:
+    """Lay a loaded state out in memory as its parameters are: fused steps walk through both at once."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if torch.is_tensor(value) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
 def _set(group: dict[str, Any], name: str, value: float) -> None:
     """Set a group's value where it lives: on the device, or on the host."""
     if isinstance(group[name], torch.Tensor):

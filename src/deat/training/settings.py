@@ -11,7 +11,7 @@ from deat.evaluation.attacks import attack
 from deat.game.engine import ENGINES, PRECISIONS
 from deat.training.rates import RATES
 
-MOST_THREADS = 1024
+MOST_THREADS, MOST_EPOCHS = 1024, 100_000
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         _whole("epochs", self.epochs, 1)
+        if self.epochs > MOST_EPOCHS:
+            raise UsageError(f"epochs must be at most {MOST_EPOCHS:,}, not {self.epochs:,}.")
         _whole("batch_size", self.batch_size, 1)
         _whole("seed", self.seed, 0)
         if self.workers is not None:

@@ -27,7 +27,7 @@ from deat.models.weights import bare, tensors_of
 from deat.threat import ThreatModel
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
-from deat.training.optimizers import OptimizerFactory, Steering, sgd
+from deat.training.optimizers import OptimizerFactory, Steering, restore_layout, sgd
 from deat.training.result import Best, Result
 from deat.training.settings import Settings, find_device
 from deat.training.streams import Streams
@@ -131,6 +131,10 @@ class Trainer:
                 self.seconds += perf_counter() - self._started
                 self._keep(now=True)
                 raise
+            except (RuntimeError, MemoryError) as error:
+                if not _is_shortage(error):
+                    raise
+                raise self._shortage() from error
             self._keep(now=True)
         return Result(self.model.eval(), self.history, self.best.snapshot, self.seconds)
 
@@ -140,6 +144,13 @@ class Trainer:
             self.interruption.check()
             self.run_epoch()
             self._keep()
+
+    def _shortage(self) -> NumericalError:
+        """The error for memory that ran out; a smaller batch is another experiment, so only the user chooses it."""
+        return self.numerical_error(
+            f"out of memory in epoch {self.epoch + 1} with batch_size {self.train.batch_size}. Start a run with a "
+            "smaller batch_size, a smaller model or precision bf16."
+        )
 
     def _keep(self, *, now: bool = False) -> None:
         if self.keeper:
@@ -245,6 +256,7 @@ class Trainer:
         """Continue from a state_dict()."""
         bare(self.model).load_state_dict(state["model"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it would train on the tensors it is given
+        restore_layout(self.optimizer)
         if self.game.recorder:
             self.game.recorder.forget()  # the optimiser has new tensors
         self.schedule = replace(self.schedule, **state["lengths"])
@@ -312,3 +324,7 @@ class Trainer:
             torch.set_num_threads(threads)
             torch.backends.cudnn.benchmark = tuned
             torch.use_deterministic_algorithms(strict)
+
+
+def _is_shortage(error: Exception) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)

@@ -176,7 +176,10 @@ class OverfitWatch:
     def _note(self, event: EpochWatch) -> None:
         self.events.append(event)
         if self.log:
-            append(self.log, event)
+            try:
+                append(self.log, event)
+            except OSError as error:
+                self.say(f"cannot write {self.log.name} ({error.strerror})")
 
     def _score(self, trainer: Trainer, stats: EpochStats) -> EpochWatch:
         started = perf_counter()
