@@ -107,15 +107,11 @@ class Checkpoints:
             return False
         state = load(found.newest)
         moved = self._check(trainer, state, inexact)
-        trees = state["state"]
+        trees = dict(state["state"])
         if moved:  # every draw is seeded anew, and another device's generator has another kind of state
             trees["rng"] = trainer.streams.state_dict()
-        callbacks = trees.pop("callbacks")
-        self._best = state["best_checkpoint"]
+        self._best = state.get("best_checkpoint")
         self._put(trainer, trees)
-        for name, callback in _stateful(trainer).items():
-            if name in callbacks:
-                callback.load_state_dict(callbacks[name])
         self._valid, self._saved = [found.newest.name], _position(trainer)
         return True
 
@@ -149,13 +145,18 @@ class Checkpoints:
         return bool(moved)
 
     def _put(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        if state["best"] == "this":
-            stats = state["history"][-1]
-            state["best"] = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, _copied(state["model"]))
         try:
+            if state["best"] == "this":
+                stats = state["history"][-1]
+                state["best"] = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, _copied(state["model"]))
             trainer.load_state_dict(state)
-        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"a checkpoint in {str(self.path)!r} does not fit this training: {error}") from error
+            for name, callback in _stateful(trainer).items():
+                if name in state["callbacks"]:
+                    callback.load_state_dict(state["callbacks"][name])
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"a checkpoint in {str(self.path)!r} does not fit this training ({type(error).__name__}: {error})"
+            ) from error
 
     def _save(self, trainer: Trainer) -> None:
         state = trainer.state_dict()
