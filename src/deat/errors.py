@@ -40,6 +40,12 @@ class NumericalError(DeatError, ArithmeticError):
         super().__init__(message)
         self.facts = facts
 
+    @property
+    def batch(self) -> int | None:
+        """The first bad batch of the epoch, if it is known."""
+        found = self.facts.get("batch")
+        return found if isinstance(found, int) else None
+
 
 class BusyError(DeatError):
     """A run that another process is working on."""

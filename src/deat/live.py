@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from deat.plain import plain
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.trainer import Trainer
 
@@ -20,7 +21,7 @@ class PlainLines:
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Print the epoch."""
         line = describe(stats, trainer.settings.epochs)
-        print(f"{trainer.method.name}  {line}  {timing.train_seconds:.1f}s", flush=True)
+        print(f"{plain(trainer.method.name)}  {line}  {timing.train_seconds:.1f}s", flush=True)
 
 
 class LiveLine:
@@ -67,7 +68,7 @@ class LiveLine:
         bar = "━" * round(BAR * done) + "╌" * (BAR - round(BAR * done))
         now = f"epoch {trainer.epoch + 1}/{epochs}  k {trainer.budget.k}  {spent:,} backprops"
         last = f"  last: {findings(self.stats)}" if self.stats else ""
-        line = f"{trainer.method.name} {bar} {self._left(trainer)}  {now}{last}"
+        line = f"{plain(trainer.method.name)} {bar} {self._left(trainer)}  {now}{last}"
         return Text(line, no_wrap=True, overflow="ellipsis")
 
     def _left(self, trainer: Trainer) -> str:

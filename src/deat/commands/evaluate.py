@@ -25,6 +25,7 @@ from deat.evaluation.named import attacker
 from deat.live import clock, is_terminal
 from deat.methods.tune import LONGEST
 from deat.models import load_weights
+from deat.plain import plain
 from deat.threat import ThreatModel
 from deat.training.folder import HISTORY, RUN
 from deat.training.record import at_home, confirmed, read_record
@@ -229,7 +230,7 @@ def _table(found: Evaluation) -> Table:
 def _class_table(found: Evaluation) -> Table:
     table = Table("class", "worst of all", "95 % interval", "images", box=None, pad_edge=False)
     for name, (hits, images, pair) in found.per_class().items():
-        table.add_row(Text(name), f"{hits / images:.1%}" if images else "", _interval(pair), f"{images:,}")
+        table.add_row(Text(plain(name)), f"{hits / images:.1%}" if images else "", _interval(pair), f"{images:,}")
     return table
 
 

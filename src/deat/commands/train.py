@@ -17,6 +17,7 @@ from deat.errors import Interrupted, NumericalError, UsageError
 from deat.evaluation.scoring import accuracies
 from deat.interruption import Interruption
 from deat.live import LiveLine, PlainLines, clock, is_terminal
+from deat.plain import plain
 from deat.report.summary import Score, write_summary
 from deat.training.folder import (
     WATCH,
@@ -192,7 +193,7 @@ class Session:
     def _fit(self, trainer: Trainer, display: "Display") -> Result:
         trainer.callbacks += display.following(trainer)
         result, spent = trainer.fit(), trainer.game.cost.backprops
-        name, best, last = self.run.method.name, result.best.epoch, result.history[-1].epoch
+        name, best, last = plain(self.run.method.name), result.best.epoch, result.history[-1].epoch
         self._score(f"{name}, last epoch" if best != last else name, result, spent)
         if best != last:
             last_weights = {key: value.detach().clone() for key, value in result.model.state_dict().items()}
@@ -227,8 +228,9 @@ class Session:
 
     def _say_what(self, trainer: Trainer) -> None:
         run = self.run
+        method, data, model = map(plain, (run.method.name, run.corpus.name, run.model_name))
         self.console.print(
-            f"{run.method.name} on {run.corpus.name}: {run.model_name} ({trainer.num_parameters:,} parameters), "
+            f"{method} on {data}: {model} ({trainer.num_parameters:,} parameters), "
             f"{run.threat.name} eps {run.threat.eps:.4g}, {run.settings.epochs} epochs, "
             f"{trainer.engine.precision} on {trainer.engine.device}"
         )

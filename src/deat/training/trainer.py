@@ -25,8 +25,10 @@ from deat.methods.method import Method
 from deat.models import pixel_scale
 from deat.models.weights import bare, tensors_of
 from deat.threat import ThreatModel
+from deat.training.failures import is_shortage, located, shortage
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
+from deat.training.modes import lent
 from deat.training.optimizers import OptimizerFactory, Steering, restore_layout, sgd
 from deat.training.result import Best, Result
 from deat.training.settings import Settings, find_device
@@ -132,9 +134,9 @@ class Trainer:
                 self._keep(now=True)
                 raise
             except (RuntimeError, MemoryError) as error:
-                if not _is_shortage(error):
+                if not is_shortage(error):
                     raise
-                raise self._shortage() from error
+                raise self.numerical_error(shortage(self.epoch, self.train.batch_size)) from error
             self._keep(now=True)
         return Result(self.model.eval(), self.history, self.best.snapshot, self.seconds)
 
@@ -144,13 +146,6 @@ class Trainer:
             self.interruption.check()
             self.run_epoch()
             self._keep()
-
-    def _shortage(self) -> NumericalError:
-        """The error for memory that ran out; a smaller batch is another experiment, so only the user chooses it."""
-        return self.numerical_error(
-            f"out of memory in epoch {self.epoch + 1} with batch_size {self.train.batch_size}. Start a run with a "
-            "smaller batch_size, a smaller model or precision bf16."
-        )
 
     def _keep(self, *, now: bool = False) -> None:
         if self.keeper:
@@ -214,21 +209,14 @@ class Trainer:
         try:
             return self.game.meter.read(self.epoch)
         except NumericalError as error:
-            raise self.numerical_error(str(error), **error.facts) from None
+            raise self.numerical_error(str(error), error.batch) from None
 
-    def numerical_error(self, message: str, **facts: Any) -> NumericalError:
-        """An error that says where training was: at a bad batch if one is known, else at the last one."""
-        batch = facts.get("batch", max(1, self.step))
-        found = {
-            "epoch": self.epoch + 1,
-            "batch": batch,
-            "k": self.budget.k,
-            "alpha": self.budget.alpha,
-            "lr": self.steering.rate_of(self.epoch * len(self.train) + batch - 1),
-            "seed": self.settings.seed,
-        }
-        where = f"k {found['k']}, alpha {found['alpha']:.4g}, lr {found['lr']:.4g}, seed {found['seed']}"
-        return NumericalError(f"{message} It happened at {where}.", **found)
+    def numerical_error(self, message: str, batch: int | None = None) -> NumericalError:
+        """An error that says where training was: at the first bad batch if it is known, else at the last one."""
+        batch = max(1, self.step) if batch is None else batch
+        lr = self.steering.rate_of(self.epoch * len(self.train) + batch - 1)
+        seed = self.settings.seed
+        return located(message, epoch=self.epoch, batch=batch, budget=self.budget, lr=lr, seed=seed)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything to continue from between two batches."""
@@ -311,20 +299,7 @@ class Trainer:
     @contextmanager
     def session(self) -> Iterator[None]:
         """Threads and torch's random state are the trainer's inside, and the caller's again afterwards."""
-        threads, tuned = torch.get_num_threads(), torch.backends.cudnn.benchmark
-        strict = torch.are_deterministic_algorithms_enabled()
-        try:
-            torch.set_num_threads(self.threads)
-            # A recording is made once and played often, so the fastest convolutions are worth a search.
-            torch.backends.cudnn.benchmark = (tuned or self.engine.records) and not self.settings.deterministic
-            torch.use_deterministic_algorithms(strict or self.settings.deterministic)
-            with self.streams.private(self.engine.device):
-                yield
-        finally:
-            torch.set_num_threads(threads)
-            torch.backends.cudnn.benchmark = tuned
-            torch.use_deterministic_algorithms(strict)
-
-
-def _is_shortage(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+        # A recording is made once and played often, so the fastest convolutions are worth a search.
+        modes = lent(self.threads, search=self.engine.records, deterministic=self.settings.deterministic)
+        with modes, self.streams.private(self.engine.device):
+            yield
