@@ -38,7 +38,7 @@ class Interruption:
         before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
             before = {number: signal.getsignal(number) for number in SIGNALS}
-            before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+            before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
         for number, handler in before.items():
             signal.signal(number, self._handler(handler))
         try:
@@ -48,7 +48,7 @@ class Interruption:
                 signal.signal(number, handler)
 
     def _handler(self, former: Any) -> Any:
-        usual = (signal.SIG_DFL, signal.default_int_handler, None)
+        usual = (signal.SIG_DFL, signal.default_int_handler)
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self.asked:

@@ -224,7 +224,16 @@ def test_folder_that_is_no_run_is_refused(capsys):
     Path("run").mkdir()
     assert main(["resume", "run"]) == 4
     assert main(["resume", "nowhere"]) == 4
+    Path("run/thesis.txt").write_text("years of work")
     assert main([*SHORT, "--resume", "auto"]) == 2
+
+
+def test_folder_of_a_run_killed_before_it_was_written_down_is_used(whole):
+    Path("run").mkdir()
+    Path("run/.run.json.0a1b2c3d.tmp").write_text("{")
+    assert main([*SHORT, "--resume", "auto"]) == 0
+    assert_same_run(Path("run"), whole)
+    assert not list(Path("run").glob(".*"))
 
 
 def test_finished_run_that_is_resumed_trains_no_more(unfinished, whole, monkeypatch):

@@ -240,7 +240,7 @@ def test_checkpoint_resumed_from_stays_until_there_are_two_newer_ones(tmp_path):
 def test_second_process_leaves_with_status_7_and_names_the_first(children, tmp_path, capsys):
     Path("run").mkdir()
     with owned(Path("run")):
-        assert children.run("train", "--resume", "auto", *SHORT[1:], cwd=tmp_path) == 2  # not a run yet
+        assert children.run("train", "--resume", "auto", *SHORT[1:], cwd=tmp_path) == 7
         RunFolder(Path("run")).write_record({"request": {}, "method": {}})
         assert children.run("train", "--resume", "auto", *SHORT[1:], cwd=tmp_path) == 7
         assert children.run(*SHORT, "--overwrite", cwd=tmp_path) == 7

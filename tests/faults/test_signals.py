@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import deat
 from deat.checkpoint import store
@@ -221,3 +222,24 @@ def deat_fill(parameter) -> None:
     generator = torch.Generator().manual_seed(parameter.numel())
     with torch.no_grad():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+
+
+class Struck(torch.utils.data.Dataset):
+    """A data set whose worker is struck by Ctrl-C in the middle of its work."""
+
+    classes = ("a", "b")
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if torch.utils.data.get_worker_info():
+            os.kill(os.getpid(), signal.SIGINT)
+        return torch.zeros(1, 4, 4), index % 2
+
+
+def test_ctrl_c_that_reaches_the_data_s_workers_does_not_end_them():
+    from deat.data import as_source
+
+    source = as_source(Struck(), batch_size=4, workers=1)
+    assert sum(len(y) for _, y in source.epoch(0)) == 8

@@ -25,6 +25,7 @@ from deat.training.folder import (
     check_free,
     claim,
     is_run,
+    is_unborn,
     make_folder,
     put_aside,
     put_back,
@@ -85,7 +86,7 @@ def _check_options(options: Options) -> bool:
     if options.resume == "auto":
         if place is None or options.overwrite:
             raise UsageError("--resume auto needs the run's folder, --out, and goes without --overwrite.")
-        if place.exists() and is_run(place):
+        if place.exists() and (is_run(place) or is_unborn(place)):
             return True
     if place is not None:
         check_free(place, options.overwrite)

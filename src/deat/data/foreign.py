@@ -1,5 +1,6 @@
 """Batches that come from somebody else's loader or data set."""
 
+import signal
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -66,7 +67,14 @@ class Items(Dataset[Any]):
 def load_items(dataset: Any, batch_size: int, seed: int, shuffle: bool, workers: int) -> DataLoader[Any]:
     """A loader over a map-style data set, its order a pure function of (seed, epoch)."""
     sampler = EpochBatches(len(dataset), batch_size, seed, shuffle)
-    return DataLoader(Items(dataset, seed), batch_sampler=sampler, num_workers=workers)
+    return DataLoader(
+        Items(dataset, seed), batch_sampler=sampler, num_workers=workers, worker_init_fn=ignore_interrupts
+    )
+
+
+def ignore_interrupts(worker: int) -> None:
+    """Leave Ctrl-C, which reaches every process of a terminal, to the one that trains and saves."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Batches:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from deat.data.content import check_fits, check_labels, to_unit
 from deat.data.decode import fit_centre, open_image, random_crop, to_tensor
 from deat.data.files import Files
-from deat.data.foreign import EpochBatches
+from deat.data.foreign import EpochBatches, ignore_interrupts
 from deat.data.imageset import split_indices
 from deat.errors import DataError
 from deat.seeding import derive
@@ -118,6 +118,7 @@ class Stream:
             batch_sampler=self._batches,
             num_workers=workers,
             collate_fn=_collate,
+            worker_init_fn=ignore_interrupts,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(seed),
         )

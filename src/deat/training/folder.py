@@ -145,6 +145,11 @@ def is_run(path: Path) -> bool:
     return isinstance(record, dict) and {"request", "method", "versions"} <= record.keys() and not foreign
 
 
+def is_unborn(path: Path) -> bool:
+    """Whether a folder has been made for a run that came to nothing before it was written down."""
+    return path.is_dir() and all(p.name == LOCK or p.name.startswith(f".{RUN}.") for p in path.iterdir())
+
+
 def aside(path: Path) -> Path:
     """Where a run that is being replaced waits until the new one has an epoch."""
     return path.with_name(f".{path.name}.replaced")

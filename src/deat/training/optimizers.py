@@ -90,7 +90,11 @@ class Steering:
 
 
 def restore_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Lay a loaded state out in memory as its parameters are: fused steps walk through both at once."""
+    """Put a loaded state where its parameters are, laid out as they are: fused steps walk through both at once."""
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            if torch.is_tensor(value):
+                group[name] = value.to(group["params"][0].device)
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if torch.is_tensor(value) and value.shape == parameter.shape and value.stride() != parameter.stride():

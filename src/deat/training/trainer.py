@@ -253,7 +253,7 @@ class Trainer:
         if state["meter"]:
             self.game.meter.load_state_dict(state["meter"])
         self.streams.load_state_dict(state["rng"])
-        self.game.carry = None if state["carry"] is None else state["carry"].clone()
+        self.game.carry = None if state["carry"] is None else state["carry"].to(self.engine.device, copy=True)
         vars(self.game.cost).update(state["cost"])
         self.active, self.history = state["active"], list(state["history"])
         self.best = Best(state["best"])
