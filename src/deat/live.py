@@ -33,7 +33,7 @@ class LiveLine:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.trainer: Trainer | None = None
-        self.started = perf_counter()
+        self.started, self.spent_before = perf_counter(), 0
         self.stats: EpochStats | None = None
         self.live = Live(console=console, get_renderable=self.render, refresh_per_second=8, transient=True)
 
@@ -50,6 +50,7 @@ class LiveLine:
     def follow(self, trainer: Trainer) -> None:
         """Show this trainer."""
         self.trainer, self.stats, self.started = trainer, None, perf_counter()
+        self.spent_before = trainer.game.cost.backprops  # by an earlier process, in time that is not ours
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Say so when the schedule moved k."""
@@ -73,7 +74,7 @@ class LiveLine:
 
     def _left(self, trainer: Trainer) -> str:
         """Time left if k stays as it is."""
-        spent, batches = trainer.game.cost.backprops, len(trainer.train)
+        spent, batches = trainer.game.cost.backprops - self.spent_before, len(trainer.train)
         ahead = batches * (trainer.settings.epochs - trainer.epoch) - trainer.step
         if spent < 5:
             return "-:-- left"

@@ -228,6 +228,16 @@ def test_folder_that_is_no_run_is_refused(capsys):
     assert main([*SHORT, "--resume", "auto"]) == 2
 
 
+def test_records_without_checkpoints_are_left_alone(unfinished, capsys):
+    for path in store.listed(unfinished):
+        shutil.rmtree(path)
+    before = (unfinished / "history.jsonl").read_bytes()
+    assert main(["resume", "run"]) == 4
+    assert main([*SHORT, "--resume", "auto"]) == 4
+    assert "no checkpoint" in capsys.readouterr().err
+    assert (unfinished / "history.jsonl").read_bytes() == before
+
+
 def test_folder_of_a_run_killed_before_it_was_written_down_is_used(whole):
     Path("run").mkdir()
     Path("run/.run.json.0a1b2c3d.tmp").write_text("{")

@@ -203,10 +203,16 @@ def test_folder_that_vanishes_ends_with_status_4_and_not_in_a_traceback(children
     assert not Path("run").exists()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
-def test_folder_that_cannot_be_written_is_refused_before_the_first_epoch(tmp_path):
-    Path("locked").mkdir(mode=0o500)
-    assert main([*SHORT[:-1], "locked/run"]) == 4
+@pytest.mark.parametrize("what", [(Path, "mkdir"), (store, "_write_file")], ids=["folder", "file"])
+def test_folder_that_cannot_be_written_is_refused_before_the_first_epoch(what, monkeypatch, capsys):
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")  # the superuser, as tests may be, is never refused
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*what, refused)
+        assert main(SHORT) == 4
+    assert "Permission denied" in capsys.readouterr().err
+    assert not Path("run/history.jsonl").exists()
 
 
 def test_pruning_that_fails_does_not_end_training(tmp_path, monkeypatch):

@@ -13,13 +13,14 @@ from rich.table import Table
 
 from deat.checkpoint.lock import owned
 from deat.data import Source
-from deat.errors import Interrupted, NumericalError, UsageError
+from deat.errors import CheckpointError, Interrupted, NumericalError, UsageError
 from deat.evaluation.scoring import accuracies
 from deat.interruption import Interruption
 from deat.live import LiveLine, PlainLines, clock, is_terminal
 from deat.plain import plain
 from deat.report.summary import Score, write_summary
 from deat.training.folder import (
+    HISTORY,
     WATCH,
     RunFolder,
     check_free,
@@ -182,9 +183,11 @@ class Session:
         return 0
 
     def _resume(self, trainer: Trainer, folder: RunFolder, record: dict[str, Any]) -> bool:
-        """Go on from the run's newest checkpoint; False where it has none yet."""
+        """Go on from the run's newest checkpoint; False for a run that was killed before its first one."""
         if not folder.resume(trainer, inexact=self.options.inexact):
-            return False
+            if self.options.resume == "auto" and not (self.out / HISTORY).exists():
+                return False
+            raise CheckpointError(f"there is no checkpoint in {str(self.out)!r} to go on from; nothing was changed.")
         if self.options.inexact:
             folder.write_record({**record, "exact": False, "not_exact_because": ["resumed with --inexact"]})
         at = f"epoch {trainer.epoch + 1}" + (f", batch {trainer.step + 1}" if trainer.step else "")

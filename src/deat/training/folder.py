@@ -67,6 +67,7 @@ class RunFolder:
         rewrite(self.path / HISTORY, trainer.history)
         rewrite(self.path / TIMING, self.timings)
         self._lines = len(trainer.history)
+        remove(self.path / FAILURE)
         self._publish(None, trainer)
         return True
 

@@ -132,6 +132,7 @@ class Trainer:
             except Interrupted:
                 self.seconds += perf_counter() - self._started
                 self._keep(now=True)
+                self.interruption.asked = None  # whoever caught this may call fit again
                 raise
             except (RuntimeError, MemoryError) as error:
                 if not is_shortage(error):
