@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,16 @@ from .conftest import BATCHES, SHORT
 from .test_saving import assert_same_run
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
+USUAL = [signal.SIG_DFL, signal.default_int_handler]
+
+
+@pytest.fixture(autouse=True)
+def _usual_handlers() -> Iterator[None]:
+    """Python's own handlers: who starts the tests in the background has SIGINT ignored."""
+    before = [signal.signal(number, usual) for number, usual in zip(SIGNALS, USUAL, strict=True)]
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
 
 
 def send_after(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, times: int, number: int) -> None:

@@ -73,8 +73,9 @@ def _sign(handle: int, say: Callable[[str], None]) -> None:
     before = _holder(handle)
     if before is not None and before != os.getpid():
         say(f"process {before} left this run without closing it; it is taken over")
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, json.dumps({"pid": os.getpid()}).encode(), 0)
+    with suppress(OSError):  # a full disk costs the others the holder's name
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps({"pid": os.getpid()}).encode(), 0)
 
 
 def _holder(handle: int) -> int | None:

@@ -152,9 +152,6 @@ class Session:
             folder.failed({"error": str(error), **error.facts})
             self._undo(trainer)
             raise
-        except OSError as error:
-            self._undo(trainer)
-            raise unwritable(self.out, error) from None
         except Exception:
             self._undo(trainer)
             raise
@@ -176,9 +173,12 @@ class Session:
             result = self._fit(trainer, display)
             if self._wants_baseline():
                 self._compare(display)
-        write_json(self.out / "scores.json", [asdict(score) for score in self.scores])
-        write_summary(self.out / "report.md", record, self.scores, result.history)
-        self._report_watch()
+        try:
+            write_json(self.out / "scores.json", [asdict(score) for score in self.scores])
+            write_summary(self.out / "report.md", record, self.scores, result.history)
+            self._report_watch()
+        except OSError as error:
+            raise unwritable(self.out, error) from None
         self._show(result)
         return 0
 

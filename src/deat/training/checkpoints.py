@@ -153,7 +153,7 @@ class Checkpoints:
             for name, callback in _stateful(trainer).items():
                 if name in state["callbacks"]:
                     callback.load_state_dict(state["callbacks"][name])
-        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError, OSError) as error:
             raise CheckpointError(
                 f"a checkpoint in {str(self.path)!r} does not fit this training ({type(error).__name__}: {error})"
             ) from error
@@ -221,9 +221,9 @@ def check_finite(trainer: Trainer, state: dict[str, Any]) -> None:
     _, optimizer = split(state["optimizer"], KINDS)
     bad = [*_non_finite(state["model"]), *_non_finite(optimizer)]
     if bad:
+        at = f"in epoch {trainer.epoch + 1}, batch {trainer.step}" if trainer.step else f"after epoch {trainer.epoch}"
         raise trainer.numerical_error(
-            f"{', '.join(bad[:3])} stopped being finite by epoch {trainer.epoch + 1}, batch {trainer.step}; it was not "
-            "saved. Lower the learning rate."
+            f"{', '.join(bad[:3])} stopped being finite {at}; it was not saved. Lower the learning rate."
         )
 
 

@@ -64,8 +64,11 @@ class RunFolder:
             return False
         if is_torn(self.path / HISTORY):
             self.say(f"the last line of {HISTORY} was torn; it is dropped")
-        rewrite(self.path / HISTORY, trainer.history)
-        rewrite(self.path / TIMING, self.timings)
+        try:
+            rewrite(self.path / HISTORY, trainer.history)
+            rewrite(self.path / TIMING, self.timings)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
         self._lines = len(trainer.history)
         remove(self.path / FAILURE)
         self._publish(None, trainer)
