@@ -11,7 +11,7 @@ import torch
 from deat.checkpoint.find import search
 from deat.cli import main
 from deat.data.resident import Resident
-from deat.errors import DataError, NumericalError
+from deat.errors import DataError, NumericalError, UsageError
 from deat.game.moves import Game
 from deat.training.checkpoints import Checkpoints
 from deat.training.folder import RunFolder
@@ -114,6 +114,22 @@ def test_memory_that_runs_out_is_status_5_with_the_batch_size_and_a_way_out(erro
     assert "Traceback" not in message
     assert main(["resume", "run"]) == 0  # with the batch size it had
     assert_same_run(Path("run"), whole)
+
+
+def test_operation_without_a_deterministic_form_is_named_with_the_way_out():
+    trainer = trainer_of("fgsm", conv_net(), deterministic=True)
+
+    def undetermined(r: object) -> None:
+        assert torch.are_deterministic_algorithms_enabled()
+        raise RuntimeError(
+            "put_1 does not have a deterministic implementation, but you set "
+            "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
+        )
+
+    trainer.game.close = undetermined
+    with pytest.raises(UsageError, match=r"put_1 does not have .* Leave --deterministic away"):
+        trainer.fit()
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_other_errors_of_the_runtime_are_not_taken_for_a_lack_of_memory():

@@ -2,7 +2,7 @@
 
 import torch
 
-from deat.errors import NumericalError
+from deat.errors import NumericalError, UsageError
 from deat.game.round import Budget
 
 
@@ -24,3 +24,14 @@ def shortage(epoch: int, batch_size: int) -> str:
         f"out of memory in epoch {epoch + 1} with batch_size {batch_size}. Start a run with a smaller batch_size, a "
         "smaller model or precision bf16."
     )
+
+
+def check_determinism(error: Exception) -> None:
+    """Say what to do where torch has no deterministic form of an operation of the network."""
+    text = str(error)
+    if "deterministic" in text and "use_deterministic_algorithms" in text:
+        reason = text.strip().split("\n")[0].split(". ")[0]
+        raise UsageError(
+            f"this network cannot be trained deterministically: {reason}. Leave --deterministic away; a resumed run is "
+            "then not exact."
+        ) from error

@@ -25,7 +25,7 @@ from deat.methods.method import Method
 from deat.models import pixel_scale
 from deat.models.weights import bare, tensors_of
 from deat.threat import ThreatModel
-from deat.training.failures import is_shortage, located, shortage
+from deat.training.failures import check_determinism, is_shortage, located, shortage
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
 from deat.training.modes import lent
@@ -135,6 +135,7 @@ class Trainer:
                 self.interruption.asked = None  # whoever caught this may call fit again
                 raise
             except (RuntimeError, MemoryError) as error:
+                check_determinism(error)
                 if not is_shortage(error):
                     raise
                 raise self.numerical_error(shortage(self.epoch, self.train.batch_size)) from error
