@@ -16,6 +16,7 @@ from deat.game.plays import Craft, Relay, Replay
 from deat.methods import Method, friendly, method, mplus, register
 from deat.models import build as build_model
 from deat.models import load_weights, normalized, save_weights
+from deat.ranks import Ranks
 from deat.threat import L1, L2, Linf, ThreatModel
 from deat.training.checkpoints import Checkpoints
 from deat.training.fit import fit, make_trainer
@@ -42,6 +43,7 @@ __all__ = [
     "Method",
     "Objective",
     "Probe",
+    "Ranks",
     "Relay",
     "Replay",
     "Result",

@@ -17,8 +17,9 @@ from deat.commands.lists import list_things
 from deat.commands.resume import run_resume
 from deat.commands.train import run_training
 from deat.commands.weights import run_export, run_import
-from deat.errors import DeatError, UsageError
+from deat.errors import DeatError, Interrupted, UsageError
 from deat.loading import blamed
+from deat.ranks import is_lost_peer, leave, say_once
 from deat.threat import number
 from deat.versions import VERSION
 
@@ -129,6 +130,8 @@ class Train:
     """Also train naturally, to compare; auto does so on digits only."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto is bf16 where the hardware is fast at it."""
+    sync_bn: bool = False
+    """With several processes on GPUs: batch-norm statistics of the whole batch, not of each process's share."""
     engine: Literal["auto", "eager", "graph"] = "auto"
     """How moves run: graph records them as CUDA graphs; auto does so on a GPU where it can."""
     device: str = "auto"
@@ -287,9 +290,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:
         print(f"deat {VERSION}")
         return 0
+    return leave(_run(given))
+
+
+def _run(given: list[str]) -> int:
     try:
         command = tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,))
-        return int(command.run())
+        status = int(command.run())
+        leave()
+        return status
     except DeatError as error:
         return _say(str(error), error.exit_code)
     except BrokenPipeError:  # whoever read our output left
@@ -298,16 +307,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _say("interrupted; the same command goes on" if given[:1] == ["evaluate"] else NO_RUN, 130)
     except Exception as error:
-        traceback.print_exc()
+        if is_lost_peer(error):
+            return _say("another process of this run is gone, so this one ends too.", Interrupted.exit_code, last=True)
         place = blamed(error)
         if place:
-            return _say(f"the error above comes from code of yours: {place}", UsageError.exit_code)
-        return _say("this is a defect of deat's; the lines above say where.", DeatError.exit_code)
+            return _say(f"the error above comes from code of yours: {place}", UsageError.exit_code, above=_trace())
+        return _say("this is a defect of deat's; the lines above say where.", DeatError.exit_code, above=_trace())
 
 
-def _say(text: str, status: int) -> int:
-    print(f"deat: {text}", file=sys.stderr)
+def _say(text: str, status: int, *, above: str = "", last: bool = False) -> int:
+    """Say what went wrong, once for all processes that found the same; a `last` word only where nobody said why."""
+    if say_once(above + text, last=last):
+        print(f"{above}deat: {text}", file=sys.stderr, flush=True)
     return status
+
+
+def _trace() -> str:
+    return traceback.format_exc()
 
 
 def _tolerate_any_terminal() -> None:

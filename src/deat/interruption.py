@@ -6,28 +6,33 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from types import FrameType
 from typing import Any
 
 from deat.errors import Interrupted
+from deat.ranks import ALONE, Ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ECHO = 2.0
+"""Seconds within which a launcher may pass on a signal that its processes have had already."""
 
 
 class Interruption:
-    """Whether somebody asked training to stop."""
+    """Whether somebody asked training to stop; asked of one process, all of a run stop between the same batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Ranks = ALONE) -> None:
         self.asked: str | None = None
+        self.ranks, self._since = ranks, 0.0
 
     def ask(self, why: str = "asked to stop") -> None:
         """Ask training to stop after the batch that is running."""
         self.asked = why
 
     def check(self) -> None:
-        """Raise Interrupted if somebody asked."""
-        if self.asked:
-            raise Interrupted(self.asked)
+        """Raise Interrupted if somebody asked; every process of a run must come by."""
+        if self.ranks.any(self.asked is not None):
+            raise Interrupted(next(filter(None, self.ranks.gather(self.asked))))
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -52,7 +57,10 @@ class Interruption:
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self.asked:
-                _leave()
+                if not self.ranks.many or monotonic() - self._since > ECHO:
+                    _leave()
+                return
+            self._since = monotonic()
             self.ask(f"interrupted by {signal.Signals(number).name}")
             if former not in usual:
                 former(number, frame)

@@ -6,7 +6,7 @@ from deat.cli import Evaluate, Export, Import, List, Resume, Train
 
 TRAIN = """data model method epochs eps norm out overwrite resume inexact seed batch_size lr rate weight_decay
 momentum init rules alpha gamma max_steps beta tau start persistent compact held_out val_attack watch
-test_images baseline precision engine device threads deterministic workers data_root download size
+test_images baseline precision sync_bn engine device threads deterministic workers data_root download size
 dry_run json"""
 EVALUATE = """target data model attacks n eps norm alpha epoch cascade seed block device out data_root size json"""
 

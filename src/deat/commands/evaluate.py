@@ -26,6 +26,7 @@ from deat.live import clock, is_terminal
 from deat.methods.tune import LONGEST
 from deat.models import load_weights
 from deat.plain import plain
+from deat.ranks import Ranks
 from deat.threat import ThreatModel
 from deat.training.folder import HISTORY, RUN
 from deat.training.record import at_home, confirmed, read_record
@@ -66,14 +67,17 @@ def run_evaluation(flags: dict[str, Any]) -> int:
     order = Order(**{f.name: flags[f.name] for f in fields(Order)})
     named = [attacker(name) for name in order.attacks.split(",") if name.strip()]
     check_question(named, order.n, order.block)
-    run, weights = find_run(order)
+    ranks = Ranks.join(order.device)
+    with ranks.leader_first():
+        run, weights = find_run(order)
     chosen = [_with_step(how, order.alpha, run.threat) for how in named]
     target = Path(order.target).expanduser()
     out = Path(order.out).expanduser() if order.out is not None else _beside(target)
-    _check_out(out)
+    ranks.by_main(lambda: _check_out(out))
     model = _model(run, weights, order)
-    _say_if_unfinished(target)
-    with _progress(order.json) as progress:
+    if ranks.main:
+        _say_if_unfinished(target)
+    with _progress(order.json or not ranks.main) as progress:
         found = evaluate(
             model,
             _test_part(run),
@@ -86,8 +90,10 @@ def run_evaluation(flags: dict[str, Any]) -> int:
             ledger=out.with_name(f".{out.stem}-rulings.jsonl"),
             save=out,
             progress=progress,
+            ranks=ranks,
         )
-    _show(found, out, order)
+    if ranks.main:
+        _show(found, out, order)
     return FLAGGED if found.flags else 0
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from deat.commands.train import Options, Session
 from deat.errors import CheckpointError
+from deat.ranks import Ranks
 from deat.training.folder import RUN
 from deat.training.record import at_home, confirmed, read_record
 from deat.training.run import resolve
@@ -25,7 +26,9 @@ def run_resume(flags: dict[str, Any]) -> int:
         data_root=flags["data_root"] or (found.request.data_root and at_home(found.request.data_root)),
         init=None,  # the checkpoint has the weights
     )
-    run = resolve(request, **asdict(found.settings))
+    ranks = Ranks.join(found.settings.device)
+    with ranks.leader_first():
+        run = resolve(request, **asdict(found.settings))
     kept = {name: found.options[name] for name in ("test_images", "baseline") if name in found.options}
     options = Options(out=str(folder), inexact=flags["inexact"], json=flags["json"], **kept)
-    return Session(run, options, resuming=True).play(run.trainer())
+    return Session(run, options, resuming=True).play(run.trainer(ranks=ranks))

@@ -2,8 +2,9 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from deat.evaluation.scoring import accuracies
 from deat.interruption import Interruption
 from deat.live import LiveLine, PlainLines, clock, is_terminal
 from deat.plain import plain
+from deat.ranks import ALONE, Ranks
 from deat.report.summary import Score, write_summary
 from deat.training.folder import (
     HISTORY,
@@ -66,12 +68,15 @@ class Options:
 def run_training(flags: dict[str, Any]) -> int:
     """`deat train`: resolve, check, train, score, report."""
     request, options = (_pick(kind, flags) for kind in (Request, Options))
-    going_on = _check_options(options)
+    ranks = Ranks.join(flags["device"])
+    going_on = ranks.by_main(lambda: _check_options(options))
     settings = {f.name: flags.get(f.name) for f in fields(Settings)}
-    run = resolve(replace(request, persistent=request.persistent or None, compact=request.compact or None), **settings)
-    trainer = run.trainer()
+    request = replace(request, persistent=request.persistent or None, compact=request.compact or None)
+    with ranks.leader_first():
+        run = resolve(request, **settings)
+    trainer = run.trainer(ranks=ranks)
     if options.dry_run:
-        return _show_plan(plan(trainer), options.json)
+        return _show_plan(plan(trainer), options.json, ranks)
     return Session(run, options, resuming=going_on).play(trainer)
 
 
@@ -106,11 +111,15 @@ def _check_path(path: Path) -> None:
 
 
 class Session:
-    """One `deat train` or `deat resume` from its first line to its table."""
+    """One `deat train` or `deat resume` from its first line to its table.
+
+    Of several processes that share a run, the first one speaks and writes.
+    """
 
     def __init__(self, run: Run, options: Options, *, resuming: bool = False) -> None:
         self.run, self.options, self.resuming = run, options, resuming
         self.console = Console(quiet=options.json, highlight=False, markup=False, soft_wrap=not is_terminal())
+        self.ranks, self.say = ALONE, _say_aside
         self.interruption = Interruption()
         self.scores: list[Score] = []
         self.watch: OverfitWatch | None = None
@@ -119,37 +128,46 @@ class Session:
 
     def play(self, trainer: Trainer) -> int:
         """Train, score, write everything down and show it; a signal ends it where it can go on."""
+        self._join(trainer.ranks)
         images = self.run.test_images(self.options.test_images)
         if images is not None:
             images.check()  # a broken test set must not end the run after its last epoch
             self.images = Interruptible(images, self.interruption)
-        self.watch = self.run.watch(trainer, say=_say_aside)
+        self.watch = self.run.watch(trainer, say=self.say)
         trainer.obey(self.interruption)
         with self.interruption.listening():
             record = {**self.run.record(trainer), "options": _kept(self.options)}
-            self._place()
-            with owned(self.out, _say_aside):
+            with ExitStack() as stack:
+                self.out = Path(self.ranks.by_main(lambda: str(self._place(stack))))
                 return self._guarded(trainer, record)
 
-    def _place(self) -> None:
-        """Make the run's folder, which is never another run's."""
-        if self.resuming:
-            return
-        if self.options.place is None:
+    def _join(self, ranks: Ranks) -> None:
+        """Share the work with other processes, silently unless this is the first one."""
+        self.ranks, self.interruption.ranks = ranks, ranks
+        if not ranks.main:
+            self.console.quiet, self.say = True, _say_nothing
+            warnings.simplefilter("ignore")
+
+    def _place(self, stack: ExitStack) -> Path:
+        """Make the run's folder, which is never another run's, and own it."""
+        if not self.resuming and self.options.place is None:
             self.out = claim(Path("runs"), f"{self.run.corpus.name}-{self.run.method.name}")
-            return
-        if self.options.overwrite:
-            put_aside(self.out)
-        make_folder(self.out)
+        elif not self.resuming:
+            if self.options.overwrite:
+                put_aside(self.out)
+            make_folder(self.out)
+        stack.enter_context(owned(self.out, self.say))
+        return self.out
 
     def _guarded(self, trainer: Trainer, record: dict[str, Any]) -> int:
-        folder = RunFolder(self.out, extra=self.run.identity(trainer), say=_say_aside)
+        folder = RunFolder(self.out, extra=self.run.identity(trainer), say=self.say)
         try:
             return self._play(trainer, folder, record)
         except Interrupted as error:
             raise Interrupted(f"{error}; go on with: deat resume {self.out}") from None
         except NumericalError as error:
-            folder.failed({"error": str(error), **error.facts})
+            if self.ranks.main:
+                folder.failed({"error": str(error), **error.facts})
             self._undo(trainer)
             raise
         except Exception:
@@ -158,21 +176,27 @@ class Session:
 
     def _undo(self, trainer: Trainer) -> None:
         """Put the run back that was to be replaced by one that came to nothing."""
-        if not trainer.history:
+        if self.ranks.main and not trainer.history:
             put_back(self.out)
 
     def _play(self, trainer: Trainer, folder: RunFolder, record: dict[str, Any]) -> int:
         if self.watch:
-            self.watch.log = self.out / WATCH
+            self.watch.log = self.out / WATCH if self.ranks.main else None
             trainer.callbacks.append(self.watch)
         folder.attach(trainer)
         if not (self.resuming and self._resume(trainer, folder, record)):
-            folder.write_record(record)
+            self.ranks.by_main(lambda: folder.write_record(record))
         self._say_what(trainer)
         with self._display() as display:
             result = self._fit(trainer, display)
             if self._wants_baseline():
                 self._compare(display)
+        if self.ranks.main:
+            self._finish(record, result)
+        return 0
+
+    def _finish(self, record: dict[str, Any], result: Result) -> None:
+        """Write the scores and the report, and show them."""
         try:
             write_json(self.out / "scores.json", [asdict(score) for score in self.scores])
             write_summary(self.out / "report.md", record, self.scores, result.history)
@@ -180,7 +204,6 @@ class Session:
         except OSError as error:
             raise unwritable(self.out, error) from None
         self._show(result)
-        return 0
 
     def _resume(self, trainer: Trainer, folder: RunFolder, record: dict[str, Any]) -> bool:
         """Go on from the run's newest checkpoint; False for a run that was killed before its first one."""
@@ -189,7 +212,8 @@ class Session:
                 return False
             raise CheckpointError(f"there is no checkpoint in {str(self.out)!r} to go on from; nothing was changed.")
         if self.options.inexact:
-            folder.write_record({**record, "exact": False, "not_exact_because": ["resumed with --inexact"]})
+            inexact = {**record, "exact": False, "not_exact_because": ["resumed with --inexact"]}
+            self.ranks.by_main(lambda: folder.write_record(inexact))
         at = f"epoch {trainer.epoch + 1}" + (f", batch {trainer.step + 1}" if trainer.step else "")
         self.console.print(f"going on with {self.out} at {at}")
         return True
@@ -207,7 +231,7 @@ class Session:
         return result
 
     def _compare(self, display: "Display") -> None:
-        trainer = self.run.baseline().trainer()
+        trainer = self.run.baseline().trainer(ranks=self.ranks)
         trainer.obey(self.interruption)
         trainer.callbacks += display.following(trainer)
         self._score("natural training", trainer.fit(), trainer.game.cost.backprops)
@@ -215,7 +239,7 @@ class Session:
     def _score(self, name: str, result: Result, backprops: int) -> None:
         images = self.images
         if images is not None:
-            found = accuracies(result.model, images, ATTACKS, self.run.threat, self.run.settings.seed)
+            found = accuracies(result.model, images, ATTACKS, self.run.threat, self.run.settings.seed, ranks=self.ranks)
             self.scores.append(Score(name, found, images.num_examples, backprops, result.seconds))
 
     def _report_watch(self) -> None:
@@ -236,10 +260,14 @@ class Session:
         self.console.print(
             f"{method} on {data}: {model} ({trainer.num_parameters:,} parameters), "
             f"{run.threat.name} eps {run.threat.eps:.4g}, {run.settings.epochs} epochs, "
-            f"{trainer.engine.precision} on {trainer.engine.device}"
+            f"{trainer.engine.precision} on {trainer.engine.device}" + self._company()
         )
         if trainer.engine_note:
             self.console.print(f"moves run eagerly: {trainer.engine_note}")
+
+    def _company(self) -> str:
+        size = self.ranks.size
+        return f", in {size} processes that share batches of {self.run.settings.batch_size}" if size > 1 else ""
 
     def _show(self, result: Result) -> None:
         if self.options.json:
@@ -255,7 +283,7 @@ class Session:
 
     @contextmanager
     def _display(self) -> Iterator["Display"]:
-        if self.options.json:
+        if self.options.json or not self.ranks.main:
             yield Display(None, [])
         elif is_terminal():
             with LiveLine(self.console) as line:
@@ -293,7 +321,13 @@ def _say_aside(text: str) -> None:
     print(f"deat: {text}", file=sys.stderr, flush=True)
 
 
-def _show_plan(found: Plan, as_json: bool) -> int:
+def _say_nothing(text: str) -> None:
+    """Leave it to the process that speaks."""
+
+
+def _show_plan(found: Plan, as_json: bool, ranks: Ranks) -> int:
+    if not ranks.main:
+        return 0
     if as_json:
         print(json.dumps(asdict(found)))
         return 0

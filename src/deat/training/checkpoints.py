@@ -30,6 +30,7 @@ FILES = {
     "optimizer": "optim",
     "rng": "rng",
     "carry": "delta",
+    "buffers": "buffers",
     "best": "best",
     "callbacks": "callbacks",
 }
@@ -72,14 +73,17 @@ class Checkpoints:
     def begin(self, trainer: Trainer) -> None:
         """Keep the state that training begins with, so that there always is one to go on from."""
         if self._saved is None:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                taken = listed(self.path)
-            except OSError as error:
-                raise CheckpointError(f"cannot keep checkpoints in {str(self.path)!r}: {error.strerror}.") from None
-            if taken:
-                raise UsageError(f"{str(self.path)!r} holds checkpoints already: resume, or choose another folder.")
+            trainer.ranks.by_main(self._check_empty)
             self._save(trainer)
+
+    def _check_empty(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            taken = listed(self.path)
+        except OSError as error:
+            raise CheckpointError(f"cannot keep checkpoints in {str(self.path)!r}: {error.strerror}.") from None
+        if taken:
+            raise UsageError(f"{str(self.path)!r} holds checkpoints already: resume, or choose another folder.")
 
     def keep(self, trainer: Trainer, *, now: bool = False) -> None:
         """Save an epoch that is due, or whatever has not been saved yet; a save that fails is tried again."""
@@ -102,18 +106,22 @@ class Checkpoints:
         One of another configuration is refused. So is one of another machine, thread count or version, unless
         inexact says that the run need not be the one that an uninterrupted training would have given.
         """
-        found = self._search()
-        if found.newest is None:
+        newest: str | None = trainer.ranks.by_main(self._newest)
+        if newest is None:
             return False
-        state = load(found.newest)
+        state = load(self.path / newest)
         moved = self._check(trainer, state, inexact)
         trees = dict(state["state"])
         if moved:  # every draw is seeded anew, and another device's generator has another kind of state
             trees["rng"] = trainer.streams.state_dict()
         self._best = state.get("best_checkpoint")
         self._put(trainer, trees)
-        self._valid, self._saved = [found.newest.name], _position(trainer)
+        self._valid, self._saved = [newest], _position(trainer)
         return True
+
+    def _newest(self) -> str | None:
+        newest = self._search().newest
+        return newest.name if newest else None
 
     def _search(self) -> Search:
         """The newest whole checkpoint; what killed writers left is removed, and what is damaged is said."""
@@ -159,8 +167,13 @@ class Checkpoints:
             ) from error
 
     def _save(self, trainer: Trainer) -> None:
+        """Let the first process write what all of them have; whether it could is then known to all."""
         state = trainer.state_dict()
         check_finite(trainer, state)
+        name = trainer.ranks.by_main(lambda: self._write(trainer, state))
+        self._valid, self._saved = [*self._valid, name][-KEPT:], _position(trainer)
+
+    def _write(self, trainer: Trainer, state: dict[str, Any]) -> str:
         name = name_of(self._next_number())
         best = self._best
         if _is_best(trainer):
@@ -176,12 +189,13 @@ class Checkpoints:
         }
         state["callbacks"] = {name: callback.state_dict() for name, callback in _stateful(trainer).items()}
         path = write(self.path, name, _files(state, about))
-        self._valid, self._best, self._saved = [*self._valid, name][-KEPT:], best, _position(trainer)
+        self._best = best
         if self.published:
             self.published(path, trainer)
-        left = prune(self.path, {*self._valid, *([best] if best else [])})
+        left = prune(self.path, {*self._valid[1 - KEPT :], name, *([best] if best else [])})
         if left:
             self.say(f"cannot delete {', '.join(left)}; training goes on")
+        return name
 
     def _config(self, trainer: Trainer) -> dict[str, Any]:
         return {**config_of(trainer), **self.extra}

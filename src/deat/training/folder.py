@@ -54,14 +54,20 @@ class RunFolder:
             raise unwritable(self.path, error) from None
 
     def attach(self, trainer: Trainer) -> None:
-        """Follow a trainer."""
-        trainer.callbacks.append(self)
+        """Follow a trainer; of several processes the first one writes."""
+        if trainer.ranks.main:
+            trainer.callbacks.append(self)
         trainer.keeper = self.checkpoints
 
     def resume(self, trainer: Trainer, *, inexact: bool = False) -> bool:
         """Put the newest checkpoint into the trainer and the records back to where it was; False without one."""
         if not self.checkpoints.resume(trainer, inexact=inexact):
             return False
+        if trainer.ranks.main:
+            self._restore(trainer)
+        return True
+
+    def _restore(self, trainer: Trainer) -> None:
         if is_torn(self.path / HISTORY):
             self.say(f"the last line of {HISTORY} was torn; it is dropped")
         try:
@@ -72,7 +78,6 @@ class RunFolder:
         self._lines = len(trainer.history)
         remove(self.path / FAILURE)
         self._publish(None, trainer)
-        return True
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Add to the records; where that fails they are written anew after the next epoch."""

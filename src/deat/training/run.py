@@ -15,6 +15,7 @@ from deat.methods import Method
 from deat.methods import method as find_method
 from deat.methods.tune import tune
 from deat.models import build, load_weights
+from deat.ranks import ALONE, Ranks
 from deat.seeding import derive
 from deat.threat import ThreatModel, number
 from deat.threat import threat as find_threat
@@ -74,7 +75,7 @@ class Run:
     model_name: str
     validates: bool = True
 
-    def trainer(self, callbacks: tuple[Callback, ...] = ()) -> Trainer:
+    def trainer(self, callbacks: tuple[Callback, ...] = (), ranks: Ranks = ALONE) -> Trainer:
         """A trainer on this run's training set, its validation part held out."""
         train, val = self._parts()
         return make_trainer(
@@ -86,6 +87,7 @@ class Run:
             settings=self.settings,
             augment=self.corpus.augment,
             callbacks=callbacks,
+            ranks=ranks,
         )
 
     def model(self) -> nn.Module:
@@ -152,6 +154,7 @@ class Run:
             "precision": trainer.engine.precision,
             "engine": "graph" if trainer.engine.records else "eager",
             "threads": trainer.threads,
+            "processes": trainer.ranks.size,
             "watch": self._watch_action(trainer),
         }
 

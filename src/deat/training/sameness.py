@@ -42,7 +42,7 @@ def environment_of(trainer: Trainer) -> dict[str, Any]:
         "precision": trainer.engine.precision,
         "deterministic": trainer.settings.deterministic,
         "threads": trainer.threads if device == "cpu" else None,
-        "processes": 1,
+        "processes": trainer.ranks.size,
         "torch": made["torch"],
         "deat": made["deat"],
     }

@@ -22,7 +22,7 @@ class Settings:
     default 1/2 and 4/5 of them), peak is where the cyclic one turns, and cycle_momentum moves the momentum against it
     by a tenth. workers are processes that load a Dataset (0) or decode images (up to 8).
     deterministic makes a GPU give the same bits every time, at some cost in speed; a CPU does so anyway.
-    val_attack "none" switches validation off.
+    val_attack "none" switches validation off. sync_bn takes batch-norm statistics over all processes of a run.
     """
 
     epochs: int = 30
@@ -42,6 +42,7 @@ class Settings:
     workers: int | None = None
     val_attack: str = "cw-20"
     deterministic: bool = False
+    sync_bn: bool = False
 
     def __post_init__(self) -> None:
         _whole("epochs", self.epochs, 1)

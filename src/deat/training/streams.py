@@ -5,20 +5,23 @@ from contextlib import contextmanager
 
 import torch
 
+from deat.ranks import ALONE, Ranks
 from deat.seeding import derive
 
 
 class Streams:
     """Seeds the perturbation's generator and torch's own ones before every batch."""
 
-    def __init__(self, seed: int, starts: torch.Generator) -> None:
+    def __init__(self, seed: int, starts: torch.Generator, ranks: Ranks = ALONE) -> None:
         self.seed, self.starts = seed, starts
+        self.place = (ranks.rank,) if ranks.many else ()
         self._held: dict[str, torch.Tensor] = {}
 
     def at(self, epoch: int, step: int) -> None:
         """Put every stream at the beginning of a batch."""
         self.starts.manual_seed(derive(self.seed, "start", epoch, step))
-        torch.manual_seed(derive(self.seed, "dropout", epoch, step))
+        # A network draws dropout for the rows it sees, so that each process needs draws of its own.
+        torch.manual_seed(derive(self.seed, "dropout", epoch, step, *self.place))
 
     @contextmanager
     def private(self, device: torch.device) -> Iterator[None]:

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
+from deat.data.resident import batch_length
 from deat.data.source import Source
 from deat.errors import Interrupted, NumericalError
 from deat.game.engine import Engine, choose_precision, choose_records, choose_threads
@@ -24,36 +25,23 @@ from deat.interruption import Interruption
 from deat.methods.method import Method
 from deat.models import pixel_scale
 from deat.models.weights import bare, tensors_of
+from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.training.failures import check_determinism, is_shortage, located, shortage
+from deat.training.following import Callback as Callback
+from deat.training.following import Keeper
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
 from deat.training.modes import lent
 from deat.training.optimizers import OptimizerFactory, Steering, restore_layout, sgd
 from deat.training.result import Best, Result
 from deat.training.settings import Settings, find_device
+from deat.training.shared import own_parts, synchronised, take_parts
 from deat.training.streams import Streams
 from deat.training.validation import Validator
 
 KEPT = ("cost", "active", "seconds", "val_passes", "lengths")
 """What a trainer keeps when it goes back to an earlier state: what was spent, and how long its steps are."""
-
-
-class Callback(Protocol):
-    """Somebody who is told between epochs; there are no calls inside the batch loop."""
-
-    def on_epoch(self, trainer: "Trainer", stats: EpochStats, timing: EpochTiming) -> None:
-        """An epoch has ended and was recorded."""
-
-
-class Keeper(Protocol):
-    """Somebody who keeps a trainer's state where it survives the process; told when all callbacks have been."""
-
-    def begin(self, trainer: "Trainer") -> None:
-        """Training is about to begin or to go on."""
-
-    def keep(self, trainer: "Trainer", *, now: bool = False) -> None:
-        """An epoch has ended, or, with now, training stops here."""
 
 
 class Trainer:
@@ -75,27 +63,29 @@ class Trainer:
         val: Source | None = None,
         optimizer: OptimizerFactory | None = None,
         callbacks: Sequence[Callback] = (),
+        ranks: Ranks = ALONE,
     ) -> None:
         self.train, self.val, self.method, self.threat, self.settings = train, val, method, threat, settings
-        self.callbacks = list(callbacks)
+        self.callbacks, self.ranks = list(callbacks), ranks
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = settings.threads or choose_threads(self.num_parameters)
         self.engine = self._engine(own_optimizer=optimizer is not None)
-        self.model = self.engine.prepare(model)
+        self.model = self.engine.prepare(synchronised(model, settings, self.engine.device, ranks))
         self.optimizer = (optimizer or sgd(settings, self.engine.records))(self.model.parameters())
         self.steering = Steering(self.optimizer, settings, total=settings.epochs * len(train))
         self.game = Game(
             self.model,
-            Objective(self.model, method.objective),
+            ranks.wrap(Objective(self.model, method.objective)),
             threat,
             method.ascent,
             self.optimizer,
             probe=method.probe,
             engine=self.engine,
             pixel_scale=pixel_scale(self.model),
+            ranks=ranks,
         )
-        self.streams = Streams(settings.seed, self.game.generator)
-        self.interruption = Interruption()
+        self.streams = Streams(settings.seed, self.game.generator, ranks)
+        self.interruption = Interruption(ranks)
         self.keeper: Keeper | None = None
         self.validator = Validator.of(val, settings, threat, self.engine, self.interruption)
         self.schedule = method.bind(threat, settings.epochs)
@@ -116,9 +106,12 @@ class Trainer:
             "this method's play cannot be recorded": not self.method.play.records,
             "a compact batch changes its shape": self.method.ascent.compact,
             "an optimiser of your own may read the host": own_optimizer,
+            "batch-norm statistics meet those of other processes": settings.sync_bn and self.ranks.many,
         }
         obstacle = next((reason for reason, stands in obstacles.items() if stands), None)
         records, self.engine_note = choose_records(settings.engine, device, precision, obstacle)
+        if records and self.ranks.many:
+            self.engine_note = "joint moves meet other processes; the others are recorded"
         return Engine(device, precision, records)
 
     def fit(self) -> Result:
@@ -200,11 +193,18 @@ class Trainer:
         # An epoch that goes on draws its first batches again and leaves them out: any source can do that exactly.
         for step, (x, y) in enumerate(islice(self.train.epoch(self.epoch), self.step, None), self.step):
             self.interruption.check()
-            self.streams.at(self.epoch, step)
-            self.steering.at(self.epoch * len(self.train) + step)
+            self.turn_to(self.epoch, step)
             self.method.play(self.game, x, y, budget)
             self.step = step + 1
+        self.ranks.share_buffers(self.model)
         return self.check_meter()
+
+    def turn_to(self, epoch: int, step: int) -> None:
+        """Put random streams, learning rate and the batch's length where a batch finds them."""
+        self.streams.at(epoch, step)
+        self.steering.at(epoch * len(self.train) + step)
+        if self.ranks.many:
+            self.game.among = batch_length(self.train.num_examples, self.train.batch_size, step)
 
     def check_meter(self) -> EpochRecord:
         """Read the meter, and raise where an epoch's numbers went bad."""
@@ -228,11 +228,10 @@ class Trainer:
             "stopping": self._stopping,
             "schedule": dict(self.state),
             "lengths": self._lengths,
-            "meter": self.game.meter.state_dict() if self.step else None,
+            **own_parts(self.game, self.step),
             "rng": self.streams.state_dict(),
             "model": tensors_of(self.model),
             "optimizer": self.optimizer.state_dict(),
-            "carry": self.game.carry,
             "cost": vars(self.game.cost).copy(),
             "active": self.active,
             "seconds": self.seconds,
@@ -252,10 +251,8 @@ class Trainer:
         self.schedule = replace(self.schedule, **state["lengths"])
         self.epoch, self.state, self.seconds = state["epoch"], dict(state["schedule"]), state["seconds"]
         self.step, self._ended = state["step"], state["stopping"]
-        if state["meter"]:
-            self.game.meter.load_state_dict(state["meter"])
+        take_parts(self.game, state)
         self.streams.load_state_dict(state["rng"])
-        self.game.carry = None if state["carry"] is None else state["carry"].to(self.engine.device, copy=True)
         vars(self.game.cost).update(state["cost"])
         self.active, self.history = state["active"], list(state["history"])
         self.best = Best(state["best"])

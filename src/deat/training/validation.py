@@ -47,27 +47,28 @@ class Validator:
         """(natural, robust) accuracy, in one host read."""
         model, both = _InPrecision(net, self.engine), ("natural", self.how)
         images = Interruptible(self.source, self.interruption)
-        found = accuracies(model, images, both, self.threat, self.seed, self.engine.layout)
+        found = accuracies(model, images, both, self.threat, self.seed, self.engine.layout, self.interruption.ranks)
         self.passes += (2 + 2 * self.how.steps) * len(self.source)
         return found["natural"], found[self.how.name]
 
 
 class Interruptible:
-    """A source that asks before every batch whether to go on."""
+    """A source that asks before every batch whether to go on; processes that take batches in turn ask once a turn."""
 
     def __init__(self, source: Source, interruption: Interruption) -> None:
         self.source, self.interruption = source, interruption
         self.num_examples, self.num_classes = source.num_examples, source.num_classes
         self.shape, self.batch_size = source.shape, source.batch_size
-        self.check = source.check
+        self.check, self.share = source.check, source.share
 
     def __len__(self) -> int:
         return len(self.source)
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The epoch's batches."""
-        for batch in self.source.epoch(epoch):
-            self.interruption.check()
+        for number, batch in enumerate(self.source.epoch(epoch)):
+            if number % self.interruption.ranks.size == 0:
+                self.interruption.check()
             yield batch
 
 

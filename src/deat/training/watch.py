@@ -191,7 +191,7 @@ class OverfitWatch:
         """Accuracy against a single step and several, in float32, from the same starts in every epoch."""
         self._slice = images = self._slice or _held_slice(self.images)
         both = attack(SINGLE), attack(SEVERAL)
-        found = accuracies(trainer.model, images, both, self.threat, self.seed, trainer.engine.layout)
+        found = accuracies(trainer.model, images, both, self.threat, self.seed, trainer.engine.layout, trainer.ranks)
         self.passes += sum(1 + 2 * how.steps for how in both) * len(images)
         return found[SINGLE], found[SEVERAL]
 
