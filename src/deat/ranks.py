@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
+from inspect import signature
 from typing import Any
 
 import torch
@@ -140,16 +141,21 @@ class Ranks:
 
     @contextmanager
     def leader_first(self) -> Iterator[None]:
-        """Let one process of each machine do something alone, such as fill a cache, before its others do it too."""
+        """Let one process of each machine do something alone, such as fill a cache, before its others do it too.
+
+        Where it fails the others still have their turn: they then find the same mistake, and end alike.
+        """
         if self.local_rank:
             self.any(False)
-        yield
-        if not self.local_rank:
-            self.any(False)
+        try:
+            yield
+        finally:
+            if not self.local_rank:
+                self.any(False)
 
     def wrap(self, objective: nn.Module) -> nn.Module:
         """The objective with its gradients averaged over the processes in every backward."""
-        return DistributedDataParallel(objective, broadcast_buffers=False) if self.many else objective
+        return DistributedDataParallel(objective, **_BUFFERS_STAY) if self.many else objective
 
     def synchronise(self, model: nn.Module) -> nn.Module:
         """The model with batch norms whose statistics are those of all processes' images."""
@@ -166,6 +172,8 @@ ALONE = Ranks()
 """One process, which needs nobody's agreement."""
 
 _ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+_NAMES = ("forward_sync_buffers", "broadcast_buffers")  # since torch 2.13, and before
+_BUFFERS_STAY: dict[str, Any] = {next(n for n in _NAMES if n in signature(DistributedDataParallel).parameters): False}
 _said: list[Any] = []
 """Where the processes note what was said; a store outlives a process that dies."""
 
