@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from deat import errors
@@ -127,17 +127,15 @@ class Ranks:
         return told[0]
 
     def gather_tensor(self, tensor: Tensor) -> list[Tensor]:
-        """Everybody's tensor, on the CPU, in the order of ranks; they may differ in their number of rows."""
-        own = tensor.detach().cpu()
+        """Everybody's tensor of one kind, on the CPU, in the order of ranks; they may differ in shape."""
+        own = tensor.detach().cpu().contiguous()
         if not self.many:
             return [own]
-        rows = [int(n) for n in self.gather(len(own) if own.dim() else 1)]
-        flat = own.reshape(rows[self.rank], -1).contiguous()
-        found = [flat.new_zeros(max(rows), flat.shape[1]) for _ in rows]
-        dist.all_gather(found, nn.functional.pad(flat, (0, 0, 0, max(rows) - len(flat))))
-        return [
-            f[:n].reshape(n, *own.shape[1:]) if own.dim() else f.reshape(()) for f, n in zip(found, rows, strict=True)
-        ]
+        data = own.reshape(-1).view(torch.uint8)
+        shapes, lengths = zip(*self.gather([list(own.shape), len(data)]), strict=True)
+        found = [data.new_zeros(max(lengths)) for _ in lengths]
+        dist.all_gather(found, nn.functional.pad(data, (0, max(lengths) - len(data))))
+        return [f[:n].view(own.dtype).view(s) for f, n, s in zip(found, lengths, shapes, strict=True)]
 
     @contextmanager
     def leader_first(self) -> Iterator[None]:

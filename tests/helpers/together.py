@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import deat
 from deat import ranks as ranks_room
@@ -20,19 +20,20 @@ from deat.cli import main
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "deat.cli"])  # DDP imports dynamo
 
+_KEPT: list[dist.TCPStore] = []
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+
+def meeting_place() -> dist.TCPStore:
+    """The store through which processes meet, kept by whoever starts them, as torchrun does."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 def together(work: Callable[..., Any], *arguments: Any, size: int = 2, within: float = 120) -> list[Any]:
     """What work(ranks, *arguments) gives in each of several processes; an error in one is an error here."""
-    port, pipes, processes = free_port(), [], []
+    store, pipes, processes = meeting_place(), [], []
     for rank in range(size):
         ours, theirs = _CONTEXT.Pipe()
-        processes.append(_start(_answer, rank, size, port, theirs, work, arguments))
+        processes.append(_start(_answer, rank, size, store.port, theirs, work, arguments))
         pipes.append(ours)
     found = [pipe.recv() if pipe.poll(within) else ("error", "no answer") for pipe in pipes]
     _end(processes)
@@ -44,8 +45,9 @@ def together(work: Callable[..., Any], *arguments: Any, size: int = 2, within: f
 
 def commands(folder: Path, *arguments: str, size: int = 2, prepare: Callable[[int], None] | None = None) -> list[Any]:
     """`deat` with these arguments in each of several processes, started but not awaited; they write to out-N, err-N."""
-    port = free_port()
-    return [_start(_command, rank, size, port, folder, arguments, prepare) for rank in range(size)]
+    store = meeting_place()
+    _KEPT.append(store)
+    return [_start(_command, rank, size, store.port, folder, arguments, prepare) for rank in range(size)]
 
 
 def statuses(processes: list[Any], within: float = 60) -> list[int | None]:
@@ -54,6 +56,7 @@ def statuses(processes: list[Any], within: float = 60) -> list[int | None]:
         process.join(within)
     found = [process.exitcode for process in processes]
     _end(processes)
+    _KEPT.clear()
     return found
 
 
@@ -74,6 +77,7 @@ def _end(processes: list[Any]) -> None:
 def _enter(rank: int, size: int, port: int) -> None:
     torch.set_num_threads(1)
     torch.cuda.is_available = lambda: False
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     where = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in where.items()})
 

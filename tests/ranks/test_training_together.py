@@ -138,7 +138,8 @@ def test_ascents_cost_no_collective_and_every_joint_move_one(name: str, joints: 
     assert first["ascend"] == 0
     assert first["joint"] == joints
     assert first.get("step", 0) == 0
-    assert first["other"] == 2  # the epoch's record: its lengths, and its numbers
+    asked_to_stop, record = 1 + 2, 2  # before the epoch and each batch; the record's length and its numbers
+    assert first["other"] == asked_to_stop + record
 
 
 def accumulated(ranks: Ranks) -> int:

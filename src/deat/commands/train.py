@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from deat.checkpoint.lock import owned
+from deat.commands.tables import score_table, show_plan
 from deat.data import Source
 from deat.errors import CheckpointError, Interrupted, NumericalError, UsageError
 from deat.evaluation.scoring import accuracies
 from deat.interruption import Interruption
-from deat.live import LiveLine, PlainLines, clock, is_terminal
+from deat.live import LiveLine, PlainLines, is_terminal
 from deat.plain import plain
 from deat.ranks import ALONE, Ranks
 from deat.report.summary import Score, write_summary
@@ -34,7 +34,7 @@ from deat.training.folder import (
     put_back,
     unwritable,
 )
-from deat.training.plan import Plan, plan
+from deat.training.plan import plan
 from deat.training.result import Result
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import Settings
@@ -76,7 +76,7 @@ def run_training(flags: dict[str, Any]) -> int:
         run = resolve(request, **settings)
     trainer = run.trainer(ranks=ranks)
     if options.dry_run:
-        return _show_plan(plan(trainer), options.json, ranks)
+        return show_plan(plan(trainer), options.json, ranks)
     return Session(run, options, resuming=going_on).play(trainer)
 
 
@@ -276,7 +276,7 @@ class Session:
             print(json.dumps({"out": str(self.out), **{n: [asdict(r) for r in rows] for n, rows in parts.items()}}))
             return
         if self.scores:
-            self.console.print(_table(self.scores))
+            self.console.print(score_table(self.scores))
         if self.watch and self.watch.fired:
             self.console.print(f"the watch saw {self.watch.summary()}")
         self.console.print(f"everything is in {self.out}; report.md tells it whole")
@@ -306,16 +306,6 @@ class Display:
         return self.callbacks
 
 
-def _table(scores: list[Score]) -> Table:
-    table = Table(title=f"accuracy on {scores[0].images:,} test images", title_justify="left", box=None, pad_edge=False)
-    table.add_column("")
-    for name in (*scores[0].accuracy, "backprops", "seconds"):
-        table.add_column(name, justify="right")
-    for s in scores:
-        table.add_row(s.name, *(f"{v:.1%}" for v in s.accuracy.values()), f"{s.backprops:,}", f"{s.seconds:.1f}")
-    return table
-
-
 def _say_aside(text: str) -> None:
     """A line on standard error, so that what is piped or printed as JSON stays whole."""
     print(f"deat: {text}", file=sys.stderr, flush=True)
@@ -323,21 +313,6 @@ def _say_aside(text: str) -> None:
 
 def _say_nothing(text: str) -> None:
     """Leave it to the process that speaks."""
-
-
-def _show_plan(found: Plan, as_json: bool, ranks: Ranks) -> int:
-    if not ranks.main:
-        return 0
-    if as_json:
-        print(json.dumps(asdict(found)))
-        return 0
-    (few, many), (quick, slow) = found.backprops, found.seconds
-    print(f"backprops  {few:,}" + ("" if few == many else f" to {many:,}, depending on what training shows"))
-    print(f"time       {clock(quick)}" + ("" if few == many else f" to {clock(slow)}"), end="")
-    print(f", at {found.seconds_per_backprop * 1000:.1f} ms a backprop, validation aside")
-    print(f"memory     {found.memory / 2**30:.2f} GiB at the peak")
-    print("a dry run: no run was created")
-    return 0
 
 
 def _kept(options: Options) -> dict[str, Any]:
