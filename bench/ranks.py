@@ -6,6 +6,7 @@ the other one waiting, and then two processes of one thread each. Without torchr
 
 import argparse
 import json
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def about(ranks: Ranks, rounds: int) -> Record:
     return {
         "command": f"torchrun --standalone --nproc-per-node={ranks.size} bench/ranks.py --rounds {rounds}",
         "cpu": cpu_name(),
-        "cores": torch.get_num_threads() if not hasattr(torch, "cpu") else __import__("os").cpu_count(),
+        "cores": os.cpu_count(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "batches": BATCHES,

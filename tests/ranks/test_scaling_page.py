@@ -1,0 +1,134 @@
+"""The commands of docs/scaling.md do what the page says, as they stand there, and its files hold ones that parse."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+import tyro
+
+from deat.cli import Command, Train
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
+LINES = re.findall(r"```bash\n(.*?)\n```", PAGE, flags=re.S)
+
+
+def started(line: str, folder: Path) -> subprocess.Popen[str]:
+    """A line of the page, in a shell of its own, with this Python's torchrun."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        line, shell=True, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return output
+
+
+def workers() -> dict[int, int]:
+    """The process of each rank below this one, by /proc."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and _is_below(int(entry.name), os.getpid()):
+            rank = re.search(rb"(?:^|\0)RANK=(\d+)\0", _read(entry / "environ"))
+            if rank:
+                found[int(rank[1])] = int(entry.name)
+    return found
+
+
+def _is_below(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        stat = _read(Path(f"/proc/{pid}/stat"))
+        pid = int(stat.rsplit(b")", 1)[1].split()[1]) if stat else 0
+        if pid == ancestor:
+            return True
+    return False
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_the_page_has_three_commands() -> None:
+    assert len(LINES) == 3
+    assert all(line.startswith("torchrun --standalone --nproc-per-node=2 ") for line in LINES)
+
+
+def test_two_processes_train_and_judge_as_the_page_says(tmp_path: Path) -> None:
+    assert "in 2 processes that share batches of 64" in finished(started(LINES[0], tmp_path))
+    assert "worst of all" in finished(started(LINES[1], tmp_path))
+    assert json.loads((tmp_path / "runs/two/evaluation.json").read_text())["images"] == 100
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
+def test_a_killed_process_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
+    process, history = started(LINES[2], tmp_path), tmp_path / "runs/safe/history.jsonl"
+    deadline = monotonic() + 90
+    while not (history.exists() and history.read_text().count("\n") >= 2):
+        assert monotonic() < deadline, "no epoch was finished"
+        assert process.poll() is None, process.communicate()[0]
+        sleep(0.05)
+    os.kill(workers()[1], signal.SIGKILL)
+    output = finished(process)
+    assert "going on with runs/safe at epoch" in output
+    assert [json.loads(line)["epoch"] for line in history.read_text().splitlines()] == list(range(8))
+
+
+def accepted(words: list[str]) -> Train:
+    """What deat makes of a command that torchrun is given."""
+    given = words[words.index("deat") + 1 :]
+    command = tyro.cli(Command, prog="deat", args=given, config=(tyro.conf.FlagCreatePairsOff,))
+    assert isinstance(command, Train)
+    return command
+
+
+def test_the_slurm_file_is_a_script_that_starts_deat() -> None:
+    file = ROOT / "deploy/slurm.sbatch"
+    assert subprocess.run(["bash", "-n", str(file)], capture_output=True, text=True).stderr == ""
+    text = file.read_text()
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?$", text, flags=re.M))
+    assert options["nodes"] == "2"
+    assert options["ntasks-per-node"] == "1"
+    assert "requeue" in options
+    words = shlex.split(text[text.index("srun ") :].replace("\\\n", " "))
+    assert words[words.index("torchrun") :][:3] == [
+        "torchrun",
+        "--nnodes=$SLURM_JOB_NUM_NODES",
+        "--nproc-per-node=$SLURM_GPUS_ON_NODE",
+    ]
+    assert accepted(words).resume == "auto"
+
+
+def test_the_kubernetes_file_is_a_job_that_starts_deat() -> None:
+    job = json.loads((ROOT / "deploy/pytorchjob.json").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    spec = job["spec"]
+    worker, policy = spec["pytorchReplicaSpecs"]["Worker"], spec["elasticPolicy"]
+    assert worker["replicas"] == policy["minReplicas"] == policy["maxReplicas"]  # the number of processes must stay
+    pod = worker["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["name"] == "pytorch"  # the operator looks for it by name
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == int(spec["nprocPerNode"])
+    assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+    command = accepted(container["command"])
+    assert command.resume == "auto"
+    assert command.out is not None
+    assert command.out.startswith("/runs/")
+
+
+def test_every_file_that_the_page_points_to_is_there() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
+        assert (ROOT / "docs" / target).exists(), target
