@@ -1,9 +1,6 @@
 """The command line: `deat train`, `resume`, `evaluate`, `import`, `export` and `list`."""
 
-import io
-import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -12,14 +9,12 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
 from tyro.constructors import PrimitiveConstructorSpec
 
+from deat.commands.ending import ended, tolerate_any_terminal
 from deat.commands.evaluate import run_evaluation
 from deat.commands.lists import list_things
 from deat.commands.resume import run_resume
 from deat.commands.train import run_training
 from deat.commands.weights import run_export, run_import
-from deat.errors import DeatError, Interrupted, UsageError
-from deat.loading import blamed
-from deat.ranks import is_lost_peer, leave, say_once
 from deat.threat import number
 from deat.versions import VERSION
 
@@ -280,54 +275,12 @@ Command = (
 )
 
 
-NO_RUN = "interrupted before training began: there is no run to resume"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status says how it ended."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    _tolerate_any_terminal()
+    tolerate_any_terminal()
     if given == ["--version"]:
         print(f"deat {VERSION}")
         return 0
-    return leave(_run(given))
-
-
-def _run(given: list[str]) -> int:
-    try:
-        command = tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,))
-        status = int(command.run())
-        leave()
-        return status
-    except DeatError as error:
-        return _say(str(error), error.exit_code)
-    except BrokenPipeError:  # whoever read our output left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except KeyboardInterrupt:
-        return _say("interrupted; the same command goes on" if given[:1] == ["evaluate"] else NO_RUN, 130)
-    except Exception as error:
-        if is_lost_peer(error):
-            return _say("another process of this run is gone, so this one ends too.", Interrupted.exit_code, last=True)
-        place = blamed(error)
-        if place:
-            return _say(f"the error above comes from code of yours: {place}", UsageError.exit_code, above=_trace())
-        return _say("this is a defect of deat's; the lines above say where.", DeatError.exit_code, above=_trace())
-
-
-def _say(text: str, status: int, *, above: str = "", last: bool = False) -> int:
-    """Say what went wrong, once for all processes that found the same; a `last` word only where nobody said why."""
-    if say_once(above + text, last=last):
-        print(f"{above}deat: {text}", file=sys.stderr, flush=True)
-    return status
-
-
-def _trace() -> str:
-    return traceback.format_exc()
-
-
-def _tolerate_any_terminal() -> None:
-    """Print what a terminal of few characters cannot show as question marks, rather than fail."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    resumes = given[:1] == ["evaluate"]
+    return ended(lambda: tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,)).run(), resumes)

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from deat.checkpoint.lock import owned
-from deat.commands.tables import score_table, show_plan
+from deat.commands.display import Display, score_table, show_plan
 from deat.data import Source
 from deat.errors import CheckpointError, Interrupted, NumericalError, UsageError
 from deat.evaluation.scoring import accuracies
@@ -38,7 +38,7 @@ from deat.training.plan import plan
 from deat.training.result import Result
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import Settings
-from deat.training.trainer import Callback, Trainer
+from deat.training.trainer import Trainer
 from deat.training.validation import Interruptible
 from deat.training.watch import OverfitWatch
 from deat.writing import write_json
@@ -218,7 +218,7 @@ class Session:
         self.console.print(f"going on with {self.out} at {at}")
         return True
 
-    def _fit(self, trainer: Trainer, display: "Display") -> Result:
+    def _fit(self, trainer: Trainer, display: Display) -> Result:
         trainer.callbacks += display.following(trainer)
         result, spent = trainer.fit(), trainer.game.cost.backprops
         name, best, last = plain(self.run.method.name), result.best.epoch, result.history[-1].epoch
@@ -230,7 +230,7 @@ class Session:
             result.model.load_state_dict(last_weights)
         return result
 
-    def _compare(self, display: "Display") -> None:
+    def _compare(self, display: Display) -> None:
         trainer = self.run.baseline().trainer(ranks=self.ranks)
         trainer.obey(self.interruption)
         trainer.callbacks += display.following(trainer)
@@ -282,7 +282,7 @@ class Session:
         self.console.print(f"everything is in {self.out}; report.md tells it whole")
 
     @contextmanager
-    def _display(self) -> Iterator["Display"]:
+    def _display(self) -> Iterator[Display]:
         if self.options.json or not self.ranks.main:
             yield Display(None, [])
         elif is_terminal():
@@ -290,20 +290,6 @@ class Session:
                 yield Display(line, [line])
         else:
             yield Display(None, [PlainLines()])
-
-
-@dataclass(frozen=True)
-class Display:
-    """Whoever shows the training, if anyone."""
-
-    line: LiveLine | None
-    callbacks: list[Callback]
-
-    def following(self, trainer: Trainer) -> list[Callback]:
-        """The callbacks, turned to this trainer."""
-        if self.line:
-            self.line.follow(trainer)
-        return self.callbacks
 
 
 def _say_aside(text: str) -> None:

@@ -25,13 +25,15 @@ def own_parts(game: Game, step: int) -> dict[str, Any]:
 
 def take_parts(game: Game, state: dict[str, Any]) -> None:
     """Take this process's part of such a state up again."""
-    rank, carry = game.ranks.rank, state["carry"]
+    rank, size, carry = game.ranks.rank, game.ranks.size, state["carry"]
     if state["meter"]:
-        game.meter.load_state_dict(state["meter"][rank])
-    game.carry = None if carry is None else carry[rank :: game.ranks.size].to(game.engine.device, copy=True)
+        game.meter.load_state_dict(_own_sums(state["meter"], rank, size))
+    game.carry = None if carry is None else carry[rank::size].to(game.engine.device, copy=True)
     with torch.no_grad():
-        for name, buffer in game.net.named_buffers() if state["buffers"] else ():
-            buffer.copy_(state["buffers"][name][rank])
+        for name, buffer in game.net.named_buffers():
+            rows = state["buffers"].get(name, ())
+            if len(rows) == size:  # else as many processes as now did not save it, and the first one's are in the model
+                buffer.copy_(rows[rank])
 
 
 def synchronised(model: nn.Module, settings: Settings, device: torch.device, ranks: Ranks) -> nn.Module:
@@ -41,6 +43,14 @@ def synchronised(model: nn.Module, settings: Settings, device: torch.device, ran
     if device.type != "cuda":
         raise UsageError("sync_bn needs GPUs: torch has no synchronised batch norm on a CPU. Leave it out.")
     return ranks.synchronise(model)
+
+
+def _own_sums(saved: list[dict[str, list[float]]], rank: int, size: int) -> dict[str, list[float]]:
+    """This process's sums; where another number of processes saved them, those it now stands for."""
+    mine = saved[rank::size]
+    sums = [sum(column) for column in zip(*(part["sums"] for part in mine), strict=True)]
+    common, active = saved[0]["counts"][:3], sum(part["counts"][3] for part in mine)
+    return {"sums": sums or [0.0] * 4, "counts": [*common, active]}
 
 
 def _interleaved(parts: list[Tensor]) -> Tensor:

@@ -1,14 +1,29 @@
-"""What `deat train` shows: a run's scores, and what it would cost."""
+"""What `deat train` shows: a run while it goes on, its scores, and what it would cost."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
-from deat.live import clock
+from deat.live import LiveLine, clock
 from deat.ranks import Ranks
 from deat.report.summary import Score
 from deat.training.plan import Plan
+from deat.training.trainer import Callback, Trainer
+
+
+@dataclass(frozen=True)
+class Display:
+    """Whoever shows the training, if anyone."""
+
+    line: LiveLine | None
+    callbacks: list[Callback]
+
+    def following(self, trainer: Trainer) -> list[Callback]:
+        """The callbacks, turned to this trainer."""
+        if self.line:
+            self.line.follow(trainer)
+        return self.callbacks
 
 
 def score_table(scores: list[Score]) -> Table:
