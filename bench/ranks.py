@@ -25,7 +25,7 @@ from deat.data import ImageSet
 from deat.ranks import Ranks, leave
 
 RESULTS = Path(__file__).parents[1] / "docs/results"
-BATCHES = 2
+BATCH = 64
 Record = dict[str, Any]
 
 
@@ -36,14 +36,14 @@ class Case:
     network: str
     shape: tuple[int, int, int]
     method: str
-    batch_size: int
+    batches: int
 
 
 CASES = [
-    Case("preact_resnet18", (3, 32, 32), "pgd-7", 64),
-    Case("preact_resnet18", (3, 32, 32), "free-8", 64),
-    Case("small", (1, 8, 8), "pgd-7", 64),
-    Case("small", (1, 8, 8), "free-8", 64),
+    Case("preact_resnet18", (3, 32, 32), "pgd-7", 1),
+    Case("preact_resnet18", (3, 32, 32), "free-8", 1),
+    Case("small", (1, 8, 8), "pgd-7", 50),
+    Case("small", (1, 8, 8), "free-8", 50),
 ]
 
 
@@ -71,7 +71,7 @@ def about(ranks: Ranks, rounds: int) -> Record:
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "batches": BATCHES,
+        "batch_size": BATCH,
     }
 
 
@@ -100,11 +100,16 @@ def player(case: Case, ranks: Ranks) -> Callable[[], object]:
         noise(case),
         method=case.method,
         threat="linf:8/255",
-        settings=deat.Settings(epochs=1, batch_size=case.batch_size, threads=1, device="cpu"),
+        settings=deat.Settings(epochs=1, batch_size=BATCH, threads=1, device="cpu"),
         ranks=ranks,
     )
     budget = trainer.schedule.budget(trainer.schedule.init(), 0)
-    return lambda: trainer.play_epoch(budget)
+
+    def play() -> None:
+        trainer.step = 0
+        trainer.play_epoch(budget)
+
+    return play
 
 
 def timed(work: Callable[[], object], ranks: Ranks) -> Lap:
@@ -138,7 +143,7 @@ def network(case: Case) -> nn.Module:
 
 def noise(case: Case) -> ImageSet:
     """How long a step takes does not depend on what is on the images."""
-    images = torch.randint(0, 256, (BATCHES * case.batch_size, *case.shape), dtype=torch.uint8)
+    images = torch.randint(0, 256, (case.batches * BATCH, *case.shape), dtype=torch.uint8)
     return ImageSet(images, torch.arange(len(images)) % 10, tuple("0123456789"))
 
 

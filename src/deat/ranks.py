@@ -6,6 +6,7 @@ What they tell each other is numbers and JSON, never pickled objects.
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -59,8 +60,8 @@ class Ranks:
     def join(cls, device: str = "auto") -> "Ranks":
         """The processes that torchrun started, joined: over gloo on CPUs, and NCCL for what lies on GPUs."""
         rank, size, local_rank = (int(os.environ.get(name, d)) for name, d in _ENVIRONMENT)
-        if size == 1:
-            return ALONE
+        if _joined() or size == 1:
+            return cls(rank, size, local_rank)
         backend = _backend(device, local_rank)
         store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
@@ -153,7 +154,11 @@ class Ranks:
 
     def wrap(self, objective: nn.Module) -> nn.Module:
         """The objective with its gradients averaged over the processes in every backward."""
-        return DistributedDataParallel(objective, **_BUFFERS_STAY) if self.many else objective
+        if not self.many:
+            return objective
+        # Said of 1x1 kernels laid out channels last, whose bytes are the same in either layout.
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
+        return DistributedDataParallel(objective, **_BUFFERS_STAY)
 
     def synchronise(self, model: nn.Module) -> nn.Module:
         """The model with batch norms whose statistics are those of all processes' images."""

@@ -9,11 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 import tyro
 
 from deat.cli import Command, Train
+from deat.ranks import Ranks
+from helpers.nets import conv_net, learnable
+from helpers.together import together
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
@@ -85,6 +89,22 @@ def test_a_killed_process_is_started_again_and_the_run_goes_on(tmp_path: Path) -
     output = finished(process)
     assert "going on with runs/safe at epoch" in output
     assert [json.loads(line)["epoch"] for line in history.read_text().splitlines()] == list(range(8))
+
+
+def as_told(ranks: Ranks, folder: Path) -> list[object]:
+    """The page's Python, with data of ours."""
+    (code,) = re.findall(r"```python\n(.*?)\n```", PAGE, flags=re.S)
+    os.chdir(folder)
+    names: dict[str, Any] = {"model": conv_net(), "data": learnable(24), "test": learnable(12, seed=1)}
+    exec(code.replace("data, ranks", "data, epochs=2, batch_size=8, device='cpu', ranks"), names)
+    return [names["ranks"].size, names["found"].verdicts, [vars(s) for s in names["result"].history]]
+
+
+def test_the_page_s_python_works_in_two_processes(tmp_path: Path) -> None:
+    first, second = together(as_told, tmp_path)
+    assert first == second
+    assert first[0] == 2
+    assert (tmp_path / "runs/own").is_dir()
 
 
 def accepted(words: list[str]) -> Train:

@@ -70,8 +70,8 @@ def test_all_processes_end_with_the_same_weights_and_history(
 def test_a_share_may_be_empty_and_then_counts_nothing() -> None:
     methods = ["m+deat", "fat-5", "free-4"]
     alone = histories(Ranks(), methods, 25, 8)  # a last batch of one image
-    first, second = together(histories, methods, 25, 8)
-    assert first == second
+    first, *others = together(histories, methods, 25, 8, size=3)
+    assert others == [first, first]
     for name in methods:
         for one, two in zip(alone[name][0], first[name][0], strict=True):
             assert math.isclose(one["magnitude"], two["magnitude"], rel_tol=1e-9)
@@ -307,12 +307,15 @@ def test_batches_of_uneven_length_are_refused() -> None:
 
 def refused(ranks: Ranks) -> list[str]:
     said = []
+    idle = conv_net()
+    idle.register_parameter("unused", nn.Parameter(torch.zeros(1)))
     lone = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     for options in (
         {"method": "m+deat", "batch_size": 1},
         {"method": deat.methods.tune.tune(deat.method("fat-5"), deat.Linf(0.1), compact=True)},
         {"method": "m+deat", "net": lone, "batch_size": 10, "data": learnable(23)},
         {"method": "m+deat", "sync_bn": True},
+        {"method": "m+deat", "net": idle},
     ):
         try:
             trainer_of(options.pop("method"), options.pop("net", None), ranks=ranks, **options)
@@ -330,6 +333,7 @@ def test_what_cannot_be_shared_is_refused() -> None:
         "23 images in batches of 10 leave a process with a batch of one, on which BatchNorm1d cannot train. "
         "Use another batch size, or one image less.",
         "sync_bn needs GPUs",
+        "unused get no gradient, for which processes would wait in vain. Use them in the model, or freeze them",
     ]
 
 

@@ -119,7 +119,7 @@ def make_trainer(
     network = normalized(model, *normalize) if normalize else model
     check_model(network, source, ranks.size)
     if ranks.many:
-        share(source, chosen, ranks)
+        share(source, network, chosen, ranks)
     return Trainer(
         network,
         source,
@@ -133,7 +133,7 @@ def make_trainer(
     )
 
 
-def share(source: Source, chosen: Method, ranks: Ranks) -> None:
+def share(source: Source, model: nn.Module, chosen: Method, ranks: Ranks) -> None:
     """Make a source give this process's part of every batch; refuse what several processes cannot share."""
     if not hasattr(source, "share"):
         raise UsageError(f"a {type(source).__name__} of your own cannot be shared by processes; pass the data itself.")
@@ -141,7 +141,23 @@ def share(source: Source, chosen: Method, ranks: Ranks) -> None:
         raise UsageError(f"a batch of {source.batch_size} cannot be shared by {ranks.size} processes; make it larger.")
     if chosen.ascent.compact:
         raise UsageError("compact is for a single process: each would shrink its batch by itself. Leave it out.")
+    idle = idle_parameters(model, source)
+    if idle:
+        raise UsageError(
+            f"{', '.join(idle[:3])} get no gradient, for which processes would wait in vain. Use them in the model, or "
+            "freeze them: requires_grad_(False)."
+        )
     source.share = ranks.share
+
+
+def idle_parameters(model: nn.Module, source: Source) -> list[str]:
+    """The parameters that want a gradient and that the model's answer does not depend on."""
+    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    first = next(model.parameters())
+    x = torch.zeros(2, *source.shape, device=first.device, dtype=torch.promote_types(torch.float32, first.dtype))
+    with evaluating(model):
+        found = torch.autograd.grad(model(x).sum(), list(learning.values()), allow_unused=True)
+    return [name for name, grad in zip(learning, found, strict=True) if grad is None]
 
 
 def check_model(model: nn.Module, source: Source, processes: int = 1) -> None:

@@ -9,6 +9,7 @@ from deat.evaluation.attacks import Attack, attack
 from deat.evaluation.scoring import accuracies
 from deat.game.engine import Engine
 from deat.interruption import Interruption
+from deat.ranks import Share
 from deat.threat import ThreatModel
 from deat.training.settings import Settings
 
@@ -59,7 +60,7 @@ class Interruptible:
         self.source, self.interruption = source, interruption
         self.num_examples, self.num_classes = source.num_examples, source.num_classes
         self.shape, self.batch_size = source.shape, source.batch_size
-        self.check, self.share = source.check, source.share
+        self.check, self.share = source.check, getattr(source, "share", Share())
 
     def __len__(self) -> int:
         return len(self.source)
