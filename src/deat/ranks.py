@@ -5,6 +5,7 @@ What they tell each other is numbers and JSON, never pickled objects.
 
 import json
 import os
+import secrets
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
 from inspect import signature
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from deat import errors
-from deat.errors import DeatError, UsageError
+from deat.errors import DeatError, Interrupted, UsageError
 
 MEETING = timedelta(minutes=5)
 """How long processes wait for each other at the start."""
@@ -64,6 +66,7 @@ class Ranks:
             return cls(rank, size, local_rank)
         backend = _backend(device, local_rank)
         store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))  # type: ignore[attr-defined]
+        store = dist.PrefixStore(_meeting(store, rank, size), store)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
         _said.append(dist.PrefixStore("said", store))  # type: ignore[attr-defined]
         return cls(rank, size, local_rank)
@@ -216,6 +219,28 @@ def is_lost_peer(error: BaseException) -> bool:
     text = str(error)
     signs = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
     return _joined() and isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+
+
+def _meeting(store: Any, rank: int, size: int) -> str:
+    """A name that only the processes of this start know.
+
+    torchrun keeps its store when it starts processes again, and whoever reads an address that a dead one left there
+    waits in vain; its count of restarts differs between machines. So each asks the first by a name of its own.
+    """
+    name, deadline = secrets.token_hex(8), monotonic() + MEETING.total_seconds()
+    if rank:
+        store.set(f"ask/{rank}", name)
+        found: str = store.get(f"answer/{name}").decode()
+        store.set(f"heard/{found}/{rank}", "")
+        return found
+    while not store.check([f"heard/{name}/{other}" for other in range(1, size)]):
+        if monotonic() > deadline:
+            raise Interrupted(f"not all of {size} processes came within {MEETING}; look at their own messages.")
+        for other in range(1, size):
+            if store.check([f"ask/{other}"]):
+                store.set(f"answer/{store.get(f'ask/{other}').decode()}", name)
+        sleep(0.02)
+    return name
 
 
 def _joined() -> bool:

@@ -7,6 +7,8 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -24,26 +26,35 @@ PAGE = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
 LINES = re.findall(r"```bash\n(.*?)\n```", PAGE, flags=re.S)
 
 
-def started(line: str, folder: Path) -> subprocess.Popen[str]:
-    """A line of the page, in a shell of its own, with this Python's torchrun."""
+@contextmanager
+def started(line: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A line of the page, in a shell of its own, with this Python's torchrun; whatever it leaves running is ended."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen(
-        line, shell=True, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen(
+            line, shell=True, cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        for pid in [*workers(process.pid).values(), process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
 
 
-def finished(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    return output
+def finished(line: str, folder: Path) -> str:
+    with started(line, folder) as process:
+        assert process.wait(120) == 0, (folder / "output").read_text()
+    return (folder / "output").read_text()
 
 
-def workers() -> dict[int, int]:
-    """The process of each rank below this one, by /proc."""
+def workers(above: int) -> dict[int, int]:
+    """The process of each rank below another process, by /proc."""
     found: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and _is_below(int(entry.name), os.getpid()):
+        if entry.name.isdigit() and _is_below(int(entry.name), above):
             rank = re.search(rb"(?:^|\0)RANK=(\d+)\0", _read(entry / "environ"))
             if rank:
                 found[int(rank[1])] = int(entry.name)
@@ -72,22 +83,23 @@ def test_the_page_has_three_commands() -> None:
 
 
 def test_two_processes_train_and_judge_as_the_page_says(tmp_path: Path) -> None:
-    assert "in 2 processes that share batches of 64" in finished(started(LINES[0], tmp_path))
-    assert "worst of all" in finished(started(LINES[1], tmp_path))
+    assert "in 2 processes that share batches of 64" in finished(LINES[0], tmp_path)
+    assert "worst of all" in finished(LINES[1], tmp_path)
     assert json.loads((tmp_path / "runs/two/evaluation.json").read_text())["images"] == 100
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes in /proc")
 def test_a_killed_process_is_started_again_and_the_run_goes_on(tmp_path: Path) -> None:
-    process, history = started(LINES[2], tmp_path), tmp_path / "runs/safe/history.jsonl"
-    deadline = monotonic() + 90
-    while not (history.exists() and history.read_text().count("\n") >= 2):
-        assert monotonic() < deadline, "no epoch was finished"
-        assert process.poll() is None, process.communicate()[0]
-        sleep(0.05)
-    os.kill(workers()[1], signal.SIGKILL)
-    output = finished(process)
-    assert "going on with runs/safe at epoch" in output
+    history, said = tmp_path / "runs/safe/history.jsonl", tmp_path / "output"
+    with started(LINES[2], tmp_path) as process:
+        deadline = monotonic() + 90
+        while not (history.exists() and history.read_text().count("\n") >= 2):
+            assert monotonic() < deadline, "no epoch was finished"
+            assert process.poll() is None, said.read_text()
+            sleep(0.05)
+        os.kill(workers(process.pid)[1], signal.SIGKILL)
+        assert process.wait(90) == 0, said.read_text()
+    assert "going on with runs/safe at epoch" in said.read_text()
     assert [json.loads(line)["epoch"] for line in history.read_text().splitlines()] == list(range(8))
 
 
