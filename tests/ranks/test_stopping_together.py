@@ -2,19 +2,21 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import deat
 from deat.errors import CheckpointError, Interrupted
 from deat.methods.tune import tune
-from deat.ranks import Ranks
+from deat.ranks import Ranks, _meeting
 from deat.training.checkpoints import Checkpoints
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
-from helpers.together import commands, statuses, together
+from helpers.together import commands, meeting_place, statuses, together
 
 RUN = (
     *("train", "--epochs", "3", "--out", "run", "--baseline", "no", "--val-attack", "pgd-2", "--test-images", "0"),
@@ -171,3 +173,19 @@ def test_a_run_that_is_busy_is_refused_by_all(tmp_path: Path, whole: Path) -> No
 
     with owned(whole):
         assert statuses(commands(whole.parent, *RUN, "--resume", "auto"), within=30) == [7, 7]
+
+
+def test_processes_that_start_again_do_not_meet_those_that_died() -> None:
+    store = meeting_place()
+    store.set("ask/1", "of a process that is gone")
+    names = []
+    for _ in range(2):  # torchrun keeps its store from start to start
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(lambda rank: _meeting(client(store), rank, 2), range(2))
+        assert first == second
+        names.append(first)
+    assert names[0] != names[1]
+
+
+def client(store: Any) -> Any:
+    return dist.TCPStore("127.0.0.1", store.port, is_master=False)
