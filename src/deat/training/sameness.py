@@ -10,7 +10,7 @@ from deat.models.weights import tensors_of
 from deat.training.trainer import Trainer
 from deat.versions import versions
 
-HARMLESS = ("workers", "threads", "device", "engine", "deterministic")
+HARMLESS = ("workers", "threads", "device", "engine", "deterministic", "sync_bn")
 """Settings that change no number by themselves; what they come to is compared as the environment."""
 
 
@@ -43,6 +43,7 @@ def environment_of(trainer: Trainer) -> dict[str, Any]:
         "deterministic": trainer.settings.deterministic,
         "threads": trainer.threads if device == "cpu" else None,
         "processes": trainer.ranks.size,
+        **({"sync_bn": True} if trainer.settings.sync_bn and trainer.ranks.many else {}),
         "torch": made["torch"],
         "deat": made["deat"],
     }

@@ -31,7 +31,7 @@ def take_parts(game: Game, state: dict[str, Any]) -> None:
     game.carry = None if carry is None else carry[rank::size].to(game.engine.device, copy=True)
     with torch.no_grad():
         for name, buffer in game.net.named_buffers():
-            rows = state["buffers"].get(name, ())
+            rows = state.get("buffers", {}).get(name, ())
             if len(rows) == size:  # else as many processes as now did not save it, and the first one's are in the model
                 buffer.copy_(rows[rank])
 
