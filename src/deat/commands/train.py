@@ -164,7 +164,7 @@ class Session:
         try:
             return self._play(trainer, folder, record)
         except Interrupted as error:
-            raise Interrupted(f"{error}; go on with: deat resume {self.out}") from None
+            raise Interrupted(f"{error}; go on with: {self._launcher()}deat resume {self.out}") from None
         except NumericalError as error:
             if self.ranks.main:
                 folder.failed({"error": str(error), **error.facts})
@@ -264,6 +264,9 @@ class Session:
         )
         if trainer.engine_note:
             self.console.print(f"moves run eagerly: {trainer.engine_note}")
+
+    def _launcher(self) -> str:
+        return f"torchrun (again with {self.ranks.size} processes) -m " if self.ranks.many else ""
 
     def _company(self) -> str:
         size = self.ranks.size
