@@ -57,10 +57,10 @@ def main() -> None:
         if ranks.main:
             record = {**about(ranks, rounds), "cases": found}
             (RESULTS / "ranks.json").write_text(json.dumps(record, indent=2) + "\n")
-        leave()
     if ranks.main:
         record = json.loads((RESULTS / "ranks.json").read_text())
         (RESULTS / "ranks.md").write_text(render(record))
+    leave()
 
 
 def about(ranks: Ranks, rounds: int) -> Record:

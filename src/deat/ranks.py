@@ -9,7 +9,7 @@ import secrets
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
@@ -191,14 +191,16 @@ def apart(objective: nn.Module) -> AbstractContextManager[Any]:
 
 
 def leave(status: int = 0) -> int:
-    """Part from the other processes, when all is done; after a failure at once, since they may be gone already."""
+    """End this process if it has joined others, else do nothing.
+
+    The interpreter's own end is left out: it may wait for a process that is gone, and now and then aborts in threads
+    that torch has left running.
+    """
     if _joined():
-        if status:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-        dist.destroy_process_group()
-    _said.clear()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(status)
     return status
 
 

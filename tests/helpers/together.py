@@ -103,7 +103,4 @@ def _command(
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     if prepare:
         prepare(rank)
-    status = main(arguments)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # the interpreter's own end may wait for a process that is gone
+    sys.exit(main(arguments))

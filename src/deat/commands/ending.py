@@ -20,9 +20,7 @@ def ended(command: Callable[[], int], resumes: bool) -> int:
 
 def _status(command: Callable[[], int], resumes: bool) -> int:
     try:
-        status = command()
-        leave()
-        return status
+        return command()
     except DeatError as error:
         return _say(str(error), error.exit_code)
     except BrokenPipeError:  # whoever read our output left
