@@ -17,12 +17,18 @@ class Lap:
     others: float
 
 
-def lap(work: Callable[[], object]) -> Lap:
-    """Do a piece of work by the clock."""
-    busy, own, started = _busy(), _own(), perf_counter()
+def own_seconds() -> float:
+    """Processor time that this process has used."""
+    times = os.times()
+    return times.user + times.system
+
+
+def lap(work: Callable[[], object], own: Callable[[], float] = own_seconds) -> Lap:
+    """Do a piece of work by the clock; `own` is the processor time of all who do it."""
+    before, busy, started = own(), _busy(), perf_counter()
     work()
     seconds = perf_counter() - started
-    others = (_busy() - busy) - (_own() - own)
+    others = (_busy() - busy) - (own() - before)
     return Lap(seconds, max(0.0, others) / (seconds * len(_cores())) if STAT.exists() else 0.0)
 
 
@@ -34,11 +40,6 @@ def _busy() -> float:
     ours = [row for row in rows if row[0] in {f"cpu{core}" for core in _cores()}]
     # user, nice, system, then idle and waiting left out, then interrupts and what the hypervisor stole
     return sum(sum(map(int, row[1:4])) + sum(map(int, row[6:9])) for row in ours) / os.sysconf("SC_CLK_TCK")
-
-
-def _own() -> float:
-    times = os.times()
-    return times.user + times.system
 
 
 def _cores() -> set[int]:

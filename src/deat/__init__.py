@@ -16,7 +16,9 @@ from deat.game.plays import Craft, Relay, Replay
 from deat.methods import Method, friendly, method, mplus, register
 from deat.models import build as build_model
 from deat.models import load_weights, normalized, save_weights
+from deat.ranks import Ranks
 from deat.threat import L1, L2, Linf, ThreatModel
+from deat.training.checkpoints import Checkpoints
 from deat.training.fit import fit, make_trainer
 from deat.training.result import Result
 from deat.training.settings import Settings
@@ -30,6 +32,7 @@ __all__ = [
     "L2",
     "Ascent",
     "Augment",
+    "Checkpoints",
     "Craft",
     "CrossEntropy",
     "Engine",
@@ -40,6 +43,7 @@ __all__ = [
     "Method",
     "Objective",
     "Probe",
+    "Ranks",
     "Relay",
     "Replay",
     "Result",

@@ -1,8 +1,6 @@
-"""The command line: `deat train`, `deat evaluate` and `deat list`."""
+"""The command line: `deat train`, `resume`, `evaluate`, `import`, `export` and `list`."""
 
-import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -11,11 +9,14 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
 from tyro.constructors import PrimitiveConstructorSpec
 
+from deat.commands.ending import ended, tolerate_any_terminal
 from deat.commands.evaluate import run_evaluation
 from deat.commands.lists import list_things
+from deat.commands.resume import run_resume
 from deat.commands.train import run_training
-from deat.errors import DeatError
+from deat.commands.weights import run_export, run_import
 from deat.threat import number
+from deat.versions import VERSION
 
 
 def _flag(metavar: str, parse: Callable[[str], object]) -> PrimitiveConstructorSpec[Any]:
@@ -76,6 +77,10 @@ class Train:
     """The run's folder, which must not exist; by default a new one under runs/."""
     overwrite: bool = False
     """Replace the run that is in --out."""
+    resume: Literal["no", "auto"] = "no"
+    """auto goes on with the run that is in --out, if there is one of the same settings, and else starts it."""
+    inexact: bool = False
+    """--resume: go on even where the numbers will differ from an uninterrupted run's."""
     seed: int = 0
     """Where every random draw comes from."""
     batch_size: MaybeWhole = None
@@ -120,12 +125,16 @@ class Train:
     """Also train naturally, to compare; auto does so on digits only."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto is bf16 where the hardware is fast at it."""
+    sync_bn: bool = False
+    """With several processes on GPUs: batch-norm statistics of the whole batch, not of each process's share."""
     engine: Literal["auto", "eager", "graph"] = "auto"
     """How moves run: graph records them as CUDA graphs; auto does so on a GPU where it can."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     threads: MaybeWhole = None
     """CPU threads; small networks use one by default."""
+    deterministic: bool = False
+    """On a GPU, the same bits every time, so that a resumed run is exact; slower. A CPU is so anyway."""
     workers: MaybeWhole = None
     """Processes that decode images which do not fit in memory."""
     data_root: MaybeText = None
@@ -142,6 +151,28 @@ class Train:
     def run(self) -> int:
         """Train."""
         return run_training(vars(self))
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run that was interrupted or killed, to the bytes that an uninterrupted one would have given."""
+
+    run_folder: Annotated[Positional[str], arg(name="run")]
+    """The run's folder."""
+    method: MaybeText = None
+    """The run's method again, where it came from a file: my_file.py:NAME."""
+    model: MaybeText = None
+    """The run's model again, where it came from a file: my_file.py:NAME."""
+    inexact: bool = False
+    """Go on even where the numbers will differ from an uninterrupted run's."""
+    data_root: MaybeText = None
+    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    json: bool = False
+    """Print one JSON document instead of lines."""
+
+    def run(self) -> int:
+        """Go on."""
+        return run_resume(vars(self))
 
 
 @dataclass(frozen=True)
@@ -189,6 +220,38 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
+class Import:
+    """Convert a .pt or .pth file of weights to safetensors, once; nothing in it is run."""
+
+    file: Positional[str]
+    """The file: a state dict, or a checkpoint that holds one."""
+    out: MaybeText = None
+    """The new file (FILE with the ending .safetensors)."""
+
+    def run(self) -> int:
+        """Convert."""
+        return run_import(self.file, self.out)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's weights under the network's own names, for use without deat."""
+
+    run_folder: Annotated[Positional[str], arg(name="run")]
+    """The run's folder."""
+    out: MaybeText = None
+    """The new file (RUN.safetensors), or with --shard-size the new folder."""
+    epoch: Literal["best", "last"] = "best"
+    """Which of the run's weights."""
+    shard_size: MaybeText = None
+    """Several files of at most this size, such as 500MB or 2GB, with an index."""
+
+    def run(self) -> int:
+        """Export."""
+        return run_export(self.run_folder, self.out, self.epoch, self.shard_size)
+
+
+@dataclass(frozen=True)
 class List:
     """List what can be named: methods, models, data or attacks."""
 
@@ -204,26 +267,20 @@ class List:
 
 Command = (
     Annotated[Train, subcommand("train")]
+    | Annotated[Resume, subcommand("resume")]
     | Annotated[Evaluate, subcommand("evaluate")]
+    | Annotated[Import, subcommand("import")]
+    | Annotated[Export, subcommand("export")]
     | Annotated[List, subcommand("list")]
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status says how it ended."""
-    try:
-        command = tyro.cli(Command, prog="deat", args=arguments, config=(FlagCreatePairsOff,))
-        return int(command.run())
-    except DeatError as error:
-        print(f"deat: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:  # whoever read our output left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except KeyboardInterrupt:
-        print("deat: interrupted; a run keeps the weights of its last finished epoch in its folder.", file=sys.stderr)
-        return 130
-    except Exception:
-        traceback.print_exc()
-        print("deat: this is a defect of deat's; the lines above say where.", file=sys.stderr)
-        return DeatError.exit_code
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    tolerate_any_terminal()
+    if given == ["--version"]:
+        print(f"deat {VERSION}")
+        return 0
+    resumes = given[:1] == ["evaluate"]
+    return ended(lambda: tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,)).run(), resumes)

@@ -32,9 +32,31 @@ class CheckpointError(DeatError):
 
 
 class NumericalError(DeatError, ArithmeticError):
-    """Training that produced a NaN or an infinity."""
+    """Training that produced a NaN or an infinity, or ran out of memory; facts say where, for the run's record."""
 
     exit_code = 5
+
+    def __init__(self, message: str, **facts: object) -> None:
+        super().__init__(message)
+        self.facts = facts
+
+    @property
+    def batch(self) -> int | None:
+        """The first bad batch of the epoch, if it is known."""
+        found = self.facts.get("batch")
+        return found if isinstance(found, int) else None
+
+
+class BusyError(DeatError):
+    """A run that another process is working on."""
+
+    exit_code = 7
+
+
+class Interrupted(DeatError):
+    """Training that was asked to stop, and can go on later."""
+
+    exit_code = 75
 
 
 def unknown(what: str, value: str, known: Iterable[str], hint: str = "") -> UsageError:

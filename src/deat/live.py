@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from deat.plain import plain
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.trainer import Trainer
 
@@ -20,7 +21,7 @@ class PlainLines:
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Print the epoch."""
         line = describe(stats, trainer.settings.epochs)
-        print(f"{trainer.method.name}  {line}  {timing.train_seconds:.1f}s", flush=True)
+        print(f"{plain(trainer.method.name)}  {line}  {timing.train_seconds:.1f}s", flush=True)
 
 
 class LiveLine:
@@ -32,7 +33,7 @@ class LiveLine:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.trainer: Trainer | None = None
-        self.started = perf_counter()
+        self.started, self.spent_before = perf_counter(), 0
         self.stats: EpochStats | None = None
         self.live = Live(console=console, get_renderable=self.render, refresh_per_second=8, transient=True)
 
@@ -49,6 +50,7 @@ class LiveLine:
     def follow(self, trainer: Trainer) -> None:
         """Show this trainer."""
         self.trainer, self.stats, self.started = trainer, None, perf_counter()
+        self.spent_before = trainer.game.cost.backprops  # by an earlier process, in time that is not ours
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Say so when the schedule moved k."""
@@ -67,12 +69,12 @@ class LiveLine:
         bar = "━" * round(BAR * done) + "╌" * (BAR - round(BAR * done))
         now = f"epoch {trainer.epoch + 1}/{epochs}  k {trainer.budget.k}  {spent:,} backprops"
         last = f"  last: {findings(self.stats)}" if self.stats else ""
-        line = f"{trainer.method.name} {bar} {self._left(trainer)}  {now}{last}"
+        line = f"{plain(trainer.method.name)} {bar} {self._left(trainer)}  {now}{last}"
         return Text(line, no_wrap=True, overflow="ellipsis")
 
     def _left(self, trainer: Trainer) -> str:
         """Time left if k stays as it is."""
-        spent, batches = trainer.game.cost.backprops, len(trainer.train)
+        spent, batches = trainer.game.cost.backprops - self.spent_before, len(trainer.train)
         ahead = batches * (trainer.settings.epochs - trainer.epoch) - trainer.step
         if spent < 5:
             return "-:-- left"

@@ -15,12 +15,24 @@ from typing import NoReturn
 
 from deat.errors import UsageError, unknown
 
+PRIVATE = "_deat_file_"
 FORM = "write it as path/to/file.py:NAME"
 
 
 def is_file_spec(spec: str) -> bool:
     """Whether the text means an object in a Python file, well formed or not."""
     return spec.endswith(".py") or ".py:" in spec
+
+
+def code_digest(spec: str) -> str:
+    """A hash of the file that a spec names, by which a resumed run knows its own code again."""
+    file, _ = _split(spec.strip())
+    while file[:2] in ("m+", "f+") and not Path(file).expanduser().is_file():
+        file = file[2:]
+    try:
+        return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()
+    except OSError as error:
+        raise UsageError(f"cannot read {file!r} (of {spec!r}): {error.strerror}") from None
 
 
 def load_object(spec: str) -> object:
@@ -34,6 +46,13 @@ def load_object(spec: str) -> object:
         raise _no_such_name(file, name, module)
     value: object = getattr(module, name)
     return value
+
+
+def blamed(error: BaseException) -> str | None:
+    """The place in a user's own file that an error came out of, if it came through one."""
+    frames = [(f.f_globals.get("__name__", ""), f, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    own = [(f.f_code.co_filename, line) for name, f, line in frames if str(name).startswith(PRIVATE)]
+    return f"{own[-1][0]}, line {own[-1][1]}" if own else None
 
 
 class _FreshLoader(SourceFileLoader):
@@ -56,7 +75,7 @@ def _split(spec: str) -> tuple[str, str]:
 
 def _run(path: Path, spec: str) -> ModuleType:
     """The file as a module, under a private name that cannot hide an installed package."""
-    module_name = f"_deat_file_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    module_name = f"{PRIVATE}{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     loader = _FreshLoader(module_name, str(path))
     module_spec = spec_from_loader(module_name, loader)
     assert module_spec is not None

@@ -59,24 +59,35 @@ class ThreatModel(ABC):
     def _sign_scale(self, n: int) -> float:
         """Size of each coordinate of a vector of n signs that has norm eps."""
 
-    def start(self, x: Tensor, kind: str, generator: Generator | None = None) -> Tensor:
-        """Perturbation to begin from, inside ball and box; kind is one of STARTS."""
-        rows = x.flatten(1)
-        scale = self._sign_scale(rows.shape[1])
+    def start(
+        self,
+        x: Tensor,
+        kind: str,
+        generator: Generator | None = None,
+        *,
+        among: int | None = None,
+        rows: slice = slice(None),
+    ) -> Tensor:
+        """Perturbation to begin from, inside ball and box; kind is one of STARTS.
+
+        Where x is some rows of a batch of `among` images, the draw is made for the whole batch.
+        """
+        like = x.flatten(1) if among is None else x.new_empty(among, x[0].numel())
+        scale = self._sign_scale(like.shape[1])
         match kind:
             case "zero":
                 return torch.zeros_like(x)
             case "uniform":
-                delta = self._uniform(rows, generator)
+                delta = self._uniform(like, generator)
             case "normal":
-                delta = scale * self._normal_ratio * _normals(rows, generator)
+                delta = scale * self._normal_ratio * _normals(like, generator)
             case "bernoulli":
-                delta = scale * _signs(rows, generator)
+                delta = scale * _signs(like, generator)
             case "jitter":
-                delta = 0.001 * _normals(rows, generator)
+                delta = 0.001 * _normals(like, generator)
             case _:
                 raise unknown("start", kind, STARTS)
-        return self.project(x, delta.view(x.shape))
+        return self.project(x, delta[rows].view(x.shape))
 
     def grey_radius(self, n: int) -> float:
         """Radius at which every one of n pixels may become grey, so that nothing can be told apart."""

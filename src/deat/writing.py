@@ -18,10 +18,23 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def link_whole(source: Path, target: Path) -> None:
+    """Give a finished file a second name in another folder, in place of whatever has it; a copy where links fail."""
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    target.parent.mkdir(exist_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        write_whole(target, source.read_bytes())
+        return
+    temporary.replace(target)
+    sync_folder(target.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -29,7 +42,7 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Wait until the folder's list of names is on the disk, without which a rename can be lost."""
     handle = os.open(folder, os.O_RDONLY)
     try:

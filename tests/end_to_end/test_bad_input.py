@@ -33,6 +33,19 @@ CASES = [
     (["--tau", "2"], 2, ["tau", "fat-K"]),
     (["--compact"], 2, ["compact", "fat-K"]),
     (["--alpha", "-1"], 2, ["alpha", "-1"]),
+    (["--alpha", "1e39"], 2, ["alpha", "1e+39", "2/255"]),
+    (["--alpha", "1e39", "--eps", "0.1"], 2, ["alpha", "1e+39"]),
+    (["--epochs", "1000000000", "--dry-run"], 2, ["epochs", "100,000"]),
+    (["--out", ""], 2, ["--out", "runs/"]),
+    (["--out", "x" * 300], 2, ["--out", "too long"]),
+    (["--out", "x/" * 3000], 2, ["--out", "too long"]),
+    (["--out", "a\0b"], 2, ["--out", "null"]),
+    (["--resume", "auto"], 2, ["--out"]),
+    (["--resume", "yes"], 2, ["yes", "auto"]),
+    (["--method", "{{7*7}}"], 2, ["{{7*7}}"]),
+    (["--model", "__import__('os').mkdir('marker')"], 2, ["unknown model"]),
+    (["--data", "$(mkdir marker)"], 2, ["unknown data"]),
+    (["--init", "../../etc/passwd"], 4, ["passwd"]),
     (["--epochs", "0"], 2, ["epochs", ">= 1"]),
     (["--epochs", "1.5"], 2, ["1.5", "whole number"]),
     (["--batch-size", "0"], 2, ["batch_size", ">= 1"]),
@@ -165,4 +178,11 @@ def test_fit_refuses_bad_data_before_training(train: object, options: dict[str, 
 
 def test_every_error_has_the_documented_exit_status() -> None:
     codes = {kind.__name__: kind.exit_code for kind in DeatError.__subclasses__()}
-    assert codes == {"UsageError": 2, "DataError": 3, "CheckpointError": 4, "NumericalError": 5}
+    assert codes == {
+        "UsageError": 2,
+        "DataError": 3,
+        "CheckpointError": 4,
+        "NumericalError": 5,
+        "BusyError": 7,
+        "Interrupted": 75,
+    }

@@ -36,10 +36,11 @@ def test_no_flags_teach_what_robustness_is_and_costs(capsys: pytest.CaptureFixtu
 def test_a_run_leaves_its_records_weights_and_report() -> None:
     assert main(["train", *QUICK, "--out", "run", "--baseline", "no"]) == 0
     found = sorted(str(p.relative_to("run")) for p in Path("run").rglob("*") if p.is_file())
-    weights = [f"{which}/{name}" for which in ("best", "last") for name in ("model.safetensors", "state.json")]
-    assert found == sorted(
-        [*weights, "history.jsonl", "report.md", "run.json", "scores.json", "timing.jsonl", "watch.jsonl"],
-    )
+    weights = [f"{which}/model.safetensors" for which in ("best", "last")]
+    parts = ["MANIFEST.json", "model.safetensors", "optim.safetensors", "rng.safetensors", "state.json"]
+    checkpoints = [f"ckpt-00000{number}/{part}" for number in (1, 2) for part in parts]
+    records = ["history.jsonl", "report.md", "run.json", "scores.json", "timing.jsonl", "watch.jsonl"]
+    assert found == sorted([*weights, *checkpoints, *records])
     history = [json.loads(line) for line in Path("run/history.jsonl").read_text().splitlines()]
     assert [h["epoch"] for h in history] == [0, 1]
     wanted = {"k", "alpha", "magnitude", "threshold", "loss", "train_accuracy", "val_natural", "val_robust", "lr"}
@@ -161,19 +162,3 @@ def test_piped_output_is_plain(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
     assert "epoch 2/2" in done.stdout
     assert done.stderr == ""
-
-
-def test_an_interrupted_run_keeps_its_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deat.training.trainer import Trainer
-
-    real = Trainer.play_epoch
-
-    def interrupted(self: Trainer, budget: object) -> object:
-        if self.epoch == 1:
-            raise KeyboardInterrupt
-        return real(self, budget)
-
-    monkeypatch.setattr(Trainer, "play_epoch", interrupted)
-    assert main(["train", *QUICK, "--baseline", "no", "--out", "run"]) == 130
-    assert json.loads(Path("run/last/state.json").read_text())["epoch"] == 0
-    assert Path("run/last/model.safetensors").is_file()

@@ -1,13 +1,17 @@
 """What only a GPU can show; skipped where there is none."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 import deat
 from deat.data import ImageSet
+from deat.errors import Interrupted
+from deat.game.round import Round
 from deat.methods import names
+from deat.training.checkpoints import Checkpoints
 from deat.training.optimizers import DeviceSGD, OptimizerFactory
 from deat.training.trainer import Trainer
 
@@ -124,3 +128,32 @@ def test_delta_and_images_stay_float32_and_inside_the_ball_in_half_precision() -
     r = next(iter(trainer.game._rounds.values()))
     assert r.x.dtype == r.delta.dtype == torch.float32
     assert bool(trainer.threat.contains(r.x, r.x + r.delta).all())
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.parametrize("method", ["m+deat", "pgd-3"])
+def test_resumed_training_is_exact_where_it_is_deterministic(method: str, engine: str, tmp_path: Path) -> None:
+    def fresh() -> Trainer:
+        torch.manual_seed(0)
+        return make_trainer(method, "bf16", epochs=4, engine=engine, deterministic=True)
+
+    whole, first, second = fresh(), fresh(), fresh()
+    whole.fit()
+    close, played = first.game.close, []
+
+    def count(r: Round) -> None:
+        close(r)
+        played.append(1)
+        if len(played) == 7:  # in the third epoch of three batches each
+            first.interruption.ask()
+
+    first.game.close = count  # type: ignore[method-assign]
+    Checkpoints(tmp_path).follow(first)
+    with pytest.raises(Interrupted):
+        first.fit()
+    assert Checkpoints(tmp_path).follow(second)
+    assert (second.epoch, second.step) == (2, 1)
+    second.fit()
+    assert second.history == whole.history
+    for one, other in zip(second.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -7,6 +7,7 @@ from data_helpers import png, tree, write_folder, write_zip
 import deat.data
 from deat.data import LazyImages, Stream, decoded
 from deat.errors import DataError
+from deat.ranks import Share
 
 
 @pytest.fixture
@@ -34,6 +35,14 @@ def test_batches_are_decoded_scaled_and_complete(lazy):
     assert x.dtype == torch.float32
     assert 0 <= float(x.min()) < float(x.max()) <= 1
     assert sorted(torch.cat([y for _, y in found]).tolist()) == [0] * 6 + [1] * 6
+
+
+def test_processes_decode_their_own_rows_alone(lazy):
+    whole = batches(lazy, 1)
+    for rank in range(2):
+        stream = Stream(lazy, 5, seed=1, workers=0)
+        stream.share = Share(rank, 2)
+        assert same(list(stream.epoch(1)), [(x[rank::2], y[rank::2]) for x, y in whole])
 
 
 @pytest.mark.parametrize("workers", [1, 2])

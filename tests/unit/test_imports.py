@@ -14,7 +14,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 LONGEST_FILE, LONGEST_FUNCTION = 320, 60
 
 LINE: list[tuple[str, ...]] = [
-    ("errors", "seeding", "loading", "modes", "versions", "writing"),
+    ("errors", "seeding", "loading", "modes", "ranks", "versions", "writing", "plain"),
+    ("tensorfile", "interruption"),
     ("threat", "game.losses"),
     ("game.round",),
     ("game.ascent", "game.objectives"),
@@ -24,6 +25,7 @@ LINE: list[tuple[str, ...]] = [
     ("schedules",),
     ("methods",),
     ("data", "models", "evaluation"),
+    ("checkpoint",),
     ("training",),
     ("report", "live"),
     ("commands",),
@@ -38,12 +40,20 @@ ONLY: dict[str, tuple[str, ...]] = {
     "loading": ("errors",),
     "threat": ("errors",),
     "game.losses": (),
-    "data": ("errors", "seeding", "loading"),
-    "models": ("errors", "seeding", "loading", "writing"),
+    "data": ("errors", "seeding", "loading", "ranks"),
+    "models": ("errors", "seeding", "loading", "writing", "tensorfile"),
+    "tensorfile": ("errors",),
+    "interruption": ("errors", "ranks"),
+    "checkpoint": ("errors", "writing"),
     "modes": (),
+    "ranks": ("errors",),
     "versions": (),
     "writing": (),
-    "evaluation": ("errors", "seeding", "modes", "versions", "writing", "threat", "game.losses", "models", "data"),
+    "plain": (),
+    "evaluation": (
+        *("errors", "seeding", "modes", "ranks", "versions", "writing"),
+        *("threat", "game.losses", "models", "data"),
+    ),
 }
 """Rooms that may see less than what lies before them; the judge must not depend on the accused."""
 

@@ -13,6 +13,7 @@ from deat.cli import main
 from deat.data import ImageSet
 from deat.data.resident import Resident
 from deat.errors import UsageError
+from deat.tensorfile import note_of
 from deat.training.folder import RunFolder
 from deat.training.history import EpochWatch, read
 from deat.training.watch import MOST, OverfitRule, OverfitWatch
@@ -152,7 +153,11 @@ def trainer_with(*callbacks: object, method: str = "fgsm", epochs: int = 8, **op
     """A trainer that learns its small task within three epochs."""
     net = options.pop("net", None) or conv_net(batch_norm=True)
     named = {"data": learnable(60), "threat": THREAT, "lr": 0.2, "epochs": epochs, "callbacks": list(callbacks)}
-    return trainer_of(method, net, **{**named, **options})
+    folder = options.pop("folder", None)
+    trainer = trainer_of(method, net, **{**named, **options})
+    if folder:
+        folder.attach(trainer)
+    return trainer
 
 
 def sabotage(trainer: deat.Trainer, epoch: int, times: int = 1) -> deat.Trainer:
@@ -323,7 +328,7 @@ def test_double_network_is_watched_too():
 def test_folder_has_one_line_for_each_epoch_that_stands_and_the_events_beside_it(tmp_path):
     folder = RunFolder.create(tmp_path / "run", {})
     watch = silent("rollback", log=folder.path / "watch.jsonl")
-    trainer = sabotage(trainer_with(watch, folder), 4, times=2)
+    trainer = sabotage(trainer_with(watch, folder=folder), 4, times=2)
     result = trainer.fit()
     assert read(folder.path / "history.jsonl") == result.history
     events = [json.loads(line) for line in (folder.path / "watch.jsonl").read_text().splitlines()]
@@ -337,10 +342,10 @@ def test_folder_has_one_line_for_each_epoch_that_stands_and_the_events_beside_it
 def test_folder_s_best_and_last_are_never_the_collapsed_epoch(tmp_path, val):
     folder = RunFolder.create(tmp_path / "run", {})
     watch = silent("stop", log=folder.path / "watch.jsonl")
-    trainer = sabotage(trainer_with(watch, folder, val=val, val_attack="pgd-2"), 4)
+    trainer = sabotage(trainer_with(watch, folder=folder, val=val, val_attack="pgd-2"), 4)
     result = trainer.fit()
-    about = {which: json.loads((folder.path / which / "state.json").read_text()) for which in ("best", "last")}
-    assert (about["best"]["epoch"], about["last"]["epoch"]) == (result.best.epoch, 3)
+    about = {which: json.loads(note_of(folder.path / which / "model.safetensors")) for which in ("best", "last")}
+    assert (about["best"]["epoch"], about["last"]["epoch"]) == (result.best.epoch + 1, 4)
     for which, wanted in (("best", result.best.weights), ("last", trainer.model.state_dict())):
         net = conv_net(batch_norm=True)
         deat.load_weights(net, folder.path / which / "model.safetensors")

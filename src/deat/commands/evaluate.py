@@ -1,6 +1,7 @@
 """`deat evaluate`: from a run's folder or a weights file to a table one can believe, or is told not to."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -22,10 +23,13 @@ from deat.evaluation.evaluator import Progress, check_question, evaluate
 from deat.evaluation.judge import Attacker
 from deat.evaluation.named import attacker
 from deat.live import clock, is_terminal
-from deat.loading import is_file_spec
+from deat.methods.tune import LONGEST
 from deat.models import load_weights
+from deat.plain import plain
+from deat.ranks import Ranks
 from deat.threat import ThreatModel
-from deat.training.folder import RUN
+from deat.training.folder import HISTORY, RUN
+from deat.training.record import at_home, confirmed, read_record
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import find_device
 
@@ -63,12 +67,17 @@ def run_evaluation(flags: dict[str, Any]) -> int:
     order = Order(**{f.name: flags[f.name] for f in fields(Order)})
     named = [attacker(name) for name in order.attacks.split(",") if name.strip()]
     check_question(named, order.n, order.block)
-    run, weights = find_run(order)
+    ranks = Ranks.join(order.device)
+    with ranks.leader_first():
+        run, weights = find_run(order)
     chosen = [_with_step(how, order.alpha, run.threat) for how in named]
-    out = Path(order.out) if order.out else _beside(Path(order.target))
-    _check_out(out)
+    target = Path(order.target).expanduser()
+    out = Path(order.out).expanduser() if order.out is not None else _beside(target)
+    ranks.by_main(lambda: _check_out(out))
     model = _model(run, weights, order)
-    with _progress(order.json) as progress:
+    if ranks.main:
+        _say_if_unfinished(target)
+    with _progress(order.json or not ranks.main) as progress:
         found = evaluate(
             model,
             _test_part(run),
@@ -81,20 +90,36 @@ def run_evaluation(flags: dict[str, Any]) -> int:
             ledger=out.with_name(f".{out.stem}-rulings.jsonl"),
             save=out,
             progress=progress,
+            ranks=ranks,
         )
-    _show(found, out, order)
+    if ranks.main:
+        _show(found, out, order)
     return FLAGGED if found.flags else 0
 
 
 def find_run(order: Order) -> tuple[Run, Path]:
     """The run whose data, model and threat are meant, and the weights to judge."""
-    target = Path(order.target)
-    if not target.exists():
+    target = Path(order.target).expanduser()
+    if not _exists(target):
         raise CheckpointError(f"there is no {order.target!r}; give a run's folder or a .safetensors file.")
     request = _recorded(target, order) if (target / RUN).is_file() else _described(target, order)
     given = {name: getattr(order, name) for name in ("data", "model", "norm", "eps", "data_root", "size")}
     request = replace(request, **{name: value for name, value in given.items() if value is not None})
     return resolve(request, device=order.device, val_attack="none"), _weights(target, order)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long for anything to have it
+        return False
+
+
+def _say_if_unfinished(target: Path) -> None:
+    """A run that was cut short is judged like any other, but never taken for a finished one."""
+    if (target / RUN).is_file() and not (target / "report.md").is_file():
+        done = (target / HISTORY).read_bytes().count(b"\n") if (target / HISTORY).is_file() else 0
+        print(f"deat: this run is not finished: {done} epochs are. `deat resume {target}` goes on.", file=sys.stderr)
 
 
 def _weights(target: Path, order: Order) -> Path:
@@ -122,19 +147,12 @@ def _check_out(out: Path) -> None:
 
 
 def _recorded(target: Path, order: Order) -> Request:
-    try:
-        record = json.loads((target / RUN).read_text(encoding="utf-8"))
-        names = {f.name for f in fields(Request)}
-        request = Request(**{k: v for k, v in record["request"].items() if k in names})
-        threat, model = record["threat"], str(record["model"]["name"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{str(target / RUN)!r} is not a run's record ({error}).") from None
-    if is_file_spec(model) and order.model is None:
-        raise UsageError(f"this run's model is {model!r}, which is code. Say so yourself: --model {model}.")
-    if order.eps is None and order.norm not in (None, threat["norm"]):
-        raise UsageError(f"norm {order.norm!r} needs an --eps of its own: the run's is for {threat['norm']}.")
-    data = request.data.replace("~", str(Path.home()), 1)
-    return Request(data=data, model=model, norm=threat["norm"], eps=threat["eps"], size=request.size)
+    found = read_record(target)
+    model = confirmed("model", found.model, order.model)
+    if order.eps is None and order.norm not in (None, found.norm):
+        raise UsageError(f"norm {order.norm!r} needs an --eps of its own: the run's is for {found.norm}.")
+    data = at_home(found.request.data)
+    return Request(data=data, model=model, norm=found.norm, eps=found.eps, size=found.request.size)
 
 
 def _described(target: Path, order: Order) -> Request:
@@ -158,6 +176,8 @@ def _test_part(run: Run) -> Part:
 
 
 def _with_step(how: Attacker, alpha: float | None, threat: ThreatModel) -> Attacker:
+    if alpha is not None and not 0 <= alpha <= LONGEST:
+        raise UsageError(f"alpha must be a step size from 0 to {LONGEST:g}, such as 2/255, not {alpha!r}.")
     if alpha is None or not isinstance(how, Attack) or how.steps < 2 or not threat.eps:
         return how
     return replace(how, alpha=alpha / threat.eps)
@@ -216,7 +236,7 @@ def _table(found: Evaluation) -> Table:
 def _class_table(found: Evaluation) -> Table:
     table = Table("class", "worst of all", "95 % interval", "images", box=None, pad_edge=False)
     for name, (hits, images, pair) in found.per_class().items():
-        table.add_row(Text(name), f"{hits / images:.1%}" if images else "", _interval(pair), f"{images:,}")
+        table.add_row(Text(plain(name)), f"{hits / images:.1%}" if images else "", _interval(pair), f"{images:,}")
     return table
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -72,11 +73,16 @@ def _walk(root: Path) -> Loose:
     names = []
     for folder, inner, found in os.walk(root, followlinks=True):
         inside = Path(folder).relative_to(root)
-        # Links to class folders are usual; links that lead in circles must not be followed for ever.
-        if len(inside.parts) >= _DEPTH:
-            inner.clear()
+        # Links to class folders are usual; links that lead in circles are not followed.
+        inner[:] = [] if len(inside.parts) >= _DEPTH else [name for name in inner if not _circles(folder, name)]
         names += [name for file in found if archive.image_name(name := (inside / file).as_posix())]
     return Loose(root, tuple(sorted(names)))
+
+
+def _circles(folder: str, name: str) -> bool:
+    """Whether a link leads back to a folder that it lies in."""
+    link = Path(folder, name)
+    return link.is_symlink() and Path(folder).resolve().is_relative_to(link.resolve())
 
 
 def _fingerprint(path: Path, loose: Loose | None, size: int | None) -> str:
@@ -91,6 +97,8 @@ def _stamp(path: Path, name: str) -> str:
         found = (path / name).stat()
     except OSError as error:
         raise DataError(f"cannot read {name or path.name!r} ({error.strerror}).") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(f"{name or path.name!r} is not a plain file, so it is not opened. Remove it from the set.")
     return f"{name}\t{found.st_size}\t{found.st_mtime_ns}\n"
 
 

@@ -1,17 +1,19 @@
 """Batches that come from somebody else's loader or data set."""
 
+import signal
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from deat.data.content import check_fits, check_images, check_labels, to_unit
 from deat.data.randomness import PrivateState
-from deat.data.resident import epoch_order, num_batches
+from deat.data.resident import batch_length, epoch_order, num_batches
 from deat.errors import DataError
+from deat.ranks import Share
 from deat.seeding import derive
 
 _PAIR = "Each batch must be a pair (images, labels) of tensors."
@@ -27,11 +29,11 @@ class Survey(NamedTuple):
 
 
 class EpochBatches(Sampler[list[tuple[int, int]]]):
-    """Batches of (epoch, index) whose order is a pure function of (seed, epoch)."""
+    """Batches of (epoch, index) whose order is a pure function of (seed, epoch), or one share of each."""
 
     def __init__(self, num_examples: int, batch_size: int, seed: int, shuffle: bool) -> None:
         self.num_examples, self.batch_size, self.seed, self.shuffle = num_examples, batch_size, seed, shuffle
-        self.epoch = 0
+        self.epoch, self.share = 0, Share()
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch whose order comes next."""
@@ -45,7 +47,8 @@ class EpochBatches(Sampler[list[tuple[int, int]]]):
         order = epoch_order(count, self.seed, self.epoch) if self.shuffle else torch.arange(count)
         keys = [(self.epoch, index) for index in order.tolist()]
         for start in range(0, count, self.batch_size):
-            yield keys[start : start + self.batch_size]
+            batch = keys[start : start + self.batch_size]
+            yield batch[self.share.rows(len(batch))]
 
 
 class Items(Dataset[Any]):
@@ -66,7 +69,14 @@ class Items(Dataset[Any]):
 def load_items(dataset: Any, batch_size: int, seed: int, shuffle: bool, workers: int) -> DataLoader[Any]:
     """A loader over a map-style data set, its order a pure function of (seed, epoch)."""
     sampler = EpochBatches(len(dataset), batch_size, seed, shuffle)
-    return DataLoader(Items(dataset, seed), batch_sampler=sampler, num_workers=workers)
+    return DataLoader(
+        Items(dataset, seed), batch_sampler=sampler, num_workers=workers, worker_init_fn=ignore_interrupts
+    )
+
+
+def ignore_interrupts(worker: int) -> None:
+    """Leave Ctrl-C, which reaches every process of a terminal, to the one that trains and saves."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Batches:
@@ -86,6 +96,7 @@ class Batches:
         training: bool = True,
     ) -> None:
         self.loader, self.seed, self.training, self.device = loader, seed, training, torch.device(device)
+        self.share = Share()
         first = next(self._host(0), None)
         if first is None:
             raise DataError("the loader gave no batches; it must hold at least one image.")
@@ -106,7 +117,7 @@ class Batches:
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The epoch's batches: x float32 in [0, 1] and y int64, on the device."""
         seen = 0
-        for x, y in self._host(epoch):
+        for x, y in self._shared(epoch):
             if y.device.type == "cpu":  # reading labels back from a GPU would stall it
                 check_labels(y, self.num_classes, seen)
             self._check_shape(x, seen)
@@ -117,6 +128,35 @@ class Batches:
             raise DataError(
                 f"the loader gave no batches in epoch {epoch}, as one that can be read only once does."
                 " Pass a loader that starts again, or a Dataset."
+            )
+
+    def _shared(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's rows of every batch: the only ones loaded where the order is ours, else cut out."""
+        sampler = getattr(self.loader, "batch_sampler", None)
+        if isinstance(sampler, EpochBatches):
+            sampler.share = self.share
+        if isinstance(sampler, EpochBatches) or self.share.size == 1:
+            yield from self._host(epoch)
+            return
+        self._check_divisible()
+        for step, (x, y) in enumerate(self._host(epoch)):
+            self._check_length(len(y), step)
+            rows = self.share.rows(len(y))
+            yield x[rows], y[rows]
+
+    def _check_divisible(self) -> None:
+        if isinstance(getattr(self.loader, "sampler", None), DistributedSampler):
+            raise DataError(
+                "the loader's DistributedSampler divides the data already. Pass the Dataset itself, or a loader that "
+                "gives every process the whole batch: deat takes each one's share."
+            )
+
+    def _check_length(self, found: int, step: int) -> None:
+        expected = batch_length(self.num_examples, self.batch_size, step)
+        if found != expected:
+            raise DataError(
+                f"batch {step + 1} holds {found} images, not {expected}: several processes can only share batches of "
+                "one size. Pass the Dataset itself."
             )
 
     def _check_shape(self, x: Tensor, first: int) -> None:

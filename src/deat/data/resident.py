@@ -9,6 +9,7 @@ from deat.data.augment import Augment
 from deat.data.content import check_fits, to_unit
 from deat.data.imageset import ImageSet
 from deat.errors import DataError
+from deat.ranks import Share
 from deat.seeding import derive
 
 
@@ -23,11 +24,17 @@ def num_batches(num_examples: int, batch_size: int) -> int:
     return -(-num_examples // batch_size)
 
 
+def batch_length(num_examples: int, batch_size: int, step: int) -> int:
+    """Images in an epoch's batch, over all processes that share it."""
+    return min(batch_size, num_examples - step * batch_size)
+
+
 class Resident:
     """Batches of an ImageSet kept on the device in its own type, uint8 where it is bytes.
 
     Order and augmentation are drawn on the host once an epoch, for each image by its index, so they
     depend neither on the device nor on the batch size; within an epoch nothing is read back.
+    `share` makes every batch this process's rows of it.
     """
 
     def __init__(
@@ -41,7 +48,7 @@ class Resident:
         shuffle: bool = True,
     ) -> None:
         self.images, self.batch_size, self.seed = images, batch_size, seed
-        self.augment, self.shuffle = augment, shuffle
+        self.augment, self.shuffle, self.share = augment, shuffle, Share()
         self.device = torch.device(device)
         self.num_examples, self.num_classes, self.shape = len(images), images.num_classes, images.shape
         self._x, self._y = self._moved(images.images), self._moved(images.labels.to(torch.int64))
@@ -61,6 +68,7 @@ class Resident:
         draws = self.augment.draw(self.num_examples, generator).to(self.device) if self.augment else None
         for step in range(len(self)):
             index = order[step * self.batch_size : (step + 1) * self.batch_size]
+            index = index[self.share.rows(len(index))]
             x = self._x.index_select(0, index)
             if self.augment and draws:
                 x = self.augment.apply(x, draws.select(index))

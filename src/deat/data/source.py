@@ -15,17 +15,22 @@ from deat.data.imageset import ImageSet
 from deat.data.resident import Resident
 from deat.data.stream import LazyImages, Stream
 from deat.errors import DataError, UsageError
+from deat.ranks import Share
 
 _ACCEPTED = "an ImageSet, a pair of tensors (images, labels), a torch Dataset, or a DataLoader"
 
 
 class Source(Protocol):
-    """Epochs of batches on the device: x float32 in [0, 1], y int64, fixed by the epoch's number."""
+    """Epochs of batches on the device: x float32 in [0, 1], y int64, fixed by the epoch's number.
+
+    Where several processes share the work, `share` is set and batches are this process's rows of the whole ones.
+    """
 
     num_examples: int
     num_classes: int
     shape: tuple[int, ...]
     batch_size: int
+    share: Share
 
     def __len__(self) -> int:
         """Batches in an epoch; a short last one is kept."""

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 from deat.data.content import check_fits, check_labels, to_unit
 from deat.data.decode import fit_centre, open_image, random_crop, to_tensor
 from deat.data.files import Files
-from deat.data.foreign import EpochBatches
+from deat.data.foreign import EpochBatches, ignore_interrupts
 from deat.data.imageset import split_indices
 from deat.errors import DataError
+from deat.ranks import Share
 from deat.seeding import derive
 
 _ZOOM = 224 / 256
@@ -93,7 +94,10 @@ def _collate(items: list[tuple[Tensor, int] | str]) -> tuple[Tensor, Tensor] | s
 
 
 class Stream:
-    """Batches of LazyImages decoded by worker processes; every draw depends on (seed, epoch, index) alone."""
+    """Batches of LazyImages decoded by worker processes; every draw depends on (seed, epoch, index) alone.
+
+    `share` makes every batch this process's rows of it, and only those are decoded.
+    """
 
     def __init__(
         self,
@@ -110,7 +114,7 @@ class Stream:
         size = size or images.size
         self.images, self.batch_size, self.shuffle = images, batch_size, shuffle
         self.device = torch.device(device)
-        self.num_examples, self.num_classes = len(images), images.num_classes
+        self.num_examples, self.num_classes, self.share = len(images), images.num_classes, Share()
         self.shape: tuple[int, ...] = (3, size, size)
         self._batches = EpochBatches(len(images), batch_size, seed, shuffle)
         self._loader: DataLoader[Any] = DataLoader(
@@ -118,6 +122,7 @@ class Stream:
             batch_sampler=self._batches,
             num_workers=workers,
             collate_fn=_collate,
+            worker_init_fn=ignore_interrupts,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(seed),
         )
@@ -133,6 +138,7 @@ class Stream:
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The epoch's batches: x float32 in [0, 1] and y int64, on the device."""
         self._batches.set_epoch(epoch)
+        self._batches.share = self.share
         for batch in self._loader:
             if isinstance(batch, str):
                 raise DataError(batch)

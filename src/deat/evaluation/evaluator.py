@@ -1,6 +1,7 @@
 """deat.evaluate: any model, any data, any attacks, in blocks that survive interruption."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from deat.evaluation.judge import Attacker, Judge, Ruling
 from deat.evaluation.ledger import Ledger, fingerprint, fingerprint_model
 from deat.evaluation.named import attacker, describe, passes
 from deat.evaluation.quick import choose_compiled
-from deat.evaluation.sanity import after, before, compare
+from deat.evaluation.sanity import Flag, after, before, compare
 from deat.modes import evaluating
+from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.versions import versions
@@ -23,6 +25,8 @@ from deat.versions import versions
 BLOCK = 500
 DEFAULT = ("natural", "fgsm", "pgd-20", "cw-20")
 Progress = Callable[[int, int, str], None]
+Block = tuple[Tensor, Tensor, int]
+"""Images, labels and the block's number."""
 
 
 def evaluate(
@@ -41,6 +45,7 @@ def evaluate(
     ledger: str | Path | None = None,
     save: str | Path | None = None,
     progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Accuracy of a model on data, natural and under each attack, and under the worst of them, image by image.
 
@@ -48,7 +53,8 @@ def evaluate(
     model, seed and block size. With `ledger`, a file, an interrupted call goes on where it was; `save` names the
     evaluation.json that then takes its place. `cascade` sends only survivors on. precision is what attacks compute in:
     "auto" is half on a GPU and fp32 elsewhere; whom they fool is always settled in float32. engine "compile" compiles
-    what they ask there, which pays for long work; "auto" does where it would.
+    what they ask there, which pays for long work; "auto" does where it would. With ranks=Ranks.join() the processes
+    that torchrun started take blocks in turn, and all return the same; the first one writes.
     """
     chosen = [attacker(a) for a in attacks]
     check_question(chosen, n, block)
@@ -58,9 +64,9 @@ def evaluate(
     source.check()
     images = source.num_examples if n is None else min(n, source.num_examples)
     compiled = choose_compiled(engine, device, images * sum(map(passes, chosen)))
-    session = Session(model, radius, chosen, seed, block, cascade, n, ledger, precision, compiled)
+    session = Session(model, radius, chosen, seed, block, cascade, n, ledger, precision, compiled, ranks)
     found = session.run(source, sanity, progress or (lambda done, total, text: None))
-    if save is not None:
+    if save is not None and ranks.main:
         found.save(Path(save))
     session.ledger.close()  # not before what it held is safe elsewhere
     return found
@@ -81,15 +87,18 @@ class Session:
         ledger: str | Path | None,
         precision: str = "auto",
         compiled: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model, self.threat, self.attacks, self.cascade, self.block = model, threat, attacks, cascade, block
-        self.n, self.seed = n, seed
+        self.n, self.seed, self.ranks = n, seed, ranks
         self.judge = Judge(model, threat, seed, precision, compiled)
         question = {"threat": repr(threat), "seed": seed, "block": block, "cascade": cascade}
         question["precision"] = self.judge.precision
         # Alone, an attack's ruling owes nothing to the others.
         order = [(a.name, describe(a, threat)) for a in attacks] if cascade else None
-        self.ledger = Ledger(fingerprint(question, order, fingerprint_model(model)), Path(ledger) if ledger else None)
+        path = Path(ledger) if ledger and ranks.main else None
+        self.ledger = Ledger(fingerprint(question, order, fingerprint_model(model)), path)
+        self.ledger.share(ranks)
 
     def run(self, source: Source, sanity: bool, progress: Progress) -> Evaluation:
         """Rule on every block by every attack, with sanity checks before and after."""
@@ -99,32 +108,51 @@ class Session:
         total = -(-images // self.block) * len(self.attacks)
         first: tuple[Tensor, Tensor] | None = None
         outputs = 0
+        mine: Block | None = None
         for number, (x, y) in enumerate(blocks(source, self.block, images)):
             if first is None:
                 first, outputs = (x, y), count_outputs(self.model, x, source.num_classes)
             labels += y.tolist()
-            for name, ruling in self._rule(x, y, number):
+            turn = number % self.ranks.size
+            mine = (x, y, number) if turn == self.ranks.rank else mine
+            if turn < self.ranks.size - 1 and len(labels) < images:
+                continue
+            for name, ruling in self._rule(mine):
                 rulings[name].append(ruling)
                 progress(sum(map(len, rulings.values())), total, name)
+            mine = None
         results = [AttackResult.of(name, found) for name, found in rulings.items()]
         classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
         found = Evaluation(results, labels, classes, self._settings(source, images, outputs))
-        flags = compare(found)
-        if sanity and first:
-            flags = [*before(self.model, *first), *flags, *after(found, self.model, self.threat, *first)]
+        flags = self._flags(found, first if sanity else None) if self.ranks.main else []
+        flags = [Flag(**flag) for flag in self.ranks.broadcast([asdict(flag) for flag in flags])]
         return Evaluation(results, labels, classes, found.settings, flags)
 
-    def _rule(self, x: Tensor, y: Tensor, number: int) -> Iterator[tuple[str, Ruling]]:
-        images, alive = fingerprint(x, y), None
+    def _flags(self, found: Evaluation, first: tuple[Tensor, Tensor] | None) -> list[Flag]:
+        if first is None:
+            return compare(found)
+        return [*before(self.model, *first), *compare(found), *after(found, self.model, self.threat, *first)]
+
+    def _rule(self, mine: Block | None) -> Iterator[tuple[str, Ruling]]:
+        """Every process's ruling on a block of its own, in the order of blocks, attack after attack."""
+        images, alive = fingerprint(*mine[:2]) if mine else "", None
         for how in self.attacks:
-            key = f"{how.name} {fingerprint(describe(how, self.threat))[:8]}"
-            ruling = self.ledger.find(number, key, images)
-            if ruling is None:
-                ruling = self.judge.rule(how, x, y, number, None if how.name == "natural" else alive)
-                self.ledger.add(number, key, images, ruling)
-            if self.cascade and how.name != "natural":  # whose accuracy is shown, wherever it stands in the list
-                alive = ruling.correct
-            yield how.name, ruling
+            entry = self._entry(how, mine, images, alive) if mine else None
+            if entry and self.cascade and how.name != "natural":  # whose accuracy is shown, wherever it stands
+                alive = entry["ruling"]["correct"]
+            for held in filter(None, self.ranks.gather(entry)):
+                ruling = Ruling(**held.pop("ruling"))
+                self.ledger.add(**held, ruling=ruling)
+                yield how.name, ruling
+
+    def _entry(self, how: Attacker, mine: Block, images: str, alive: list[bool] | None) -> dict[str, Any]:
+        """The ledger's entry for an attack on a block: found in it, or made now."""
+        x, y, number = mine
+        key = f"{how.name} {fingerprint(describe(how, self.threat))[:8]}"
+        ruling = self.ledger.find(number, key, images)
+        if ruling is None:
+            ruling = self.judge.rule(how, x, y, number, None if how.name == "natural" else alive)
+        return {"block": number, "attack": key, "images": images, "ruling": asdict(ruling)}
 
     def _settings(self, source: Source, images: int, outputs: int) -> dict[str, Any]:
         return {

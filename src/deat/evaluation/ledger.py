@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from deat.errors import CheckpointError
 from deat.evaluation.judge import Ruling
+from deat.ranks import Ranks
 
 Key = tuple[int, str]
 
@@ -36,11 +37,18 @@ class Ledger:
         return held[1] if held and held[0] == images else None
 
     def add(self, block: int, attack: str, images: str, ruling: Ruling) -> None:
-        """Keep a ruling."""
+        """Keep a ruling that is not known yet."""
+        if self.find(block, attack, images) is not None:
+            return
         self._known[block, attack] = images, ruling
         if self.path is not None:
             line = {"question": self.question, "block": block, "attack": attack, "images": images, **asdict(ruling)}
             _append(self.path, json.dumps(line))
+
+    def share(self, ranks: Ranks) -> None:
+        """Let every process know what the first one read."""
+        known = ranks.broadcast([(*key, images, asdict(ruling)) for key, (images, ruling) in self._known.items()])
+        self._known = {(block, attack): (images, Ruling(**ruling)) for block, attack, images, ruling in known}
 
     def close(self) -> None:
         """Remove the file: what it held is in the evaluation now."""

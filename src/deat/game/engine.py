@@ -97,7 +97,7 @@ class Engine:
         """A loss ready for backward."""
         return self.scaler.scale(loss) if self.scaler else loss
 
-    def unscale(self, grad: Tensor, examples: int) -> Tensor:
+    def unscale(self, grad: Tensor, examples: float) -> Tensor:
         """A gradient of the scaled batch mean as each example's own gradient."""
         if self.scaler is None:
             return grad * examples

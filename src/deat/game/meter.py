@@ -8,6 +8,7 @@ from torch import Tensor
 
 from deat.errors import NumericalError
 from deat.game.round import Round
+from deat.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,10 @@ class Meter:
     at which loss or gradient first stopped being finite, 0 while all is well.
     """
 
-    def __init__(self, device: torch.device | str, over: Literal["epoch", "last_batch"] = "epoch") -> None:
+    def __init__(
+        self, device: torch.device | str, over: Literal["epoch", "last_batch"] = "epoch", ranks: Ranks = ALONE
+    ) -> None:
+        self.ranks = ranks
         self._keep = torch.tensor([1, 1, float(over == "epoch"), 1], dtype=torch.float64, device=device)
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, hits, magnitude, examples
         self.counts = torch.zeros(4, dtype=torch.float64, device=device)  # rounds, first_bad, skipped, active
@@ -40,10 +44,11 @@ class Meter:
         self.sums.zero_()
         self.counts.zero_()
 
-    def add(self, r: Round) -> None:
-        """Count one finished round; a round whose last step was skipped adds nothing."""
+    def add(self, r: Round, own: bool = True) -> None:
+        """Count one finished round; one whose last step was skipped adds nothing, nor does a stand-in."""
         ones = torch.full_like(r.loss, len(r))
         row = torch.stack((r.loss * ones, r.hits, r.magnitude.sum(), ones)).double()
+        row = row if own else row * 0
         self.sums.copy_(torch.where(r.valid, self.sums * self._keep + row, self.sums))
         rounds, first_bad = self.counts[0], self.counts[1]
         rounds.add_(1)
@@ -58,15 +63,29 @@ class Meter:
         """Count the examples that one ascent moved."""
         self.counts[3].add_(active.sum())
 
+    def state_dict(self) -> dict[str, list[float]]:
+        """The sums of an epoch that is under way; reads the device."""
+        return {"sums": self.sums.tolist(), "counts": self.counts.tolist()}
+
+    def load_state_dict(self, state: dict[str, list[float]]) -> None:
+        """Go on summing from there, in the same memory."""
+        self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
+        self.counts.copy_(torch.tensor(state["counts"], dtype=torch.float64))
+
     def read(self, epoch: int) -> EpochRecord:
-        """The epoch's record: the one host read. Non-finite sums raise, naming the first bad batch."""
-        loss, hits, magnitude, examples, rounds, first_bad, skipped, active = torch.cat(
-            (self.sums, self.counts)
-        ).tolist()
+        """The epoch's record: the one host read, and where several processes share the epoch their one meeting.
+
+        Non-finite sums raise, naming the first bad batch, in every process alike.
+        """
+        rows = self.ranks.gather(torch.cat((self.sums, self.counts)).tolist())
+        loss, hits, magnitude, examples, _, _, _, active = map(sum, zip(*rows, strict=True))
+        rounds, skipped = rows[0][4], rows[0][6]  # which are everybody's
+        first_bad = min((row[5] for row in rows if row[5]), default=0)
         if first_bad:
             raise NumericalError(
                 f"loss or gradient stopped being finite in epoch {epoch + 1}, batch {int(first_bad)} of {int(rounds)}. "
-                "Lower the learning rate, or train with precision fp32."
+                "Lower the learning rate, or train with precision fp32.",
+                batch=int(first_bad),
             )
         n = max(1.0, examples)
         return EpochRecord(epoch, loss / n, hits / n, magnitude, int(examples), int(skipped), int(active))

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -23,7 +24,11 @@ from deat.game.meter import Meter
 from deat.game.objectives import Objective
 from deat.game.round import Budget, Round
 from deat.modes import evaluating, spread
+from deat.ranks import ALONE, Ranks, apart
 from deat.threat import ThreatModel
+
+MEETINGS = ("joint", "close")
+"""Moves that meet other processes, or count what they share; with several processes these are never recorded."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,9 @@ class Game:
     """One minibatch's players and their moves, over a round's static buffers.
 
     `carry` is the perturbation that a persistent ascent hands from batch to batch. pixel_scale is the
-    normalisation's std, by which the released code multiplied the gradient before measuring it.
+    normalisation's std, by which the released code multiplied the gradient before measuring it. Where several
+    processes share a batch, `among` is how many images it has in all, to be set before a round opens; only J
+    waits for the others.
     """
 
     def __init__(
@@ -61,18 +68,20 @@ class Game:
         probe: Probe | None = None,
         engine: Engine | None = None,
         pixel_scale: Tensor | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.net, self.objective, self.optimizer = net, objective, optimizer
-        self.threat, self.ascent = threat, ascent
+        self.threat, self.ascent, self.ranks = threat, ascent, ranks
         self.probe, self.engine = probe or Probe(), engine or Engine()
         device = self.engine.device
         self.dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
         self.pixel_scale = pixel_scale if self.probe.space == "normalised" else None
-        self.meter = Meter(device, self.probe.over)
+        self.meter = Meter(device, self.probe.over, ranks)
         self.generator = torch.Generator(device)
         self.alpha, self.level = (torch.zeros((), dtype=self.dtype, device=device) for _ in range(2))
         self.cost = Cost()
         self.carry: Tensor | None = None
+        self.among: int | None = None
         self.recorder = Recorder(self.changing) if self.engine.records else None
         self._first_layer: FirstLayer | None = None
         self._rounds: OrderedDict[torch.Size, Round] = OrderedDict()
@@ -89,6 +98,8 @@ class Game:
         r.delta.copy_(self._start(r, budget))
         if self.ascent.freeze is not None:
             self.ascent.freeze.open(r, self.level)
+            if not self._own:
+                r.active.fill_(False)
         if self.ascent.needs_reference and budget.k:
             self._refer_to_clean(r)
         return r
@@ -113,7 +124,8 @@ class Game:
         if update_weights:
             self._play("joint", self._joint_and_update, r)
         else:
-            self._joint(r)
+            with apart(self.objective):
+                self._joint(r)
 
     def step(self, r: Round) -> None:
         """Step delta along the round's last gradient, project it, and leave frozen examples in place."""
@@ -121,8 +133,8 @@ class Game:
 
     def close(self, r: Round) -> None:
         """Feed the meter once, and keep delta where it is carried over."""
-        self._play("close", self.meter.add, r)
-        if self.ascent.persistent:
+        self._play("close", partial(self.meter.add, own=self._own), r)
+        if self.ascent.persistent and self._own:
             self._keep(r.delta)
 
     def changing(self) -> Iterator[Tensor]:
@@ -132,7 +144,7 @@ class Game:
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def _play(self, name: str, move: Move, r: Round) -> None:
-        if self.recorder is None:
+        if self.recorder is None or (self.ranks.many and name in MEETINGS):
             move(r)
             return
         try:
@@ -156,11 +168,12 @@ class Game:
         delta = r.delta.detach().requires_grad_()
         with self.engine.autocast():
             loss, logits = self.objective(r.x, delta, r.y)
-        torch.autograd.backward(self.engine.scale(loss))  # not autograd.grad: DDP would not synchronise
+        # Not autograd.grad: DDP would not synchronise.
+        torch.autograd.backward(self.engine.scale(self._weighed(loss, r)))
         if delta.grad is None:
             raise UsageError("the loss does not depend on the input: the model detaches or rounds it away.")
         finite = self.engine.is_finite(delta.grad)
-        r.grad.copy_(self.engine.unscale(delta.grad, len(r)))
+        r.grad.copy_(self.engine.unscale(delta.grad, self.mean_over(r)))
         r.loss.copy_(loss.detach())
         r.hits.copy_((logits.detach().argmax(1) == r.y).sum())
         if self.probe.move == "joint":
@@ -181,6 +194,20 @@ class Game:
         if taken is not None:
             r.valid.copy_(taken)
             self.meter.skip(~taken)
+
+    def mean_over(self, r: Round) -> float:
+        """How many images J's mean is over here, so that the processes' average is the mean of the whole batch."""
+        return len(r) if self.among is None else self.among / self.ranks.size
+
+    @property
+    def _own(self) -> bool:
+        """Whether this process has images of its own in the batch, rather than a stand-in."""
+        return self.among is None or self.ranks.share.count(self.among) > 0
+
+    def _weighed(self, loss: Tensor, r: Round) -> Tensor:
+        """A mean over this process's images, weighed by how many they are; nothing is done where shares are equal."""
+        weight = len(r) * self._own / self.mean_over(r)
+        return loss if weight == 1 else loss * weight
 
     def first_layer(self, r: Round) -> FirstLayer:
         """The network's first layer, found once."""
@@ -240,7 +267,8 @@ class Game:
     def _start(self, r: Round, budget: Budget) -> Tensor:
         if not budget.k and not self.ascent.noisy:
             return torch.zeros_like(r.x)
-        start = self.threat.start(r.x, self.ascent.start, self.generator)
+        rows = slice(None) if self.among is None else self.ranks.share.rows(self.among)
+        start = self.threat.start(r.x, self.ascent.start, self.generator, among=self.among, rows=rows)
         if self.carry is not None and self.carry.shape[1:] == r.x.shape[1:]:
             kept = self.carry[: len(r)]  # a batch longer than any before starts its other rows anew
             start[: len(kept)] = self.threat.project(r.x[: len(kept)], kept)

@@ -113,4 +113,4 @@ def _costate_gradient(game: Game, r: Round, layer: FirstLayer, costates: list[Te
     with game.engine.autocast():
         outputs = layer.outputs(game.net, r.x + delta)
     (grad,) = torch.autograd.grad(outputs, delta, grad_outputs=costates)
-    return game.engine.unscale(grad, len(r))
+    return game.engine.unscale(grad, game.mean_over(r))

@@ -9,6 +9,9 @@ from deat.game.ascent import Friendly
 from deat.methods.method import Method
 from deat.threat import STARTS, ThreatModel
 
+LONGEST = 1e6
+"""A step no image is large enough for."""
+
 
 def tune(
     method: Method,
@@ -61,6 +64,9 @@ def _change(method: Method, part: str, values: dict[str, Any], hint: str) -> Met
 
 
 def _relative(alpha: float, threat: ThreatModel) -> float:
-    if alpha < 0 or threat.eps == 0:
-        raise UsageError(f"alpha must be a step size >= 0 in a ball of radius > 0, not {alpha!r} at eps {threat.eps}.")
+    if not 0 <= alpha <= LONGEST or threat.eps == 0:
+        raise UsageError(
+            f"alpha must be a step size from 0 to {LONGEST:g}, such as 2/255, in a ball of radius > 0, not {alpha!r} "
+            f"at eps {threat.eps}."
+        )
     return alpha / threat.eps

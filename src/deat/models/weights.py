@@ -5,19 +5,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import safetensors
-import safetensors.torch
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from deat.errors import CheckpointError
 from deat.models.normalize import Normalized
+from deat.tensorfile import Tensors, dump, identity, pickled, read
 from deat.writing import write_whole
 
-Tensors = dict[str, Tensor]
-
 PICKLES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".tar"})
-PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 IN_A_RUN = ("best/model.safetensors", "last/model.safetensors", "model.safetensors")
 SHOWN = 5
 
@@ -30,8 +26,7 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     target = Path(path)
     if target.suffix.lower() in PICKLES:
         raise CheckpointError(f"{target} would hold safetensors under a pickle's name: end it in .safetensors")
-    tensors, aliases = _untied(_tensors(_bare(model)))
-    _write(tensors, {**aliases, "format": "pt"}, target)
+    _write(tensors_of(model), target)
 
 
 def load_weights(
@@ -45,9 +40,9 @@ def load_weights(
     does for other classes, keeps the model's own weights; their names are returned.
     """
     file = _locate(Path(path))
-    inner = _bare(model)
-    expected = _tensors(inner)
-    found = _tied(_fitted(_read(file), inner, expected), expected)
+    inner = bare(model)
+    expected = tensors_of(inner)
+    found = _tied(_fitted(read(file), inner, expected), expected)
     left = _head(found, expected) if fresh_head else []
     found = {key: expected[key] if key in left else tensor for key, tensor in found.items()}
     _check_fit(found, expected, file, strict)
@@ -62,7 +57,7 @@ def _head(found: Tensors, expected: Tensors) -> list[str]:
     return differ if rows_only and len({key.rpartition(".")[0] for key in differ}) == 1 else []
 
 
-def _bare(model: nn.Module) -> nn.Module:
+def bare(model: nn.Module) -> nn.Module:
     """The model inside torch.compile's and the data-parallel wrappers, which prefix every key."""
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -73,8 +68,9 @@ def _bare(model: nn.Module) -> nn.Module:
             return model
 
 
-def _tensors(model: nn.Module) -> Tensors:
-    state = model.state_dict()
+def tensors_of(model: nn.Module) -> Tensors:
+    """The model's parameters and buffers under its own names, whatever it is wrapped in."""
+    state = bare(model).state_dict()
     others = [key for key, value in state.items() if not isinstance(value, Tensor)]
     if others:
         raise CheckpointError(
@@ -86,38 +82,17 @@ def _tensors(model: nn.Module) -> Tensors:
     return dict(state)
 
 
-def _identity(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
-def _untied(state: Tensors) -> tuple[Tensors, dict[str, str]]:
-    """Each tensor once, in memory of its own, and the names (alias: kept) left out."""
-    first: dict[tuple[object, ...], str] = {}
-    aliases: dict[str, str] = {}
-    for key, tensor in state.items():
-        kept = first.setdefault(_identity(tensor), key)
-        if kept != key:
-            aliases[key] = kept
-    kept_tensors = {key: _own(tensor) for key, tensor in state.items() if key not in aliases}
-    return kept_tensors, aliases
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """The values alone: on the CPU, row-major, sharing memory with no other tensor."""
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-
-
 def _tied(found: Tensors, expected: Tensors) -> Tensors:
     """The found tensors, and the same again for every name the model ties to one of theirs."""
-    by_identity = {_identity(expected[key]): tensor for key, tensor in found.items() if key in expected}
-    tied = {key: by_identity[i] for key, tensor in expected.items() if (i := _identity(tensor)) in by_identity}
+    by_identity = {identity(expected[key]): tensor for key, tensor in found.items() if key in expected}
+    tied = {key: by_identity[i] for key, tensor in expected.items() if (i := identity(tensor)) in by_identity}
     return tied | found
 
 
-def _write(tensors: Tensors, metadata: dict[str, str], target: Path) -> None:
+def _write(tensors: Tensors, target: Path) -> None:
     try:
         # Not save_file: it makes the file readable by its owner alone.
-        write_whole(target, safetensors.torch.save(tensors, metadata))
+        write_whole(target, dump(tensors))
     except (OSError, RuntimeError, ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(
             f"cannot write weights to {target}: {error}. Check the folder, its permissions and the disk space"
@@ -133,36 +108,8 @@ def _locate(path: Path) -> Path:
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}: give a .safetensors file or a run folder")
     if path.suffix.lower() in PICKLES:
-        raise _pickled(path)
+        raise pickled(path)
     return path
-
-
-def _read(file: Path) -> Tensors:
-    try:
-        with safetensors.safe_open(file, framework="pt") as opened:
-            tensors: Tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-            aliases = dict(opened.metadata() or {})
-    except Exception as error:  # the file may come from anywhere, and its reader fails in many ways
-        if _starts_as_pickle(file):
-            raise _pickled(file) from error
-        raise CheckpointError(f"{file} is not a whole safetensors file ({error}): fetch or write it again") from error
-    aliases.pop("format", None)
-    return {alias: tensors[kept] for alias, kept in aliases.items() if kept in tensors} | tensors
-
-
-def _starts_as_pickle(file: Path) -> bool:
-    try:
-        with file.open("rb") as opened:
-            return opened.read(4).startswith(PICKLE_STARTS)
-    except OSError:
-        return False
-
-
-def _pickled(file: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{file} looks like a pickle, which can run code when opened; only safetensors weights are read. "
-        "Convert it once: safetensors.torch.save_file(torch.load(FILE, weights_only=True), NEW_FILE)"
-    )
 
 
 def _fitted(found: Tensors, model: nn.Module, expected: Tensors) -> Tensors:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deat.plain import markdown
 from deat.training.history import EpochStats
 
 
@@ -21,7 +22,7 @@ class Score:
 
 def write_summary(path: Path, record: dict[str, Any], scores: Sequence[Score], history: Sequence[EpochStats]) -> None:
     """Write report.md."""
-    parts = [f"# {record['method']['name']} on {record['data']['name']}", *_setting(record)]
+    parts = [markdown(f"# {record['method']['name']} on {record['data']['name']}"), *_setting(record)]
     if scores:
         parts += ["## Scores", score_table(scores), _caveat(record, scores)]
     parts += ["## Epochs", epoch_table(history)]
@@ -50,7 +51,7 @@ def epoch_table(history: Sequence[EpochStats]) -> str:
 def _setting(record: dict[str, Any]) -> list[str]:
     model, threat, settings = record["model"], record["threat"], record["settings"]
     return [
-        f"{model['name']} ({model['parameters']:,} parameters), {threat['norm']} eps {threat['eps']:.4g}, "
+        f"{markdown(model['name'])} ({model['parameters']:,} parameters), {threat['norm']} eps {threat['eps']:.4g}, "
         f"{settings['epochs']} epochs of {record['data']['train']:,} images in batches of {settings['batch_size']}, "
         f"{record['data']['held_out']:,} training images held out to choose the best epoch, seed {settings['seed']}, "
         f"{record['precision']} on {record['device']}. Every setting is in run.json."
@@ -69,10 +70,6 @@ def _percent(value: float | None) -> str:
 
 
 def _markdown(rows: list[list[str]]) -> str:
-    cells = [[_escape(cell) for cell in row] for row in rows]
+    cells = [[markdown(cell) for cell in row] for row in rows]
     lines = ["| " + " | ".join(row) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

@@ -2,22 +2,27 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset, Subset
 
+from deat.checkpoint.lock import owned
 from deat.data import Augment, Corpus, ImageSet, LazyImages, Source, as_source
 from deat.data.imageset import split_indices
 from deat.data.source import as_images
-from deat.errors import DataError, UsageError
+from deat.errors import CheckpointError, DataError, UsageError
 from deat.methods import Method
 from deat.methods import method as find_method
 from deat.models import normalized
 from deat.modes import evaluating
+from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
+from deat.training.checkpoints import Checkpoints
 from deat.training.optimizers import OptimizerFactory
 from deat.training.result import Result
 from deat.training.settings import Settings, find_device
@@ -39,6 +44,8 @@ def fit(
     normalize: Normalization | None = None,
     augment: Augment | None = None,
     callbacks: Sequence[Callback] = (),
+    checkpoints: str | os.PathLike[str] | None = None,
+    ranks: Ranks = ALONE,
     **settings: Any,
 ) -> Result:
     """Train any classifier that gives logits, on any data, against a threat model.
@@ -47,7 +54,11 @@ def fit(
     Corpus brings its own threat model, normalisation and augmentation; otherwise the threat is linf of 8/255. val may
     also be a fraction of train to hold out. normalize=(mean, std) becomes the model's first layer; augment=Augment(4)
     crops and flips images that are held in memory. Other keywords are fields of :class:`Settings`, such as batch_size,
-    lr, seed or precision. The model is trained in place and comes back in eval mode.
+    lr, seed or precision. ranks=Ranks.join() trains with all the processes that torchrun started. The model is
+    trained in place and comes back in eval mode.
+
+    checkpoints is a folder that the state is kept in after every epoch: the same call goes on from there, exactly.
+    While it is given, SIGTERM and Ctrl-C save first and then raise deat.errors.Interrupted.
     """
     trainer = make_trainer(
         model,
@@ -60,8 +71,24 @@ def fit(
         normalize=normalize,
         augment=augment,
         callbacks=callbacks,
+        ranks=ranks,
     )
-    return trainer.fit()
+    return trainer.fit() if checkpoints is None else _fit_with_checkpoints(trainer, Path(checkpoints))
+
+
+def _fit_with_checkpoints(trainer: Trainer, path: Path) -> Result:
+    with ExitStack() as stack, trainer.interruption.listening():
+        trainer.ranks.by_main(lambda: _own(path, stack))
+        Checkpoints(path).follow(trainer)
+        return trainer.fit()
+
+
+def _own(path: Path, stack: ExitStack) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot keep checkpoints in {str(path)!r}: {error.strerror}.") from None
+    stack.enter_context(owned(path))
 
 
 def make_trainer(
@@ -76,6 +103,7 @@ def make_trainer(
     normalize: Normalization | None = None,
     augment: Augment | None = None,
     callbacks: Sequence[Callback] = (),
+    ranks: Ranks = ALONE,
 ) -> Trainer:
     """A Trainer on whatever `fit` accepts, with model and data checked against each other."""
     settings = settings or Settings()
@@ -89,7 +117,9 @@ def make_trainer(
     source.check()
     held = _held_out(val, source, settings)
     network = normalized(model, *normalize) if normalize else model
-    check_model(network, source)
+    check_model(network, source, ranks.size)
+    if ranks.many:
+        share(source, network, chosen, ranks)
     return Trainer(
         network,
         source,
@@ -99,20 +129,49 @@ def make_trainer(
         val=held,
         optimizer=optimizer,
         callbacks=callbacks,
+        ranks=ranks,
     )
 
 
-def check_model(model: nn.Module, source: Source) -> None:
+def share(source: Source, model: nn.Module, chosen: Method, ranks: Ranks) -> None:
+    """Make a source give this process's part of every batch; refuse what several processes cannot share."""
+    if not hasattr(source, "share"):
+        raise UsageError(f"a {type(source).__name__} of your own cannot be shared by processes; pass the data itself.")
+    if source.batch_size < ranks.size:
+        raise UsageError(f"a batch of {source.batch_size} cannot be shared by {ranks.size} processes; make it larger.")
+    if chosen.ascent.compact:
+        raise UsageError("compact is for a single process: each would shrink its batch by itself. Leave it out.")
+    idle = idle_parameters(model, source)
+    if idle:
+        raise UsageError(
+            f"{', '.join(idle[:3])} get no gradient, for which processes would wait in vain. Use them in the model, or "
+            "freeze them: requires_grad_(False)."
+        )
+    source.share = ranks.share
+
+
+def idle_parameters(model: nn.Module, source: Source) -> list[str]:
+    """The parameters that want a gradient and that the model's answer does not depend on."""
+    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    first = next(model.parameters())
+    x = torch.zeros(2, *source.shape, device=first.device, dtype=torch.promote_types(torch.float32, first.dtype))
+    with evaluating(model):
+        found = torch.autograd.grad(model(x).sum(), list(learning.values()), allow_unused=True)
+    return [name for name, grad in zip(learning, found, strict=True) if grad is None]
+
+
+def check_model(model: nn.Module, source: Source, processes: int = 1) -> None:
     """Refuse a model that has nothing to train or does not give one logit per class, before any work."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("the model has no parameter that requires a gradient; there is nothing to train.")
     if source.num_classes < 2:
         raise DataError("the data has a single class; there is nothing to tell apart.")
-    lonely = source.num_examples % source.batch_size == 1
+    lengths = {source.batch_size, source.num_examples % source.batch_size} - {0}
+    lonely = any(length // processes <= 1 for length in lengths)
     if lonely and any(isinstance(m, nn.BatchNorm1d) for m in model.modules()):
         raise DataError(
-            f"{source.num_examples} images in batches of {source.batch_size} leave a last batch of one, on which "
-            "BatchNorm1d cannot train. Use another batch size, or one image less."
+            f"{source.num_examples} images in batches of {source.batch_size} leave a process with a batch of one, on "
+            "which BatchNorm1d cannot train. Use another batch size, or one image less."
         )
     device = next(model.parameters()).device
     dtype = torch.promote_types(torch.float32, next(model.parameters()).dtype)

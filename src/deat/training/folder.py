@@ -1,50 +1,106 @@
-"""The folder a run leaves: run.json, history.jsonl, timing.jsonl, and the weights of its best and last epoch."""
+"""The folder a run leaves: its records, its checkpoints, and the weights of its best and last epoch."""
 
 import json
 import shutil
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from deat.checkpoint.lock import LOCK, owned
+from deat.checkpoint.store import NAME, remove
 from deat.errors import CheckpointError, UsageError
-from deat.models import save_weights
-from deat.training.history import EpochStats, EpochTiming, append, rewrite
+from deat.models.weights import tensors_of
+from deat.tensorfile import dump, note_of
+from deat.training.checkpoints import Checkpoints
+from deat.training.history import EpochStats, EpochTiming, append, is_torn, rewrite
 from deat.training.trainer import Trainer
 from deat.versions import versions
-from deat.writing import write_json, write_whole
+from deat.writing import link_whole, write_json, write_whole
 
-RUN, HISTORY, TIMING, WATCH = "run.json", "history.jsonl", "timing.jsonl", "watch.jsonl"
+RUN, HISTORY, TIMING, WATCH, FAILURE = "run.json", "history.jsonl", "timing.jsonl", "watch.jsonl", "failure.json"
+RECORDS = {RUN, HISTORY, TIMING, WATCH, FAILURE, "scores.json", "report.md", "evaluation.json"}
+WEIGHTS = "model.safetensors"
+
+Say = Callable[[str], None]
 
 
 class RunFolder:
-    """Writes a run down while it goes on; a callback of the trainer. Every file is replaced whole or appended to."""
+    """Writes a run down while it goes on; a callback of the trainer, and the owner of its checkpoints.
 
-    def __init__(self, path: Path) -> None:
+    best/ and last/ hold one file each, a second name of a checkpoint's, so that neither is ever half written.
+    """
+
+    def __init__(self, path: Path, *, extra: dict[str, Any] | None = None, say: Say | None = None) -> None:
         self.path = path
+        self.checkpoints = Checkpoints(path, extra=extra, say=say, published=self._publish)
+        self.say = self.checkpoints.say
+        self.timings: list[EpochTiming] = []
         self._lines = 0
 
     @classmethod
-    def create(cls, path: Path, record: dict[str, Any], *, overwrite: bool = False) -> "RunFolder":
-        """A new folder with its run.json; an existing one only where overwriting a run was asked for."""
-        check_free(path, overwrite)
+    def create(cls, path: Path, record: dict[str, Any], **options: Any) -> "RunFolder":
+        """A new folder with its run.json; run folders are never shared, so one that exists is refused."""
+        make_folder(path)
+        folder = cls(path, **options)
+        folder.write_record(record)
+        return folder
+
+    def write_record(self, record: dict[str, Any]) -> None:
+        """Write run.json."""
         try:
-            if path.exists():
-                shutil.rmtree(path)
-            path.mkdir(parents=True)
-            write_json(path / RUN, {**record, "versions": versions()})
+            write_json(self.path / RUN, {**record, "versions": versions()})
         except OSError as error:
-            raise CheckpointError(f"cannot write to {str(path)!r}: {error.strerror}. Choose another --out.") from None
-        return cls(path)
+            raise unwritable(self.path, error) from None
+
+    def attach(self, trainer: Trainer) -> None:
+        """Follow a trainer; of several processes the first one writes."""
+        if trainer.ranks.main:
+            trainer.callbacks.append(self)
+        trainer.keeper = self.checkpoints
+
+    def resume(self, trainer: Trainer, *, inexact: bool = False) -> bool:
+        """Put the newest checkpoint into the trainer and the records back to where it was; False without one."""
+        if not self.checkpoints.resume(trainer, inexact=inexact):
+            return False
+        if trainer.ranks.main:
+            self._restore(trainer)
+        return True
+
+    def _restore(self, trainer: Trainer) -> None:
+        if is_torn(self.path / HISTORY):
+            self.say(f"the last line of {HISTORY} was torn; it is dropped")
+        try:
+            rewrite(self.path / HISTORY, trainer.history)
+            rewrite(self.path / TIMING, self.timings)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+        self._lines = len(trainer.history)
+        remove(self.path / FAILURE)
+        self._publish(None, trainer)
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
-        """Add to the records, and keep last and best, which are of an earlier epoch if this one was put back."""
-        last = trainer.history[-1]
-        self._keep_history(trainer.history)
-        append(self.path / TIMING, timing)
-        save_weights(trainer.model, self.path / "last" / "model.safetensors")
-        write_json(self.path / "last" / "state.json", _about(last))
-        if trainer.best.snapshot.epoch == last.epoch:
-            for name in ("model.safetensors", "state.json"):
-                write_whole(self.path / "best" / name, (self.path / "last" / name).read_bytes())
+        """Add to the records; where that fails they are written anew after the next epoch."""
+        self.timings.append(timing)
+        try:
+            self._keep_history(trainer.history)
+            append(self.path / TIMING, timing)
+        except OSError as error:
+            self._lines = -1
+            self.say(f"cannot write to {str(self.path)!r} ({error.strerror}); the next epoch is tried again")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clock's records, which no other state has."""
+        return {"timings": list(self.timings)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.timings = list(state["timings"])
+
+    def failed(self, facts: dict[str, Any]) -> None:
+        """Leave a note of what went wrong."""
+        with suppress(OSError):
+            write_json(self.path / FAILURE, facts)
 
     def _keep_history(self, history: list[EpochStats]) -> None:
         """One line for each epoch that stands: added, or all written anew where epochs were put back."""
@@ -54,36 +110,118 @@ class RunFolder:
             rewrite(self.path / HISTORY, history)
         self._lines = len(history)
 
+    def _publish(self, checkpoint: Path | None, trainer: Trainer) -> None:
+        """Give the last and the best epoch's weights their names; the run that this one replaces is now in the way."""
+        held = trainer.best.held
+        if held is None:
+            return
+        last = trainer.history[-1].epoch
+        whole = None if trainer.step else checkpoint  # in the middle of an epoch the weights are no epoch's
+        if not trainer.step:
+            self._name("last", whole, last, lambda: tensors_of(trainer.model))
+        self._name("best", whole if held.epoch == last else None, held.epoch, lambda: held.weights)
+        remove(aside(self.path))
+
+    def _name(self, which: str, checkpoint: Path | None, epoch: int, weights: Callable[[], Any]) -> None:
+        target, note = self.path / which / WEIGHTS, json.dumps({"epoch": epoch + 1, "step": 0})
+        try:
+            if checkpoint:
+                link_whole(checkpoint / WEIGHTS, target)
+            elif note_of(target) != note:
+                write_whole(target, dump(weights(), note))
+        except OSError as error:
+            self.say(f"cannot write {which}/{WEIGHTS} ({error.strerror}); the checkpoint has the weights")
+
 
 def check_free(path: Path, overwrite: bool = False) -> None:
     """Refuse an output folder that is taken, or that is no run and must not be deleted."""
     if not path.exists():
         return
     if not overwrite:
-        raise UsageError(f"{str(path)!r} exists already. Choose another --out, or add --overwrite to replace that run.")
-    if not _is_run(path):
+        raise taken(path)
+    if not is_run(path):
         raise UsageError(f"{str(path)!r} is not a run of deat's, so it is not overwritten. Choose another --out.")
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     """Whether a folder holds a run's record and nothing that no run writes."""
     try:
         record = json.loads((path / RUN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    ours = {RUN, HISTORY, TIMING, WATCH, "best", "last", "scores.json", "report.md", "evaluation.json"}
-    foreign = [p.name for p in path.iterdir() if p.name not in ours and not p.name.startswith(".")]
+    names = [p.name for p in path.iterdir() if not p.name.startswith(".")]
+    foreign = [n for n in names if n not in RECORDS | {"best", "last", LOCK} and not NAME.fullmatch(n)]
     return isinstance(record, dict) and {"request", "method", "versions"} <= record.keys() and not foreign
 
 
-def free_name(parent: Path, name: str) -> Path:
-    """parent/name, or the first parent/name-2, -3 … that is not taken."""
-    clean = "".join(c if c.isalnum() or c in "+%._-" else "-" for c in name)[:80]
+def is_unborn(path: Path) -> bool:
+    """Whether a folder has been made for a run that came to nothing before it was written down."""
+    return path.is_dir() and all(p.name == LOCK or p.name.startswith(f".{RUN}.") for p in path.iterdir())
+
+
+def aside(path: Path) -> Path:
+    """Where a run that is being replaced waits until the new one has an epoch."""
+    return path.with_name(f".{path.name}.replaced")
+
+
+def put_aside(path: Path) -> None:
+    """Make room for a run that replaces this one, which nobody may be working on."""
+    check_free(path, overwrite=True)
+    if not path.exists():
+        return
+    with owned(path):
+        pass
+    try:
+        if aside(path).exists():  # what is here now never had an epoch
+            shutil.rmtree(path)
+        else:
+            path.rename(aside(path))
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def put_back(path: Path) -> None:
+    """Undo put_aside, where the new run came to nothing."""
+    if aside(path).exists():
+        remove(path)
+        with suppress(OSError):
+            aside(path).rename(path)
+
+
+def make_folder(path: Path) -> None:
+    """A new folder, which nobody else made just now."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise taken(path) from None
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def claim(parent: Path, name: str) -> Path:
+    """A new folder parent/name, or the first parent/name-2, -3 … that is not taken, even by one started just now."""
+    clean = "".join(c if c.isalnum() or c in "+%._-" else "-" for c in name)[:80].lstrip(".")
     number = 1
-    while (path := parent / (clean if number == 1 else f"{clean}-{number}")).exists():
-        number += 1
-    return path
+    while True:
+        path = parent / (clean if number == 1 else f"{clean}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise unwritable(path, error) from None
+        else:
+            return path
 
 
-def _about(stats: EpochStats) -> dict[str, Any]:
-    return {"epoch": stats.epoch, "val_natural": stats.val_natural, "val_robust": stats.val_robust, "k": stats.k}
+def taken(path: Path) -> UsageError:
+    """The refusal of a folder that exists."""
+    return UsageError(
+        f"{str(path)!r} exists already. Choose another --out, add --overwrite to replace that run, or go on with it: "
+        f"deat resume {path}"
+    )
+
+
+def unwritable(path: Path, error: OSError) -> CheckpointError:
+    """The refusal of a folder that cannot be written to."""
+    return CheckpointError(f"cannot write to {str(path)!r}: {error.strerror}. Choose another --out.")

@@ -87,5 +87,14 @@ def read(path: Path) -> list[EpochStats]:
     return [EpochStats(**json.loads(line)) for line in lines]
 
 
+def is_torn(path: Path) -> bool:
+    """Whether a file of JSON lines ends in the middle of one."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    return bool(data) and not data.endswith(b"\n")
+
+
 def _line(record: Record) -> str:
     return json.dumps(asdict(record)) + "\n"

@@ -74,16 +74,31 @@ class Steering:
             peak=settings.peak,
             momentum=(high, max(0.0, high - 0.1)) if cycles else None,
         )
-        self.lr = 0.0
+
+    def rate_of(self, step: int) -> float:
+        """The learning rate of a batch."""
+        return self.rate.at(step, self.total)[0]
 
     def at(self, step: int) -> None:
         """Set the rates for a batch."""
-        self.lr, momentum = self.rate.at(step, self.total)
+        lr, momentum = self.rate.at(step, self.total)
         # Asked anew every time: an optimiser that loads its state replaces its groups.
         for group, ratio in zip(self.optimizer.param_groups, self.ratios, strict=True):
-            _set(group, "lr", self.lr * ratio)
+            _set(group, "lr", lr * ratio)
             if momentum is not None:
                 _set(group, "momentum", momentum)
+
+
+def restore_layout(optimizer: torch.optim.Optimizer) -> None:
+    """Put a loaded state where its parameters are, laid out as they are: fused steps walk through both at once."""
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            if torch.is_tensor(value):
+                group[name] = value.to(group["params"][0].device)
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if torch.is_tensor(value) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _set(group: dict[str, Any], name: str, value: float) -> None:

@@ -58,7 +58,7 @@ def _measure(trainer: Trainer) -> tuple[float, int]:
     with trainer.session():
         trainer.model.train()
         seconds = _play(trainer, batches=1)
-        if seconds * trainer.game.cost.backprops < LONG:  # else set-up is a small part of it
+        if trainer.ranks.any(seconds * trainer.game.cost.backprops < LONG):  # else set-up is a small part of it
             seconds = _play(trainer, batches=3)
     return seconds, _peak_memory(trainer.engine.device)
 
@@ -67,8 +67,7 @@ def _play(trainer: Trainer, batches: int) -> float:
     game, budget = trainer.game, _busy(trainer.schedule)
     started, before = perf_counter(), game.cost.backprops
     for step, (x, y) in zip(range(batches), trainer.train.epoch(0), strict=False):
-        trainer.streams.at(0, step)
-        trainer.steering.at(step)
+        trainer.turn_to(0, step)
         trainer.method.play(game, x, y, budget)
     game.meter.read(0)  # waits for the device
     return (perf_counter() - started) / (game.cost.backprops - before)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from deat.models.weights import bare
 from deat.training.history import EpochStats
 
 
@@ -29,7 +30,7 @@ class Result:
 
     def load_best(self) -> nn.Module:
         """The model in eval mode, with the best epoch's weights put into it."""
-        self.model.load_state_dict(self.best.weights)
+        bare(self.model).load_state_dict(self.best.weights)
         return self.model.eval()
 
 
@@ -56,7 +57,7 @@ class Best:
             or stats.val_robust is None
             or _score(stats.val_robust, stats.val_natural) > _score(held.robust, held.natural)
         ):
-            weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+            weights = {name: value.detach().cpu().clone() for name, value in bare(model).state_dict().items()}
             self.held = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, weights)
 
 

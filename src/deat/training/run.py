@@ -10,14 +10,17 @@ from torch import nn
 
 from deat.data import Corpus, Source, load
 from deat.errors import UsageError
+from deat.loading import code_digest, is_file_spec
 from deat.methods import Method
 from deat.methods import method as find_method
 from deat.methods.tune import tune
 from deat.models import build, load_weights
+from deat.ranks import ALONE, Ranks
 from deat.seeding import derive
 from deat.threat import ThreatModel, number
 from deat.threat import threat as find_threat
 from deat.training.fit import make_trainer, open_source
+from deat.training.sameness import config_of, digest, reasons_against_exactness
 from deat.training.settings import Settings, find_device
 from deat.training.trainer import Callback, Trainer
 from deat.training.watch import OverfitWatch
@@ -72,7 +75,7 @@ class Run:
     model_name: str
     validates: bool = True
 
-    def trainer(self, callbacks: tuple[Callback, ...] = ()) -> Trainer:
+    def trainer(self, callbacks: tuple[Callback, ...] = (), ranks: Ranks = ALONE) -> Trainer:
         """A trainer on this run's training set, its validation part held out."""
         train, val = self._parts()
         return make_trainer(
@@ -84,6 +87,7 @@ class Run:
             settings=self.settings,
             augment=self.corpus.augment,
             callbacks=callbacks,
+            ranks=ranks,
         )
 
     def model(self) -> nn.Module:
@@ -116,9 +120,24 @@ class Run:
             return None
         return open_source(held.subset(range(min(most, len(held)))), self.settings, shuffle=False)
 
-    def record(self, trainer: Trainer) -> dict[str, Any]:
-        """run.json's account: the request, and what it was resolved to."""
+    def identity(self, trainer: Trainer) -> dict[str, Any]:
+        """What must be the same when the run goes on, beside what the trainer knows: data, network, code, watch."""
+        specs = {"method": self.request.method, "model": self.model_name}
+        code = {what: code_digest(spec) for what, spec in specs.items() if is_file_spec(spec)}
         return {
+            "code": code,
+            "network": "code" if "model" in code else self.model_name,
+            "images": {"name": self.corpus.name, "digest": self.corpus.digest()},
+            "watch": self._watch_action(trainer),
+        }
+
+    def record(self, trainer: Trainer) -> dict[str, Any]:
+        """run.json's account: the request, what it was resolved to, and whether it can go on exactly."""
+        doubts = reasons_against_exactness(trainer)
+        return {
+            "digest": digest({**config_of(trainer), **self.identity(trainer)}),
+            "exact": not doubts,
+            "not_exact_because": doubts,
             "request": {name: _tidy(value) for name, value in asdict(self.request).items()},
             "settings": asdict(self.settings),
             "method": self.method.describe(),
@@ -135,6 +154,7 @@ class Run:
             "precision": trainer.engine.precision,
             "engine": "graph" if trainer.engine.records else "eager",
             "threads": trainer.threads,
+            "processes": trainer.ranks.size,
             "watch": self._watch_action(trainer),
         }
 

@@ -11,7 +11,7 @@ from deat.evaluation.attacks import attack
 from deat.game.engine import ENGINES, PRECISIONS
 from deat.training.rates import RATES
 
-MOST_THREADS = 1024
+MOST_THREADS, MOST_EPOCHS = 1024, 100_000
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Settings:
     rate is the learning rate's shape over training; milestones are the epochs at which the multistep one decays (by
     default 1/2 and 4/5 of them), peak is where the cyclic one turns, and cycle_momentum moves the momentum against it
     by a tenth. workers are processes that load a Dataset (0) or decode images (up to 8).
-    val_attack "none" switches validation off.
+    deterministic makes a GPU give the same bits every time, at some cost in speed; a CPU does so anyway.
+    val_attack "none" switches validation off. sync_bn takes batch-norm statistics over all processes of a run.
     """
 
     epochs: int = 30
@@ -40,9 +41,13 @@ class Settings:
     threads: int | None = None
     workers: int | None = None
     val_attack: str = "cw-20"
+    deterministic: bool = False
+    sync_bn: bool = False
 
     def __post_init__(self) -> None:
         _whole("epochs", self.epochs, 1)
+        if self.epochs > MOST_EPOCHS:
+            raise UsageError(f"epochs must be at most {MOST_EPOCHS:,}, not {self.epochs:,}.")
         _whole("batch_size", self.batch_size, 1)
         _whole("seed", self.seed, 0)
         if self.workers is not None:

@@ -2,30 +2,41 @@
 
 import copy
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
+from deat.data.resident import batch_length
 from deat.data.source import Source
-from deat.errors import NumericalError
+from deat.errors import Interrupted, NumericalError
 from deat.game.engine import Engine, choose_precision, choose_records, choose_threads
 from deat.game.meter import EpochRecord
 from deat.game.moves import Game
 from deat.game.objectives import Objective
 from deat.game.round import Budget
+from deat.interruption import Interruption
 from deat.methods.method import Method
 from deat.models import pixel_scale
+from deat.models.weights import bare, tensors_of
+from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
+from deat.training.failures import check_determinism, is_shortage, located, shortage
+from deat.training.following import Callback as Callback
+from deat.training.following import Keeper
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
-from deat.training.optimizers import OptimizerFactory, Steering, sgd
+from deat.training.modes import lent
+from deat.training.optimizers import OptimizerFactory, Steering, restore_layout, sgd
 from deat.training.result import Best, Result
 from deat.training.settings import Settings, find_device
+from deat.training.shared import own_parts, synchronised, take_parts
 from deat.training.streams import Streams
 from deat.training.validation import Validator
 
@@ -33,18 +44,12 @@ KEPT = ("cost", "active", "seconds", "val_passes", "lengths")
 """What a trainer keeps when it goes back to an earlier state: what was spent, and how long its steps are."""
 
 
-class Callback(Protocol):
-    """Somebody who is told between epochs; there are no calls inside the batch loop."""
-
-    def on_epoch(self, trainer: "Trainer", stats: EpochStats, timing: EpochTiming) -> None:
-        """An epoch has ended and was recorded."""
-
-
 class Trainer:
     """Trains one network by one method against one threat model, on sources of batches.
 
-    Weights, optimiser, the schedule's state, the game's carried delta and the position are all there is to
-    continue from: state_dict() has them.
+    Weights, optimiser, the schedule's state, the game's carried delta, the meter's sums and the position are all
+    there is to continue from: state_dict() has them, and a keeper saves them. interruption ends training between
+    two batches.
     """
 
     def __init__(
@@ -58,54 +63,94 @@ class Trainer:
         val: Source | None = None,
         optimizer: OptimizerFactory | None = None,
         callbacks: Sequence[Callback] = (),
+        ranks: Ranks = ALONE,
     ) -> None:
         self.train, self.val, self.method, self.threat, self.settings = train, val, method, threat, settings
-        self.callbacks = list(callbacks)
+        self.callbacks, self.ranks = list(callbacks), ranks
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = settings.threads or choose_threads(self.num_parameters)
         self.engine = self._engine(own_optimizer=optimizer is not None)
-        self.model = self.engine.prepare(model)
+        self.model = self.engine.prepare(synchronised(model, settings, self.engine.device, ranks))
         self.optimizer = (optimizer or sgd(settings, self.engine.records))(self.model.parameters())
         self.steering = Steering(self.optimizer, settings, total=settings.epochs * len(train))
         self.game = Game(
             self.model,
-            Objective(self.model, method.objective),
+            ranks.wrap(Objective(self.model, method.objective)),
             threat,
             method.ascent,
             self.optimizer,
             probe=method.probe,
             engine=self.engine,
             pixel_scale=pixel_scale(self.model),
+            ranks=ranks,
         )
-        self.streams = Streams(settings.seed, self.game.generator)
-        self.validator = Validator.of(val, settings, threat, self.engine)
+        self.streams = Streams(settings.seed, self.game.generator, ranks)
+        self.interruption = Interruption(ranks)
+        self.keeper: Keeper | None = None
+        self.validator = Validator.of(val, settings, threat, self.engine, self.interruption)
         self.schedule = method.bind(threat, settings.epochs)
         self.state = self.schedule.init()
         self.budget = self.schedule.budget(self.state, 0)
         self.epoch, self.step, self.seconds = 0, 0, 0.0
-        self.active, self._stopping = 0, False
+        self._started = perf_counter()
+        self.active, self._stopping, self._ended = 0, False, False
         self.history: list[EpochStats] = []
         self.best = Best()
 
     def _engine(self, own_optimizer: bool) -> Engine:
         settings, device = self.settings, find_device(self.settings.device)
+        if settings.deterministic and device.type == "cuda":
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         precision = choose_precision(settings.precision, device, self.num_parameters)
         obstacles = {
             "this method's play cannot be recorded": not self.method.play.records,
             "a compact batch changes its shape": self.method.ascent.compact,
             "an optimiser of your own may read the host": own_optimizer,
+            "batch-norm statistics meet those of other processes": settings.sync_bn and self.ranks.many,
         }
         obstacle = next((reason for reason, stands in obstacles.items() if stands), None)
         records, self.engine_note = choose_records(settings.engine, device, precision, obstacle)
+        if records and self.ranks.many:
+            self.engine_note = "joint moves meet other processes; the others are recorded"
         return Engine(device, precision, records)
 
     def fit(self) -> Result:
-        """Train until the last epoch."""
-        self._stopping = False
+        """Train until the last epoch; where training is interrupted, its state is kept first."""
+        self._stopping, self._ended = self._ended, False
         with self.session():
-            while self.epoch < self.settings.epochs and not self._stopping:
-                self.run_epoch()
+            if self.keeper:
+                self.keeper.begin(self)
+            try:
+                self._play_on()
+            except Interrupted:
+                self.seconds += perf_counter() - self._started
+                self._keep(now=True)
+                self.interruption.asked = None  # whoever caught this may call fit again
+                raise
+            except (RuntimeError, MemoryError) as error:
+                check_determinism(error)
+                if not is_shortage(error):
+                    raise
+                raise self.numerical_error(shortage(self.epoch, self.train.batch_size)) from error
+            self._keep(now=True)
         return Result(self.model.eval(), self.history, self.best.snapshot, self.seconds)
+
+    def _play_on(self) -> None:
+        while self.epoch < self.settings.epochs and not self._stopping:
+            self._started = perf_counter()
+            self.interruption.check()
+            self.run_epoch()
+            self._keep()
+
+    def _keep(self, *, now: bool = False) -> None:
+        if self.keeper:
+            self.keeper.keep(self, now=now)
+
+    def obey(self, interruption: Interruption) -> None:
+        """Stop when this one asks to."""
+        self.interruption = interruption
+        if self.validator:
+            self.validator.interruption = interruption
 
     def stop(self) -> None:
         """End training after the epoch that is running; for callbacks."""
@@ -143,30 +188,50 @@ class Trainer:
         """One epoch of games; the device is read once, at its end."""
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        self.game.meter.reset()
-        for step, (x, y) in enumerate(self.train.epoch(self.epoch)):
-            self.streams.at(self.epoch, step)
-            self.steering.at(self.epoch * len(self.train) + step)
+        if not self.step:
+            self.game.meter.reset()
+        # An epoch that goes on draws its first batches again and leaves them out: any source can do that exactly.
+        for step, (x, y) in enumerate(islice(self.train.epoch(self.epoch), self.step, None), self.step):
+            self.interruption.check()
+            self.turn_to(self.epoch, step)
             self.method.play(self.game, x, y, budget)
             self.step = step + 1
-        return self._read(budget)
+        self.ranks.share_buffers(self.model)
+        return self.check_meter()
 
-    def _read(self, budget: Budget) -> EpochRecord:
+    def turn_to(self, epoch: int, step: int) -> None:
+        """Put random streams, learning rate and the batch's length where a batch finds them."""
+        self.streams.at(epoch, step)
+        self.steering.at(epoch * len(self.train) + step)
+        if self.ranks.many:
+            self.game.among = batch_length(self.train.num_examples, self.train.batch_size, step)
+
+    def check_meter(self) -> EpochRecord:
+        """Read the meter, and raise where an epoch's numbers went bad."""
         try:
             return self.game.meter.read(self.epoch)
         except NumericalError as error:
-            where = f"k {budget.k}, alpha {budget.alpha:.4g}, lr {self.steering.lr:.4g}, seed {self.settings.seed}"
-            raise NumericalError(f"{error} It happened at {where}.") from None
+            raise self.numerical_error(str(error), error.batch) from None
+
+    def numerical_error(self, message: str, batch: int | None = None) -> NumericalError:
+        """An error that says where training was: at the first bad batch if it is known, else at the last one."""
+        batch = max(1, self.step) if batch is None else batch
+        lr = self.steering.rate_of(self.epoch * len(self.train) + batch - 1)
+        seed = self.settings.seed
+        return located(message, epoch=self.epoch, batch=batch, budget=self.budget, lr=lr, seed=seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to continue from between two epochs."""
+        """Everything to continue from between two batches."""
         return {
             "epoch": self.epoch,
+            "step": self.step,
+            "stopping": self._stopping,
             "schedule": dict(self.state),
             "lengths": self._lengths,
-            "model": self.model.state_dict(),
+            **own_parts(self.game, self.step),
+            "rng": self.streams.state_dict(),
+            "model": tensors_of(self.model),
             "optimizer": self.optimizer.state_dict(),
-            "carry": self.game.carry,
             "cost": vars(self.game.cost).copy(),
             "active": self.active,
             "seconds": self.seconds,
@@ -178,13 +243,16 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state_dict()."""
-        self.model.load_state_dict(state["model"])
+        bare(self.model).load_state_dict(state["model"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it would train on the tensors it is given
+        restore_layout(self.optimizer)
         if self.game.recorder:
             self.game.recorder.forget()  # the optimiser has new tensors
         self.schedule = replace(self.schedule, **state["lengths"])
         self.epoch, self.state, self.seconds = state["epoch"], dict(state["schedule"]), state["seconds"]
-        self.game.carry = None if state["carry"] is None else state["carry"].clone()
+        self.step, self._ended = state["step"], state["stopping"]
+        take_parts(self.game, state)
+        self.streams.load_state_dict(state["rng"])
         vars(self.game.cost).update(state["cost"])
         self.active, self.history = state["active"], list(state["history"])
         self.best = Best(state["best"])
@@ -201,7 +269,9 @@ class Trainer:
         bound = log10_lipschitz(self.model)
         finite = torch.stack([p.detach().isfinite().all() for p in self.model.parameters() if p.requires_grad]).all()
         if not (math.isfinite(bound) and finite):
-            raise NumericalError(f"weights stopped being finite in epoch {self.epoch + 1}. Lower the learning rate.")
+            raise self.numerical_error(
+                f"weights stopped being finite in epoch {self.epoch + 1}. Lower the learning rate."
+            )
         natural, robust = self.validator(self.model) if self.validator else (None, None)
         self.active += record.active
         return EpochStats(
@@ -216,7 +286,7 @@ class Trainer:
             val_natural=natural,
             val_robust=robust,
             log10_lipschitz=bound,
-            lr=self.steering.lr,
+            lr=self.steering.rate_of(self.epoch * len(self.train) + self.step - 1),
             examples=record.examples,
             skipped=record.skipped,
             active=self.active,
@@ -228,13 +298,7 @@ class Trainer:
     @contextmanager
     def session(self) -> Iterator[None]:
         """Threads and torch's random state are the trainer's inside, and the caller's again afterwards."""
-        threads, tuned = torch.get_num_threads(), torch.backends.cudnn.benchmark
-        try:
-            torch.set_num_threads(self.threads)
-            # A recording is made once and played often, so the fastest convolutions are worth a search.
-            torch.backends.cudnn.benchmark = tuned or self.engine.records
-            with self.streams.private(self.engine.device):
-                yield
-        finally:
-            torch.set_num_threads(threads)
-            torch.backends.cudnn.benchmark = tuned
+        # A recording is made once and played often, so the fastest convolutions are worth a search.
+        modes = lent(self.threads, search=self.engine.records, deterministic=self.settings.deterministic)
+        with modes, self.streams.private(self.engine.device):
+            yield

@@ -1,11 +1,15 @@
 """Accuracy on held-out training images, natural and under attack: what the best epoch is chosen by."""
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
 from deat.data.source import Source
 from deat.evaluation.attacks import Attack, attack
 from deat.evaluation.scoring import accuracies
 from deat.game.engine import Engine
+from deat.interruption import Interruption
+from deat.ranks import Share
 from deat.threat import ThreatModel
 from deat.training.settings import Settings
 
@@ -13,23 +17,60 @@ from deat.training.settings import Settings
 class Validator:
     """Scores a network on a held-out source; its passes are counted apart from training's."""
 
-    def __init__(self, source: Source, how: Attack, threat: ThreatModel, engine: Engine, seed: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        how: Attack,
+        threat: ThreatModel,
+        engine: Engine,
+        seed: int,
+        interruption: Interruption | None = None,
+    ) -> None:
         self.source, self.how, self.threat, self.engine, self.seed = source, how, threat, engine, seed
+        self.interruption = interruption or Interruption()
         self.passes = 0
 
     @classmethod
-    def of(cls, source: Source | None, settings: Settings, threat: ThreatModel, engine: Engine) -> "Validator | None":
-        """The validator that the settings ask for, if any."""
+    def of(
+        cls,
+        source: Source | None,
+        settings: Settings,
+        threat: ThreatModel,
+        engine: Engine,
+        interruption: Interruption,
+    ) -> "Validator | None":
+        """The validator that the settings ask for, if any; it can be interrupted between two batches."""
         if source is None or settings.val_attack == "none":
             return None
-        return cls(source, attack(settings.val_attack), threat, engine, settings.seed)
+        return cls(source, attack(settings.val_attack), threat, engine, settings.seed, interruption)
 
     def __call__(self, net: nn.Module) -> tuple[float, float]:
         """(natural, robust) accuracy, in one host read."""
         model, both = _InPrecision(net, self.engine), ("natural", self.how)
-        found = accuracies(model, self.source, both, self.threat, self.seed, self.engine.layout)
+        images = Interruptible(self.source, self.interruption)
+        found = accuracies(model, images, both, self.threat, self.seed, self.engine.layout, self.interruption.ranks)
         self.passes += (2 + 2 * self.how.steps) * len(self.source)
         return found["natural"], found[self.how.name]
+
+
+class Interruptible:
+    """A source that asks before every batch whether to go on; processes that take batches in turn ask once a turn."""
+
+    def __init__(self, source: Source, interruption: Interruption) -> None:
+        self.source, self.interruption = source, interruption
+        self.num_examples, self.num_classes = source.num_examples, source.num_classes
+        self.shape, self.batch_size = source.shape, source.batch_size
+        self.check, self.share = source.check, getattr(source, "share", Share())
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The epoch's batches."""
+        for number, batch in enumerate(self.source.epoch(epoch)):
+            if number % self.interruption.ranks.size == 0:
+                self.interruption.check()
+            yield batch
 
 
 class _InPrecision(nn.Module):

@@ -23,7 +23,7 @@ from deat.errors import UsageError, unknown
 from deat.evaluation.attacks import attack
 from deat.evaluation.scoring import accuracies
 from deat.threat import ThreatModel
-from deat.training.history import EpochStats, EpochTiming, EpochWatch, append
+from deat.training.history import EpochStats, EpochTiming, EpochWatch, append, rewrite
 from deat.training.trainer import Trainer
 
 SINGLE, SEVERAL = "fgsm", "pgd-10"
@@ -131,6 +131,23 @@ class OverfitWatch:
         elif self.action != "warn":
             self._healthy = _copied(trainer.state_dict())
 
+    def state_dict(self) -> dict[str, Any]:
+        """What it has seen, and the healthy epoch it would go back to."""
+        return {
+            "events": list(self.events),
+            "standing": list(self._standing),
+            "healthy": self._healthy,
+            "passes": self.passes,
+            "seconds": self.seconds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on watching from there; the log is written anew."""
+        self.events, self._standing = list(state["events"]), list(state["standing"])
+        self._healthy, self.passes, self.seconds = state["healthy"], state["passes"], state["seconds"]
+        if self.log:
+            rewrite(self.log, self.events)
+
     def summary(self) -> str | None:
         """All that fired, in one line; None if nothing did."""
         fired = self.fired
@@ -159,7 +176,10 @@ class OverfitWatch:
     def _note(self, event: EpochWatch) -> None:
         self.events.append(event)
         if self.log:
-            append(self.log, event)
+            try:
+                append(self.log, event)
+            except OSError as error:
+                self.say(f"cannot write {self.log.name} ({error.strerror})")
 
     def _score(self, trainer: Trainer, stats: EpochStats) -> EpochWatch:
         started = perf_counter()
@@ -171,7 +191,7 @@ class OverfitWatch:
         """Accuracy against a single step and several, in float32, from the same starts in every epoch."""
         self._slice = images = self._slice or _held_slice(self.images)
         both = attack(SINGLE), attack(SEVERAL)
-        found = accuracies(trainer.model, images, both, self.threat, self.seed, trainer.engine.layout)
+        found = accuracies(trainer.model, images, both, self.threat, self.seed, trainer.engine.layout, trainer.ranks)
         self.passes += sum(1 + 2 * how.steps for how in both) * len(images)
         return found[SINGLE], found[SEVERAL]
 

@@ -1,0 +1,147 @@
+"""Kill a run on digits at random moments, resume it each time, and require the bytes of a run that was never killed.
+
+    python bench/killloop.py [--kills 200] [--seed 0] [--out docs/results/killloop.json]
+
+Runs of 30 epochs are started, killed after a random time (by SIGKILL or SIGTERM, as a coin falls) and resumed until
+they end; then the next one is, until the kills are spent. Processes are forked from one that has torch loaded already,
+so that a kill costs a second and not ten. Leaves with 1 where a run ends with other bytes.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+import deat
+from deat.checkpoint.find import search
+from deat.cli import main as command
+from deat.versions import versions
+from deat.writing import write_json, write_whole
+
+TRAIN = """train --method m+deat --epochs 30 --batch-size 256 --held-out 200 --val-attack pgd-2 --threads 1
+--test-images 0 --baseline no --resume auto --out"""
+COMPARED = ("history.jsonl", "watch.jsonl", "best/model.safetensors", "last/model.safetensors")
+IN_CHECKPOINT = ("model.safetensors", "optim.safetensors")
+LONGEST = 1.5
+"""Seconds after which a process is killed, at most."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("docs/results/killloop.json"))
+    asked = parser.parse_args()
+    out = asked.out.resolve()
+    warm_up()
+    with tempfile.TemporaryDirectory() as home:
+        os.chdir(home)
+        found = loop(asked.kills, random.Random(asked.seed))
+    record = {"kills": asked.kills, "seed": asked.seed, **found, "command": TRAIN.split(), "versions": versions()}
+    write_json(out, record)
+    write_whole(out.with_suffix(".md"), page(record).encode())
+    print(page(record))
+    return 0 if found["identical"] == found["runs"] else 1
+
+
+def warm_up() -> None:
+    """Have torch load all that it loads when it first trains, so that no child does."""
+    torch.set_num_threads(1)
+    images = deat.load_data("digits").train.subset(range(64))
+    net = deat.build_model("small", in_channels=1, image_size=8)
+    deat.fit(net, images, epochs=2, batch_size=32, val=0.5, device="cpu")
+
+
+def loop(kills: int, draw: random.Random) -> dict[str, int]:
+    """Runs that are killed until so many kills are spent, each compared with the first one, which is not."""
+    finish(start("whole"))
+    wanted = final_bytes(Path("whole"))
+    counts: Counter[str] = Counter(dict.fromkeys(("runs", "identical", "sigkill", "sigterm", "torn_saves", "saved"), 0))
+    while counts["sigkill"] + counts["sigterm"] < kills:
+        name = f"run-{counts['runs']}"
+        left = kills - counts["sigkill"] - counts["sigterm"]
+        kill_until_done(name, left, draw, counts)
+        counts["runs"] += 1
+        same = final_bytes(Path(name)) == wanted
+        counts["identical"] += same
+        print(f"{name}: {'the same bytes' if same else 'OTHER BYTES'}; {dict(counts)}", flush=True)
+        if same:
+            shutil.rmtree(name)
+    return dict(counts)
+
+
+def kill_until_done(name: str, most: int, draw: random.Random, counts: Counter[str]) -> None:
+    """Start or resume a run, and kill it after a random time, until it ends by itself or kills run out."""
+    for _ in range(most):
+        pid, how = start(name), draw.choice((signal.SIGKILL, signal.SIGTERM))
+        time.sleep(draw.uniform(0, LONGEST))
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return
+        os.kill(pid, how)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if status == 0:
+            return
+        assert status in (-how, 75), f"{name} left with {status}: {Path('err').read_text()[-2000:]}"
+        counts["sigkill" if how == signal.SIGKILL else "sigterm"] += 1
+        counts["torn_saves"] += any(Path(name).glob(".tmp-*")) if Path(name).is_dir() else 0
+        counts["saved"] += how == signal.SIGTERM and status == 75
+    finish(start(name))
+
+
+def start(name: str) -> int:
+    """A process that trains, or goes on training, a run of this name."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 70
+    with contextlib.suppress(BaseException):
+        for number, file in ((1, "out"), (2, "err")):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        status = command([*TRAIN.split(), name])
+    os._exit(status)
+
+
+def finish(pid: int) -> None:
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status == 0, Path("err").read_text()[-2000:]
+
+
+def final_bytes(run: Path) -> dict[str, bytes]:
+    """Every file in which two runs must agree."""
+    newest = search(run).newest
+    assert newest is not None
+    return {name: (run / name).read_bytes() for name in COMPARED} | {
+        n: (newest / n).read_bytes() for n in IN_CHECKPOINT
+    }
+
+
+def page(found: dict[str, object]) -> str:
+    return f"""# {found["kills"]} kills
+
+`python bench/killloop.py --kills {found["kills"]} --seed {found["seed"]}`: 30-epoch runs of m+deat on digits, killed at
+random moments within {LONGEST:g} s of every start and resumed each time.
+
+| | |
+|---|---|
+| SIGKILL | {found["sigkill"]} |
+| SIGTERM | {found["sigterm"]} |
+| of these, saved and left with status 75 | {found["saved"]} |
+| kills that left a save half done | {found["torn_saves"]} |
+| runs brought to their end | {found["runs"]} |
+| runs with the same final bytes as one never killed | {found["identical"]} |
+
+Compared are the history, the watch's log, the best and last weights, and the newest checkpoint's weights and momentum.
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Checkpoints: training that is interrupted goes on to the bytes it would have had."""
+
+import tempfile
+
+import torch
+
+import deat
+from deat.errors import Interrupted
+from deat.training.history import EpochStats, EpochTiming
+
+
+class Impatient:
+    """Interrupts training after an epoch, as Ctrl-C or SIGTERM would."""
+
+    def on_epoch(self, trainer: deat.Trainer, stats: EpochStats, timing: EpochTiming) -> None:
+        """Ask once."""
+        print(f"epoch {stats.epoch + 1}: k {stats.k}, loss {stats.loss:.4f}")
+        if stats.epoch == 2:
+            trainer.interruption.ask("somebody wanted the machine")
+
+
+def train(folder: str | None, *callbacks: Impatient) -> deat.Result:
+    torch.manual_seed(0)  # the first weights; once there is a checkpoint it has them
+    model = deat.build_model("small", in_channels=1, image_size=8)
+    digits = deat.load_data("digits")
+    options = {"epochs": 5, "batch_size": 64, "lr": 0.05, "val": 0.1, "val_attack": "pgd-5"}
+    return deat.fit(model, digits, callbacks=callbacks, checkpoints=folder, **options)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            train(folder, Impatient())
+        except Interrupted as error:
+            print(f"{error}: {folder} has what is needed to go on")
+        resumed = train(folder)  # the same call
+    straight = train(None)
+    pairs = zip(resumed.model.parameters(), straight.model.parameters(), strict=True)
+    print(f"the same weights: {all(torch.equal(a, b) for a, b in pairs)}")
+    print(f"the same history: {resumed.history == straight.history}")
+    assert resumed.history == straight.history
+
+
+if __name__ == "__main__":
+    main()

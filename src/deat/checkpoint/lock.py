@@ -1,0 +1,85 @@
+"""One process a run: an advisory lock that the system lets go of when its holder dies, however it dies."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from deat.errors import BusyError, CheckpointError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = "lock"
+
+
+@contextmanager
+def owned(folder: Path, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+    """Own a run's folder inside; the file that says so is gone afterwards."""
+    handle = _acquire(folder, say)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            (folder / LOCK).unlink()
+        os.close(handle)
+
+
+def _acquire(folder: Path, say: Callable[[str], None]) -> int:
+    path = folder / LOCK
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {str(folder)!r}: {error.strerror}. Choose another --out.") from None
+        try:
+            _take(handle, folder)
+        except BaseException:
+            os.close(handle)
+            raise
+        if _is_still(path, handle):
+            break
+        os.close(handle)  # the last owner removed it just now
+    _sign(handle, say)
+    return handle
+
+
+def _take(handle: int, folder: Path) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise BusyError(
+            f"process {_holder(handle) or '(unknown)'} is working on {str(folder)!r}. Wait for it, stop it, or choose "
+            "another --out."
+        ) from None
+    except OSError:
+        return  # a file system without locks
+
+
+def _is_still(path: Path, handle: int) -> bool:
+    try:
+        here, held = path.stat(), os.fstat(handle)
+    except OSError:
+        return False
+    return (here.st_dev, here.st_ino) == (held.st_dev, held.st_ino)
+
+
+def _sign(handle: int, say: Callable[[str], None]) -> None:
+    before = _holder(handle)
+    if before is not None and before != os.getpid():
+        say(f"process {before} left this run without closing it; it is taken over")
+    with suppress(OSError):  # a full disk costs the others the holder's name
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, json.dumps({"pid": os.getpid()}).encode(), 0)
+
+
+def _holder(handle: int) -> int | None:
+    try:
+        return int(json.loads(os.pread(handle, 200, 0))["pid"])
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,82 @@
+"""A nested state as JSON and named tensors, and back: exact to the last bit, and without pickle."""
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from deat.errors import CheckpointError
+
+Kinds = dict[str, type[Any]]
+"""The dataclasses that a state may hold, by name: nothing else is ever built from a file."""
+
+
+def split(value: Any, kinds: Kinds, path: tuple[str, ...] = ()) -> tuple[Any, dict[str, Tensor]]:
+    """The value's JSON, tensors replaced by their names and floats in hexadecimal, and its tensors."""
+    tensors: dict[str, Tensor] = {}
+    return _encode(value, kinds, path, tensors), tensors
+
+
+def join(shape: Any, tensors: dict[str, Tensor], kinds: Kinds) -> Any:
+    """The value that was split; a CheckpointError where the file is not what split writes."""
+    try:
+        return _decode(shape, tensors, kinds)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"a checkpoint's state cannot be read ({type(error).__name__}: {error})") from None
+
+
+def _encode(value: Any, kinds: Kinds, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return {"$float": float(value).hex()}
+    if isinstance(value, Tensor):
+        return {"$tensor": _name(path, value, tensors)}
+    if isinstance(value, list | tuple):
+        items = [_encode(item, kinds, (*path, str(i)), tensors) for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, dict):
+        return _encode_dict(value, kinds, path, tensors)
+    if is_dataclass(value) and kinds.get(type(value).__name__) is type(value):
+        parts = {f.name: getattr(value, f.name) for f in fields(value)}
+        return {"$kind": type(value).__name__, "fields": _encode(parts, kinds, path, tensors)}
+    raise CheckpointError(
+        f"{'.'.join(path) or 'the state'} is a {type(value).__name__}, which a checkpoint cannot hold: "
+        "it takes tensors, numbers, texts, and lists and dicts of them"
+    )
+
+
+def _encode_dict(value: dict[Any, Any], kinds: Kinds, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
+    wrong = [key for key in value if not isinstance(key, str | int)]
+    if wrong:
+        raise CheckpointError(f"{'.'.join(path)} has the key {wrong[0]!r}; a checkpoint takes texts and whole numbers")
+    pairs = [(key, _encode(item, kinds, (*path, str(key)), tensors)) for key, item in value.items()]
+    if all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs):
+        return dict(pairs)
+    return {"$dict": [list(pair) for pair in pairs]}
+
+
+def _name(path: tuple[str, ...], tensor: Tensor, tensors: dict[str, Tensor]) -> str:
+    name = ".".join(path) or "value"
+    while name in tensors:  # "a.b" may also be the b of an a
+        name += "_"
+    tensors[name] = tensor
+    return name
+
+
+def _decode(shape: Any, tensors: dict[str, Tensor], kinds: Kinds) -> Any:
+    if isinstance(shape, list):
+        return [_decode(item, tensors, kinds) for item in shape]
+    if not isinstance(shape, dict):
+        return shape
+    if "$float" in shape:
+        return float.fromhex(shape["$float"])
+    if "$tensor" in shape:
+        return tensors[shape["$tensor"]]
+    if "$tuple" in shape:
+        return tuple(_decode(item, tensors, kinds) for item in shape["$tuple"])
+    if "$dict" in shape:
+        return {key: _decode(item, tensors, kinds) for key, item in shape["$dict"]}
+    if "$kind" in shape:
+        return kinds[shape["$kind"]](**_decode(shape["fields"], tensors, kinds))
+    return {key: _decode(item, tensors, kinds) for key, item in shape.items()}

@@ -1,0 +1,53 @@
+"""What `deat train` shows: a run while it goes on, its scores, and what it would cost."""
+
+import json
+from dataclasses import asdict, dataclass
+
+from rich.table import Table
+
+from deat.live import LiveLine, clock
+from deat.ranks import Ranks
+from deat.report.summary import Score
+from deat.training.plan import Plan
+from deat.training.trainer import Callback, Trainer
+
+
+@dataclass(frozen=True)
+class Display:
+    """Whoever shows the training, if anyone."""
+
+    line: LiveLine | None
+    callbacks: list[Callback]
+
+    def following(self, trainer: Trainer) -> list[Callback]:
+        """The callbacks, turned to this trainer."""
+        if self.line:
+            self.line.follow(trainer)
+        return self.callbacks
+
+
+def score_table(scores: list[Score]) -> Table:
+    """Accuracies, backprops and seconds, a row for each network."""
+    table = Table(title=f"accuracy on {scores[0].images:,} test images", title_justify="left", box=None, pad_edge=False)
+    table.add_column("")
+    for name in (*scores[0].accuracy, "backprops", "seconds"):
+        table.add_column(name, justify="right")
+    for s in scores:
+        table.add_row(s.name, *(f"{v:.1%}" for v in s.accuracy.values()), f"{s.backprops:,}", f"{s.seconds:.1f}")
+    return table
+
+
+def show_plan(found: Plan, as_json: bool, ranks: Ranks) -> int:
+    """Print a plan, as the first of several processes."""
+    if not ranks.main:
+        return 0
+    if as_json:
+        print(json.dumps(asdict(found)))
+        return 0
+    (few, many), (quick, slow) = found.backprops, found.seconds
+    print(f"backprops  {few:,}" + ("" if few == many else f" to {many:,}, depending on what training shows"))
+    print(f"time       {clock(quick)}" + ("" if few == many else f" to {clock(slow)}"), end="")
+    print(f", at {found.seconds_per_backprop * 1000:.1f} ms a backprop, validation aside")
+    print(f"memory     {found.memory / 2**30:.2f} GiB at the peak")
+    print("a dry run: no run was created")
+    return 0

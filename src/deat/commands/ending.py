@@ -1,0 +1,55 @@
+"""How a command ends: what is said, by whom of several processes, and with which exit status."""
+
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from deat.errors import DeatError, Interrupted, UsageError
+from deat.loading import blamed
+from deat.ranks import is_lost_peer, leave, say_once
+
+NO_RUN = "interrupted before training began: there is no run to resume"
+
+
+def ended(command: Callable[[], int], resumes: bool) -> int:
+    """Run a command to its end, good or bad; resumes says that one which is interrupted goes on by itself."""
+    return leave(_status(command, resumes))
+
+
+def _status(command: Callable[[], int], resumes: bool) -> int:
+    try:
+        return command()
+    except DeatError as error:
+        return _say(str(error), error.exit_code)
+    except BrokenPipeError:  # whoever read our output left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return _say("interrupted; the same command goes on" if resumes else NO_RUN, 130)
+    except Exception as error:
+        if is_lost_peer(error):
+            return _say("another process of this run is gone, so this one ends too.", Interrupted.exit_code, last=True)
+        place = blamed(error)
+        if place:
+            return _say(f"the error above comes from code of yours: {place}", UsageError.exit_code, above=_trace())
+        return _say("this is a defect of deat's; the lines above say where.", DeatError.exit_code, above=_trace())
+
+
+def _say(text: str, status: int, *, above: str = "", last: bool = False) -> int:
+    """Say what went wrong, once for all processes that found the same; a `last` word only where nobody said why."""
+    if say_once(above + text, last=last):
+        print(f"{above}deat: {text}", file=sys.stderr, flush=True)
+    return status
+
+
+def _trace() -> str:
+    return traceback.format_exc()
+
+
+def tolerate_any_terminal() -> None:
+    """Print what a terminal of few characters cannot show as question marks, rather than fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -1,0 +1,34 @@
+"""`deat resume`: go on with a run, from what its folder says of itself."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from deat.commands.train import Options, Session
+from deat.errors import CheckpointError
+from deat.ranks import Ranks
+from deat.training.folder import RUN
+from deat.training.record import at_home, confirmed, read_record
+from deat.training.run import resolve
+
+
+def run_resume(flags: dict[str, Any]) -> int:
+    """Resolve the recorded request again, and play on from the newest checkpoint."""
+    folder = Path(flags["run_folder"]).expanduser()
+    if not (folder / RUN).is_file():
+        raise CheckpointError(f"there is no run in {str(folder)!r}: give the folder that `deat train` made.")
+    found = read_record(folder)
+    request = replace(
+        found.request,
+        method=confirmed("method", found.request.method, flags["method"]),
+        model=confirmed("model", found.request.model, flags["model"]),
+        data=at_home(found.request.data),
+        data_root=flags["data_root"] or (found.request.data_root and at_home(found.request.data_root)),
+        init=None,  # the checkpoint has the weights
+    )
+    ranks = Ranks.join(found.settings.device)
+    with ranks.leader_first():
+        run = resolve(request, **asdict(found.settings))
+    kept = {name: found.options[name] for name in ("test_images", "baseline") if name in found.options}
+    options = Options(out=str(folder), inexact=flags["inexact"], json=flags["json"], **kept)
+    return Session(run, options, resuming=True).play(run.trainer(ranks=ranks))

@@ -1,0 +1,74 @@
+"""Being asked to stop: a signal sets a flag, and training asks for it where it can stop without loss."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+from deat.errors import Interrupted
+from deat.ranks import ALONE, Ranks
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ECHO = 2.0
+"""Seconds within which a launcher may pass on a signal that its processes have had already."""
+
+
+class Interruption:
+    """Whether somebody asked training to stop; asked of one process, all of a run stop between the same batches."""
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.asked: str | None = None
+        self.ranks, self._since = ranks, 0.0
+
+    def ask(self, why: str = "asked to stop") -> None:
+        """Ask training to stop after the batch that is running."""
+        self.asked = why
+
+    def check(self) -> None:
+        """Raise Interrupted if somebody asked; every process of a run must come by."""
+        if self.ranks.any(self.asked is not None):
+            raise Interrupted(next(filter(None, self.ranks.gather(self.asked))))
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, SIGTERM and SIGINT ask to stop, and a second one leaves at once; then all is as it was before.
+
+        Handlers that were there are called as well; a signal that was ignored stays ignored.
+        """
+        before: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.getsignal(number) for number in SIGNALS}
+            before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
+        for number, handler in before.items():
+            signal.signal(number, self._handler(handler))
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handler(self, former: Any) -> Any:
+        usual = (signal.SIG_DFL, signal.default_int_handler)
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self.asked:
+                if not self.ranks.many or monotonic() - self._since > ECHO:
+                    _leave()
+                return
+            self._since = monotonic()
+            self.ask(f"interrupted by {signal.Signals(number).name}")
+            if former not in usual:
+                former(number, frame)
+
+        return handle
+
+
+def _leave() -> None:
+    """End at once: whatever is being written has not got its name yet."""
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"deat: left at once\n")
+    os._exit(Interrupted.exit_code)

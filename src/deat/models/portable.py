@@ -1,0 +1,98 @@
+"""Weights that come from elsewhere, and weights that go there: converted without running anything."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deat.errors import CheckpointError, UsageError
+from deat.tensorfile import Tensors, dump, read
+from deat.writing import write_json, write_whole
+
+HOLDERS = ("state_dict", "model_state_dict", "model", "net", "weights")
+"""Where checkpoints of others keep their weights."""
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+INDEX = "model.safetensors.index.json"
+
+
+def read_foreign(file: Path) -> Tensors:
+    """The weights of a .pt file, by torch's weights-only reader and no other."""
+    if not file.is_file():
+        raise CheckpointError(f"there is no file {str(file)!r}.")
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever is in the file: it was not opened in any other way
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(
+            f"{str(file)!r} is not a file of weights alone, so it is refused ({reason}). Where it was made, save "
+            "model.state_dict(), or write it as safetensors."
+        ) from None
+    tensors = _weights_in(found)
+    if tensors is None:
+        raise CheckpointError(
+            f"{str(file)!r} holds a {type(found).__name__} and no state dict, nor one under {', '.join(HOLDERS)}."
+        )
+    prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def _weights_in(found: Any) -> Tensors | None:
+    if not isinstance(found, Mapping) or not found:
+        return None
+    if all(isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()):
+        return {str(name): value for name, value in found.items()}
+    inner = [found[name] for name in HOLDERS if isinstance(found.get(name), Mapping)]
+    return _weights_in(inner[0]) if len(inner) == 1 else None
+
+
+def read_own(file: Path) -> tuple[Tensors, dict[str, Any]]:
+    """A run's weights under the network's own names, and the normalisation that deat put before it."""
+    tensors = read(file)
+    inside = {name: t for name, t in tensors.items() if name.startswith("net.")}
+    front = {name: t.flatten().tolist() for name, t in tensors.items() if name.startswith("normalize.")}
+    if not front or len(inside) + len(front) != len(tensors):
+        return tensors, {}
+    about = {name.removeprefix("normalize."): values for name, values in front.items()}
+    return {name.removeprefix("net."): tensor for name, tensor in inside.items()}, about
+
+
+def write_sharded(tensors: Tensors, folder: Path, most: int) -> int:
+    """Write files of at most so many bytes, and then the index that names them; their number."""
+    parts = _parts(tensors, most)
+    names = [f"model-{number:05}-of-{len(parts):05}.safetensors" for number in range(1, len(parts) + 1)]
+    for name, part in zip(names, parts, strict=True):
+        write_whole(folder / name, dump(part))
+    places = {key: name for name, part in zip(names, parts, strict=True) for key in part}
+    write_json(folder / INDEX, {"metadata": {"total_size": sum(map(_size, tensors.values()))}, "weight_map": places})
+    return len(parts)
+
+
+def _parts(tensors: Tensors, most: int) -> list[Tensors]:
+    """The tensors in order, a new part where one more would be too many; a tensor is never cut."""
+    parts: list[Tensors] = [{}]
+    for name, tensor in tensors.items():
+        if parts[-1] and sum(map(_size, parts[-1].values())) + _size(tensor) > most:
+            parts.append({})
+        parts[-1][name] = tensor
+    return parts
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def size_of(text: str) -> int:
+    """Bytes, from a text such as 500MB."""
+    found = re.fullmatch(r"(\d{1,9})\s*([kmg]?)i?b?", text.strip().lower())
+    if not found or int(found[1]) == 0:
+        raise UsageError(f"--shard-size {text!r} is not a size, such as 500MB or 2GB.")
+    return int(found[1]) * UNITS[found[2]]
+
+
+def note(about: dict[str, Any]) -> str | None:
+    """The normalisation as a file's note, where there is one."""
+    return json.dumps({"normalize": about}) if about else None

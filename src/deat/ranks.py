@@ -1,0 +1,267 @@
+"""Several processes that train or judge one network together, started by torchrun; alone, every part is the whole.
+
+What they tell each other is numbers and JSON, never pickled objects.
+"""
+
+import json
+import os
+import secrets
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import sha256
+from inspect import signature
+from time import monotonic, sleep
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from deat import errors
+from deat.errors import DeatError, Interrupted, UsageError
+
+MEETING = timedelta(minutes=5)
+"""How long processes wait for each other at the start."""
+PATIENCE = timedelta(minutes=30)
+"""How long one may keep the others waiting; one that dies is noticed at once."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One process's part of every batch: row i belongs to process i mod size, whatever the batch's length."""
+
+    rank: int = 0
+    size: int = 1
+
+    def rows(self, total: int) -> slice:
+        """Its rows of a batch; where none is left, the first one as a stand-in that counts nothing."""
+        return slice(self.rank, None, self.size) if self.rank < total else slice(0, 1)
+
+    def count(self, total: int) -> int:
+        """How many of a batch's images are its own."""
+        return len(range(self.rank, total, self.size))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of its run: who it is, and how it agrees with the others.
+
+    Every method must be called by all processes, in the same order.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+    @classmethod
+    def join(cls, device: str = "auto") -> "Ranks":
+        """The processes that torchrun started, joined: over gloo on CPUs, and NCCL for what lies on GPUs."""
+        rank, size, local_rank = (int(os.environ.get(name, d)) for name, d in _ENVIRONMENT)
+        if _joined() or size == 1:
+            return cls(rank, size, local_rank)
+        backend = _backend(device, local_rank)
+        store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))  # type: ignore[attr-defined]
+        store = dist.PrefixStore(_meeting(store, rank, size), store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+        _said.append(dist.PrefixStore("said", store))  # type: ignore[attr-defined]
+        return cls(rank, size, local_rank)
+
+    @property
+    def main(self) -> bool:
+        """Whether this process is the one that prints and writes."""
+        return self.rank == 0
+
+    @property
+    def many(self) -> bool:
+        """Whether there are others."""
+        return self.size > 1
+
+    @property
+    def share(self) -> Share:
+        """This process's part of a batch."""
+        return Share(self.rank, self.size)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everybody's JSON value, in the order of ranks."""
+        if not self.many:
+            return [value]
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(data)]))
+        found = [torch.zeros(max(map(int, lengths)), dtype=torch.uint8) for _ in lengths]
+        dist.all_gather(found, nn.functional.pad(data, (0, len(found[0]) - len(data))))
+        return [json.loads(bytes(f[: int(n)].tolist())) for f, n in zip(found, lengths, strict=True)]
+
+    def broadcast(self, value: Any) -> Any:
+        """The first process's JSON value."""
+        return self.gather(value if self.main else None)[0]
+
+    def total(self, values: list[float]) -> list[float]:
+        """Everybody's numbers added up in float64, in the order of ranks, so that all get the same bits."""
+        return [sum(column) for column in zip(*self.gather(values), strict=True)]
+
+    def any(self, flag: bool) -> bool:
+        """Whether anybody says so."""
+        if not self.many:
+            return flag
+        found = torch.tensor([int(flag)])
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return bool(found)
+
+    def by_main(self, work: Callable[[], Any]) -> Any:
+        """What the first process's work gives, as JSON; where that fails, it fails alike in every process."""
+        if not self.many:
+            return work()
+        value, failure = None, None
+        if self.main:
+            try:
+                value = work()
+            except DeatError as error:
+                failure = error
+        told = self.broadcast([value, failure and [type(failure).__name__, str(failure)]])
+        if failure:
+            raise failure
+        if told[1]:
+            raise getattr(errors, told[1][0], DeatError)(told[1][1])
+        return told[0]
+
+    def gather_tensor(self, tensor: Tensor) -> list[Tensor]:
+        """Everybody's tensor of one kind, on the CPU, in the order of ranks; they may differ in shape."""
+        own = tensor.detach().cpu().contiguous()
+        if not self.many:
+            return [own]
+        data = own.reshape(-1).view(torch.uint8)
+        shapes, lengths = zip(*self.gather([list(own.shape), len(data)]), strict=True)
+        found = [data.new_zeros(max(lengths)) for _ in lengths]
+        dist.all_gather(found, nn.functional.pad(data, (0, max(lengths) - len(data))))
+        return [f[:n].view(own.dtype).view(s) for f, n, s in zip(found, lengths, shapes, strict=True)]
+
+    @contextmanager
+    def leader_first(self) -> Iterator[None]:
+        """Let one process of each machine do something alone, such as fill a cache, before its others do it too.
+
+        Where it fails the others still have their turn: they then find the same mistake, and end alike.
+        """
+        if self.local_rank:
+            self.any(False)
+        try:
+            yield
+        finally:
+            if not self.local_rank:
+                self.any(False)
+
+    def wrap(self, objective: nn.Module) -> nn.Module:
+        """The objective with its gradients averaged over the processes in every backward."""
+        if not self.many:
+            return objective
+        # Said of 1x1 kernels laid out channels last, whose bytes are the same in either layout.
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
+        return DistributedDataParallel(objective, **_BUFFERS_STAY)
+
+    def synchronise(self, model: nn.Module) -> nn.Module:
+        """The model with batch norms whose statistics are those of all processes' images."""
+        convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
+        return convert(model) if self.many else model
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give everybody the first process's buffers: each has batch-norm statistics of its own images."""
+        for buffer in model.buffers() if self.many else ():
+            dist.broadcast(buffer, 0)
+
+
+ALONE = Ranks()
+"""One process, which needs nobody's agreement."""
+
+_ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+_NAMES = ("forward_sync_buffers", "broadcast_buffers")  # since torch 2.13, and before
+_BUFFERS_STAY: dict[str, Any] = {next(n for n in _NAMES if n in signature(DistributedDataParallel).parameters): False}
+_said: list[Any] = []
+"""Where the processes note what was said; a store outlives a process that dies."""
+
+
+def apart(objective: nn.Module) -> AbstractContextManager[Any]:
+    """Inside, gradients stay in their own process and accumulate there."""
+    wrapped = isinstance(objective, DistributedDataParallel)
+    return objective.no_sync() if wrapped else nullcontext()  # type: ignore[operator]
+
+
+def leave(status: int = 0) -> int:
+    """End this process if it has joined others, else do nothing.
+
+    The interpreter's own end is left out: it may wait for a process that is gone, and now and then aborts in threads
+    that torch has left running.
+    """
+    if _joined():
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(status)
+    return status
+
+
+def say_once(text: str, *, last: bool = False) -> bool:
+    """Whether this process should print an error: each is printed once, and a `last` one only if no other was."""
+    if not _said:
+        return True
+    try:
+        said = _said[-1].add("anything", 0 if last else 1)
+        first = _said[-1].add(sha256(text.encode()).hexdigest(), 1) == 1
+    except (RuntimeError, OSError):  # whoever keeps the store is gone
+        return True
+    return first and not (last and said)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an error means that another process of the run is gone."""
+    text = str(error)
+    signs = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+    return _joined() and isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+
+
+def _meeting(store: Any, rank: int, size: int) -> str:
+    """A name that only the processes of this start know.
+
+    torchrun keeps its store when it starts processes again, and whoever reads an address that a dead one left there
+    waits in vain; its count of restarts differs between machines. So each asks the first by a name of its own.
+    """
+    name, deadline = secrets.token_hex(8), monotonic() + MEETING.total_seconds()
+    if rank:
+        store.set(f"ask/{rank}", name)
+        found: str = store.get(f"answer/{name}").decode()
+        store.set(f"heard/{found}/{rank}", "")
+        return found
+    while not store.check([f"heard/{name}/{other}" for other in range(1, size)]):
+        if monotonic() > deadline:
+            raise Interrupted(f"not all of {size} processes came within {MEETING}; look at their own messages.")
+        for other in range(1, size):
+            if store.check([f"ask/{other}"]):
+                store.set(f"answer/{store.get(f'ask/{other}').decode()}", name)
+        sleep(0.02)
+    return name
+
+
+def _joined() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _backend(device: str, local_rank: int) -> str:
+    """gloo, and for a GPU NCCL beside it, this process's GPU being the one of its local rank."""
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return "gloo"
+    if device not in ("auto", "cuda"):
+        raise UsageError(
+            f"device {device!r} is for a single process; with several each takes the GPU of its local rank. "
+            "Use 'cuda', 'cpu' or 'auto'."
+        )
+    if local_rank >= torch.cuda.device_count():
+        raise UsageError(
+            f"process {local_rank} of this machine has no GPU: there are {torch.cuda.device_count()}. "
+            "Start as many processes as GPUs (--nproc-per-node), or use --device cpu."
+        )
+    torch.cuda.set_device(local_rank)
+    return "cpu:gloo,cuda:nccl"

@@ -1,0 +1,96 @@
+"""Named tensors as safetensors: nothing in such a file can run."""
+
+import json
+import os
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from deat.errors import CheckpointError
+
+Tensors = dict[str, Tensor]
+
+PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+NOTES = ("format", "deat")
+"""What a file's metadata holds beside the other names of its tensors."""
+
+
+def dump(tensors: Tensors, note: str | None = None) -> bytes:
+    """The bytes of a safetensors file. A tensor with several names is held once; its metadata has the other names."""
+    kept, aliases = _untied(tensors)
+    notes = {"format": "pt"} if note is None else {"format": "pt", "deat": note}
+    return _in_order(safetensors.torch.save(kept, {**aliases, **notes}))
+
+
+def read(file: str | os.PathLike[str]) -> Tensors:
+    """A file's tensors, under all their names; one error for whatever is wrong with it."""
+    path = Path(file)
+    try:
+        with safetensors.safe_open(path, framework="pt") as opened:
+            tensors: Tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+            aliases = dict(opened.metadata() or {})
+    except Exception as error:  # the file may come from anywhere, and its reader fails in many ways
+        if _starts_as_pickle(path):
+            raise pickled(path) from error
+        raise CheckpointError(f"{path} is not a whole safetensors file ({error}): fetch or write it again") from error
+    names = {alias: kept for alias, kept in aliases.items() if alias not in NOTES}
+    return {alias: tensors[kept] for alias, kept in names.items() if kept in tensors} | tensors
+
+
+def note_of(file: str | os.PathLike[str]) -> str | None:
+    """What the file says about itself, if it says anything."""
+    try:
+        with safetensors.safe_open(Path(file), framework="pt") as opened:
+            return (opened.metadata() or {}).get("deat")
+    except Exception:  # whoever reads the tensors will say what is wrong
+        return None
+
+
+def identity(tensor: Tensor) -> tuple[object, ...]:
+    """What two names of one tensor have in common."""
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def pickled(file: Path) -> CheckpointError:
+    """The refusal of a pickle."""
+    return CheckpointError(
+        f"{file} looks like a pickle, which can run code when opened; only safetensors weights are read. "
+        f"Convert it once: deat import {file}"
+    )
+
+
+def _untied(state: Tensors) -> tuple[Tensors, dict[str, str]]:
+    """Each tensor once, in memory of its own, and the names (alias: kept) left out."""
+    first: dict[tuple[object, ...], str] = {}
+    aliases: dict[str, str] = {}
+    for key, tensor in state.items():
+        kept = first.setdefault(identity(tensor), key)
+        if kept != key:
+            aliases[key] = kept
+    return {key: _own(tensor) for key, tensor in state.items() if key not in aliases}, aliases
+
+
+def _in_order(data: bytes) -> bytes:
+    """The same file with its metadata sorted: the writer's own order changes from one process to the next."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data[end:]
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The values alone: on the CPU, row-major, sharing memory with no other tensor."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _starts_as_pickle(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(4).startswith(PICKLE_STARTS)
+    except OSError:
+        return False

@@ -1,0 +1,91 @@
+"""run.json read back: what a run says of itself, believed as data and never as code."""
+
+import json
+import types
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from deat.errors import CheckpointError, DeatError, UsageError
+from deat.loading import is_file_spec
+from deat.threat import threat as find_threat
+from deat.training.folder import RUN
+from deat.training.run import Request
+from deat.training.settings import Settings
+
+LARGEST = 16 << 20
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run's request, settings and options; model is the network's name and threat what it was trained against."""
+
+    request: Request
+    settings: Settings
+    options: dict[str, Any]
+    model: str
+    norm: str
+    eps: float
+
+
+def read_record(folder: Path) -> Record:
+    """The record of a run's folder; whatever is not of the expected kind is refused by name."""
+    file = folder / RUN
+    try:
+        if file.stat().st_size > LARGEST:
+            raise ValueError("it is too large")
+        found = json.loads(file.read_text(encoding="utf-8"))
+        request, settings = _request(found["request"]), _settings(found.get("settings", {}))
+        norm, eps = found["threat"]["norm"], found["threat"]["eps"]
+        find_threat(f"{norm}:{eps!r}")
+        options = found.get("options", {})
+        if not isinstance(found["model"]["name"], str) or not isinstance(options, dict):
+            raise TypeError("its model or its options have another form")
+        return Record(request, settings, options, found["model"]["name"], str(norm), float(eps))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DeatError) as error:
+        raise CheckpointError(f"{str(file)!r} is not a run's record ({_shown(error)}).") from None
+
+
+def confirmed(what: str, recorded: str, given: str | None) -> str:
+    """The name of a method or model; one that is code must be given by the user: a file's word is not enough."""
+    if given is not None:
+        return given
+    if is_file_spec(recorded):
+        raise UsageError(f"this run's {what} is {recorded!r}, which is code. Say so yourself: --{what} {recorded}.")
+    return recorded
+
+
+def at_home(text: str) -> str:
+    """A recorded path with the user's home folder in it again."""
+    return text.replace("~", str(Path.home()), 1)
+
+
+def _request(found: Any) -> Request:
+    hints = get_type_hints(Request)
+    known = {name: value for name, value in found.items() if name in hints}
+    for name, value in known.items():
+        if not _fits(value, hints[name]):
+            raise TypeError(f"request.{name} is {value!r}")
+    return Request(**known)
+
+
+def _settings(found: Any) -> Settings:
+    known = {name: value for name, value in found.items() if name in {f.name for f in fields(Settings)}}
+    hints = get_type_hints(Settings)
+    if isinstance(known.get("milestones"), list):
+        known["milestones"] = tuple(known["milestones"])
+    for name, value in known.items():
+        if name != "milestones" and not _fits(value, hints[name]):
+            raise TypeError(f"settings.{name} is {value!r}")
+    return Settings(**known)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, tuple(kinds)) or (float in kinds and isinstance(value, int))
+
+
+def _shown(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)

@@ -1,0 +1,83 @@
+"""Whether a training that goes on is the one that was interrupted: its configuration, and where it runs."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from deat.models.weights import tensors_of
+from deat.training.trainer import Trainer
+from deat.versions import versions
+
+HARMLESS = ("workers", "threads", "device", "engine", "deterministic", "sync_bn")
+"""Settings that change no number by themselves; what they come to is compared as the environment."""
+
+
+def config_of(trainer: Trainer) -> dict[str, Any]:
+    """What determines a training's numbers, as JSON."""
+    settings = {name: value for name, value in asdict(trainer.settings).items() if name not in HARMLESS}
+    tensors = {name: [list(t.shape), str(t.dtype)] for name, t in tensors_of(trainer.model).items()}
+    found = {
+        "method": trainer.method.describe(),
+        "threat": {"norm": trainer.threat.name, "eps": trainer.threat.eps},
+        "settings": settings,
+        "model": {"parameters": trainer.num_parameters, "tensors": digest(tensors)[:16]},
+        "optimizer": type(trainer.optimizer).__name__.removeprefix("Device"),
+        "data": {
+            "train": trainer.train.num_examples,
+            "classes": trainer.train.num_classes,
+            "batch_size": trainer.train.batch_size,
+            "held_out": trainer.val.num_examples if trainer.val else 0,
+        },
+    }
+    return dict(json.loads(json.dumps(found)))
+
+
+def environment_of(trainer: Trainer) -> dict[str, Any]:
+    """Where a training runs, as far as its last bits depend on it."""
+    made, device = versions(), trainer.engine.device.type
+    return {
+        "device": device,
+        "precision": trainer.engine.precision,
+        "deterministic": trainer.settings.deterministic,
+        "threads": trainer.threads if device == "cpu" else None,
+        "processes": trainer.ranks.size,
+        **({"sync_bn": True} if trainer.settings.sync_bn and trainer.ranks.many else {}),
+        "torch": made["torch"],
+        "deat": made["deat"],
+    }
+
+
+def reasons_against_exactness(trainer: Trainer) -> list[str]:
+    """Why a training that goes on may differ from an uninterrupted one; empty where it may not."""
+    if trainer.engine.device.type == "cpu" or trainer.settings.deterministic:
+        return []
+    return ["a GPU without --deterministic"]
+
+
+def digest(value: Any) -> str:
+    """A hash of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Every difference in words, such as "settings.lr: 0.1, now 0.2"."""
+    old, new = dict(_leaves(before)), dict(_leaves(now))
+    return [
+        f"{name}: {_shown(old, name)}, now {_shown(new, name)}"
+        for name in sorted(old.keys() | new.keys())
+        if _shown(old, name) != _shown(new, name)
+    ]
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _shown(leaves: dict[str, Any], name: str) -> str:
+    return json.dumps(leaves[name]) if name in leaves else "none"

@@ -1,0 +1,150 @@
+"""A training that goes on from the disk gives the bytes of one that was never interrupted, for every method."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import deat
+from deat.errors import Interrupted
+from deat.methods import names
+from deat.training.checkpoints import Checkpoints
+from helpers.games import EXTRAS, trainer_of
+from helpers.nets import conv_net, learnable
+
+OPTIONS = {"epochs": 4, "rate": "cyclic", "val": 0.25, "val_attack": "pgd-2"}
+PER_EPOCH = 2
+"""Batches in an epoch of trainer_of's images, a quarter of them held out."""
+
+
+def persistent(name: str) -> deat.Method:
+    method = deat.method(name)
+    return replace(method, ascent=replace(method.ascent, persistent=True))
+
+
+METHODS = {**{name: deat.method(name) for name in names() + EXTRAS}, "persistent m+deat": persistent("m+deat")}
+
+
+def fresh(method: deat.Method, seed: int = 0, **options: object) -> deat.Trainer:
+    net = conv_net(batch_norm=True, dropout=0.2, seed=seed)
+    return trainer_of(method, net, **{**OPTIONS, **options})
+
+
+def everything(trainer: deat.Trainer) -> list[object]:
+    """All that two trainings must agree in, to the last bit."""
+    tensors = {**trainer.model.state_dict()}
+    for index, state in trainer.optimizer.state_dict()["state"].items():
+        tensors |= {f"{index}.{name}": value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    tensors |= {f"best.{name}": value for name, value in trainer.best.snapshot.weights.items()}
+    if trainer.game.carry is not None:
+        tensors["carry"] = trainer.game.carry
+    bits = {name: value.numpy().tobytes() for name, value in tensors.items()}
+    return [bits, trainer.state, [json.dumps(asdict(stats)) for stats in trainer.history], vars(trainer.game.cost)]
+
+
+def interrupt_at(trainer: deat.Trainer, batches: int) -> None:
+    """Ask for a stop once so many batches have been played."""
+    plays = []
+
+    def count(*_: object) -> None:
+        plays.append(1)
+        if len(plays) == batches:
+            trainer.interruption.ask()
+
+    real = trainer.game.close
+    trainer.game.close = lambda r: (real(r), count())
+
+
+@pytest.fixture(scope="module")
+def wholes() -> dict[str, list[object]]:
+    return {}
+
+
+@pytest.mark.parametrize("stop", [PER_EPOCH * 2, PER_EPOCH * 2 + 1], ids=["after an epoch", "in mid-epoch"])
+@pytest.mark.parametrize("name", METHODS)
+def test_resumed_training_equals_an_uninterrupted_one(name, stop, tmp_path, wholes):
+    method = METHODS[name]
+    if name not in wholes:
+        whole = fresh(method)
+        whole.fit()
+        wholes[name] = everything(whole)
+    first, second = fresh(method), fresh(method, seed=7)
+    interrupt_at(first, stop)
+    first.keeper = Checkpoints(tmp_path)
+    with pytest.raises(Interrupted):
+        first.fit()
+    second.keeper = Checkpoints(tmp_path)
+    assert second.keeper.resume(second)
+    assert (second.epoch * PER_EPOCH + second.step, second.game.cost) == (stop, first.game.cost)
+    second.fit()
+    assert everything(second) == wholes[name]
+
+
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"val": None}, {"seed": 5}], ids=str)
+def test_resumed_training_is_exact_in_any_setting(options, tmp_path):
+    method = METHODS["persistent m+deat"]
+    whole, first, second = (fresh(method, **options) for _ in range(3))
+    whole.fit()
+    interrupt_at(first, PER_EPOCH * 2 + 1)
+    Checkpoints(tmp_path).follow(first)
+    with pytest.raises(Interrupted):
+        first.fit()
+    assert Checkpoints(tmp_path).follow(second)
+    second.fit()
+    assert everything(second) == everything(whole)
+
+
+def test_loader_of_one_s_own_is_taken_up_at_its_batch(tmp_path):
+    x, y = learnable()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10, shuffle=True)
+
+    def build() -> deat.Trainer:
+        return trainer_of("m+deat", conv_net(dropout=0.2), data=loader, epochs=3)
+
+    whole, first, second = build(), build(), build()
+    whole.fit()
+    interrupt_at(first, 4)
+    Checkpoints(tmp_path).follow(first)
+    with pytest.raises(Interrupted):
+        first.fit()
+    assert Checkpoints(tmp_path).follow(second)
+    second.fit()
+    assert everything(second) == everything(whole)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4])
+def test_decisions_of_m_plus_are_the_same_wherever_it_was_stopped(stop, tmp_path):
+    def build() -> deat.Trainer:
+        return trainer_of("m+deat", conv_net(), epochs=6, lr=0.5, callbacks=[Ask(stop)])
+
+    whole, first, second = (build() for _ in range(3))
+    whole.callbacks.clear()
+    whole.fit()
+    assert len({stats.k for stats in whole.history}) >= 3  # it does decide
+    Checkpoints(tmp_path).follow(first)
+    with pytest.raises(Interrupted):
+        first.fit()
+    second.callbacks.clear()
+    Checkpoints(tmp_path).follow(second)
+    assert (second.state, second.schedule) == (first.state, first.schedule)
+    second.fit()
+    assert everything(second) == everything(whole)
+
+
+class Ask:
+    """Asks training to stop after an epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_epoch(self, trainer: deat.Trainer, stats: object, timing: object) -> None:
+        if trainer.epoch == self.epoch:
+            trainer.interruption.ask()
+
+
+def test_nothing_to_resume_is_said_by_returning_false(tmp_path: Path):
+    trainer = trainer_of("natural")
+    assert not Checkpoints(tmp_path).resume(trainer)
+    assert not Checkpoints(tmp_path / "nowhere").resume(trainer)

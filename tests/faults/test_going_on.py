@@ -1,0 +1,306 @@
+"""A run goes on as itself or not at all: another configuration, place, schema or code is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from deat.checkpoint import store
+from deat.checkpoint.find import search
+from deat.cli import main
+from deat.errors import CheckpointError
+from deat.training.checkpoints import Checkpoints, load
+from helpers.games import trainer_of
+from helpers.nets import conv_net
+
+from .conftest import SHORT
+from .test_saving import assert_same_run, saved
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture
+def unfinished(whole: Path) -> Path:
+    """A copy of the short run, killed before its last epoch was saved."""
+    shutil.copytree(whole, "run")
+    shutil.rmtree(search(Path("run")).newest)
+    Path("run/report.md").unlink()
+    return Path("run")
+
+
+def rewrite_state(run: Path, change) -> None:
+    """Change state.json of every checkpoint, with manifests that agree."""
+    for path in store.listed(run):
+        files = {file.name: file.read_bytes() for file in path.iterdir() if file.name != store.MANIFEST}
+        state = json.loads(files["state.json"])
+        change(state)
+        shutil.rmtree(path)
+        store.write(run, path.name, {**files, "state.json": json.dumps(state).encode()})
+
+
+CHANGED = {
+    "eps": (["--eps", "0.2"], ["threat.eps: 0.15, now 0.2"]),
+    "batch size": (["--batch-size", "128"], ["settings.batch_size: 256, now 128"]),
+    "epochs": (["--epochs", "4"], ["settings.epochs: 3, now 4"]),
+    "lr and seed": (["--lr", "0.1", "--seed", "1"], ["settings.lr: 0.05, now 0.1", "settings.seed: 0, now 1"]),
+    "method": (["--method", "pgd-3"], ['method.name: "fgsm", now "pgd-3"']),
+    "model": (["--model", "resnet18"], ['network: "small", now "resnet18"']),
+    "watch": (["--watch", "warn"], ['watch: "none", now "warn"']),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_changed_configuration_is_refused_with_a_readable_difference(change, unfinished, capsys):
+    flags, words = CHANGED[change]
+    before = {path: path.read_bytes() for path in unfinished.rglob("*") if path.is_file()}
+    assert main([*SHORT, "--resume", "auto", *flags]) == 2
+    message = capsys.readouterr().err
+    assert all(word in message for word in words), message
+    assert before == {path: path.read_bytes() for path in unfinished.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("flags", [["--workers", "1"], ["--test-images", "10"], ["--json"]])
+def test_harmless_change_is_allowed_and_the_run_ends_in_the_same_bytes(flags, unfinished, whole):
+    assert main([*SHORT, "--resume", "auto", *flags]) == 0
+    assert_same_run(unfinished, whole)
+
+
+def test_gamma_of_an_m_plus_run_is_part_of_its_configuration(capsys):
+    command = [*SHORT, "--method", "m+deat", "--epochs", "1"]
+    assert main(command) == 0
+    assert main([*command, "--resume", "auto", "--gamma", "1.5"]) == 2
+    assert "method.schedule.gamma: 1.01, now 1.5" in capsys.readouterr().err
+
+
+def test_edited_record_is_refused_by_what_the_checkpoint_says(unfinished, capsys):
+    record = json.loads((unfinished / "run.json").read_text())
+    record["request"]["eps"] = 0.3
+    (unfinished / "run.json").write_text(json.dumps(record))
+    assert main(["resume", "run"]) == 2
+    assert "threat.eps: 0.15, now 0.3" in capsys.readouterr().err
+
+
+ELSEWHERE = {"threads": 4, "device": "cuda", "torch": "2.0.0", "processes": 8, "precision": "bf16"}
+
+
+@pytest.mark.parametrize(("name", "value"), ELSEWHERE.items())
+def test_other_device_version_or_number_of_processes_needs_consent_and_is_marked(name, value, unfinished, capsys):
+    rewrite_state(unfinished, lambda state: state["environment"].update({name: value}))
+    assert json.loads((unfinished / "run.json").read_text())["exact"] is True
+    assert main(["resume", "run"]) == 2
+    message = capsys.readouterr().err
+    assert f"{name}: " in message
+    assert "--inexact" in message
+    assert main(["resume", "run", "--inexact"]) == 0
+    record = json.loads((unfinished / "run.json").read_text())
+    assert record["exact"] is False
+    assert record["not_exact_because"]
+
+
+def test_newer_schema_is_refused_with_a_hint_to_upgrade(unfinished, capsys):
+    rewrite_state(unfinished, lambda state: state.update(schema=99, versions={"deat": "9.0"}))
+    assert main(["resume", "run"]) == 4
+    message = capsys.readouterr().err
+    assert "deat 9.0" in message
+    assert "Upgrade" in message
+
+
+BROKEN = {
+    "no schema": lambda state: state.pop("schema"),
+    "old schema": lambda state: state.update(schema=0),
+    "text for a schema": lambda state: state.update(schema="1"),
+    "no state": lambda state: state.pop("state"),
+    "list for a state": lambda state: state.update(state=[]),
+    "missing part": lambda state: state["state"].pop("cost"),
+    "unknown kind": lambda state: state["state"].update(
+        history=[{"$kind": "Popen", "fields": {"args": "touch marker"}}]
+    ),
+    "no tensor": lambda state: state["state"].update(model={"weight": {"$tensor": "nowhere"}}),
+    "bad float": lambda state: state["state"].update(seconds={"$float": "__import__('os').mkdir('marker')"}),
+    "number for a history": lambda state: state["state"].update(history=5),
+}
+
+
+@pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN.keys())
+def test_state_that_is_none_is_one_clean_error(change, unfinished, capsys):
+    rewrite_state(unfinished, change)
+    assert main(["resume", "run"]) == 4, capsys.readouterr().err
+    assert not Path("marker").exists()
+
+
+@pytest.mark.parametrize("schema", sorted(path.name for path in FIXTURES.iterdir()))
+def test_checkpoints_of_every_release_still_load(schema, tmp_path):
+    shutil.copytree(FIXTURES / schema, tmp_path / "kept")
+    trainer = trainer_of("m+deat", conv_net(), epochs=3)
+    keeper = Checkpoints(tmp_path / "kept")
+    state = load(search(tmp_path / "kept").newest)["state"]
+    rewrite_state(tmp_path / "kept", lambda found: found["environment"].update(keeper_environment(trainer)))
+    assert keeper.resume(trainer)
+    assert (trainer.epoch, trainer.state["k"]) == (state["epoch"], state["schedule"]["k"]) == (2, 1)
+    trainer.fit()
+    assert len(trainer.history) == 3
+
+
+def keeper_environment(trainer) -> dict[str, object]:
+    from deat.training.sameness import environment_of
+
+    return environment_of(trainer)
+
+
+def test_missing_random_states_are_refused(unfinished, capsys):
+    for path in store.listed(unfinished):
+        (path / "rng.safetensors").unlink()
+    assert main(["resume", "run"]) == 4
+    assert "rng.safetensors" in capsys.readouterr().err
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    from deat.tensorfile import dump, read
+
+    saved(tmp_path, epochs=1)
+    path = tmp_path / "ckpt-000001"
+    files = {file.name: file.read_bytes() for file in path.iterdir() if file.name != store.MANIFEST}
+    weights = read(path / "model.safetensors")
+    next(iter(weights.values())).view(-1)[0] = torch.nan
+    shutil.rmtree(path)
+    store.write(tmp_path, path.name, {**files, "model.safetensors": dump(weights)})
+    with pytest.raises(CheckpointError, match="not finite"):
+        Checkpoints(tmp_path).resume(trainer_of("fgsm", conv_net(batch_norm=True), epochs=1))
+
+
+MINE = """import deat
+from pathlib import Path
+from torch import nn
+from deat.schedules import Fixed
+Path("ran").touch()
+TWO = deat.Method("two", deat.Craft(), Fixed(k=2, alpha=0.5))
+class Net(nn.Sequential):
+    def __init__(self, num_classes=10):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+
+
+@pytest.mark.parametrize("what", ["method", "model"])
+def test_code_is_run_on_the_user_s_word_alone_and_must_be_the_same(what, monkeypatch, capsys):
+    Path("mine.py").write_text(MINE)
+    spec = "mine.py:TWO" if what == "method" else "mine.py:Net"
+    command = [*SHORT, f"--{what}", spec]
+    assert main(command) == 0
+    shutil.rmtree(search(Path("run")).newest)
+    Path("run/report.md").unlink()
+    Path("ran").unlink()
+    assert main(["resume", "run"]) == 2
+    assert f"--{what} {spec}" in capsys.readouterr().err
+    assert not Path("ran").exists()
+    Path("mine.py").write_text(MINE + "# changed\n")
+    assert main(["resume", "run", f"--{what}", spec]) == 2
+    assert f"code.{what}" in capsys.readouterr().err
+    Path("mine.py").write_text(MINE)
+    assert main(["resume", "run", f"--{what}", spec]) == 0
+
+
+def test_checkpoint_that_names_a_module_imports_nothing(unfinished):
+    Path("evil.py").write_text("from pathlib import Path\nPath('marker').touch()\nX = None\n")
+    record = json.loads((unfinished / "run.json").read_text())
+    record["request"]["method"] = record["model"]["name"] = record["request"]["model"] = "evil.py:X"
+    (unfinished / "run.json").write_text(json.dumps(record))
+    assert main(["resume", "run"]) == 2
+    assert main(["evaluate", "run"]) == 2
+    assert not Path("marker").exists()
+
+
+def test_auto_starts_a_run_where_there_is_none_and_goes_on_where_there_is(whole, capsys):
+    assert main([*SHORT, "--resume", "auto"]) == 0
+    assert_same_run(Path("run"), whole)
+    assert main([*SHORT, "--resume", "auto"]) == 0
+    assert_same_run(Path("run"), whole)
+    assert main([*SHORT[:-2], "--resume", "auto"]) == 2
+    assert "--out" in capsys.readouterr().err
+
+
+def test_folder_that_is_no_run_is_refused(capsys):
+    Path("run").mkdir()
+    assert main(["resume", "run"]) == 4
+    assert main(["resume", "nowhere"]) == 4
+    Path("run/thesis.txt").write_text("years of work")
+    assert main([*SHORT, "--resume", "auto"]) == 2
+
+
+def test_records_without_checkpoints_are_left_alone(unfinished, capsys):
+    for path in store.listed(unfinished):
+        shutil.rmtree(path)
+    before = (unfinished / "history.jsonl").read_bytes()
+    assert main(["resume", "run"]) == 4
+    assert main([*SHORT, "--resume", "auto"]) == 4
+    assert "no checkpoint" in capsys.readouterr().err
+    assert (unfinished / "history.jsonl").read_bytes() == before
+
+
+def test_folder_of_a_run_killed_before_it_was_written_down_is_used(whole):
+    Path("run").mkdir()
+    Path("run/.run.json.0a1b2c3d.tmp").write_text("{")
+    assert main([*SHORT, "--resume", "auto"]) == 0
+    assert_same_run(Path("run"), whole)
+    assert not list(Path("run").glob(".*"))
+
+
+def test_finished_run_that_is_resumed_trains_no_more(unfinished, whole, monkeypatch):
+    from deat.training.trainer import Trainer
+
+    assert main(["resume", "run"]) == 0
+    monkeypatch.setattr(Trainer, "run_epoch", None)
+    assert main(["resume", "run"]) == 0
+    assert_same_run(unfinished, whole)
+
+
+HOSTILE = {
+    "not JSON": "{",
+    "a list": "[]",
+    "nothing": "{}",
+    "request a list": '{"request": [], "threat": {"norm": "linf", "eps": 0.1}, "model": {"name": "small"}}',
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("command", ["resume", "evaluate"])
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_record_is_one_clean_error(text, command, unfinished, capsys):
+    (unfinished / "run.json").write_text(text)
+    assert main([command, "run"]) == 4
+    assert "Traceback" not in capsys.readouterr().err
+
+
+TYPES = [
+    ("request", "data", 5),
+    ("request", "method", ["m+deat"]),
+    ("request", "eps", "0.1"),
+    ("request", "persistent", "yes"),
+    ("settings", "epochs", "3"),
+    ("settings", "milestones", [None]),
+    ("settings", "val_attack", 5),
+    ("threat", None, None),
+    ("threat", "eps", "__import__('os')"),
+    ("model", "name", None),
+    ("model", None, "small"),
+    ("options", None, 7),
+]
+
+
+@pytest.mark.parametrize("command", ["resume", "evaluate"])
+@pytest.mark.parametrize(("part", "name", "value"), TYPES)
+def test_record_with_a_value_of_another_kind_is_one_clean_error(part, name, value, command, unfinished, capsys):
+    record = json.loads((unfinished / "run.json").read_text())
+    if name is None:
+        record[part] = value
+    else:
+        record[part][name] = value
+    (unfinished / "run.json").write_text(json.dumps(record))
+    assert main([command, "run"]) == 4, capsys.readouterr().err
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_unfinished_run_is_judged_with_a_remark(unfinished, capsys):
+    assert main(["evaluate", "run", "--attacks", "natural", "--n", "20"]) == 0
+    assert "not finished" in capsys.readouterr().err

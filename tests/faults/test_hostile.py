@@ -1,0 +1,290 @@
+"""Nothing that is read may run, hang or reach outside; nothing that is written tells who or where one is."""
+
+import getpass
+import json
+import os
+import pickle
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import deat
+from deat.cli import main
+from deat.plain import markdown, plain
+from deat.tensorfile import read
+from deat.training.folder import claim
+from helpers.children import Children
+
+from .conftest import SHORT
+
+
+def images(folder: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 8) -> None:
+    """A small set of images in class folders."""
+    draw = np.random.default_rng(0)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / name / f"{i}.png")
+
+
+FOLDER = [
+    "train",
+    "--data",
+    "folder:set",
+    "--data-root",
+    "cache",
+    "--epochs",
+    "1",
+    "--batch-size",
+    "4",
+    "--threads",
+    "1",
+]
+FOLDER += ["--held-out", "4", "--val-attack", "pgd-1", "--baseline", "no", "--test-images", "0"]
+
+
+class Bomb:
+    """A pickle that would leave a marker."""
+
+    def __reduce__(self):
+        return os.mkdir, ("marker",)
+
+
+@pytest.fixture
+def bomb() -> Path:
+    torch.save({"weight": Bomb()}, "bomb.pt")
+    return Path("bomb.pt")
+
+
+@pytest.mark.parametrize("name", ["bomb.pt", "bomb.safetensors"])
+@pytest.mark.parametrize("command", ["train", "resume", "evaluate", "import"])
+def test_pickle_as_weights_is_refused_everywhere_and_never_runs(command, name, bomb, whole, capsys):
+    if name != "bomb.pt":
+        Path(name).write_bytes(bomb.read_bytes())
+    shutil.copytree(whole, "run")
+    for file in Path("run").rglob("model.safetensors"):
+        file.unlink()
+        file.write_bytes(bomb.read_bytes())
+    flags = {
+        "train": ["train", "--init", name],
+        "resume": ["resume", "run"],
+        "evaluate": ["evaluate", name, "--data", "digits"],
+        "import": ["import", name, "--out", "new.safetensors"],
+    }
+    assert main(flags[command]) == 4
+    assert "Traceback" not in capsys.readouterr().err
+    assert not Path("marker").exists()
+    assert not Path("new.safetensors").exists()
+
+
+def test_plain_pickle_is_refused_by_import_too(capsys):
+    Path("plain.pt").write_bytes(pickle.dumps(Bomb()))
+    Path("text.pt").write_text("not weights")
+    torch.save([1, 2], "list.pt")
+    torch.save({"state_dict": {"epoch": 3}}, "empty.pt")
+    for name in ("plain.pt", "text.pt", "list.pt", "empty.pt", "nowhere.pt"):
+        assert main(["import", name]) == 4, name
+    assert not Path("marker").exists()
+    assert not list(Path().glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("wrap", [lambda w: w, lambda w: {"epoch": 3, "state_dict": w}, lambda w: {"model": w}])
+def test_foreign_weights_are_converted_once_and_train_on(wrap, capsys):
+    model = deat.build_model("small", 10, 1, 8)
+    weights = {f"module.{name}": value for name, value in model.state_dict().items()}
+    torch.save(wrap(weights), "theirs.pt")
+    assert main(["import", "theirs.pt"]) == 0
+    found = read("theirs.safetensors")
+    assert found.keys() == model.state_dict().keys()
+    assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+    assert main(["import", "theirs.pt"]) == 2  # nothing is overwritten
+    assert main([*SHORT, "--epochs", "1", "--init", "theirs.safetensors"]) == 0
+
+
+def test_exported_weights_have_the_network_s_own_names_and_can_be_split(capsys):
+    images(Path("set/train"))
+    assert main([*FOLDER, "--model", "small", "--out", "run"]) == 0
+    assert main(["export", "run"]) == 0
+    net = deat.build_model("small", 2, 3, 8)
+    found = read("run.safetensors")
+    assert found.keys() == net.state_dict().keys()
+    net.load_state_dict(found)
+    assert main(["export", "run", "--shard-size", "20KB", "--epoch", "last"]) == 0
+    index = json.loads(Path("run-weights/model.safetensors.index.json").read_text())
+    parts = {name: read(Path("run-weights") / name) for name in set(index["weight_map"].values())}
+    assert len(parts) > 1
+    assert all(torch.equal(parts[part][name], found[name]) for name, part in index["weight_map"].items())
+    assert index["weight_map"].keys() == found.keys()
+    assert main(["export", "run"]) == 2
+    assert main(["export", "run", "--shard-size", "much", "--out", "x"]) == 2
+    assert main(["export", "nowhere"]) == 4
+
+
+def test_pipe_among_the_images_is_refused_and_does_not_hang(capsys):
+    images(Path("set"))
+    os.mkfifo("set/cat/9.png")
+    assert main([*FOLDER, "--out", "run"]) == 3
+    assert "9.png" in capsys.readouterr().err
+
+
+def test_link_that_leads_in_a_circle_is_not_followed():
+    images(Path("set"))
+    Path("set/cat/loop").symlink_to(Path("set").resolve())
+    Path("set/dog/self").symlink_to(".")
+    corpus = deat.load_data("folder:set", root="cache")
+    assert len(corpus.train) == 16
+
+
+def test_link_to_a_class_folder_is_followed():
+    images(Path("elsewhere"), ("dog",))
+    images(Path("set"), ("cat",))
+    Path("set/dog").symlink_to(Path("elsewhere/dog").resolve())
+    assert deat.load_data("folder:set", root="cache").train.classes == ("cat", "dog")
+
+
+def test_home_in_out_is_expanded(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main([*SHORT[:-1], "~/there", "--epochs", "1"]) == 0
+    assert (tmp_path / "there/report.md").is_file()
+    assert not Path("~").exists()
+
+
+def test_version_is_printed(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"deat {deat.__version__}\n"
+
+
+def test_terminal_of_few_characters_shows_what_it_can(tmp_path):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    code = "import sys; from deat.cli import main; code = main(['--version']); print('\u2501'); sys.exit(code)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert b"?" in done.stdout
+
+
+NET = """import torch
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, num_classes=10):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+    def forward(self, x):
+        if self.training:
+            raise KeyError("my own mistake")
+        return super().forward(x)
+"""
+
+
+def test_error_in_the_user_s_own_network_is_said_to_be_theirs(capsys):
+    Path("mine.py").write_text(NET)
+    assert main([*SHORT, "--model", "mine.py:Net"]) == 2
+    message = capsys.readouterr().err
+    assert "my own mistake" in message
+    assert "mine.py, line 8" in message
+    assert "defect of deat" not in message
+
+
+def test_no_command_needs_the_network(monkeypatch):
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("somebody opened a socket")
+
+    monkeypatch.setattr(socket, "socket", refused)
+    monkeypatch.setattr(socket, "create_connection", refused)
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+    assert main([*SHORT, "--test-images", "20"]) == 0
+    assert main(["resume", "run"]) == 0
+    assert main(["evaluate", "run", "--attacks", "natural,pgd-2", "--n", "20"]) == 0
+    assert main(["export", "run"]) == 0
+
+
+def test_nothing_that_is_written_names_the_user_the_machine_or_the_home(monkeypatch, tmp_path):
+    home = tmp_path / "home-of-somebody"
+    images(home / "set/train")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("USER", "somebody-special")
+    monkeypatch.setenv("LOGNAME", "somebody-special")
+    assert getpass.getuser() == "somebody-special"
+    for owner, name in ((socket, "gethostname"), (platform, "node")):
+        monkeypatch.setattr(owner, name, lambda: "machine-of-somebody")
+    flags = [f"folder:{home}/set" if flag == "folder:set" else flag for flag in FOLDER]
+    assert main([*flags, "--model", "small", "--out", str(home / "run")]) == 0
+    assert main(["resume", str(home / "run")]) == 0
+    assert main(["export", str(home / "run"), "--out", str(home / "run/weights.safetensors")]) == 0
+    written = b"".join(path.read_bytes() for path in (home / "run").rglob("*") if path.is_file())
+    assert str(home).encode() not in written
+    assert b"somebody-special" not in written
+    assert b"machine-of-somebody" not in written
+
+
+def test_hostile_names_are_shown_as_text(capsys):
+    name = "<script>x|\x1b[31m"
+    images(Path("set") / name / "train")
+    Path("set").rename("outer")
+    images(Path("set") / name)
+    assert (
+        main([*[f"folder:set/{name}" if f == "folder:set" else f for f in FOLDER], "--out", "run", "--model", "small"])
+        == 0
+    )
+    report = Path("run/report.md").read_text()
+    shown = capsys.readouterr()
+    assert "<script>" not in report
+    assert "\x1b" not in report + shown.out + shown.err
+    assert markdown("a|<b>\n`c`") == "a\\|&lt;b&gt;?\\`c\\`"
+    assert plain("caf\u00e9\x07") == "caf\u00e9?"
+
+
+@pytest.mark.parametrize("name", ["..", "../../x", "a/b", "a\0b", "x" * 300, "", "."])
+def test_name_that_deat_gives_a_folder_stays_in_its_parent(name, tmp_path):
+    path = claim(tmp_path / "runs", f"{name}-m+deat")
+    assert path.parent == tmp_path / "runs"
+    assert path.is_dir()
+    assert not path.name.startswith(".")
+
+
+def test_folders_named_at_the_same_time_are_different(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: claim(tmp_path, "digits-m+deat"), range(16)))
+    assert len(set(found)) == 16
+
+
+def test_two_runs_started_together_do_not_share_a_folder(children: Children, tmp_path):
+    started = [children.start(*SHORT[:-2], "--epochs", "1", cwd=tmp_path) for _ in range(2)]
+    assert [children.wait(pid) for pid in started] == [0, 0]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["digits-fgsm", "digits-fgsm-2"]
+
+
+def test_test_images_touch_neither_training_nor_selection(monkeypatch):
+    def guarded(self, most):
+        class Guard:
+            num_examples, num_classes, shape, batch_size = 10, 10, (1, 8, 8), 10
+
+            def check(self) -> None: ...
+
+            def __len__(self) -> int:
+                return 1
+
+            def epoch(self, epoch):
+                raise AssertionError("the test images were touched")
+
+        return Guard()
+
+    from deat.commands.train import Session
+    from deat.training.run import Run
+
+    monkeypatch.setattr(Run, "test_images", guarded)
+    monkeypatch.setattr(Session, "_score", lambda *_: None)
+    assert main([*SHORT, "--test-images", "10"]) == 0
+
+
+def test_lost_network_weights_are_no_reason_to_guess(whole):
+    shutil.copytree(whole, "run")
+    shutil.rmtree("run/best")
+    assert main(["evaluate", "run", "--attacks", "natural", "--n", "10"]) == 4

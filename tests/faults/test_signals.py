@@ -1,0 +1,256 @@
+"""SIGTERM and SIGINT save and leave with 75; a second one leaves at once; nothing that was saved is damaged."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import deat
+from deat.checkpoint import store
+from deat.checkpoint.find import search
+from deat.cli import main
+from deat.errors import Interrupted
+from deat.game.moves import Game
+from deat.interruption import Interruption
+from deat.training import watch
+from deat.training.validation import Validator
+
+from .conftest import BATCHES, SHORT
+from .test_saving import assert_same_run
+
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+USUAL = [signal.SIG_DFL, signal.default_int_handler]
+
+
+@pytest.fixture(autouse=True)
+def _usual_handlers() -> Iterator[None]:
+    """Python's own handlers: who starts the tests in the background has SIGINT ignored."""
+    before = [signal.signal(number, usual) for number, usual in zip(SIGNALS, USUAL, strict=True)]
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+def send_after(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, times: int, number: int) -> None:
+    """Send this process a signal when a function has been called so many times."""
+    real, calls = getattr(owner, name), []
+
+    def counted(*args: object, **options: object) -> object:
+        result = real(*args, **options)
+        calls.append(1)
+        if len(calls) == times:
+            os.kill(os.getpid(), number)
+        return result
+
+    monkeypatch.setattr(owner, name, counted)
+
+
+MOMENTS = {
+    "in the first batch": (Game, "close", 1),
+    "in a batch": (Game, "close", BATCHES + 2),
+    "in the last batch of an epoch": (Game, "close", 2 * BATCHES),
+    "in a save": (store, "_fill", 2),
+    "after validation": (Validator, "__call__", 2),
+}
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_signal_saves_once_leaves_with_75_and_the_run_goes_on_to_the_same_bytes(
+    moment, number, whole, monkeypatch, capsys
+):
+    before = [signal.getsignal(n) for n in SIGNALS]
+    with monkeypatch.context() as patch:
+        send_after(patch, *MOMENTS[moment], number)
+        assert main(SHORT) == 75
+    assert [signal.getsignal(n) for n in SIGNALS] == before
+    message = capsys.readouterr().err
+    assert f"interrupted by {number.name}" in message
+    assert "deat resume run" in message
+    assert not list(Path("run").glob(".tmp-*"))
+    assert not Path("run/lock").exists()
+    assert main(["resume", "run"]) == 0
+    assert_same_run(Path("run"), whole)
+
+
+def test_signal_in_validation_is_obeyed_before_its_next_batch(monkeypatch):
+    from deat.evaluation import scoring
+
+    command = [*SHORT[:-1], "run", "--held-out", "300"]  # two batches, each under two attacks
+    assert main([*command, "--out", "straight"]) == 0
+    with monkeypatch.context() as patch:
+        send_after(patch, scoring, "correct", 5, signal.SIGTERM)
+        assert main(command) == 75
+    state = json.loads((search(Path("run")).newest / "state.json").read_text())["state"]
+    assert (state["epoch"], state["step"], len(state["history"])) == (1, BATCHES, 1)  # played, and not validated yet
+    assert main(["resume", "run"]) == 0
+    assert_same_run(Path("run"), Path("straight"))
+
+
+def test_interrupted_baseline_or_scoring_is_taken_up_again(monkeypatch, capsys):
+    command = [*SHORT, "--test-images", "60", "--baseline", "yes"]
+    with monkeypatch.context() as patch:
+        send_after(patch, Game, "close", 3 * BATCHES + 2, signal.SIGTERM)  # the run itself is over by then
+        assert main(command) == 75
+    assert not Path("run/scores.json").exists()
+    assert main(["resume", "run"]) == 0
+    names = [score["name"] for score in json.loads(Path("run/scores.json").read_text())]
+    assert "natural training" in names
+
+
+def test_second_signal_leaves_at_once_with_a_whole_checkpoint(children, tmp_path, whole):
+    pid = children.start(*SHORT[:-1], "run", "--epochs", "5000", cwd=tmp_path)
+    wait_for(Path("run/ckpt-000002"))
+    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGTERM)
+    started = time.monotonic()
+    assert children.wait(pid) == 75
+    assert time.monotonic() - started < 60  # it does not train to its end
+    assert search(Path("run")).newest is not None
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
+
+
+def test_second_signal_in_a_save_leaves_the_old_checkpoint_or_the_new_one(monkeypatch, tmp_path):
+    left: list[int] = []
+
+    class Left(BaseException):
+        pass
+
+    def leave(status: int) -> None:
+        left.append(status)
+        raise Left
+
+    real = store._commit
+
+    def twice(temporary: Path, target: Path) -> None:
+        if target.name == "ckpt-000002":
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+        real(temporary, target)
+
+    monkeypatch.setattr(store, "_commit", twice)
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(Left):
+        main(SHORT)
+    assert left == [75]
+    assert search(Path("run")).newest.name in ("ckpt-000001", "ckpt-000002")
+
+
+def test_handler_of_the_user_s_own_is_called_too():
+    called: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
+    try:
+        interruption = Interruption()
+        with interruption.listening():
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(Interrupted, match="SIGTERM"):
+                interruption.check()
+        assert called == [signal.SIGTERM]
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert len(called) == 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_signal_that_was_ignored_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        interruption = Interruption()
+        with interruption.listening():
+            os.kill(os.getpid(), signal.SIGINT)
+        assert interruption.asked is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_without_a_run_says_so(monkeypatch, capsys):
+    import deat.commands.train as command
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "resolve", interrupted)
+    assert main(SHORT) == 130
+    assert "no run to resume" in capsys.readouterr().err
+    assert list(Path().iterdir()) == []
+
+
+def test_rolled_back_run_goes_on_to_the_same_bytes(monkeypatch):
+    """A collapse after the interruption goes back to the healthy epoch from before it."""
+    command = [*SHORT, "--epochs", "5", "--watch", "rollback"]
+    readings = {0: 0.6, 1: 0.6, 2: 0.6, 3: 0.0, 4: 0.6}
+
+    def score(self: watch.OverfitWatch, trainer: deat.Trainer) -> tuple[float, float]:
+        fired = any(event.action == "rollback" for event in self.events)
+        return 0.9, 0.6 if fired else readings[trainer.epoch - 1]
+
+    monkeypatch.setattr(watch.OverfitWatch, "_accuracies", score)
+    assert main([*command[:-1], "rollback", "--out", "straight"]) == 0
+    for batch in (3 * BATCHES + 2, 4 * BATCHES + 2):
+        with monkeypatch.context() as patch:
+            send_after(patch, Game, "close", batch, signal.SIGTERM)
+            assert main([*command, "--out", f"run-{batch}"]) == 75
+        assert main(["resume", f"run-{batch}"]) == 0
+        assert_same_run(Path(f"run-{batch}"), Path("straight"))
+        assert Path(f"run-{batch}/watch.jsonl").read_bytes() == Path("straight/watch.jsonl").read_bytes()
+
+
+def test_fit_with_checkpoints_saves_on_a_signal_and_the_same_call_goes_on(monkeypatch, tmp_path):
+    def fit(where: str | None) -> deat.Result:
+        images = deat.load_data("digits").train.subset(range(128))
+        net = deat.build_model("small", in_channels=1, image_size=8)
+        for parameter in net.parameters():
+            deat_fill(parameter)
+        options = {"epochs": 3, "batch_size": 32, "lr": 0.05, "threat": "linf:0.1", "val": 0.25, "val_attack": "pgd-1"}
+        return deat.fit(net, images, method="m+deat", checkpoints=where, **options)
+
+    straight = fit(None)
+    with monkeypatch.context() as patch:
+        send_after(patch, Game, "close", 5, signal.SIGINT)
+        with pytest.raises(Interrupted):
+            fit("kept")
+    again = fit("kept")
+    assert again.history == straight.history
+    for one, other in zip(again.model.parameters(), straight.model.parameters(), strict=True):
+        assert one.detach().numpy().tobytes() == other.detach().numpy().tobytes()
+
+
+def deat_fill(parameter) -> None:
+    """Weights that are the same in every call."""
+    import torch
+
+    generator = torch.Generator().manual_seed(parameter.numel())
+    with torch.no_grad():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+
+
+class Struck(torch.utils.data.Dataset):
+    """A data set whose worker is struck by Ctrl-C in the middle of its work."""
+
+    classes = ("a", "b")
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if torch.utils.data.get_worker_info():
+            os.kill(os.getpid(), signal.SIGINT)
+        return torch.zeros(1, 4, 4), index % 2
+
+
+def test_ctrl_c_that_reaches_the_data_s_workers_does_not_end_them():
+    from deat.data import as_source
+
+    source = as_source(Struck(), batch_size=4, workers=1)
+    assert sum(len(y) for _, y in source.epoch(0)) == 8
