@@ -9,7 +9,10 @@ from deat.evaluation.graphed import EAGER, Graphed
 from deat.evaluation.quick import Quick
 from helpers.eval_nets import THREAT, digits, undefended
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's own, inside its compiler
+]
 
 
 def network() -> nn.Module:

@@ -99,8 +99,7 @@ class Engine:
         if self.precision == "fp32":
             return nullcontext()
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
-        # A recording would replay casts from a cache that is gone.
-        return torch.autocast(self.device.type, dtype=dtype, cache_enabled=not self.records)
+        return torch.autocast(self.device.type, dtype=dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
         """A loss ready for backward."""

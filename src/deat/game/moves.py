@@ -186,6 +186,7 @@ class Game:
         for p in self.net.parameters():
             p.grad = torch.zeros_like(p) if p.requires_grad else None
         self.holds_gradients = True
+        self.runner.forget()  # what was recorded made its gradients anew
 
     def step_delta(self, r: Round) -> None:
         """Step delta, as a part of a move."""
