@@ -150,7 +150,9 @@ def is_run(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     names = [p.name for p in path.iterdir() if not p.name.startswith(".")]
-    foreign = [n for n in names if n not in RECORDS | {"best", "last", LOCK} and not NAME.fullmatch(n)]
+    judged = {p.name for p in path.glob("evaluation*.json")}
+    ours = RECORDS | judged | {"best", "last", LOCK}
+    foreign = [n for n in names if n not in ours and not NAME.fullmatch(n)]
     return isinstance(record, dict) and {"request", "method", "versions"} <= record.keys() and not foreign
 
 
