@@ -197,4 +197,4 @@ def _show_plan(found: Plan, as_json: bool) -> int:
 
 
 def _pick(kind: type[Any], flags: dict[str, Any]) -> Any:
-    return kind(**{f.name: flags[f.name] for f in fields(kind)})
+    return kind(**{f.name: flags[f.name] for f in fields(kind) if f.name in flags})

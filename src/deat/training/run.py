@@ -46,6 +46,7 @@ class Request:
     start: str | None = None
     persistent: bool | None = None
     compact: bool | None = None
+    space: str | None = None
     init: str | None = None
     held_out: int | None = None
     watch: str | None = None
@@ -56,7 +57,7 @@ class Request:
     @property
     def tuned(self) -> dict[str, Any]:
         """The method's settings that were given."""
-        names = ("alpha", "gamma", "max_steps", "beta", "tau", "start", "persistent", "compact")
+        names = ("alpha", "gamma", "max_steps", "beta", "tau", "start", "persistent", "compact", "space")
         return {name: getattr(self, name) for name in names}
 
 
@@ -143,13 +144,14 @@ class Run:
 
     def _parts(self) -> tuple[Any, Any]:
         """The training part, and the held-out part where there is one and it is to be used."""
-        held = self._held_out()
-        if not held:
+        if not self.held_out:
             return self.corpus.train, None
-        train, val = self.corpus.train.split(held, self.settings.seed)
+        train, val = self.corpus.train.split(self.held_out, self.settings.seed)
         return train, val if self.validates else None
 
-    def _held_out(self) -> int:
+    @property
+    def held_out(self) -> int:
+        """How many training images are held out to choose the best epoch."""
         if self.request.held_out is not None:
             return self.request.held_out
         return 0 if self.settings.val_attack == "none" else min(1000, len(self.corpus.train) // 10)
