@@ -1,4 +1,4 @@
-"""The command line: `deat train`, `deat evaluate` and `deat list`."""
+"""The command line: `deat train`, `deat evaluate`, `deat bench` and `deat list`."""
 
 import os
 import sys
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
+from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg, subcommand
 from tyro.constructors import PrimitiveConstructorSpec
 
+from deat.commands.bench import run_bench
 from deat.commands.evaluate import run_evaluation
 from deat.commands.lists import list_things
 from deat.commands.train import run_training
@@ -189,10 +190,46 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class List:
-    """List what can be named: methods, models, data or attacks."""
+class Bench:
+    """Run a recipe's whole table: every method and seed, trained and judged. The same command goes on where it was."""
 
-    kind: Positional[Literal["methods", "models", "data", "attacks"]]
+    recipe: Positional[str]
+    """A name from `deat list recipes`."""
+    methods: MaybeText = None
+    """Other methods than the recipe's, with commas: names, or my_file.py:NAME."""
+    seeds: MaybeText = None
+    """Seeds, with commas: 0,1,2; each recipe has its own."""
+    data: MaybeText = None
+    """Another data set, as for train."""
+    model: MaybeText = None
+    """Other networks than the recipe's, with commas."""
+    set: UseAppendAction[tuple[str, ...]] = ()
+    """Any setting of the recipe, as key=value, such as epochs=5; may be given again and again."""
+    budget_bp: MaybeWhole = None
+    """Train each method for as many epochs as cannot spend more backprops than this."""
+    jobs: int = 1
+    """Runs at once, each with one thread; times are then marked."""
+    parallel: Annotated[Literal["ray"] | None, arg(metavar="ray", help_behavior_hint="")] = None
+    """ray: spread the runs over a Ray cluster ($RAY_ADDRESS, or this machine's cores and GPUs)."""
+    out: MaybeText = None
+    """The bench's folder (runs/bench-RECIPE)."""
+    data_root: MaybeText = None
+    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    download: bool = False
+    """Fetch the data set by name if it is not on disk."""
+    json: bool = False
+    """Print one JSON document instead of lines."""
+
+    def run(self) -> int:
+        """Run the table."""
+        return run_bench(vars(self))
+
+
+@dataclass(frozen=True)
+class List:
+    """List what can be named: methods, models, data, attacks or recipes."""
+
+    kind: Positional[Literal["methods", "models", "data", "attacks", "recipes"]]
     """What to list."""
     json: bool = False
     """Print one JSON document."""
@@ -205,6 +242,7 @@ class List:
 Command = (
     Annotated[Train, subcommand("train")]
     | Annotated[Evaluate, subcommand("evaluate")]
+    | Annotated[Bench, subcommand("bench")]
     | Annotated[List, subcommand("list")]
 )
 

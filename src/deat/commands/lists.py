@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deat import data, methods, models
+from deat import data, methods, models, recipes
 from deat.evaluation.attacks import FAMILIES
 from deat.evaluation.autoattack import PARTS
 from deat.live import is_terminal
@@ -48,9 +48,28 @@ def _attacks() -> list[dict[str, Any]]:
     return [*rows, *theirs, {"name": "aa", "loss": "", "start": "", "step": "standard AutoAttack"}]
 
 
+def _recipes() -> list[dict[str, Any]]:
+    found = [recipes.recipe(name) for name in recipes.names()]
+    return [
+        {
+            "name": r.name,
+            "in the paper": r.paper,
+            "rules": r.rules,
+            "data": r.data or "folder:PATH",
+            "models": ", ".join(r.models),
+            "methods": ", ".join(r.methods),
+            "seeds": len(r.seeds),
+            "what": r.summary,
+            "settings": r.card,
+        }
+        for r in found
+    ]
+
+
 LISTS = {
     "methods": _methods,
     "models": lambda: [asdict(info) for info in models.infos()],
     "data": lambda: [asdict(info) for info in data.infos()],
     "attacks": _attacks,
+    "recipes": _recipes,
 }

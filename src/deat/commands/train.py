@@ -1,7 +1,6 @@
 """`deat train`: resolve, check, train, score, report."""
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -14,7 +13,7 @@ from rich.table import Table
 from deat.data import Source
 from deat.errors import UsageError
 from deat.evaluation.scoring import accuracies
-from deat.live import LiveLine, PlainLines, clock, is_terminal
+from deat.live import LiveLine, PlainLines, clock, is_terminal, say_aside
 from deat.report.summary import Score, write_summary
 from deat.training.folder import WATCH, RunFolder, check_free, free_name
 from deat.training.plan import Plan, plan
@@ -72,7 +71,7 @@ class Session:
         if self.images is not None:
             self.images.check()  # a broken test set must not end the run after its last epoch
         record = self.run.record(trainer)
-        self.watch = self.run.watch(trainer, log=self.out / WATCH, say=_say_aside)
+        self.watch = self.run.watch(trainer, log=self.out / WATCH, say=say_aside)
         folder = RunFolder.create(self.out, record, overwrite=self.options.overwrite)
         self._say_what(trainer)
         with self._display() as display:
@@ -176,11 +175,6 @@ def _table(scores: list[Score]) -> Table:
     for s in scores:
         table.add_row(s.name, *(f"{v:.1%}" for v in s.accuracy.values()), f"{s.backprops:,}", f"{s.seconds:.1f}")
     return table
-
-
-def _say_aside(text: str) -> None:
-    """A line on standard error, so that what is piped or printed as JSON stays whole."""
-    print(f"deat: {text}", file=sys.stderr, flush=True)
 
 
 def _show_plan(found: Plan, as_json: bool) -> int:

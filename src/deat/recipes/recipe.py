@@ -1,6 +1,8 @@
 """A recipe: a function from method and model to the rows of a table, each a run and how it is judged."""
 
+import inspect
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,6 +96,11 @@ class Recipe:
     def summary(self) -> str:
         """What it is, in one line."""
         return str(self.rows.__doc__).split("\n")[0].rstrip(".")
+
+    @property
+    def card(self) -> str:
+        """Its settings in words: its file's docstring."""
+        return inspect.cleandoc(str(sys.modules[self.rows.__module__].__doc__))
 
     def table(
         self, methods: Sequence[str] = (), models: Sequence[str] = (), data: str | None = None, **request: Any

@@ -71,8 +71,9 @@ def _is_run(path: Path) -> bool:
         record = json.loads((path / RUN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    ours = {RUN, HISTORY, TIMING, WATCH, "best", "last", "scores.json", "report.md", "evaluation.json"}
-    foreign = [p.name for p in path.iterdir() if p.name not in ours and not p.name.startswith(".")]
+    ours = {RUN, HISTORY, TIMING, WATCH, "best", "last", "scores.json", "report.md"}
+    judged = {p.name for p in path.glob("evaluation*.json")}
+    foreign = [p.name for p in path.iterdir() if p.name not in ours | judged and not p.name.startswith(".")]
     return isinstance(record, dict) and {"request", "method", "versions"} <= record.keys() and not foreign
 
 

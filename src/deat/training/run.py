@@ -120,7 +120,7 @@ class Run:
     def record(self, trainer: Trainer) -> dict[str, Any]:
         """run.json's account: the request, and what it was resolved to."""
         return {
-            "request": {name: _tidy(value) for name, value in asdict(self.request).items()},
+            "request": {name: tidy(value) for name, value in asdict(self.request).items()},
             "settings": asdict(self.settings),
             "method": self.method.describe(),
             "schedule": repr(trainer.schedule),
@@ -182,7 +182,7 @@ def _threat(request: Request, corpus: Corpus) -> ThreatModel:
     return find_threat(f"{norm}:{eps!r}")
 
 
-def _tidy(value: Any) -> Any:
+def tidy(value: Any) -> Any:
     """A setting without the name of its user's home folder, since run folders are shared."""
     return value.replace(str(Path.home()), "~") if isinstance(value, str) else value
 

@@ -1,0 +1,118 @@
+"""`deat bench`: a recipe's table, run by run, and what it found."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from deat.bench.grid import Cell, Grid, cells_of
+from deat.bench.progress import Progress
+from deat.bench.workers import Tick, in_turn, on_ray, side_by_side
+from deat.commands.bench_table import as_json, show
+from deat.errors import UsageError
+from deat.live import is_terminal, say_aside
+from deat.recipes import Recipe, Row, override, recipe
+from deat.recipes.overrides import settings_of
+from deat.report.collect import collect
+from deat.training.run import tidy
+
+FAILED, INTERRUPTED = 1, 75
+"""Exit status of a bench some of whose runs failed, and of one that was interrupted and can go on."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What `deat bench` was asked for."""
+
+    recipe: str
+    methods: str | None = None
+    seeds: str | None = None
+    data: str | None = None
+    model: str | None = None
+    set: tuple[str, ...] = ()
+    budget_bp: int | None = None
+    jobs: int = 1
+    parallel: str | None = None
+    out: str | None = None
+    data_root: str | None = None
+    download: bool = False
+    json: bool = False
+
+
+def run_bench(flags: dict[str, Any]) -> int:
+    """Run a recipe's grid, or what is left of it, and show the table; 1 where a run failed."""
+    order = Order(**{f.name: flags[f.name] for f in fields(Order)})
+    chosen = recipe(order.recipe)
+    cells, settings = plan(chosen, order)
+    grid = Grid(Path(order.out or f"runs/bench-{chosen.name}"))
+    grid.open(chosen, cells, settings)
+    try:
+        with _display(Progress(grid, cells), order.json) as tick:
+            _play(grid, cells, order, tick)
+    except KeyboardInterrupt:
+        say_aside("interrupted; the same command goes on where it was.")
+        return INTERRUPTED
+    found = collect(grid.root)
+    print(json.dumps(as_json(found))) if order.json else show(found)
+    return FAILED if any(row.why for row in found.rows) else 0
+
+
+def plan(chosen: Recipe, order: Order) -> tuple[list[Cell], dict[str, Any]]:
+    """Every cell, checked as far as can be without data, and the settings that make two benches the same."""
+    if order.jobs < 1 or (order.budget_bp is not None and order.budget_bp < 1):
+        raise UsageError("--jobs and --budget-bp take whole numbers >= 1.")
+    if order.parallel and order.jobs > 1:
+        raise UsageError("--jobs is for this machine; with --parallel ray the cluster says how many run at once.")
+    given = settings_of(order.set)
+    rows = override(_rows(chosen, order), given) if given else _rows(chosen, order)
+    rows = [row.check() for row in rows]
+    seeds = _seeds(order.seeds) if order.seeds else chosen.seeds
+    settings = {"data": tidy(rows[0].request.data), "rules": rows[0].request.rules, "set": given}
+    threads = 1 if order.jobs > 1 or order.parallel else None
+    return cells_of(rows, seeds, order.budget_bp, threads), {**settings, "budget_bp": order.budget_bp}
+
+
+def _rows(chosen: Recipe, order: Order) -> list[Row]:
+    methods, models = _names(order.methods), _names(order.model)
+    return chosen.table(methods, models, order.data, data_root=order.data_root, download=order.download)
+
+
+def _play(grid: Grid, cells: list[Cell], order: Order, tick: Tick) -> None:
+    if order.parallel:
+        on_ray(grid, cells, tick)
+    elif order.jobs > 1:
+        side_by_side(grid, cells, order.jobs, tick)
+    else:
+        in_turn(grid, cells, tick)
+
+
+@contextmanager
+def _display(progress: Progress, quiet: bool) -> Iterator[Tick]:
+    """Whoever shows the bench: nobody, a live line, or one line for each run that ends."""
+    console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=not is_terminal())
+
+    def tell() -> None:
+        for text in progress.news():
+            console.print(text)
+
+    if quiet or not is_terminal():
+        yield tell
+        return
+    with Live(console=console, get_renderable=progress.line, refresh_per_second=2, transient=True):
+        yield tell
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    found = _names(text)
+    if not found or not all(name.isdecimal() for name in found):
+        raise UsageError(f"--seeds {text!r} must be whole numbers >= 0 with commas, such as 0,1,2.")
+    return tuple(dict.fromkeys(int(name) for name in found))
