@@ -52,12 +52,17 @@ class Grid:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    @property
+    def exists(self) -> bool:
+        """Whether a bench was begun here."""
+        return (self.root / BENCH).is_file()
+
     def open(self, recipe: Recipe, cells: Sequence[Cell], settings: dict[str, Any]) -> None:
         """Begin a bench or go on with it: its rows and seeds are added, and what failed may try again."""
         try:
             self._check_ours()
             with self._alone():
-                held = self._read() if (self.root / BENCH).is_file() else _empty(recipe, settings)
+                held = self._read() if self.exists else _empty(recipe, settings)
                 self._check_same(held, recipe, settings)
                 for cell in cells:
                     _add(held, cell)

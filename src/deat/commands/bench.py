@@ -50,6 +50,8 @@ def run_bench(flags: dict[str, Any]) -> int:
     chosen = recipe(order.recipe)
     cells, settings = plan(chosen, order)
     grid = Grid(Path(order.out or f"runs/bench-{chosen.name}"))
+    if not order.parallel and not grid.exists:
+        _rehearse(cells)
     grid.open(chosen, cells, settings)
     try:
         with _display(Progress(grid, cells), order.json) as tick:
@@ -80,6 +82,12 @@ def plan(chosen: Recipe, order: Order) -> tuple[list[Cell], dict[str, Any]]:
 def _rows(chosen: Recipe, order: Order) -> list[Row]:
     methods, models = _names(order.methods), _names(order.model)
     return chosen.table(methods, models, order.data, data_root=order.data_root, download=order.download)
+
+
+def _rehearse(cells: list[Cell]) -> None:
+    """Read the data and build each model once, so that what cannot be there fails before anything is created."""
+    for cell in {cell.row.request.model: cell for cell in reversed(cells)}.values():
+        cell.row.resolve(cell.seed, cell.budget).model()
 
 
 def _play(grid: Grid, cells: list[Cell], order: Order, tick: Tick) -> None:
