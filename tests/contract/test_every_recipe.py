@@ -1,4 +1,4 @@
-"""What every recipe promises: all its rows can be built without data, under its own rules, and say where they come from."""
+"""What every recipe promises: its rows can be built without data, under its own rules, and say where they belong."""
 
 import pytest
 

@@ -21,8 +21,9 @@ def list_things(kind: str, *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps(rows, indent=2))
         return 0
-    table = Table(*rows[0], box=None, pad_edge=False)
-    for row in rows:
+    shown = [{name: value for name, value in row.items() if name not in LONG} for row in rows]
+    table = Table(*shown[0], box=None, pad_edge=False)
+    for row in shown:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value or "") for value in row.values()))
     Console(highlight=False, soft_wrap=not is_terminal()).print(table)
     return 0
@@ -66,6 +67,8 @@ def _recipes() -> list[dict[str, Any]]:
     ]
 
 
+LONG = ("methods", "settings", "models")
+"""Columns that only JSON has room for."""
 LISTS = {
     "methods": _methods,
     "models": lambda: [asdict(info) for info in models.infos()],
