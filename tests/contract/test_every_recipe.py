@@ -54,3 +54,9 @@ def test_a_recipe_takes_any_method_and_model(name):
     (row, *_) = recipes.recipe(name).table(["m+f+mart"], ["timm:anything"], "digits")
     assert (row.request.method, row.request.model, row.request.data) == ("m+f+mart", "timm:anything", "digits")
     assert "m+f+mart" in row.label
+
+
+def test_other_data_have_no_number_in_the_paper_but_the_same_images_in_a_folder_do():
+    recipe = recipes.recipe("cifar10-standard")
+    assert all(row.paper is None for row in recipe.table(data="digits"))
+    assert all(row.paper for row in recipe.table(data="folder:cifar10.tar"))

@@ -59,6 +59,15 @@ def test_the_cell_of_a_dead_process_is_free_again_but_not_for_ever(grid):
     assert grid.runs()["natural/seed-0"]["status"] == "waiting"
 
 
+def test_cells_whose_process_is_gone_are_buried_and_living_ones_are_not(grid):
+    (dead, claim), (living, _) = (grid.claim(cells()) for _ in range(2))
+    claim.drop()
+    grid.bury(cells())
+    found = grid.runs()
+    assert (found[dead.folder]["status"], found[living.folder]["status"]) == ("failed", "running")
+    assert sum(run["status"] == "waiting" for run in found.values()) == 2
+
+
 def test_a_claim_dies_with_its_process(tmp_path):
     code = (
         "import sys, os; from pathlib import Path; from deat.bench.locks import Claim\n"

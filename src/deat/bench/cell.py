@@ -1,5 +1,6 @@
 """One cell played: trained, unless it is already, and judged, block by block, so that an interruption costs little."""
 
+import gc
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ def work(grid: Grid, cell: Cell, claim: Claim) -> bool:
         return True
     finally:
         claim.drop()
+        gc.collect()  # a trainer and its recordings hold each other, and with them the device's memory
 
 
 def play(cell: Cell, path: Path) -> None:

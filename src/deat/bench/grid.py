@@ -19,6 +19,7 @@ from deat.writing import write_json
 
 ATTEMPTS = 2
 """How often a cell is begun in one bench whose processes die of it."""
+DIED = "its process died {} times, perhaps for want of memory"
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,15 @@ class Grid:
             _runs(held)[cell.folder].update(status=status, why=why)
             self._write(held)
 
+    def bury(self, cells: Sequence[Cell]) -> None:
+        """Call the cells failed that were begun and whose process is gone."""
+        with self._alone():
+            held = self._read()
+            for run in (_runs(held)[cell.folder] for cell in cells):
+                if run["status"] == "running" and self._is_free(run):
+                    run.update(status="failed", why=DIED.format(run["attempts"]))
+            self._write(held)
+
     def runs(self) -> dict[str, dict[str, Any]]:
         """What bench.json says of each run, by its folder."""
         return _runs(self._read())
@@ -104,7 +114,7 @@ class Grid:
             return None
         claim = Claim.take(self._claim_file(run["folder"]))
         if claim and run["attempts"] >= ATTEMPTS:
-            run.update(status="failed", why=f"its process died {ATTEMPTS} times, perhaps for want of memory")
+            run.update(status="failed", why=DIED.format(ATTEMPTS))
             claim.drop()
             return None
         return claim

@@ -14,7 +14,6 @@ import torch
 from deat.bench.cell import work
 from deat.bench.grid import Cell, Grid
 from deat.errors import UsageError
-from deat.live import say_aside
 
 Tick = Callable[[], None]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -52,7 +51,7 @@ def on_ray(grid: Grid, cells: Sequence[Cell], tick: Tick) -> None:
     ray = _ray()
     started = not ray.is_initialized()
     if started:
-        ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, include_dashboard=False)
+        ray.init(log_to_driver=False, include_dashboard=False)
     share = {"num_gpus": 1} if ray.cluster_resources().get("GPU") else {"num_cpus": 1}
     play = ray.remote(max_retries=1, **share)(_play_free)
     waiting = [play.remote(str(grid.root.resolve()), [cell]) for cell in cells]
@@ -62,6 +61,8 @@ def on_ray(grid: Grid, cells: Sequence[Cell], tick: Tick) -> None:
             for task in ended:
                 _settle(ray, task)
             tick()
+        grid.bury(cells)
+        tick()
     finally:
         for task in waiting:
             ray.cancel(task, force=True)
@@ -70,11 +71,9 @@ def on_ray(grid: Grid, cells: Sequence[Cell], tick: Tick) -> None:
 
 
 def _settle(ray: Any, task: Any) -> None:
-    """A task whose process died leaves its cell free; what else went wrong is the cluster's and must be said."""
-    try:
+    """A task whose process died leaves its cell unfinished; what else went wrong is the cluster's and must be said."""
+    with suppress(ray.exceptions.WorkerCrashedError):
         ray.get(task)
-    except ray.exceptions.WorkerCrashedError:
-        say_aside("a process of the Ray cluster died; the same command goes on with its cell")
 
 
 def _play_free(root: str, cells: Sequence[Cell], tick: Tick = lambda: None) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from deat.data import names as data_names
 from deat.errors import UsageError, unknown
 from deat.evaluation.evaluator import BLOCK, check_question
 from deat.evaluation.named import attacker
@@ -111,7 +112,7 @@ class Recipe:
             raise UsageError(f"recipe {self.name} brings no data: add --data folder:PATH.")
         pairs = [(_known(m), model) for model in models or self.models for m in methods or self.methods]
         rows = [replace(row, label=self._label(row)) for m, model in pairs for row in self.rows(m, model)]
-        if held != self.data and self.data is not None:
+        if held != self.data and held in data_names():  # a folder may hold the paper's images in another form
             rows = [replace(row, paper=None) for row in rows]
         return [replace(r, request=replace(r.request, data=held, rules=self.rules, **request)) for r in rows]
 
