@@ -20,6 +20,9 @@ from deat.training.plan import backprops_per_batch
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import Settings
 
+HELD_OUT, TEST, AUTOATTACK = 0.1, 0.25, 2000
+"""Guesses for `weight`: held-out and test images as parts of the training set, and AutoAttack's steps."""
+
 
 @dataclass(frozen=True)
 class Judging:
@@ -73,11 +76,13 @@ class Row:
 
     @property
     def weight(self) -> float:
-        """The run's cost in backprops a batch, roughly, if k depends on what training shows."""
+        """What training, validating and judging cost, in backprops a batch, very roughly: to tell the time left."""
         method = find_method(self.request.method, rules=self.request.rules)
-        epochs = Settings(**self.settings).epochs
-        few, many = backprops_per_batch(method, method.bind(threat("linf:1.0"), epochs), epochs)
-        return (few + many) / 2
+        settings = Settings(**self.settings)
+        few, many = backprops_per_batch(method, method.bind(threat("linf:1.0"), settings.epochs), settings.epochs)
+        validating = 0 if settings.val_attack == "none" else settings.epochs * _steps(settings.val_attack)
+        judging = sum(map(_steps, self.judging.attacks)) * (2 if self.judging.epoch == "best" else 1)
+        return (few + many) / 2 + HELD_OUT * validating + TEST * judging
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,11 @@ def title(method: str) -> str:
 def rescaled(milestones: tuple[int, ...] | None, epochs: int, new: int) -> tuple[int, ...] | None:
     """Milestones of a run of so many epochs, moved to the same parts of a run of another length."""
     return milestones and tuple(max(1, round(m * new / epochs)) for m in milestones)
+
+
+def _steps(attack: str) -> int:
+    """An attack's passes through the network, its last look included."""
+    return 1 + int(getattr(attacker(attack), "steps", AUTOATTACK))
 
 
 def _known(method: str) -> str:
