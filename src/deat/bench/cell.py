@@ -62,7 +62,8 @@ def train(run: Run, path: Path) -> None:
     """Train from the beginning, into a folder of its own."""
     _clear_torn(path)
     trainer = run.trainer()
-    watch = run.watch(trainer, log=path / WATCH, say=say_aside)
+    name = f"{path.parent.name}, {path.name}"
+    watch = run.watch(trainer, log=path / WATCH, say=lambda text: say_aside(f"{name}: {text}"))
     folder = RunFolder.create(path, run.record(trainer), overwrite=True)
     trainer.callbacks += [*([watch] if watch else []), folder]
     trainer.fit()

@@ -49,7 +49,7 @@ def run_bench(flags: dict[str, Any]) -> int:
     order = Order(**{f.name: flags[f.name] for f in fields(Order)})
     chosen = recipe(order.recipe)
     cells, settings = plan(chosen, order)
-    grid = Grid(Path(order.out or f"runs/bench-{chosen.name}"))
+    grid = Grid(Path(order.out or f"runs/bench-{chosen.name}").expanduser())
     if not order.parallel and not grid.exists:
         _rehearse(cells)
     grid.open(chosen, cells, settings)
