@@ -45,13 +45,18 @@ def main(bench: Path, images: Path) -> None:
     save(raises(rows["m+deat"]), images / "method-raises.svg")
     sides = {name: theorem(rows[name].runs[0]) for name in ("natural", "m+deat")}
     save(draw_sides(sides), images / "method-theorem.svg")
-    numbers = {"gain": correlations(found), "cost": costs(found), "theorem": {n: s.numbers() for n, s in sides.items()}}
+    numbers = {
+        "gain": correlations(found),
+        "cost": costs(found),
+        "raised after epochs": {run.seed: raised(run) for run in rows["m+deat"].runs},
+        "theorem": {name: held.numbers() for name, held in sides.items()},
+    }
     (images / "method-numbers.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
 
 
 def save(figure: Figure, path: Path) -> None:
     """Write a picture that is the same bytes for the same numbers."""
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, metadata={"Date": None}, dpi=200)
 
 
 def words(run: OneRun) -> Figure:
@@ -153,26 +158,35 @@ def raises(row: Row) -> Figure:
         panel.plot(epochs, [h.magnitude for h in history], color=J, lw=1.3, label="l_X")
         known = [(h.epoch + 1, h.threshold) for h in history if h.threshold is not None]
         panel.step(*zip(*known, strict=True), where="mid", color=GREY, ls=":", label="threshold")
-        over = [(a.epoch + 1, a.magnitude) for a, b in pairwise(run.history) if b.k > a.k and a.epoch]
-        panel.plot(*zip(*over, strict=True), "o", color="#f72585", ms=4, label="k is raised")
-        panel.set(xlabel="epoch", ylim=(0, None), title=f"seed {run.seed}")
+        over = raised(run)
+        panel.plot(
+            over, [run.history[epoch - 1].magnitude for epoch in over], "o", color="#f72585", ms=4, label="k is raised"
+        )
+        panel.set(xlabel="epoch", title=f"seed {run.seed}")
         twin = panel.twinx()
         twin.step(epochs, [h.k for h in history], where="mid", color=BLUE, lw=1)
         twin.set(ylim=(0, 8))
         twin.tick_params(axis="y", colors=BLUE)
     twin.set_ylabel("k", color=BLUE)
-    axes[0].set_ylabel("l_X")
+    axes[0].set(ylabel="l_X", ylim=(0, 1.05 * max(h.magnitude for run in row.runs for h in run.history[1:])))
     axes[0].legend(frameon=False, loc="lower right")
     return figure
 
 
+def raised(run: OneRun) -> list[int]:
+    """The epochs, from 1, after which l_X had k raised; the first step after the first epoch is not l_X's doing."""
+    return [a.epoch + 1 for a, b in pairwise(run.history) if b.k > a.k and a.epoch]
+
+
 @dataclass(frozen=True)
 class Sides:
-    """Theorem 1 on every test image: the gradient at x + delta, the largest slope and the smallest gradient found."""
+    """Theorem 1 on every test image: the gradient where PGD ends, the largest slope and smallest gradient found, and
+    the gradient at x."""
 
     gradient: Tensor
     slope: Tensor
     smallest: Tensor
+    natural: Tensor
     eps: float
     dimensions: int
 
@@ -194,6 +208,8 @@ class Sides:
             "tight side above the slope found": int((self.tight > self.slope).sum()),
             "median slope / printed side": float((self.slope / self.printed).median()),
             "median slope / tight side": float((self.slope / self.tight).median()),
+            "gradient at PGD's end above that at x": int((self.gradient > self.natural).sum()),
+            "median gradient at PGD's end / at x": float((self.gradient / self.natural).median()),
             "no point with a tenth of the gradient": int((self.smallest > 0.1 * self.gradient).sum()),
             "no point with half of the gradient": int((self.smallest > 0.5 * self.gradient).sum()),
         }
@@ -216,7 +232,8 @@ def theorem(run: OneRun) -> Sides:
     starts = [held.threat.start(x, "uniform", generator) for _ in range(POINTS)]
     deltas = torch.stack([torch.zeros_like(x), worst, flat, *starts])
     slope = largest_slope(model, x, y, deltas, held.threat.eps)
-    return Sides(sizes(grad(model, x + worst, y)), slope, smallest, held.threat.eps, x[0].numel())
+    at_worst, at_x = (sizes(grad(model, x + delta, y)) for delta in (worst, 0))
+    return Sides(at_worst, slope, smallest, at_x, held.threat.eps, x[0].numel())
 
 
 def opened(run: OneRun) -> Run:
@@ -293,7 +310,9 @@ def draw_sides(found: dict[str, Sides]) -> Figure:
             ("gradient / (2 eps), tight", sides.tight, J),
             ("gradient / (2 n eps), as printed", sides.printed, A),
         ):
-            panel.plot(values[order], ".", ms=2.5 if colour != "black" else 2, color=colour, label=label)
+            panel.plot(
+                values[order], ".", ms=2.5 if colour != "black" else 2, color=colour, label=label, rasterized=True
+            )
         panel.set(yscale="log", ylim=(1e-4, None), title=f"{name}", xlabel="test image, by slope")
     axes[0].legend(frameon=False, loc="lower right", markerscale=3)
     return figure
