@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deat.report.escape import markdown
 from deat.training.history import EpochStats
 
 
@@ -69,10 +70,6 @@ def _percent(value: float | None) -> str:
 
 
 def _markdown(rows: list[list[str]]) -> str:
-    cells = [[_escape(cell) for cell in row] for row in rows]
+    cells = [[markdown(cell) for cell in row] for row in rows]
     lines = ["| " + " | ".join(row) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
