@@ -1,4 +1,4 @@
-"""The command line: `deat train`, `deat evaluate`, `deat bench` and `deat list`."""
+"""The command line: `deat train`, `deat evaluate`, `deat bench`, `deat report` and `deat list`."""
 
 import os
 import sys
@@ -14,6 +14,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from deat.commands.bench import run_bench
 from deat.commands.evaluate import run_evaluation
 from deat.commands.lists import list_things
+from deat.commands.report import run_report
 from deat.commands.train import run_training
 from deat.errors import DeatError
 from deat.threat import number
@@ -226,6 +227,34 @@ class Bench:
 
 
 @dataclass(frozen=True)
+class Report:
+    """Compare runs: tables (Markdown, LaTeX, CSV), figures, and one page to look at without a network."""
+
+    runs: Positional[tuple[str, ...]]
+    """Run folders and bench folders; runs that differ in their seed alone make one row."""
+    out: MaybeText = None
+    """The report's folder (report/ in the only folder named, or beside the first of several)."""
+    against: MaybeText = None
+    """The row that others are tested against, image by image (the first)."""
+    sweep: MaybeWhole = None
+    """Also attack the first so many test images at radii from 0 to 3 eps, and draw the curves."""
+    gallery: int = 6
+    """Adversarial examples to show, against the most robust row that kept its weights; 0 for none."""
+    no_figures: bool = False
+    """Leave out the pictures, which need matplotlib; the page and the tables do not."""
+    device: str = "auto"
+    """Where networks run for --sweep and --gallery: cpu, cuda, ..."""
+    data_root: MaybeText = None
+    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    json: bool = False
+    """Print the numbers as one JSON document."""
+
+    def run(self) -> int:
+        """Report."""
+        return run_report(vars(self))
+
+
+@dataclass(frozen=True)
 class List:
     """List what can be named: methods, models, data, attacks or recipes."""
 
@@ -243,6 +272,7 @@ Command = (
     Annotated[Train, subcommand("train")]
     | Annotated[Evaluate, subcommand("evaluate")]
     | Annotated[Bench, subcommand("bench")]
+    | Annotated[Report, subcommand("report")]
     | Annotated[List, subcommand("list")]
 )
 

@@ -2,17 +2,19 @@
 
 from dataclasses import fields
 
-from deat.cli import Bench, Evaluate, List, Train
+from deat.cli import Bench, Evaluate, List, Report, Train
 
 TRAIN = """data model method epochs eps norm out overwrite seed batch_size lr rate weight_decay momentum init rules
 alpha gamma max_steps beta tau start persistent compact held_out val_attack watch test_images baseline precision engine
 device threads workers data_root download size dry_run json"""
 EVALUATE = """target data model attacks n eps norm alpha epoch cascade seed block device out data_root size json"""
 BENCH = """recipe methods seeds data model set budget_bp jobs parallel out data_root download json"""
+REPORT = """runs out against sweep gallery no_figures device data_root json"""
 
 
 def test_no_flag_appears_by_accident() -> None:
     assert [f.name for f in fields(Train)] == TRAIN.split()
     assert [f.name for f in fields(Evaluate)] == EVALUATE.split()
     assert [f.name for f in fields(Bench)] == BENCH.split()
+    assert [f.name for f in fields(Report)] == REPORT.split()
     assert [f.name for f in fields(List)] == ["kind", "json"]

@@ -72,9 +72,16 @@ def _is_run(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     ours = {RUN, HISTORY, TIMING, WATCH, "best", "last", "scores.json", "report.md"}
-    judged = {p.name for p in path.glob("evaluation*.json")}
-    foreign = [p.name for p in path.iterdir() if p.name not in ours | judged and not p.name.startswith(".")]
+    made = {p.name for p in path.glob("evaluation*.json")} | ({"report"} if _is_report(path / "report") else set())
+    foreign = [p.name for p in path.iterdir() if p.name not in ours | made and not p.name.startswith(".")]
     return isinstance(record, dict) and {"request", "method", "versions"} <= record.keys() and not foreign
+
+
+def _is_report(path: Path) -> bool:
+    """Whether a folder holds what `deat report` writes and nothing else."""
+    kinds = {"": {".html", ".md", ".tex", ".csv"}, "figures": {".svg", ".png", ".csv"}}
+    files = [p.relative_to(path) for p in path.rglob("*") if not p.is_dir()]
+    return path.is_dir() and all(p.suffix in kinds.get(p.parent.name if len(p.parts) == 2 else "", ()) for p in files)
 
 
 def free_name(parent: Path, name: str) -> Path:
