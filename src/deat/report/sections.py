@@ -185,7 +185,7 @@ def flat(value: Any, name: str = "") -> dict[str, str]:
 
 def _table_row(of: Sheet, i: int, row: Row, good: bool, told: bool) -> str:
     spent = cost(row)
-    cells = [_accuracy(cell(row, a), paper_accuracy(row, a)) for a in of.attacks]
+    cells = [_accuracy(cell(row, a), cell(row, f"last {a}"), paper_accuracy(row, a)) for a in of.attacks]
     cells.append(_number(spent.backprops if spent else None, backprops(row), paper_cost(row, "per_batch")))
     cells.append(_number(spent.minutes if spent else None, minutes(spent), paper_cost(row, "minutes", "hours")))
     cells.append(_number(len(row.done), f"{len(row.done)} of {len(row.runs)}"))
@@ -215,8 +215,9 @@ def _pills(row: Row, good: bool) -> Iterator[str]:
         yield f' <span class="pill failed">{len(row.done)} of {len(row.runs)} whole</span>'
 
 
-def _accuracy(found: Cell | None, paper: Sequence[str]) -> str:
-    beside = _small(paper)
+def _accuracy(found: Cell | None, last: Cell | None, paper: Sequence[str]) -> str:
+    end = f"<small>last epoch {100 * last.mean:.2f}</small>" if last and last != found else ""
+    beside = end + _small(paper)
     if found is None:
         return f'<td data-v="">—{beside}</td>'
     sd = "" if found.sd is None else f" ± {100 * found.sd:.2f}"

@@ -62,8 +62,10 @@
     tip.replaceChildren(...lines);
     tip.hidden = false;
     const box = tip.getBoundingClientRect();
-    tip.style.left = `${Math.max(6, Math.min(x + 14, innerWidth - box.width - 6))}px`;
-    tip.style.top = `${Math.max(6, Math.min(y - box.height - 10 < 6 ? y + 16 : y - box.height - 10, innerHeight - box.height - 6))}px`;
+    const left = x + 16 + box.width > innerWidth ? x - box.width - 16 : x + 16; // beside the pointer, where there is room
+    tip.style.left = `${Math.max(6, Math.min(left, innerWidth - box.width - 6))}px`;
+    tip.style.top = `${Math.max(6, Math.min(y - box.height / 2, innerHeight - box.height - 6))}px`;
+    if (left < 6) tip.style.top = `${Math.max(6, y - box.height - 18 < 6 ? y + 22 : y - box.height - 18)}px`;
   };
   const hideTip = () => { tip.hidden = true; };
   const pair = (left, right, i) => {
@@ -229,7 +231,7 @@
       cross.setAttribute("x1", px(stops[n]));
       cross.setAttribute("x2", px(stops[n]));
       cross.setAttribute("visibility", "visible");
-      const spread = (p) => (p.high > p.low ? ` (${number(p.low, panel)} to ${number(p.high, panel)})` : "");
+      const spread = (p) => (p.high > p.low ? ` (${number(p.low, panel).replace(" %", "")}–${number(p.high, panel).replace(" %", "")})` : "");
       showTip(x, y, [pair(`${panel.x} ${compact(stops[n])}`, ""), ...here.map((e) => pair(e.s.row, number(e.p.y, panel) + spread(e.p), e.s.i))]);
     };
     const leave = () => { cross.setAttribute("visibility", "hidden"); hideTip(); };
