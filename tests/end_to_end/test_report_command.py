@@ -121,6 +121,8 @@ def test_a_bench_folder_is_reported_and_the_alpha_gamma_panels_are_drawn(tmp_pat
     panels = {row["panel"] for row in rows_of(tmp_path / "report" / "figures" / "alpha-gamma.csv")}
     assert panels == {"gamma 1.1", "gamma 1.01"}
     assert (tmp_path / "report" / "figures" / "alpha-gamma.png").is_file()
+    assert main(["report", str(bench), "--no-figures"]) == 0  # again, into the same folder
+    assert {p.suffix for p in (tmp_path / "report" / "figures").iterdir()} == {".csv"}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_a_bench_folder_is_reported_and_the_alpha_gamma_panels_are_drawn(tmp_pat
         (["{run}", "--against", "pgd-9"], 2, "unknown row 'pgd-9'"),
         (["{run}", "--sweep", "0"], 2, "sweep must be"),
         (["{run}", "--gallery", "-1"], 2, "gallery must be"),
-        (["{run}", "--out", "{run}"], 2, "name a folder for the report"),
+        (["{run}", "--out", "{run}"], 2, "holds other things than a report"),
     ],
 )
 def test_what_cannot_be_reported_is_refused_in_words(run, tmp_path, capsys, arguments, status, words):

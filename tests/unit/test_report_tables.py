@@ -224,6 +224,14 @@ def test_rows_that_cannot_be_compared_are_said_to_be(tmp_path):
     assert "number of test images (100, 200)" in gather(paths(tmp_path)).notes[0]
 
 
+def test_a_folder_named_twice_counts_once_and_a_seed_that_ran_twice_is_said_to(tmp_path):
+    make_run(tmp_path / "a", shares={"natural": 0.9})
+    (row,) = gather([str(tmp_path / "a"), str(tmp_path / "a" / ".." / "a")]).rows
+    assert len(row.runs) == 1
+    make_run(tmp_path / "c", shares={"natural": 0.8})
+    assert any("several runs of seed 0" in note for note in gather(paths(tmp_path)).notes)
+
+
 def test_the_front_is_what_no_other_row_beats():
     points = [(1, 0.3), (2, 0.5), (3, 0.4), (2, 0.6), (4, 0.6), (1, 0.3)]
     assert front(points) == [True, False, False, True, False, True]

@@ -11,7 +11,7 @@ from deat.errors import CheckpointError, UsageError
 from deat.live import is_terminal
 from deat.report.cells import cell, cost
 from deat.report.claims import check_claims
-from deat.report.collect import BENCH, Row
+from deat.report.collect import Row
 from deat.report.draw import check_matplotlib, draw, draw_gallery
 from deat.report.escape import plain
 from deat.report.gallery import Gallery
@@ -20,7 +20,7 @@ from deat.report.gather import Subject, flags_of, gather, troubles
 from deat.report.page import Story, page
 from deat.report.series import figures, table_of
 from deat.report.tables import Sheet, claims_table, csv_table, csv_text, latex_table, markdown_table, sheet
-from deat.training.folder import RUN
+from deat.training.folder import REPORT_FILES, is_report
 from deat.writing import write_whole
 
 
@@ -78,12 +78,11 @@ def _check(wish: Wish) -> None:
 
 def _place(wish: Wish) -> Path:
     """Where the report goes: --out, or report/ in the only folder named, or beside several."""
-    if wish.out is None:
-        first = Path(wish.runs[0])
-        return (first if len(set(wish.runs)) == 1 else first.parent) / "report"
-    out = Path(wish.out)
-    if out.is_file() or (out / RUN).exists() or (out / BENCH).exists():
-        raise UsageError(f"--out {wish.out!r} is a file or a run; name a folder for the report, such as runs/report.")
+    first = Path(wish.runs[0])
+    beside = (first if len(set(map(Path, wish.runs))) == 1 else first.parent) / "report"
+    out = Path(wish.out) if wish.out else beside
+    if out.is_file() or (out.is_dir() and not is_report(out)):
+        raise UsageError(f"{str(out)!r} holds other things than a report; name another folder with --out.")
     return out
 
 
@@ -119,6 +118,8 @@ def _write(story: Story, out: Path, wish: Wish) -> None:
         "table.csv": csv_table(of),
         **{f"figures/{name}.csv": csv_text(rows) for name, rows in _data(story)},
     }
+    for name in REPORT_FILES - texts.keys():  # of an earlier report, which had other figures
+        (out / name).unlink(missing_ok=True)
     for name, text in texts.items():
         write_whole(out / name, text.encode())
     if not wish.no_figures:

@@ -48,11 +48,9 @@ def headline(rows: Sequence[Row]) -> str | None:
 
 def title(attack: str) -> str:
     """An attack's name as the paper writes it."""
-    return (
-        attack
-        if attack in ("natural", "worst")
-        else attack.upper().replace("-LAST", ", last iterate").replace("X", "×")
-    )
+    if attack in ("natural", "worst"):
+        return attack
+    return re.sub(r"(\d)X(\d)", r"\1×\2", attack.upper()).replace("-LAST", ", last iterate")
 
 
 def cell(row: Row, attack: str) -> Cell | None:

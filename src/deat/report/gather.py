@@ -38,7 +38,7 @@ def gather(paths: Sequence[str]) -> Subject:
     rows: list[Row] = []
     recipes: list[str] = []
     loose: list[OneRun] = []
-    for path in dict.fromkeys(map(Path, paths)):
+    for path in {Path(text).resolve(): Path(text) for text in paths}.values():  # a folder named twice counts once
         if (path / BENCH).is_file():
             bench = _readable(path, collect)
             recipes.append(bench.recipe)
@@ -161,7 +161,11 @@ def _short(value: Any) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> Iterator[str]:
-    """What keeps rows from being compared."""
+    """What keeps rows from being compared, or from saying what they seem to."""
+    for row in rows:
+        seeds = [run.seed for run in row.done]
+        if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+            yield f"{row.name} has several runs of seed {', '.join(map(str, twice))}, counted as different ones."
     done = [run for row in rows for run in row.done]
     for what, values in (
         ("data set", {run.record["data"]["name"] for run in done if run.record}),

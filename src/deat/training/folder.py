@@ -13,6 +13,11 @@ from deat.versions import versions
 from deat.writing import write_json, write_whole
 
 RUN, HISTORY, TIMING, WATCH = "run.json", "history.jsonl", "timing.jsonl", "watch.jsonl"
+FIGURES = ("training-process", "validation", "backprops", "cost", "alpha-gamma", "sweep", "gallery")
+REPORT_FILES = {"index.html", "table.md", "table.tex", "table.csv"} | {
+    f"figures/{name}.{kind}" for name in FIGURES for kind in ("svg", "png", "csv")
+}
+"""What a report may consist of, so that nothing else is ever replaced or removed."""
 
 
 class RunFolder:
@@ -72,16 +77,15 @@ def _is_run(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     ours = {RUN, HISTORY, TIMING, WATCH, "best", "last", "scores.json", "report.md"}
-    made = {p.name for p in path.glob("evaluation*.json")} | ({"report"} if _is_report(path / "report") else set())
+    made = {p.name for p in path.glob("evaluation*.json")} | ({"report"} if is_report(path / "report") else set())
     foreign = [p.name for p in path.iterdir() if p.name not in ours | made and not p.name.startswith(".")]
     return isinstance(record, dict) and {"request", "method", "versions"} <= record.keys() and not foreign
 
 
-def _is_report(path: Path) -> bool:
+def is_report(path: Path) -> bool:
     """Whether a folder holds what `deat report` writes and nothing else."""
-    kinds = {"": {".html", ".md", ".tex", ".csv"}, "figures": {".svg", ".png", ".csv"}}
-    files = [p.relative_to(path) for p in path.rglob("*") if not p.is_dir()]
-    return path.is_dir() and all(p.suffix in kinds.get(p.parent.name if len(p.parts) == 2 else "", ()) for p in files)
+    held = {p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir()}
+    return path.is_dir() and held <= REPORT_FILES
 
 
 def free_name(parent: Path, name: str) -> Path:
