@@ -34,7 +34,7 @@ def answer(of: Sheet) -> str:
     if not ranked or not of.headline:
         return '<p class="note">No run is evaluated yet, so there is nothing to rank.</p>'
     best = max(ranked, key=lambda item: (item[2], -item[3]))
-    clean = max(ranked, key=lambda item: _mean(item[1], "natural"))
+    clean = max(ranked, key=lambda item: (_mean(item[1], "natural"), -item[3]))
     name = title(of.headline)
     parts = [
         (best, f"Most robust under {name}", f"{best[2]:.2%} for {best[3]:,.0f} backprops"),
