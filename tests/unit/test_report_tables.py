@@ -13,9 +13,10 @@ from deat.evaluation.intervals import wilson
 from deat.evaluation.sanity import Flag
 from deat.report.cells import attacks_of, cell, front, headline, title
 from deat.report.claims import check_claims
+from deat.report.draw import mean_of
 from deat.report.escape import latex, markdown, markup, plain
 from deat.report.gather import gather, troubles
-from deat.report.series import figures, table_of
+from deat.report.series import Line, figures, table_of
 from deat.report.tables import claims_table, csv_table, latex_table, markdown_table, notes, saving, sheet
 from helpers.runs import make_bench, make_run, one_run
 
@@ -218,6 +219,20 @@ def test_runs_that_differ_in_their_seed_alone_make_one_row_and_others_are_told_a
     assert [(row.name, len(row.runs)) for row in rows] == [("m+deat epochs=4", 2), ("m+deat epochs=5", 1)]
 
 
+def test_a_run_that_the_watch_stopped_is_whole_and_one_that_was_cut_off_is_not(tmp_path):
+    shares = {"natural": 0.9}
+    cut = make_run(tmp_path / "a", shares=shares, finished=3, record={"watch": "warn"})
+    ended = make_run(tmp_path / "b", shares=shares, finished=3, record={"watch": "stop"})
+    for run, action in ((cut, "warn"), (ended, "stop")):
+        (run / "watch.jsonl").write_text(json.dumps({"epoch": 3, "action": action}) + "\n")
+    first, second = gather(paths(tmp_path)).rows
+    assert (first.name, second.name) == ("m+deat watch=warn", "m+deat watch=stop")
+    assert cell(first, "natural") is None
+    assert troubles(first) == ["seed 0: 3 of 4 epochs"]
+    assert cell(second, "natural").mean == 0.9
+    assert troubles(second) == ["seed 0: stopped by the watch, at the weights of epoch 3 of 4"]
+
+
 def test_rows_that_cannot_be_compared_are_said_to_be(tmp_path):
     make_run(tmp_path / "a", shares={"natural": 0.9})
     make_run(tmp_path / "b", "pgd-7", shares={"natural": 0.9}, images=100)
@@ -256,3 +271,10 @@ def test_folders_and_rows_that_are_not_there_are_refused_by_name(tmp_path):
     (run / "evaluation.json").write_text("{}")
     with pytest.raises(DataError, match="holds records that deat did not write"):
         gather([str(run)])
+
+
+def test_a_curve_over_seeds_is_the_mean_of_those_that_got_as_far():
+    lines = [Line("a", 0, [1.0, 2.0, 3.0], [0.2, None, 0.6]), Line("a", 1, [1.0, 2.0], [0.4, None])]
+    found = mean_of(lines)
+    assert found.x == [1.0, 2.0, 3.0]
+    assert found.y == [pytest.approx(0.3), None, 0.6]

@@ -1,8 +1,10 @@
 """A report's figures as pictures, by matplotlib."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from deat.errors import UsageError
@@ -25,6 +27,8 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # a name with dollars in it is a name
 }
 FRONT = "Pareto front"
+LONGEST = 32
+"""Characters of a name in a legend."""
 
 
 def check_matplotlib() -> None:
@@ -72,7 +76,8 @@ def _picture(name: str, folder: Path) -> Iterator[Any]:
     """pyplot for one picture, written when it is done, with nothing left behind."""
     import matplotlib as mpl
 
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks
         mpl.use("agg", force=False)
         import matplotlib.pyplot as plt
 
@@ -81,16 +86,20 @@ def _picture(name: str, folder: Path) -> Iterator[Any]:
             plt.savefig(folder / f"{name}.svg", metadata={"Date": None})
             plt.savefig(folder / f"{name}.png", metadata={"Software": None})
         finally:
-            plt.close("all")
+            plt.close()
 
 
 def _panel(ax: Any, panel: Panel, places: dict[str, int]) -> None:
-    seen: dict[str, int] = {}
+    rows: dict[str, list[Line]] = {}
     for line in panel.lines:
-        place = places.get(line.row, len(seen) if line.row not in seen else seen[line.row])
-        label = None if line.row in seen else plain(line.row)
-        seen.setdefault(line.row, place)
-        _line(ax, panel, line, place, label)
+        rows.setdefault(line.row, []).append(line)
+    for n, (name, lines) in enumerate(rows.items()):
+        place = places.get(name, n)
+        if len(lines) > 1:
+            for line in lines:
+                _line(ax, panel, line, place, lw=0.6, alpha=0.35)
+            lines = [mean_of(lines)]
+        _line(ax, panel, lines[0], place, label=_short(name))
     ax.set_title(plain(panel.title), loc="left")
     ax.set_xlabel(panel.x)
     ax.set_ylabel(panel.y + (", %" if panel.percent else ""))
@@ -109,17 +118,25 @@ def _log(ax: Any) -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _line(ax: Any, panel: Panel, line: Line, place: int, label: str | None) -> None:
+def mean_of(lines: Sequence[Line]) -> Line:
+    """The mean over a row's seeds, of those that got as far."""
+    held: dict[float, list[float]] = {}
+    for line in lines:
+        for x, y in zip(line.x, line.y, strict=True):
+            held.setdefault(x, []).extend([] if y is None else [y])
+    return Line(lines[0].row, None, sorted(held), [fmean(held[x]) if held[x] else None for x in sorted(held)])
+
+
+def _line(ax: Any, panel: Panel, line: Line, place: int, **look: Any) -> None:
     y = [float("nan") if v is None else 100 * v if panel.percent else v for v in line.y]
-    look: dict[str, Any] = {"color": HUES[place % len(HUES)], "label": label}
+    look = {"color": HUES[place % len(HUES)], "lw": 1.6, **look}
     if line.row == FRONT:
-        ax.step(line.x, y, where="post", color="#8a8f98", ls="--", lw=1, label=label, zorder=1)
+        ax.step(line.x, y, where="post", color="#8a8f98", ls="--", lw=1, label=look["label"], zorder=1)
     elif panel.kind == "point":
         ax.plot(line.x, y, ls="none", marker=MARKERS[place // len(HUES) % 3], **look)
     else:
         style = "steps-mid" if panel.kind == "step" else "default"
-        dash = DASHES[place // len(HUES) % 3]
-        ax.plot(line.x, y, lw=1.4, ls=dash, drawstyle=style, marker="." if len(y) < 12 else "", **look)
+        ax.plot(line.x, y, ls=DASHES[place // len(HUES) % 3], drawstyle=style, **look)
 
 
 def _legend(canvas: Any, axes: Any) -> None:
@@ -128,4 +145,12 @@ def _legend(canvas: Any, axes: Any) -> None:
     for ax in axes:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
-    canvas.legend(found.values(), found.keys(), loc="outside lower center", ncols=min(4, len(found)), fontsize=8)
+    width, height = canvas.get_size_inches()
+    columns = max(1, min(len(found), int(width / (0.5 + 0.07 * max(map(len, found))))))
+    canvas.set_size_inches(width, height + 0.17 * -(-len(found) // columns))
+    canvas.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, fontsize=8)
+
+
+def _short(name: str) -> str:
+    shown = plain(name)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"

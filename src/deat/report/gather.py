@@ -9,9 +9,9 @@ from typing import Any
 from deat.errors import DataError, DeatError, UsageError, unknown
 from deat.report.collect import BENCH, EVALUATION, OneRun, Row, collect, collect_run
 from deat.report.escape import plain
-from deat.training.folder import RUN
+from deat.training.folder import RUN, WATCH
 
-ASIDE = ("seed", "data_root", "download", "device", "threads", "workers", "watch")
+ASIDE = ("seed", "data_root", "download", "device", "threads", "workers")
 """Settings that do not make another row: the seed, and how a run was carried out."""
 
 
@@ -99,11 +99,20 @@ def _explained(run: OneRun) -> OneRun:
     if run.record is None or not run.history:
         return replace(run, status="incomplete", why=run.why or "no epoch was finished")
     done, asked = run.history[-1].epoch + 1, run.record["settings"]["epochs"]
-    if done < asked:
+    stopped = done < asked and _stopped(run.path / WATCH)
+    if done < asked and not stopped:
         return replace(run, status="incomplete", why=f"{done} of {asked} epochs")
+    if run.evaluation is not None and stopped:
+        return replace(run, why=f"stopped by the watch, at the weights of epoch {done} of {asked}")
     if run.evaluation is None:
         return replace(run, status="incomplete", why=f"not evaluated: no {EVALUATION}")
     return run
+
+
+def _stopped(path: Path) -> bool:
+    """Whether the last thing that the overfit watch did was to end the training."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    return bool(lines) and json.loads(lines[-1]).get("action") == "stop"
 
 
 def _grouped(runs: Sequence[OneRun]) -> Iterator[Row]:
@@ -127,6 +136,7 @@ def _identity(run: OneRun) -> dict[str, Any]:
     }
     return {
         **{name: value for name, value in chosen.items() if name not in ASIDE},
+        "watch": record.get("watch"),
         "model": record["model"]["name"],
         "data": record["data"]["name"],
     }

@@ -109,7 +109,8 @@ def _body(story: Story) -> str:
     of = story.sheet
     parts = [
         answer(of),
-        _cost_section(of),
+        _legend(of),
+        *([_cost_section(of)] if of.headline else []),
         warnings_of(of.subject),
         _section("results", "Results", _table_bar(len(of.rows)) + table(of)),
         *_figures(story.figures),
@@ -122,15 +123,20 @@ def _body(story: Story) -> str:
     return "\n".join(parts)
 
 
+def _legend(of: Sheet) -> str:
+    return (
+        f'<nav class="legend" aria-label="Rows on and off"><div class="chips">{chips(of.rows)}'
+        '<button type="button" class="chip plain" id="all">all</button>'
+        '<button type="button" class="chip plain" id="none">none</button></div></nav>'
+    )
+
+
 def _cost_section(of: Sheet) -> str:
     options = "".join(
         f'<option value="{markup(a)}"{" selected" if a == of.headline else ""}>{markup(title(a))}</option>'
         for a in of.attacks
     )
     return (
-        f'<nav class="legend" aria-label="Rows on and off"><div class="chips">{chips(of.rows)}'
-        '<button type="button" class="chip plain" id="all">all</button>'
-        '<button type="button" class="chip plain" id="none">none</button></div></nav>'
         '<section class="card" aria-labelledby="cost"><h2 id="cost">Robustness against cost</h2>'
         '<p class="note">Up is more robust, left is cheaper. The dashed '
         "line is the Pareto front: filled points are on it; "

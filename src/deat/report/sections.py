@@ -211,7 +211,7 @@ def _pills(row: Row, good: bool) -> Iterator[str]:
         yield ' <span class="pill front">on the front</span>'
     for name in sorted({flag.name for _, flag in flags_of(row)}):
         yield f' <span class="pill flag">{FLAGGED} {markup(name)}</span>'
-    if troubles(row):
+    if len(row.done) < len(row.runs):
         yield f' <span class="pill failed">{len(row.done)} of {len(row.runs)} whole</span>'
 
 
