@@ -1,4 +1,4 @@
-"""The command line: `deat train`, `resume`, `evaluate`, `bench`, `import`, `export` and `list`."""
+"""The command line: `deat train`, `resume`, `evaluate`, `bench`, `report`, `import`, `export` and `list`."""
 
 import sys
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from deat.commands.ending import ended, tolerate_any_terminal
 from deat.commands.evaluate import run_evaluation
 from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Shape, Start, Watch
 from deat.commands.lists import list_things
+from deat.commands.report import Report
 from deat.commands.resume import run_resume
 from deat.commands.train import run_training
 from deat.commands.weights import run_export, run_import
@@ -232,6 +233,7 @@ Command = (
     | Annotated[Resume, subcommand("resume")]
     | Annotated[Evaluate, subcommand("evaluate")]
     | Annotated[Bench, subcommand("bench")]
+    | Annotated[Report, subcommand("report")]
     | Annotated[Import, subcommand("import")]
     | Annotated[Export, subcommand("export")]
     | Annotated[List, subcommand("list")]

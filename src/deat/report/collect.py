@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -56,7 +57,7 @@ class OneRun:
     evaluation: Evaluation | None = None
     beside: dict[str, Evaluation] = field(default_factory=dict)
 
-    @property
+    @cached_property  # counted from thousands of verdicts
     def numbers(self) -> dict[str, float]:
         """Accuracies by attack ("last pgd-20": of the last epoch), "worst", and the cost; none unless it is done."""
         if self.status != "done" or not self.evaluation or not self.history:
