@@ -94,9 +94,8 @@ def _readable(path: Path, how: Any) -> Any:
 def _explained(run: OneRun) -> OneRun:
     """A run with a reason where it is not whole."""
     if run.status in ("failed", "waiting", "running"):
-        return replace(
-            run, why=run.why or {"failed": "failed", "waiting": "not run yet"}.get(run.status, "still running")
-        )
+        said = {"waiting": "not run yet", "running": "running, or killed while it ran"}
+        return replace(run, why=run.why or said.get(run.status, run.status))
     if run.record is None or not run.history:
         return replace(run, status="incomplete", why=run.why or "no epoch was finished")
     done, asked = run.history[-1].epoch + 1, run.record["settings"]["epochs"]
