@@ -90,8 +90,9 @@ class Train:
     """auto is bf16 where the hardware is fast at it."""
     sync_bn: bool = False
     """With several processes on GPUs: batch-norm statistics of the whole batch, not of each process's share."""
-    engine: Literal["auto", "eager", "graph"] = "auto"
-    """How moves run: graph records them as CUDA graphs; auto does so on a GPU where it can."""
+    engine: Literal["auto", "eager", "graph", "compile"] = "auto"
+    """How moves run: graph records them as CUDA graphs, compile compiles them first; auto records on a GPU, and
+    compiles where the run is long enough to earn that back."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     threads: MaybeWhole = None

@@ -1,5 +1,6 @@
 """What only a GPU can show; skipped where there is none."""
 
+import copy
 import math
 from pathlib import Path
 
@@ -78,11 +79,13 @@ def deterministic_run(engine: str, method: str) -> tuple[dict[str, torch.Tensor]
         torch.backends.cudnn.benchmark = False
         history = [trainer.run_epoch() for _ in range(4)]
     assert trainer.engine.records == (engine == "graph")
-    assert engine == "eager" or trainer.game.recorder is not None, "the recording fell back"
+    assert engine == "eager" or trainer.game.runner.recorder is not None, "the recording fell back"
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}, history
 
 
-@pytest.mark.parametrize("method", ["m+deat", "pgd-7", "trades", "mart", "fat-5", "free-4", "dat", "natural"])
+@pytest.mark.parametrize(
+    "method", ["m+deat", "pgd-7", "trades", "mart", "fat-5", "free-4", "dat", "natural", "yopo-5-3", "m+yopo-5-3"]
+)
 def test_recorded_moves_equal_eager_ones_bit_for_bit(method: str) -> None:
     before = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
@@ -102,7 +105,7 @@ def test_recordings_do_not_grow_while_k_and_momentum_change() -> None:
     with trainer.session():
         for _ in range(4):
             ks.append(trainer.run_epoch().k)
-            counts.append(len(trainer.game.recorder or ()))
+            counts.append(len(trainer.game.runner.recorder or ()))
     assert ks == [0, 1, 2, 3]
     assert counts[1] == counts[2] == counts[3]
     momentum = trainer.optimizer.param_groups[0]["momentum"]
@@ -157,3 +160,77 @@ def test_resumed_training_is_exact_where_it_is_deterministic(method: str, engine
     assert second.history == whole.history
     for one, other in zip(second.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("method", ["pgd-3", "free-4", "yopo-5-3"])
+def test_recorded_fp16_trains_like_eager_fp16(method: str) -> None:
+    histories = []
+    for engine in ("eager", "graph"):
+        torch.manual_seed(0)
+        trainer = make_trainer(method, "fp16", epochs=3, engine=engine)
+        with trainer.session():
+            histories.append([trainer.run_epoch() for _ in range(3)])
+        assert engine == "eager" or trainer.game.runner.recorder is not None, "the recording fell back"
+    for one, other in zip(*histories, strict=True):
+        assert other.skipped == one.skipped
+        assert other.loss == pytest.approx(one.loss, rel=0.1)
+        assert other.magnitude == pytest.approx(one.magnitude, rel=0.2)
+
+
+def test_a_recorded_fp16_step_that_overflows_is_skipped_counted_and_halves_the_scale() -> None:
+    trainer = make_trainer("pgd-7", "fp16", engine="graph")
+    trainer.engine.scaler.factor.fill_(2.0**60)  # type: ignore[union-attr]
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    stats = trainer.run_epoch()
+    assert stats.skipped == 3
+    assert stats.examples == 0
+    assert float(trainer.engine.scaler.factor) == 2.0**57  # type: ignore[union-attr]
+    assert all(torch.equal(b, p) for b, p in zip(before, trainer.model.parameters(), strict=True))
+
+
+def played(method: str, precision: str, engine: str, double: bool = False) -> list[Round]:
+    """A batch after each of three epochs of one batch, its weights the same in either engine."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8)
+    model = deat.build_model("preact_resnet18", normalize=((0.5, 0.5, 0.5), (0.25, 0.25, 0.25)))
+    trainer = deat.make_trainer(
+        model.double() if double else model,
+        ImageSet(images, torch.arange(64) % 10, tuple("0123456789")),
+        method=method,
+        settings=deat.Settings(
+            epochs=3, batch_size=64, lr=1e-6, precision=precision, device="cuda", engine=engine, rate="flat"
+        ),
+    )
+    seen = []
+    with trainer.session():
+        for _ in range(2):
+            trainer.run_epoch()
+            r = next(iter(trainer.game._rounds.values()))
+            seen.append(copy.deepcopy(r))
+    assert engine != "compile" or trainer.game.runner.compiled is not None, "compiling fell back"
+    return seen
+
+
+@pytest.mark.parametrize("method", ["pgd-2", "m+trades", "free-4", "fat-5"])
+def test_compiled_moves_agree_with_eager_ones(method: str) -> None:
+    for one, other in zip(played(method, "fp32", "eager", True), played(method, "fp32", "compile", True), strict=True):
+        assert float(other.loss) == pytest.approx(float(one.loss), rel=1e-9)
+        assert torch.allclose(other.magnitude, one.magnitude, rtol=1e-9, atol=1e-12)
+    one, other = played(method, "bf16", "eager")[0], played(method, "bf16", "compile")[0]
+    assert float(other.loss) == pytest.approx(float(one.loss), abs=1e-2)
+
+
+def test_compilations_do_not_grow_while_k_changes() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    trainer = make_trainer("deat-1", "bf16", epochs=4, engine="compile")
+    counts, ks = [], []
+    with trainer.session():
+        for _ in range(4):
+            ks.append(trainer.run_epoch().k)
+            counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert ks == [0, 1, 2, 3]
+    assert trainer.game.runner.compiled is not None
+    assert counts[0] >= 1
+    assert counts[1] == counts[2] == counts[3]

@@ -64,17 +64,18 @@ class WatchedGame(deat.Game):
         self._look(r)
         return r
 
-    def step(self, r: Round) -> None:
-        super().step(r)
+    def step_delta(self, r: Round) -> None:
+        super().step_delta(r)
         self._look(r)
 
     def ascend(self, r: Round) -> None:
         super().ascend(r)
         self._look(r)
 
-    def joint(self, r: Round, *, update_weights: bool = True) -> None:
-        super().joint(r, update_weights=update_weights)
+    def take_both_gradients(self, r: Round) -> Tensor | None:
+        finite = super().take_both_gradients(r)
         self._look(r)
+        return finite
 
 
 def trainer_of(method: str | Method, net: nn.Module | None = None, *, data: Any = None, **options: Any) -> deat.Trainer:

@@ -1,14 +1,21 @@
 """How a move runs: precision, loss scaling and skipped steps, memory format."""
 
+import shutil
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import TorchDynamoException
 
 import deat
 from deat.errors import UsageError
 from deat.game.engine import choose_precision, choose_threads
 from deat.game.round import Budget
-from helpers.games import THREATS, busy_budget, game_of
+from deat.training.history import EpochTiming
+from deat.training.optimizers import DeviceSGD
+from deat.training.pace import Pace
+from helpers.games import THREATS, busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 
 every_threat = pytest.mark.parametrize("threat", THREATS, ids=lambda t: t.name)
@@ -148,3 +155,74 @@ def test_half_precision_lays_convolutions_out_channels_last():
     r = game.open(*images(channels=3), Budget(1, 0.1))
     assert r.x.is_contiguous(memory_format=torch.channels_last)
     assert r.delta.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, inside its compiler
+@pytest.mark.skipif(not shutil.which("g++"), reason="compiling for the CPU needs a C++ compiler")
+def test_compiled_moves_equal_eager_ones_in_double_precision():
+    readings = []
+    for engine in ("eager", "compile"):
+        net = conv_net().double()
+        trainer = trainer_of("pgd-1", net, epochs=2, engine=engine)
+        trainer.fit()
+        assert (trainer.game.runner.compiled is not None) == (engine == "compile")
+        readings.append(([(s.loss, s.magnitude) for s in trainer.history], weights(net)))
+    (one, before), (other, after) = readings
+    assert np.allclose(one, other, rtol=1e-9)
+    assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(before, after, strict=True))
+
+
+def test_a_network_that_cannot_be_compiled_trains_as_it_is(monkeypatch):
+    def refuse(*args, **options):
+        def call(*inputs):
+            raise TorchDynamoException("no such operation")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    trainer = trainer_of("pgd-1", epochs=2, engine="compile")
+    with pytest.warns(UserWarning, match="cannot be compiled.*no such operation"):
+        trainer.fit()
+    assert len(trainer.history) == 2
+    assert trainer.engine.name == "eager"
+
+
+@pytest.mark.parametrize(("seconds", "compiled"), [(0.001, False), (1e4, True)])
+def test_auto_compiles_once_the_pace_shows_that_it_pays(seconds, compiled):
+    trainer = trainer_of("pgd-1", epochs=9)
+    wanted: list[bool] = []
+    trainer.game.runner.use_compiled = wanted.append
+    pace = Pace()
+    for epoch in range(3):
+        trainer.epoch, trainer.game.cost.backprops = epoch + 1, 6 * (epoch + 1)
+        pace.look(trainer, EpochTiming(epoch, 1e5 if epoch == 0 else seconds, 0.0, 1.0))
+    assert wanted[:1] == [True] * compiled
+
+
+def test_auto_takes_compiling_back_where_it_was_no_faster():
+    trainer = trainer_of("pgd-1", epochs=9)
+    wanted: list[bool] = []
+
+    def use(yes):
+        wanted.append(yes)
+        trainer.game.runner.compiled = object() if yes else None
+
+    trainer.game.runner.use_compiled = use
+    pace = Pace()
+    for epoch, seconds in enumerate((1e5, 1e4, 1e6, 2e4, 2e4)):
+        trainer.epoch, trainer.game.cost.backprops = epoch + 1, 6 * (epoch + 1)
+        pace.look(trainer, EpochTiming(epoch, seconds, 0.0, 1.0))
+    assert wanted == [True, False]
+
+
+def test_a_skipped_step_leaves_weights_and_momentum_as_they_were():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = DeviceSGD([weight], 0.1, 0.9, 0.5)
+    weight.grad = torch.ones(3)
+    optimizer.step(skip=torch.zeros(()))
+    assert torch.allclose(weight, torch.full((3,), 1 - 0.1 * 1.5))
+    held = weight.detach().clone(), optimizer.state[weight]["momentum_buffer"].clone()
+    weight.grad = torch.full((3,), torch.inf)
+    optimizer.step(skip=torch.ones(()))
+    assert torch.equal(weight, held[0])
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"], held[1])

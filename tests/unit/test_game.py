@@ -129,7 +129,7 @@ def test_joint_gives_the_weights_and_delta_the_gradients_of_plain_autograd(name)
     (x, y), game = images(), game_of(method, net)
     r = game.open(x.double(), y, Budget(1, 0.05))
     game.ascend(r)
-    game.joint(r, update_weights=False)
+    game.accumulate(r, game.take_both_gradients)
     delta = r.delta.clone().requires_grad_()
     plain = {
         "pgd-7": lambda: cross_entropy(net(r.x + delta), y).mean(),
@@ -145,7 +145,7 @@ def test_trades_gradient_flows_into_both_branches():
     (x, y), game = images(), game_of(method, net)
     r = game.open(x.double(), y, Budget(1, 0.05))
     game.ascend(r)
-    game.joint(r, update_weights=False)
+    game.accumulate(r, game.take_both_gradients)
     one_branch = torch.autograd.grad(trades_loss(net, r.x, r.delta, y, clean_grad=False), list(net.parameters()))
     assert not any(torch.allclose(p.grad, g) for p, g in zip(net.parameters(), one_branch, strict=True))
 

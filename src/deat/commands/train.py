@@ -279,7 +279,7 @@ class Session:
             return
         if self.scores:
             self.console.print(score_table(self.scores))
-        if self.watch and self.watch.fired:
+        if self.watch and self.watch.collapses:
             self.console.print(f"the watch saw {self.watch.summary()}")
         self.console.print(f"everything is in {self.out}; report.md tells it whole")
 

@@ -52,12 +52,14 @@ class Recorder:
         held = [(tensor, tensor.detach().clone()) for tensor in self._changing(r)]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.random.fork_rng(devices=[r.x.device]), torch.cuda.stream(stream):
-            yield
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.no_grad():
-            for tensor, before in held:
-                tensor.copy_(before)
+        try:
+            with torch.random.fork_rng(devices=[r.x.device]), torch.cuda.stream(stream):
+                yield
+        finally:
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.no_grad():
+                for tensor, before in held:
+                    tensor.copy_(before)
 
     def _changing(self, r: Round) -> Iterator[Tensor]:
         yield from r.tensors()

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from deat.errors import UsageError, unknown
+from deat.game.scaler import DeviceScaler
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-ENGINES = ("auto", "eager", "graph")
+ENGINES = ("auto", "eager", "graph", "compile")
 SMALL = 500_000
 """On a CPU, networks with fewer parameters gain nothing from half precision or a second thread."""
 
@@ -36,18 +37,17 @@ def choose_precision(wanted: str, device: torch.device, num_parameters: int) -> 
     return "bf16" if device.type == "cpu" and num_parameters >= SMALL and cpu_is_fast_at_bf16() else "fp32"
 
 
-def choose_records(wanted: str, device: torch.device, precision: Precision, obstacle: str | None) -> tuple[bool, str]:
-    """Whether to play moves as CUDA graphs, and what stands against it where "auto" would otherwise do so."""
+def choose_records(wanted: str, device: torch.device, obstacle: str | None) -> tuple[bool, str]:
+    """Whether to play moves as CUDA graphs, and what stands against it where they would be otherwise."""
     if wanted not in ENGINES:
         raise unknown("engine", wanted, ENGINES)
     if wanted == "graph" and device.type != "cuda":
         raise UsageError("engine 'graph' needs a CUDA device; use 'eager' or 'auto'.")
     if wanted == "eager" or device.type != "cuda":
         return False, ""
-    reason = "fp16's loss scaler decides on the host" if precision == "fp16" else obstacle
-    if reason and wanted == "graph":
-        raise UsageError(f"engine 'graph' cannot serve here: {reason}. Use 'eager' or 'auto'.")
-    return not reason, reason or ""
+    if obstacle and wanted == "graph":
+        raise UsageError(f"engine 'graph' cannot serve here: {obstacle}. Use 'eager' or 'auto'.")
+    return not obstacle, obstacle or ""
 
 
 def choose_threads(num_parameters: int) -> int:
@@ -59,15 +59,23 @@ def choose_threads(num_parameters: int) -> int:
 class Engine:
     """The device side of a game: casts, scales and lays out memory, so that moves need not know.
 
-    records plays moves as CUDA graphs.
+    records plays moves as CUDA graphs; compiles compiles what they call.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: Precision = "fp32"
     records: bool = False
+    compiles: bool = False
 
     def __post_init__(self) -> None:
-        self.scaler = torch.amp.GradScaler(self.device.type) if self.precision == "fp16" else None
+        self.scaler: torch.amp.GradScaler | DeviceScaler | None = None
+        if self.precision == "fp16":
+            self.scaler = DeviceScaler(self.device) if self.records else torch.amp.GradScaler(self.device.type)
+
+    @property
+    def name(self) -> str:
+        """What --engine calls it."""
+        return "compile" if self.compiles else "graph" if self.records else "eager"
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -91,7 +99,8 @@ class Engine:
         if self.precision == "fp32":
             return nullcontext()
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
-        return torch.autocast(self.device.type, dtype=dtype)
+        # A recording would replay casts from a cache that is gone.
+        return torch.autocast(self.device.type, dtype=dtype, cache_enabled=not self.records)
 
     def scale(self, loss: Tensor) -> Tensor:
         """A loss ready for backward."""
@@ -112,6 +121,8 @@ class Engine:
         if self.scaler is None:
             optimizer.step()
             return None
+        if isinstance(self.scaler, DeviceScaler):
+            return self.scaler.step(optimizer)
         grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         # The largest gradient, not their length: squares of scaled gradients may overflow by themselves.
         taken = torch.isfinite(torch.nn.utils.get_total_norm(grads, norm_type=torch.inf))

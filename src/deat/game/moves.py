@@ -4,7 +4,6 @@ Two moves cost one backprop each: A (ascend) takes delta's gradient alone and st
 both gradients in one pass and steps theta. Nothing here reads the device.
 """
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +16,14 @@ from torch import Tensor, nn
 
 from deat.errors import UsageError
 from deat.game.ascent import Ascent
-from deat.game.capture import Move, Recorder
+from deat.game.capture import Move
 from deat.game.engine import Engine
 from deat.game.first_layer import FirstLayer, find_first_layer
 from deat.game.meter import Meter
 from deat.game.objectives import Objective
 from deat.game.round import Budget, Round
+from deat.game.runner import Runner
+from deat.game.scaler import DeviceScaler
 from deat.modes import evaluating, spread
 from deat.ranks import ALONE, Ranks, apart
 from deat.threat import ThreatModel
@@ -82,13 +83,15 @@ class Game:
         self.cost = Cost()
         self.carry: Tensor | None = None
         self.among: int | None = None
-        self.recorder = Recorder(self.changing) if self.engine.records else None
+        self.runner = Runner(net, objective, self.engine, self.changing)
+        self.holds_gradients = False
         self._first_layer: FirstLayer | None = None
         self._rounds: OrderedDict[torch.Size, Round] = OrderedDict()
 
     def open(self, x: Tensor, y: Tensor, budget: Budget) -> Round:
         """A round on this batch, with delta at its start."""
         r = self._round_like(x, y)
+        self.runner.open(r)
         r.x.copy_(x)
         r.y.copy_(y)
         r.magnitude.zero_()
@@ -114,22 +117,26 @@ class Game:
         if self.probe.move == "ascend":
             self._play("measure", self._measure, r)
 
-    def joint(self, r: Round, *, update_weights: bool = True) -> None:
-        """J: one pass for both gradients; the optimiser steps theta, delta's gradient comes free.
+    def joint(self, r: Round) -> None:
+        """J: one pass for both gradients; the optimiser steps theta, delta's gradient comes free."""
+        self._count_joint()
+        self._play("joint", self._joint_and_update, r)
 
-        Without update_weights theta's gradient accumulates instead.
-        """
-        self.cost.backprops += 1
-        self.cost.passes += 2 * self._branches
-        if update_weights:
-            self._play("joint", self._joint_and_update, r)
-        else:
-            with apart(self.objective):
-                self._joint(r)
+    def accumulate(self, r: Round, move: Move) -> None:
+        """J without its update, as `move` spells it: theta's gradient is added to what has accumulated."""
+        self._count_joint()
+        if self.engine.records and not self.holds_gradients:
+            self._hold_gradients()
+        with apart(self.objective):
+            self._play("accumulate", move, r)
+
+    def forget_gradients(self) -> None:
+        """Drop what has accumulated; where recordings add to it, it stays in its place."""
+        self.optimizer.zero_grad(set_to_none=not self.holds_gradients)
 
     def step(self, r: Round) -> None:
         """Step delta along the round's last gradient, project it, and leave frozen examples in place."""
-        self._play("step", self._step, r)
+        self._play("step", self.step_delta, r)
 
     def close(self, r: Round) -> None:
         """Feed the meter once, and keep delta where it is carried over."""
@@ -140,34 +147,28 @@ class Game:
     def changing(self) -> Iterator[Tensor]:
         """Every tensor that a move may change, beside a round's own."""
         yield from (*self.net.parameters(), *self.net.buffers(), self.meter.sums, self.meter.counts)
+        yield from (p.grad for p in self.net.parameters() if self.holds_gradients and p.grad is not None)
+        yield from self.engine.scaler.tensors() if isinstance(self.engine.scaler, DeviceScaler) else ()
         for state in self.optimizer.state.values():
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def _play(self, name: str, move: Move, r: Round) -> None:
-        if self.recorder is None or (self.ranks.many and name in MEETINGS):
+        if self.ranks.many and name in MEETINGS:
             move(r)
-            return
-        try:
-            self.recorder.play(name, move, r)
-        except RuntimeError as error:
-            reason = str(error).split("\n")[0]
-            warnings.warn(
-                f"this network cannot be recorded as a CUDA graph, so it runs eagerly: {reason}", stacklevel=2
-            )
-            self.recorder = None
-            move(r)
+        else:
+            self.runner.play(name, move, r)
 
     def _joint_and_update(self, r: Round) -> None:
-        finite = self._joint(r)
+        finite = self.take_both_gradients(r)
         self._update(r)
         if finite is not None:
             r.valid.logical_and_(finite)
 
-    def _joint(self, r: Round) -> Tensor | None:
+    def take_both_gradients(self, r: Round) -> Tensor | None:
         """Both gradients; under a loss scaler, whether delta's did not overflow."""
         delta = r.delta.detach().requires_grad_()
         with self.engine.autocast():
-            loss, logits = self.objective(r.x, delta, r.y)
+            loss, logits = self.runner.objective(r.x, delta, r.y)
         # Not autograd.grad: DDP would not synchronise.
         torch.autograd.backward(self.engine.scale(self._weighed(loss, r)))
         if delta.grad is None:
@@ -180,7 +181,14 @@ class Game:
             self._measure(r)
         return finite
 
-    def _step(self, r: Round) -> None:
+    def _hold_gradients(self) -> None:
+        """Give every weight a gradient that stays in its place, for recordings to add to."""
+        for p in self.net.parameters():
+            p.grad = torch.zeros_like(p) if p.requires_grad else None
+        self.holds_gradients = True
+
+    def step_delta(self, r: Round) -> None:
+        """Step delta, as a part of a move."""
         moved = self.threat.move(r.x, r.delta, r.grad, self.alpha)
         if self.ascent.freeze is not None:
             self.meter.ascended(r.active)
@@ -190,7 +198,7 @@ class Game:
     def _update(self, r: Round) -> None:
         """Step theta along its accumulated gradient and forget it."""
         taken = self.engine.step(self.optimizer)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.forget_gradients()
         if taken is not None:
             r.valid.copy_(taken)
             self.meter.skip(~taken)
@@ -224,18 +232,22 @@ class Game:
         with evaluating(self.net):
             yield
 
+    def _count_joint(self) -> None:
+        self.cost.backprops += 1
+        self.cost.passes += 2 * self._branches
+
     def _count_ascent(self) -> None:
         self.cost.backprops += 1
         self.cost.passes += 2
 
     def _ascend(self, r: Round) -> None:
         self._take_gradient(r)
-        self._step(r)
+        self.step_delta(r)
 
     def _take_gradient(self, r: Round) -> None:
         delta = r.delta.detach().requires_grad_()
         with self.crafting(), self.engine.autocast():
-            logits = self.net(r.x + delta)
+            logits = self.runner.net(r.x, delta)
             loss = self.ascent.inner(logits, r).mean()
         (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
         r.grad.copy_(self.engine.unscale(grad, len(r)))

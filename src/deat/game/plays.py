@@ -1,6 +1,7 @@
 """The word each family spells with the moves A and J; its length is its cost in backprops."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Protocol
 
 import torch
@@ -80,17 +81,14 @@ class Relay:
 
     inner: int = 3
     crafts: ClassVar[bool] = False
-    records: ClassVar[bool] = False  # its first-layer steps leave the network's forward half way
+    records: ClassVar[bool] = True
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
         """k + 1 full passes, each but the last followed by first-layer steps."""
         r = game.open(x, y, budget)
         layer = game.first_layer(r)
         for _ in range(budget.k):
-            costates = _joint_with_costates(game, r, layer)
-            for _ in range(self.inner):
-                r.grad.copy_(_costate_gradient(game, r, layer, costates))
-                game.step(r)
+            game.accumulate(r, partial(self._pass_and_steps, game, layer))
         game.joint(r)
         game.close(r)
 
@@ -98,11 +96,18 @@ class Relay:
         """k + 1 full passes; first-layer steps are not counted, as in the paper."""
         return budget.k + 1
 
+    def _pass_and_steps(self, game: Game, layer: FirstLayer, r: Round) -> None:
+        """J0 a^n."""
+        costates = _joint_with_costates(game, r, layer)
+        for _ in range(self.inner):
+            r.grad.copy_(_costate_gradient(game, r, layer, costates))
+            game.step_delta(r)
+
 
 def _joint_with_costates(game: Game, r: Round, layer: FirstLayer) -> list[Tensor]:
     """J0: accumulate theta's gradient, and the loss's gradient by the first layer's outputs."""
     with layer.recorded() as outputs:
-        game.joint(r, update_weights=False)
+        game.take_both_gradients(r)
     seen = sum(layer.sees_input)  # an objective with a clean branch runs it first
     return [out.grad for out in outputs[-seen:] if out.grad is not None]
 

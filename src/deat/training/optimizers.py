@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from deat.errors import UsageError
 from deat.training.rates import rate
@@ -41,15 +41,19 @@ class DeviceSGD(torch.optim.Optimizer):
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """v = momentum v + (g + decay w); w = w - lr v, over all parameters at once."""
+    def step(self, closure: None = None, skip: Tensor | None = None) -> None:  # type: ignore[override]
+        """v = momentum v + (g + decay w); w = w - lr v, over all parameters at once, unless `skip` is one."""
         for group in self.param_groups:
             weights = [p for p in group["params"] if p.grad is not None]
             velocities = [self.state[p]["momentum_buffer"] for p in weights]
-            gradients = torch._foreach_add([p.grad for p in weights], weights, alpha=group["weight_decay"])
-            torch._foreach_mul_(velocities, group["momentum"])
+            lr, momentum, grads = group["lr"], group["momentum"], [p.grad for p in weights]
+            if skip is not None:
+                lr, momentum = lr * (1 - skip), torch.where(skip > 0, torch.ones_like(momentum), momentum)
+                grads = [torch.where(skip > 0, -group["weight_decay"] * p, p.grad) for p in weights]
+            gradients = torch._foreach_add(grads, weights, alpha=group["weight_decay"])
+            torch._foreach_mul_(velocities, momentum)
             torch._foreach_add_(velocities, gradients)
-            torch._foreach_sub_(weights, torch._foreach_mul(velocities, group["lr"]))
+            torch._foreach_sub_(weights, torch._foreach_mul(velocities, lr))
 
 
 class Steering:

@@ -153,7 +153,7 @@ class Run:
             "threat": {"norm": self.threat.name, "eps": self.threat.eps},
             "device": trainer.engine.device.type,
             "precision": trainer.engine.precision,
-            "engine": "graph" if trainer.engine.records else "eager",
+            "engine": trainer.engine.name,
             "threads": trainer.threads,
             "processes": trainer.ranks.size,
             "watch": self._watch_action(trainer),

@@ -34,6 +34,7 @@ from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
 from deat.training.modes import lent
 from deat.training.optimizers import OptimizerFactory, Steering, restore_layout, sgd
+from deat.training.pace import Pace, Paced, Steady
 from deat.training.result import Best, Result
 from deat.training.settings import Settings, find_device
 from deat.training.shared import own_parts, synchronised, take_parts
@@ -84,6 +85,8 @@ class Trainer:
             pixel_scale=pixel_scale(self.model),
             ranks=ranks,
         )
+        chooses = settings.engine == "auto" and self.engine.records and not settings.deterministic and not ranks.many
+        self.pace: Paced = Pace() if chooses else Steady()
         self.streams = Streams(settings.seed, self.game.generator, ranks)
         self.interruption = Interruption(ranks)
         self.keeper: Keeper | None = None
@@ -109,10 +112,10 @@ class Trainer:
             "batch-norm statistics meet those of other processes": settings.sync_bn and self.ranks.many,
         }
         obstacle = next((reason for reason, stands in obstacles.items() if stands), None)
-        records, self.engine_note = choose_records(settings.engine, device, precision, obstacle)
+        records, self.engine_note = choose_records(settings.engine, device, obstacle)
         if records and self.ranks.many:
             self.engine_note = "joint moves meet other processes; the others are recorded"
-        return Engine(device, precision, records)
+        return Engine(device, precision, records, compiles=settings.engine == "compile")
 
     def fit(self) -> Result:
         """Train until the last epoch; where training is interrupted, its state is kept first."""
@@ -180,6 +183,7 @@ class Trainer:
         self.history.append(stats)
         self.best.offer(stats, self.model)
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
+        self.pace.look(self, timing)
         for callback in self.callbacks:
             callback.on_epoch(self, stats, timing)
         return stats
@@ -187,7 +191,7 @@ class Trainer:
     def play_epoch(self, budget: Budget) -> EpochRecord:
         """One epoch of games; the device is read once, at its end."""
         self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.game.forget_gradients()
         if not self.step:
             self.game.meter.reset()
         # An epoch that goes on draws its first batches again and leaves them out: any source can do that exactly.
@@ -246,8 +250,7 @@ class Trainer:
         bare(self.model).load_state_dict(state["model"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it would train on the tensors it is given
         restore_layout(self.optimizer)
-        if self.game.recorder:
-            self.game.recorder.forget()  # the optimiser has new tensors
+        self.game.runner.forget()  # the optimiser has new tensors
         self.schedule = replace(self.schedule, **state["lengths"])
         self.epoch, self.state, self.seconds = state["epoch"], dict(state["schedule"]), state["seconds"]
         self.step, self._ended = state["step"], state["stopping"]

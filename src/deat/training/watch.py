@@ -28,6 +28,8 @@ from deat.training.trainer import Trainer
 
 SINGLE, SEVERAL = "fgsm", "pgd-10"
 ACTIONS = ("warn", "stop", "rollback")
+NOTED = "note"
+"""What is done about a leap of l_X that the accuracies do not bear out."""
 MOST = 256
 """Held-out images that are scored, at most."""
 
@@ -40,9 +42,9 @@ class OverfitRule:
 
     It is one where accuracy against several steps lies more than `fall` below the last healthy epoch's, or
     where l_X is more than `jump` times the epoch before's, both of the same k. Without an adversary (k = 0)
-    nothing can overfit to it. A leap counts only if it opened the gap between a single step and several by
-    more than `gap`: when a network begins to learn, and when its loss is almost nothing, l_X leaps in good
-    health. gap = -1 takes every leap at its word.
+    nothing can overfit to it. A leap is a collapse if it opened the gap between a single step and several by
+    more than `gap`, and a suspicion otherwise: when a network begins to learn, and when its loss is almost
+    nothing, l_X leaps in good health. gap = -1 takes every leap at its word.
     """
 
     fall: float = 0.20
@@ -62,24 +64,37 @@ class OverfitRule:
             healthy = healthy if reason else now
         return reason
 
+    def suspicion(self, history: Sequence[EpochWatch]) -> str | None:
+        """That l_X leapt in the last epoch of a history, whatever the accuracies say; None if it did not."""
+        if len(history) < 2 or not self._leapt(*history[-2:]):
+            return None
+        return _leap(*history[-2:])
+
     def _reason(self, healthy: EpochWatch, before: EpochWatch, now: EpochWatch) -> str | None:
         found = []
         if now.k and healthy.multi - now.multi > self.fall + 1e-9:  # 0.9 - 0.7 is more than 0.2 in floating point
             found.append(f"{SEVERAL} accuracy fell from {healthy.multi:.1%} to {now.multi:.1%}")
         if self._leapt(before, now) and now.gap - healthy.gap > self.gap:
-            found.append(f"l_X rose from {before.magnitude:.4g} to {now.magnitude:.4g} at k {now.k}")
+            found.append(_leap(before, now))
         return f"{' and '.join(found)}, with {SINGLE} accuracy at {now.single:.1%}" if found else None
 
     def _leapt(self, before: EpochWatch, now: EpochWatch) -> bool:
         return before.k == now.k >= 1 and now.magnitude > self.jump * before.magnitude
 
 
+def _leap(before: EpochWatch, now: EpochWatch) -> str:
+    return f"l_X rose from {before.magnitude:.4g} to {now.magnitude:.4g} at k {now.k}"
+
+
 class OverfitWatch:
-    """Scores a held-out slice after every epoch, and acts when training collapses; a callback of the trainer.
+    """Scores a held-out slice after every epoch, and fires when training collapses; a callback of the trainer.
 
     warn says so and goes on. stop puts the last healthy epoch back and ends training. rollback puts it back
     and goes on from there with steps `shrink` times as long, at most `rollbacks` times; then it stops. What
     was spent stays spent. Where other callbacks write epochs down, it comes before them.
+
+    A leap of l_X that the accuracies do not bear out fires as well, but only to be noted: the first one is
+    said aloud, and nothing is put back.
 
     events has one entry for each epoch played, those put back included; `log` is a file they are added to.
     `say` is told in words when the watch fires, and is a RuntimeWarning by default. passes and seconds are
@@ -117,15 +132,25 @@ class OverfitWatch:
 
     @property
     def fired(self) -> list[EpochWatch]:
-        """The events at which it fired."""
+        """The events at which it fired, suspicions among them."""
         return [event for event in self.events if event.reason]
+
+    @property
+    def collapses(self) -> list[EpochWatch]:
+        """The events that it acted on."""
+        return [event for event in self.fired if event.action != NOTED]
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Score the epoch, write it down, and act where it is a collapse."""
         self._standing.append(self._score(trainer, stats))
         reason = self.rule.verdict(self._standing)
-        event = replace(self._standing[-1], reason=reason, action=self._next_action() if reason else None)
+        suspicion = None if reason else self.rule.suspicion(self._standing)
+        action = self._next_action() if reason else NOTED if suspicion else None
+        first = suspicion is not None and not self.fired
+        event = replace(self._standing[-1], reason=reason or suspicion, action=action)
         self._note(event)
+        if first:
+            self.say(f"{suspicion} in epoch {stats.epoch + 1}. {_calm(event)}")
         if reason:
             self.say(f"catastrophic overfitting in epoch {stats.epoch + 1}: {reason}. {self._act(trainer, event)}")
         elif self.action != "warn":
@@ -149,8 +174,8 @@ class OverfitWatch:
             rewrite(self.log, self.events)
 
     def summary(self) -> str | None:
-        """All that fired, in one line; None if nothing did."""
-        fired = self.fired
+        """All that it acted on, in one line; None if there was nothing."""
+        fired = self.collapses
         if not fired:
             return None
         where = ", ".join(f"{event.epoch + 1} ({event.action})" for event in fired)
@@ -194,6 +219,11 @@ class OverfitWatch:
         found = accuracies(trainer.model, images, both, self.threat, self.seed, trainer.engine.layout, trainer.ranks)
         self.passes += sum(1 + 2 * how.steps for how in both) * len(images)
         return found[SINGLE], found[SEVERAL]
+
+
+def _calm(event: EpochWatch) -> str:
+    seen = f"{SEVERAL} leaves {event.multi:.1%} and {SINGLE} {event.single:.1%}"
+    return f"That can be the onset of catastrophic overfitting, but {seen}, so it is only noted."
 
 
 def _held_slice(source: Source) -> Resident:

@@ -1,0 +1,104 @@
+"""Runs a game's moves as the engine wants them: recorded as CUDA graphs, their heavy calls compiled."""
+
+import warnings
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
+from torch.func import functional_call
+
+from deat.game.capture import Move, Recorder
+from deat.game.engine import Engine
+from deat.game.objectives import Outcome
+from deat.game.round import Round
+
+Ask = Callable[[Tensor, Tensor], Tensor]
+Judge = Callable[[Tensor, Tensor, Tensor], Outcome]
+
+
+class Compiled:
+    """The objective, for J, and the network alone, for A, compiled for batches of one shape.
+
+    In A the weights are detached inside the compiled function; otherwise its backward would compute their gradients.
+    """
+
+    def __init__(self, net: nn.Module, objective: nn.Module, shape: torch.Size) -> None:
+        self.shape = shape
+        self.objective: Judge = torch.compile(objective, dynamic=False)
+        self.net: Ask = torch.compile(_frozen(net), dynamic=False)
+
+
+class Runner:
+    """Plays moves on rounds, and answers their calls of objective and network.
+
+    `state` yields every tensor that a move may change. The first batch's shape is compiled; a short last batch would
+    not earn a compilation of its own. What cannot be compiled runs as it is, what cannot be recorded runs eagerly.
+    """
+
+    def __init__(
+        self, net: nn.Module, objective: nn.Module, engine: Engine, state: Callable[[], Iterable[Tensor]]
+    ) -> None:
+        self._net, self._objective, self.engine = net, objective, engine
+        self.recorder = Recorder(state) if engine.records else None
+        self.compiled: Compiled | None = None
+
+    def open(self, r: Round) -> None:
+        """A round begins."""
+        if self.engine.compiles and self.compiled is None:
+            self.compiled = Compiled(self._net, self._objective, r.x.shape)
+
+    def play(self, name: str, move: Move, r: Round) -> None:
+        """Run a move: replay its recording, make one first, or simply call it."""
+        try:
+            if self.recorder is None:
+                move(r)
+            else:
+                self.recorder.play(name, move, r)
+        except RuntimeError as error:
+            if self.recorder is None and not (self.compiled and isinstance(error, TorchDynamoException)):
+                raise
+            self._fall_back(str(error).split("\n")[0])
+            self.play(name, move, r)
+
+    def objective(self, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
+        """The objective's outcome on a batch."""
+        found = self.compiled
+        outcome: Outcome = (found.objective if found and found.shape == x.shape else self._objective)(x, delta, y)
+        return outcome
+
+    def net(self, x: Tensor, delta: Tensor) -> Tensor:
+        """The network's logits at x + delta, to be differentiated by delta alone."""
+        found = self.compiled
+        if found and found.shape == x.shape:
+            return found.net(x, delta)
+        logits: Tensor = self._net(x + delta)
+        return logits
+
+    def use_compiled(self, wanted: bool) -> None:
+        """Compile from the next batch on, or stop doing so; what was recorded is recorded anew."""
+        self.engine.compiles, self.compiled = wanted, None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop every recording, as when the tensors they were made on are replaced."""
+        if self.recorder:
+            self.recorder.forget()
+
+    def _fall_back(self, reason: str) -> None:
+        """Do without compiling, or else without recording."""
+        if self.compiled is not None:
+            warnings.warn(f"this network cannot be compiled, so it runs as it is: {reason}", stacklevel=4)
+            self.use_compiled(False)
+            return
+        warnings.warn(f"this network cannot be recorded as a CUDA graph, so it runs eagerly: {reason}", stacklevel=4)
+        self.recorder = None
+
+
+def _frozen(net: nn.Module) -> Ask:
+    def ask(x: Tensor, delta: Tensor) -> Tensor:
+        weights = {name: weight.detach() for name, weight in net.named_parameters()}
+        logits: Tensor = functional_call(net, weights, (x + delta,))
+        return logits
+
+    return ask
