@@ -3,7 +3,7 @@
 Float32, a DataLoader, and in every attack step a full backward whose parameter gradients are thrown away.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +46,7 @@ class Script:
     rate: str = "flat"
     workers: int = 0
     seed: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         torch.manual_seed(self.seed)
@@ -57,6 +58,10 @@ class Script:
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, total) if total else None
         self.losses: list[float] = []
         self.backprops = 0
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The loader's batches, on the device."""
+        return ((x.to(self.device), y.to(self.device)) for x, y in self.loader)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """The mean cross-entropy, with a backward through every parameter."""
@@ -82,7 +87,7 @@ class Script:
 def pgd_epoch(script: Script, steps: int = 7) -> None:
     """One epoch of PGD training: `steps` attack steps from a uniform start, then an update."""
     script.model.train()
-    for x, y in script.loader:
+    for x, y in script.batches():
         delta = torch.zeros_like(x).uniform_(-script.eps, script.eps)
         delta.data = torch.clamp(x + delta, 0, 1) - x
         delta.requires_grad_()
@@ -98,7 +103,7 @@ def pgd_epoch(script: Script, steps: int = 7) -> None:
 def free_epoch(script: Script, replays: int = 8) -> None:
     """One epoch of FREE training: every replay of a batch updates both weights and delta."""
     script.model.train()
-    for x, y in script.loader:
+    for x, y in script.batches():
         delta = torch.zeros_like(x, requires_grad=True)
         for _ in range(replays):
             script.optimizer.zero_grad()

@@ -93,3 +93,14 @@ def test_a_model_that_half_precision_cannot_follow_is_attacked_in_full() -> None
         found = deat.evaluate(net, (x.cuda(), y.cuda()), threat=THREAT, attacks=["pgd-20"], sanity=False)
     exact = deat.evaluate(net, (x.cuda(), y.cuda()), threat=THREAT, attacks=["pgd-20"], precision="fp32", sanity=False)
     assert found.accuracy["pgd-20"] == pytest.approx(exact.accuracy["pgd-20"], abs=0.03)
+
+
+def test_a_compiled_twin_gives_the_verdicts_of_an_exact_model_but_for_a_few() -> None:
+    net, (x, y) = undefended().cuda(), digits(400)
+    options = {"threat": deat.Linf(THREAT.eps / 4), "attacks": ["pgd-20", "square"], "sanity": False, "block": 100}
+    exact = deat.evaluate(net, (x.cuda(), y.cuda()), precision="fp32", **options)  # type: ignore[arg-type]
+    found = deat.evaluate(net, (x.cuda(), y.cuda()), engine="compile", **options)  # type: ignore[arg-type]
+    assert found.settings["compiled"]
+    for name in ("pgd-20", "square"):
+        differ = sum(a != b for a, b in zip(exact.verdicts[name], found.verdicts[name], strict=True))
+        assert differ <= 8, name

@@ -1,0 +1,45 @@
+"""The GPU benchmark's result as a page of Markdown."""
+
+from typing import Any
+
+Record = dict[str, Any]
+
+
+def render(result: Record) -> str:
+    """The result as a page of Markdown."""
+    machine = result["machine"]
+    where = f"{machine['device']}, torch {machine['torch']}, Python {machine['python']}"
+    return "\n".join(
+        [
+            "# Training speed on a GPU",
+            "",
+            f"`python bench/gpu.py --out docs/results/speed.json` on {where}, which reached {machine['peak_tflops']}",
+            "TFLOP/s on a large bf16 matrix product. Its head says what is measured. A backprop is one forward and",
+            "backward over a batch; times hold data and augmentation, and not the warm-up.",
+            "",
+            *table(result["cells"], machine["peak_tflops"]),
+            "",
+        ]
+    )
+
+
+def table(cells: dict[str, Record], peak: float) -> list[str]:
+    """A row for each cell."""
+    rows = [
+        "| network | method | batch | engine | ms a backprop | times plain | images/s | TFLOP/s | of the peak | GiB "
+        "| warm-up, s |",
+        "|---" * 11 + "|",
+    ]
+    for name, cell in cells.items():
+        network, method, size, engine = name.split("/")
+        head = f"| {network} | {method} | {size} | {engine} "
+        if "failed" in cell:
+            rows.append(f"{head}| failed: {cell['failed']} |" + " |" * 6)
+            continue
+        plain = cells.get(f"{network}/{method}/{size}/plain", {}).get("ms_per_backprop")
+        ratio = f"{plain / cell['ms_per_backprop']:.1f}" if plain else ""
+        rows.append(
+            f"{head}| {cell['ms_per_backprop']:.2f} | {ratio} | {cell['images_per_second']:,} | {cell['tflops']:.0f} "
+            f"| {cell['tflops'] / peak:.0%} | {cell['peak_memory_gib']:.1f} | {cell['warm_up_seconds']:.1f} |"
+        )
+    return rows
