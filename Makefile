@@ -18,6 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/deat train --out runs/demo --overwrite
 	$(BIN)/deat evaluate runs/demo
+	$(BIN)/deat report runs/demo
 
 test: lint
 	$(BIN)/python -m pytest

@@ -1,60 +1,23 @@
-"""The command line: `deat train`, `resume`, `evaluate`, `import`, `export` and `list`."""
+"""The command line: `deat train`, `resume`, `evaluate`, `bench`, `report`, `import`, `export` and `list`."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
-from tyro.constructors import PrimitiveConstructorSpec
 
+from deat.commands.bench import Bench
 from deat.commands.ending import ended, tolerate_any_terminal
 from deat.commands.evaluate import run_evaluation
+from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Shape, Start, Watch
 from deat.commands.lists import list_things
+from deat.commands.report import Report
 from deat.commands.resume import run_resume
 from deat.commands.train import run_training
 from deat.commands.weights import run_export, run_import
-from deat.threat import number
 from deat.versions import VERSION
-
-
-def _flag(metavar: str, parse: Callable[[str], object]) -> PrimitiveConstructorSpec[Any]:
-    """A flag that is left out by default and whose text is read by `parse`."""
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=lambda args: parse(args[0]),
-        is_instance=lambda value: value is None or isinstance(value, int | float | str),
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number, such as 30") from None
-
-
-_QUIET = arg(help_behavior_hint="")
-MaybeNumber = Annotated[float | None, _flag("NUMBER", number), _QUIET]
-"""A number that may be written as a fraction, such as 8/255."""
-MaybeWhole = Annotated[int | None, _flag("INT", _whole), _QUIET]
-MaybeText = Annotated[str | None, _flag("TEXT", str), _QUIET]
-Norm = Annotated[Literal["linf", "l2", "l1"] | None, arg(metavar="linf|l2|l1", help_behavior_hint="")]
-Shape = Annotated[
-    Literal["cyclic", "multistep", "cosine", "flat"] | None,
-    arg(metavar="cyclic|multistep|cosine|flat", help_behavior_hint=""),
-]
-Watch = Annotated[
-    Literal["none", "warn", "stop", "rollback"] | None,
-    arg(metavar="none|warn|stop|rollback", help_behavior_hint=""),
-]
-Start = Annotated[
-    Literal["zero", "uniform", "normal", "bernoulli", "jitter"] | None,
-    arg(metavar="zero|uniform|normal|bernoulli|jitter", help_behavior_hint=""),
-]
 
 
 @dataclass(frozen=True)
@@ -254,9 +217,9 @@ class Export:
 
 @dataclass(frozen=True)
 class List:
-    """List what can be named: methods, models, data or attacks."""
+    """List what can be named: methods, models, data, attacks or recipes."""
 
-    kind: Positional[Literal["methods", "models", "data", "attacks"]]
+    kind: Positional[Literal["methods", "models", "data", "attacks", "recipes"]]
     """What to list."""
     json: bool = False
     """Print one JSON document."""
@@ -270,6 +233,8 @@ Command = (
     Annotated[Train, subcommand("train")]
     | Annotated[Resume, subcommand("resume")]
     | Annotated[Evaluate, subcommand("evaluate")]
+    | Annotated[Bench, subcommand("bench")]
+    | Annotated[Report, subcommand("report")]
     | Annotated[Import, subcommand("import")]
     | Annotated[Export, subcommand("export")]
     | Annotated[List, subcommand("list")]

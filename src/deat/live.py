@@ -108,6 +108,11 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.4g}"
 
 
+def say_aside(text: str) -> None:
+    """A line on standard error, so that what is piped or printed as JSON stays whole."""
+    print(f"deat: {text}", file=sys.stderr, flush=True)
+
+
 def is_terminal() -> bool:
     """Whether standard output is a person's screen."""
     return sys.stdout.isatty()

@@ -2,11 +2,11 @@
 
 
 def plain(text: str) -> str:
-    """A text without control characters, which could move a terminal's cursor or colour what follows."""
+    """A text on one line without control characters, which could move a terminal's cursor or colour what follows."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def markdown(text: str) -> str:
     """A text that is itself in Markdown: no HTML, no table cells, no links."""
-    marks = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "\\`", "[": "\\[", "]": "\\]"}
+    marks = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "\\\\", "|": "\\|", "`": "\\`", "[": "\\[", "]": "\\]"}
     return "".join(marks.get(c, c) for c in plain(text))

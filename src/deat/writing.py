@@ -24,6 +24,11 @@ def write_whole(path: Path, data: bytes) -> None:
             temporary.unlink()
 
 
+def is_leftover(path: Path) -> bool:
+    """Whether a file is the beginning of one that was never finished."""
+    return path.name.startswith(".") and path.suffix == ".tmp"
+
+
 def link_whole(source: Path, target: Path) -> None:
     """Give a finished file a second name in another folder, in place of whatever has it; a copy where links fail."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")

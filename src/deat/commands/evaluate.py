@@ -74,13 +74,13 @@ def run_evaluation(flags: dict[str, Any]) -> int:
     target = Path(order.target).expanduser()
     out = Path(order.out).expanduser() if order.out is not None else _beside(target)
     ranks.by_main(lambda: _check_out(out))
-    model = _model(run, weights, order)
+    model = load_model(run, weights, order)
     if ranks.main:
         _say_if_unfinished(target)
     with _progress(order.json or not ranks.main) as progress:
         found = evaluate(
             model,
-            _test_part(run),
+            test_part(run),
             threat=run.threat,
             attacks=chosen,
             n=order.n,
@@ -163,13 +163,15 @@ def _described(target: Path, order: Order) -> Request:
     return Request()
 
 
-def _model(run: Run, weights: Path, order: Order) -> nn.Module:
+def load_model(run: Run, weights: Path, order: Order) -> nn.Module:
+    """The run's network with these weights, on the device asked for."""
     model = run.model()
     load_weights(model, weights)
     return model.to(find_device(order.device))
 
 
-def _test_part(run: Run) -> Part:
+def test_part(run: Run) -> Part:
+    """The run's test images."""
     if run.corpus.test is None:
         raise DataError(f"{run.corpus.name} has no test part: put one beside train/, as test/ or val/.")
     return run.corpus.test

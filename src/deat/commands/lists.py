@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deat import data, methods, models
+from deat import data, methods, models, recipes
 from deat.evaluation.attacks import FAMILIES
 from deat.evaluation.autoattack import PARTS
 from deat.live import is_terminal
@@ -21,8 +21,9 @@ def list_things(kind: str, *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps(rows, indent=2))
         return 0
-    table = Table(*rows[0], box=None, pad_edge=False)
-    for row in rows:
+    shown = [{name: value for name, value in row.items() if name not in LONG} for row in rows]
+    table = Table(*shown[0], box=None, pad_edge=False)
+    for row in shown:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value or "") for value in row.values()))
     Console(highlight=False, soft_wrap=not is_terminal()).print(table)
     return 0
@@ -48,9 +49,30 @@ def _attacks() -> list[dict[str, Any]]:
     return [*rows, *theirs, {"name": "aa", "loss": "", "start": "", "step": "standard AutoAttack"}]
 
 
+def _recipes() -> list[dict[str, Any]]:
+    found = [recipes.recipe(name) for name in recipes.names()]
+    return [
+        {
+            "name": r.name,
+            "in the paper": r.paper,
+            "rules": r.rules,
+            "data": r.data or "folder:PATH",
+            "models": ", ".join(r.models),
+            "methods": ", ".join(r.methods),
+            "seeds": len(r.seeds),
+            "what": r.summary,
+            "settings": r.card,
+        }
+        for r in found
+    ]
+
+
+LONG = ("methods", "settings", "models")
+"""Columns that only JSON has room for."""
 LISTS = {
     "methods": _methods,
     "models": lambda: [asdict(info) for info in models.infos()],
     "data": lambda: [asdict(info) for info in data.infos()],
     "attacks": _attacks,
+    "recipes": _recipes,
 }

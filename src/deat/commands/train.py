@@ -1,7 +1,6 @@
 """`deat train`: resolve, check, train, score, report."""
 
 import json
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,7 @@ from deat.data import Source
 from deat.errors import CheckpointError, Interrupted, NumericalError, UsageError
 from deat.evaluation.scoring import accuracies
 from deat.interruption import Interruption
-from deat.live import LiveLine, PlainLines, is_terminal
+from deat.live import LiveLine, PlainLines, is_terminal, say_aside
 from deat.plain import plain
 from deat.ranks import ALONE, Ranks
 from deat.report.summary import Score, write_summary
@@ -119,7 +118,7 @@ class Session:
     def __init__(self, run: Run, options: Options, *, resuming: bool = False) -> None:
         self.run, self.options, self.resuming = run, options, resuming
         self.console = Console(quiet=options.json, highlight=False, markup=False, soft_wrap=not is_terminal())
-        self.ranks, self.say = ALONE, _say_aside
+        self.ranks, self.say = ALONE, say_aside
         self.interruption = Interruption()
         self.scores: list[Score] = []
         self.watch: OverfitWatch | None = None
@@ -295,11 +294,6 @@ class Session:
             yield Display(None, [PlainLines()])
 
 
-def _say_aside(text: str) -> None:
-    """A line on standard error, so that what is piped or printed as JSON stays whole."""
-    print(f"deat: {text}", file=sys.stderr, flush=True)
-
-
 def _say_nothing(text: str) -> None:
     """Leave it to the process that speaks."""
 
@@ -315,4 +309,4 @@ def shortened(text: str, most: int = 80) -> str:
 
 
 def _pick(kind: type[Any], flags: dict[str, Any]) -> Any:
-    return kind(**{f.name: flags[f.name] for f in fields(kind)})
+    return kind(**{f.name: flags[f.name] for f in fields(kind) if f.name in flags})

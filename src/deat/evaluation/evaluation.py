@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,13 @@ class Evaluation:
     settings: dict[str, Any]
     flags: list[Flag] = field(default_factory=list)
 
-    @property
+    @cached_property
     def verdicts(self) -> dict[str, list[bool]]:
         """Per-image verdicts by attack, and "worst" over all."""
         found = {r.name: r.correct for r in self.results}
         return {**found, "worst": [all(column) for column in zip(*found.values(), strict=True)]}
 
-    @property
+    @cached_property
     def accuracy(self) -> dict[str, float]:
         """Accuracy by attack, and "worst": per image the worst of all attacks."""
         shown = self.verdicts

@@ -2,13 +2,15 @@
 
 import math
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from deat.errors import UsageError, unknown
 from deat.game.ascent import Friendly
+from deat.game.moves import Probe
 from deat.methods.method import Method
 from deat.threat import STARTS, ThreatModel
 
+SPACES = get_args(get_type_hints(Probe)["space"])
 LONGEST = 1e6
 """A step no image is large enough for."""
 
@@ -25,10 +27,11 @@ def tune(
     start: str | None = None,
     persistent: bool | None = None,
     compact: bool | None = None,
+    space: str | None = None,
 ) -> Method:
     """The method with these settings; None leaves one as it is.
 
-    alpha is absolute, as the threat's eps is, and then the same at every k.
+    alpha is absolute, as the threat's eps is, and then the same at every k. space is where l_X is measured.
     """
     if tau is not None and tau < 0:
         raise UsageError(f"tau must be a whole number >= 0, not {tau}.")
@@ -36,6 +39,8 @@ def tune(
         raise UsageError(f"tau belongs to methods that stop early (fat-K, f+trades, f+mart); {method.name} has none.")
     if start is not None and start not in STARTS:
         raise unknown("start", start, STARTS)
+    if space is not None and space not in SPACES:
+        raise unknown("space", space, SPACES)
     relative = None if alpha is None else _relative(alpha, threat)
     schedule = {
         "gamma": gamma,
@@ -45,6 +50,7 @@ def tune(
         "level": None if tau is None else float(tau),
     }
     method = _change(method, "schedule", schedule, "gamma and max_steps belong to m+ methods, such as m+deat")
+    method = _change(method, "probe", {"space": space}, "")
     method = _change(method, "objective", {"beta": beta}, "beta belongs to trades and mart")
     return _change(method, "ascent", {"start": start, "persistent": persistent, "compact": compact}, "")
 

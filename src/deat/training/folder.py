@@ -16,11 +16,16 @@ from deat.training.checkpoints import Checkpoints
 from deat.training.history import EpochStats, EpochTiming, append, is_torn, rewrite
 from deat.training.trainer import Trainer
 from deat.versions import versions
-from deat.writing import link_whole, write_json, write_whole
+from deat.writing import is_leftover, link_whole, write_json, write_whole
 
 RUN, HISTORY, TIMING, WATCH, FAILURE = "run.json", "history.jsonl", "timing.jsonl", "watch.jsonl", "failure.json"
-RECORDS = {RUN, HISTORY, TIMING, WATCH, FAILURE, "scores.json", "report.md", "evaluation.json"}
+RECORDS = {RUN, HISTORY, TIMING, WATCH, FAILURE, "scores.json", "report.md"}
 WEIGHTS = "model.safetensors"
+FIGURES = ("training-process", "validation", "backprops", "cost", "alpha-gamma", "sweep", "gallery")
+REPORT_FILES = {"index.html", "table.md", "table.tex", "table.csv"} | {
+    f"figures/{name}.{kind}" for name in FIGURES for kind in ("svg", "png", "csv")
+}
+"""What a report may consist of, so that nothing else is ever replaced or removed."""
 
 Say = Callable[[str], None]
 
@@ -150,8 +155,16 @@ def is_run(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     names = [p.name for p in path.iterdir() if not p.name.startswith(".")]
-    foreign = [n for n in names if n not in RECORDS | {"best", "last", LOCK} and not NAME.fullmatch(n)]
+    made = {p.name for p in path.glob("evaluation*.json")} | ({"report"} if is_report(path / "report") else set())
+    ours = RECORDS | made | {"best", "last", LOCK}
+    foreign = [n for n in names if n not in ours and not NAME.fullmatch(n)]
     return isinstance(record, dict) and {"request", "method", "versions"} <= record.keys() and not foreign
+
+
+def is_report(path: Path) -> bool:
+    """Whether a folder holds what `deat report` writes and nothing else."""
+    held = {p.relative_to(path).as_posix() for p in path.rglob("*") if not (p.is_dir() or is_leftover(p))}
+    return path.is_dir() and held <= REPORT_FILES
 
 
 def is_unborn(path: Path) -> bool:

@@ -49,6 +49,7 @@ class Request:
     start: str | None = None
     persistent: bool | None = None
     compact: bool | None = None
+    space: str | None = None
     init: str | None = None
     held_out: int | None = None
     watch: str | None = None
@@ -59,7 +60,7 @@ class Request:
     @property
     def tuned(self) -> dict[str, Any]:
         """The method's settings that were given."""
-        names = ("alpha", "gamma", "max_steps", "beta", "tau", "start", "persistent", "compact")
+        names = ("alpha", "gamma", "max_steps", "beta", "tau", "start", "persistent", "compact", "space")
         return {name: getattr(self, name) for name in names}
 
 
@@ -138,7 +139,7 @@ class Run:
             "digest": digest({**config_of(trainer), **self.identity(trainer)}),
             "exact": not doubts,
             "not_exact_because": doubts,
-            "request": {name: _tidy(value) for name, value in asdict(self.request).items()},
+            "request": {name: tidy(value) for name, value in asdict(self.request).items()},
             "settings": asdict(self.settings),
             "method": self.method.describe(),
             "schedule": repr(trainer.schedule),
@@ -163,13 +164,14 @@ class Run:
 
     def _parts(self) -> tuple[Any, Any]:
         """The training part, and the held-out part where there is one and it is to be used."""
-        held = self._held_out()
-        if not held:
+        if not self.held_out:
             return self.corpus.train, None
-        train, val = self.corpus.train.split(held, self.settings.seed)
+        train, val = self.corpus.train.split(self.held_out, self.settings.seed)
         return train, val if self.validates else None
 
-    def _held_out(self) -> int:
+    @property
+    def held_out(self) -> int:
+        """How many training images are held out to choose the best epoch."""
         if self.request.held_out is not None:
             return self.request.held_out
         return 0 if self.settings.val_attack == "none" else min(1000, len(self.corpus.train) // 10)
@@ -200,7 +202,7 @@ def _threat(request: Request, corpus: Corpus) -> ThreatModel:
     return find_threat(f"{norm}:{eps!r}")
 
 
-def _tidy(value: Any) -> Any:
+def tidy(value: Any) -> Any:
     """A setting without the name of its user's home folder, since run folders are shared."""
     return value.replace(str(Path.home()), "~") if isinstance(value, str) else value
 

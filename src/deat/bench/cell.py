@@ -1,0 +1,150 @@
+"""One cell played: trained, unless it is already, and judged, block by block, so that an interruption costs little."""
+
+import gc
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from deat.bench.grid import Cell, Grid
+from deat.bench.locks import Claim
+from deat.checkpoint.lock import owned
+from deat.checkpoint.store import listed, remove
+from deat.data.corpus import Part
+from deat.errors import CheckpointError, DataError, DeatError, UsageError
+from deat.evaluation.evaluator import evaluate
+from deat.game.engine import choose_threads
+from deat.live import say_aside
+from deat.models import load_weights
+from deat.report.collect import BESIDE, EVALUATION
+from deat.training.folder import HISTORY, WATCH, RunFolder, is_run, is_unborn, make_folder
+from deat.training.history import read
+from deat.training.run import Run
+from deat.training.settings import find_device
+from deat.training.trainer import Trainer
+
+
+def work(grid: Grid, cell: Cell, claim: Claim) -> bool:
+    """Play a claimed cell and write down how it ended; whether it was finished."""
+    try:
+        play(cell, grid.root / cell.folder)
+    except KeyboardInterrupt:
+        grid.finish(cell, "waiting")
+        raise
+    except Exception as error:  # a row that fails must not take the others with it
+        grid.finish(cell, "failed", _reason(error))
+        return False
+    else:
+        grid.finish(cell, "done")
+        return True
+    finally:
+        claim.drop()
+        gc.collect()  # a trainer and its recordings hold each other, and with them the device's memory
+
+
+def play(cell: Cell, path: Path) -> None:
+    """Train and judge one cell; what an earlier attempt finished is kept."""
+    run = cell.row.resolve(cell.seed, cell.budget, cell.threads)
+    test = _test_part(run)
+    if not _is_trained(path, run.settings.epochs):
+        train(run, path)
+    judging = cell.row.judging
+    quick = tuple(name for name in judging.attacks if judging.aa_n is None or name != "aa")
+    judge(run, test, path, judging.epoch, quick, judging.n, judging.block, EVALUATION)
+    if judging.epoch == "best":
+        cheap = tuple(name for name in quick if name != "aa")
+        judge(run, test, path, "last", cheap, judging.n, judging.block, BESIDE["last"])
+    if quick != judging.attacks:
+        judge(run, test, path, judging.epoch, ("natural", "aa"), judging.aa_n, judging.block, BESIDE["aa"])
+    for checkpoint in listed(path):  # best/ and last/ keep their weights
+        remove(checkpoint)
+
+
+def train(run: Run, path: Path) -> None:
+    """Train into a folder of its own, from an earlier attempt's last checkpoint where that goes on exactly."""
+    trainer, folder = _prepared(run, path)
+    try:
+        going_on = is_run(path) and folder.resume(trainer)
+    except (UsageError, CheckpointError) as error:
+        folder.say(f"begun again: {error}")
+        going_on = False
+    if not going_on:
+        _clear(path)
+        make_folder(path)
+        trainer, folder = _prepared(run, path)
+        folder.write_record(run.record(trainer))
+    with owned(path):
+        trainer.fit()
+
+
+def _prepared(run: Run, path: Path) -> tuple[Trainer, RunFolder]:
+    """A trainer that is watched and written down."""
+
+    def say(text: str) -> None:
+        say_aside(f"{path.parent.name}, {path.name}: {text}")
+
+    trainer = run.trainer()
+    watch = run.watch(trainer, log=path / WATCH, say=say)
+    trainer.callbacks += [watch] if watch else []
+    folder = RunFolder(path, extra=run.identity(trainer), say=say)
+    folder.attach(trainer)
+    return trainer, folder
+
+
+def _clear(path: Path) -> None:
+    """Remove a run that cannot be gone on with, or came to nothing before it was written down."""
+    if is_run(path) or is_unborn(path):
+        shutil.rmtree(path)
+
+
+def judge(
+    run: Run, test: Part, path: Path, epoch: str, attacks: tuple[str, ...], n: int | None, block: int, name: str
+) -> None:
+    """Judge one epoch's weights into an evaluation's file, unless it is there."""
+    out = path / name
+    if out.is_file():
+        return
+    model = run.model()
+    load_weights(model, path / epoch / "model.safetensors")
+    with _threads(run, model):
+        evaluate(
+            model.to(find_device(run.settings.device)),
+            test,
+            threat=run.threat,
+            attacks=attacks,
+            n=n,
+            seed=run.settings.seed,
+            block=block,
+            ledger=out.with_name(f".{out.stem}-rulings.jsonl"),
+            save=out,
+        )
+
+
+@contextmanager
+def _threads(run: Run, model: nn.Module) -> Iterator[None]:
+    """As many threads as training has: more would fight over a small network."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(run.settings.threads or choose_threads(sum(p.numel() for p in model.parameters())))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _is_trained(path: Path, epochs: int) -> bool:
+    """Whether an earlier attempt reached the last epoch."""
+    return (path / HISTORY).is_file() and len(read(path / HISTORY)) == epochs and (path / "last").is_dir()
+
+
+def _test_part(run: Run) -> Part:
+    if run.corpus.test is None:
+        raise DataError(f"{run.corpus.name} has no test part to judge on: put one beside train/, as test/ or val/.")
+    return run.corpus.test
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().split("\n")[0]
+    return text if isinstance(error, DeatError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,206 @@
+"""The folder of a bench: bench.json, which cell is whose, and what became of it.
+
+A cell is a row and a seed. Whoever works on it holds its claim, a lock that dies with its process; so several
+processes and several benches can share a folder, and a cell whose process was killed is free again.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from deat.bench.locks import Claim, locked
+from deat.errors import CheckpointError, UsageError
+from deat.recipes import Recipe, Row
+from deat.report.collect import BENCH
+from deat.training.run import tidy
+from deat.writing import write_json
+
+ATTEMPTS = 2
+"""How often a cell is begun in one bench whose processes die of it."""
+DIED = "its process died {} times, perhaps for want of memory"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    row: Row
+    seed: int
+    budget: int | None = None
+    threads: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What people read."""
+        return f"{self.row.label}, seed {self.seed}"
+
+    @property
+    def folder(self) -> str:
+        """Its run's folder, inside the bench's."""
+        return f"{slug(self.row.label)}/seed-{self.seed}"
+
+
+def cells_of(rows: Sequence[Row], seeds: Iterable[int], budget: int | None, threads: int | None) -> list[Cell]:
+    """Every cell, one seed after the other, so that an unfinished table has comparable rows."""
+    return [Cell(row, seed, budget, threads) for seed in seeds for row in rows]
+
+
+class Grid:
+    """bench.json, read and written by one process at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def exists(self) -> bool:
+        """Whether a bench was begun here."""
+        return (self.root / BENCH).is_file()
+
+    def open(self, recipe: Recipe, cells: Sequence[Cell], settings: dict[str, Any]) -> None:
+        """Begin a bench or go on with it: its rows and seeds are added, and what failed may try again."""
+        try:
+            self._check_ours()
+            with self._alone():
+                held = self._read() if self.exists else _empty(recipe, settings)
+                self._check_same(held, recipe, settings)
+                for cell in cells:
+                    _add(held, cell)
+                for run in _runs(held).values():
+                    if run["status"] in ("failed", "running") and self._is_free(run):
+                        run.update(status="waiting", why=None, attempts=0)
+                self._write(held)
+        except OSError as error:
+            reason = error.strerror or error
+            raise CheckpointError(f"cannot write to {str(self.root)!r}: {reason}. Choose another --out.") from None
+
+    def claim(self, cells: Sequence[Cell]) -> tuple[Cell, Claim] | None:
+        """The first of these cells that is neither finished nor somebody else's, and the claim on it."""
+        with self._alone():
+            held = self._read()
+            runs = _runs(held)
+            for cell in cells:
+                claim = self._try(runs[cell.folder])
+                if claim:
+                    self._begin(runs, cell)
+                    self._write(held)
+                    return cell, claim
+            self._write(held)
+        return None
+
+    def finish(self, cell: Cell, status: str, why: str | None = None) -> None:
+        """Write down how a cell ended."""
+        with self._alone():
+            held = self._read()
+            _runs(held)[cell.folder].update(status=status, why=why)
+            self._write(held)
+
+    def bury(self, cells: Sequence[Cell]) -> None:
+        """Call the cells failed that were begun and whose process is gone."""
+        with self._alone():
+            held = self._read()
+            for run in (_runs(held)[cell.folder] for cell in cells):
+                if run["status"] == "running" and self._is_free(run):
+                    run.update(status="failed", why=DIED.format(run["attempts"]))
+            self._write(held)
+
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """What bench.json says of each run, by its folder."""
+        return _runs(self._read())
+
+    def _try(self, run: dict[str, Any]) -> Claim | None:
+        if run["status"] not in ("waiting", "running"):
+            return None
+        claim = Claim.take(self._claim_file(run["folder"]))
+        if claim and run["attempts"] >= ATTEMPTS:
+            run.update(status="failed", why=DIED.format(ATTEMPTS))
+            claim.drop()
+            return None
+        return claim
+
+    def _begin(self, runs: dict[str, dict[str, Any]], cell: Cell) -> None:
+        """Mark a claimed cell as running, and all that run now as crowded if it is not alone."""
+        mine = runs[cell.folder]
+        mine.update(status="running", why=None, attempts=mine["attempts"] + 1)
+        others = [r for r in runs.values() if r is not mine and r["status"] == "running" and not self._is_free(r)]
+        mine["concurrent_jobs"] = 1 + len(others)
+        for run in others:
+            run["concurrent_jobs"] = max(run["concurrent_jobs"], 1 + len(others))
+
+    def _is_free(self, run: dict[str, Any]) -> bool:
+        claim = Claim.take(self._claim_file(run["folder"]))
+        if claim:
+            claim.drop()
+        return claim is not None
+
+    def _claim_file(self, folder: str) -> Path:
+        return self.root / ".claims" / folder.replace("/", "--")
+
+    def _alone(self) -> Any:
+        return locked(self.root / ".claims" / BENCH)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.root / BENCH).read_text(encoding="utf-8"))
+            _runs(found)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{str(self.root / BENCH)!r} is not a bench's record ({error!r}).") from None
+        return found
+
+    def _write(self, held: dict[str, Any]) -> None:
+        write_json(self.root / BENCH, held)
+
+    def _check_ours(self) -> None:
+        """Refuse a folder that holds something else."""
+        if (
+            self.root.exists()
+            and not (self.root / BENCH).is_file()
+            and any(p.name != ".claims" for p in self.root.iterdir())
+        ):
+            raise UsageError(f"{str(self.root)!r} exists and is no bench. Choose another --out.")
+
+    def _check_same(self, held: dict[str, Any], recipe: Recipe, settings: dict[str, Any]) -> None:
+        if held["recipe"] == recipe.name and held["settings"] == settings:
+            return
+        raise UsageError(
+            f"{str(self.root)!r} holds a bench of {held['recipe']} with settings {json.dumps(held['settings'])}; "
+            f"this is {recipe.name} with {json.dumps(settings)}. Choose another --out."
+        )
+
+
+def slug(text: str) -> str:
+    """A label as a folder's name."""
+    return "".join(c if c.isalnum() or c in "+%._" else "-" for c in text)[:100]
+
+
+def _empty(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
+    return {"recipe": recipe.name, "paper": {"table": recipe.paper}, "settings": settings, "rows": []}
+
+
+def _add(held: dict[str, Any], cell: Cell) -> None:
+    row = next((r for r in held["rows"] if r["name"] == cell.row.label), None)
+    if row is None:
+        row = _new_row(cell.row)
+        held["rows"].append(row)
+    if (row["method"], row["model"]) != (tidy(cell.row.request.method), cell.row.request.model):
+        raise UsageError(f"two rows would be called {row['name']!r}; give one of the methods another name.")
+    if not any(run["folder"] == cell.folder for run in row["runs"]):
+        about = {"seed": cell.seed, "folder": cell.folder, "status": "waiting", "why": None}
+        row["runs"].append({**about, "concurrent_jobs": 1, "attempts": 0})
+
+
+def _new_row(row: Row) -> dict[str, Any]:
+    table, name = row.paper or (None, None)
+    return {
+        "name": row.label,
+        "method": tidy(row.request.method),
+        "model": row.request.model,
+        "paper": {"table": table, "row": name} if table else None,
+        "judging": asdict(row.judging),
+        "runs": [],
+    }
+
+
+def _runs(held: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {run["folder"]: run for row in held["rows"] for run in row["runs"]}

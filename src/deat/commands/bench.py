@@ -1,0 +1,144 @@
+"""`deat bench`: a recipe's table, run by run, and what it found."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from rich.console import Console
+from rich.live import Live
+from tyro.conf import Positional, UseAppendAction, arg
+
+from deat.bench.grid import Cell, Grid, cells_of
+from deat.bench.progress import Progress
+from deat.bench.workers import Tick, in_turn, on_ray, side_by_side
+from deat.commands.bench_table import as_json, show
+from deat.commands.flags import MaybeText, MaybeWhole
+from deat.errors import UsageError
+from deat.live import is_terminal, say_aside
+from deat.recipes import Recipe, Row, override, recipe
+from deat.recipes.overrides import settings_of
+from deat.report.collect import collect
+from deat.training.run import tidy
+
+FAILED, INTERRUPTED = 1, 75
+"""Exit status of a bench some of whose runs failed, and of one that was interrupted and can go on."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Run a recipe's whole table: every method and seed, trained and judged. The same command goes on where it was."""
+
+    recipe: Positional[str]
+    """A name from `deat list recipes`."""
+    methods: MaybeText = None
+    """Other methods than the recipe's, with commas: names, or my_file.py:NAME."""
+    seeds: MaybeText = None
+    """Seeds, with commas: 0,1,2; each recipe has its own."""
+    data: MaybeText = None
+    """Another data set, as for train."""
+    model: MaybeText = None
+    """Other networks than the recipe's, with commas."""
+    set: UseAppendAction[tuple[str, ...]] = ()
+    """Any setting of the recipe, as key=value, such as epochs=5; may be given again and again."""
+    budget_bp: MaybeWhole = None
+    """Train each method for as many epochs as cannot spend more backprops than this."""
+    jobs: int = 1
+    """Runs at once, each with one thread; times are then marked."""
+    parallel: Annotated[Literal["ray"] | None, arg(metavar="ray", help_behavior_hint="")] = None
+    """ray: spread the runs over a Ray cluster ($RAY_ADDRESS, or this machine's cores and GPUs)."""
+    out: MaybeText = None
+    """The bench's folder (runs/bench-RECIPE)."""
+    data_root: MaybeText = None
+    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    download: bool = False
+    """Fetch the data set by name if it is not on disk."""
+    json: bool = False
+    """Print one JSON document instead of lines."""
+
+    def run(self) -> int:
+        """Run the table."""
+        return run_bench(self)
+
+
+def run_bench(order: Bench) -> int:
+    """Run a recipe's grid, or what is left of it, and show the table; 1 where a run failed."""
+    chosen = recipe(order.recipe)
+    cells, settings = plan(chosen, order)
+    grid = Grid(Path(order.out or f"runs/bench-{chosen.name}").expanduser())
+    if not order.parallel and not grid.exists:
+        _rehearse(cells)
+    grid.open(chosen, cells, settings)
+    try:
+        with _display(Progress(grid, cells), order.json) as tick:
+            _play(grid, cells, order, tick)
+    except KeyboardInterrupt:
+        say_aside("interrupted; the same command goes on where it was.")
+        return INTERRUPTED
+    found = collect(grid.root)
+    print(json.dumps(as_json(found))) if order.json else show(found)
+    return FAILED if any(row.why for row in found.rows) else 0
+
+
+def plan(chosen: Recipe, order: Bench) -> tuple[list[Cell], dict[str, Any]]:
+    """Every cell, checked as far as can be without data, and the settings that make two benches the same."""
+    if order.jobs < 1 or (order.budget_bp is not None and order.budget_bp < 1):
+        raise UsageError("--jobs and --budget-bp take whole numbers >= 1.")
+    if order.parallel and order.jobs > 1:
+        raise UsageError("--jobs is for this machine; with --parallel ray the cluster says how many run at once.")
+    given = settings_of(order.set)
+    rows = override(_rows(chosen, order), given) if given else _rows(chosen, order)
+    rows = [row.check() for row in rows]
+    seeds = _seeds(order.seeds) if order.seeds else chosen.seeds
+    settings = {"data": tidy(rows[0].request.data), "rules": rows[0].request.rules, "set": given}
+    threads = 1 if order.jobs > 1 or order.parallel else None
+    return cells_of(rows, seeds, order.budget_bp, threads), {**settings, "budget_bp": order.budget_bp}
+
+
+def _rows(chosen: Recipe, order: Bench) -> list[Row]:
+    methods, models = _names(order.methods), _names(order.model)
+    return chosen.table(methods, models, order.data, data_root=order.data_root, download=order.download)
+
+
+def _rehearse(cells: list[Cell]) -> None:
+    """Read the data and build each model once, so that what cannot be there fails before anything is created."""
+    for cell in {cell.row.request.model: cell for cell in reversed(cells)}.values():
+        cell.row.resolve(cell.seed, cell.budget).model()
+
+
+def _play(grid: Grid, cells: list[Cell], order: Bench, tick: Tick) -> None:
+    if order.parallel:
+        on_ray(grid, cells, tick)
+    elif order.jobs > 1:
+        side_by_side(grid, cells, order.jobs, tick)
+    else:
+        in_turn(grid, cells, tick)
+
+
+@contextmanager
+def _display(progress: Progress, quiet: bool) -> Iterator[Tick]:
+    """Whoever shows the bench: nobody, a live line, or one line for each run that ends."""
+    console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=not is_terminal())
+
+    def tell() -> None:
+        for text in progress.news():
+            console.print(text)
+
+    if quiet or not is_terminal():
+        yield tell
+        return
+    with Live(console=console, get_renderable=progress.line, refresh_per_second=2, transient=True):
+        yield tell
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    found = _names(text)
+    if not found or not all(name.isdecimal() for name in found):
+        raise UsageError(f"--seeds {text!r} must be whole numbers >= 0 with commas, such as 0,1,2.")
+    return tuple(dict.fromkeys(int(name) for name in found))

@@ -1,0 +1,88 @@
+"""A bench's table, for people and for programs."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from deat.live import clock, is_terminal
+from deat.report.collect import COST, Bench, Row, Spread
+
+WIDTH = 160
+"""Columns of a table that is piped."""
+
+
+def show(found: Bench) -> None:
+    """Print the table, and what a reader must know to read it."""
+    console = Console(highlight=False, markup=False, soft_wrap=True, width=None if is_terminal() else WIDTH)
+    if any(row.done for row in found.rows):
+        console.print(table(found))
+    for line in notes(found):
+        console.print(line)
+    console.print(f"every run is in {found.path}")
+
+
+def table(found: Bench) -> Table:
+    """Mean and standard deviation over seeds, in percent, and the cost."""
+    names = [name for name in found.columns if name not in COST and not name.startswith("last ")]
+    shown = Table(title=f"{found.recipe}: accuracy in percent", title_justify="left", box=None, pad_edge=False)
+    shown.add_column("")
+    for name in (*names, "backprops", "time", "seeds"):
+        shown.add_column(name, justify="right")
+    for row in found.rows:
+        cells = [_percent(row.spread(name)) for name in names]
+        shown.add_row(row.name, *cells, _count(row.spread("backprops")), _time(row), f"{len(row.done)}/{len(row.runs)}")
+    return shown
+
+
+def notes(found: Bench) -> list[str]:
+    """What went wrong, what is unfinished, which times say little and which numbers should not be believed."""
+    said = [f"{row.name} failed: {row.why}" for row in found.rows if row.why]
+    if any(row.crowded for row in found.rows):
+        said.append("* taken while other runs shared the machine")
+    open_runs = [run for row in found.rows for run in row.runs if run.status in ("waiting", "running")]
+    if open_runs:
+        said.append(f"{len(open_runs)} runs are not finished: they wait for another bench, or run in one")
+    for row in found.rows:
+        for run in row.done:
+            flags = run.evaluation.flags if run.evaluation else []
+            said += [f"FLAG {flag.name} of {row.name}, seed {run.seed}: {flag.seen}" for flag in flags]
+    return said
+
+
+def as_json(found: Bench) -> dict[str, Any]:
+    """The table as one JSON document."""
+    return {
+        "out": str(found.path),
+        "recipe": found.recipe,
+        "settings": found.settings,
+        "rows": [_row(row) for row in found.rows],
+        "notes": notes(found),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    spreads = {name: row.spread(name) for name in row.columns}
+    return {
+        "name": row.name,
+        "method": row.method,
+        "model": row.model,
+        "runs": [{"seed": run.seed, "status": run.status, "why": run.why} for run in row.runs],
+        "crowded": row.crowded,
+        "numbers": {n: {"mean": s.mean, "sd": s.sd, "values": list(s.values)} for n, s in spreads.items() if s},
+    }
+
+
+def _percent(found: Spread | None) -> str:
+    if found is None:
+        return ""
+    return f"{100 * found.mean:.2f}" + ("" if found.sd is None else f" ± {100 * found.sd:.2f}")
+
+
+def _count(found: Spread | None) -> str:
+    return "" if found is None else f"{found.mean:,.0f}"
+
+
+def _time(row: Row) -> str:
+    found = row.spread("minutes")
+    return "" if found is None else clock(60 * found.mean) + ("*" if row.crowded else "")

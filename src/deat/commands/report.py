@@ -1,0 +1,199 @@
+"""`deat report`: from run folders and bench folders to tables, figures and one page."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from deat.commands.flags import MaybeText, MaybeWhole
+from deat.commands.probing import gallery, has_weights, sweep
+from deat.errors import CheckpointError, UsageError
+from deat.live import is_terminal
+from deat.plain import plain
+from deat.report.cells import cell, cost
+from deat.report.claims import check_claims
+from deat.report.collect import Row
+from deat.report.draw import check_matplotlib, draw, draw_gallery
+from deat.report.gallery import Gallery
+from deat.report.gallery import table_of as gallery_table
+from deat.report.gather import Subject, flags_of, gather, troubles
+from deat.report.page import Story, page
+from deat.report.series import figures, table_of
+from deat.report.tables import Sheet, claims_table, csv_table, csv_text, latex_table, markdown_table, sheet
+from deat.training.folder import REPORT_FILES, is_report
+from deat.writing import write_whole
+
+
+@dataclass(frozen=True)
+class Report:
+    """Compare runs: tables (Markdown, LaTeX, CSV), figures, and one page to look at without a network."""
+
+    runs: Positional[tuple[str, ...]]
+    """Run folders and bench folders; runs that differ in their seed alone make one row."""
+    out: MaybeText = None
+    """The report's folder (report/ in the only folder named, or beside the first of several)."""
+    against: MaybeText = None
+    """The row that others are tested against, image by image (the first)."""
+    sweep: MaybeWhole = None
+    """Also attack the first so many test images at radii from 0 to 3 eps, and draw the curves."""
+    gallery: int = 6
+    """Adversarial examples to show, against the most robust row that kept its weights; 0 for none."""
+    no_figures: bool = False
+    """Leave out the pictures, which need matplotlib; the page and the tables do not."""
+    device: str = "auto"
+    """Where networks run for --sweep and --gallery: cpu, cuda, ..."""
+    data_root: MaybeText = None
+    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    json: bool = False
+    """Print the numbers as one JSON document."""
+
+    def run(self) -> int:
+        """Report."""
+        return run_report(self)
+
+
+def run_report(wish: Report) -> int:
+    """Read, compare, draw and write everything down."""
+    _check(wish)
+    subject = gather(wish.runs)
+    out = _place(wish)
+    story = tell(subject, wish)
+    try:
+        _write(story, out, wish)
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {str(out)!r}: {error.strerror}. Choose another --out.") from None
+    _show(story, out, wish)
+    return 0
+
+
+def tell(subject: Subject, wish: Report) -> Story:
+    """Everything that the report says."""
+    of = sheet(subject, wish.against)
+    drawn = figures(subject.rows, of.headline)
+    if wish.sweep:
+        drawn.append(sweep(subject.rows, wish.sweep, wish.device, wish.data_root))
+    shown = _gallery(of, wish)
+    missing = [f"{figure.title}: {figure.missing}" for figure in drawn if figure.missing]
+    if wish.gallery and shown.missing:
+        missing.append(f"Adversarial examples: {shown.missing}")
+    return Story(_heading(subject), of, drawn, check_claims(subject.rows), shown, missing)
+
+
+def _check(wish: Report) -> None:
+    if wish.sweep is not None and wish.sweep < 1:
+        raise UsageError(f"sweep must be a number of test images >= 1, not {wish.sweep}.")
+    if wish.gallery < 0:
+        raise UsageError(f"gallery must be a number of images >= 0, not {wish.gallery}.")
+    if not wish.no_figures:
+        check_matplotlib()
+
+
+def _place(wish: Report) -> Path:
+    """Where the report goes: --out, or report/ in the only folder named, or beside several."""
+    first = Path(wish.runs[0]).expanduser()
+    beside = (first if len(set(map(Path, wish.runs))) == 1 else first.parent) / "report"
+    out = Path(wish.out).expanduser() if wish.out else beside
+    if out.is_file() or (out.is_dir() and not is_report(out)):
+        raise UsageError(f"{str(out)!r} holds other things than a report; name another folder with --out.")
+    return out
+
+
+def _heading(subject: Subject) -> str:
+    if subject.recipes:
+        return ", ".join(dict.fromkeys(plain(recipe) for recipe in subject.recipes))
+    names = dict.fromkeys(row.runs[0].record["data"]["name"] for row in subject.rows if row.runs[0].record)
+    methods = dict.fromkeys(row.method for row in subject.rows)
+    return plain(f"{' and '.join(methods) if len(methods) < 4 else f'{len(methods)} methods'} on {' and '.join(names)}")
+
+
+def _gallery(of: Sheet, wish: Report) -> Gallery:
+    """Examples against the most robust row that kept its weights."""
+    able = [row for row in of.rows if row.done and has_weights(row.done[0])]
+    if not wish.gallery or not able or not of.headline:
+        return Gallery(missing="an evaluated run with its weights")
+    best = max(able, key=lambda row: _robust(row, of.headline or ""))
+    return gallery(best, wish.gallery, wish.device, wish.data_root)
+
+
+def _robust(row: Row, attack: str) -> float:
+    found = cell(row, attack)
+    return found.mean if found else -1.0
+
+
+def _write(story: Story, out: Path, wish: Report) -> None:
+    of, folder = story.sheet, out / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "index.html": page(story),
+        "table.md": f"# {story.heading}\n\n{markdown_table(of)}\n## The paper's claims\n\n{claims_table(story.claims)}",
+        "table.tex": latex_table(of),
+        "table.csv": csv_table(of),
+        **{f"figures/{name}.csv": csv_text(rows) for name, rows in _data(story)},
+    }
+    for name in REPORT_FILES - texts.keys():  # of an earlier report, which had other figures
+        (out / name).unlink(missing_ok=True)
+    for name, text in texts.items():
+        write_whole(out / name, text.encode())
+    if not wish.no_figures:
+        _draw(story, folder)
+
+
+def _draw(story: Story, folder: Path) -> None:
+    order = [row.name for row in story.sheet.rows]
+    for figure in story.figures:
+        if figure.panels:
+            draw(figure, order, folder)
+    if story.gallery.tiles:
+        draw_gallery(story.gallery, folder)
+
+
+def _data(story: Story) -> Iterator[tuple[str, Sequence[Sequence[Any]]]]:
+    yield from ((figure.name, table_of(figure)) for figure in story.figures if figure.panels)
+    if story.gallery.tiles:
+        yield "gallery", gallery_table(story.gallery)
+
+
+def _show(story: Story, out: Path, wish: Report) -> None:
+    if wish.json:
+        print(json.dumps({"out": str(out), **as_json(story)}, allow_nan=False))
+        return
+    for text in story.missing:
+        print(plain(f"left out: {text}"))
+    for row in story.sheet.rows:
+        for text in troubles(row):
+            print(plain(f"not whole: {row.name}, {text}"))
+    page_file = (out / "index.html").resolve() if is_terminal() else out / "index.html"
+    print(f"the report is {page_file}; tables and figures are beside it")
+
+
+def as_json(story: Story) -> dict[str, Any]:
+    """The report's numbers as one document."""
+    return {
+        "headline": story.sheet.headline,
+        "against": story.sheet.against and story.sheet.against.name,
+        "rows": [_row(story.sheet, row) for row in story.sheet.rows],
+        "claims": [{**asdict(c), "claim": c.claim.text, "paper": c.claim.percent} for c in story.claims],
+        "figures": [figure.name for figure in story.figures if figure.panels],
+        "notes": list(story.sheet.subject.notes),
+        "left_out": list(story.missing),
+    }
+
+
+def _row(of: Sheet, row: Row) -> dict[str, Any]:
+    spent = cost(row)
+    cells = {attack: found for attack in of.attacks if (found := cell(row, attack))}
+    versus = {a: asdict(pair) for a in of.attacks if (pair := of.versus.get(a, {}).get(row.name))}
+    return {
+        "name": row.name,
+        "method": row.method,
+        "model": row.model,
+        "seeds": [run.seed for run in row.done],
+        "accuracy": {attack: asdict(found) for attack, found in cells.items()},
+        "cost": asdict(spent) if spent else None,
+        "versus": versus,
+        "flags": sorted({flag.name for _, flag in flags_of(row)}),
+        "troubles": troubles(row),
+    }

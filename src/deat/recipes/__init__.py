@@ -1,0 +1,12 @@
+"""The paper's setups, one file a recipe; importing this package registers whatever files it holds."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from deat.recipes.overrides import override
+from deat.recipes.recipe import Recipe, Row, names, recipe, register
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["Recipe", "Row", "names", "override", "recipe", "register"]

@@ -1,0 +1,63 @@
+"""The FAST setup: short training at a cyclic rate in half precision, on CIFAR-10.
+
+One triangle 0 -> 0.1 -> 0 with momentum 0.9 -> 0.8 -> 0.9 against it, batches of 128, weight decay 5e-4, all 50,000
+images, the last model. DEAT-3 takes 12 epochs, DEAT-40% and M+DEAT 11, the others 10. gamma is 1.0 on PreAct-ResNet
+18 and 1.01 on WRN. The paper says 10 epochs of U-FGSM, its time fits 15: both are run. Half precision is bf16 (the
+authors: fp16 without loss scaling).
+"""
+
+from dataclasses import replace
+
+from deat.recipes.recipe import Judging, Row, register, title
+from deat.training.run import Request
+
+EPOCHS = {"deat-3": 12, "deat-40%": 11, "m+deat": 11}
+ALPHA = {"deat-3": 10 / 255, "deat-40%": 10 / 255, "m+deat": 10 / 255}
+GAMMA = {("m+deat", "wide_resnet34_10"): 1.01, ("m+deat", "preact_resnet18"): 1.0}
+TABLE = {"preact_resnet18": "cifar10_result_pre", "wide_resnet34_10": "cifar10_result_wide"}
+ELSEWHERE = {"fgsm": ("deat_vs_ufgsm", " fast")}
+"""Methods that the paper lists under this setup in another table."""
+LONGER = {"fgsm": (15,)}
+FAST = {
+    "epochs": 10,
+    "batch_size": 128,
+    "lr": 0.1,
+    "rate": "cyclic",
+    "peak": 0.5,
+    "cycle_momentum": True,
+    "precision": "bf16",
+    "val_attack": "none",
+}
+"""The setup's settings, shared by the recipes that use it."""
+
+
+@register(
+    "cifar10-fast",
+    paper="Tables 6 and 7",
+    rules="released",
+    data="cifar10",
+    models=("preact_resnet18",),
+    methods=("deat-3", "deat-40%", "m+deat", "free-4", "free-8", "pgd-7", "fgsm"),
+    seeds=(0, 1, 2),
+)
+def cifar10_fast(method: str, model: str) -> list[Row]:
+    """Ten epochs at a cyclic rate in half precision, on all images, last model."""
+    label = title(method)
+    request = Request(
+        model=model,
+        method=method,
+        norm="linf",
+        eps=8 / 255,
+        alpha=ALPHA.get(label),
+        gamma=GAMMA.get((label, model)),
+        held_out=0,
+    )
+    settings = {**FAST, "epochs": EPOCHS.get(label, 10)}
+    judging = Judging(("natural", "fgsm", "pgd-100", "cw-20", "aa"), epoch="last")
+    table, ending = ELSEWHERE.get(label, (TABLE.get(model, ""), ""))
+    row = Row(label, request, settings, judging, (table, f"{model} {label}{ending}"))
+    longer = [
+        replace(row, label=f"{label} {epochs} epochs", settings={**settings, "epochs": epochs}, about=("epochs",))
+        for epochs in LONGER.get(label, ())
+    ]
+    return [row, *longer]

@@ -1,0 +1,32 @@
+"""M+DEAT against U-FGSM under three setups: FAST on PreAct-ResNet 18 and on WRN-34-10, and standard on PreAct-ResNet
+18.
+
+Each row is that of `cifar10-fast` or `cifar10-standard`, so its settings, rules and selection are theirs.
+"""
+
+from dataclasses import replace
+
+from deat.recipes.cifar10_fast import cifar10_fast
+from deat.recipes.cifar10_standard import cifar10_standard
+from deat.recipes.recipe import Row, register
+
+
+@register(
+    "u-fgsm",
+    paper="Table 8",
+    rules="released",
+    data="cifar10",
+    models=("preact_resnet18", "wide_resnet34_10"),
+    methods=("m+deat", "fgsm"),
+)
+def u_fgsm(method: str, model: str) -> list[Row]:
+    """M+DEAT and U-FGSM under the FAST and the standard setup."""
+    fast = [_named(row, model, "fast") for row in cifar10_fast(method, model)]
+    if model == "wide_resnet34_10":
+        return fast
+    return fast + [_named(row, model, "standard") for row in cifar10_standard(method, model)]
+
+
+def _named(row: Row, model: str, setup: str) -> Row:
+    method = row.label.split()[0]
+    return replace(row, label=f"{row.label} {setup}", paper=("deat_vs_ufgsm", f"{model} {method} {setup}"))

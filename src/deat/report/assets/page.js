@@ -1,0 +1,307 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const $ = (selector, from = document) => from.querySelector(selector);
+  const $$ = (selector, from = document) => [...from.querySelectorAll(selector)];
+  const rowOf = new Map(data.rows.map((row, i) => [row.name, i]));
+  const off = new Set();
+  const redraws = [];
+
+  // ---- small things -------------------------------------------------------------------------------------------
+  const svg = (tag, attributes = {}, ...children) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) if (value !== undefined) node.setAttribute(name, value);
+    node.append(...children);
+    return node;
+  };
+  const html = (tag, className, ...children) => {
+    const node = document.createElement(tag);
+    if (className) node.className = className;
+    node.append(...children);
+    return node;
+  };
+  const hue = (i) => `h${i % 10}`;
+  const dash = (i) => `dash${Math.floor(i / 10) % 3}`;
+  const compact = (v) => {
+    const size = Math.abs(v);
+    if (size >= 1e6) return `${+(v / 1e6).toPrecision(3)}M`;
+    if (size >= 1e4) return `${+(v / 1e3).toPrecision(3)}k`;
+    return size && size < 0.01 ? v.toExponential(0) : `${+v.toPrecision(3)}`;
+  };
+  const percent = (v, digits = 1) => `${(100 * v).toFixed(digits)} %`;
+  const number = (v, panel) => (panel.percent ? percent(v) : Math.abs(v) >= 1000 ? Math.round(v).toLocaleString("en") : `${+v.toPrecision(4)}`);
+  const ticks = (low, high, count) => {
+    const raw = (high - low) / count || 1;
+    const power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= raw * 0.999);
+    const found = [];
+    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(+(i * step).toPrecision(12));
+    return found;
+  };
+  const logTicks = (low, high) => {
+    const found = [];
+    for (let e = Math.floor(Math.log10(low)); e <= Math.log10(high); e++)
+      for (const m of [1, 2, 5]) if (m * 10 ** e >= low * 0.999 && m * 10 ** e <= high * 1.001) found.push(+(m * 10 ** e).toPrecision(3));
+    return found;
+  };
+  const marker = (i, x, y, r) => {
+    const kind = Math.floor(i / 10) % 3;
+    if (kind === 1) return svg("rect", { class: "dot", x: x - r * 0.9, y: y - r * 0.9, width: r * 1.8, height: r * 1.8 });
+    if (kind === 2) return svg("path", { class: "dot", d: `M${x} ${y - r * 1.2}L${x + r * 1.2} ${y}L${x} ${y + r * 1.2}L${x - r * 1.2} ${y}Z` });
+    return svg("circle", { class: "dot", cx: x, cy: y, r });
+  };
+  const scale = (low, high, from, to, log) => {
+    const f = log ? Math.log : (v) => v;
+    const span = f(high) - f(low) || 1;
+    return (v) => from + ((f(v) - f(low)) / span) * (to - from);
+  };
+
+  // ---- the tip ------------------------------------------------------------------------------------------------
+  const tip = $("#tip");
+  const showTip = (x, y, lines) => {
+    tip.replaceChildren(...lines);
+    tip.hidden = false;
+    const box = tip.getBoundingClientRect();
+    const left = x + 16 + box.width > innerWidth ? x - box.width - 16 : x + 16; // beside the pointer, where there is room
+    tip.style.left = `${Math.max(6, Math.min(left, innerWidth - box.width - 6))}px`;
+    tip.style.top = `${Math.max(6, Math.min(y - box.height / 2, innerHeight - box.height - 6))}px`;
+    if (left < 6) tip.style.top = `${Math.max(6, y - box.height - 18 < 6 ? y + 22 : y - box.height - 18)}px`;
+  };
+  const hideTip = () => { tip.hidden = true; };
+  const pair = (left, right, i) => {
+    const name = html("span", "", ...(i === undefined ? [] : [html("i", hue(i))]), left);
+    return html("div", i === undefined ? "k" : "", name, html("span", "", right));
+  };
+
+  // ---- rows on and off ----------------------------------------------------------------------------------------
+  const chips = $$(".chip[data-row]");
+  const apply = () => {
+    chips.forEach((chip) => chip.setAttribute("aria-pressed", String(!off.has(+chip.dataset.row))));
+    $$("tr[data-row]").forEach((tr) => tr.classList.toggle("off", off.has(+tr.dataset.row)));
+    redraws.forEach((draw) => draw());
+  };
+  chips.forEach((chip) => {
+    const i = +chip.dataset.row;
+    chip.prepend(svg("svg", { class: hue(i), viewBox: "0 0 11 11", "aria-hidden": "true" }, svg("g", { class: "chart" }, marker(i, 5.5, 5.5, 4.5))));
+    chip.addEventListener("click", () => { off.has(i) ? off.delete(i) : off.add(i); apply(); });
+    const heat = (on) => () => {
+      document.body.classList.toggle("some", on && !off.has(i));
+      $$(`.chart [data-row="${i}"]`).forEach((node) => node.classList.toggle("hot", on));
+    };
+    chip.addEventListener("pointerenter", heat(true));
+    chip.addEventListener("pointerleave", heat(false));
+  });
+  $("#all")?.addEventListener("click", () => { off.clear(); apply(); });
+  $("#none")?.addEventListener("click", () => { data.rows.forEach((_, i) => off.add(i)); apply(); });
+
+  // ---- axes ---------------------------------------------------------------------------------------------------
+  const frame = (width, height, pad, xs, ys, px, py, xText, yText, asPercent, xWhole) => {
+    const node = svg("svg", { class: "chart", width, height, viewBox: `0 0 ${width} ${height}` });
+    for (const v of ys) {
+      node.append(svg("line", { class: "grid", x1: pad.left, x2: width - pad.right, y1: py(v), y2: py(v) }));
+      node.append(svg("text", { x: pad.left - 7, y: py(v) + 4, "text-anchor": "end" }, asPercent ? `${+(100 * v).toFixed(4)}` : compact(v)));
+    }
+    let right = -Infinity;
+    for (const v of xs.filter((v) => !xWhole || Number.isInteger(v))) {
+      if (px(v) - right < 34) continue;
+      right = px(v);
+      node.append(svg("text", { x: px(v), y: height - pad.bottom + 17, "text-anchor": "middle" }, compact(v)));
+    }
+    node.append(svg("text", { x: width - pad.right, y: height - 3, "text-anchor": "end" }, xText));
+    node.append(svg("text", { x: 0, y: 11 }, yText));
+    return node;
+  };
+
+  // ---- robustness against cost --------------------------------------------------------------------------------
+  const beaten = (a, points) => points.some((b) => b.x <= a.x && b.y >= a.y && (b.x < a.x || b.y > a.y));
+  const place = (node, points, width, pad) => {
+    const taken = points.map((p) => [p.px - 7, p.py - 7, p.px + 7, p.py + 7]);
+    const free = (box) => box[0] >= pad.left - 4 && box[2] <= width && box[1] > 12 && taken.every((t) => box[2] < t[0] || box[0] > t[2] || box[3] < t[1] || box[1] > t[3]);
+    for (const p of [...points].sort((a, b) => a.beaten - b.beaten || b.y - a.y)) {
+      const label = $(".name", p.node), size = label.getComputedTextLength(), wide = Math.min(size, 190);
+      const spots = [[10, 4, "start"], [-10, 4, "end"], [0, -12, "middle"], [0, 21, "middle"], [9, -9, "start"], [9, 17, "start"], [-9, -9, "end"], [-9, 17, "end"]];
+      const boxOf = ([dx, dy, anchor]) => {
+        const left = p.px + dx - (anchor === "end" ? wide : anchor === "middle" ? wide / 2 : 0);
+        return [left, p.py + dy - 11, left + wide, p.py + dy + 3];
+      };
+      const spot = spots.find((s) => free(boxOf(s)));
+      if (!spot) { label.remove(); continue; }
+      taken.push(boxOf(spot));
+      label.setAttribute("x", p.px + spot[0]);
+      label.setAttribute("y", p.py + spot[1]);
+      label.setAttribute("text-anchor", spot[2]);
+    }
+  };
+  const costChart = () => {
+    const home = $("#cost-chart");
+    if (!home) return;
+    const attack = $("#cost-attack").value, unit = $("#cost-unit").value;
+    const points = data.rows.flatMap((row, i) => (off.has(i) || !row.accuracy[attack] || !row[unit] ? [] : [{ i, row, x: row[unit], y: row.accuracy[attack].mean, cell: row.accuracy[attack] }]));
+    $("#cost-note").textContent = unit === "minutes" && points.some((p) => p.row.crowded) ? "some times were taken while several jobs ran at once" : "";
+    if (!points.length) { home.replaceChildren(html("p", "empty", "No row that is switched on has both numbers.")); return; }
+    const width = Math.max(home.clientWidth, 280), height = width < 560 ? 320 : 400, pad = { left: 40, right: 24, top: 26, bottom: 36 };
+    const xs = points.map((p) => p.x), lowX = Math.min(...xs), highX = Math.max(...xs), log = highX / lowX > 6;
+    const left = log ? lowX / 1.25 : Math.max(0, lowX - (highX - lowX || highX) * 0.12), right = log ? highX * 1.35 : highX + (highX - lowX || highX) * 0.14;
+    const lowY = Math.min(...points.map((p) => p.cell.low)), highY = Math.max(...points.map((p) => p.cell.high)), room = (highY - lowY || 0.1) * 0.08;
+    const bottom = Math.max(0, lowY - room), top = Math.min(1, highY + room);
+    const px = scale(left, right, pad.left, width - pad.right, log), py = scale(bottom, top, height - pad.bottom, pad.top);
+    const unitText = unit === "minutes" ? "minutes of training" : "backprops";
+    const node = frame(width, height, pad, log ? logTicks(left, right) : ticks(left, right, 6), ticks(bottom, top, 6), px, py, `${unitText}${log ? " (log)" : ""} →`, `${data.titles[attack]} accuracy, %`, true);
+    node.setAttribute("role", "group");
+    node.setAttribute("aria-label", `${data.titles[attack]} accuracy against ${unitText}`);
+    points.forEach((p) => { p.px = px(p.x); p.py = py(p.y); p.beaten = beaten(p, points) ? 1 : 0; });
+    const best = points.filter((p) => !p.beaten).sort((a, b) => a.x - b.x);
+    const steps = best.map((p, n) => (n ? `H${p.px}V${p.py}` : `M${p.px} ${p.py}`)).join("");
+    node.append(svg("path", { class: "front", d: `${steps}H${width - pad.right}` }));
+    for (const p of points) {
+      const group = svg("g", { class: `point ${hue(p.i)}${p.beaten ? " beaten" : ""}`, "data-row": p.i, tabindex: "0", role: "img" });
+      const said = `${p.row.name}: ${percent(p.y, 2)} ${data.titles[attack]}, ${number(p.x, {})} ${unitText}${p.beaten ? "" : ", on the Pareto front"}`;
+      group.setAttribute("aria-label", said);
+      group.append(svg("line", { class: "bar95", x1: p.px, x2: p.px, y1: py(p.cell.low), y2: py(p.cell.high) }));
+      group.append(svg("circle", { cx: p.px, cy: p.py, r: 14, fill: "transparent" }), marker(p.i, p.px, p.py, 6));
+      const short = p.row.name.length > 28 ? `${p.row.name.slice(0, 27)}…` : p.row.name;
+      group.append(svg("text", { class: "name", x: p.px, y: p.py }, p.row.flags.length ? `${short} ⚑` : short));
+      const lines = () => [
+        html("div", "", html("strong", "", html("i", hue(p.i)), p.row.name)),
+        pair(data.titles[attack], percent(p.y, 2)), pair("95 % interval", `${percent(p.cell.low)} to ${percent(p.cell.high)}`),
+        ...(p.cell.sd === null ? [] : [pair("sd over seeds", percent(p.cell.sd, 2))]),
+        pair("backprops", Math.round(p.row.backprops).toLocaleString("en")),
+        ...(p.row.minutes ? [pair("minutes", `${+p.row.minutes.toPrecision(3)}${p.row.crowded ? " (several jobs at once)" : ""}`)] : []),
+        ...p.row.flags.map((flag) => pair(`⚑ ${flag}`, "not to be believed")),
+        pair(p.beaten ? "another row is as good and cheaper" : "on the Pareto front", ""),
+      ];
+      group.addEventListener("pointerenter", (event) => showTip(event.clientX, event.clientY, lines()));
+      group.addEventListener("focus", () => { const box = group.getBoundingClientRect(); showTip(box.x + box.width / 2, box.y, lines()); });
+      group.addEventListener("pointerleave", hideTip);
+      group.addEventListener("blur", hideTip);
+      p.node = group;
+      node.append(group);
+    }
+    home.replaceChildren(node);
+    place(node, points, width, pad);
+  };
+  ["#cost-attack", "#cost-unit"].forEach((id) => $(id)?.addEventListener("change", costChart));
+
+  // ---- curves -------------------------------------------------------------------------------------------------
+  const merged = (panel) => {
+    const held = new Map();
+    for (const line of panel.lines) {
+      const i = rowOf.has(line.row) ? rowOf.get(line.row) : null;
+      if (i !== null && off.has(i)) continue;
+      if (!held.has(line.row)) held.set(line.row, { i: i ?? held.size, row: line.row, own: i !== null, at: new Map() });
+      const at = held.get(line.row).at;
+      line.x.forEach((x, n) => { if (line.y[n] !== null) (at.get(x) ?? at.set(x, []).get(x)).push(line.y[n]); });
+    }
+    return [...held.values()].map((s) => ({
+      ...s, points: [...s.at].sort((a, b) => a[0] - b[0]).map(([x, v]) => ({ x, y: v.reduce((a, b) => a + b) / v.length, low: Math.min(...v), high: Math.max(...v) })),
+    })).filter((s) => s.points.length);
+  };
+  const pathOf = (points, px, py, step) => points.map((p, n) => (n === 0 ? `M${px(p.x)} ${py(p.y)}` : step ? `H${(px(points[n - 1].x) + px(p.x)) / 2}V${py(p.y)}H${px(p.x)}` : `L${px(p.x)} ${py(p.y)}`)).join("");
+  const curve = (home, panel) => {
+    const sets = merged(panel);
+    if (!sets.length) { home.replaceChildren(html("p", "empty", "Every run with these values is switched off.")); return; }
+    const width = Math.max(home.clientWidth, 240), height = 205, pad = { left: 44, right: 10, top: 22, bottom: 34 };
+    const all = sets.flatMap((s) => s.points), xs = all.map((p) => p.x);
+    const left = Math.min(...xs), right = Math.max(...xs), lowY = Math.min(...all.map((p) => p.low)), highY = Math.max(...all.map((p) => p.high));
+    const room = (highY - lowY || Math.abs(highY) || 1) * 0.06, bottom = lowY >= 0 ? Math.max(0, lowY - room) : lowY - room, top = highY + room;
+    const scatter = panel.kind === "point", side = scatter ? (right - left || 1) * 0.06 : 0;
+    const px = scale(left - side, right + side || 1, pad.left, width - pad.right), py = scale(bottom, top, height - pad.bottom, pad.top);
+    const node = frame(width, height, pad, ticks(left - side, right + side, 6), ticks(bottom, top, 4), px, py, panel.x, panel.percent ? `${panel.y}, %` : panel.y, panel.percent, panel.x === "epoch");
+    node.setAttribute("tabindex", "0");
+    node.setAttribute("role", "img");
+    node.setAttribute("aria-label", `${panel.title}: ${sets.map((s) => `${s.row} ends at ${number(s.points.at(-1).y, panel)}`).join("; ")}. Arrow keys read values.`);
+    if (bottom < 0 && top > 0) node.append(svg("line", { class: "zero", x1: pad.left, x2: width - pad.right, y1: py(0), y2: py(0) }));
+    for (const s of sets) {
+      const look = { class: `line ${hue(s.i)} ${dash(s.i)}`, "data-row": s.own ? s.i : undefined };
+      if (s.points.some((p) => p.high > p.low)) {
+        const d = `${s.points.map((p, n) => `${n ? "L" : "M"}${px(p.x)} ${py(p.high)}`).join("")}${[...s.points].reverse().map((p) => `L${px(p.x)} ${py(p.low)}`).join("")}Z`;
+        if (!scatter) node.append(svg("path", { class: `band ${hue(s.i)}`, d }));
+      }
+      if (!scatter) node.append(svg("path", { ...look, d: pathOf(s.points, px, py, panel.kind === "step") }));
+      if (scatter || s.points.length === 1)
+        s.points.forEach((p) => node.append(svg("g", { class: `point ${hue(s.i)}` }, marker(s.i, px(p.x), py(p.y), 4.5))));
+    }
+    const cross = svg("line", { class: "cross", y1: pad.top, y2: height - pad.bottom, visibility: "hidden" });
+    node.append(cross);
+    const stops = [...new Set(xs)].sort((a, b) => a - b);
+    let at = -1;
+    const read = (n, x, y) => {
+      at = n;
+      const here = sets.map((s) => ({ s, p: s.points.find((p) => p.x === stops[n]) })).filter((e) => e.p).sort((a, b) => b.p.y - a.p.y);
+      cross.setAttribute("x1", px(stops[n]));
+      cross.setAttribute("x2", px(stops[n]));
+      cross.setAttribute("visibility", "visible");
+      const spread = (p) => (p.high > p.low ? ` (${number(p.low, panel).replace(" %", "")}–${number(p.high, panel).replace(" %", "")})` : "");
+      showTip(x, y, [pair(`${panel.x} ${compact(stops[n])}`, ""), ...here.map((e) => pair(e.s.row, number(e.p.y, panel) + spread(e.p), e.s.i))]);
+    };
+    const leave = () => { cross.setAttribute("visibility", "hidden"); hideTip(); };
+    node.addEventListener("pointermove", (event) => {
+      const x = event.clientX - node.getBoundingClientRect().x;
+      read(stops.reduce((best, v, n) => (Math.abs(px(v) - x) < Math.abs(px(stops[best]) - x) ? n : best), 0), event.clientX, event.clientY);
+    });
+    node.addEventListener("pointerleave", leave);
+    node.addEventListener("blur", leave);
+    node.addEventListener("keydown", (event) => {
+      const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (event.key === "Escape") return leave();
+      if (!move) return;
+      event.preventDefault();
+      const n = Math.max(0, Math.min(stops.length - 1, at < 0 ? (move > 0 ? 0 : stops.length - 1) : at + move));
+      const box = node.getBoundingClientRect();
+      read(n, box.x + px(stops[n]), box.y + pad.top);
+    });
+    home.replaceChildren(node);
+  };
+  redraws.push(costChart);
+  $$("[data-panel]").forEach((home) => {
+    const [figure, panel] = home.dataset.panel.split(" ").map(Number);
+    redraws.push(() => curve(home, data.figures[figure].panels[panel]));
+  });
+
+  // ---- the table ----------------------------------------------------------------------------------------------
+  const body = $("#table tbody");
+  const key = (tr, column) => {
+    const cell = tr.children[column];
+    return cell.dataset.v === undefined ? cell.textContent.trim().toLowerCase() : cell.dataset.v === "" ? null : +cell.dataset.v;
+  };
+  $$("#table thead th").forEach((th, column) => {
+    $("button", th)?.addEventListener("click", () => {
+      const numeric = th.dataset.kind === "number", now = th.getAttribute("aria-sort");
+      const way = now === "none" || !now ? (numeric && th.dataset.first !== "up" ? "descending" : "ascending") : now === "ascending" ? "descending" : "ascending";
+      $$("#table thead th").forEach((other) => { if ($("button", other)) other.setAttribute("aria-sort", other === th ? way : "none"); });
+      const sign = way === "ascending" ? 1 : -1;
+      const sorted = $$("tr", body).sort((a, b) => {
+        const [x, y] = [key(a, column), key(b, column)];
+        if (x === null || y === null) return (x === null) - (y === null); // what is not there comes last either way
+        return sign * (x < y ? -1 : x > y ? 1 : 0);
+      });
+      body.append(...sorted);
+    });
+  });
+  const filter = () => {
+    const words = $("#filter").value.toLowerCase().split(/\s+/).filter(Boolean), only = $("#only-front").checked;
+    let shown = 0;
+    $$("tr", body).forEach((tr) => {
+      const text = tr.dataset.text.toLowerCase();
+      tr.hidden = !words.every((word) => text.includes(word)) || (only && !tr.dataset.front);
+      shown += !tr.hidden;
+    });
+    $("#shown").textContent = `${shown} of ${data.rows.length} rows`;
+  };
+  $("#filter")?.addEventListener("input", filter);
+  $("#only-front")?.addEventListener("change", filter);
+
+  // ---- light and dark -----------------------------------------------------------------------------------------
+  const theme = $("#theme"), system = matchMedia("(prefers-color-scheme: dark)");
+  const dark = () => (document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const label = () => { theme.textContent = dark() ? "Light" : "Dark"; theme.setAttribute("aria-label", `switch to ${dark() ? "light" : "dark"} colours`); };
+  theme.addEventListener("click", () => { document.documentElement.dataset.theme = dark() ? "light" : "dark"; label(); });
+  system.addEventListener("change", label);
+
+  label();
+  filter();
+  apply();
+  let width = innerWidth;
+  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; redraws.forEach((draw) => draw()); } });
+  addEventListener("scroll", hideTip, { passive: true });
+})();

@@ -1,0 +1,90 @@
+"""The numbers of a report's table: each with its spread over seeds, its interval and the paper's value."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deat.evaluation.intervals import wilson
+from deat.report.collect import COST, OneRun, Row, columns_of
+
+STRENGTH = ("fgsm", "square", "pgd", "apgd-ce", "cw", "fab-t", "apgd-t", "aa")
+"""Attacks from weak to strong, by what their name begins with."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An accuracy: mean and standard deviation over seeds, and the 95 % interval that the choice of images leaves."""
+
+    mean: float
+    sd: float | None
+    low: float
+    high: float
+    seeds: int
+    images: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a row cost: means over seeds. minutes is None where no clock was kept."""
+
+    backprops: float
+    minutes: float | None
+    crowded: bool
+
+
+def attacks_of(rows: Sequence[Row]) -> list[str]:
+    """The attacks that some row has an accuracy for, natural first, then from weak to strong, worst of all last."""
+    names = [n for n in columns_of(rows) if n not in COST and not n.startswith("last ")]
+    return sorted(names, key=_order)
+
+
+def headline(rows: Sequence[Row]) -> str | None:
+    """The attack by which rows are ranked: the strongest of those that most rows were judged by."""
+    held = {name: sum(name in row.columns for row in rows) for name in attacks_of(rows)}
+    robust = [name for name in held if name not in ("natural", "worst")] or list(held)
+    return max(robust, key=lambda name: (held[name], _order(name)), default=None)
+
+
+def title(attack: str) -> str:
+    """An attack's name as the paper writes it."""
+    if attack in ("natural", "worst"):
+        return attack
+    return re.sub(r"(\d)X(\d)", r"\1×\2", attack.upper()).replace("-LAST", ", last iterate")
+
+
+def cell(row: Row, attack: str) -> Cell | None:
+    """A row's accuracy under an attack; None where no finished run has it."""
+    spread = row.spread(attack)
+    if spread is None or not math.isfinite(spread.mean):
+        return None
+    images = min(_images(run, attack) for run in row.done if attack in run.numbers)
+    low, high = wilson(round(spread.mean * images), images)
+    return Cell(spread.mean, spread.sd, low, high, len(spread.values), images)
+
+
+def cost(row: Row) -> Cost | None:
+    """A row's cost; None where no run is finished."""
+    spent = row.spread("backprops")
+    if spent is None:
+        return None
+    clocks = [run.seconds / 60 for run in row.done if run.seconds > 0]
+    return Cost(spent.mean, sum(clocks) / len(clocks) if clocks else None, row.crowded)
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Which points (cost, accuracy) no other one beats: none is at least as cheap and as good, and better in one."""
+    return [not any(c <= cost and a >= acc and (c, a) != (cost, acc) for c, a in points) for cost, acc in points]
+
+
+def _images(run: OneRun, attack: str) -> int:
+    last = run.beside.get("last")
+    return len(last.labels) if attack.startswith("last ") and last else run.images[attack]
+
+
+def _order(name: str) -> tuple[int, int, str]:
+    if name in ("natural", "worst"):
+        return (-1 if name == "natural" else len(STRENGTH) + 1), 0, name
+    family = max((i for i, known in enumerate(STRENGTH) if name.startswith(known)), default=0)
+    steps = re.search(r"\d+", name)
+    return family, int(steps[0]) if steps else 0, name

@@ -1,0 +1,199 @@
+"""A folder of `deat bench` read back: rows of runs, and the mean and standard deviation of each over its seeds.
+
+bench.json is {"recipe", "paper": {"table"}, "settings", "rows": [...]}; a row is {"name", "method", "model",
+"paper": {"table", "row"} or null, "runs": [...]}, and a run {"seed", "folder", "status", "why", "concurrent_jobs"}.
+status is waiting, running, done or failed, and `why` says what went wrong. A folder is relative to bench.json.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from deat.errors import DataError
+from deat.evaluation.evaluation import Evaluation, load_evaluation
+from deat.training.folder import HISTORY, RUN, TIMING
+from deat.training.history import EpochStats, read
+
+BENCH, EVALUATION = "bench.json", "evaluation.json"
+BESIDE = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}
+"""Evaluations that a run may have beside its main one: of its last epoch, and of AutoAttack on fewer images."""
+COST = ("backprops", "per_batch", "minutes")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over seeds; sd is None for a single one."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return fmean(self.values)
+
+    @property
+    def sd(self) -> float | None:
+        """The standard deviation over seeds, of a sample."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass(frozen=True, eq=False)
+class OneRun:
+    """One run of a row: how it ended, and what its folder holds. Parts that are not there yet are None or empty."""
+
+    seed: int
+    path: Path
+    status: str = "done"
+    why: str | None = None
+    concurrent_jobs: int = 1
+    record: dict[str, Any] | None = None
+    history: list[EpochStats] = field(default_factory=list)
+    seconds: float = 0.0
+    evaluation: Evaluation | None = None
+    beside: dict[str, Evaluation] = field(default_factory=dict)
+
+    @cached_property  # counted from thousands of verdicts
+    def numbers(self) -> dict[str, float]:
+        """Accuracies by attack ("last pgd-20": of the last epoch), "worst", and the cost; none unless it is done."""
+        if self.status != "done" or not self.evaluation or not self.history:
+            return {}
+        aa = self.beside["aa"].accuracy if "aa" in self.beside else {}
+        last = self.beside["last"].accuracy if "last" in self.beside else {}
+        found = {**self.evaluation.accuracy, **{k: v for k, v in aa.items() if k == "aa"}}
+        return {**found, **{f"last {name}": value for name, value in last.items()}, **self._cost()}
+
+    @property
+    def images(self) -> dict[str, int]:
+        """How many test images stand behind each accuracy."""
+        held = {"": self.evaluation, "aa": self.beside.get("aa")}
+        return {name: len(e.labels) for key, e in held.items() if e for name in e.accuracy if key in ("", name)}
+
+    def _cost(self) -> dict[str, float]:
+        batch = self.record["settings"]["batch_size"] if self.record else 1
+        batches = math.ceil(self.history[-1].examples / batch)
+        spent = self.history[-1].backprops
+        return {"backprops": spent, "per_batch": spent / batches, "minutes": self.seconds / 60}
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One row of a table: its runs, one a seed. table and paper_row say where in the paper it is, if anywhere."""
+
+    name: str
+    method: str
+    model: str
+    runs: tuple[OneRun, ...]
+    table: str | None = None
+    paper_row: str | None = None
+
+    @property
+    def done(self) -> list[OneRun]:
+        """The runs that were trained and evaluated."""
+        return [run for run in self.runs if run.numbers]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the numbers that its finished runs have."""
+        return list(dict.fromkeys(name for run in self.done for name in run.numbers))
+
+    def spread(self, column: str) -> Spread | None:
+        """A number over the row's finished seeds; None where no run has it."""
+        values = tuple(run.numbers[column] for run in self.done if column in run.numbers)
+        return Spread(values) if values else None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether some of its times were taken while other jobs ran, so that they say little."""
+        return any(run.concurrent_jobs > 1 for run in self.done)
+
+    @property
+    def why(self) -> str | None:
+        """What went wrong, for the seeds that failed."""
+        failed = [f"seed {run.seed}: {run.why}" for run in self.runs if run.status == "failed"]
+        return "; ".join(failed) or None
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A whole folder of `deat bench`."""
+
+    path: Path
+    recipe: str
+    table: str | None
+    settings: dict[str, Any]
+    rows: tuple[Row, ...]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of all numbers, accuracies before the cost."""
+        return columns_of(self.rows)
+
+
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """The names of the rows' numbers, in the order in which they come, accuracies before the cost."""
+    names = list(dict.fromkeys(name for row in rows for name in row.columns))
+    return [n for n in names if n not in COST] + [n for n in COST if n in names]
+
+
+def collect(folder: str | Path) -> Bench:
+    """Read a folder that `deat bench` wrote, finished or not."""
+    path = Path(folder)
+    found = _json(path / BENCH)
+    try:
+        rows = tuple(_row(path, row) for row in found["rows"])
+        return Bench(path, found["recipe"], found["paper"]["table"], found["settings"], rows)
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{str(path / BENCH)!r} is not what deat bench writes ({error!r}).") from None
+
+
+def collect_run(folder: str | Path, seed: int | None = None, **about: Any) -> OneRun:
+    """Read one run's folder; `about` is what bench.json says of it."""
+    path = Path(folder)
+    record = _json(path / RUN) if (path / RUN).is_file() else None
+    history = read(path / HISTORY) if (path / HISTORY).is_file() else []
+    own = record["settings"]["seed"] if record else 0
+    main = load_evaluation(path / EVALUATION) if (path / EVALUATION).is_file() else None
+    beside = {key: load_evaluation(path / name) for key, name in BESIDE.items() if (path / name).is_file()}
+    return OneRun(
+        own if seed is None else seed,
+        path,
+        record=record,
+        history=history,
+        seconds=_train_seconds(path / TIMING),
+        evaluation=main,
+        beside=beside,
+        **about,
+    )
+
+
+def _row(path: Path, row: dict[str, Any]) -> Row:
+    runs = tuple(
+        collect_run(
+            path / run["folder"],
+            run["seed"],
+            **{name: run[name] for name in ("status", "why", "concurrent_jobs")},
+        )
+        for run in row["runs"]
+    )
+    paper = row.get("paper") or {}
+    return Row(row["name"], row["method"], row["model"], runs, paper.get("table"), paper.get("row"))
+
+
+def _train_seconds(path: Path) -> float:
+    """The clock of training alone; a torn last line is dropped."""
+    if not path.is_file():
+        return 0.0
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return sum(float(json.loads(line)["train_seconds"]) for line in lines)
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {str(path)!r} ({error}). Give a folder that deat wrote.") from None

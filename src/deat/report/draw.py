@@ -1,0 +1,156 @@
+"""A report's figures as pictures, by matplotlib."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from deat.errors import UsageError
+from deat.plain import plain
+from deat.report.gallery import Gallery
+from deat.report.series import Figure, Line, Panel
+
+HUES = ("#2563eb", "#d9480f", "#0f8a5f", "#a21caf", "#a16207", "#0e7490", "#be123c", "#4d7c0f", "#6d28d9", "#475569")
+DASHES, MARKERS = ("-", "--", ":"), ("o", "s", "D")
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "deat",
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e6e2",
+    "legend.frameon": False,
+    "figure.dpi": 110,
+    "text.parse_math": False,  # a name with dollars in it is a name
+}
+FRONT = "Pareto front"
+LONGEST = 32
+"""Characters of a name in a legend."""
+
+
+def check_matplotlib() -> None:
+    """Refuse to begin where pictures cannot be drawn."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "figures need matplotlib, which is not installed: pip install 'deat[report]', or add --no-figures."
+        ) from None
+
+
+def draw(figure: Figure, order: Sequence[str], folder: Path) -> None:
+    """Write a figure as NAME.svg and NAME.png; `order` gives every row its colour."""
+    places = {name: i for i, name in enumerate(order)}
+    with _picture(figure.name, folder) as plt:
+        tall = figure.name == "training-process"
+        shape = (len(figure.panels), 1) if tall else (1, len(figure.panels))
+        size = (6.4, 1.55 * shape[0] + 0.6) if tall else (max(4.6, 3.7 * shape[1]), 3.3)
+        canvas, axes = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False, sharex=tall)
+        for ax, panel in zip(axes.flat, figure.panels, strict=True):
+            _panel(ax, panel, places)
+        if tall:
+            for ax in list(axes.flat)[:-1]:
+                ax.set_xlabel("")
+        _legend(canvas, axes.flat)
+
+
+def draw_gallery(gallery: Gallery, folder: Path) -> None:
+    """Write the gallery as gallery.svg and gallery.png: one row of three pictures an image."""
+    with _picture("gallery", folder) as plt:
+        count = len(gallery.tiles)
+        canvas, axes = plt.subplots(count, 3, figsize=(4.6, 1.6 * count), layout="constrained", squeeze=False)
+        for row, tile in zip(axes, gallery.tiles, strict=True):
+            heads = (f"{tile.label}, seen as {tile.before}", "perturbation", f"seen as {tile.after}")
+            for ax, image, head in zip(row, tile.images, heads, strict=True):
+                ax.imshow(image, interpolation="nearest")
+                ax.set_axis_off()
+                ax.set_title(plain(head), fontsize=8)
+        canvas.suptitle(plain(f"{gallery.row}, {gallery.attack}"), fontsize=9)
+
+
+@contextmanager
+def _picture(name: str, folder: Path) -> Iterator[Any]:
+    """pyplot for one picture, written when it is done, with nothing left behind."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks
+        mpl.use("agg", force=False)
+        import matplotlib.pyplot as plt
+
+        try:
+            yield plt
+            plt.savefig(folder / f"{name}.svg", metadata={"Date": None})
+            plt.savefig(folder / f"{name}.png", metadata={"Software": None})
+        finally:
+            plt.close()
+
+
+def _panel(ax: Any, panel: Panel, places: dict[str, int]) -> None:
+    rows: dict[str, list[Line]] = {}
+    for line in panel.lines:
+        rows.setdefault(line.row, []).append(line)
+    for n, (name, lines) in enumerate(rows.items()):
+        place = places.get(name, n)
+        if len(lines) > 1:
+            for line in lines:
+                _line(ax, panel, line, place, lw=0.6, alpha=0.35)
+            lines = [mean_of(lines)]
+        _line(ax, panel, lines[0], place, label=_short(name))
+    ax.set_title(plain(panel.title), loc="left")
+    ax.set_xlabel(panel.x)
+    ax.set_ylabel(panel.y + (", %" if panel.percent else ""))
+    costs = [x for line in panel.lines for x in line.x]
+    if panel.kind == "point" and max(costs) > 6 * min(costs) > 0:
+        _log(ax)
+
+
+def _log(ax: Any) -> None:
+    """A logarithmic axis with plain numbers on it."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def mean_of(lines: Sequence[Line]) -> Line:
+    """The mean over a row's seeds, of those that got as far."""
+    held: dict[float, list[float]] = {}
+    for line in lines:
+        for x, y in zip(line.x, line.y, strict=True):
+            held.setdefault(x, []).extend([] if y is None else [y])
+    return Line(lines[0].row, None, sorted(held), [fmean(held[x]) if held[x] else None for x in sorted(held)])
+
+
+def _line(ax: Any, panel: Panel, line: Line, place: int, **look: Any) -> None:
+    y = [float("nan") if v is None else 100 * v if panel.percent else v for v in line.y]
+    look = {"color": HUES[place % len(HUES)], "lw": 1.6, **look}
+    if line.row == FRONT:
+        ax.step(line.x, y, where="post", color="#8a8f98", ls="--", lw=1, label=look["label"], zorder=1)
+    elif panel.kind == "point":
+        ax.plot(line.x, y, ls="none", marker=MARKERS[place // len(HUES) % 3], **look)
+    else:
+        style = "steps-mid" if panel.kind == "step" else "default"
+        ax.plot(line.x, y, ls=DASHES[place // len(HUES) % 3], drawstyle=style, **look)
+
+
+def _legend(canvas: Any, axes: Any) -> None:
+    """One legend for all panels."""
+    found: dict[str, Any] = {}
+    for ax in axes:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            found.setdefault(name, handle)
+    width, height = canvas.get_size_inches()
+    columns = max(1, min(len(found), int(width / (0.5 + 0.07 * max(map(len, found))))))
+    canvas.set_size_inches(width, height + 0.17 * -(-len(found) // columns))
+    canvas.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, fontsize=8)
+
+
+def _short(name: str) -> str:
+    shown = plain(name)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"

@@ -1,0 +1,193 @@
+"""What a report is about: run folders and bench folders, read into rows whose names differ."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deat.errors import DataError, DeatError, UsageError, unknown
+from deat.plain import plain
+from deat.report.collect import BENCH, EVALUATION, OneRun, Row, collect, collect_run
+from deat.training.folder import RUN, WATCH
+
+ASIDE = ("seed", "data_root", "download", "device", "threads", "workers", "deterministic")
+"""Settings that do not make another row: the seed, and how a run was carried out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """The rows of a report, in order; recipes and notes say where they come from and what is odd about them."""
+
+    rows: tuple[Row, ...]
+    recipes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def row(self, name: str) -> Row:
+        """The row of that name."""
+        found = next((row for row in self.rows if row.name == plain(name)), None)
+        if found is None:
+            raise unknown("row", name, [row.name for row in self.rows], "--against names a row of the table.")
+        return found
+
+
+def gather(paths: Sequence[str]) -> Subject:
+    """Read run folders and bench folders; runs that differ in their seed alone make one row."""
+    if not paths:
+        raise UsageError("name at least one run folder or bench folder, such as runs/demo.")
+    rows: list[Row] = []
+    recipes: list[str] = []
+    loose: list[OneRun] = []
+    folders = [Path(text).expanduser() for text in paths]
+    for path in {folder.resolve(): folder for folder in folders}.values():  # a folder named twice counts once
+        if (path / BENCH).is_file():
+            bench = _readable(path, collect)
+            recipes.append(bench.recipe)
+            rows += [replace(row, runs=tuple(map(_explained, row.runs))) for row in bench.rows]
+        else:
+            loose.append(_alone(path))
+    found = tuple(_renamed([*rows, *_grouped(loose)]))
+    return Subject(found, tuple(recipes), tuple(_notes(found)))
+
+
+def reason(run: OneRun) -> str | None:
+    """Why a run has no numbers, or fewer than it should; None for one that is whole."""
+    return None if run.numbers and not run.why else run.why or run.status
+
+
+def troubles(row: Row) -> list[str]:
+    """What is wrong with a row's runs, each reason with its seeds."""
+    found: dict[str, list[str]] = {}
+    for run in row.runs:
+        if why := reason(run):
+            found.setdefault(why, []).append(str(run.seed))
+    return [f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(seeds)}: {why}" for why, seeds in found.items()]
+
+
+def flags_of(row: Row) -> list[tuple[int, Any]]:
+    """The sanity flags of a row's evaluations, each with its seed."""
+    return [
+        (run.seed, flag)
+        for run in row.runs
+        for found in (run.evaluation, *run.beside.values())
+        if found
+        for flag in found.flags
+    ]
+
+
+def _alone(path: Path) -> OneRun:
+    """A run folder that was named by itself."""
+    if not (path / RUN).is_file():
+        raise DataError(f"{str(path)!r} holds neither {RUN} nor {BENCH}; give folders that deat train or bench wrote.")
+    return _explained(_readable(path, collect_run))
+
+
+def _readable(path: Path, how: Any) -> Any:
+    try:
+        return how(path)
+    except DeatError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{str(path)!r} holds records that deat did not write ({error!r}). Leave it out.") from None
+
+
+def _explained(run: OneRun) -> OneRun:
+    """A run with a reason where it is not whole."""
+    if run.status in ("failed", "waiting", "running"):
+        said = {"waiting": "not run yet", "running": "running, or killed while it ran"}
+        return replace(run, why=run.why or said.get(run.status, run.status))
+    if run.record is None or not run.history:
+        return replace(run, status="incomplete", why=run.why or "no epoch was finished")
+    done, asked = run.history[-1].epoch + 1, run.record["settings"]["epochs"]
+    stopped = done < asked and _stopped(run.path / WATCH)
+    if done < asked and not stopped:
+        return replace(run, status="incomplete", why=f"{done} of {asked} epochs")
+    if run.evaluation is not None and stopped:
+        return replace(run, why=f"stopped by the watch, at the weights of epoch {done} of {asked}")
+    if run.evaluation is None:
+        return replace(run, status="incomplete", why=f"not evaluated: no {EVALUATION}")
+    return run
+
+
+def _stopped(path: Path) -> bool:
+    """Whether the last thing that the overfit watch did was to end the training."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    return bool(lines) and json.loads(lines[-1]).get("action") == "stop"
+
+
+def _grouped(runs: Sequence[OneRun]) -> Iterator[Row]:
+    """Rows of runs that differ in their seed alone."""
+    held: dict[str, list[OneRun]] = {}
+    for run in runs:
+        held.setdefault(json.dumps(_identity(run), sort_keys=True, default=str), []).append(run)
+    for same in held.values():
+        about = same[0].record or {}
+        yield Row(about["method"]["name"], about["method"]["name"], about["model"]["name"], tuple(same))
+
+
+def _identity(run: OneRun) -> dict[str, Any]:
+    """What makes a run's row: its settings, resolved, without the seed."""
+    record = run.record or {}
+    chosen = {
+        **record["request"],
+        **record["settings"],
+        "eps": record["threat"]["eps"],
+        "norm": record["threat"]["norm"],
+    }
+    return {
+        **{name: value for name, value in chosen.items() if name not in ASIDE},
+        "watch": record.get("watch"),
+        "model": record["model"]["name"],
+        "data": record["data"]["name"],
+    }
+
+
+def _renamed(rows: Sequence[Row]) -> Iterator[Row]:
+    """The same rows, told apart by what differs between them where their names do not, and by a number otherwise."""
+    taken: set[str] = set()
+    for row in rows:
+        twins = [other for other in rows if other.name == row.name]
+        name = plain(row.name if len(twins) == 1 else " ".join([row.name, *_difference(row, twins)]))
+        number = 1
+        while (unique := name if number == 1 else f"{name} ({number})") in taken:
+            number += 1
+        taken.add(unique)
+        yield replace(row, name=unique)
+
+
+def _difference(row: Row, twins: Sequence[Row]) -> list[str]:
+    """The settings in which a row differs from its twins."""
+    if any(not twin.runs or twin.runs[0].record is None for twin in twins):
+        return []
+    mine, others = _identity(row.runs[0]), [_identity(twin.runs[0]) for twin in twins]
+    differ = [name for name in mine if len({json.dumps(o.get(name), default=str) for o in others}) > 1]
+    return [
+        str(mine[name]) if name in ("model", "data", "rules") else f"{name}={_short(mine[name])}" for name in differ
+    ]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "default" if value is None else str(value)
+
+
+def _notes(rows: Sequence[Row]) -> Iterator[str]:
+    """What keeps rows from being compared, or from saying what they seem to."""
+    for row in rows:
+        seeds = [run.seed for run in row.done]
+        if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+            yield f"{row.name} has several runs of seed {', '.join(map(str, twice))}, counted as different ones."
+    done = [run for row in rows for run in row.done]
+    for what, values in (
+        ("data set", {run.record["data"]["name"] for run in done if run.record}),
+        ("threat model", {_threat(run) for run in done}),
+        ("number of test images", {f"{len(run.evaluation.labels):,}" for run in done if run.evaluation}),
+    ):
+        if len(values) > 1:
+            yield f"Rows differ in their {what} ({', '.join(sorted(values))}), so not all of them can be compared."
+    if any(run.evaluation and run.evaluation.settings["sample"] for run in done):
+        yield "Some accuracies come from a sample of the test set; the images column says how many stand behind each."
+
+
+def _threat(run: OneRun) -> str:
+    threat = run.evaluation.settings["threat"] if run.evaluation else {}
+    return f"{threat.get('norm')} eps {threat.get('eps', 0):.4g}"

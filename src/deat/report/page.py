@@ -1,0 +1,215 @@
+"""The report as one HTML file that needs nothing else: no network, no server, no other file."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from deat.plain import plain
+from deat.report.cells import cell, cost, title
+from deat.report.claims import Checked
+from deat.report.collect import Row
+from deat.report.escape import markup
+from deat.report.gallery import Gallery
+from deat.report.gather import flags_of
+from deat.report.sections import answer, chips, claims_section, gallery_section, settings_section, table, warnings_of
+from deat.report.series import Figure, Panel
+from deat.report.tables import Sheet
+from deat.versions import VERSION
+
+
+@dataclass(frozen=True, eq=False)
+class Story:
+    """Everything that a page tells."""
+
+    heading: str
+    sheet: Sheet
+    figures: Sequence[Figure]
+    claims: Sequence[Checked]
+    gallery: Gallery
+    missing: Sequence[str]
+
+
+def page(story: Story) -> str:
+    """The page."""
+    css, js = asset("page.css"), asset("page.js")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy(css, js)}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>{markup(story.heading)}</title>
+<style>{css}</style>
+</head>
+<body>
+{_top(story)}
+<main>
+{_body(story)}
+<p class="note">Made by deat {markup(VERSION)}. The same numbers are in table.csv, table.md and table.tex.</p>
+</main>
+<div id="tip" role="status" hidden></div>
+<script type="application/json" id="data">{embedded(_data(story))}</script>
+<script>{js}</script>
+</body>
+</html>
+"""
+
+
+def policy(css: str, js: str) -> str:
+    """A Content-Security-Policy under which nothing runs but this page's own script, and nothing is fetched."""
+    return (
+        f"default-src 'none'; script-src '{_digest(js)}'; style-src '{_digest(css)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def embedded(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def asset(name: str) -> str:
+    """One of the page's own files."""
+    return files("deat.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _top(story: Story) -> str:
+    rows = story.sheet.rows
+    runs = sum(len(row.runs) for row in rows)
+    about = (
+        f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}, {runs} {'run' if runs == 1 else 'runs'}{_setting(rows)}"
+    )
+    return (
+        f'<header class="top"><div><h1>{markup(story.heading)}</h1><p class="muted">{markup(about)}</p></div>'
+        '<button type="button" class="button" id="theme">Dark</button></header>'
+    )
+
+
+def _setting(rows: Sequence[Row]) -> str:
+    """What all runs have in common, for the line under the heading."""
+    records = [run.record for row in rows for run in row.runs if run.record]
+    facts = [
+        {str(r["data"]["name"]) for r in records},
+        {str(r["model"]["name"]) for r in records},
+        {f"{r['threat']['norm']} eps {r['threat']['eps']:.4g}" for r in records},
+    ]
+    return "".join(f" · {fact.pop()}" for fact in facts if len(fact) == 1)
+
+
+def _body(story: Story) -> str:
+    of = story.sheet
+    parts = [
+        answer(of),
+        _legend(of),
+        *([_cost_section(of)] if of.headline else []),
+        warnings_of(of.subject),
+        _section("results", "Results", _table_bar(len(of.rows)) + table(of)),
+        *_figures(story.figures),
+    ]
+    if story.gallery.tiles:
+        parts.append(_section("gallery", "Adversarial examples", gallery_section(story.gallery)))
+    parts.append(_section("claims", "The paper's claims", claims_section(story.claims)))
+    parts.append(_section("settings", "Settings", settings_section(of.rows)))
+    parts += [f'<p class="note">Left out. {markup(text)}.</p>' for text in story.missing]
+    return "\n".join(parts)
+
+
+def _legend(of: Sheet) -> str:
+    return (
+        f'<nav class="legend" aria-label="Rows on and off"><div class="chips">{chips(of.rows)}'
+        '<button type="button" class="chip plain" id="all">all</button>'
+        '<button type="button" class="chip plain" id="none">none</button></div></nav>'
+    )
+
+
+def _cost_section(of: Sheet) -> str:
+    options = "".join(
+        f'<option value="{markup(a)}"{" selected" if a == of.headline else ""}>{markup(title(a))}</option>'
+        for a in of.attacks
+    )
+    return (
+        '<section class="card" aria-labelledby="cost"><h2 id="cost">Robustness against cost</h2>'
+        '<p class="note">Up is more robust, left is cheaper. The dashed '
+        "line is the Pareto front: filled points are on it; "
+        "no other row is as good and cheaper. Whiskers are 95 % intervals.</p>"
+        f'<div class="bar"><label>accuracy under <select id="cost-attack">{options}</select></label>'
+        '<label>cost in <select id="cost-unit"><option value="backprops">backprops</option>'
+        '<option value="minutes">minutes</option></select></label><span class="muted" id="cost-note"></span></div>'
+        '<div id="cost-chart"></div></section>'
+    )
+
+
+def _table_bar(count: int) -> str:
+    return (
+        '<div class="bar"><label>filter '
+        '<input type="search" id="filter" placeholder="name, method, model, flag"></label>'
+        '<label><input type="checkbox" id="only-front"> on the Pareto front only</label>'
+        f'<span class="muted" id="shown" role="status">{count} of {count} rows</span></div>'
+    )
+
+
+def _figures(figures: Sequence[Figure]) -> Iterator[str]:
+    """Every figure's curves; a panel that two figures share is shown once."""
+    shown: set[str] = set()
+    for place, figure in enumerate(figures):
+        fresh = [(n, panel.title) for n, panel in enumerate(figure.panels) if panel.title not in shown]
+        shown |= {name for _, name in fresh}
+        if fresh and figure.name != "cost":
+            heading = figure.title if len(fresh) == len(figure.panels) else fresh[0][1].capitalize()
+            yield _section(
+                figure.name, heading, f'<div class="charts">{"".join(_card(place, *one) for one in fresh)}</div>'
+            )
+
+
+def _card(place: int, n: int, name: str) -> str:
+    return f'<div class="card"><h3>{markup(name)}</h3><div data-panel="{place} {n}"></div></div>'
+
+
+def _section(name: str, heading: str, body: str) -> str:
+    return f'<section aria-labelledby="{name}"><h2 id="{name}">{markup(heading)}</h2>{body}</section>'
+
+
+def _data(story: Story) -> dict[str, Any]:
+    of = story.sheet
+    return {
+        "rows": [_row(of, row) for row in of.rows],
+        "titles": {a: title(a) for a in of.attacks},
+        "figures": [{"name": f.name, "panels": [_panel(p) for p in f.panels]} for f in story.figures],
+    }
+
+
+def _row(of: Sheet, row: Row) -> dict[str, Any]:
+    spent = cost(row)
+    found = {attack: cell(row, attack) for attack in of.attacks}
+    accuracy = {a: {"mean": c.mean, "sd": c.sd, "low": c.low, "high": c.high} for a, c in found.items() if c}
+    return {
+        "name": plain(row.name),
+        "accuracy": accuracy,
+        "backprops": spent.backprops if spent else None,
+        "minutes": spent.minutes if spent else None,
+        "crowded": row.crowded,
+        "flags": sorted({plain(flag.name) for _, flag in flags_of(row)}),
+    }
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    lines = [
+        {"row": plain(line.row), "x": [_short(x) for x in line.x], "y": [y if y is None else _short(y) for y in line.y]}
+        for line in panel.lines
+    ]
+    about = {"title": panel.title, "x": panel.x, "y": panel.y, "kind": panel.kind, "percent": panel.percent}
+    return {**about, "lines": lines}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -1,0 +1,95 @@
+"""Whether one row really beats another: exact McNemar tests on the same images, seed by seed, put together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deat.report.collect import OneRun, Row
+
+HOW = (
+    "Each row is compared with {against} image by image: for every seed that both have, an exact two-sided McNemar "
+    "test on the verdicts that differ. Seeds share their test images, so their tests are not independent; they are put "
+    "together as twice the mean of their p-values (at most 1), which holds however they depend on each other. Then "
+    "Holm's correction for the number of rows. A small p says that these trained networks differ beyond the choice of "
+    "test images; what another training seed would change is the standard deviation's to tell."
+)
+
+
+@dataclass(frozen=True)
+class Versus:
+    """A row against another: the mean difference in accuracy, and the p-value after and before Holm's correction."""
+
+    difference: float
+    p: float
+    raw: float
+    seeds: int
+    images: int
+    gained: int
+    lost: int
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """The exact two-sided p-value of so many verdicts won and lost: a fair coin's, computed in whole numbers."""
+    n, few = gained + lost, min(gained, lost)
+    term = total = 1
+    for i in range(few):
+        term = term * (n - i) // (i + 1)
+        total += term
+    return min(1.0, float(2 * total / 2**n))
+
+
+def combined(values: Sequence[float]) -> float:
+    """One p-value of several that may depend on each other in any way: twice their mean, or the only one."""
+    return values[0] if len(values) == 1 else min(1.0, 2 * sum(values) / len(values))
+
+
+def holm(values: Mapping[str, float]) -> dict[str, float]:
+    """p-values corrected for how many there are (Holm 1979)."""
+    found, least = {}, 0.0
+    for place, (name, p) in enumerate(sorted(values.items(), key=lambda item: item[1])):
+        least = max(least, min(1.0, (len(values) - place) * p))
+        found[name] = least
+    return {name: found[name] for name in values}
+
+
+def compare(rows: Sequence[Row], against: Row, attack: str) -> dict[str, Versus]:
+    """Every other row that can be compared with `against` under an attack, by name."""
+    found = {row.name: versus for row in rows if row is not against and (versus := _pair(row, against, attack))}
+    corrected = holm({name: versus.raw for name, versus in found.items()})
+    return {
+        name: Versus(v.difference, corrected[name], v.raw, v.seeds, v.images, v.gained, v.lost)
+        for name, v in found.items()
+    }
+
+
+def _pair(row: Row, other: Row, attack: str) -> Versus | None:
+    theirs = {run.seed: run for run in other.done}
+    tables = [t for run in row.done if run.seed in theirs and (t := _table(run, theirs[run.seed], attack))]
+    if not tables:
+        return None
+    raw = combined([mcnemar(gained, lost) for gained, lost, _ in tables])
+    difference = sum((gained - lost) / images for gained, lost, images in tables) / len(tables)
+    gained, lost, images = (sum(column) for column in zip(*tables, strict=True))
+    return Versus(difference, raw, raw, len(tables), images // len(tables), gained, lost)
+
+
+def _table(run: OneRun, other: OneRun, attack: str) -> tuple[int, int, int] | None:
+    """Verdicts won and lost on the images that both were judged on in the same way; None where there are none."""
+    mine, theirs = verdicts(run, attack), verdicts(other, attack)
+    if mine is None or theirs is None or mine[2] != theirs[2]:
+        return None
+    images = min(len(mine[0]), len(theirs[0]))
+    if mine[1][:images] != theirs[1][:images]:
+        return None
+    pairs = list(zip(mine[0][:images], theirs[0][:images], strict=True))
+    return sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs), images
+
+
+def verdicts(run: OneRun, attack: str) -> tuple[list[bool], list[int], Any] | None:
+    """Verdict and label of each image under an attack, and what a fair comparison must have in common."""
+    for found in (run.evaluation, run.beside.get("aa") if attack == "aa" else None):
+        if found and attack in found.accuracy:
+            settings = found.settings
+            how = settings["attacks"] if attack == "worst" else settings["attacks"].get(attack)
+            return found.verdicts[attack], found.labels, (settings["threat"], how)
+    return None

@@ -1,0 +1,258 @@
+"""The parts of the page that are plain HTML, readable without a script."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from deat.report.cells import Cell, cell, cost, front, title
+from deat.report.claims import Checked
+from deat.report.collect import OneRun, Row
+from deat.report.escape import markup
+from deat.report.gallery import Gallery, data_uri
+from deat.report.gather import Subject, flags_of, troubles
+from deat.report.tables import (
+    CROWDED,
+    FLAGGED,
+    Sheet,
+    backprops,
+    interval,
+    minutes,
+    notes,
+    paper_accuracy,
+    paper_cost,
+    saving,
+    significance,
+)
+
+HUES = 10
+Ranked = tuple[int, Row, float, float]
+"""A row's place, the row, its accuracy under the headline attack, and its backprops."""
+
+
+def answer(of: Sheet) -> str:
+    """Who wins, in three sentences: the most robust row, the cheapest that comes close, the best on clean images."""
+    ranked = ranking(of)
+    if not ranked or not of.headline:
+        return '<p class="note">No run is evaluated yet, so there is nothing to rank.</p>'
+    best = max(ranked, key=lambda item: (item[2], -item[3]))
+    clean = max(ranked, key=lambda item: (_mean(item[1], "natural"), -item[3]))
+    name = title(of.headline)
+    parts = [
+        (best, f"Most robust under {name}", f"{best[2]:.2%} for {best[3]:,.0f} backprops"),
+        *_cheaper(ranked, best),
+        (clean, "Best on clean images", f"{_mean(clean[1], 'natural'):.2%} natural, {clean[2]:.2%} {name}"),
+    ]
+    items = "".join(
+        f'<li class="h{item[0] % HUES}"><div class="what">{markup(what)}</div>'
+        f'<div class="who">{markup(item[1].name)}{_raised(item[1])}</div><div class="how">{markup(how)}</div></li>'
+        for item, what, how in parts
+    )
+    return f'<ul class="answer">{items}</ul>'
+
+
+def _cheaper(ranked: Sequence[Ranked], best: Ranked) -> Iterator[tuple[Ranked, str, str]]:
+    """The cheapest row within a point of the best, or else the most robust one that costs less."""
+    near = [item for item in ranked if item[3] < best[3] and item[2] > best[2] - 0.01]
+    less = [item for item in ranked if item[3] < best[3]]
+    found = min(near, key=lambda item: item[3]) if near else max(less, key=lambda item: item[2], default=None)
+    if found:
+        what = "Cheapest within a point of it" if near else "Most robust of those that cost less"
+        yield found, what, f"{found[2]:.2%} for {found[3] / best[3]:.0%} of the backprops"
+
+
+def ranking(of: Sheet) -> list[Ranked]:
+    """Every row that has an accuracy under the headline attack and a cost."""
+    return [
+        (i, row, found.mean, spent.backprops)
+        for i, row in enumerate(of.rows)
+        if of.headline and (found := cell(row, of.headline)) and (spent := cost(row))
+    ]
+
+
+def on_front(of: Sheet) -> set[int]:
+    """The places of the rows that no other one beats in robustness and backprops."""
+    ranked = ranking(of)
+    good = front([(spent, share) for _, _, share, spent in ranked])
+    return {item[0] for item, is_good in zip(ranked, good, strict=True) if is_good}
+
+
+def warnings_of(subject: Subject) -> str:
+    """Sanity flags, runs that are not whole, and rows that cannot be compared; empty where all is well."""
+    flags = [
+        f"<b>{markup(row.name)}</b>, seed {seed}: <b>{markup(flag.name)}</b>, {markup(flag.seen)}. "
+        f"{markup(flag.advice)}"
+        for row in subject.rows
+        for seed, flag in flags_of(row)
+    ]
+    broken = [f"<b>{markup(row.name)}</b>, {markup(text)}" for row in subject.rows for text in troubles(row)]
+    parts = [
+        ("Sanity flags: these numbers should not be believed as they stand", flags),
+        ("Runs that are not whole", broken),
+        ("Before you compare", [markup(note) for note in subject.notes]),
+    ]
+    return "".join(_warning(head, items) for head, items in parts if items)
+
+
+def chips(rows: Sequence[Row]) -> str:
+    """A button for each row, which switches it on and off."""
+    return "".join(
+        f'<button type="button" class="chip" data-row="{i}" aria-pressed="true" title="{markup(row.name)}">'
+        f"<span>{markup(row.name)}</span></button>"
+        for i, row in enumerate(rows)
+    )
+
+
+def table(of: Sheet) -> str:
+    """The table, which a script sorts and filters."""
+    good = on_front(of)
+    versus = [("number", f"vs {of.against.name}, {title(of.headline)}", "")] if of.against and of.headline else []
+    heads = [("text", "row", ""), *(("number", title(a), "") for a in of.attacks), ("number", "backprops", "up")]
+    heads += [("number", "minutes", "up"), ("number", "seeds", ""), *versus]
+    cells = "".join(
+        f'<th scope="col" aria-sort="none" data-kind="{kind}" data-first="{first}"><button type="button">{markup(text)}'
+        "</button></th>"
+        for kind, text, first in heads
+    )
+    told = any(troubles(row) for row in of.rows)
+    cells += '<th scope="col" class="wide">remarks</th>' if told else ""
+    body = "".join(_table_row(of, i, row, i in good, told) for i, row in enumerate(of.rows))
+    remarks = "".join(f'<p class="note">{markup(text)}</p>' for text in notes(of))
+    return (
+        '<div class="scroll" tabindex="0" role="region" aria-label="Results"><table id="table"><thead><tr>'
+        f"{cells}</tr></thead><tbody>{body}</tbody></table></div>{remarks}"
+    )
+
+
+def claims_section(claims: Sequence[Checked]) -> str:
+    """The paper's sentences beside our numbers; those that nothing here can be held against are counted only."""
+    shown, lacking = [c for c in claims if not c.missing], [c for c in claims if c.missing]
+    rows = "".join(
+        f'<tr><td class="wide">{markup(c.claim.text)}</td><td>{c.claim.percent:g} %</td><td>{saving(c.backprops)}</td>'
+        f"<td>{saving(c.seconds)}{CROWDED if c.crowded else ''}</td></tr>"
+        for c in shown
+    )
+    head = "<tr><th>the paper says</th><th>paper</th><th>ours, backprops</th><th>ours, seconds</th></tr>"
+    text = f'<div class="scroll"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>' if shown else ""
+    if lacking:
+        items = "".join(f"<li>{markup(c.claim.text)}: {markup(c.missing)}</li>" for c in lacking)
+        head = f"{len(lacking)} claims that these runs cannot answer"
+        text += f'<details><summary>{head}</summary><ul class="note">{items}</ul></details>'
+    return text
+
+
+def settings_section(rows: Sequence[Row]) -> str:
+    """What differs between rows side by side, and every setting of every run."""
+    held = [(row, flat(run.record or {})) for row in rows for run in row.runs[:1]]
+    names = dict.fromkeys(name for _, found in held for name in found)
+    differ = [n for n in names if len({found.get(n) for _, found in held}) > 1 and not n.startswith("versions")]
+    head = "".join(f"<th>{markup(name)}</th>" for name in differ)
+    body = "".join(_settings_row(row.name, [found.get(n, "—") for n in differ]) for row, found in held)
+    side = (
+        '<h3>What differs</h3><div class="scroll" tabindex="0" role="region" aria-label="Settings that differ"><table>'
+        f"<thead><tr><th>row</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+    each = "".join(_settings_of(row, run) for row in rows for run in row.runs)
+    return (side if differ and len(held) > 1 else "") + each
+
+
+def gallery_section(gallery: Gallery) -> str:
+    """Adversarial examples."""
+    items = "".join(
+        '<li><div class="trio">'
+        + "".join(
+            f'<img src="{data_uri(image)}" alt="{markup(alt)}">'
+            for image, alt in zip(tile.images, _alts(tile), strict=True)
+        )
+        + f"</div><p>{markup(tile.label)}: seen as {markup(tile.before)}, attacked as "
+        f'<span class="{"" if tile.stands else "wrong"}">{markup(tile.after)}</span></p></li>'
+        for tile in gallery.tiles
+    )
+    return (
+        f'<p class="note">The first test images against <b>{markup(gallery.row)}</b>, {markup(gallery.attack)}: '
+        f'image, perturbation (grey is none), and their sum.</p><ul class="gallery">{items}</ul>'
+    )
+
+
+def flat(value: Any, name: str = "") -> dict[str, str]:
+    """A nested record as name.of.setting → text."""
+    if isinstance(value, dict):
+        return {
+            key: text for part, held in value.items() for key, text in flat(held, f"{name}.{part}".strip(".")).items()
+        }
+    if isinstance(value, list):
+        return {name: ", ".join(map(str, value))}
+    return {name: "—" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)}
+
+
+def _table_row(of: Sheet, i: int, row: Row, good: bool, told: bool) -> str:
+    spent = cost(row)
+    cells = [_accuracy(cell(row, a), cell(row, f"last {a}"), paper_accuracy(row, a)) for a in of.attacks]
+    cells.append(_number(spent.backprops if spent else None, backprops(row), paper_cost(row, "per_batch")))
+    cells.append(_number(spent.minutes if spent else None, minutes(spent), paper_cost(row, "minutes", "hours")))
+    cells.append(_number(len(row.done), f"{len(row.done)} of {len(row.runs)}"))
+    if of.against and of.headline:
+        found = of.versus[of.headline].get(row.name)
+        cells.append(_number(found.difference if found else None, "" if row is of.against else significance(found)))
+    if told:
+        cells.append(f'<td class="wide"><small>{markup("; ".join(troubles(row)))}</small></td>')
+    pills = "".join(_pills(row, good))
+    mine = f'<th scope="row"><i></i>{markup(row.name)}<small>{markup(row.model)}{pills}</small></th>'
+    text = markup(" ".join([row.name, row.method, row.model, *troubles(row), *(f.name for _, f in flags_of(row))]))
+    is_front = ' data-front="1"' if good else ""
+    return f'<tr class="h{i % HUES}" data-row="{i}" data-text="{text}"{is_front}>{mine}{"".join(cells)}</tr>'
+
+
+def _raised(row: Row) -> str:
+    """A mark beside the name of a row that a sanity flag speaks against."""
+    return f' <span class="pill flag">{FLAGGED} flagged</span>' if flags_of(row) else ""
+
+
+def _pills(row: Row, good: bool) -> Iterator[str]:
+    if good:
+        yield ' <span class="pill front">on the front</span>'
+    for name in sorted({flag.name for _, flag in flags_of(row)}):
+        yield f' <span class="pill flag">{FLAGGED} {markup(name)}</span>'
+    if len(row.done) < len(row.runs):
+        yield f' <span class="pill failed">{len(row.done)} of {len(row.runs)} whole</span>'
+
+
+def _accuracy(found: Cell | None, last: Cell | None, paper: Sequence[str]) -> str:
+    end = f"<small>last epoch {100 * last.mean:.2f}</small>" if last and last != found else ""
+    beside = end + _small(paper)
+    if found is None:
+        return f'<td data-v="">—{beside}</td>'
+    sd = "" if found.sd is None else f" ± {100 * found.sd:.2f}"
+    return f'<td data-v="{found.mean!r}"><b>{100 * found.mean:.2f}</b>{sd}<small>{interval(found)}</small>{beside}</td>'
+
+
+def _number(value: float | None, shown: str, paper: Sequence[str] = ()) -> str:
+    return f'<td data-v="{"" if value is None else repr(value)}">{markup(shown)}{_small(paper)}</td>'
+
+
+def _small(paper: Sequence[str]) -> str:
+    return "".join(f"<small>paper {markup(text)}</small>" for text in paper)
+
+
+def _settings_row(name: str, texts: Sequence[str]) -> str:
+    return f'<tr><th scope="row">{markup(name)}</th>{"".join(f"<td>{markup(text)}</td>" for text in texts)}</tr>'
+
+
+def _settings_of(row: Row, run: OneRun) -> str:
+    pairs: Iterable[tuple[str, str]] = flat(run.record or {}).items()
+    if run.evaluation:
+        pairs = [*pairs, *flat({"evaluation": run.evaluation.settings}).items()]
+    items = "".join(f"<div><dt>{markup(name)}</dt><dd>{markup(text)}</dd></div>" for name, text in pairs)
+    items = items or "<div><dt>no record</dt><dd></dd></div>"
+    return f"<details><summary>{markup(row.name)}, seed {run.seed}</summary><dl>{items}</dl></details>"
+
+
+def _warning(head: str, items: Sequence[str]) -> str:
+    return f'<section class="warning"><h2>{head}</h2><ul>{"".join(f"<li>{item}</li>" for item in items)}</ul></section>'
+
+
+def _alts(tile: Any) -> tuple[str, str, str]:
+    return f"a {tile.label}", "perturbation", f"attacked, seen as {tile.after}"
+
+
+def _mean(row: Row, attack: str) -> float:
+    found = cell(row, attack)
+    return found.mean if found else -1.0

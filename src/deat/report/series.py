@@ -1,0 +1,193 @@
+"""The data of every figure: panels of lines, which are drawn, written as CSV and embedded into the page alike."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from deat.report.cells import cell, cost, front, title
+from deat.report.collect import OneRun, Row
+from deat.training.history import EpochStats
+
+
+@dataclass(frozen=True)
+class Line:
+    """One run's values in a panel; a value that is not there is None."""
+
+    row: str
+    seed: int | None
+    x: list[float]
+    y: list[float | None]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. kind is line, step or point; percent says that y is a share."""
+
+    title: str
+    x: str
+    y: str
+    lines: list[Line]
+    kind: str = "line"
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure; without panels, `missing` says what they would need."""
+
+    name: str
+    title: str
+    panels: list[Panel] = field(default_factory=list)
+    missing: str = ""
+
+
+Read = Callable[[EpochStats], float | None]
+
+
+def figures(rows: Sequence[Row], attack: str | None) -> list[Figure]:
+    """Every figure that can be drawn from records alone."""
+    return [
+        training_process(rows),
+        validation(rows),
+        backprops(rows),
+        trade_off(rows, attack),
+        alpha_gamma(rows, attack),
+    ]
+
+
+def training_process(rows: Sequence[Row]) -> Figure:
+    """The paper's six rows: how training accuracy, robustness, its gain, l_X and the Lipschitz bound go by epoch."""
+    how = _attack_used(rows)
+    panels = [
+        by_epoch(rows, "training accuracy", "accuracy", lambda h: h.train_accuracy, percent=True),
+        by_epoch(rows, "natural accuracy, held out", "accuracy", lambda h: h.val_natural, percent=True),
+        by_epoch(rows, f"{how} accuracy, held out", "accuracy", lambda h: h.val_robust, percent=True),
+        gains(by_epoch(rows, "robustness gain", "change", lambda h: h.val_robust, percent=True)),
+        by_epoch(rows, "gradient magnitude l_X", "l_X per image", lambda h: h.magnitude / h.examples if h.k else None),
+        by_epoch(rows, "Lipschitz bound", "log10", lambda h: h.log10_lipschitz),
+    ]
+    return _whole("training-process", "The training process", panels, "runs with a history")
+
+
+def validation(rows: Sequence[Row]) -> Figure:
+    """Accuracy on held-out images, and the training loss."""
+    how = _attack_used(rows)
+    panels = [
+        by_epoch(rows, "natural accuracy, held out", "accuracy", lambda h: h.val_natural, percent=True),
+        by_epoch(rows, f"{how} accuracy, held out", "accuracy", lambda h: h.val_robust, percent=True),
+        by_epoch(rows, "training loss", "loss", lambda h: h.loss),
+    ]
+    return _whole("validation", "Validation accuracy and loss", panels, "runs with a history")
+
+
+def backprops(rows: Sequence[Row]) -> Figure:
+    """k's staircase, and what it adds up to."""
+    panels = [
+        by_epoch(rows, "adversarial steps k", "k", lambda h: h.k, kind="step"),
+        by_epoch(rows, "backprops so far", "backprops", lambda h: h.backprops),
+    ]
+    return _whole("backprops", "Backprops by epoch", panels, "runs with a history")
+
+
+def trade_off(rows: Sequence[Row], attack: str | None) -> Figure:
+    """Robustness against cost; a line's points are one row, and the row "Pareto front" is what no other beats."""
+    panels = []
+    for name in ("backprops", "minutes"):
+        points = [
+            (row.name, spent, found.mean)
+            for row in rows
+            if attack and (found := cell(row, attack)) and (spent := _spent(row, name))
+        ]
+        best = sorted((c, a) for (_, c, a), good in zip(points, front([p[1:] for p in points]), strict=True) if good)
+        lines = [Line(row, None, [c], [a]) for row, c, a in points]
+        if best:
+            lines.append(Line("Pareto front", None, [c for c, _ in best], [a for _, a in best]))
+        panels.append(Panel(f"{title(attack or '')} accuracy against {name}", name, "accuracy", lines, "point", True))
+    return _whole("cost", "Robustness against cost", panels, "evaluated runs")
+
+
+def alpha_gamma(rows: Sequence[Row], attack: str | None) -> Figure:
+    """M+'s error against its cost, a panel for each gamma, a line for each alpha, a point for each seed."""
+    found: dict[float, dict[float, list[tuple[float, float]]]] = {}
+    for run in (run for row in rows for run in row.done):
+        chosen = _alpha_gamma(run)
+        if chosen and attack and attack in run.numbers:
+            point = (run.numbers["backprops"], 1 - run.numbers[attack])
+            found.setdefault(chosen[1], {}).setdefault(chosen[0], []).append(point)
+    what = "M+ runs with at least two different alpha or gamma"
+    if len({(a, g) for g, held in found.items() for a in held}) < 2:
+        return Figure("alpha-gamma", "Step size alpha and gamma", missing=what)
+    panels = [
+        Panel(f"gamma {gamma:g}", "backprops", f"{title(attack or '')} error", list(_alphas(held)), "point", True)
+        for gamma, held in sorted(found.items(), reverse=True)
+    ]
+    return Figure("alpha-gamma", "Step size alpha and gamma", panels)
+
+
+def by_epoch(rows: Sequence[Row], name: str, y: str, read: Read, *, kind: str = "line", percent: bool = False) -> Panel:
+    """A panel of something that every epoch's record tells."""
+    lines = [_line(row.name, run, read) for row in rows for run in row.runs if run.history]
+    return Panel(name, "epoch", y, [line for line in lines if any(v is not None for v in line.y)], kind, percent)
+
+
+def gains(panel: Panel) -> Panel:
+    """The same panel's changes from one epoch to the next."""
+    lines = [Line(m.row, m.seed, m.x[1:], [_minus(b, a) for a, b in pairwise(m.y)]) for m in panel.lines]
+    return Panel(panel.title, panel.x, panel.y, [line for line in lines if line.x], panel.kind, panel.percent)
+
+
+def table_of(figure: Figure) -> list[list[Any]]:
+    """A figure's data as rows of a CSV file; an empty field is a value that is not there."""
+    return [["panel", "row", "seed", "x", "y"], *_fields(figure)]
+
+
+def _fields(figure: Figure) -> Iterator[list[Any]]:
+    for panel in figure.panels:
+        for line in panel.lines:
+            for x, y in zip(line.x, line.y, strict=True):
+                yield [panel.title, line.row, "" if line.seed is None else line.seed, x, "" if y is None else y]
+
+
+def _line(name: str, run: OneRun, read: Read) -> Line:
+    return Line(name, run.seed, [float(h.epoch + 1) for h in run.history], [_finite(read(h)) for h in run.history])
+
+
+def _whole(name: str, heading: str, panels: list[Panel], needs: str) -> Figure:
+    kept = [panel for panel in panels if panel.lines]
+    return Figure(name, heading, kept, "" if kept else needs)
+
+
+def _spent(row: Row, name: str) -> float | None:
+    spent = cost(row)
+    if spent is None:
+        return None
+    return spent.backprops if name == "backprops" else spent.minutes
+
+
+def _alpha_gamma(run: OneRun) -> tuple[float, float] | None:
+    record = run.record or {}
+    schedule = record.get("method", {}).get("schedule", {})
+    if "gamma" not in schedule:
+        return None
+    return float(schedule["alpha"]) * float(record["threat"]["eps"]), float(schedule["gamma"])
+
+
+def _alphas(held: dict[float, list[tuple[float, float]]]) -> Iterator[Line]:
+    for alpha, points in sorted(held.items()):
+        points.sort()
+        yield Line(f"alpha {alpha:.4g} ({255 * alpha:.3g}/255)", None, [c for c, _ in points], [e for _, e in points])
+
+
+def _attack_used(rows: Sequence[Row]) -> str:
+    used = {run.record["settings"]["val_attack"] for row in rows for run in row.runs if run.record and run.history}
+    return title(used.pop()) if len(used) == 1 else "robust"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _minus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b

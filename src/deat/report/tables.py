@@ -1,0 +1,241 @@
+"""The table of a report as Markdown, LaTeX and CSV."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deat.plain import markdown
+from deat.recipes.paper import Value, paper_value
+from deat.report.cells import Cell, Cost, attacks_of, cell, cost, headline, title
+from deat.report.claims import Checked
+from deat.report.collect import Row
+from deat.report.escape import latex
+from deat.report.gather import Subject, flags_of, troubles
+from deat.report.paired import HOW, Versus, compare
+
+CROWDED, MISPRINT, FLAGGED = "*", "†", "⚑"
+NOTES = {
+    CROWDED: "minutes taken while several jobs ran at once, which says little about speed",
+    MISPRINT: "a misprint of the paper: the authors' own log says the number in brackets",
+    FLAGGED: "a sanity flag was raised: not to be believed as it stands",
+}
+INTERVALS = (
+    "Accuracies are in percent: mean ± standard deviation over seeds, and in brackets the 95 % interval (Wilson) that "
+    "the choice of test images leaves. A dash is a number that is not there."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """A table's content: its rows, their attacks, and how each row stands against a chosen one."""
+
+    subject: Subject
+    attacks: list[str]
+    headline: str | None
+    against: Row | None
+    versus: dict[str, dict[str, Versus]]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows, in order."""
+        return self.subject.rows
+
+
+def sheet(subject: Subject, against: str | None) -> Sheet:
+    """What a table of these rows says. Without a choice, rows stand against the first one that is finished."""
+    attacks, rows = attacks_of(subject.rows), subject.rows
+    finished = [row for row in rows if row.done]
+    chosen = subject.row(against) if against else finished[0] if len(finished) > 1 else None
+    versus = {attack: compare(rows, chosen, attack) for attack in attacks} if chosen else {}
+    return Sheet(subject, attacks, headline(rows), chosen, versus)
+
+
+def markdown_table(of: Sheet) -> str:
+    """The table in Markdown, with its notes."""
+    head = [markdown(text) for text in _head(of)]
+    body = [[markdown(part) for part in _row(of, row)] for row in of.rows]
+    lines = [" | ".join(["", *cells, ""]).strip() for cells in (head, ["---"] + ["---:"] * (len(head) - 1), *body)]
+    return "\n".join([*lines, "", *(f"{markdown(note)}\n" for note in notes(of))])
+
+
+def latex_table(of: Sheet) -> str:
+    """The table in LaTeX, for booktabs."""
+    head = [latex(text) for text in _head(of)]
+    body = [[_tex(part) for part in _row(of, row)] for row in of.rows]
+    return "\n".join(
+        [
+            "% needs \\usepackage{booktabs}",
+            *(f"% {latex(note)}" for note in notes(of)),
+            f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+            "\\toprule",
+            " & ".join(head) + " \\\\",
+            "\\midrule",
+            *(" & ".join(cells) + " \\\\" for cells in body),
+            "\\bottomrule",
+            "\\end{tabular}",
+            "",
+        ]
+    )
+
+
+def csv_table(of: Sheet) -> str:
+    """Every number of the table in full, one column each; a number that is not there is an empty field."""
+    records = [_record(of, row) for row in of.rows]
+    return csv_text([list(records[0]), *(list(record.values()) for record in records)])
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def claims_table(claims: Sequence[Checked]) -> str:
+    """The paper's claims beside ours, in Markdown."""
+    lines = ["| the paper says | paper | ours, backprops | ours, seconds |", "|---|---:|---:|---:|"]
+    for c in claims:
+        ours = (
+            [c.missing, "—"] if c.missing else [saving(c.backprops), saving(c.seconds) + (CROWDED if c.crowded else "")]
+        )
+        lines.append(f"| {c.claim.text} | {c.claim.percent:g} % | {' | '.join(markdown(text) for text in ours)} |")
+    return "\n".join(lines) + "\n"
+
+
+def saving(value: float | None) -> str:
+    """A percentage less, for people."""
+    return "—" if value is None else f"{value:.0f} %" if value >= 0 else f"{-value:.0f} % more"
+
+
+def accuracy(found: Cell | None) -> str:
+    """An accuracy for people: mean, standard deviation and interval."""
+    if found is None:
+        return "—"
+    sd = "" if found.sd is None else f" ± {100 * found.sd:.2f}"
+    return f"{100 * found.mean:.2f}{sd} ({interval(found)})"
+
+
+def interval(found: Cell) -> str:
+    """An interval in percent, for people."""
+    return f"{100 * found.low:.1f} to {100 * found.high:.1f}"
+
+
+def printed(value: Value, form: str = ".2f") -> str:
+    """The paper's value, with the logged one where it is a misprint."""
+    logged = "" if value.logged is None else f"{MISPRINT} ({value.logged:{form}})"
+    return f"{value.printed:{form}}{logged}"
+
+
+def minutes(spent: Cost | None) -> str:
+    """Minutes for people, marked where several jobs ran at once."""
+    if spent is None or spent.minutes is None:
+        return "—"
+    shown = f"{spent.minutes:.1f}" if spent.minutes >= 10 else f"{spent.minutes:.2g}"
+    return shown + (CROWDED if spent.crowded else "")
+
+
+def significance(found: Versus | None) -> str:
+    """A difference in points and its p-value, for people."""
+    if found is None:
+        return "—"
+    chance = "< 0.001" if found.p < 0.001 else f"= {found.p:.3f}"
+    return f"{100 * found.difference:+.2f}, p {chance}".replace("-", "−")
+
+
+def notes(of: Sheet) -> list[str]:
+    """What a reader of the table must know."""
+    text = [INTERVALS]
+    if of.against:
+        text.append(HOW.format(against=of.against.name))
+    body = " ".join(part for row in of.rows for part in _row(of, row))
+    text += [f"{mark} {meaning}." for mark, meaning in NOTES.items() if mark in body]
+    return [*text, *of.subject.notes]
+
+
+def _head(of: Sheet) -> list[str]:
+    versus = [f"vs {of.against.name}, {title(of.headline)}"] if of.against and of.headline else []
+    return ["row", *map(title, of.attacks), "backprops", "minutes", "seeds", *versus, "remarks"]
+
+
+def _row(of: Sheet, row: Row) -> list[str]:
+    spent = cost(row)
+    cells = [_beside(accuracy(cell(row, a)), *paper_accuracy(row, a)) for a in of.attacks]
+    bill = [
+        _beside(backprops(row), *paper_cost(row, "per_batch")),
+        _beside(minutes(spent), *paper_cost(row, "minutes", "hours")),
+    ]
+    return [row.name, *cells, *bill, f"{len(row.done)} of {len(row.runs)}", *_versus(of, row), "; ".join(remarks(row))]
+
+
+def backprops(row: Row) -> str:
+    """A row's backprops for people, also by batch of an epoch where the paper counts so."""
+    spent, batch = cost(row), row.spread("per_batch")
+    if spent is None or batch is None:
+        return "—"
+    each = f" ({batch.mean:.0f} a batch)" if paper_cost(row, "per_batch") else ""
+    return f"{spent.backprops:,.0f}{each}"
+
+
+def paper_accuracy(row: Row, attack: str) -> list[str]:
+    """What the paper has for an accuracy, or nothing."""
+    value = paper_value(row.table, row.paper_row, attack)
+    return [printed(value)] if value else []
+
+
+def paper_cost(row: Row, *names: str) -> list[str]:
+    """What the paper has for a cost, by the first of these names that it uses."""
+    units = {"minutes": "", "hours": " h", "per_batch": " a batch"}
+    found = [(name, paper_value(row.table, row.paper_row, name)) for name in names]
+    return [f"{printed(value, 'g')}{units[name]}" for name, value in found if value][:1]
+
+
+def remarks(row: Row) -> list[str]:
+    """What keeps a row from being whole, and its flags."""
+    raised = sorted({f"{FLAGGED} {flag.name}" for _, flag in flags_of(row)})
+    return [*raised, *troubles(row)]
+
+
+def _versus(of: Sheet, row: Row) -> list[str]:
+    if not of.against or not of.headline:
+        return []
+    return ["" if row is of.against else significance(of.versus[of.headline].get(row.name))]
+
+
+def _beside(ours: str, *paper: str) -> str:
+    return "; paper ".join([ours, *paper])
+
+
+def _tex(text: str) -> str:
+    shown = latex(text).replace(MISPRINT, "\\dag{}").replace("±", "$\\pm$").replace("—", "--").replace("−", "$-$")
+    return shown.replace(FLAGGED, "!")
+
+
+def _record(of: Sheet, row: Row) -> dict[str, Any]:
+    spent = cost(row)
+    record: dict[str, Any] = {"row": row.name, "method": row.method, "model": row.model}
+    record |= {"seeds": " ".join(str(run.seed) for run in row.done), "runs": len(row.runs)}
+    for attack in [*of.attacks, *_last(of.rows)]:
+        record |= _accuracy_record(of, row, attack)
+    record |= {"backprops": spent.backprops if spent else None, "minutes": spent.minutes if spent else None}
+    record |= {"minutes_crowded": bool(spent and spent.crowded)}
+    for name in ("minutes", "hours", "per_batch"):
+        value = paper_value(row.table, row.paper_row, name)
+        record[f"paper_{name}"] = value.printed if value else None
+    return {**record, "remarks": "; ".join(remarks(row))}
+
+
+def _accuracy_record(of: Sheet, row: Row, attack: str) -> dict[str, Any]:
+    found, paper = cell(row, attack), paper_value(row.table, row.paper_row, attack)
+    versus = of.versus.get(attack, {}).get(row.name)
+    ours = (found.mean, found.sd, found.low, found.high, found.images) if found else (None,) * 5
+    theirs = (paper.printed, paper.logged) if paper else (None,) * 2
+    tested = (versus.difference, versus.p) if versus else (None,) * 2
+    names = ("", "sd", "low", "high", "images", "paper", "paper_logged", "difference", "p")
+    fields = dict(zip(names, (*ours, *theirs, *tested), strict=True))
+    return {f"{attack} {name}".strip(): value for name, value in fields.items()}
+
+
+def _last(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(n for row in rows for n in row.columns if n.startswith("last ")))

@@ -1,0 +1,62 @@
+"""What every recipe promises: its rows can be built without data, under its own rules, and say where they belong."""
+
+import pytest
+
+from deat import recipes
+from deat.recipes.paper import TABLES
+
+CASES = [(name, method) for name in recipes.names() for method in recipes.recipe(name).methods]
+ISSUED = "cifar10-standard cifar10-fast training-process u-fgsm imagenet alpha-gamma ablation quick"
+
+
+def rows_of(name, methods=()):
+    recipe = recipes.recipe(name)
+    return recipe.table(methods, data=recipe.data or "folder:photos")
+
+
+def test_the_papers_setups_are_all_there():
+    assert set(ISSUED.split()) <= set(recipes.names())
+
+
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_every_row_is_a_run_that_can_be_built(name, method):
+    recipe = recipes.recipe(name)
+    for row in rows_of(name, [method]):
+        assert row.check() is row
+        assert row.request.method == method
+        assert row.request.rules == recipe.rules
+        assert row.weight > 0
+        assert row.judging.attacks[0] == "natural"
+        # Without held-out images there is nothing to choose an epoch by, and the test set must not.
+        assert row.judging.epoch == "last" or row.settings.get("val_attack", "cw-20") == "cw-20"
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_rows_have_names_of_their_own_and_a_place_in_the_paper(name):
+    rows = rows_of(name)
+    assert len({row.label for row in rows}) == len(rows)
+    for row in rows:
+        if row.paper is not None:
+            table, paper_row = row.paper
+            assert paper_row in TABLES[table].rows
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_a_recipe_tells_its_settings_and_its_place(name):
+    recipe = recipes.recipe(name)
+    assert len(recipe.card) > 100
+    assert recipe.paper
+    assert recipe.summary
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_a_recipe_takes_any_method_and_model(name):
+    (row, *_) = recipes.recipe(name).table(["m+f+mart"], ["timm:anything"], "digits")
+    assert (row.request.method, row.request.model, row.request.data) == ("m+f+mart", "timm:anything", "digits")
+    assert "m+f+mart" in row.label
+
+
+def test_other_data_have_no_number_in_the_paper_but_the_same_images_in_a_folder_do():
+    recipe = recipes.recipe("cifar10-standard")
+    assert all(row.paper is None for row in recipe.table(data="digits"))
+    assert all(row.paper for row in recipe.table(data="folder:cifar10.tar"))

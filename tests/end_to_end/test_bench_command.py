@@ -1,0 +1,191 @@
+"""`deat bench` as a person uses it: a table, gone on with after anything that can happen to it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deat.bench import cell as cells
+from deat.cli import main
+
+SMALL = ["--set", "epochs=1", "--set", "n=20", "--set", "attacks=natural,pgd-2", "--set", "held_out=20"]
+BENCH = ["bench", "quick", "--methods", "natural,m+deat", "--seeds", "0,1", *SMALL]
+
+BAD = """
+import os
+import deat
+
+class Explode(deat.Craft):
+    def __call__(self, game, x, y, budget):
+        raise RuntimeError("no such luck")
+
+class Die(deat.Craft):
+    def __call__(self, game, x, y, budget):
+        os.kill(os.getpid(), 9)
+
+def method(name, play):
+    return deat.Method(name, play, deat.schedules.Fixed(k=1, alpha=1.0))
+
+explode, die = method("explode", Explode()), method("die", Die())
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def runs_of(out: str = "runs/bench-quick") -> dict[str, dict]:
+    found = json.loads((Path(out) / "bench.json").read_text())
+    return {run["folder"]: run for row in found["rows"] for run in row["runs"]}
+
+
+def written(out: str = "runs/bench-quick") -> dict[str, int]:
+    files = [p for p in Path(out).glob("*/seed-*/**/*") if p.is_file() and not p.parent.name.startswith("ckpt-")]
+    return {str(p): p.stat().st_mtime_ns for p in files}
+
+
+def test_a_bench_leaves_a_run_a_cell_shows_a_table_and_repeats_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(BENCH) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("/4, " in line for line in lines) == 4
+    (row,) = (line for line in lines if line.startswith("m+deat  "))
+    assert row.count("±") == 3
+    assert row.endswith("2/2")
+    assert "*" not in row
+    before = written()
+    assert {Path(p).parent.name for p in before} == {"seed-0", "seed-1", "best", "last"}
+    assert main([*BENCH, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {row["name"]: row["numbers"]["backprops"]["mean"] for row in found["rows"]} == {"natural": 22, "m+deat": 22}
+    assert written() == before
+
+
+def test_an_interrupted_bench_goes_on_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cells, "evaluate", interrupted)
+        assert main(BENCH) == 75
+    assert "goes on" in capsys.readouterr().err
+    trained = written()
+    assert {run["status"] for run in runs_of().values()} == {"waiting"}
+    assert main(BENCH) == 0
+    assert trained.items() <= written().items()  # what was trained was not trained again
+
+
+def test_a_failing_run_says_why_and_takes_no_other_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.py").write_text(BAD)
+    order = ["bench", "quick", "--methods", "bad.py:explode,natural", "--seeds", "0", *SMALL]
+    assert main(order) == 1
+    assert "explode failed: seed 0: RuntimeError: no such luck" in capsys.readouterr().out
+    assert [run["status"] for run in runs_of().values()] == ["failed", "done"]
+    before = written()
+    Path("bad.py").write_text(BAD.replace('raise RuntimeError("no such luck")', "super().__call__(game, x, y, budget)"))
+    assert main(order) == 0
+    after = written()
+    assert {p: t for p, t in after.items() if "/natural/" in p} == {p: t for p, t in before.items() if "/natural/" in p}
+
+
+def test_several_jobs_give_the_same_numbers_marked_and_outlive_a_worker_that_dies(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("bad.py").write_text(BAD)
+    assert main(["bench", "quick", "--methods", "natural", "--seeds", "0", "--out", "one", *SMALL]) == 0
+    order = ["bench", "quick", "--methods", "bad.py:die,natural", "--seeds", "0", "--out", "two", "--jobs", "2", *SMALL]
+    assert main(order) == 1
+    assert "die failed: seed 0: its process died 2 times" in capsys.readouterr().out
+    found = runs_of("two")
+    assert {folder: run["status"] for folder, run in found.items()} == {
+        "die/seed-0": "failed",
+        "natural/seed-0": "done",
+    }
+    same = [json.loads(Path(out, "natural/seed-0/evaluation.json").read_text()) for out in ("one", "two")]
+    assert same[0]["accuracy"] == same[1]["accuracy"]
+    assert (
+        Path("one/natural/seed-0/history.jsonl").read_bytes() == Path("two/natural/seed-0/history.jsonl").read_bytes()
+    )
+
+
+def test_two_benches_share_a_folder_and_a_killed_one_is_gone_on_with() -> None:
+    slow = ["bench", "quick", "--methods", "natural", "--seeds", "0,1", *SMALL, "--set", "epochs=8"]
+    command = [sys.executable, "-m", "deat", *slow]
+    other = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    history = Path("runs/bench-quick/natural/seed-0/history.jsonl")
+    wait_for(lambda: history.is_file())
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    assert runs_of()["natural/seed-0"]["status"] == "running"
+    other = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    wait_for(
+        lambda: any(run["attempts"] for run in runs_of().values()) and runs_of()["natural/seed-0"]["attempts"] == 1
+    )
+    assert main(slow) == 0
+    assert other.wait(timeout=120) == 0
+    found = runs_of()
+    assert {run["status"] for run in found.values()} == {"done"}
+    assert {run["attempts"] for run in found.values()} == {1}  # nothing was done twice
+
+
+def test_ray_spreads_the_cells_over_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'deat[ray]'")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        assert main([*BENCH, "--parallel", "ray"]) == 0
+    finally:
+        ray.shutdown()
+    assert {run["status"] for run in runs_of().values()} == {"done"}
+    assert {run["attempts"] for run in runs_of().values()} == {1}
+
+
+CASES = [
+    (["quack"], 2, ["unknown recipe 'quack'", "quick"]),
+    (["quick", "--methods", "deet-3"], 2, ["unknown method 'deet-3'", "deat-3"]),
+    (["quick", "--methods", "nothing.py:NAME"], 2, ["nothing.py"]),
+    (["quick", "--model", "smal"], 2, ["unknown model 'smal'", "small"]),
+    (["quick", "--data", "digit"], 2, ["unknown data 'digit'", "digits"]),
+    (["quick", "--seeds", "a"], 2, ["'a'", "0,1,2"]),
+    (["quick", "--jobs", "0"], 2, ["--jobs"]),
+    (["quick", "--budget-bp", "3"], 2, ["one epoch of natural", "20"]),
+    (["quick", "--set", "epoks=3"], 2, ["unknown setting 'epoks'", "epochs"]),
+    (["quick", "--set", "epochs=0"], 2, ["epochs", ">= 1"]),
+    (["imagenet"], 2, ["--data folder:PATH"]),
+    (["imagenet", "--data", "folder:nowhere"], 3, ["nowhere"]),
+    (["quick", "--parallel", "ray", "--jobs", "2"], 2, ["--jobs", "ray"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("order", "status", "words"), CASES, ids=lambda case: " ".join(case) if isinstance(case, list) else ""
+)
+def test_bad_input_ends_before_anything_is_created(
+    order: list[str], status: int, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *order]) == status
+    said = capsys.readouterr().err
+    assert all(word in said for word in words), said
+    assert list(Path().iterdir()) == []
+
+
+def test_recipes_are_listed_with_their_place_in_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "recipes", "--json"]) == 0
+    found = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert found["cifar10-standard"]["in the paper"] == "Table 3"
+    assert "1,000 training images are held out" in found["cifar10-standard"]["settings"].replace("\n", " ")
+    assert main(["list", "recipes"]) == 0
+    assert "alpha-gamma" in capsys.readouterr().out
+
+
+def wait_for(condition: object, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)

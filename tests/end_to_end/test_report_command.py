@@ -1,0 +1,165 @@
+"""`deat report` on runs that were really trained: what it writes, what it says, what it refuses."""
+
+import builtins
+import csv
+import json
+
+import pytest
+from PIL import Image
+
+from deat.cli import main
+from helpers.runs import make_bench, make_run, one_run
+
+QUICK = ["--epochs", "2", "--held-out", "40", "--val-attack", "fgsm", "--watch", "none", "--baseline", "no"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two epochs, evaluated."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    assert main(["train", "--out", str(folder), "--test-images", "0", *QUICK]) == 0
+    assert main(["evaluate", str(folder), "--attacks", "natural,pgd-2", "--n", "40"]) in (0, 6)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(run, tmp_path_factory):
+    out = tmp_path_factory.mktemp("report")
+    assert main(["report", str(run), "--out", str(out), "--sweep", "20", "--gallery", "2"]) == 0
+    return out
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_report_writes_tables_page_and_every_figure_with_its_data(report):
+    assert {p.name for p in report.iterdir()} == {"index.html", "table.md", "table.tex", "table.csv", "figures"}
+    drawn = {"training-process", "validation", "backprops", "cost", "sweep", "gallery"}
+    assert {p.name for p in (report / "figures").iterdir()} == {
+        f"{n}.{k}" for n in drawn for k in ("svg", "png", "csv")
+    }
+    for picture in (report / "figures").glob("*.png"):
+        with Image.open(picture) as held:
+            assert min(held.size) > 200
+
+
+def test_training_process_has_the_papers_six_rows(report, run):
+    rows = rows_of(report / "figures" / "training-process.csv")
+    panels = list(dict.fromkeys(row["panel"] for row in rows))
+    assert [p.split(",")[0] for p in panels] == [
+        "training accuracy",
+        "natural accuracy",
+        "FGSM accuracy",
+        "robustness gain",
+        "gradient magnitude l_X",
+        "Lipschitz bound",
+    ]
+    told = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    mine = [float(row["y"]) for row in rows if row["panel"] == panels[2]]
+    assert mine == [h["val_robust"] for h in told]
+    (gain,) = [float(row["y"]) for row in rows if row["panel"] == "robustness gain"]
+    assert gain == pytest.approx(told[1]["val_robust"] - told[0]["val_robust"])
+
+
+def test_sweep_starts_at_natural_accuracy_and_never_rises(report, run):
+    rows = rows_of(report / "figures" / "sweep.csv")
+    shares = [float(row["y"]) for row in rows]
+    assert [float(row["x"]) for row in rows] == pytest.approx([0, 0.075, 0.15, 0.225, 0.3, 0.45])
+    assert shares == sorted(shares, reverse=True)
+    held = json.loads((run / "evaluation.json").read_text())["attacks"][0]["correct"][:20]
+    assert shares[0] == held.count("1") / 20
+
+
+def test_gallery_shows_the_first_test_images_and_what_becomes_of_them(report, run):
+    rows = rows_of(report / "figures" / "gallery.csv")
+    found = json.loads((run / "evaluation.json").read_text())
+    assert [row["label"] for row in rows] == [str(y) for y in found["labels"][:2]]
+    natural = found["attacks"][0]["correct"]
+    assert [row["prediction"] == row["label"] for row in rows] == [c == "1" for c in natural[:2]]
+    assert (report / "index.html").read_text().count("data:image/png;base64,") == 6
+
+
+def test_json_says_the_same_as_the_evaluation(run, tmp_path, capsys):
+    assert main(["report", str(run), "--out", str(tmp_path / "r"), "--no-figures", "--gallery", "0", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    found = json.loads((run / "evaluation.json").read_text())
+    (row,) = told["rows"]
+    assert row["accuracy"]["pgd-2"]["mean"] == found["accuracy"]["pgd-2"]
+    assert row["accuracy"]["pgd-2"]["low"] == found["intervals"]["pgd-2"][0]
+    assert told["headline"] == "pgd-2"
+    assert any("sample" in note for note in told["notes"])
+    assert any("alpha" in line for line in told["left_out"])
+
+
+def test_a_run_that_was_reported_can_be_overwritten_and_other_files_are_safe(tmp_path, capsys):
+    out = tmp_path / "run"
+    command = ["train", "--out", str(out), "--test-images", "0", *QUICK]
+    assert main(command) == 0
+    assert main(["report", str(out), "--no-figures"]) == 0
+    assert "report/index.html" in capsys.readouterr().out
+    (out / "report" / "thesis.docx").write_text("mine")
+    assert main([*command, "--overwrite"]) == 2
+    (out / "report" / "thesis.docx").rename(out / "report" / ".index.html.1f2e.tmp")  # a report that was killed
+    assert list(out.glob("ckpt-*"))
+    assert main([*command, "--overwrite"]) == 0
+    assert not (out / "report").exists()
+
+
+def test_a_bench_folder_is_reported_and_the_alpha_gamma_panels_are_drawn(tmp_path, capsys):
+    rows = []
+    for alpha in (1.0, 1.25):
+        for gamma in (1.1, 1.01):
+            name = f"m+deat {alpha:g} {gamma:g}"
+            schedule = {"method": {"name": "m+deat", "schedule": {"alpha": alpha, "gamma": gamma}}}
+            make_run(tmp_path / name, shares={"natural": 0.9, "pgd-20": 0.4}, record=schedule)
+            rows.append({"name": name, "method": "m+deat", "model": "small", "runs": [one_run(name)]})
+    rows[0]["runs"].append(one_run("gone", 1, "failed", "out of memory"))
+    bench = make_bench(tmp_path, rows, "alpha-gamma")
+    assert main(["report", str(bench), "--against", "m+deat 1 1.01"]) == 0
+    assert "not whole: m+deat 1 1.1, seed 1: out of memory" in capsys.readouterr().out
+    panels = {row["panel"] for row in rows_of(tmp_path / "report" / "figures" / "alpha-gamma.csv")}
+    assert panels == {"gamma 1.1", "gamma 1.01"}
+    assert (tmp_path / "report" / "figures" / "alpha-gamma.png").is_file()
+    assert main(["report", str(bench), "--no-figures"]) == 0  # again, into the same folder
+    assert {p.suffix for p in (tmp_path / "report" / "figures").iterdir()} == {".csv"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["{tmp}/nowhere"], 3, "neither run.json nor bench.json"),
+        (["{run}", "--against", "pgd-9"], 2, "unknown row 'pgd-9'"),
+        (["{run}", "--sweep", "0"], 2, "sweep must be"),
+        (["{run}", "--gallery", "-1"], 2, "gallery must be"),
+        (["{run}", "--out", "{run}"], 2, "holds other things than a report"),
+    ],
+)
+def test_what_cannot_be_reported_is_refused_in_words(run, tmp_path, capsys, arguments, status, words):
+    filled = [text.format(tmp=tmp_path, run=run) for text in arguments]
+    assert main(["report", *filled, "--no-figures"]) == status
+    assert words in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_extra_is_named_before_any_work(run, tmp_path, capsys, monkeypatch):
+    real = builtins.__import__
+
+    def missing(name, *rest, **more):
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    assert main(["report", str(run), "--out", str(tmp_path / "r")]) == 2
+    assert "deat[report]" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+    assert main(["report", str(run), "--out", str(tmp_path / "r"), "--no-figures", "--gallery", "0"]) == 0
+
+
+def test_a_run_without_weights_is_reported_and_the_lack_is_said(tmp_path, capsys):
+    run = make_run(tmp_path / "a", shares={"natural": 0.9, "pgd-20": 0.4})
+    assert main(["report", str(run), "--no-figures", "--sweep", "5"]) == 0
+    said = capsys.readouterr().out
+    assert "left out: Accuracy by radius: m+deat: " in said
+    assert "left out: Adversarial examples: an evaluated run with its weights" in said

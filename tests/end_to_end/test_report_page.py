@@ -1,0 +1,211 @@
+"""The page, in a real browser: sorted, filtered, switched, hovered, by keyboard, in the dark, and harmless."""
+
+import base64
+import hashlib
+import json
+import re
+
+import pytest
+
+from deat.cli import main
+from deat.evaluation.sanity import Flag
+from helpers.browser import ABSENT, browser
+from helpers.runs import make_bench, make_run, one_run
+
+HOSTILE = "<script>window.pwned=1</script><img src=x onerror='window.pwned=1'></script>|\x1b[31m"
+ROWS = {"m+deat": (4, 0.48, 0.84), "pgd-7": (8, 0.5, 0.8), "free-4": (5, 0.44, 0.85), HOSTILE: (6, 0.3, 0.7)}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A report on four rows of two seeds, one of them hostile and flagged, and a fifth that failed."""
+    folder = tmp_path_factory.mktemp("bench")
+    rows = []
+    for number, (name, (cost, robust, natural)) in enumerate(ROWS.items()):
+        flags = (Flag(f"<b>{number}</b>", "<i>seen</i>", "<u>advice</u>"),) if name == HOSTILE else ()
+        for seed in (0, 1):
+            shares = {"natural": natural, "pgd-20": robust + 0.01 * seed, "aa": robust - 0.02}
+            labels = ("<u>cat</u>", "dog")
+            make_run(
+                folder / f"{number}-{seed}", name, seed=seed, cost=cost, shares=shares, flags=flags, classes=labels
+            )
+        runs = [one_run(f"{number}-{seed}", seed) for seed in (0, 1)]
+        rows.append({"name": name, "method": name, "model": "small", "runs": runs})
+    failed = [one_run("gone", 0, "failed", "the loss became NaN <script>window.pwned=1</script>")]
+    rows.append({"name": "trades", "method": "trades", "model": "small", "runs": failed})
+    make_bench(folder, rows, recipe="<script>window.pwned=1</script>")
+    assert main(["report", str(folder), "--no-figures"]) == 0
+    return folder / "report" / "index.html"
+
+
+def test_page_is_one_file_that_allows_nothing_but_its_own_script(page):
+    text = page.read_text()
+    assert not re.findall(r"<(?:link|iframe|object|embed|base)\b", text)
+    assert not re.findall(r"""(?:src|href|action)=["'](?!data:)""", text)
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        body = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.S)[1]
+        digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+def test_embedded_data_cannot_leave_its_element(page):
+    text = page.read_text()
+    held = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)[1]
+    assert "<" not in held
+    assert ">" not in held
+    names = [row["name"] for row in json.loads(held)["rows"]]
+    assert any("<script>" in name for name in names)
+    assert "\x1b" not in text
+    assert text.count("<script") == 2
+    assert "NaN" not in held
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    if ABSENT:
+        pytest.skip(ABSENT)
+    with browser(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+@pytest.fixture
+def shown(window, page):
+    window.colours("light")
+    window.size(1200, 900)
+    window.open(page)
+    yield window
+    assert [entry for entry in window.logs("browser") if entry["level"] == "SEVERE"] == []
+    assert {address.split(":")[0] for address in window.requested()} <= {"file", "data"}
+
+
+def names(window):
+    return window.js(
+        "return [...document.querySelectorAll('#table tbody tr')].filter(r => !r.hidden).map(r => r.dataset.row)"
+    )
+
+
+def sorts(window):
+    return window.js("return [...document.querySelectorAll('#table thead th')].map(t => t.getAttribute('aria-sort'))")
+
+
+def test_nothing_is_fetched_and_hostile_names_stay_text(shown, page):
+    assert shown.js("return window.pwned") is None
+    assert shown.js("return document.querySelectorAll('script').length") == 2
+    assert shown.js("return document.querySelectorAll('u, img[src=x]').length") == 0
+    assert shown.js("return document.querySelectorAll('.warning b').length") > 0
+    text = shown.js("return document.body.innerText")
+    assert "<script>window.pwned=1</script>" in text
+    assert "the loss became NaN <script>" in text
+    assert "<u>advice</u>" in text
+    assert shown.requested() == [page.resolve().as_uri()]
+
+
+def test_sorting_puts_what_is_missing_last_and_says_so_to_a_screen_reader(shown):
+    shown.click("#table thead th:nth-child(2) button")
+    assert names(shown) == ["2", "0", "1", "3", "4"]
+    assert sorts(shown)[:3] == ["none", "descending", "none"]
+    shown.click("#table thead th:nth-child(2) button")
+    assert names(shown) == ["3", "1", "0", "2", "4"]
+    assert sorts(shown)[1] == "ascending"
+    shown.click("#table thead th:nth-child(6) button")  # backprops: the cheapest first
+    assert names(shown) == ["0", "2", "3", "1", "4"]
+    assert sorts(shown)[1:6] == ["none", "none", "none", "none", "ascending"]
+
+
+def test_filtering_keeps_the_rows_that_have_every_word(shown):
+    shown.type("#filter", "FREE small")
+    assert names(shown) == ["2"]
+    assert shown.js("return document.querySelector('#shown').textContent") == "1 of 5 rows"
+    shown.js("const f = document.querySelector('#filter'); f.value = ''; f.dispatchEvent(new Event('input'))")
+    shown.click("#only-front")
+    assert names(shown) == ["0", "1"]
+
+
+def drawn(window):
+    return window.js("return [...document.querySelectorAll('#cost-chart .point')].map(p => p.dataset.row)")
+
+
+def test_switching_a_row_off_takes_it_out_of_every_chart(shown):
+    lines = "return document.querySelectorAll('[data-panel=\"0 0\"] .line').length"
+    assert drawn(shown) == ["0", "1", "2", "3"]
+    assert shown.js(lines) == 4
+    shown.click(".chip[data-row='1']")
+    assert drawn(shown) == ["0", "2", "3"]
+    assert shown.js(lines) == 3
+    assert shown.js("return document.querySelector('.chip[data-row=\"1\"]').getAttribute('aria-pressed')") == "false"
+    assert shown.js("return document.querySelector('tr[data-row=\"1\"]').classList.contains('off')")
+    shown.click("#none")
+    assert drawn(shown) == []
+    shown.click("#all")
+    assert drawn(shown) == ["0", "1", "2", "3"]
+
+
+def test_the_front_is_drawn_and_follows_the_chosen_attack(shown):
+    front = "return [...document.querySelectorAll('#cost-chart .point:not(.beaten)')].map(p => p.dataset.row)"
+    assert shown.js(front) == ["0", "1"]
+    shown.js(
+        "const s = document.querySelector('#cost-attack'); s.value = 'natural'; s.dispatchEvent(new Event('change'))"
+    )
+    assert shown.js(front) == ["0", "2"]
+
+
+def test_hovering_a_point_or_a_curve_shows_its_values(shown):
+    shown.hover("#cost-chart .point[data-row='0'] .dot")
+    tip = shown.js("return document.querySelector('#tip').innerText")
+    assert "m+deat" in tip
+    assert "46.00 %" in tip
+    shown.hover("[data-panel='0 1'] svg")
+    tip = shown.js("return document.querySelector('#tip').innerText")
+    assert "epoch" in tip
+    assert "pgd-7" in tip
+    assert re.search(r"\d\d\.\d %", tip)
+
+
+def test_everything_works_from_the_keyboard(shown):
+    shown.js("document.querySelector('.chip').focus()")
+    shown.press("space")
+    assert drawn(shown) == ["1", "2", "3"]
+    shown.js("document.querySelector('#table thead th button').focus()")
+    shown.press("tab", "enter")
+    assert sorts(shown)[1] == "descending"
+    shown.js("document.querySelector('#cost-chart .point').focus()")
+    assert "pgd-7" in shown.js("return document.querySelector('#tip').innerText")
+    shown.js("document.querySelector('[data-panel=\"0 0\"] svg').focus()")
+    shown.press("right", "right")
+    assert "epoch 2" in shown.js("return document.querySelector('#tip').innerText")
+    shown.press("left")
+    assert "epoch 1" in shown.js("return document.querySelector('#tip').innerText")
+
+
+GROUND = "return getComputedStyle(document.body).backgroundColor"
+
+
+def test_dark_follows_the_system_and_the_button(shown):
+    light = shown.js(GROUND)
+    shown.colours("dark")
+    dark = shown.js(GROUND)
+    assert dark != light
+    shown.click("#theme")
+    assert shown.js(GROUND) == light
+    shown.click("#theme")
+    assert shown.js(GROUND) == dark
+
+
+def test_a_phone_scrolls_in_one_direction_only(shown, page):
+    shown.size(390, 800)
+    shown.open(page)
+    assert shown.js("return document.documentElement.scrollWidth") <= 390
+    assert shown.js("return document.querySelector('#cost-chart svg').clientWidth") <= 390
+
+
+def test_flags_failures_and_every_setting_can_be_read(shown):
+    text = shown.js("return [...document.querySelectorAll('details')].map(d => (d.open = true, d.innerText)).join(' ')")
+    for setting in ("settings.epochs", "threat.eps", "method.schedule.alpha", "evaluation.block"):
+        assert setting in text
+    assert shown.js("return document.querySelectorAll('.pill.flag').length") >= 1
+    assert "0 of 1 whole" in shown.js("return document.querySelector('tr[data-row=\"4\"]').innerText")

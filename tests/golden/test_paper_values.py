@@ -1,0 +1,57 @@
+"""The paper's numbers that reports print: against its LaTeX source where that lies near, and against each other."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deat.recipes.paper import CLAIMS, MISPRINTS, TABLES, paper_value
+
+SOURCE = next(
+    (p for above in Path(__file__).resolve().parents if (p := above / "shared/reference/paper.tex").is_file()), None
+)
+NUMBER = re.compile(r"\$?(\d+(?:\.\d+)?)(?:M\$|\\%)?")
+
+
+def numbers_in(label):
+    """Every cell of a table that is a number alone, in reading order."""
+    body = SOURCE.read_text(encoding="utf-8").split(f"\\label{{{label}}}")[1].split("\\bottomrule")[0]
+    body = body.split("\\midrule", 1)[1]
+    cells = [re.sub(r"\\(textbf|cellcolor)\{(.*?)\}", lambda m: m[2] if m[1] == "textbf" else "", cell)
+             for cell in re.split(r"&|\\\\", body)]  # fmt: skip
+    return [float(found[1]) for cell in cells if (found := NUMBER.fullmatch(cell.strip()))]
+
+
+@pytest.mark.skipif(SOURCE is None, reason="the paper's LaTeX source is not here")
+@pytest.mark.parametrize("label", TABLES)
+def test_every_number_is_the_one_that_the_paper_prints(label):
+    ours = [value for row in TABLES[label].rows.values() for value in row if value is not None]
+    assert ours == numbers_in(label)
+
+
+def test_a_row_has_a_number_for_each_column():
+    for table in TABLES.values():
+        assert {len(row) for row in table.rows.values()} == {len(table.columns)}
+
+
+def test_misprints_are_marked_with_what_the_logs_say():
+    for (label, row, column), logged in MISPRINTS.items():
+        value = paper_value(label, row, column)
+        assert value.misprint
+        assert value.logged == logged != value.printed
+    assert not paper_value("cifar10_result_std", "preact_resnet18 m+deat", "aa").misprint
+
+
+def test_what_is_not_in_the_paper_has_no_value():
+    assert paper_value("imagenet", "resnet50 amata-2-4", "hours") is None
+    assert paper_value("cifar10_result_std", "small m+deat", "aa") is None
+    assert paper_value(None, None, "aa") is None
+
+
+def test_claims_are_about_rows_of_the_tables_and_near_what_they_say():
+    assert sorted(claim.percent for claim in CLAIMS) == [16, 17, 20, 22, 26, 34, 35, 40]
+    for claim in CLAIMS:
+        table = TABLES[claim.table]
+        time = "hours" if "hours" in table.columns else "minutes"
+        saved = 1 - table.value(claim.fast, time).printed / table.value(claim.slow, time).printed
+        assert 100 * saved == pytest.approx(claim.percent, abs=5)

@@ -1,0 +1,99 @@
+"""The recipes' numbers, as the paper gives them."""
+
+import pytest
+
+from deat import recipes
+from deat.methods import method
+from deat.methods.tune import tune
+from deat.threat import Linf
+from deat.training.plan import backprops_per_batch
+from deat.training.settings import Settings
+
+
+def rows_of(name, methods=(), model=None):
+    recipe = recipes.recipe(name)
+    found = recipe.table(methods, [model] if model else [], recipe.data or "folder:photos")
+    return {row.label.removesuffix(f" {model}"): row for row in found}
+
+
+@pytest.mark.parametrize(("model", "lr"), [("preact_resnet18", 0.05), ("densenet121_12", 0.01)])
+def test_standard_setup(model, lr):
+    row = rows_of("cifar10-standard", ["m+deat"], model)["m+deat"]
+    settings = Settings(**row.settings)
+    assert (settings.epochs, settings.batch_size, settings.lr, settings.milestones) == (50, 128, lr, (25, 40))
+    assert (settings.momentum, settings.weight_decay, settings.rate) == (0.9, 5e-4, "multistep")
+    assert (row.request.held_out, settings.val_attack, row.judging.epoch) == (1000, "cw-20", "best")
+    assert row.judging.attacks == ("natural", "pgd-100", "cw-20", "aa")
+
+
+def test_fast_setup():
+    rows = rows_of("cifar10-fast")
+    assert {label: row.settings["epochs"] for label, row in rows.items()} == {
+        **{"deat-3": 12, "deat-40%": 11, "m+deat": 11, "free-4": 10, "free-8": 10, "pgd-7": 10},
+        **{"fgsm": 10, "fgsm 15 epochs": 15},
+    }
+    for row in rows.values():
+        settings = Settings(**row.settings)
+        assert (settings.lr, settings.rate, settings.peak, settings.cycle_momentum) == (0.1, "cyclic", 0.5, True)
+        assert (settings.precision, row.request.held_out, row.judging.epoch) == ("bf16", 0, "last")
+    assert rows["m+deat"].request.gamma == 1.0
+    assert rows["m+deat"].request.alpha == rows["deat-3"].request.alpha == 10 / 255
+    assert rows_of("cifar10-fast", ["m+deat"], "wide_resnet34_10")["m+deat"].request.gamma == 1.01
+
+
+def test_training_process_spends_what_the_papers_cost_table_says():
+    rows = rows_of("training-process")
+    costs = {}
+    for label, row in rows.items():
+        chosen, epochs = method(row.request.method, rules=row.request.rules), row.settings["epochs"]
+        costs[label] = backprops_per_batch(chosen, chosen.bind(Linf(8 / 255), epochs), epochs)
+        assert row.settings["val_attack"] == "pgd-20"
+    for label, cost in {"fgsm": 20, "pgd-7": 80, "free-4": 40, "free-8": 80, "deat-3": 22}.items():
+        assert costs[label] == (cost, cost)
+    assert costs["deat-40%"][0] <= 25 <= costs["deat-40%"][1]
+
+
+def test_u_fgsm_is_compared_under_three_setups():
+    recipe = recipes.recipe("u-fgsm")
+    setups = {(row.request.model, row.settings["epochs"]) for row in recipe.table() if row.request.method == "m+deat"}
+    assert setups == {("preact_resnet18", 11), ("preact_resnet18", 50), ("wide_resnet34_10", 11)}
+
+
+def test_imagenet_carries_delta_and_measures_in_pixel_space():
+    rows = rows_of("imagenet")
+    assert set(rows) == {"free-4", "amata-2-4", "m+deat gamma 1.1", "m+deat gamma 1.01"}
+    for row in rows.values():
+        settings = Settings(**row.settings)
+        assert (row.request.eps, settings.batch_size, settings.weight_decay) == (4 / 255, 256, 1e-4)
+        assert (row.judging.attacks, row.judging.epoch) == (("natural", "pgd-10-last", "pgd-50-last"), "last")
+    free, guided = (
+        tune(method(r.request.method, rules="released"), Linf(4 / 255), **r.request.tuned)
+        for r in (rows["free-4"], rows["m+deat gamma 1.1"])
+    )
+    assert free.ascent.persistent
+    assert guided.ascent.persistent
+    assert free.schedule.bind(4 / 255, 23).alpha == pytest.approx(4 / 255)
+    assert guided.schedule.bind(4 / 255, 23).alpha == pytest.approx(6 / 255)
+    assert (guided.schedule.gamma, guided.schedule.max_steps, guided.probe.space) == (1.1, 3, "pixel")
+
+
+def test_alpha_gamma_is_twelve_rows_of_five_seeds():
+    rows = rows_of("alpha-gamma").values()
+    found = {(round(row.request.alpha * 255), row.request.gamma) for row in rows}
+    assert found == {(alpha, gamma) for alpha in (8, 10, 12, 14) for gamma in (1.1, 1.01, 1.001)}
+    assert len(recipes.recipe("alpha-gamma").seeds) == 5
+
+
+def test_ablation_changes_one_thing_in_each_of_its_seven_rows():
+    rows = rows_of("ablation")
+    default = rows.pop("m+deat")
+    assert len(rows) == 6
+    for row in rows.values():
+        old, new = ({**vars(r.request), **r.settings} for r in (default, row))
+        assert sorted(name for name in old if old[name] != new[name]) == sorted(row.about)
+        assert len(row.about) == 1
+
+
+def test_quick_judges_digits_by_four_attacks():
+    (row, *_) = recipes.recipe("quick").table()
+    assert (row.request.data, row.judging.attacks) == ("digits", ("natural", "fgsm", "pgd-20", "cw-20"))

@@ -1,0 +1,94 @@
+"""One cell: what is trained is what its row says, and every epoch that it asks for is judged once."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from deat import recipes
+from deat.bench import cell as cells
+from deat.bench.grid import Cell
+from deat.errors import DataError
+from deat.recipes import override
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """Evaluations that were asked for, as (file, attacks, images); none is made."""
+    found = []
+
+    def evaluate(model, data, *, attacks, n, save, **_):
+        found.append((save.name, attacks, n))
+        save.write_text("{}")
+
+    monkeypatch.setattr(cells, "evaluate", evaluate)
+    return found
+
+
+def cell_of(seed=3, **settings):
+    given = {"epochs": "1", "held_out": "20", "n": "30", **settings}
+    (row,) = override(recipes.recipe("quick").table(["m+deat"]), given)
+    return Cell(row, seed)
+
+
+def test_the_rows_run_is_trained(tmp_path, judged):
+    cells.play(cell_of(lr="0.01", gamma="1.2", rules="released"), tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["settings"]["seed"] == 3
+    assert (record["settings"]["lr"], record["request"]["gamma"], record["data"]["held_out"]) == (0.01, 1.2, 20)
+    assert record["method"]["probe"]["space"] == "normalised"
+
+
+def test_best_and_last_epoch_are_judged_and_autoattack_on_its_own_number_of_images(tmp_path, judged):
+    cells.play(cell_of(attacks="natural,pgd-2,aa", aa_n="5"), tmp_path / "run")
+    assert judged == [
+        ("evaluation.json", ("natural", "pgd-2"), 30),
+        ("evaluation-last.json", ("natural", "pgd-2"), 30),
+        ("evaluation-aa.json", ("natural", "aa"), 5),
+    ]
+    cells.play(cell_of(attacks="natural,pgd-2,aa", aa_n="5"), tmp_path / "run")
+    assert len(judged) == 3  # nothing is judged twice
+
+
+def test_the_last_model_alone_is_judged_where_the_recipe_says_so(tmp_path, judged):
+    cells.play(cell_of(attacks="natural,aa", epoch="last"), tmp_path / "run")
+    assert judged == [("evaluation.json", ("natural", "aa"), 30)]
+
+
+def test_training_that_was_killed_goes_on_to_the_bytes_of_one_that_was_not(tmp_path, judged, monkeypatch):
+    cells.play(cell_of(epochs="3"), tmp_path / "whole")
+
+    class Killed(Exception):
+        pass
+
+    def on_epoch(self, trainer, stats, timing):
+        if stats.epoch == 1:
+            raise Killed
+        told(self, trainer, stats, timing)
+
+    told = cells.RunFolder.on_epoch
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(cells.RunFolder, "on_epoch", on_epoch)
+        cells.play(cell_of(epochs="3"), tmp_path / "run")
+    assert (tmp_path / "run" / "history.jsonl").read_bytes().count(b"\n") == 1
+    cells.play(cell_of(epochs="3"), tmp_path / "run")
+    for name in ("history.jsonl", "last/model.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert not list((tmp_path / "run").glob("ckpt-*"))
+
+
+def test_a_folder_torn_before_its_record_is_begun_again(tmp_path, judged):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".run.json.1234.tmp").write_text("{")
+    cells.play(cell_of(), tmp_path / "run")
+    assert (tmp_path / "run" / "history.jsonl").is_file()
+
+
+def test_data_without_a_test_part_are_refused_before_training(tmp_path, judged, monkeypatch):
+    cell = cell_of()
+    run = cell.row.resolve(0)
+    bare = replace(run, corpus=replace(run.corpus, test=None))
+    monkeypatch.setattr(type(cell.row), "resolve", lambda *_: bare)
+    with pytest.raises(DataError, match="test part"):
+        cells.play(cell, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

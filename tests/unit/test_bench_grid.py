@@ -1,0 +1,121 @@
+"""The bench's folder: a cell is one process's at a time, and free again when that process is gone."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from deat import recipes
+from deat.bench.grid import ATTEMPTS, Grid, cells_of
+from deat.bench.locks import Claim
+from deat.errors import CheckpointError, UsageError
+
+QUICK = recipes.recipe("quick")
+
+
+def cells(methods=("natural", "pgd-7"), seeds=(0, 1)):
+    return cells_of(QUICK.table(methods), seeds, None, None)
+
+
+@pytest.fixture
+def grid(tmp_path):
+    found = Grid(tmp_path / "bench")
+    found.open(QUICK, cells(), {})
+    return found
+
+
+def test_seeds_come_one_after_the_other_so_that_rows_can_be_compared_early():
+    assert [cell.folder for cell in cells()] == ["natural/seed-0", "pgd-7/seed-0", "natural/seed-1", "pgd-7/seed-1"]
+
+
+def test_two_benches_never_claim_the_same_cell(grid):
+    other = Grid(grid.root)
+    other.open(QUICK, cells(), {})
+    taken = [holder.claim(cells()) for holder in (grid, other, grid, other)]
+    assert sorted(cell.folder for cell, _ in taken) == sorted(cell.folder for cell in cells())
+    assert other.claim(cells()) is None
+
+
+def test_runs_that_share_the_machine_are_marked_and_others_are_not(grid):
+    alone, claim = grid.claim(cells())
+    grid.finish(alone, "done")
+    claim.drop()
+    held = [grid.claim(cells()) for _ in range(2)]
+    jobs = {folder: run["concurrent_jobs"] for folder, run in grid.runs().items()}
+    assert jobs[alone.folder] == 1
+    assert [jobs[cell.folder] for cell, _ in held] == [2, 2]
+
+
+def test_the_cell_of_a_dead_process_is_free_again_but_not_for_ever(grid):
+    for _ in range(ATTEMPTS):
+        cell, claim = grid.claim(cells()[:1])
+        claim.drop()  # as the kernel does for a process that was killed
+    assert cell.folder == "natural/seed-0"
+    assert grid.claim(cells()[:1]) is None
+    run = grid.runs()["natural/seed-0"]
+    assert (run["status"], "died" in run["why"]) == ("failed", True)
+    grid.open(QUICK, cells(), {})
+    assert grid.runs()["natural/seed-0"]["status"] == "waiting"
+
+
+def test_cells_whose_process_is_gone_are_buried_and_living_ones_are_not(grid):
+    (dead, claim), (living, _) = (grid.claim(cells()) for _ in range(2))
+    claim.drop()
+    grid.bury(cells())
+    found = grid.runs()
+    assert (found[dead.folder]["status"], found[living.folder]["status"]) == ("failed", "running")
+    assert sum(run["status"] == "waiting" for run in found.values()) == 2
+
+
+def test_a_claim_dies_with_its_process(tmp_path):
+    code = (
+        "import sys, os; from pathlib import Path; from deat.bench.locks import Claim\n"
+        "held = Claim.take(Path(sys.argv[1])); print(held is not None, flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path / "claim"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with child:
+        assert child.stdout.readline().strip() == "True"
+        assert Claim.take(tmp_path / "claim") is None
+        child.kill()
+        child.wait()
+    assert Claim.take(tmp_path / "claim") is not None
+
+
+def test_finished_cells_are_not_claimed_and_new_seeds_are_added(grid):
+    for _ in cells():
+        cell, claim = grid.claim(cells())
+        grid.finish(cell, "done")
+        claim.drop()
+    grid.open(QUICK, cells(seeds=(0, 1, 7)), {})
+    assert grid.claim(cells(seeds=(0, 1, 7)))[0].folder == "natural/seed-7"
+
+
+def test_a_folder_of_another_bench_or_of_something_else_is_refused(grid, tmp_path):
+    with pytest.raises(UsageError, match="quick"):
+        grid.open(recipes.recipe("ablation"), [], {})
+    with pytest.raises(UsageError, match="lr"):
+        grid.open(QUICK, cells(), {"set": {"lr": "0.1"}})
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.png").write_bytes(b"")
+    with pytest.raises(UsageError, match="no bench"):
+        Grid(tmp_path / "photos").open(QUICK, cells(), {})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="--out"):
+        Grid(tmp_path / "file" / "bench").open(QUICK, cells(), {})
+
+
+def test_two_methods_of_one_name_are_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("import deat\nMINE = deat.method('pgd-7')\n")
+    both = cells(["pgd-7", f"{tmp_path}/mine.py:MINE"])
+    with pytest.raises(UsageError, match="another name"):
+        Grid(tmp_path / "bench").open(QUICK, both, {})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"rows": [{"runs": [{}]}]})])
+def test_a_broken_record_is_refused(grid, text):
+    (grid.root / "bench.json").write_text(text)
+    with pytest.raises(CheckpointError, match="bench's record"):
+        grid.runs()

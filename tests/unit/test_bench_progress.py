@@ -1,0 +1,54 @@
+"""How far a bench is: told from its folder alone, by what runs cost and not by how many there are."""
+
+import json
+
+import pytest
+
+from deat import recipes
+from deat.bench.grid import Grid, cells_of
+from deat.bench.progress import TRAINING, Progress
+
+QUICK = recipes.recipe("quick")
+CELLS = cells_of(QUICK.table(["natural", "pgd-7"]), (0,), None, None)
+
+
+@pytest.fixture
+def grid(tmp_path):
+    found = Grid(tmp_path)
+    found.open(QUICK, CELLS, {})
+    return found
+
+
+def test_nothing_is_promised_before_anything_was_done(grid):
+    assert "0/2 runs  -:-- left" in Progress(grid, CELLS).line().plain
+
+
+def test_a_running_cell_counts_by_its_epochs(grid):
+    progress = Progress(grid, CELLS)
+    cell, claim = grid.claim(CELLS)
+    path = grid.root / cell.folder
+    path.mkdir(parents=True)
+    (path / "run.json").write_text(json.dumps({"settings": {"epochs": 4}}))
+    (path / "history.jsonl").write_text("{}\n" * 3)
+    share = progress._share(grid.runs()[cell.folder])
+    claim.drop()
+    assert share == pytest.approx(TRAINING * 3 / 4)
+    line = progress.line().plain
+    assert "now: natural, seed 0" in line
+    assert "-:--" not in line
+
+
+def test_a_run_that_ended_is_news_once_and_one_that_had_ended_before_is_none(grid):
+    grid.finish(CELLS[0], "done")
+    progress = Progress(grid, CELLS)
+    assert progress.news() == []
+    grid.finish(CELLS[1], "failed", "no such luck")
+    (line,) = progress.news()
+    assert line.startswith("pgd-7, seed 0: failed: no such luck")
+    assert "2/2" in line
+    assert progress.news() == []
+
+
+def test_dearer_runs_weigh_more():
+    weights = {cell.row.label: cell.row.weight for cell in CELLS}
+    assert weights["pgd-7"] > 2 * weights["natural"]

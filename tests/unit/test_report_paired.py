@@ -1,0 +1,67 @@
+"""Whether a difference is real: McNemar's test against a slow reference, and how seeds and rows are put together."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deat.report.gather import gather
+from deat.report.paired import combined, compare, holm, mcnemar
+from helpers.runs import make_run
+
+
+def slow(gained: int, lost: int) -> float:
+    """Every way in which the verdicts that differ could have fallen, counted one by one."""
+    n, away = gained + lost, abs(gained - lost)
+    sums = [abs(sum(signs)) for signs in itertools.product((-1, 1), repeat=n)]
+    return sum(total >= away for total in sums) / len(sums)
+
+
+@pytest.mark.parametrize("gained", range(7))
+@pytest.mark.parametrize("lost", range(7))
+def test_mcnemar_equals_counting_every_outcome(gained, lost):
+    assert mcnemar(gained, lost) == pytest.approx(slow(gained, lost), rel=1e-12)
+
+
+def test_mcnemar_stays_exact_where_floats_would_overflow():
+    assert mcnemar(2600, 2400) == pytest.approx(0.00489, rel=0.01)
+    assert 0 < mcnemar(5000, 4000) < 1e-24
+    assert mcnemar(0, 0) == 1
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
+def test_combined_p_is_never_below_the_best_seed_by_more_than_its_share(values):
+    assert 0 <= combined(values) <= 1
+    assert combined(values) >= min(values)
+
+
+def test_holm_is_the_textbooks():
+    found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
+    assert found == pytest.approx({"d": 0.02, "a": 0.03, "c": 0.06, "b": 0.06})
+    assert list(found) == ["a", "b", "c", "d"]
+
+
+def test_rows_are_compared_on_the_images_both_were_judged_on(tmp_path):
+    for seed in range(2):
+        make_run(tmp_path / f"a{seed}", "pgd-7", seed=seed, shares={"pgd-20": 0.5})
+        make_run(tmp_path / f"b{seed}", "free-4", seed=seed, shares={"pgd-20": 0.4})
+    subject = gather([str(p) for p in sorted(tmp_path.iterdir())])
+    (found,) = compare(subject.rows, subject.row("pgd-7"), "pgd-20").values()
+    tables = []
+    for ours, theirs in zip(subject.row("free-4").runs, subject.row("pgd-7").runs, strict=True):
+        pairs = list(zip(ours.evaluation.verdicts["pgd-20"], theirs.evaluation.verdicts["pgd-20"], strict=True))
+        tables.append((pairs.count((True, False)), pairs.count((False, True))))
+    assert found.raw == min(1, 2 * sum(mcnemar(*t) for t in tables) / 2)
+    assert found.difference == pytest.approx(-0.1)
+    assert (found.gained, found.lost) == tuple(map(sum, zip(*tables, strict=True)))
+    assert found.seeds == 2
+    assert found.images == 200
+
+
+def test_rows_judged_on_other_images_or_by_other_settings_are_not_compared(tmp_path):
+    make_run(tmp_path / "a", "pgd-7", shares={"pgd-20": 0.5})
+    make_run(tmp_path / "b", "free-4", shares={"pgd-20": 0.4}, classes=("0", "1", "2"))
+    make_run(tmp_path / "c", "free-8", seed=5, shares={"pgd-20": 0.4})
+    subject = gather([str(p) for p in sorted(tmp_path.iterdir())])
+    assert compare(subject.rows, subject.row("pgd-7"), "pgd-20") == {}

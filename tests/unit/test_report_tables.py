@@ -1,0 +1,281 @@
+"""A report's tables: equal to recomputation, honest about what is missing, harmless whatever a row is called."""
+
+import csv
+import io
+import json
+import re
+from statistics import fmean, stdev
+
+import pytest
+
+from deat.errors import DataError, UsageError
+from deat.evaluation.intervals import wilson
+from deat.evaluation.sanity import Flag
+from deat.plain import markdown, plain
+from deat.report.cells import attacks_of, cell, front, headline, title
+from deat.report.claims import check_claims
+from deat.report.draw import mean_of
+from deat.report.escape import latex, markup
+from deat.report.gather import gather, troubles
+from deat.report.series import Line, figures, table_of
+from deat.report.tables import claims_table, csv_table, latex_table, markdown_table, notes, saving, sheet
+from helpers.runs import make_bench, make_run, one_run
+
+SHARES = [0.41, 0.43, 0.45]
+HOSTILE = "<script>alert(1)</script> | \x1b[31mred\x1b[0m\n\\input{x} $a_b^c$ 100% & # ~ [y] \u202egnp"
+
+
+def paths(folder):
+    return [str(p) for p in sorted(folder.iterdir())]
+
+
+@pytest.fixture
+def three_seeds(tmp_path):
+    for seed, share in enumerate(SHARES):
+        make_run(tmp_path / f"s{seed}", seed=seed, shares={"natural": 0.9, "pgd-20": share, "aa": share - 0.05})
+        make_run(tmp_path / f"p{seed}", "pgd-7", seed=seed, shares={"natural": 0.8, "pgd-20": 0.5, "aa": 0.48}, cost=8)
+    return tmp_path
+
+
+def test_csv_equals_recomputation_from_the_run_folders(three_seeds):
+    rows = {r["row"]: r for r in csv.DictReader(io.StringIO(csv_table(sheet(gather(paths(three_seeds)), None))))}
+    row = rows["m+deat"]
+    found = [json.loads((three_seeds / f"s{n}" / "evaluation.json").read_text()) for n in range(3)]
+    shares = [sum(c == "1" for c in e["attacks"][1]["correct"]) / e["images"] for e in found]
+    assert float(row["pgd-20"]) == pytest.approx(fmean(shares))
+    assert float(row["pgd-20 sd"]) == pytest.approx(stdev(shares))
+    assert (float(row["pgd-20 low"]), float(row["pgd-20 high"])) == pytest.approx(wilson(86, 200))
+    assert row["seeds"] == "0 1 2"
+    assert float(row["backprops"]) == 10 * 3 * 4
+    assert float(row["minutes"]) == pytest.approx(4 * 4.5 / 60)
+    assert row["minutes_crowded"] == "False"
+    assert row["pgd-20 paper"] == ""
+
+
+def test_csv_reads_back_as_it_was_written_whatever_a_row_is_called(tmp_path):
+    name = 'a "quoted", name; with\ttab'
+    make_run(tmp_path / "a", "x", shares={"natural": 0.5})
+    bench = make_bench(tmp_path, [{"name": name, "method": "x", "model": "small", "runs": [one_run("a")]}])
+    (row,) = csv.DictReader(io.StringIO(csv_table(sheet(gather([str(bench)]), None))))
+    assert row["row"] == plain(name)
+    assert float(row["natural"]) == 0.5
+
+
+def test_markdown_says_mean_deviation_interval_and_significance(three_seeds):
+    text = markdown_table(sheet(gather(paths(three_seeds)), "pgd-7"))
+    line = next(line for line in text.splitlines() if line.startswith("| m+deat"))
+    assert "43.00 ± 2.00 (36.3 to 49.9)" in line
+    assert "−10.00, p" in line
+    assert "3 of 3" in line
+    assert "vs pgd-7, AA" in text
+    assert "twice the mean" in text
+
+
+def test_every_line_of_a_markdown_table_has_as_many_cells(tmp_path):
+    make_run(tmp_path / "a", HOSTILE, shares={"natural": 0.5, "pgd-20": 0.3})
+    make_run(tmp_path / "b", "other", shares={"natural": 0.4, "pgd-20": 0.2})
+    lines = [x for x in markdown_table(sheet(gather(paths(tmp_path)), None)).splitlines() if x.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+    assert len(lines) == 4
+    assert not any(bad in "".join(lines) for bad in ("<script", "\x1b", "\u202e"))
+
+
+def test_latex_table_is_for_booktabs_and_no_name_is_a_command(tmp_path):
+    make_run(tmp_path / "a", HOSTILE, shares={"natural": 0.5, "pgd-20": 0.3})
+    make_run(tmp_path / "b", "[b]", shares={"natural": 0.4, "pgd-20": 0.2})
+    text = latex_table(sheet(gather(paths(tmp_path)), None))
+    body = text[text.index("\\midrule") : text.index("\\bottomrule")]
+    ours = {"midrule", "textbackslash", "textasciitilde", "textasciicircum", "textbar", "textless", "textgreater"}
+    assert set(re.findall(r"\\([a-z]+)", body)) <= ours
+    assert "\\input" not in text
+    assert "\x1b" not in text
+    assert {line.count(" & ") for line in body.splitlines()[1:]} == {
+        text.split("\\toprule\n")[1].split("\n")[0].count(" & ")
+    }
+    assert not any(line.startswith("[") for line in body.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("a_b", r"a\_b"),
+        ("100%", r"100\%"),
+        ("\\input{x}", r"\textbackslash{}input\{x\}"),
+        ("$x^2$", r"\$x\textasciicircum{}2\$"),
+        ("a~b#c&d", r"a\textasciitilde{}b\#c\&d"),
+        ("[1]", "{[}1{]}"),
+        ("\x1b[0m", "?{[}0m"),
+    ],
+)
+def test_latex_specials_are_escaped(raw, shown):
+    assert latex(raw) == shown
+
+
+def test_markup_and_markdown_leave_nothing_alive():
+    assert markup('<img onerror="x">') == "&lt;img onerror=&quot;x&quot;&gt;"
+    assert markdown("a|b<i>") == "a\\|b&lt;i&gt;"
+    assert plain("a\x1b[31m\u202eb\nc") == "a?[31m?b?c"
+
+
+def test_a_missing_number_is_a_dash_and_never_a_number(tmp_path):
+    make_run(tmp_path / "a", shares={"natural": 0.9, "pgd-20": 0.4, "aa": 0.3})
+    make_run(tmp_path / "b", "pgd-7", shares={"natural": 0.8, "pgd-20": 0.5})
+    make_run(tmp_path / "c", "free-4", shares=None)
+    make_run(tmp_path / "d", "free-8", finished=2)
+    (tmp_path / "b" / "timing.jsonl").unlink()
+    of = sheet(gather(paths(tmp_path)), None)
+    lines = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in markdown_table(of).splitlines()}
+    assert lines["pgd-7"][3] == "—"
+    assert lines["pgd-7"][6] == "—"  # no clock was kept
+    assert lines["free-4"][1:7] == ["—"] * 6
+    assert "not evaluated: no evaluation.json" in lines["free-4"][-1]
+    assert "2 of 4 epochs" in lines["free-8"][-1]
+    rows = {r["row"]: r for r in csv.DictReader(io.StringIO(csv_table(of)))}
+    assert rows["pgd-7"]["aa"] == rows["pgd-7"]["minutes"] == rows["free-4"]["natural"] == ""
+
+
+def test_nan_is_never_printed(tmp_path):
+    run = make_run(tmp_path / "a", shares={"natural": 0.9, "pgd-20": 0.4})
+    lines = (run / "history.jsonl").read_text().splitlines()
+    broken = json.loads(lines[1]) | {"loss": float("nan"), "magnitude": float("inf"), "val_robust": None}
+    (run / "history.jsonl").write_text("\n".join([lines[0], json.dumps(broken), *lines[2:]]) + "\n")
+    subject = gather([str(run)])
+    cells = [str(value).lower() for f in figures(subject.rows, "pgd-20") for row in table_of(f) for value in row]
+    assert not {"nan", "inf", "none"} & set(cells)
+    text = markdown_table(sheet(subject, None)) + csv_table(sheet(subject, None))
+    assert not re.search(r"\b(nan|inf)\b", text, re.I)
+
+
+def test_failed_and_waiting_runs_stand_in_the_table_with_the_reason(tmp_path):
+    make_run(tmp_path / "a", shares={"natural": 0.9})
+    runs = [one_run("a"), one_run("b", 1, "failed", "the loss became NaN"), one_run("c", 2, "waiting")]
+    bench = make_bench(tmp_path, [{"name": "m+deat", "method": "m+deat", "model": "small", "runs": runs}])
+    (row,) = gather([str(bench)]).rows
+    assert troubles(row) == ["seed 1: the loss became NaN", "seed 2: not run yet"]
+    assert "1 of 3" in markdown_table(sheet(gather([str(bench)]), None))
+
+
+def test_minutes_of_a_crowded_machine_and_flagged_rows_are_marked(tmp_path):
+    flag = Flag("one_step_wins", "fgsm leaves less", "use restarts")
+    make_run(tmp_path / "a", shares={"natural": 0.9}, flags=(flag,))
+    bench = make_bench(tmp_path, [{"name": "x", "method": "x", "model": "small", "runs": [one_run("a", jobs=3)]}])
+    of = sheet(gather([str(bench)]), None)
+    assert "| 0.3* |" in markdown_table(of)
+    assert "⚑ one_step_wins" in markdown_table(of)
+    assert any(note.startswith("*") for note in notes(of))
+    assert any(note.startswith("⚑") for note in notes(of))
+
+
+def paper_bench(tmp_path, jobs=1):
+    """Three rows of the paper's standard table whose costs are 4, 8 and 6."""
+    rows = []
+    for name, cost in (("m+deat", 4), ("pgd-7", 8), ("mart", 6)):
+        make_run(tmp_path / name, name, cost=cost, shares={"natural": 0.9, "cw-20": 0.4})
+        paper = {"table": "cifar10_result_std", "row": f"preact_resnet18 {name}"}
+        rows.append({"name": name, "method": name, "model": "m", "paper": paper, "runs": [one_run(name, jobs=jobs)]})
+    return gather([str(make_bench(tmp_path, rows, "cifar10-standard", "cifar10_result_std"))])
+
+
+def test_the_papers_value_stands_beside_ours_and_misprints_are_marked(tmp_path):
+    text = markdown_table(sheet(paper_bench(tmp_path), None))
+    assert "paper 83.93 |" in text
+    assert "paper 78.04† (75.86)" in text
+    assert "paper 102.1" in text
+    assert "† a misprint" in text
+    assert "\\dag{}" in latex_table(sheet(gather([str(tmp_path)]), None))
+
+
+def test_claims_are_computed_where_both_rows_are_there_and_say_what_lacks_elsewhere(tmp_path):
+    found = check_claims(paper_bench(tmp_path, jobs=2).rows)
+    first = found[0]
+    assert first.claim.percent == 35
+    assert first.backprops == pytest.approx(50)
+    assert first.seconds == pytest.approx(50)
+    assert first.crowded
+    assert "free-6" in found[1].missing
+    assert found[1].backprops is None
+    text = claims_table(found)
+    assert "| 35 % | 50 % | 50 %* |" in text
+    assert "| no finished run of preact_resnet18 free-6 | — |" in text
+    assert [c.claim.percent for c in found if c.claim.table in ("cifar10_result_std", "imagenet")] == [
+        35,
+        17,
+        26,
+        40,
+        34,
+        16,
+    ]
+
+
+def test_a_row_that_costs_more_is_said_to():
+    assert saving(-12.4) == "12 % more"
+    assert saving(None) == "—"
+
+
+def test_runs_that_differ_in_their_seed_alone_make_one_row_and_others_are_told_apart(tmp_path):
+    make_run(tmp_path / "a", seed=0, shares={"natural": 0.9})
+    make_run(tmp_path / "b", seed=1, shares={"natural": 0.8})
+    make_run(tmp_path / "c", seed=0, epochs=5, shares={"natural": 0.7})
+    rows = gather(paths(tmp_path)).rows
+    assert [(row.name, len(row.runs)) for row in rows] == [("m+deat epochs=4", 2), ("m+deat epochs=5", 1)]
+
+
+def test_a_run_that_the_watch_stopped_is_whole_and_one_that_was_cut_off_is_not(tmp_path):
+    shares = {"natural": 0.9}
+    cut = make_run(tmp_path / "a", shares=shares, finished=3, record={"watch": "warn"})
+    ended = make_run(tmp_path / "b", shares=shares, finished=3, record={"watch": "stop"})
+    for run, action in ((cut, "warn"), (ended, "stop")):
+        (run / "watch.jsonl").write_text(json.dumps({"epoch": 3, "action": action}) + "\n")
+    first, second = gather(paths(tmp_path)).rows
+    assert (first.name, second.name) == ("m+deat watch=warn", "m+deat watch=stop")
+    assert cell(first, "natural") is None
+    assert troubles(first) == ["seed 0: 3 of 4 epochs"]
+    assert cell(second, "natural").mean == 0.9
+    assert troubles(second) == ["seed 0: stopped by the watch, at the weights of epoch 3 of 4"]
+
+
+def test_rows_that_cannot_be_compared_are_said_to_be(tmp_path):
+    make_run(tmp_path / "a", shares={"natural": 0.9})
+    make_run(tmp_path / "b", "pgd-7", shares={"natural": 0.9}, images=100)
+    assert "number of test images (100, 200)" in gather(paths(tmp_path)).notes[0]
+
+
+def test_a_folder_named_twice_counts_once_and_a_seed_that_ran_twice_is_said_to(tmp_path):
+    make_run(tmp_path / "a", shares={"natural": 0.9})
+    (row,) = gather([str(tmp_path / "a"), str(tmp_path / "a" / ".." / "a")]).rows
+    assert len(row.runs) == 1
+    make_run(tmp_path / "c", shares={"natural": 0.8})
+    assert any("several runs of seed 0" in note for note in gather(paths(tmp_path)).notes)
+
+
+def test_the_front_is_what_no_other_row_beats():
+    points = [(1, 0.3), (2, 0.5), (3, 0.4), (2, 0.6), (4, 0.6), (1, 0.3)]
+    assert front(points) == [True, False, False, True, False, True]
+
+
+def test_the_headline_is_the_strongest_attack_that_most_rows_have(tmp_path):
+    make_run(tmp_path / "a", shares={"natural": 0.9, "pgd-20": 0.4, "cw-20": 0.3, "aa": 0.2})
+    make_run(tmp_path / "b", "pgd-7", shares={"natural": 0.9, "cw-20": 0.3, "pgd-20": 0.4})
+    rows = gather(paths(tmp_path)).rows
+    assert headline(rows) == "cw-20"
+    assert attacks_of(rows) == ["natural", "pgd-20", "cw-20", "aa", "worst"]
+    assert [title(a) for a in ("pgd-50x10", "cw-20-last", "aa")] == ["PGD-50×10", "CW-20, last iterate", "AA"]
+    assert cell(rows[1], "aa") is None
+
+
+def test_folders_and_rows_that_are_not_there_are_refused_by_name(tmp_path):
+    with pytest.raises(DataError, match=r"neither run\.json nor bench\.json"):
+        gather([str(tmp_path)])
+    run = make_run(tmp_path / "a", shares={"natural": 0.9})
+    with pytest.raises(UsageError, match=r"unknown row 'm\+deta'.*'m\+deat'"):
+        sheet(gather([str(run)]), "m+deta")
+    (run / "evaluation.json").write_text("{}")
+    with pytest.raises(DataError, match="holds records that deat did not write"):
+        gather([str(run)])
+
+
+def test_a_curve_over_seeds_is_the_mean_of_those_that_got_as_far():
+    lines = [Line("a", 0, [1.0, 2.0, 3.0], [0.2, None, 0.6]), Line("a", 1, [1.0, 2.0], [0.4, None])]
+    found = mean_of(lines)
+    assert found.x == [1.0, 2.0, 3.0]
+    assert found.y == [pytest.approx(0.3), None, 0.6]
