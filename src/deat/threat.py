@@ -25,6 +25,7 @@ class ThreatModel(ABC):
 
     eps: float
     name: ClassVar[str]
+    pointwise: ClassVar[bool] = False  # whether a step treats every pixel by itself
     _normal_ratio: ClassVar[float] = 1.0  # a normal vector's deviation over a sign vector's size, norms equal
 
     def __post_init__(self) -> None:
@@ -110,6 +111,7 @@ class Linf(ThreatModel):
 
     eps: float = 8 / 255
     name: ClassVar[str] = "linf"
+    pointwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

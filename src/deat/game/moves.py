@@ -83,7 +83,7 @@ class Game:
         self.cost = Cost()
         self.carry: Tensor | None = None
         self.among: int | None = None
-        self.runner = Runner(net, objective, self.engine, self.changing)
+        self.runner = Runner(net, objective, threat, optimizer, self.engine, self.changing)
         self.holds_gradients = False
         self._first_layer: FirstLayer | None = None
         self._rounds: OrderedDict[torch.Size, Round] = OrderedDict()
@@ -190,7 +190,7 @@ class Game:
 
     def step_delta(self, r: Round) -> None:
         """Step delta, as a part of a move."""
-        moved = self.threat.move(r.x, r.delta, r.grad, self.alpha)
+        moved = self.runner.move(r.x, r.delta, r.grad, self.alpha)
         if self.ascent.freeze is not None:
             self.meter.ascended(r.active)
             moved = torch.where(spread(r.active, r.x), moved, r.delta)

@@ -12,19 +12,22 @@ from deat.game.capture import Move, Recorder
 from deat.game.engine import Engine
 from deat.game.objectives import Outcome
 from deat.game.round import Round
+from deat.threat import ThreatModel
 
 Ask = Callable[[Tensor, Tensor], Tensor]
 Judge = Callable[[Tensor, Tensor, Tensor], Outcome]
+Step = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Compiled:
-    """The objective, for J, and the network alone, for A, compiled for batches of one shape.
+    """The objective, for J, the network alone, for A, and delta's step, compiled for batches of one shape.
 
     In A the weights are detached inside the compiled function; otherwise its backward would compute their gradients.
     """
 
-    def __init__(self, net: nn.Module, objective: nn.Module, shape: torch.Size) -> None:
+    def __init__(self, net: nn.Module, objective: nn.Module, threat: ThreatModel, shape: torch.Size) -> None:
         self.shape = shape
+        self.move: Step = torch.compile(threat.move, dynamic=False) if threat.pointwise else threat.move
         self.objective: Judge = torch.compile(objective, dynamic=False)
         self.net: Ask = torch.compile(_frozen(net), dynamic=False)
 
@@ -37,16 +40,24 @@ class Runner:
     """
 
     def __init__(
-        self, net: nn.Module, objective: nn.Module, engine: Engine, state: Callable[[], Iterable[Tensor]]
+        self,
+        net: nn.Module,
+        objective: nn.Module,
+        threat: ThreatModel,
+        optimizer: torch.optim.Optimizer,
+        engine: Engine,
+        state: Callable[[], Iterable[Tensor]],
     ) -> None:
         self._net, self._objective, self.engine = net, objective, engine
+        self._threat, self._optimizer = threat, optimizer
         self.recorder = Recorder(state) if engine.records else None
         self.compiled: Compiled | None = None
 
     def open(self, r: Round) -> None:
         """A round begins."""
         if self.engine.compiles and self.compiled is None:
-            self.compiled = Compiled(self._net, self._objective, r.x.shape)
+            self.compiled = Compiled(self._net, self._objective, self._threat, r.x.shape)
+            self._tell_optimizer(True)
 
     def play(self, name: str, move: Move, r: Round) -> None:
         """Run a move: replay its recording, make one first, or simply call it."""
@@ -75,10 +86,21 @@ class Runner:
         logits: Tensor = self._net(x + delta)
         return logits
 
+    def move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: Tensor) -> Tensor:
+        """The next delta."""
+        found = self.compiled
+        return (found if found and found.shape == x.shape else self._threat).move(x, delta, grad, alpha)
+
     def use_compiled(self, wanted: bool) -> None:
         """Compile from the next batch on, or stop doing so; what was recorded is recorded anew."""
         self.engine.compiles, self.compiled = wanted, None
+        self._tell_optimizer(False)
         self.forget()
+
+    def _tell_optimizer(self, wanted: bool) -> None:
+        """Whether to compile its step, if it is one that can."""
+        if use := getattr(self._optimizer, "use_compiled", None):
+            use(wanted)
 
     def forget(self) -> None:
         """Drop every recording, as when the tensors they were made on are replaced."""

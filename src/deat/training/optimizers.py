@@ -39,6 +39,11 @@ class DeviceSGD(torch.optim.Optimizer):
                 group[name] = torch.tensor(float(group[name]), device=group["params"][0].device)
             for parameter in group["params"]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        self._descend = descend
+
+    def use_compiled(self, wanted: bool) -> None:
+        """Step in one kernel rather than in several."""
+        self._descend = torch.compile(descend, dynamic=False) if wanted else descend
 
     @torch.no_grad()
     def step(self, closure: None = None, skip: Tensor | None = None) -> None:  # type: ignore[override]
@@ -50,10 +55,16 @@ class DeviceSGD(torch.optim.Optimizer):
             if skip is not None:
                 lr, momentum = lr * (1 - skip), torch.where(skip > 0, torch.ones_like(momentum), momentum)
                 grads = [torch.where(skip > 0, -group["weight_decay"] * p, p.grad) for p in weights]
-            gradients = torch._foreach_add(grads, weights, alpha=group["weight_decay"])
-            torch._foreach_mul_(velocities, momentum)
-            torch._foreach_add_(velocities, gradients)
-            torch._foreach_sub_(weights, torch._foreach_mul(velocities, lr))
+            self._descend(weights, velocities, grads, lr, momentum, group["weight_decay"])
+
+
+def descend(
+    weights: list[Any], velocities: list[Any], grads: list[Any], lr: Tensor, momentum: Tensor, decay: float
+) -> None:
+    """v = momentum v + (g + decay w); w = w - lr v."""
+    torch._foreach_mul_(velocities, momentum)
+    torch._foreach_add_(velocities, torch._foreach_add(grads, weights, alpha=decay))
+    torch._foreach_sub_(weights, torch._foreach_mul(velocities, lr))
 
 
 class Steering:
