@@ -92,7 +92,8 @@ def arguments() -> argparse.Namespace:
 
 def command(args: argparse.Namespace, part: str) -> str:
     """The command that repeats this part."""
-    sizes = {"speed": f"--rounds {args.rounds} --batches {args.batches}", "accuracy": f"--seeds {args.seeds}"}
+    trials = f" --trials {args.trials}" if args.trials else ""
+    sizes = {"speed": f"--rounds {args.rounds} --batches {args.batches}", "accuracy": f"--seeds {args.seeds}{trials}"}
     return f"python bench/cpu.py --part {part} {'--quick' if args.quick else sizes[part]}"
 
 

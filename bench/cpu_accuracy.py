@@ -82,6 +82,7 @@ def measure_accuracy(name: str, seeds: int, quick: bool, jobs: int, known: Path 
         "lr": chosen,
         "train_images": len(train),
         "test_images": len(test),
+        "trained_on": sorted(trained_on(known, [*tries, *trials])),
         **scores,
         "difference": {
             how: difference(*([r[how] for r in each] for each in scores.values())) for how in ("natural", "pgd-20")
@@ -110,6 +111,14 @@ def together(trials: list[Trial], jobs: int, known: Path | None) -> list[dict[st
                 with known.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"trial": trial.key(), "scores": found, "on": machine()}) + "\n")
     return [held[json.dumps(trial.key())] for trial in trials]
+
+
+def trained_on(known: Path | None, trials: list[Trial]) -> set[str]:
+    """The machines of the trials, as their file has them."""
+    keys = {json.dumps(trial.key()) for trial in trials}
+    lines = known.read_text(encoding="utf-8").splitlines() if known and known.exists() else []
+    where = [entry["on"] for entry in map(json.loads, lines) if json.dumps(entry["trial"]) in keys]
+    return {f"{on['cpu']}, torch {on['torch']}" for on in where} or {f"{machine()['cpu']}, torch {machine()['torch']}"}
 
 
 def recall(known: Path | None) -> dict[str, dict[str, float]]:
