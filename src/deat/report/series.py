@@ -72,11 +72,12 @@ def training_process(rows: Sequence[Row]) -> Figure:
 
 
 def validation(rows: Sequence[Row]) -> Figure:
-    """Accuracy on held-out images, and the training loss."""
+    """Accuracy and loss on held-out images, and the training loss."""
     how = _attack_used(rows)
     panels = [
         by_epoch(rows, "natural accuracy, held out", "accuracy", lambda h: h.val_natural, percent=True),
         by_epoch(rows, f"{how} accuracy, held out", "accuracy", lambda h: h.val_robust, percent=True),
+        by_epoch(rows, "natural loss, held out", "loss", lambda h: h.val_loss),
         by_epoch(rows, "training loss", "loss", lambda h: h.loss),
     ]
     return _whole("validation", "Validation accuracy and loss", panels, "runs with a history")
