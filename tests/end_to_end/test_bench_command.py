@@ -208,7 +208,9 @@ def test_recipes_are_listed_with_their_place_in_the_paper(capsys: pytest.Capture
     assert found["cifar10-standard"]["in the paper"] == "Table 3"
     assert "1,000 training images are held out" in found["cifar10-standard"]["settings"].replace("\n", " ")
     assert main(["list", "recipes"]) == 0
-    assert "alpha-gamma" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "alpha-gamma       Figure 3               released" in shown
+    assert all(recipe["settings"] in shown for recipe in found.values())
 
 
 def wait_for(condition: object, seconds: float = 120) -> None:
