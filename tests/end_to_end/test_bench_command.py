@@ -28,10 +28,17 @@ class Die(deat.Craft):
     def __call__(self, game, x, y, budget):
         os.kill(os.getpid(), 9)
 
+class Ask(deat.Craft):
+    def __call__(self, game, x, y, budget):
+        if not os.path.exists("asked"):
+            open("asked", "w").close()
+            os.kill(int(os.environ["BENCH"]), 15)
+        super().__call__(game, x, y, budget)
+
 def method(name, play):
     return deat.Method(name, play, deat.schedules.Fixed(k=1, alpha=1.0))
 
-explode, die = method("explode", Explode()), method("die", Die())
+explode, die, ask = method("explode", Explode()), method("die", Die()), method("ask", Ask())
 """
 
 
@@ -80,6 +87,26 @@ def test_an_interrupted_bench_goes_on_where_it_was(
     assert {run["status"] for run in runs_of().values()} == {"waiting"}
     assert main(BENCH) == 0
     assert trained.items() <= written().items()  # what was trained was not trained again
+
+
+@pytest.mark.parametrize(("jobs", "times"), [("1", 3), ("2", 1)])
+def test_a_bench_asked_to_stop_keeps_what_it_has_and_goes_on_however_often(
+    jobs: str, times: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("bad.py").write_text(BAD)
+    monkeypatch.setenv("BENCH", str(os.getpid()))
+    order = ["bench", "quick", "--methods", "bad.py:ask", "--seeds", "0", "--jobs", jobs, *SMALL]
+    for _ in range(times):
+        assert main(order) == 75
+        assert "goes on" in capsys.readouterr().err
+        assert runs_of()["ask/seed-0"]["status"] == "waiting"
+        Path("asked").unlink()
+    (newest,) = sorted(Path("runs/bench-quick/ask/seed-0").glob("ckpt-*"))[-1:]
+    state = json.loads((newest / "state.json").read_text())["state"]
+    assert (state["epoch"], state["step"]) == (0, times)  # a batch more each time
+    Path("asked").touch()
+    assert main(order) == 0
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_failing_run_says_why_and_takes_no_other_with_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +208,9 @@ def test_recipes_are_listed_with_their_place_in_the_paper(capsys: pytest.Capture
     assert found["cifar10-standard"]["in the paper"] == "Table 3"
     assert "1,000 training images are held out" in found["cifar10-standard"]["settings"].replace("\n", " ")
     assert main(["list", "recipes"]) == 0
-    assert "alpha-gamma" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "alpha-gamma       Figure 3               released" in shown
+    assert all(recipe["settings"] in shown for recipe in found.values())
 
 
 def wait_for(condition: object, seconds: float = 120) -> None:

@@ -120,7 +120,7 @@ def test_a_bench_folder_is_reported_and_the_alpha_gamma_panels_are_drawn(tmp_pat
     assert main(["report", str(bench), "--against", "m+deat 1 1.01"]) == 0
     assert "not whole: m+deat 1 1.1, seed 1: out of memory" in capsys.readouterr().out
     panels = {row["panel"] for row in rows_of(tmp_path / "report" / "figures" / "alpha-gamma.csv")}
-    assert panels == {"gamma 1.1", "gamma 1.01"}
+    assert panels == {"m+deat, gamma 1.1", "m+deat, gamma 1.01"}
     assert (tmp_path / "report" / "figures" / "alpha-gamma.png").is_file()
     assert main(["report", str(bench), "--no-figures"]) == 0  # again, into the same folder
     assert {p.suffix for p in (tmp_path / "report" / "figures").iterdir()} == {".csv"}

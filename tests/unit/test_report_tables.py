@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import asdict
 from statistics import fmean, stdev
 
 import pytest
@@ -17,8 +18,10 @@ from deat.report.claims import check_claims
 from deat.report.draw import mean_of
 from deat.report.escape import latex, markup
 from deat.report.gather import gather, troubles
-from deat.report.series import Line, figures, table_of
-from deat.report.tables import claims_table, csv_table, latex_table, markdown_table, notes, saving, sheet
+from deat.report.sections import scores_section
+from deat.report.series import Line, alpha_gamma, figures, table_of
+from deat.report.summary import Score
+from deat.report.tables import claims_table, csv_table, latex_table, markdown_table, notes, saving, scores_tables, sheet
 from helpers.runs import make_bench, make_run, one_run
 
 SHARES = [0.41, 0.43, 0.45]
@@ -279,3 +282,41 @@ def test_a_curve_over_seeds_is_the_mean_of_those_that_got_as_far():
     found = mean_of(lines)
     assert found.x == [1.0, 2.0, 3.0]
     assert found.y == [pytest.approx(0.3), None, 0.6]
+
+
+def test_step_size_and_gamma_are_compared_within_a_method_only(tmp_path):
+    for name, alpha in (("m+deat", 1.25), ("m+pgd", 0.25)):
+        schedule = {"method": {"name": name, "schedule": {"alpha": alpha, "gamma": 1.01}}}
+        make_run(tmp_path / name, name, shares={"natural": 0.9, "pgd-20": 0.5}, record=schedule)
+    figure = alpha_gamma(gather(paths(tmp_path)).rows, "pgd-20")
+    assert not figure.panels
+    assert "of one method" in figure.missing
+
+
+def test_accuracies_on_a_sample_are_said_to_be_also_those_of_autoattack_alone(tmp_path):
+    folder = make_run(tmp_path / "a", shares={"natural": 0.9, "pgd-20": 0.5})
+    make_run(tmp_path / "b", shares={"natural": 0.9, "aa": 0.4}, images=50)
+    found = json.loads((tmp_path / "b" / "evaluation.json").read_text())
+    found["settings"]["sample"] = True
+    (folder / "evaluation-aa.json").write_text(json.dumps(found))
+    assert "On the first 50 test images alone, a sample: AA of m+deat seed 0." in gather([str(folder)]).notes
+
+
+def test_the_last_epoch_stands_beside_a_chosen_one(tmp_path):
+    folder = make_run(tmp_path / "a", shares={"natural": 0.9})
+    make_run(tmp_path / "b", shares={"natural": 0.8})
+    (tmp_path / "b" / "evaluation.json").rename(folder / "evaluation-last.json")
+    assert "90.00 (85.1 to 93.4); last epoch 80.00 |" in markdown_table(sheet(gather([str(folder)]), None))
+
+
+def test_what_training_showed_beside_a_run_is_told_but_makes_no_row(tmp_path):
+    folder = make_run(tmp_path / "a", shares={"natural": 0.9})
+    scores = [Score(name, {"natural": share}, 80, 20, 1.5) for name, share in (("m+deat", 0.9), ("<natural>", 0.95))]
+    (folder / "scores.json").write_text(json.dumps([asdict(score) for score in scores]))
+    rows = gather([str(folder)]).rows
+    assert len(rows) == 1
+    assert "| &lt;natural&gt; | 95.0% | 20 | 1.5 |" in scores_tables(rows)
+    assert "<td>95.0%</td>" in scores_section(rows)
+    assert "<natural>" not in scores_section(rows)
+    (folder / "scores.json").write_text(json.dumps([asdict(scores[0])]))
+    assert scores_tables(gather([str(folder)]).rows) == scores_section(gather([str(folder)]).rows) == ""

@@ -85,6 +85,7 @@ def test_history_holds_what_an_epoch_was():
     assert [stats.passes for stats in history] == [4, 12, 20]
     assert [stats.val_passes for stats in history] == [8, 16, 24]
     assert all(0 <= stats.val_robust <= stats.val_natural <= 1 for stats in history)
+    assert all(stats.val_loss > 0 for stats in history)
     assert all(stats.magnitude > 0 and stats.examples == 18 and stats.skipped == 0 for stats in history)
 
 
@@ -160,17 +161,26 @@ def test_validation_data_of_its_own_is_never_trained_on():
     assert seen.count(False) == 1 + 20 + 1  # natural, cw-20, and its verdict
 
 
+def test_validation_loss_is_the_mean_cross_entropy_of_natural_held_out_images():
+    x, y = images(7, seed=9)
+    trainer = trainer_of("pgd-2", val=(x, y))
+    stats = trainer.run_epoch()
+    with torch.no_grad():
+        expected = torch.nn.functional.cross_entropy(trainer.model.eval()(x), y)
+    assert stats.val_loss == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_validation_leaves_weights_statistics_and_random_state_alone():
     def run(**options) -> str:
         history = trainer_of("m+pgd", conv_net(batch_norm=True, dropout=0.3), epochs=3, **options).fit().history
-        return lines([replace(s, val_natural=None, val_robust=None, val_passes=0) for s in history])
+        return lines([replace(s, val_natural=None, val_robust=None, val_passes=0, val_loss=None) for s in history])
 
     assert run(val=images(6, seed=9)) == run()
 
 
 def test_validation_can_be_switched_off():
     result = trainer_of("natural", val=0.25, val_attack="none").fit()
-    assert {stats.val_robust for stats in result.history} == {None}
+    assert {(stats.val_robust, stats.val_loss) for stats in result.history} == {(None, None)}
     assert result.best.epoch == 2
 
 

@@ -68,7 +68,7 @@ class Grid:
                 for cell in cells:
                     _add(held, cell)
                 for run in _runs(held).values():
-                    if run["status"] in ("failed", "running") and self._is_free(run):
+                    if run["status"] != "done" and self._is_free(run):
                         run.update(status="waiting", why=None, attempts=0)
                 self._write(held)
         except OSError as error:

@@ -1,7 +1,9 @@
 """Who plays the cells: this process, several processes on this machine, or a Ray cluster."""
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +15,7 @@ import torch
 
 from deat.bench.cell import work
 from deat.bench.grid import Cell, Grid
-from deat.errors import UsageError
+from deat.errors import Interrupted, UsageError
 
 Tick = Callable[[], None]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -44,6 +46,19 @@ def side_by_side(grid: Grid, cells: Sequence[Cell], jobs: int, tick: Tick) -> No
                 worker.terminate()
             for worker in workers:
                 worker.join()
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Inside, SIGTERM is a KeyboardInterrupt, as SIGINT is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def on_ray(grid: Grid, cells: Sequence[Cell], tick: Tick) -> None:
@@ -91,7 +106,8 @@ def _start(context: Any, grid: Grid, cells: Sequence[Cell]) -> Any:
 
 
 def _play_quietly(root: str, cells: Sequence[Cell]) -> None:
-    """A worker's whole life; an interruption is the parent's to talk about."""
+    """A worker's whole life; only its parent stops it, and talks about it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent too
     torch.set_num_threads(1)
     parent = os.getppid()
 
@@ -99,8 +115,11 @@ def _play_quietly(root: str, cells: Sequence[Cell]) -> None:
         if os.getppid() != parent:
             sys.exit(0)
 
-    with suppress(KeyboardInterrupt):
-        _play_free(root, cells, leave_if_orphaned)
+    with stoppable():
+        try:
+            _play_free(root, cells, leave_if_orphaned)
+        except (KeyboardInterrupt, Interrupted):
+            sys.exit(Interrupted.exit_code)
 
 
 def _is_open(grid: Grid, cells: Sequence[Cell]) -> bool:

@@ -13,18 +13,18 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from deat.bench.grid import Cell, Grid, cells_of
 from deat.bench.progress import Progress
-from deat.bench.workers import Tick, in_turn, on_ray, side_by_side
+from deat.bench.workers import Tick, in_turn, on_ray, side_by_side, stoppable
 from deat.commands.bench_table import as_json, show
 from deat.commands.flags import MaybeText, MaybeWhole
-from deat.errors import UsageError
+from deat.errors import Interrupted, UsageError
 from deat.live import is_terminal, say_aside
 from deat.recipes import Recipe, Row, override, recipe
 from deat.recipes.overrides import settings_of
 from deat.report.collect import collect
 from deat.training.run import tidy
 
-FAILED, INTERRUPTED = 1, 75
-"""Exit status of a bench some of whose runs failed, and of one that was interrupted and can go on."""
+FAILED = 1
+"""Exit status of a bench some of whose runs failed."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ def run_bench(order: Bench) -> int:
         _rehearse(cells)
     grid.open(chosen, cells, settings)
     try:
-        with _display(Progress(grid, cells), order.json) as tick:
+        with stoppable(), _display(Progress(grid, cells), order.json) as tick:
             _play(grid, cells, order, tick)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         say_aside("interrupted; the same command goes on where it was.")
-        return INTERRUPTED
+        return Interrupted.exit_code
     found = collect(grid.root)
     print(json.dumps(as_json(found))) if order.json else show(found)
     return FAILED if any(row.why for row in found.rows) else 0

@@ -25,7 +25,11 @@ def list_things(kind: str, *, as_json: bool = False) -> int:
     table = Table(*shown[0], box=None, pad_edge=False)
     for row in shown:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value or "") for value in row.values()))
-    Console(highlight=False, soft_wrap=not is_terminal()).print(table)
+    console = Console(highlight=False, markup=False, soft_wrap=True, width=None if is_terminal() else WIDTH)
+    console.print(table)
+    for row in rows:
+        if "settings" in row:
+            console.print(f"\n{row['name']}: {row['methods']} on {row['models']}\n{row['settings']}")
     return 0
 
 
@@ -68,7 +72,9 @@ def _recipes() -> list[dict[str, Any]]:
 
 
 LONG = ("methods", "settings", "models")
-"""Columns that only JSON has room for."""
+"""What is too long for a column."""
+WIDTH = 160
+"""Columns of a table that is piped."""
 LISTS = {
     "methods": _methods,
     "models": lambda: [asdict(info) for info in models.infos()],

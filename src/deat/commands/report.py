@@ -22,7 +22,16 @@ from deat.report.gallery import table_of as gallery_table
 from deat.report.gather import Subject, flags_of, gather, troubles
 from deat.report.page import Story, page
 from deat.report.series import figures, table_of
-from deat.report.tables import Sheet, claims_table, csv_table, csv_text, latex_table, markdown_table, sheet
+from deat.report.tables import (
+    Sheet,
+    claims_table,
+    csv_table,
+    csv_text,
+    latex_table,
+    markdown_table,
+    scores_tables,
+    sheet,
+)
 from deat.training.folder import REPORT_FILES, is_report
 from deat.writing import write_whole
 
@@ -128,7 +137,7 @@ def _write(story: Story, out: Path, wish: Report) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "index.html": page(story),
-        "table.md": f"# {story.heading}\n\n{markdown_table(of)}\n## The paper's claims\n\n{claims_table(story.claims)}",
+        "table.md": _markdown(story),
         "table.tex": latex_table(of),
         "table.csv": csv_table(of),
         **{f"figures/{name}.csv": csv_text(rows) for name, rows in _data(story)},
@@ -139,6 +148,12 @@ def _write(story: Story, out: Path, wish: Report) -> None:
         write_whole(out / name, text.encode())
     if not wish.no_figures:
         _draw(story, folder)
+
+
+def _markdown(story: Story) -> str:
+    of = story.sheet
+    table = f"# {story.heading}\n\n{markdown_table(of)}{scores_tables(of.rows)}"
+    return f"{table}\n## The paper's claims\n\n{claims_table(story.claims)}"
 
 
 def _draw(story: Story, folder: Path) -> None:

@@ -142,12 +142,22 @@ def correct(
     threat: ThreatModel,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Which images are still classified correctly under an attack, (B,) bool on the device.
+    """Which images are still classified correctly under an attack, (B,) bool on the device."""
+    hit: Tensor = attacked(model, x, y, how, threat, generator).argmax(1) == y
+    return hit
 
-    An example outside ball or box counts as no attack.
-    """
+
+def attacked(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    how: Attack,
+    threat: ThreatModel,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The logits of the attacked images; an example outside ball or box counts as no attack."""
     adv = how(model, x, y, threat, generator)
     adv = torch.where(spread(threat.contains(x, adv), x), adv, x)
     with torch.no_grad(), evaluating(model):
-        hit: Tensor = model(adv).argmax(1) == y
-    return hit
+        logits: Tensor = model(adv)
+    return logits

@@ -48,7 +48,5 @@ def cifar10_standard(method: str, model: str) -> list[Row]:
         "precision": "fp32",
         "val_attack": "cw-20",
     }
-    table = (
-        ("deat_vs_ufgsm", f"{model} fgsm standard") if label == "fgsm" else ("cifar10_result_std", f"{model} {label}")
-    )
-    return [Row(label, request, settings, JUDGING, table)]
+    table, ending = ELSEWHERE.get(label, ("cifar10_result_std", ""))
+    return [Row(label, request, settings, JUDGING, (table, f"{model} {label}{ending}"))]

@@ -16,10 +16,11 @@ from typing import Any
 
 from deat.errors import DataError
 from deat.evaluation.evaluation import Evaluation, load_evaluation
+from deat.report.summary import Score
 from deat.training.folder import HISTORY, RUN, TIMING
 from deat.training.history import EpochStats, read
 
-BENCH, EVALUATION = "bench.json", "evaluation.json"
+BENCH, EVALUATION, SCORES = "bench.json", "evaluation.json", "scores.json"
 BESIDE = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}
 """Evaluations that a run may have beside its main one: of its last epoch, and of AutoAttack on fewer images."""
 COST = ("backprops", "per_batch", "minutes")
@@ -56,6 +57,7 @@ class OneRun:
     seconds: float = 0.0
     evaluation: Evaluation | None = None
     beside: dict[str, Evaluation] = field(default_factory=dict)
+    scores: list[Score] = field(default_factory=list)
 
     @cached_property  # counted from thousands of verdicts
     def numbers(self) -> dict[str, float]:
@@ -167,6 +169,7 @@ def collect_run(folder: str | Path, seed: int | None = None, **about: Any) -> On
         seconds=_train_seconds(path / TIMING),
         evaluation=main,
         beside=beside,
+        scores=[Score(**score) for score in _json(path / SCORES)] if (path / SCORES).is_file() else [],
         **about,
     )
 

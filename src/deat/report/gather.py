@@ -184,8 +184,19 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
     ):
         if len(values) > 1:
             yield f"Rows differ in their {what} ({', '.join(sorted(values))}), so not all of them can be compared."
-    if any(run.evaluation and run.evaluation.settings["sample"] for run in done):
-        yield "Some accuracies come from a sample of the test set; the images column says how many stand behind each."
+    yield from _samples(rows)
+
+
+def _samples(rows: Sequence[Row]) -> Iterator[str]:
+    """Which accuracies come from the first images of the test set alone."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for run in row.done:
+            for name, held in (("", run.evaluation), ("AA of ", run.beside.get("aa"))):
+                if held and held.settings["sample"]:
+                    found.setdefault(f"{len(held.labels):,}", []).append(f"{name}{row.name} seed {run.seed}")
+    for images, runs in found.items():
+        yield f"On the first {images} test images alone, a sample: {', '.join(runs)}."
 
 
 def _threat(run: OneRun) -> str:

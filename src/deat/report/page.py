@@ -15,7 +15,16 @@ from deat.report.collect import Row
 from deat.report.escape import markup
 from deat.report.gallery import Gallery
 from deat.report.gather import flags_of
-from deat.report.sections import answer, chips, claims_section, gallery_section, settings_section, table, warnings_of
+from deat.report.sections import (
+    answer,
+    chips,
+    claims_section,
+    gallery_section,
+    scores_section,
+    settings_section,
+    table,
+    warnings_of,
+)
 from deat.report.series import Figure, Panel
 from deat.report.tables import Sheet
 from deat.versions import VERSION
@@ -114,8 +123,10 @@ def _body(story: Story) -> str:
         *([_cost_section(of)] if of.headline else []),
         warnings_of(of.subject),
         _section("results", "Results", _table_bar(len(of.rows)) + table(of)),
-        *_figures(story.figures),
     ]
+    if scores := scores_section(of.rows):
+        parts.append(_section("scores", "At the end of training", scores))
+    parts += _figures(story.figures)
     if story.gallery.tiles:
         parts.append(_section("gallery", "Adversarial examples", gallery_section(story.gallery)))
     parts.append(_section("claims", "The paper's claims", claims_section(story.claims)))
@@ -165,7 +176,7 @@ def _figures(figures: Sequence[Figure]) -> Iterator[str]:
         fresh = [(n, panel.title) for n, panel in enumerate(figure.panels) if panel.title not in shown]
         shown |= {name for _, name in fresh}
         if fresh and figure.name != "cost":
-            heading = figure.title if len(fresh) == len(figure.panels) else fresh[0][1].capitalize()
+            heading = fresh[0][1].capitalize() if len(fresh) == 1 < len(figure.panels) else figure.title
             yield _section(
                 figure.name, heading, f'<div class="charts">{"".join(_card(place, *one) for one in fresh)}</div>'
             )

@@ -14,12 +14,14 @@ from deat.report.tables import (
     FLAGGED,
     Sheet,
     backprops,
+    compared,
     interval,
     minutes,
     notes,
     paper_accuracy,
     paper_cost,
     saving,
+    scores_note,
     significance,
 )
 
@@ -143,7 +145,8 @@ def settings_section(rows: Sequence[Row]) -> str:
     """What differs between rows side by side, and every setting of every run."""
     held = [(row, flat(run.record or {})) for row in rows for run in row.runs[:1]]
     names = dict.fromkeys(name for _, found in held for name in found)
-    differ = [n for n in names if len({found.get(n) for _, found in held}) > 1 and not n.startswith("versions")]
+    told = [name for name in names if not name.startswith(("digest", "versions"))]
+    differ = [name for name in told if len({found.get(name) for _, found in held}) > 1]
     head = "".join(f"<th>{markup(name)}</th>" for name in differ)
     body = "".join(_settings_row(row.name, [found.get(n, "—") for n in differ]) for row, found in held)
     side = (
@@ -152,6 +155,11 @@ def settings_section(rows: Sequence[Row]) -> str:
     )
     each = "".join(_settings_of(row, run) for row in rows for run in row.runs)
     return (side if differ and len(held) > 1 else "") + each
+
+
+def scores_section(rows: Sequence[Row]) -> str:
+    """The tables that runs of `deat train` ended with, where they have more than their own row; else nothing."""
+    return "".join(_scores(row, run) for row, run in compared(rows))
 
 
 def gallery_section(gallery: Gallery) -> str:
@@ -234,6 +242,19 @@ def _small(paper: Sequence[str]) -> str:
 
 def _settings_row(name: str, texts: Sequence[str]) -> str:
     return f'<tr><th scope="row">{markup(name)}</th>{"".join(f"<td>{markup(text)}</td>" for text in texts)}</tr>'
+
+
+def _scores(row: Row, run: OneRun) -> str:
+    attacks = list(run.scores[0].accuracy)
+    head = "".join(f"<th>{markup(text)}</th>" for text in (*map(title, attacks), "backprops", "seconds"))
+    body = "".join(
+        _settings_row(s.name, [*(f"{s.accuracy[a]:.1%}" for a in attacks), f"{s.backprops:,}", f"{s.seconds:.1f}"])
+        for s in run.scores
+    )
+    return (
+        f'<p class="note">{markup(scores_note(row, run))}</p><div class="scroll"><table>'
+        f"<thead><tr><th>model</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _settings_of(row: Row, run: OneRun) -> str:

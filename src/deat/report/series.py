@@ -44,6 +44,8 @@ class Figure:
 
 
 Read = Callable[[EpochStats], float | None]
+Guided = dict[float, dict[float, list[tuple[float, float]]]]
+"""Costs and errors by gamma and alpha."""
 
 
 def figures(rows: Sequence[Row], attack: str | None) -> list[Figure]:
@@ -72,11 +74,12 @@ def training_process(rows: Sequence[Row]) -> Figure:
 
 
 def validation(rows: Sequence[Row]) -> Figure:
-    """Accuracy on held-out images, and the training loss."""
+    """Accuracy and loss on held-out images, and the training loss."""
     how = _attack_used(rows)
     panels = [
         by_epoch(rows, "natural accuracy, held out", "accuracy", lambda h: h.val_natural, percent=True),
         by_epoch(rows, f"{how} accuracy, held out", "accuracy", lambda h: h.val_robust, percent=True),
+        by_epoch(rows, "natural loss, held out", "loss", lambda h: h.val_loss),
         by_epoch(rows, "training loss", "loss", lambda h: h.loss),
     ]
     return _whole("validation", "Validation accuracy and loss", panels, "runs with a history")
@@ -110,20 +113,15 @@ def trade_off(rows: Sequence[Row], attack: str | None) -> Figure:
 
 def alpha_gamma(rows: Sequence[Row], attack: str | None) -> Figure:
     """M+'s error against its cost, a panel for each gamma, a line for each alpha, a point for each seed."""
-    found: dict[float, dict[float, list[tuple[float, float]]]] = {}
-    for run in (run for row in rows for run in row.done):
-        chosen = _alpha_gamma(run)
-        if chosen and attack and attack in run.numbers:
-            point = (run.numbers["backprops"], 1 - run.numbers[attack])
-            found.setdefault(chosen[1], {}).setdefault(chosen[0], []).append(point)
-    what = "M+ runs with at least two different alpha or gamma"
-    if len({(a, g) for g, held in found.items() for a in held}) < 2:
-        return Figure("alpha-gamma", "Step size alpha and gamma", missing=what)
+    several = {m: found for m, found in _guided(rows, attack).items() if sum(map(len, found.values())) > 1}
+    y = f"{title(attack or '')} error"
     panels = [
-        Panel(f"gamma {gamma:g}", "backprops", f"{title(attack or '')} error", list(_alphas(held)), "point", True)
+        Panel(f"{method}, gamma {gamma:g}", "backprops", y, list(_alphas(held)), "point", True)
+        for method, found in several.items()
         for gamma, held in sorted(found.items(), reverse=True)
     ]
-    return Figure("alpha-gamma", "Step size alpha and gamma", panels)
+    what = "" if panels else "M+ runs of one method with at least two different alpha or gamma"
+    return Figure("alpha-gamma", "Step size alpha and gamma", panels, what)
 
 
 def by_epoch(rows: Sequence[Row], name: str, y: str, read: Read, *, kind: str = "line", percent: bool = False) -> Panel:
@@ -164,6 +162,20 @@ def _spent(row: Row, name: str) -> float | None:
     if spent is None:
         return None
     return spent.backprops if name == "backprops" else spent.minutes
+
+
+def _guided(rows: Sequence[Row], attack: str | None) -> dict[str, Guided]:
+    """Every M+ run's cost and error, by its method on its network, gamma and alpha."""
+    several = len({row.model for row in rows}) > 1
+    found: dict[str, Guided] = {}
+    for row in rows:
+        for run in row.done:
+            chosen = _alpha_gamma(run)
+            if chosen and attack and attack in run.numbers:
+                points = found.setdefault(f"{row.method}, {row.model}" if several else row.method, {})
+                point = (run.numbers["backprops"], 1 - run.numbers[attack])
+                points.setdefault(chosen[1], {}).setdefault(chosen[0], []).append(point)
+    return found
 
 
 def _alpha_gamma(run: OneRun) -> tuple[float, float] | None:

@@ -10,10 +10,11 @@ from deat.plain import markdown
 from deat.recipes.paper import Value, paper_value
 from deat.report.cells import Cell, Cost, attacks_of, cell, cost, headline, title
 from deat.report.claims import Checked
-from deat.report.collect import Row
+from deat.report.collect import OneRun, Row
 from deat.report.escape import latex
 from deat.report.gather import Subject, flags_of, troubles
 from deat.report.paired import HOW, Versus, compare
+from deat.report.summary import score_table
 
 CROWDED, MISPRINT, FLAGGED = "*", "†", "⚑"
 NOTES = {
@@ -104,6 +105,25 @@ def claims_table(claims: Sequence[Checked]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def compared(rows: Sequence[Row]) -> list[tuple[Row, OneRun]]:
+    """The runs that training itself set beside others, such as natural training."""
+    return [(row, run) for row in rows for run in row.runs if len(run.scores) > 1]
+
+
+def scores_note(row: Row, run: OneRun) -> str:
+    """What the table of such a run is."""
+    return (
+        f"What deat train showed at the end of {row.name}, seed {run.seed}: accuracy on {run.scores[0].images:,} test "
+        "images. A model beside the run itself was not evaluated further, so it has no row above."
+    )
+
+
+def scores_tables(rows: Sequence[Row]) -> str:
+    """The tables that runs ended with, in Markdown; empty where there is none."""
+    parts = [f"{markdown(scores_note(row, run))}\n\n{score_table(run.scores)}\n" for row, run in compared(rows)]
+    return "\n".join(["\n## At the end of training\n", *parts]) if parts else ""
+
+
 def saving(value: float | None) -> str:
     """A percentage less, for people."""
     return "—" if value is None else f"{value:.0f} %" if value >= 0 else f"{-value:.0f} % more"
@@ -161,7 +181,7 @@ def _head(of: Sheet) -> list[str]:
 
 def _row(of: Sheet, row: Row) -> list[str]:
     spent = cost(row)
-    cells = [_beside(accuracy(cell(row, a)), *paper_accuracy(row, a)) for a in of.attacks]
+    cells = [_beside(accuracy(cell(row, a)) + _last_epoch(row, a), *paper_accuracy(row, a)) for a in of.attacks]
     bill = [
         _beside(backprops(row), *paper_cost(row, "per_batch")),
         _beside(minutes(spent), *paper_cost(row, "minutes", "hours")),
@@ -201,6 +221,12 @@ def _versus(of: Sheet, row: Row) -> list[str]:
     if not of.against or not of.headline:
         return []
     return ["" if row is of.against else significance(of.versus[of.headline].get(row.name))]
+
+
+def _last_epoch(row: Row, attack: str) -> str:
+    """The last epoch's accuracy, where another epoch's is the row's."""
+    best, last = cell(row, attack), cell(row, f"last {attack}")
+    return f"; last epoch {100 * last.mean:.2f}" if last and last != best else ""
 
 
 def _beside(ours: str, *paper: str) -> str:

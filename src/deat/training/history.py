@@ -12,7 +12,8 @@ from deat.writing import write_whole
 class EpochStats:
     """One line of history.jsonl. magnitude is l_X, threshold the one it was compared with.
 
-    backprops, passes, active and the validation's passes count from the beginning of the run.
+    backprops, passes, active and the validation's passes count from the beginning of the run. val_loss is the mean
+    cross-entropy on natural held-out images; older runs do not have it.
     """
 
     epoch: int
@@ -33,6 +34,7 @@ class EpochStats:
     backprops: int
     passes: int
     val_passes: int
+    val_loss: float | None = None
 
 
 @dataclass(frozen=True)

@@ -275,7 +275,7 @@ class Trainer:
             raise self.numerical_error(
                 f"weights stopped being finite in epoch {self.epoch + 1}. Lower the learning rate."
             )
-        natural, robust = self.validator(self.model) if self.validator else (None, None)
+        natural, robust, val_loss = self.validator(self.model) if self.validator else (None, None, None)
         self.active += record.active
         return EpochStats(
             epoch=self.epoch,
@@ -296,6 +296,7 @@ class Trainer:
             backprops=self.game.cost.backprops,
             passes=self.game.cost.passes,
             val_passes=self.validator.passes if self.validator else 0,
+            val_loss=val_loss,
         )
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Accuracy on held-out training images, natural and under attack: what the best epoch is chosen by."""
+"""Accuracy and loss on held-out training images, natural and under attack: what the best epoch is chosen by."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from deat.data.source import Source
 from deat.evaluation.attacks import Attack, attack
-from deat.evaluation.scoring import accuracies
+from deat.evaluation.scoring import scores
 from deat.game.engine import Engine
 from deat.interruption import Interruption
 from deat.ranks import Share
@@ -44,13 +44,14 @@ class Validator:
             return None
         return cls(source, attack(settings.val_attack), threat, engine, settings.seed, interruption)
 
-    def __call__(self, net: nn.Module) -> tuple[float, float]:
-        """(natural, robust) accuracy, in one host read."""
+    def __call__(self, net: nn.Module) -> tuple[float, float, float]:
+        """(natural, robust) accuracy and the loss on natural images, in one host read."""
         model, both = _InPrecision(net, self.engine), ("natural", self.how)
         images = Interruptible(self.source, self.interruption)
-        found = accuracies(model, images, both, self.threat, self.seed, self.engine.layout, self.interruption.ranks)
+        found = scores(model, images, both, self.threat, self.seed, self.engine.layout, self.interruption.ranks)
         self.passes += (2 + 2 * self.how.steps) * len(self.source)
-        return found["natural"], found[self.how.name]
+        natural, loss = found["natural"]
+        return natural, found[self.how.name][0], loss
 
 
 class Interruptible:

@@ -250,7 +250,8 @@
       const box = node.getBoundingClientRect();
       read(n, box.x + px(stops[n]), box.y + pad.top);
     });
-    home.replaceChildren(node);
+    const foreign = sets.filter((s) => !s.own);
+    home.replaceChildren(node, ...(foreign.length ? [html("p", "key", ...foreign.map((s) => html("span", "", html("i", hue(s.i)), s.row)))] : []));
   };
   redraws.push(costChart);
   $$("[data-panel]").forEach((home) => {
