@@ -55,6 +55,8 @@ class Order:
     cascade: bool = False
     seed: int = 0
     block: int = 500
+    precision: str = "auto"
+    engine: str = "auto"
     device: str = "auto"
     out: str | None = None
     data_root: str | None = None
@@ -66,7 +68,7 @@ def run_evaluation(flags: dict[str, Any]) -> int:
     """Evaluate, write evaluation.json and show the table; 6 where a sanity flag was raised."""
     order = Order(**{f.name: flags[f.name] for f in fields(Order)})
     named = [attacker(name) for name in order.attacks.split(",") if name.strip()]
-    check_question(named, order.n, order.block)
+    check_question(named, order.n, order.block, order.seed)
     ranks = Ranks.join(order.device)
     with ranks.leader_first():
         run, weights = find_run(order)
@@ -87,6 +89,8 @@ def run_evaluation(flags: dict[str, Any]) -> int:
             seed=order.seed,
             block=order.block,
             cascade=order.cascade,
+            precision=order.precision,
+            engine=order.engine,
             ledger=out.with_name(f".{out.stem}-rulings.jsonl"),
             save=out,
             progress=progress,
