@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -176,3 +177,17 @@ def test_every_form_of_an_attack_s_name_is_listed(capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     assert "pgd-NxR" in shown
     assert "pgd-N-last" in shown
+
+
+def test_classes_of_other_names_are_said_to_be_matched_by_their_order(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged = ["evaluate", "--attacks", "natural", "--n", "20"]
+    assert main([*judged, str(run)]) == 0
+    assert "other classes" not in capsys.readouterr().err
+    copied = shutil.copytree(run, tmp_path / "run")
+    record = json.loads((copied / "run.json").read_text())
+    record["data"]["classes"][3] = "trois"
+    (copied / "run.json").write_text(json.dumps(record))
+    assert main([*judged, str(copied)]) == 0
+    assert "matched by their order: '3' for 'trois'" in capsys.readouterr().err

@@ -79,6 +79,7 @@ def run_evaluation(flags: dict[str, Any]) -> int:
     model = load_model(run, weights, order)
     if ranks.main:
         _say_if_unfinished(target)
+        _say_if_other_classes(target, run)
     with _progress(order.json or not ranks.main) as progress:
         found = evaluate(
             model,
@@ -124,6 +125,16 @@ def _say_if_unfinished(target: Path) -> None:
     if (target / RUN).is_file() and not (target / "report.md").is_file():
         done = (target / HISTORY).read_bytes().count(b"\n") if (target / HISTORY).is_file() else 0
         print(f"deat: this run is not finished: {done} epochs are. `deat resume {target}` goes on.", file=sys.stderr)
+
+
+def _say_if_other_classes(target: Path, run: Run) -> None:
+    """Labels are numbers, so classes of other names are matched by their order, which may not be meant."""
+    known = read_record(target).classes if (target / RUN).is_file() else ()
+    pairs = zip(known, map(str, run.corpus.train.classes), strict=False)
+    other = [f"{plain(seen)!r} for {plain(mine)!r}" for mine, seen in pairs if mine != seen]
+    if other:
+        shown = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
+        print(f"deat: this data names other classes than the run's, matched by their order: {shown}.", file=sys.stderr)
 
 
 def _weights(target: Path, order: Order) -> Path:
