@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -159,3 +160,34 @@ def test_killed_at_any_moment_it_goes_on_and_ends_with_the_same_verdicts(run: Pa
     assert main([*command, "--out", str(broken)]) == 0
     assert load_evaluation(whole).verdicts == load_evaluation(broken).verdicts
     assert not rulings.exists()
+
+
+def test_precision_and_engine_reach_the_judge(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    judged = ["evaluate", str(run), "--attacks", "natural", "--n", "20", "--device", "cpu"]
+    assert main([*judged, "--precision", "fp32", "--engine", "graph", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["precision"] == "fp32"
+    assert main([*judged, "--precision", "bf16"]) == 2
+    assert "bf16 need a CUDA device" in capsys.readouterr().err
+    assert main([*judged, "--engine", "compile"]) == 2
+    assert "needs a CUDA device" in capsys.readouterr().err
+
+
+def test_every_form_of_an_attack_s_name_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "attacks"]) == 0
+    shown = capsys.readouterr().out
+    assert "pgd-NxR" in shown
+    assert "pgd-N-last" in shown
+
+
+def test_classes_of_other_names_are_said_to_be_matched_by_their_order(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged = ["evaluate", "--attacks", "natural", "--n", "20"]
+    assert main([*judged, str(run)]) == 0
+    assert "other classes" not in capsys.readouterr().err
+    copied = shutil.copytree(run, tmp_path / "run")
+    record = json.loads((copied / "run.json").read_text())
+    record["data"]["classes"][3] = "trois"
+    (copied / "run.json").write_text(json.dumps(record))
+    assert main([*judged, str(copied)]) == 0
+    assert "matched by their order: '3' for 'trois'" in capsys.readouterr().err

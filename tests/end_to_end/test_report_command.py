@@ -163,3 +163,21 @@ def test_a_run_without_weights_is_reported_and_the_lack_is_said(tmp_path, capsys
     said = capsys.readouterr().out
     assert "left out: Accuracy by radius: m+deat: " in said
     assert "left out: Adversarial examples: an evaluated run with its weights" in said
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"settings": {"seed": 0}}'])
+@pytest.mark.parametrize("file", ["run.json", "evaluation.json", "history.jsonl"])
+def test_a_damaged_record_is_named_and_left_as_it_is(tmp_path, capsys, file, text):
+    run = make_run(tmp_path / "a", shares={"natural": 0.9, "pgd-20": 0.4})
+    (run / file).write_text(f"{text}\n")
+    assert main(["report", str(run), "--no-figures", "--gallery", "0", "--out", str(tmp_path / "r")]) == 3
+    assert str(run) in capsys.readouterr().err
+    assert (run / file).read_text() == f"{text}\n"
+
+
+@pytest.mark.parametrize("order", [["report", "--no-figures"], ["resume"], ["export"], ["import"], ["evaluate"]])
+def test_a_name_too_long_for_any_file_is_no_defect(order, capsys):
+    assert main([*order, "x" * 300]) in (2, 4)
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert "xxx" in said

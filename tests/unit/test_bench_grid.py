@@ -9,7 +9,8 @@ import pytest
 from deat import recipes
 from deat.bench.grid import ATTEMPTS, Grid, cells_of
 from deat.bench.locks import Claim
-from deat.errors import CheckpointError, UsageError
+from deat.errors import CheckpointError, DataError, UsageError
+from deat.report.collect import collect
 
 QUICK = recipes.recipe("quick")
 
@@ -119,3 +120,16 @@ def test_a_broken_record_is_refused(grid, text):
     (grid.root / "bench.json").write_text(text)
     with pytest.raises(CheckpointError, match="bench's record"):
         grid.runs()
+
+
+@pytest.mark.parametrize("name", ["recipe", "settings", "rows"])
+@pytest.mark.parametrize("value", [17, None])
+def test_a_record_with_a_part_of_another_kind_is_refused_and_kept(grid, name, value):
+    file = grid.root / "bench.json"
+    text = json.dumps({**json.loads(file.read_text()), name: value})
+    file.write_text(text)
+    with pytest.raises(CheckpointError, match="bench's record"):
+        grid.open(QUICK, cells(), {})
+    with pytest.raises(DataError, match="not what deat bench writes"):
+        collect(grid.root)
+    assert file.read_text() == text

@@ -15,7 +15,8 @@ ATTACKS = ("natural", "pgd-20")
 
 def write_run(path, seed, hits, *, backprops=40, name="evaluation.json"):
     path.mkdir(parents=True, exist_ok=True)
-    (path / "run.json").write_text(json.dumps({"settings": {"seed": seed, "batch_size": 32, "epochs": 2}}))
+    about = {key: {} for key in ("request", "method", "model", "data", "threat")}
+    (path / "run.json").write_text(json.dumps({**about, "settings": {"seed": seed, "batch_size": 32, "epochs": 2}}))
     judge(path, hits, name)
     for epoch in range(2):
         numbers = dict.fromkeys(EpochStats.__annotations__, 0) | {"epoch": epoch, "examples": 100}

@@ -40,7 +40,9 @@ def test_an_unknown_attack_is_refused_with_near_names_and_all_that_are_known(nam
     refused("Known: aa, apgd-ce, apgd-t, cw-20, fab-t, fgsm, natural, pgd-20, square", attacks=["natural", name])
 
 
-@pytest.mark.parametrize("name", ["", "pgd", "pgd-0", "pgd-20x0", "cw-", "aa-20", "natural-last", "aax2", "worst"])
+@pytest.mark.parametrize(
+    "name", ["pgd", "pgd-0", "pgd-20x0", "cw-", "aa-20", "natural-last", "aax2", "worst", "pgd-1000000"]
+)
 def test_names_that_say_too_little_or_too_much_are_refused(name):
     refused("unknown attack", attacks=[name])
 
@@ -49,6 +51,10 @@ def test_names_are_read_in_any_case():
     assert attacker(" AA ").name == "aa"
     assert attacker("Square").parts == ("square",)
     assert attacker("PGD-20").name == "pgd-20"
+
+
+def test_a_negative_seed_is_refused():
+    refused("seed must be a whole number >= 0, not -1", seed=-1)
 
 
 def test_an_empty_list_of_attacks_is_refused():

@@ -150,6 +150,14 @@ def test_dropout_left_on_is_flagged_as_randomised(build):
     assert "randomised" in flags(dropping(build()))
 
 
+def test_weights_that_are_not_finite_are_called_that_and_not_randomised():
+    net = robust()
+    next(net.parameters()).data.fill_(float("nan"))
+    found = flags(net)
+    assert "not_finite" in found
+    assert not found & {"randomised", "zero_gradients", "probabilities"}
+
+
 def test_gradients_turned_round_lose_to_noise():
     assert "noise_wins" in flags(masked(undefended(), backwards), ["natural", "pgd-20"], threat=deat.Linf(0.3))
 

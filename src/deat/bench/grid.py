@@ -13,7 +13,7 @@ from typing import Any
 from deat.bench.locks import Claim, locked
 from deat.errors import CheckpointError, UsageError
 from deat.recipes import Recipe, Row
-from deat.report.collect import BENCH
+from deat.report.collect import BENCH, check_form
 from deat.training.run import tidy
 from deat.writing import write_json
 
@@ -143,9 +143,13 @@ class Grid:
     def _read(self) -> dict[str, Any]:
         try:
             found: dict[str, Any] = json.loads((self.root / BENCH).read_text(encoding="utf-8"))
-            _runs(found)
+            check_form(found)
+            if not all(isinstance(run["attempts"], int) for run in _runs(found).values()):
+                raise TypeError("attempts")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{str(self.root / BENCH)!r} is not a bench's record ({error!r}).") from None
+            raise CheckpointError(
+                f"{str(self.root / BENCH)!r} is not a bench's record ({error!r}). Choose another --out."
+            ) from None
         return found
 
     def _write(self, held: dict[str, Any]) -> None:

@@ -86,19 +86,21 @@ def plan(chosen: Recipe, order: Bench) -> tuple[list[Cell], dict[str, Any]]:
     """Every cell, checked as far as can be without data, and the settings that make two benches the same."""
     if order.jobs < 1 or (order.budget_bp is not None and order.budget_bp < 1):
         raise UsageError("--jobs and --budget-bp take whole numbers >= 1.")
+    if order.out == "":
+        raise UsageError(f"--out '' names no folder; leave it away for runs/bench-{chosen.name}.")
     if order.parallel and order.jobs > 1:
         raise UsageError("--jobs is for this machine; with --parallel ray the cluster says how many run at once.")
     given = settings_of(order.set)
     rows = override(_rows(chosen, order), given) if given else _rows(chosen, order)
     rows = [row.check() for row in rows]
-    seeds = _seeds(order.seeds) if order.seeds else chosen.seeds
+    seeds = chosen.seeds if order.seeds is None else _seeds(order.seeds)
     settings = {"data": tidy(rows[0].request.data), "rules": rows[0].request.rules, "set": given}
     threads = 1 if order.jobs > 1 or order.parallel else None
     return cells_of(rows, seeds, order.budget_bp, threads), {**settings, "budget_bp": order.budget_bp}
 
 
 def _rows(chosen: Recipe, order: Bench) -> list[Row]:
-    methods, models = _names(order.methods), _names(order.model)
+    methods, models = _given("--methods", order.methods), _given("--model", order.model)
     return chosen.table(methods, models, order.data, data_root=order.data_root, download=order.download)
 
 
@@ -133,8 +135,18 @@ def _display(progress: Progress, quiet: bool) -> Iterator[Tick]:
         yield tell
 
 
-def _names(text: str | None) -> list[str]:
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _given(flag: str, text: str | None) -> list[str]:
+    """The names after a flag; a flag that names nothing is no wish for the recipe's whole table."""
+    found = _names(text or "")
+    if text is not None and not found:
+        raise UsageError(
+            f"{flag} {text!r} names nothing; give names with commas, or leave it away for the recipe's own."
+        )
+    return found
 
 
 def _seeds(text: str) -> tuple[int, ...]:

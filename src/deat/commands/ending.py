@@ -1,5 +1,6 @@
 """How a command ends: what is said, by whom of several processes, and with which exit status."""
 
+import errno
 import io
 import os
 import sys
@@ -31,6 +32,8 @@ def _status(command: Callable[[], int], resumes: bool) -> int:
     except Exception as error:
         if is_lost_peer(error):
             return _say("another process of this run is gone, so this one ends too.", Interrupted.exit_code, last=True)
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return _say(f"{str(error.filename)[:80]!r}... is too long for a file's name. Choose another.", 2)
         place = blamed(error)
         if place:
             return _say(f"the error above comes from code of yours: {place}", UsageError.exit_code, above=_trace())

@@ -55,6 +55,8 @@ class Order:
     cascade: bool = False
     seed: int = 0
     block: int = 500
+    precision: str = "auto"
+    engine: str = "auto"
     device: str = "auto"
     out: str | None = None
     data_root: str | None = None
@@ -66,7 +68,7 @@ def run_evaluation(flags: dict[str, Any]) -> int:
     """Evaluate, write evaluation.json and show the table; 6 where a sanity flag was raised."""
     order = Order(**{f.name: flags[f.name] for f in fields(Order)})
     named = [attacker(name) for name in order.attacks.split(",") if name.strip()]
-    check_question(named, order.n, order.block)
+    check_question(named, order.n, order.block, order.seed)
     ranks = Ranks.join(order.device)
     with ranks.leader_first():
         run, weights = find_run(order)
@@ -77,6 +79,7 @@ def run_evaluation(flags: dict[str, Any]) -> int:
     model = load_model(run, weights, order)
     if ranks.main:
         _say_if_unfinished(target)
+        _say_if_other_classes(target, run)
     with _progress(order.json or not ranks.main) as progress:
         found = evaluate(
             model,
@@ -87,6 +90,8 @@ def run_evaluation(flags: dict[str, Any]) -> int:
             seed=order.seed,
             block=order.block,
             cascade=order.cascade,
+            precision=order.precision,
+            engine=order.engine,
             ledger=out.with_name(f".{out.stem}-rulings.jsonl"),
             save=out,
             progress=progress,
@@ -120,6 +125,16 @@ def _say_if_unfinished(target: Path) -> None:
     if (target / RUN).is_file() and not (target / "report.md").is_file():
         done = (target / HISTORY).read_bytes().count(b"\n") if (target / HISTORY).is_file() else 0
         print(f"deat: this run is not finished: {done} epochs are. `deat resume {target}` goes on.", file=sys.stderr)
+
+
+def _say_if_other_classes(target: Path, run: Run) -> None:
+    """Labels are numbers, so classes of other names are matched by their order, which may not be meant."""
+    known = read_record(target).classes if (target / RUN).is_file() else ()
+    pairs = zip(known, map(str, run.corpus.train.classes), strict=False)
+    other = [f"{plain(seen)!r} for {plain(mine)!r}" for mine, seen in pairs if mine != seen]
+    if other:
+        shown = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
+        print(f"deat: this data names other classes than the run's, matched by their order: {shown}.", file=sys.stderr)
 
 
 def _weights(target: Path, order: Order) -> Path:

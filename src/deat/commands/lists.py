@@ -49,6 +49,8 @@ def _cost(m: methods.Method) -> str:
 def _attacks() -> list[dict[str, Any]]:
     ours = {pattern: build(20) for pattern, build in FAMILIES.items()}
     rows = [{"name": n, "loss": a.loss, "start": a.start, "step": f"{a.alpha:g} eps"} for n, a in ours.items()]
+    forms = {"pgd-NxR, cw-NxR": "the same from R starts", "pgd-N-last, cw-N-last": "scores the last iterate"}
+    rows += [{"name": n, "loss": "", "start": "", "step": what} for n, what in forms.items()]
     theirs = [{"name": n, "loss": "", "start": "", "step": "a part of AutoAttack"} for n in PARTS]
     return [*rows, *theirs, {"name": "aa", "loss": "", "start": "", "step": "standard AutoAttack"}]
 

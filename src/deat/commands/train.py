@@ -19,7 +19,7 @@ from deat.interruption import Interruption
 from deat.live import LiveLine, PlainLines, is_terminal, say_aside
 from deat.plain import plain
 from deat.ranks import ALONE, Ranks
-from deat.report.summary import Score, write_summary
+from deat.report.summary import Score, doubts, write_summary
 from deat.training.folder import (
     HISTORY,
     WATCH,
@@ -279,6 +279,8 @@ class Session:
             return
         if self.scores:
             self.console.print(score_table(self.scores))
+            for line in doubts(self.scores):
+                self.console.print(line)
         if self.watch and self.watch.collapses:
             self.console.print(f"the watch saw {self.watch.summary()}")
         self.console.print(f"everything is in {self.out}; report.md tells it whole")

@@ -109,7 +109,7 @@ FAMILIES: dict[str, Callable[[int], Attack]] = {
     "cw-N": lambda n: Attack(f"cw-{n}", steps=n, loss="margin"),
 }
 """Attacks by name; N is the number of steps."""
-HINT = "N may be any number of steps >= 1; pgd-20x5 restarts, pgd-20-last is plain."
+HINT = "N may be any number of steps from 1 to 999,999; pgd-20x5 restarts, pgd-20-last is plain."
 
 
 def attack(name: str | Attack) -> Attack:
@@ -117,9 +117,9 @@ def attack(name: str | Attack) -> Attack:
     if isinstance(name, Attack):
         return name
     text = name.strip().lower()
-    plain, restarts, last = re.fullmatch(r"(.*?)(?:x(\d+))?(-last)?", text).groups()  # type: ignore[union-attr]
+    plain, restarts, last = re.fullmatch(r"(.*?)(?:x(\d{1,6}))?(-last)?", text).groups()  # type: ignore[union-attr]
     for pattern, build in FAMILIES.items():
-        found = re.fullmatch(pattern.replace("N", r"([1-9]\d*)"), plain)
+        found = re.fullmatch(pattern.replace("N", r"([1-9]\d{0,5})"), plain)
         if found and (found.groups() or plain == text) and restarts != "0":
             how = build(int(found[1]) if found.groups() else 0)
             return replace(how, name=text, restarts=int(restarts or 1), freeze=not last)

@@ -57,7 +57,7 @@ def evaluate(
     that torchrun started take blocks in turn, and all return the same; the first one writes.
     """
     chosen = [attacker(a) for a in attacks]
-    check_question(chosen, n, block)
+    check_question(chosen, n, block, seed)
     radius = find_threat(threat)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     source = as_source(data, batch_size=block, device=device, shuffle=False)
@@ -199,7 +199,7 @@ def count_outputs(model: nn.Module, x: Tensor, num_classes: int) -> int:
     return outputs
 
 
-def check_question(attacks: list[Attacker], n: int | None, block: int) -> None:
+def check_question(attacks: list[Attacker], n: int | None, block: int, seed: int = 0) -> None:
     """Refuse attacks and numbers that cannot be evaluated, before any data is read."""
     names = [a.name for a in attacks]
     if not names:
@@ -212,3 +212,5 @@ def check_question(attacks: list[Attacker], n: int | None, block: int) -> None:
         raise UsageError(f"n must be a number of images >= 1, not {n}.")
     if block < 1:
         raise UsageError(f"block must be a number of images >= 1, not {block}.")
+    if seed < 0:
+        raise UsageError(f"seed must be a whole number >= 0, not {seed}.")

@@ -39,6 +39,9 @@ def before(model: nn.Module, x: Tensor, y: Tensor) -> list[Flag]:
     x, y = x[:SLICE], y[:SLICE]
     checks = (_still_training, _probabilities, _randomised, _zero_gradients, _autograd_inside)
     with evaluating(model):
+        broken = _not_finite(model, x)
+        if broken:
+            return [broken]  # nothing else can be said of such a model
         return [flag for check in checks if (flag := check(model, x, y)) is not None]
 
 
@@ -101,6 +104,18 @@ class Probe:
     def slack(self) -> float:
         """The slice's own slack."""
         return slack(len(self.y))
+
+
+def _not_finite(model: nn.Module, x: Tensor) -> Flag | None:
+    with torch.no_grad():
+        bad = int((~model(x).isfinite()).flatten(1).any(1).sum())
+    if not bad:
+        return None
+    return Flag(
+        "not_finite",
+        f"the outputs for {bad} of {len(x)} images are NaN or infinite",
+        "The weights are broken, or the model overflows: no accuracy means anything. Load others, or train again.",
+    )
 
 
 def _still_training(model: nn.Module, x: Tensor, y: Tensor) -> Flag | None:

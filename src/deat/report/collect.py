@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from deat.errors import DataError
+from deat.errors import DataError, DeatError
 from deat.evaluation.evaluation import Evaluation, load_evaluation
 from deat.report.summary import Score
 from deat.training.folder import HISTORY, RUN, TIMING
@@ -147,18 +147,42 @@ def collect(folder: str | Path) -> Bench:
     path = Path(folder)
     found = _json(path / BENCH)
     try:
+        check_form(found)
         rows = tuple(_row(path, row) for row in found["rows"])
         return Bench(path, found["recipe"], found["paper"]["table"], found["settings"], rows)
     except (KeyError, TypeError) as error:
-        raise DataError(f"{str(path / BENCH)!r} is not what deat bench writes ({error!r}).") from None
+        raise DataError(f"{str(path / BENCH)!r} is not what deat bench writes ({error!r}). Leave it out.") from None
+
+
+def check_form(held: dict[str, Any]) -> None:
+    """Raise KeyError or TypeError for what is not of bench.json's form."""
+    _check_kinds(held, {"recipe": str, "settings": dict, "paper": dict, "rows": list})
+    for row in held["rows"]:
+        _check_kinds(row, {"name": str, "method": str, "model": str, "runs": list})
+        for run in row["runs"]:
+            _check_kinds(run, {"seed": int, "folder": str, "status": str, "concurrent_jobs": int})
+
+
+def _check_kinds(held: dict[str, Any], kinds: dict[str, type]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(held[name], kind):
+            raise TypeError(f"{name} is {held[name]!r}")
 
 
 def collect_run(folder: str | Path, seed: int | None = None, **about: Any) -> OneRun:
     """Read one run's folder; `about` is what bench.json says of it."""
-    path = Path(folder)
+    try:
+        return _collect_run(Path(folder), seed, about)
+    except DeatError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{str(folder)!r} holds records that deat did not write ({error!r}). Leave it out.") from None
+
+
+def _collect_run(path: Path, seed: int | None, about: dict[str, Any]) -> OneRun:
     record = _json(path / RUN) if (path / RUN).is_file() else None
     history = read(path / HISTORY) if (path / HISTORY).is_file() else []
-    own = record["settings"]["seed"] if record else 0
+    own = _seed(record) if (path / RUN).is_file() else 0
     main = load_evaluation(path / EVALUATION) if (path / EVALUATION).is_file() else None
     beside = {key: load_evaluation(path / name) for key, name in BESIDE.items() if (path / name).is_file()}
     return OneRun(
@@ -172,6 +196,13 @@ def collect_run(folder: str | Path, seed: int | None = None, **about: Any) -> On
         scores=[Score(**score) for score in _json(path / SCORES)] if (path / SCORES).is_file() else [],
         **about,
     )
+
+
+def _seed(record: Any) -> int:
+    """The seed of a record, which must have a record's form."""
+    _check_kinds(record, dict.fromkeys(("request", "settings", "method", "model", "data", "threat"), dict))
+    _check_kinds(record["settings"], {"seed": int, "epochs": int, "batch_size": int})
+    return int(record["settings"]["seed"])
 
 
 def _row(path: Path, row: dict[str, Any]) -> Row:
@@ -198,5 +229,5 @@ def _train_seconds(path: Path) -> float:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read {str(path)!r} ({error}). Give a folder that deat wrote.") from None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deat.errors import DataError, DeatError, UsageError, unknown
+from deat.errors import DataError, UsageError, unknown
 from deat.plain import plain
 from deat.report.collect import BENCH, EVALUATION, OneRun, Row, collect, collect_run
 from deat.training.folder import RUN, WATCH
@@ -41,7 +41,7 @@ def gather(paths: Sequence[str]) -> Subject:
     folders = [Path(text).expanduser() for text in paths]
     for path in {folder.resolve(): folder for folder in folders}.values():  # a folder named twice counts once
         if (path / BENCH).is_file():
-            bench = _readable(path, collect)
+            bench = collect(path)
             recipes.append(bench.recipe)
             rows += [replace(row, runs=tuple(map(_explained, row.runs))) for row in bench.rows]
         else:
@@ -79,16 +79,7 @@ def _alone(path: Path) -> OneRun:
     """A run folder that was named by itself."""
     if not (path / RUN).is_file():
         raise DataError(f"{str(path)!r} holds neither {RUN} nor {BENCH}; give folders that deat train or bench wrote.")
-    return _explained(_readable(path, collect_run))
-
-
-def _readable(path: Path, how: Any) -> Any:
-    try:
-        return how(path)
-    except DeatError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{str(path)!r} holds records that deat did not write ({error!r}). Leave it out.") from None
+    return _explained(collect_run(path))
 
 
 def _explained(run: OneRun) -> OneRun:

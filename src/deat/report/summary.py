@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deat.evaluation.sanity import slack
 from deat.plain import markdown
 from deat.training.history import EpochStats
 
@@ -24,9 +25,19 @@ def write_summary(path: Path, record: dict[str, Any], scores: Sequence[Score], h
     """Write report.md."""
     parts = [markdown(f"# {record['method']['name']} on {record['data']['name']}"), *_setting(record)]
     if scores:
-        parts += ["## Scores", score_table(scores), _caveat(record, scores)]
+        parts += ["## Scores", score_table(scores), _caveat(record, scores), *map(markdown, doubts(scores))]
     parts += ["## Epochs", epoch_table(history)]
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def doubts(scores: Sequence[Score]) -> list[str]:
+    """A line for each model whose longer attack is the weaker one, so that its gradients mislead."""
+    return [
+        f"{s.name}: FGSM leaves less than PGD-20, so gradients are masked and PGD-20's number is too high; "
+        "deat evaluate with --attacks natural,pgd-20,aa tells more."
+        for s in scores
+        if s.accuracy.get("fgsm", 1.0) + slack(s.images) < s.accuracy.get("pgd-20", 0.0)
+    ]
 
 
 def score_table(scores: Sequence[Score]) -> str:

@@ -26,6 +26,7 @@ class Record:
     model: str
     norm: str
     eps: float
+    classes: tuple[str, ...] = ()
 
 
 def read_record(folder: Path) -> Record:
@@ -41,7 +42,8 @@ def read_record(folder: Path) -> Record:
         options = found.get("options", {})
         if not isinstance(found["model"]["name"], str) or not isinstance(options, dict):
             raise TypeError("its model or its options have another form")
-        return Record(request, settings, options, found["model"]["name"], str(norm), float(eps))
+        classes = tuple(map(str, found.get("data", {}).get("classes", ())))
+        return Record(request, settings, options, found["model"]["name"], str(norm), float(eps), classes)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DeatError) as error:
         raise CheckpointError(f"{str(file)!r} is not a run's record ({_shown(error)}).") from None
 

@@ -1,0 +1,17 @@
+"""What a run's own table says of itself."""
+
+from deat.report.summary import Score, doubts
+
+
+def score(fgsm: float, pgd: float, images: int = 400) -> Score:
+    return Score("mine", {"natural": 0.9, "fgsm": fgsm, "pgd-20": pgd}, images, 10, 1.0)
+
+
+def test_a_longer_attack_that_leaves_more_is_said_to_be_masked() -> None:
+    (line,) = doubts([score(0.3, 0.5), score(0.5, 0.3)])
+    assert "mine" in line
+    assert "masked" in line
+
+
+def test_a_difference_within_chance_is_no_doubt() -> None:
+    assert doubts([score(0.400, 0.404)]) == []
