@@ -97,6 +97,31 @@ def test_plain_pickle_is_refused_by_import_too(capsys):
     assert not list(Path().glob("*.safetensors"))
 
 
+def holds_itself() -> dict[str, object]:
+    found: dict[str, object] = {}
+    found["model"] = found
+    return found
+
+
+STRANGE = {
+    "more numbers than the file has": lambda: {"w": torch.zeros(1).expand(10**13)},
+    "no numbers": lambda: {"w": torch.empty(3, device="meta")},
+    "sparse": lambda: {"w": torch.eye(3).to_sparse()},
+    "jagged": lambda: {"w": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)},
+    "a name of the format's own": lambda: {"__metadata__": torch.zeros(3)},
+    "a name that is no text": lambda: {"a\ud800": torch.zeros(3)},
+    "itself": holds_itself,
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_weights_that_no_file_can_hold_are_one_clean_error(kind, capsys):
+    torch.save(STRANGE[kind](), "strange.pt")
+    assert main(["import", "strange.pt"]) == 4
+    assert "Traceback" not in capsys.readouterr().err
+    assert not Path("strange.safetensors").exists()
+
+
 @pytest.mark.parametrize("wrap", [lambda w: w, lambda w: {"epoch": 3, "state_dict": w}, lambda w: {"model": w}])
 def test_foreign_weights_are_converted_once_and_train_on(wrap, capsys):
     model = deat.build_model("small", 10, 1, 8)
