@@ -19,6 +19,7 @@ from PIL import Image
 
 import deat
 from deat.cli import main
+from deat.paths import at_home, tidy
 from deat.plain import markdown, plain
 from deat.tensorfile import read
 from deat.training.folder import claim
@@ -196,6 +197,18 @@ def test_terminal_of_few_characters_shows_what_it_can(tmp_path):
     assert b"?" in done.stdout
 
 
+OWN = """import deat
+from dataclasses import replace
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, num_classes=10):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+class Broken(type(deat.method("natural").play)):
+    def __call__(self, game, x, y, budget):
+        open(__file__ + ".nothing")
+own = deat.method("pgd-2")
+broken = replace(deat.method("natural"), name="broken", play=Broken())
+"""
 NET = """import torch
 from torch import nn
 class Net(nn.Sequential):
@@ -243,7 +256,42 @@ def test_nothing_that_is_written_names_the_user_the_machine_or_the_home(monkeypa
     assert main([*flags, "--model", "small", "--out", str(home / "run")]) == 0
     assert main(["resume", str(home / "run")]) == 0
     assert main(["export", str(home / "run"), "--out", str(home / "run/weights.safetensors")]) == 0
-    written = b"".join(path.read_bytes() for path in (home / "run").rglob("*") if path.is_file())
+    assert_untold(home / "run", home)
+
+
+def test_network_and_method_from_files_at_home_leave_no_trace_of_it(monkeypatch, tmp_path, capsys):
+    home = tmp_path / "home-of-somebody"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("DEAT_DATA", str(tmp_path / "data"))
+    (home / "code").mkdir(parents=True)
+    (home / "code/mine.py").write_text(OWN)
+    net, method, run = f"{home}/code/mine.py:Net", f"m+{home}/code/mine.py:own", home / "run"
+    flags = [*SHORT[:-1], str(run), "--epochs", "1", "--model", net, "--method", method]
+    assert main(flags) == 0
+    assert main([*flags, "--resume", "auto"]) == 0
+    assert main(["resume", str(run), "--model", net, "--method", method]) == 0
+    assert main(["evaluate", str(run), "--model", net, "--attacks", "natural", "--n", "20"]) in (0, 6)
+    table = ["bench", "quick", "--methods", f"natural,{home}/code/mine.py:broken", "--model", net, "--seeds", "0"]
+    small = ["--set", "epochs=1", "--set", "batch_size=256", "--set", "attacks=natural", "--set", "n=20"]
+    assert main([*table, *small, "--out", str(home / "bench")]) == 1
+    assert main(["report", str(home / "bench"), "--out", str(run / "report")]) == 0
+    assert_untold(run, home)
+    assert_untold(home / "bench", home)
+
+
+@pytest.mark.parametrize("home", ["/home/ann", "/"])
+@pytest.mark.parametrize("path", ["/home/ann/x", "/home/anna/x", "/data/a~b/~/c", "/srv/home/ann/x", "x~y", "~"])
+@pytest.mark.parametrize("form", ["folder:{}", "{}", "m+{}.py:own"])
+def test_recorded_path_comes_back_as_it_was(form, path, home, monkeypatch):
+    monkeypatch.setenv("HOME", home)
+    given = form.format(path if path != "~" else home)
+    assert at_home(tidy(given)) == given
+    assert ("ann/" in tidy(given)) == ("ann/" in given and (home == "/" or "/srv" in given))
+
+
+def assert_untold(folder: Path, home: Path) -> None:
+    written = b"".join(str(p).encode() + p.read_bytes() for p in folder.rglob("*") if p.is_file())
+    written = written.replace(str(folder).encode(), b"")  # where the files lie themselves
     assert str(home).encode() not in written
     assert b"somebody-special" not in written
     assert b"machine-of-somebody" not in written

@@ -17,11 +17,11 @@ from deat.bench.workers import Tick, in_turn, on_ray, side_by_side
 from deat.commands.bench_table import as_json, show
 from deat.commands.flags import MaybeText, MaybeWhole
 from deat.errors import UsageError
+from deat.paths import tidy
 from deat.live import is_terminal, say_aside
 from deat.recipes import Recipe, Row, override, recipe
 from deat.recipes.overrides import settings_of
 from deat.report.collect import collect
-from deat.training.run import tidy
 
 FAILED, INTERRUPTED = 1, 75
 """Exit status of a bench some of whose runs failed, and of one that was interrupted and can go on."""

@@ -22,6 +22,7 @@ from deat.evaluation.evaluation import Evaluation
 from deat.evaluation.evaluator import Progress, check_question, evaluate
 from deat.evaluation.judge import Attacker
 from deat.evaluation.named import attacker
+from deat.paths import at_home
 from deat.live import clock, is_terminal
 from deat.methods.tune import LONGEST
 from deat.models import load_weights
@@ -29,7 +30,7 @@ from deat.plain import plain
 from deat.ranks import Ranks
 from deat.threat import ThreatModel
 from deat.training.folder import HISTORY, RUN
-from deat.training.record import at_home, confirmed, read_record
+from deat.training.record import confirmed, read_record
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import find_device
 
