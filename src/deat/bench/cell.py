@@ -14,7 +14,7 @@ from deat.bench.locks import Claim
 from deat.checkpoint.lock import owned
 from deat.checkpoint.store import listed, remove
 from deat.data.corpus import Part
-from deat.errors import CheckpointError, DataError, DeatError, UsageError
+from deat.errors import CheckpointError, DataError, DeatError, Interrupted, UsageError
 from deat.evaluation.evaluator import evaluate
 from deat.game.engine import choose_threads
 from deat.live import say_aside
@@ -31,7 +31,7 @@ def work(grid: Grid, cell: Cell, claim: Claim) -> bool:
     """Play a claimed cell and write down how it ended; whether it was finished."""
     try:
         play(cell, grid.root / cell.folder)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
         grid.finish(cell, "waiting")
         raise
     except Exception as error:  # a row that fails must not take the others with it
@@ -76,7 +76,7 @@ def train(run: Run, path: Path) -> None:
         make_folder(path)
         trainer, folder = _prepared(run, path)
         folder.write_record(run.record(trainer))
-    with owned(path):
+    with owned(path), trainer.interruption.listening():
         trainer.fit()
 
 

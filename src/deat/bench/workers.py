@@ -13,7 +13,8 @@ import torch
 
 from deat.bench.cell import work
 from deat.bench.grid import Cell, Grid
-from deat.errors import UsageError
+from deat.errors import Interrupted, UsageError
+from deat.interruption import terminable
 
 Tick = Callable[[], None]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -99,8 +100,11 @@ def _play_quietly(root: str, cells: Sequence[Cell]) -> None:
         if os.getppid() != parent:
             sys.exit(0)
 
-    with suppress(KeyboardInterrupt):
-        _play_free(root, cells, leave_if_orphaned)
+    try:
+        with terminable():
+            _play_free(root, cells, leave_if_orphaned)
+    except (KeyboardInterrupt, Interrupted):
+        sys.exit(Interrupted.exit_code)
 
 
 def _is_open(grid: Grid, cells: Sequence[Cell]) -> bool:

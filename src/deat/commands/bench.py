@@ -16,15 +16,15 @@ from deat.bench.progress import Progress
 from deat.bench.workers import Tick, in_turn, on_ray, side_by_side
 from deat.commands.bench_table import as_json, show
 from deat.commands.flags import MaybeText, MaybeWhole
-from deat.errors import UsageError
+from deat.errors import Interrupted, UsageError
+from deat.live import is_terminal
 from deat.paths import tidy
-from deat.live import is_terminal, say_aside
 from deat.recipes import Recipe, Row, override, recipe
 from deat.recipes.overrides import settings_of
 from deat.report.collect import collect
 
-FAILED, INTERRUPTED = 1, 75
-"""Exit status of a bench some of whose runs failed, and of one that was interrupted and can go on."""
+FAILED = 1
+"""Exit status of a bench some of whose runs failed."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,8 @@ def run_bench(order: Bench) -> int:
     try:
         with _display(Progress(grid, cells), order.json) as tick:
             _play(grid, cells, order, tick)
-    except KeyboardInterrupt:
-        say_aside("interrupted; the same command goes on where it was.")
-        return INTERRUPTED
+    except Interrupted:  # a run saved itself first
+        raise KeyboardInterrupt from None
     found = collect(grid.root)
     print(json.dumps(as_json(found))) if order.json else show(found)
     return FAILED if any(row.why for row in found.rows) else 0

@@ -22,10 +22,10 @@ from deat.evaluation.evaluation import Evaluation
 from deat.evaluation.evaluator import Progress, check_question, evaluate
 from deat.evaluation.judge import Attacker
 from deat.evaluation.named import attacker
-from deat.paths import at_home
 from deat.live import clock, is_terminal
 from deat.methods.tune import LONGEST
 from deat.models import load_weights
+from deat.paths import at_home
 from deat.plain import plain
 from deat.ranks import Ranks
 from deat.threat import ThreatModel

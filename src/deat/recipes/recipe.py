@@ -12,10 +12,10 @@ from deat.data import names as data_names
 from deat.errors import UsageError, unknown
 from deat.evaluation.evaluator import BLOCK, check_question
 from deat.evaluation.named import attacker
-from deat.paths import tidy
 from deat.loading import is_file_spec
 from deat.methods import method as find_method
 from deat.methods.tune import tune
+from deat.paths import tidy
 from deat.threat import threat
 from deat.training.plan import backprops_per_batch
 from deat.training.run import Request, Run, resolve

@@ -9,12 +9,12 @@ from torch import nn
 
 from deat.data import Corpus, Source, load
 from deat.errors import UsageError
-from deat.paths import tidy
 from deat.loading import code_digest, is_file_spec
 from deat.methods import Method
 from deat.methods import method as find_method
 from deat.methods.tune import tune
 from deat.models import build, load_weights
+from deat.paths import tidy
 from deat.ranks import ALONE, Ranks
 from deat.seeding import derive
 from deat.threat import ThreatModel, number
