@@ -259,6 +259,19 @@ def test_nothing_that_is_written_names_the_user_the_machine_or_the_home(monkeypa
     assert_untold(home / "run", home)
 
 
+def test_record_that_asks_for_a_download_fetches_nothing(whole, monkeypatch, capsys):
+    import deat.data.download as net
+
+    monkeypatch.setattr(net, "fetch", lambda *_, **__: pytest.fail("something was fetched"))
+    shutil.copytree(whole, "run")
+    record = json.loads(Path("run/run.json").read_text())
+    record["request"] |= {"data": "cifar10", "download": True, "data_root": str(Path("nowhere").resolve())}
+    Path("run/run.json").write_text(json.dumps(record))
+    assert main(["resume", "run"]) == 3
+    assert "cifar10 is not in" in capsys.readouterr().err
+    assert not Path("nowhere").exists()
+
+
 def test_network_and_method_from_files_at_home_leave_no_trace_of_it(monkeypatch, tmp_path, capsys):
     home = tmp_path / "home-of-somebody"
     monkeypatch.setenv("HOME", str(home))

@@ -33,7 +33,7 @@ from deat.training.following import Keeper
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
 from deat.training.modes import lent
-from deat.training.optimizers import OptimizerFactory, Steering, restore_layout, sgd
+from deat.training.optimizers import OptimizerFactory, Steering, described, restore_layout, sgd
 from deat.training.pace import Pace, Paced, Steady
 from deat.training.result import Best, Result
 from deat.training.settings import Settings, find_device
@@ -73,6 +73,7 @@ class Trainer:
         self.engine = self._engine(own_optimizer=optimizer is not None)
         self.model = self.engine.prepare(synchronised(model, settings, self.engine.device, ranks))
         self.optimizer = (optimizer or sgd(settings, self.engine.records))(self.model.parameters())
+        self.own_optimizer = described(self.optimizer) if optimizer else None
         self.steering = Steering(self.optimizer, settings, total=settings.epochs * len(train))
         self.game = Game(
             self.model,
