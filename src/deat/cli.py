@@ -252,5 +252,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:
         print(f"deat {VERSION}")
         return 0
-    resumes = given[:1] == ["evaluate"]
+    resumes = given[:1] in (["evaluate"], ["resume"], ["bench"])
     return ended(lambda: tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,)).run(), resumes)

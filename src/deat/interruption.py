@@ -68,6 +68,20 @@ class Interruption:
         return handle
 
 
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM ends work as Ctrl-C does, where nothing else was made of it."""
+    usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    mine = usual and threading.current_thread() is threading.main_thread()
+    if mine:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _leave() -> None:
     """End at once: whatever is being written has not got its name yet."""
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"deat: left at once\n")

@@ -9,7 +9,7 @@ import secrets
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from hashlib import sha256
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo import config as compiler
 from torch.nn.parallel import DistributedDataParallel
 
 from deat import errors
@@ -184,10 +185,15 @@ _said: list[Any] = []
 """Where the processes note what was said; a store outlives a process that dies."""
 
 
-def apart(objective: nn.Module) -> AbstractContextManager[Any]:
+@contextmanager
+def apart(objective: nn.Module) -> Iterator[None]:
     """Inside, gradients stay in their own process and accumulate there."""
-    wrapped = isinstance(objective, DistributedDataParallel)
-    return objective.no_sync() if wrapped else nullcontext()  # type: ignore[operator]
+    if not isinstance(objective, DistributedDataParallel):
+        yield
+        return
+    # Compiled in one piece: cut up to meet others early, a forward would lose what YOPO records in it.
+    with objective.no_sync(), compiler.patch(optimize_ddp=False):
+        yield
 
 
 def leave(status: int = 0) -> int:

@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 import deat
-from deat.errors import Interrupted
+from deat.errors import Interrupted, UsageError
 from deat.methods import names
 from deat.training.checkpoints import Checkpoints
 from helpers.games import EXTRAS, trainer_of
@@ -94,6 +95,39 @@ def test_resumed_training_is_exact_in_any_setting(options, tmp_path):
     assert Checkpoints(tmp_path).follow(second)
     second.fit()
     assert everything(second) == everything(whole)
+
+
+def in_groups(parameters, lr: float = 0.05) -> torch.optim.Optimizer:
+    first, *others = parameters
+    return torch.optim.SGD([{"params": [first], "lr": lr / 5}, {"params": others}], lr=lr, momentum=0.9)
+
+
+OWN = {
+    "adam": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, amsgrad=True),
+    "tensor as its rate": lambda parameters: torch.optim.Adam(parameters, lr=torch.tensor(0.01)),
+    "groups": in_groups,
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_optimiser_of_one_s_own_goes_on_exactly_with_a_short_last_batch(name, tmp_path):
+    whole, first, second = (fresh(METHODS["m+deat"], optimizer=OWN[name], batch_size=7) for _ in range(3))
+    whole.fit()
+    interrupt_at(first, 5)
+    Checkpoints(tmp_path).follow(first)
+    with pytest.raises(Interrupted):
+        first.fit()
+    assert Checkpoints(tmp_path).follow(second)
+    second.fit()
+    assert everything(second) == everything(whole)
+
+
+def test_other_settings_of_one_s_own_optimiser_are_refused_with_the_difference(tmp_path):
+    first, second = (fresh(METHODS["fgsm"], optimizer=partial(in_groups, lr=lr), epochs=1) for lr in (0.05, 0.5))
+    Checkpoints(tmp_path).follow(first)
+    first.fit()
+    with pytest.raises(UsageError, match=r"own_optimizer\.1\.lr: \"0\.05\", now \"0\.5\""):
+        Checkpoints(tmp_path).follow(second)
 
 
 def test_loader_of_one_s_own_is_taken_up_at_its_batch(tmp_path):

@@ -19,6 +19,7 @@ from PIL import Image
 
 import deat
 from deat.cli import main
+from deat.paths import at_home, tidy
 from deat.plain import markdown, plain
 from deat.tensorfile import read
 from deat.training.folder import claim
@@ -97,6 +98,31 @@ def test_plain_pickle_is_refused_by_import_too(capsys):
     assert not list(Path().glob("*.safetensors"))
 
 
+def holds_itself() -> dict[str, object]:
+    found: dict[str, object] = {}
+    found["model"] = found
+    return found
+
+
+STRANGE = {
+    "more numbers than the file has": lambda: {"w": torch.zeros(1).expand(10**13)},
+    "no numbers": lambda: {"w": torch.empty(3, device="meta")},
+    "sparse": lambda: {"w": torch.eye(3).to_sparse()},
+    "jagged": lambda: {"w": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)},
+    "a name of the format's own": lambda: {"__metadata__": torch.zeros(3)},
+    "a name that is no text": lambda: {"a\ud800": torch.zeros(3)},
+    "itself": holds_itself,
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_weights_that_no_file_can_hold_are_one_clean_error(kind, capsys):
+    torch.save(STRANGE[kind](), "strange.pt")
+    assert main(["import", "strange.pt"]) == 4
+    assert "Traceback" not in capsys.readouterr().err
+    assert not Path("strange.safetensors").exists()
+
+
 @pytest.mark.parametrize("wrap", [lambda w: w, lambda w: {"epoch": 3, "state_dict": w}, lambda w: {"model": w}])
 def test_foreign_weights_are_converted_once_and_train_on(wrap, capsys):
     model = deat.build_model("small", 10, 1, 8)
@@ -171,6 +197,18 @@ def test_terminal_of_few_characters_shows_what_it_can(tmp_path):
     assert b"?" in done.stdout
 
 
+OWN = """import deat
+from dataclasses import replace
+from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, num_classes=10):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+class Broken(type(deat.method("natural").play)):
+    def __call__(self, game, x, y, budget):
+        open(__file__ + ".nothing")
+own = deat.method("pgd-2")
+broken = replace(deat.method("natural"), name="broken", play=Broken())
+"""
 NET = """import torch
 from torch import nn
 class Net(nn.Sequential):
@@ -218,7 +256,55 @@ def test_nothing_that_is_written_names_the_user_the_machine_or_the_home(monkeypa
     assert main([*flags, "--model", "small", "--out", str(home / "run")]) == 0
     assert main(["resume", str(home / "run")]) == 0
     assert main(["export", str(home / "run"), "--out", str(home / "run/weights.safetensors")]) == 0
-    written = b"".join(path.read_bytes() for path in (home / "run").rglob("*") if path.is_file())
+    assert_untold(home / "run", home)
+
+
+def test_record_that_asks_for_a_download_fetches_nothing(whole, monkeypatch, capsys):
+    import deat.data.download as net
+
+    monkeypatch.setattr(net, "fetch", lambda *_, **__: pytest.fail("something was fetched"))
+    shutil.copytree(whole, "run")
+    record = json.loads(Path("run/run.json").read_text())
+    record["request"] |= {"data": "cifar10", "download": True, "data_root": str(Path("nowhere").resolve())}
+    Path("run/run.json").write_text(json.dumps(record))
+    assert main(["resume", "run"]) == 3
+    assert "cifar10 is not in" in capsys.readouterr().err
+    assert not Path("nowhere").exists()
+
+
+def test_network_and_method_from_files_at_home_leave_no_trace_of_it(monkeypatch, tmp_path, capsys):
+    home = tmp_path / "home-of-somebody"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("DEAT_DATA", str(tmp_path / "data"))
+    (home / "code").mkdir(parents=True)
+    (home / "code/mine.py").write_text(OWN)
+    net, method, run = f"{home}/code/mine.py:Net", f"m+{home}/code/mine.py:own", home / "run"
+    flags = [*SHORT[:-1], str(run), "--epochs", "1", "--model", net, "--method", method]
+    assert main(flags) == 0
+    assert main([*flags, "--resume", "auto"]) == 0
+    assert main(["resume", str(run), "--model", net, "--method", method]) == 0
+    assert main(["evaluate", str(run), "--model", net, "--attacks", "natural", "--n", "20"]) in (0, 6)
+    table = ["bench", "quick", "--methods", f"natural,{home}/code/mine.py:broken", "--model", net, "--seeds", "0"]
+    small = ["--set", "epochs=1", "--set", "batch_size=256", "--set", "attacks=natural", "--set", "n=20"]
+    assert main([*table, *small, "--out", str(home / "bench")]) == 1
+    assert main(["report", str(home / "bench"), "--out", str(run / "report")]) == 0
+    assert_untold(run, home)
+    assert_untold(home / "bench", home)
+
+
+@pytest.mark.parametrize("home", ["/home/ann", "/"])
+@pytest.mark.parametrize("path", ["/home/ann/x", "/home/anna/x", "/data/a~b/~/c", "/srv/home/ann/x", "x~y", "~"])
+@pytest.mark.parametrize("form", ["folder:{}", "{}", "m+{}.py:own"])
+def test_recorded_path_comes_back_as_it_was(form, path, home, monkeypatch):
+    monkeypatch.setenv("HOME", home)
+    given = form.format(path if path != "~" else home)
+    assert at_home(tidy(given)) == given
+    assert ("ann/" in tidy(given)) == ("ann/" in given and (home == "/" or "/srv" in given))
+
+
+def assert_untold(folder: Path, home: Path) -> None:
+    written = b"".join(str(p).encode() + p.read_bytes() for p in folder.rglob("*") if p.is_file())
+    written = written.replace(str(folder).encode(), b"")  # where the files lie themselves
     assert str(home).encode() not in written
     assert b"somebody-special" not in written
     assert b"machine-of-somebody" not in written

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -184,6 +185,40 @@ def test_ctrl_c_without_a_run_says_so(monkeypatch, capsys):
     assert main(SHORT) == 130
     assert "no run to resume" in capsys.readouterr().err
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("command", ["evaluate", "resume"])
+def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, number, whole, monkeypatch, capsys):
+    import deat.commands.evaluate as evaluating
+    import deat.commands.resume as resuming
+
+    shutil.copytree(whole, "run")
+    order = {"evaluate": ["evaluate", "run", "--attacks", "natural", "--n", "20"], "resume": ["resume", "run"]}[command]
+    with monkeypatch.context() as patch:
+        send_after(
+            patch, *{"evaluate": (evaluating, "load_model"), "resume": (resuming, "resolve")}[command], 1, number
+        )
+        assert main(order) == 75
+    assert "the same command goes on" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert main(order) in (0, 6)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_to_a_bench_saves_the_run_and_the_same_command_goes_on_to_the_same_bytes(number, monkeypatch):
+    small = ["--set", "epochs=2", "--set", "batch_size=256", "--set", "attacks=natural", "--set", "n=20"]
+    order = ["bench", "quick", "--methods", "fgsm", "--seeds", "0", *small]
+    assert main([*order, "--out", "straight"]) == 0
+    with monkeypatch.context() as patch:
+        send_after(patch, Game, "close", BATCHES + 2, number)
+        assert main([*order, "--out", "bench"]) == 75
+    newest = search(Path("bench/fgsm/seed-0")).newest
+    assert newest
+    assert json.loads((newest / "state.json").read_text())["state"]["step"] == 2
+    assert main([*order, "--out", "bench"]) == 0
+    for name in ("history.jsonl", "best/model.safetensors", "last/model.safetensors"):
+        assert Path("bench/fgsm/seed-0", name).read_bytes() == Path("straight/fgsm/seed-0", name).read_bytes()
 
 
 def test_rolled_back_run_goes_on_to_the_same_bytes(monkeypatch):

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import shutil
 from dataclasses import asdict
 from typing import Any
 
@@ -76,6 +77,27 @@ def test_a_share_may_be_empty_and_then_counts_nothing() -> None:
         for one, two in zip(alone[name][0], first[name][0], strict=True):
             assert math.isclose(one["magnitude"], two["magnitude"], rel_tol=1e-9)
             assert (one["k"], one["examples"], one["active"]) == (two["k"], 25, two["active"])
+
+
+def compiled(ranks: Ranks) -> dict[str, list[tuple[float, float]]]:
+    """YOPO, which has both kinds of J: one that meets others and one that does not; by the engine that ran it."""
+    found = {}
+    for engine in ("eager", "compile"):
+        trainer = trainer_of("yopo-3-3", conv_net().double(), epochs=2, batch_size=12, engine=engine, ranks=ranks)
+        history = trainer.fit().history
+        found[trainer.engine.name] = [(stats.magnitude, stats.loss) for stats in history]
+    return found
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="compiling for the CPU needs a C++ compiler")
+def test_moves_that_meet_others_can_be_compiled() -> None:
+    first, second = together(compiled)
+    assert first == second
+    assert torch.allclose(
+        torch.tensor(first["eager"], dtype=torch.float64),
+        torch.tensor(first["compile"], dtype=torch.float64),
+        rtol=1e-9,
+    )
 
 
 def carried(ranks: Ranks) -> list[list[float]]:

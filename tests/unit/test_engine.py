@@ -1,6 +1,8 @@
 """How a move runs: precision, loss scaling and skipped steps, memory format."""
 
+import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -185,6 +187,35 @@ def test_a_network_that_cannot_be_compiled_trains_as_it_is(monkeypatch):
         trainer.fit()
     assert len(trainer.history) == 2
     assert trainer.engine.name == "eager"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"optimizer": lambda ps: torch.optim.Adam(ps, lr=0.01)}, "an optimiser of your own.*compiled once that pays"),
+        ({"method": "f+pgd-2", "compact": True}, "compact.*compiled once that pays"),
+        ({"method": "f+pgd-2", "compact": True, "engine": "compile"}, "compact.*is compiled$"),
+        ({"method": "f+pgd-2", "compact": True, "deterministic": True}, "compact.*is eager$"),
+    ],
+)
+def test_what_cannot_be_recorded_is_said_and_compiled(options, said, monkeypatch):
+    from deat.training import trainer as training
+
+    class Gpu:
+        """Looks like a GPU to whoever asks, and is none."""
+
+        type, index = "cuda", 0
+
+    options = dict(options)
+    method = deat.method(options.pop("method", "pgd-2"))
+    if options.pop("compact", False):
+        method = replace(method, ascent=replace(method.ascent, compact=True))
+    monkeypatch.setattr(training, "find_device", lambda name: Gpu())
+    monkeypatch.setattr(training, "choose_precision", lambda *_: "fp32")
+    monkeypatch.setattr(training, "Engine", lambda _, *rest, **named: deat.Engine(CPU, *rest, **named))
+    trainer = trainer_of(method, conv_net(), **options)
+    assert re.search(said, trainer.engine_news)
+    assert isinstance(trainer.pace, Pace) == ("once" in said)
 
 
 @pytest.mark.parametrize(("seconds", "compiled"), [(0.001, False), (1e4, True)])

@@ -14,7 +14,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LONGEST_FILE, LONGEST_FUNCTION = 320, 60
 
 LINE: list[tuple[str, ...]] = [
-    ("errors", "seeding", "loading", "modes", "ranks", "versions", "writing", "plain"),
+    ("errors", "seeding", "loading", "modes", "ranks", "versions", "writing", "plain", "paths"),
     ("tensorfile", "interruption"),
     ("threat", "game.losses"),
     ("game.round", "game.scaler"),
@@ -53,6 +53,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "versions": (),
     "writing": (),
     "plain": (),
+    "paths": (),
     "evaluation": (
         *("errors", "seeding", "modes", "ranks", "versions", "writing"),
         *("threat", "game.losses", "models", "data"),

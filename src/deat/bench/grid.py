@@ -12,9 +12,9 @@ from typing import Any
 
 from deat.bench.locks import Claim, locked
 from deat.errors import CheckpointError, UsageError
+from deat.paths import tidy
 from deat.recipes import Recipe, Row
 from deat.report.collect import BENCH, check_form
-from deat.training.run import tidy
 from deat.writing import write_json
 
 ATTEMPTS = 2
@@ -93,7 +93,7 @@ class Grid:
         """Write down how a cell ended."""
         with self._alone():
             held = self._read()
-            _runs(held)[cell.folder].update(status=status, why=why)
+            _runs(held)[cell.folder].update(status=status, why=tidy(why))
             self._write(held)
 
     def bury(self, cells: Sequence[Cell]) -> None:
@@ -187,7 +187,7 @@ def _add(held: dict[str, Any], cell: Cell) -> None:
     if row is None:
         row = _new_row(cell.row)
         held["rows"].append(row)
-    if (row["method"], row["model"]) != (tidy(cell.row.request.method), cell.row.request.model):
+    if (row["method"], row["model"]) != (tidy(cell.row.request.method), tidy(cell.row.request.model)):
         raise UsageError(f"two rows would be called {row['name']!r}; give one of the methods another name.")
     if not any(run["folder"] == cell.folder for run in row["runs"]):
         about = {"seed": cell.seed, "folder": cell.folder, "status": "waiting", "why": None}
@@ -199,7 +199,7 @@ def _new_row(row: Row) -> dict[str, Any]:
     return {
         "name": row.label,
         "method": tidy(row.request.method),
-        "model": row.request.model,
+        "model": tidy(row.request.model),
         "paper": {"table": table, "row": name} if table else None,
         "judging": asdict(row.judging),
         "runs": [],

@@ -18,10 +18,10 @@ from deat.commands.bench_table import as_json, show
 from deat.commands.flags import MaybeText, MaybeWhole
 from deat.errors import Interrupted, UsageError
 from deat.live import is_terminal, say_aside
+from deat.paths import tidy
 from deat.recipes import Recipe, Row, override, recipe
 from deat.recipes.overrides import settings_of
 from deat.report.collect import collect
-from deat.training.run import tidy
 
 FAILED = 1
 """Exit status of a bench some of whose runs failed."""

@@ -6,17 +6,23 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from deat.errors import DeatError, Interrupted, UsageError
+from deat.interruption import terminable
 from deat.loading import blamed
 from deat.ranks import is_lost_peer, leave, say_once
 
-NO_RUN = "interrupted before training began: there is no run to resume"
+NO_RUN = "interrupted; there is no run to resume"
+GOES_ON = "interrupted; the same command goes on where it was"
 
 
 def ended(command: Callable[[], int], resumes: bool) -> int:
     """Run a command to its end, good or bad; resumes says that one which is interrupted goes on by itself."""
-    return leave(_status(command, resumes))
+    # Of several processes none may wait for another to notice: their launcher ends them.
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    with terminable() if alone else nullcontext():
+        return leave(_status(command, resumes))
 
 
 def _status(command: Callable[[], int], resumes: bool) -> int:
@@ -28,7 +34,7 @@ def _status(command: Callable[[], int], resumes: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        return _say("interrupted; the same command goes on" if resumes else NO_RUN, 130)
+        return _say(GOES_ON, Interrupted.exit_code) if resumes else _say(NO_RUN, 130)
     except Exception as error:
         if is_lost_peer(error):
             return _say("another process of this run is gone, so this one ends too.", Interrupted.exit_code, last=True)

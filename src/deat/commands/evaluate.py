@@ -25,11 +25,12 @@ from deat.evaluation.named import attacker
 from deat.live import clock, is_terminal
 from deat.methods.tune import LONGEST
 from deat.models import load_weights
+from deat.paths import at_home
 from deat.plain import plain
 from deat.ranks import Ranks
 from deat.threat import ThreatModel
 from deat.training.folder import HISTORY, RUN
-from deat.training.record import at_home, confirmed, read_record
+from deat.training.record import confirmed, read_record
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import find_device
 

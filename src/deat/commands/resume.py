@@ -6,9 +6,10 @@ from typing import Any
 
 from deat.commands.train import Options, Session
 from deat.errors import CheckpointError
+from deat.paths import at_home
 from deat.ranks import Ranks
 from deat.training.folder import RUN
-from deat.training.record import at_home, confirmed, read_record
+from deat.training.record import confirmed, read_record
 from deat.training.run import resolve
 
 
@@ -24,6 +25,7 @@ def run_resume(flags: dict[str, Any]) -> int:
         model=confirmed("model", found.request.model, flags["model"]),
         data=at_home(found.request.data),
         data_root=flags["data_root"] or (found.request.data_root and at_home(found.request.data_root)),
+        download=False,  # nothing is fetched on a file's word
         init=None,  # the checkpoint has the weights
     )
     ranks = Ranks.join(found.settings.device)

@@ -261,8 +261,8 @@ class Session:
             f"{run.threat.name} eps {run.threat.eps:.4g}, {run.settings.epochs} epochs, "
             f"{trainer.engine.precision} on {trainer.engine.device}" + self._company()
         )
-        if trainer.engine_note:
-            self.console.print(f"moves run eagerly: {trainer.engine_note}")
+        if trainer.engine_news:
+            self.console.print(trainer.engine_news)
 
     def _launcher(self) -> str:
         return f"torchrun (again with {self.ranks.size} processes) -m " if self.ranks.many else ""

@@ -153,10 +153,7 @@ class Game:
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def _play(self, name: str, move: Move, r: Round) -> None:
-        if self.ranks.many and name in MEETINGS:
-            move(r)
-        else:
-            self.runner.play(name, move, r)
+        self.runner.play(name, move, r, recorded=not (self.ranks.many and name in MEETINGS))
 
     def _joint_and_update(self, r: Round) -> None:
         finite = self.take_both_gradients(r)

@@ -59,18 +59,19 @@ class Runner:
             self.compiled = Compiled(self._net, self._objective, self._threat, r.x.shape)
             self._tell_optimizer(True)
 
-    def play(self, name: str, move: Move, r: Round) -> None:
-        """Run a move: replay its recording, make one first, or simply call it."""
+    def play(self, name: str, move: Move, r: Round, *, recorded: bool = True) -> None:
+        """Run a move: replay its recording, make one first, or simply call it, as one that is not to be recorded."""
+        recorder = self.recorder if recorded else None
         try:
-            if self.recorder is None:
+            if recorder is None:
                 move(r)
             else:
-                self.recorder.play(name, move, r)
+                recorder.play(name, move, r)
         except RuntimeError as error:
-            if self.recorder is None and not (self.compiled and isinstance(error, TorchDynamoException)):
+            if recorder is None and not (self.compiled and isinstance(error, TorchDynamoException)):
                 raise
             self._fall_back(str(error).split("\n")[0])
-            self.play(name, move, r)
+            self.play(name, move, r, recorded=recorded)
 
     def objective(self, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
         """The objective's outcome on a batch."""

@@ -15,6 +15,8 @@ from deat.writing import write_json, write_whole
 
 HOLDERS = ("state_dict", "model_state_dict", "model", "net", "weights")
 """Where checkpoints of others keep their weights."""
+DEEPEST = 4
+"""How far down they are looked for: a checkpoint may hold itself."""
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 INDEX = "model.safetensors.index.json"
 
@@ -36,17 +38,29 @@ def read_foreign(file: Path) -> Tensors:
         raise CheckpointError(
             f"{str(file)!r} holds a {type(found).__name__} and no state dict, nor one under {', '.join(HOLDERS)}."
         )
+    for name, tensor in tensors.items():
+        _check(file, name, tensor)
     prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def _weights_in(found: Any) -> Tensors | None:
-    if not isinstance(found, Mapping) or not found:
+def _check(file: Path, name: str, tensor: Tensor) -> None:
+    """Refuse what no safetensors file can hold, and a tensor that would unpack to more than the file has of it."""
+    if name == "__metadata__" or not name.isprintable():
+        raise CheckpointError(f"{str(file)!r} names a tensor {name!r}, which cannot be a weight's name.")
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta or tensor.is_quantized:
+        raise CheckpointError(f"{name!r} in {str(file)!r} is no plain tensor: save it as a dense one of numbers.")
+    if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise CheckpointError(f"{name!r} in {str(file)!r} repeats its numbers to {tensor.numel():,}: save it whole.")
+
+
+def _weights_in(found: Any, depth: int = 0) -> Tensors | None:
+    if not isinstance(found, Mapping) or not found or depth > DEEPEST:
         return None
     if all(isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()):
         return {str(name): value for name, value in found.items()}
     inner = [found[name] for name in HOLDERS if isinstance(found.get(name), Mapping)]
-    return _weights_in(inner[0]) if len(inner) == 1 else None
+    return _weights_in(inner[0], depth + 1) if len(inner) == 1 else None
 
 
 def read_own(file: Path) -> tuple[Tensors, dict[str, Any]]:

@@ -15,6 +15,7 @@ from deat.evaluation.named import attacker
 from deat.loading import is_file_spec
 from deat.methods import method as find_method
 from deat.methods.tune import tune
+from deat.paths import tidy
 from deat.threat import threat
 from deat.training.plan import backprops_per_batch
 from deat.training.run import Request, Run, resolve
@@ -124,7 +125,7 @@ class Recipe:
     def _label(self, row: Row) -> str:
         """The row's label, with its model unless that is the recipe's first."""
         model = row.request.model
-        return row.label if model == self.models[0] else f"{row.label} {model}"
+        return row.label if model == self.models[0] else f"{row.label} {tidy(model)}"
 
 
 _RECIPES: dict[str, Recipe] = {}

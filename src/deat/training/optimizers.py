@@ -104,6 +104,16 @@ class Steering:
                 _set(group, "momentum", momentum)
 
 
+def described(optimizer: torch.optim.Optimizer) -> list[dict[str, str]]:
+    """The settings of each group of an optimiser, by which a run that goes on knows it again."""
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    return [{name: _text(value) for name, value in group.items()} for group in groups]
+
+
+def _text(value: Any) -> str:
+    return repr(value.tolist() if isinstance(value, Tensor) else value)
+
+
 def restore_layout(optimizer: torch.optim.Optimizer) -> None:
     """Put a loaded state where its parameters are, laid out as they are: fused steps walk through both at once."""
     for group in optimizer.param_groups:

@@ -1,8 +1,9 @@
 """When compiling pays: the engine's choice, made from what an epoch of this very run took.
 
 Recording a network takes seconds, compiling it the better part of a minute; what compiling brings was a quarter of
-each backprop on an H200. So training begins recorded. Once an epoch's pace is known, it is compiled if the backprops
-that are left would earn the wait back, and goes back to recorded moves if the next epoch shows that they do not.
+each backprop on an H200. So training begins recorded, or eagerly where that cannot be. Once an epoch's pace is known,
+it is compiled if the backprops that are left would earn the wait back, and goes back to recorded moves if the next
+epoch shows that they do not.
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -47,7 +48,7 @@ class Pace:
         self._epochs += 1
         if self._settled or self._epochs < 2 or not spent:
             return
-        pace = timing.train_seconds / spent
+        pace = trainer.ranks.broadcast(timing.train_seconds / spent)  # what one decides, all must do
         if trainer.game.runner.compiled is None:
             self._consider(trainer, pace)
         else:

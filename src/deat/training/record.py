@@ -57,11 +57,6 @@ def confirmed(what: str, recorded: str, given: str | None) -> str:
     return recorded
 
 
-def at_home(text: str) -> str:
-    """A recorded path with the user's home folder in it again."""
-    return text.replace("~", str(Path.home()), 1)
-
-
 def _request(found: Any) -> Request:
     hints = get_type_hints(Request)
     known = {name: value for name, value in found.items() if name in hints}

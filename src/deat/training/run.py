@@ -2,7 +2,6 @@
 
 import warnings
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from deat.methods import Method
 from deat.methods import method as find_method
 from deat.methods.tune import tune
 from deat.models import build, load_weights
+from deat.paths import tidy
 from deat.ranks import ALONE, Ranks
 from deat.seeding import derive
 from deat.threat import ThreatModel, number
@@ -143,7 +143,7 @@ class Run:
             "settings": asdict(self.settings),
             "method": self.method.describe(),
             "schedule": repr(trainer.schedule),
-            "model": {"name": self.model_name, "parameters": trainer.num_parameters},
+            "model": {"name": tidy(self.model_name), "parameters": trainer.num_parameters},
             "data": {
                 "name": self.corpus.name,
                 "train": trainer.train.num_examples,
@@ -200,11 +200,6 @@ def _threat(request: Request, corpus: Corpus) -> ThreatModel:
         raise UsageError(f"norm {norm!r} needs an eps of its own: {corpus.name}'s default is for {corpus.norm}.")
     eps = corpus.eps if request.eps is None else number(request.eps)
     return find_threat(f"{norm}:{eps!r}")
-
-
-def tidy(value: Any) -> Any:
-    """A setting without the name of its user's home folder, since run folders are shared."""
-    return value.replace(str(Path.home()), "~") if isinstance(value, str) else value
 
 
 def _fine_tune(model: nn.Module, weights: str) -> None:

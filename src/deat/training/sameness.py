@@ -31,6 +31,8 @@ def config_of(trainer: Trainer) -> dict[str, Any]:
             "held_out": trainer.val.num_examples if trainer.val else 0,
         },
     }
+    if trainer.own_optimizer is not None:
+        found["own_optimizer"] = {str(i): group for i, group in enumerate(trainer.own_optimizer)}
     return dict(json.loads(json.dumps(found)))
 
 

@@ -33,7 +33,7 @@ from deat.training.following import Keeper
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
 from deat.training.modes import lent
-from deat.training.optimizers import OptimizerFactory, Steering, restore_layout, sgd
+from deat.training.optimizers import OptimizerFactory, Steering, described, restore_layout, sgd
 from deat.training.pace import Pace, Paced, Steady
 from deat.training.result import Best, Result
 from deat.training.settings import Settings, find_device
@@ -73,6 +73,7 @@ class Trainer:
         self.engine = self._engine(own_optimizer=optimizer is not None)
         self.model = self.engine.prepare(synchronised(model, settings, self.engine.device, ranks))
         self.optimizer = (optimizer or sgd(settings, self.engine.records))(self.model.parameters())
+        self.own_optimizer = described(self.optimizer) if optimizer else None
         self.steering = Steering(self.optimizer, settings, total=settings.epochs * len(train))
         self.game = Game(
             self.model,
@@ -85,8 +86,7 @@ class Trainer:
             pixel_scale=pixel_scale(self.model),
             ranks=ranks,
         )
-        chooses = settings.engine == "auto" and self.engine.records and not settings.deterministic and not ranks.many
-        self.pace: Paced = Pace() if chooses else Steady()
+        self.pace: Paced = Pace() if self._may_compile else Steady()
         self.streams = Streams(settings.seed, self.game.generator, ranks)
         self.interruption = Interruption(ranks)
         self.keeper: Keeper | None = None
@@ -115,7 +115,16 @@ class Trainer:
         records, self.engine_note = choose_records(settings.engine, device, obstacle)
         if records and self.ranks.many:
             self.engine_note = "joint moves meet other processes; the others are recorded"
+        self._may_compile = settings.engine == "auto" and device.type == "cuda" and not settings.deterministic
         return Engine(device, precision, records, compiles=settings.engine == "compile")
+
+    @property
+    def engine_news(self) -> str:
+        """Why moves are not recorded, and what is done instead; empty where nothing stands against it."""
+        if not self.engine_note:
+            return ""
+        instead = "compiled" if self.engine.compiles else "compiled once that pays" if self._may_compile else "eager"
+        return f"not every move is recorded ({self.engine_note}): it is {instead}"
 
     def fit(self) -> Result:
         """Train until the last epoch; where training is interrupted, its state is kept first."""
