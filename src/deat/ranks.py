@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._dynamo import config as compiler
 from torch.nn.parallel import DistributedDataParallel
 
 from deat import errors
@@ -191,6 +190,8 @@ def apart(objective: nn.Module) -> Iterator[None]:
     if not isinstance(objective, DistributedDataParallel):
         yield
         return
+    from torch._dynamo import config as compiler  # here, since it takes a second
+
     # Compiled in one piece: cut up to meet others early, a forward would lose what YOPO records in it.
     with objective.no_sync(), compiler.patch(optimize_ddp=False):
         yield

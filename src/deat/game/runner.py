@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
 from torch.func import functional_call
 
 from deat.game.capture import Move, Recorder
@@ -68,7 +67,7 @@ class Runner:
             else:
                 recorder.play(name, move, r)
         except RuntimeError as error:
-            if recorder is None and not (self.compiled and isinstance(error, TorchDynamoException)):
+            if recorder is None and not (self.compiled and _is_compilers(error)):
                 raise
             self._fall_back(str(error).split("\n")[0])
             self.play(name, move, r, recorded=recorded)
@@ -125,3 +124,10 @@ def _frozen(net: nn.Module) -> Ask:
         return logits
 
     return ask
+
+
+def _is_compilers(error: RuntimeError) -> bool:
+    """Whether it is the compiler's own error; imported here, since it takes a second."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return isinstance(error, TorchDynamoException)
