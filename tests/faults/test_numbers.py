@@ -24,7 +24,7 @@ from .test_saving import assert_same_run
 
 def spoil_batch(monkeypatch: pytest.MonkeyPatch, number: int, value: float) -> None:
     """The loss of one batch becomes this value, counted from the beginning of training."""
-    real, calls = Game._joint, []
+    real, calls = Game.take_both_gradients, []
 
     def spoilt(self, r):
         result = real(self, r)
@@ -33,7 +33,7 @@ def spoil_batch(monkeypatch: pytest.MonkeyPatch, number: int, value: float) -> N
             r.loss.fill_(value)
         return result
 
-    monkeypatch.setattr(Game, "_joint", spoilt)
+    monkeypatch.setattr(Game, "take_both_gradients", spoilt)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -229,7 +229,7 @@ def test_last_two_and_the_best_are_kept(tmp_path, monkeypatch):
     from deat.training.validation import Validator
 
     scores = iter([0.1, 0.9, 0.3, 0.2, 0.5, 0.4])
-    monkeypatch.setattr(Validator, "__call__", lambda self, net: (0.5, next(scores)))
+    monkeypatch.setattr(Validator, "__call__", lambda self, net: (0.5, next(scores), 1.0))
     saved(tmp_path, epochs=6, val=0.25)
     assert [path.name for path in store.listed(tmp_path)] == ["ckpt-000002", "ckpt-000005", "ckpt-000006"]
 

@@ -85,7 +85,7 @@ def test_signal_in_validation_is_obeyed_before_its_next_batch(monkeypatch):
     command = [*SHORT[:-1], "run", "--held-out", "300"]  # two batches, each under two attacks
     assert main([*command, "--out", "straight"]) == 0
     with monkeypatch.context() as patch:
-        send_after(patch, scoring, "correct", 5, signal.SIGTERM)
+        send_after(patch, scoring, "attacked", 5, signal.SIGTERM)
         assert main(command) == 75
     state = json.loads((search(Path("run")).newest / "state.json").read_text())["state"]
     assert (state["epoch"], state["step"], len(state["history"])) == (1, BATCHES, 1)  # played, and not validated yet
