@@ -17,7 +17,7 @@ from deat.evaluation.graphed import Graphed, Net
 
 ENGINES = ("auto", "graph", "compile")
 WORTH_COMPILING = 4_000_000
-"""Image passes from which a compiled twin, some 10 us a pass faster on an H200, earns back its compilation."""
+"""Image passes from which a compiled twin is taken to earn back its compilation: a guess, not a measurement."""
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 AGREE = 0.05
@@ -28,7 +28,7 @@ SCALE = 1024.0
 
 
 def choose_compiled(wanted: str, device: torch.device, passes: int) -> bool:
-    """Whether to compile the twin: "auto" does for work that is long enough to earn back half a minute of it."""
+    """Whether to compile the twin: "auto" does for work that is long enough to earn its compilation back."""
     if wanted not in ENGINES:
         raise unknown("engine", wanted, ENGINES)
     if wanted == "compile" and device.type != "cuda":

@@ -1,7 +1,7 @@
 """When compiling pays: the engine's choice, made from what an epoch of this very run took.
 
-Recording a network takes seconds, compiling it the better part of a minute; what compiling brings was a quarter of
-each backprop on an H200. So training begins recorded, or eagerly where that cannot be. Once an epoch's pace is known,
+Recording a network takes seconds, compiling it far longer; what compiling brings is about a sixth of each backprop
+(docs/results/speed.md). So training begins recorded, or eagerly where that cannot be. Once an epoch's pace is known,
 it is compiled if the backprops that are left would earn the wait back, and goes back to recorded moves if the next
 epoch shows that they do not.
 """
@@ -15,10 +15,10 @@ from deat.training.history import EpochTiming
 if TYPE_CHECKING:
     from deat.training.trainer import Trainer
 
-GAIN = 0.2
+GAIN = 0.15
 """The share of a recorded backprop that compiling is expected to save."""
 SECONDS_A_LAYER = 1.0
-"""How long compiling takes, for each layer with parameters."""
+"""How long compiling is taken to last, for each layer with parameters: a guess that nobody measured."""
 
 
 class Paced(Protocol):
