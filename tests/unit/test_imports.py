@@ -15,11 +15,11 @@ LONGEST_FILE, LONGEST_FUNCTION = 320, 60
 
 LINE: list[tuple[str, ...]] = [
     ("errors", "seeding", "loading", "modes", "ranks", "versions", "writing", "plain", "paths"),
-    ("tensorfile", "interruption"),
+    ("tensorfile", "interruption", "kernels"),
     ("threat", "game.losses"),
     ("game.round", "game.scaler"),
     ("game.ascent", "game.objectives"),
-    ("game.engine", "game.capture", "game.meter", "game.first_layer"),
+    ("game.engine", "game.capture", "game.meter", "game.first_layer", "game.halves"),
     ("game.runner",),
     ("game.moves",),
     ("game.plays",),
@@ -41,6 +41,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "errors": (),
     "seeding": (),
     "loading": ("errors",),
+    "kernels": (),
     "threat": ("errors",),
     "game.losses": (),
     "data": ("errors", "seeding", "loading", "ranks"),
@@ -56,7 +57,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "paths": (),
     "evaluation": (
         *("errors", "seeding", "modes", "ranks", "versions", "writing"),
-        *("threat", "game.losses", "models", "data"),
+        *("kernels", "threat", "game.losses", "models", "data"),
     ),
 }
 """Rooms that may see less than what lies before them; the judge must not depend on the accused."""

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from deat.errors import UsageError, unknown
 from deat.evaluation.graphed import Graphed, Net
+from deat.kernels import has_triton
+from deat.kernels.fuse import fused
 
 ENGINES = ("auto", "graph", "compile")
 WORTH_COMPILING = 4_000_000
@@ -90,8 +92,8 @@ class Quick(nn.Module):
                 module.to(DTYPES[self.precision])
 
     def _compiled(self) -> Net:
-        """The twin compiled once for every length of batch."""
-        compiled: Net = torch.compile(self._answer)
+        """The twin compiled once for every length of batch, its batch norms by our own kernels."""
+        compiled: Net = torch.compile(self._answer, backend=fused if has_triton() else "inductor")
 
         def call(x: Tensor) -> Tensor:
             torch._dynamo.mark_dynamic(x, 0)

@@ -30,6 +30,10 @@ class Recorder:
             held = self._graphs[name, id(r)] = self._record(move, r), r
         held[0].replay()
 
+    def graph(self, name: str) -> torch.cuda.CUDAGraph:
+        """The first recording of a move."""
+        return next(graph for (move, _), (graph, _) in self._graphs.items() if move == name)
+
     def forget(self) -> None:
         """Drop every recording, as when the tensors they were made on are replaced."""
         self._graphs.clear()

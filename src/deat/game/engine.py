@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from deat.errors import UsageError, unknown
 from deat.game.scaler import DeviceScaler
+from deat.kernels import has_triton
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 ENGINES = ("auto", "eager", "graph", "compile")
@@ -78,6 +79,16 @@ class Engine:
         return "compile" if self.compiles else "graph" if self.records else "eager"
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What networks compute in."""
+        return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
+
+    @property
+    def fuses(self) -> bool:
+        """Whether compiling may use our own kernels: in half precision, on a GPU that Triton serves."""
+        return self.device.type == "cuda" and self.precision != "fp32" and has_triton()
+
+    @property
     def memory_format(self) -> torch.memory_format:
         """Channels last in half precision, where convolutions want it."""
         return torch.contiguous_format if self.precision == "fp32" else torch.channels_last
@@ -98,8 +109,7 @@ class Engine:
         """The context in which networks run forward."""
         if self.precision == "fp32":
             return nullcontext()
-        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
-        return torch.autocast(self.device.type, dtype=dtype)
+        return torch.autocast(self.device.type, dtype=self.dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
         """A loss ready for backward."""

@@ -83,7 +83,7 @@ class Game:
         self.cost = Cost()
         self.carry: Tensor | None = None
         self.among: int | None = None
-        self.runner = Runner(net, objective, threat, optimizer, self.engine, self.changing)
+        self.runner = Runner(net, objective, threat, optimizer, self.engine, self.changing, alone=not ranks.many)
         self.holds_gradients = False
         self._first_layer: FirstLayer | None = None
         self._rounds: OrderedDict[torch.Size, Round] = OrderedDict()
@@ -113,6 +113,7 @@ class Game:
             self._ascend_active_rows(r)
         else:
             self._count_ascent()
+            self.runner.ready(r)
             self._play("ascend", self._ascend, r)
         if self.probe.move == "ascend":
             self._play("measure", self._measure, r)
@@ -120,7 +121,9 @@ class Game:
     def joint(self, r: Round) -> None:
         """J: one pass for both gradients; the optimiser steps theta, delta's gradient comes free."""
         self._count_joint()
+        self.runner.ready(r)
         self._play("joint", self._joint_and_update, r)
+        self.runner.moved()
 
     def accumulate(self, r: Round, move: Move) -> None:
         """J without its update, as `move` spells it: theta's gradient is added to what has accumulated."""
@@ -161,13 +164,14 @@ class Game:
         if finite is not None:
             r.valid.logical_and_(finite)
 
-    def take_both_gradients(self, r: Round) -> Tensor | None:
-        """Both gradients; under a loss scaler, whether delta's did not overflow."""
+    def take_both_gradients(self, r: Round, *, watched: bool = False) -> Tensor | None:
+        """Both gradients; under a loss scaler, whether delta's did not overflow. `watched` layers run as they are."""
         delta = r.delta.detach().requires_grad_()
         with self.engine.autocast():
-            loss, logits = self.runner.objective(r.x, delta, r.y)
+            loss, logits = (self.objective if watched else self.runner.objective)(r.x, delta, r.y)
         # Not autograd.grad: DDP would not synchronise.
         torch.autograd.backward(self.engine.scale(self._weighed(loss, r)))
+        self.runner.hand_back()
         if delta.grad is None:
             raise UsageError("the loss does not depend on the input: the model detaches or rounds it away.")
         finite = self.engine.is_finite(delta.grad)

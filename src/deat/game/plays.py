@@ -107,7 +107,7 @@ class Relay:
 def _joint_with_costates(game: Game, r: Round, layer: FirstLayer) -> list[Tensor]:
     """J0: accumulate theta's gradient, and the loss's gradient by the first layer's outputs."""
     with layer.recorded() as outputs:
-        game.take_both_gradients(r)
+        game.take_both_gradients(r, watched=True)
     seen = sum(layer.sees_input)  # an objective with a clean branch runs it first
     return [out.grad for out in outputs[-seen:] if out.grad is not None]
 

@@ -2,6 +2,8 @@
 
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +11,11 @@ from torch.func import functional_call
 
 from deat.game.capture import Move, Recorder
 from deat.game.engine import Engine
+from deat.game.halves import Halves
 from deat.game.objectives import Outcome
 from deat.game.round import Round
-from deat.threat import ThreatModel
+from deat.kernels.fuse import fused
+from deat.threat import Linf, ThreatModel
 
 Ask = Callable[[Tensor, Tensor], Tensor]
 Judge = Callable[[Tensor, Tensor, Tensor], Outcome]
@@ -21,14 +25,19 @@ Step = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class Compiled:
     """The objective, for J, the network alone, for A, and delta's step, compiled for batches of one shape.
 
+    In half precision on a GPU batch norms run by our own kernels, and large weights are halved ahead of a move.
     In A the weights are detached inside the compiled function; otherwise its backward would compute their gradients.
     """
 
-    def __init__(self, net: nn.Module, objective: nn.Module, threat: ThreatModel, shape: torch.Size) -> None:
+    def __init__(
+        self, net: nn.Module, objective: nn.Module, threat: ThreatModel, engine: Engine, shape: torch.Size, alone: bool
+    ) -> None:
         self.shape = shape
-        self.move: Step = torch.compile(threat.move, dynamic=False) if threat.pointwise else threat.move
-        self.objective: Judge = torch.compile(objective, dynamic=False)
-        self.net: Ask = torch.compile(_frozen(net), dynamic=False)
+        self.halves = Halves(net, engine.dtype) if alone and engine.fuses else None
+        how: dict[str, Any] = {"dynamic": False, "backend": fused if alone and engine.fuses else "inductor"}
+        self.move: Step = _quick_move(threat, engine)
+        self.objective: Judge = torch.compile(_learning(objective, self.halves), **how)
+        self.net: Ask = torch.compile(_frozen(net, self.halves), **how)
 
 
 class Runner:
@@ -46,17 +55,21 @@ class Runner:
         optimizer: torch.optim.Optimizer,
         engine: Engine,
         state: Callable[[], Iterable[Tensor]],
+        alone: bool = True,
     ) -> None:
         self._net, self._objective, self.engine = net, objective, engine
-        self._threat, self._optimizer = threat, optimizer
+        self._threat, self._optimizer, self._alone = threat, optimizer, alone
         self.recorder = Recorder(state) if engine.records else None
         self.compiled: Compiled | None = None
 
     def open(self, r: Round) -> None:
         """A round begins."""
         if self.engine.compiles and self.compiled is None:
-            self.compiled = Compiled(self._net, self._objective, self._threat, r.x.shape)
+            self.compiled = Compiled(
+                self._net, self._objective, self._threat, self.engine, r.x.shape, alone=self._alone
+            )
             self._tell_optimizer(True)
+        self.moved()
 
     def play(self, name: str, move: Move, r: Round, *, recorded: bool = True) -> None:
         """Run a move: replay its recording, make one first, or simply call it, as one that is not to be recorded."""
@@ -71,6 +84,21 @@ class Runner:
                 raise
             self._fall_back(str(error).split("\n")[0])
             self.play(name, move, r, recorded=recorded)
+
+    def ready(self, r: Round) -> None:
+        """A move that asks the network comes next: halve the weights, unless that was done since they changed."""
+        if self.compiled and self.compiled.halves and self.compiled.shape == r.x.shape:
+            self.compiled.halves.cast()
+
+    def moved(self) -> None:
+        """The weights have changed, or may have."""
+        if self.compiled and self.compiled.halves:
+            self.compiled.halves.fresh = False
+
+    def hand_back(self) -> None:
+        """Gradients that were taken by halved weights become the weights' own."""
+        if self.compiled and self.compiled.halves:
+            self.compiled.halves.hand_back()
 
     def objective(self, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
         """The objective's outcome on a batch."""
@@ -117,9 +145,29 @@ class Runner:
         self.recorder = None
 
 
-def _frozen(net: nn.Module) -> Ask:
+def _quick_move(threat: ThreatModel, engine: Engine) -> Step:
+    if engine.fuses and type(threat) is Linf:
+        from deat.kernels.step import linf_move
+
+        return partial(linf_move, eps=threat.eps)
+    return torch.compile(threat.move, dynamic=False) if threat.pointwise else threat.move
+
+
+def _learning(objective: nn.Module, halves: Halves | None) -> Judge:
+    if halves is None:
+        return objective
+    weights = halves.learning(objective)
+
+    def judge(x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
+        outcome: Outcome = functional_call(objective, weights, (x, delta, y))
+        return outcome
+
+    return judge
+
+
+def _frozen(net: nn.Module, halves: Halves | None) -> Ask:
     def ask(x: Tensor, delta: Tensor) -> Tensor:
-        weights = {name: weight.detach() for name, weight in net.named_parameters()}
+        weights = halves.frozen() if halves else {name: weight.detach() for name, weight in net.named_parameters()}
         logits: Tensor = functional_call(net, weights, (x + delta,))
         return logits
 

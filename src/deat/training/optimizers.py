@@ -1,12 +1,14 @@
 """The learner's optimiser, and the hand that sets its learning rate before every batch."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from deat.errors import UsageError
+from deat.kernels import has_triton
 from deat.training.rates import rate
 from deat.training.settings import Settings
 
@@ -42,8 +44,8 @@ class DeviceSGD(torch.optim.Optimizer):
         self._descend = descend
 
     def use_compiled(self, wanted: bool) -> None:
-        """Step in one kernel rather than in several."""
-        self._descend = torch.compile(descend, dynamic=False) if wanted else descend
+        """Step in one pass over the weights rather than in several."""
+        self._descend = quick_descent() if wanted else descend
 
     @torch.no_grad()
     def step(self, closure: None = None, skip: Tensor | None = None) -> None:  # type: ignore[override]
@@ -65,6 +67,16 @@ def descend(
     torch._foreach_mul_(velocities, momentum)
     torch._foreach_add_(velocities, torch._foreach_add(grads, weights, alpha=decay))
     torch._foreach_sub_(weights, torch._foreach_mul(velocities, lr))
+
+
+def quick_descent() -> Callable[..., None]:
+    """The same in one pass: our own kernel, or torch's compiler where it cannot be built."""
+    if not has_triton():
+        compiled: Callable[..., None] = torch.compile(descend, dynamic=False)
+        return compiled
+    from deat.kernels.descent import descend as one_pass
+
+    return partial(one_pass, rest=descend)
 
 
 class Steering:

@@ -1,0 +1,111 @@
+"""Where a move's time goes on a GPU: every kernel of one recorded ascent and one recorded joint move.
+
+PreAct-ResNet-18, batches of 128, bf16, in each engine. A move is replayed alone, so its milliseconds hold no data and
+no augmentation; kernels are summed by what they are for. The command
+
+    python bench/gpu_profile.py --out docs/results/profile.json
+
+writes the JSON file, a table and a picture beside it.
+"""
+
+import argparse
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_profile_page import draw, render
+from torch.profiler import ProfilerActivity, profile
+
+import deat
+from deat.data import Augment
+from deat.versions import versions
+from gpu import images, net_of
+
+KINDS = (
+    ("convolutions, weight gradients", ("wgrad", "init_device_workspace", "ReduceSplitK")),
+    ("convolutions, input gradients", ("dgrad",)),
+    ("convolutions, forward", ("fprop", "convolve", "cudnn", "AddPadding", "nhwcTo", "nchwTo", "ImplicitGemm")),
+    ("optimiser and casts of weights", ("_descend", "multi_tensor_apply")),
+    (
+        "batch norm, ReLU and sums",
+        ("measure", "apply", "slopes", "back", "batch_norm", "bn_", "threshold", "clamp_min"),
+    ),
+)
+"""What a kernel is for, by a part of its name; the first that fits."""
+Record = dict[str, Any]
+
+
+def main() -> None:
+    """Profile both moves in each engine."""
+    parser = argparse.ArgumentParser(description="Every kernel of an ascent and of a joint move.")
+    parser.add_argument("--engines", nargs="*", default=["graph", "compile"], help="what to record them with")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    args = parser.parse_args()
+    result: Record = {"machine": {"device": torch.cuda.get_device_name(), **versions()}, "moves": {}}
+    for engine in args.engines:
+        result["moves"] |= {f"{name}, {engine}": found for name, found in moves(engine).items()}
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+    draw(result, args.out.with_suffix(".svg"))
+    for name, move in result["moves"].items():
+        print(f"{name}: {move['ms']:.3f} ms, {move['launches']} kernels {move['kinds']}")
+
+
+def moves(engine: str) -> Record:
+    """PGD's two moves, as a trainer records them."""
+    settings = deat.Settings(epochs=10, batch_size=128, lr=0.01, rate="flat", device="cuda", engine=engine)
+    data = images(32, 128 * 8)
+    trainer = deat.make_trainer(net_of("preact_resnet18"), data, method="pgd-7", settings=settings, augment=Augment(4))
+    with trainer.session():
+        trainer.play_epoch(replace(trainer.schedule.budget(trainer.state, 0), k=7))
+        recorder = trainer.game.runner.recorder
+        assert recorder is not None, "nothing was recorded"
+        return {name: measure(recorder.graph(name)) for name in ("ascend", "joint")}
+
+
+def measure(graph: torch.cuda.CUDAGraph, replays: int = 10) -> Record:
+    """Milliseconds of a replay, and its kernels."""
+    milliseconds = min(timed(graph) for _ in range(5))
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
+        for _ in range(replays):
+            graph.replay()
+        torch.cuda.synchronize()
+    times: Counter[str] = Counter()
+    launches: Counter[str] = Counter()
+    for event in found.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times[event.name] += event.device_time / replays
+            launches[event.name] += 1
+    kinds: Counter[str] = Counter()
+    for name, micros in times.items():
+        kinds[kind_of(name)] += micros
+    kernels = [{"us": round(us, 1), "times": launches[n] / replays, "name": n[:120]} for n, us in times.most_common(40)]
+    return {
+        "ms": round(milliseconds, 4),
+        "launches": round(sum(launches.values()) / replays),
+        "kinds": {kind: round(micros, 1) for kind, micros in kinds.most_common()},
+        "kernels": kernels,
+    }
+
+
+def timed(graph: torch.cuda.CUDAGraph, replays: int = 50) -> float:
+    """Milliseconds of one replay among many."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(replays):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / replays
+
+
+def kind_of(name: str) -> str:
+    """What a kernel is for."""
+    return next((kind for kind, parts in KINDS if any(part in name for part in parts)), "everything else")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A convolution whose weight gradient is taken beside the rest of the backward pass, on a stream of its own.
+
+Nothing but the optimiser waits for a weight's gradient, and matrix units are idle while batch norms wait for memory.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@cache
+def side(device: torch.device) -> torch.cuda.Stream:
+    """The stream beside the others."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def join() -> None:
+    """Wait for every weight gradient that is on its way; a recording may only wait for what it began itself."""
+    for device in list(_begun):
+        torch.cuda.current_stream(device).wait_stream(side(device))
+        _begun.discard(device)
+
+
+_begun: set[torch.device] = set()
+
+
+class ForkedConv(torch.autograd.Function):
+    """conv2d without a bias; the weight, a leaf, finds its gradient in .grad once `join` was called."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, leaf: Tensor, *sizes: Any) -> Tensor:
+        """The convolution; sizes are stride, padding, dilation and groups."""
+        ctx.save_for_backward(x, leaf)
+        ctx.leaf, ctx.sizes = leaf, sizes
+        return torch.conv2d(x, leaf, None, *sizes)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        """The gradient by x; the weight's is on its way."""
+        x, weight = ctx.saved_tensors
+        beside = side(x.device)
+        beside.wait_stream(torch.cuda.current_stream(x.device))
+        _begun.add(x.device)
+        with torch.cuda.stream(beside):
+            grad = _gradient(dy, x, weight, ctx.sizes, by_x=False)
+            ctx.leaf.grad = grad if ctx.leaf.grad is None else ctx.leaf.grad + grad
+        for tensor in (dy, x):
+            tensor.record_stream(beside)
+        return _gradient(dy, x, weight, ctx.sizes, by_x=True) if ctx.needs_input_grad[0] else None, *[None] * 5
+
+
+def _gradient(dy: Tensor, x: Tensor, weight: Tensor, sizes: Any, by_x: bool) -> Tensor:
+    stride, padding, dilation, groups = sizes
+    found = torch.ops.aten.convolution_backward(
+        dy, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [by_x, not by_x, False]
+    )
+    gradient: Tensor = found[0] if by_x else found[1]
+    return gradient
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """conv2d, forked where the weight is a half-precision leaf on a GPU that learns."""
+    halves = weight.dtype in (torch.bfloat16, torch.float16)
+    ready = x.is_cuda and halves and weight.is_leaf and weight.requires_grad and torch.is_grad_enabled()
+    if not ready or bias is not None or isinstance(padding, str) or x.dtype != weight.dtype:
+        return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    pairs = [[v, v] if isinstance(v, int) else list(v) for v in (stride, padding, dilation)]
+    out: Tensor = ForkedConv.apply(x, weight, *pairs, groups)  # type: ignore[no-untyped-call]
+    return out

@@ -1,0 +1,30 @@
+"""A step of projected gradient ascent in the Linf ball as one pass over the images."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 2048
+
+
+@triton.jit
+def _move(x, delta, grad, alpha, out, n, EPS: tl.constexpr, BLOCK: tl.constexpr):
+    """clamp(delta + alpha sign(grad)) to the ball and, with x, to the box."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = at < n
+    g = tl.load(grad + at, mask=ok, other=0)
+    sign = tl.where(g > 0, 1.0, tl.where(g < 0, -1.0, g))  # NaN stays
+    moved = tl.load(delta + at, mask=ok, other=0) + tl.load(alpha) * sign
+    image = tl.load(x + at, mask=ok, other=0)
+    moved = tl.clamp(moved, -EPS, EPS, propagate_nan=tl.PropagateNan.ALL)
+    moved = tl.clamp(moved, -image, 1.0 - image, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(out + at, moved, mask=ok)
+
+
+def linf_move(x: Tensor, delta: Tensor, grad: Tensor, alpha: Tensor, *, eps: float) -> Tensor:
+    """The next delta; all must lie in memory alike."""
+    out = torch.empty_like(delta)
+    grid = (-(-x.numel() // BLOCK),)
+    _move[grid](x, delta, grad, alpha, out, x.numel(), EPS=eps, BLOCK=BLOCK, num_warps=8)
+    return out

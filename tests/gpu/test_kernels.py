@@ -1,0 +1,87 @@
+"""Our kernels on a GPU, against torch's own functions."""
+
+import os
+
+import pytest
+import torch
+
+from helpers.kernels_cases import Case, cases, compare, distance
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted in this process"),
+]
+FAR = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-1, torch.float16: 2e-2}
+CASES = [
+    *cases(torch.float64, torch.bfloat16, channels=(24,)),
+    *(case for case in cases(torch.float16, torch.float32, torch.bfloat16, channels=(64,)) if case.batch and case.relu),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_fused_batch_norm_agrees_with_torch(case: Case) -> None:
+    torchs, ours = compare(case, "cuda", 300)
+    assert len(torchs) == len(ours)
+    assert max(distance(one, other) for one, other in zip(torchs, ours, strict=True)) < FAR[case.dtype]
+
+
+def test_a_small_spread_far_from_zero_keeps_its_variance() -> None:
+    from deat.kernels.normed import norm_relu
+
+    x = (1000 + 0.01 * torch.randn(64, 32, 16, 16, device="cuda", dtype=torch.float64)).float()
+    x = x.contiguous(memory_format=torch.channels_last)
+    weight, bias = torch.ones(32, device="cuda"), torch.zeros(32, device="cuda")
+    y, _ = norm_relu(x, None, None, None, weight, bias, True, 0.1, 0.0)
+    assert y.std().item() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_one_pass_of_sgd_is_sgd() -> None:
+    from deat.training.optimizers import DeviceSGD
+
+    def run(quick: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        layers = [torch.nn.Conv2d(64, 128, 3), torch.nn.Linear(1000, 300), torch.nn.BatchNorm2d(64)]
+        net = torch.nn.Sequential(*layers).cuda()
+        layers[0].weight.data = layers[0].weight.data.contiguous(memory_format=torch.channels_last)
+        optimizer = DeviceSGD(net.parameters(), 0.1, 0.9, 5e-4)
+        optimizer.use_compiled(quick)
+        for _ in range(3):
+            for p in net.parameters():
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+        return [p.detach().clone() for p in net.parameters()]
+
+    for one, other in zip(run(False), run(True), strict=True):
+        assert torch.allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_one_pass_of_a_linf_step_is_the_step() -> None:
+    from deat.kernels.step import linf_move
+    from deat.threat import Linf
+
+    x, grad = torch.rand(7, 3, 9, 9, device="cuda"), torch.randn(7, 3, 9, 9, device="cuda")
+    grad[0] = 0
+    delta, alpha = 0.1 * torch.rand_like(x) - 0.05, torch.tensor(4 / 255, device="cuda")
+    assert torch.equal(linf_move(x, delta, grad, alpha, eps=8 / 255), Linf(8 / 255).move(x, delta, grad, alpha))
+    grad[1] = float("nan")
+    assert linf_move(x, delta, grad, alpha, eps=8 / 255)[1].isnan().all()
+
+
+def test_weight_gradients_taken_beside_are_the_weights_gradients() -> None:
+    from deat.kernels.forked import conv2d, join
+
+    x = torch.randn(16, 32, 8, 8, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    w = torch.randn(64, 32, 3, 3, device="cuda", dtype=torch.bfloat16)
+    w = w.contiguous(memory_format=torch.channels_last).requires_grad_()
+    x.requires_grad_()
+    for _ in range(2):  # the second adds to the first
+        conv2d(x, w, None, 1, 1).float().square().sum().backward()
+    join()
+    ours, by_x = w.grad, x.grad
+    w.grad = x.grad = None
+    for _ in range(2):
+        torch.conv2d(x, w, None, 1, 1).float().square().sum().backward()
+    assert ours is not None
+    assert torch.allclose(ours.float(), w.grad.float(), rtol=2e-2, atol=0.5)  # type: ignore[union-attr]
+    assert torch.equal(by_x, x.grad)  # type: ignore[arg-type]

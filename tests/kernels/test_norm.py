@@ -1,0 +1,70 @@
+"""Our kernels, run one program after the other by Triton's interpreter: what they compute, without a GPU."""
+
+import os
+
+import pytest
+import torch
+
+from deat.kernels import normed
+from helpers.kernels_cases import Case, cases, compare, distance
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before any test runs
+pytest.importorskip("triton", reason="needs Triton, which is for Linux")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normed, "_fits", lambda x: x.is_contiguous(memory_format=torch.channels_last))
+    monkeypatch.setattr(normed, "GATHER", normed.Shape(16, 4, 8))
+    monkeypatch.setattr(normed, "WRITE", normed.Shape(16, 4, 8))
+
+
+@pytest.mark.parametrize("case", cases(torch.float64, channels=(8, 80)), ids=str)
+def test_fused_batch_norm_agrees_with_torch(case: Case) -> None:
+    torchs, ours = compare(case, "cpu", 6)
+    assert len(torchs) == len(ours)
+    assert max(distance(one, other) for one, other in zip(torchs, ours, strict=True)) < 1e-12
+
+
+def test_sums_are_taken_about_the_first_row_so_that_small_spreads_far_from_zero_survive() -> None:
+    x = (1000 + 0.01 * torch.randn(8, 8, 5, 5, dtype=torch.float64)).float()
+    x = x.contiguous(memory_format=torch.channels_last)
+    y, _ = normed.norm_relu(x, None, None, None, torch.ones(8), torch.zeros(8), True, 0.1, 0.0)
+    assert y.std().item() == pytest.approx(1.0, abs=1e-2)
+
+
+def test_kernels_stand_aside_where_every_bit_must_repeat() -> None:
+    x = torch.randn(4, 8, 5, 5).contiguous(memory_format=torch.channels_last)
+    assert normed.serves(x, None, None, torch.ones(8), torch.zeros(8))
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert not normed.serves(x, None, None, torch.ones(8), torch.zeros(8))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 8])
+def test_channels_of_zeros_are_added_and_taken_away(channels: int) -> None:
+    from deat.kernels.stem import CHANNELS, Widened
+
+    x = torch.randn(5, channels, 6, 7, dtype=torch.float64, requires_grad=True)
+    wide = Widened.apply(x, torch.float32)
+    assert wide.shape == (5, CHANNELS, 6, 7)
+    assert torch.equal(wide[:, :channels], x.float())
+    assert not wide[:, channels:].any()
+    (grad,) = torch.autograd.grad(wide, x, torch.ones_like(wide))
+    assert torch.equal(grad, torch.ones_like(x))
+
+
+def test_one_pass_of_a_linf_step_is_the_step() -> None:
+    from deat.kernels.step import linf_move
+    from deat.threat import Linf
+
+    x, grad = torch.rand(3, 3, 9, 9), torch.randn(3, 3, 9, 9)
+    grad[0] = 0
+    delta, alpha = 0.1 * torch.rand_like(x) - 0.05, torch.tensor(4 / 255)
+    assert torch.equal(linf_move(x, delta, grad, alpha, eps=8 / 255), Linf(8 / 255).move(x, delta, grad, alpha))
+    grad[1] = float("nan")
+    assert linf_move(x, delta, grad, alpha, eps=8 / 255)[1].isnan().all()
