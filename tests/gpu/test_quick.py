@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import deat
+from deat.evaluation import graphed as graphed_module
 from deat.evaluation.graphed import EAGER, Graphed
 from deat.evaluation.quick import Quick
 from helpers.eval_nets import THREAT, digits, undefended
@@ -34,7 +35,7 @@ def test_a_recorded_network_answers_and_differentiates_like_an_eager_one(length:
         x = torch.rand(length, 3, 32, 32, device="cuda")
         assert torch.allclose(graphed(x), net(x), atol=1e-4)
         assert torch.allclose(slope(graphed, x), slope(net, x), rtol=1e-2, atol=1e-4)
-    assert len(graphed._pairs) == 1
+    assert graphed.recordings() == 1
 
 
 def test_a_backward_survives_forwards_of_other_batches_in_between() -> None:
@@ -49,6 +50,17 @@ def test_a_backward_survives_forwards_of_other_batches_in_between() -> None:
     graphed(1 - first)
     (grad,) = torch.autograd.grad(answer, x)
     assert torch.allclose(grad, slope(net, first), rtol=1e-2, atol=1e-4)
+
+
+def test_a_batch_of_several_parts_answers_and_differentiates_like_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphed_module, "LARGEST", 64)
+    net = network().requires_grad_(False)
+    graphed = Graphed(net)
+    for length in (150, 150, 150, 130, 64):
+        x = torch.rand(length, 3, 32, 32, device="cuda")
+        assert torch.allclose(slope(graphed, x), slope(net, x), rtol=1e-2, atol=1e-4)
+        with torch.no_grad():
+            assert torch.allclose(graphed(x), net(x), atol=1e-4)
 
 
 def test_half_precision_keeps_the_signs_of_the_gradient() -> None:

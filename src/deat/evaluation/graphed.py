@@ -1,7 +1,8 @@
 """A network's forward and backward as CUDA graphs, a pair for each of a few batch sizes.
 
 An eager call of a small network costs more on the host than on the device, and every new batch size costs a search for
-convolutions. So batches are padded up to a size that was seen before; in eval mode an image's answer is its own.
+convolutions. So batches are cut into parts of one size, and what is left over is padded up to a size that was seen
+before; in eval mode an image's answer is its own.
 """
 
 from collections import Counter
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-EAGER = 2
-"""How often a batch size comes up before it is worth a recording."""
-SMALLEST = 32
+EAGER = 1
+"""How often a size comes up before it is worth a recording."""
+SMALLEST, LARGEST = 32, 1024
 Net = Callable[[Tensor], Tensor]
 
 
@@ -26,30 +27,52 @@ def padded_size(n: int) -> int:
 
 
 class Graphed:
-    """Calls a network on batches of any length, by its input differentiable; recordings share their memory.
+    """Calls a network on batches of any length, by its input differentiable.
 
-    `recorded` is the network as recordings run it, such as compiled; None where it is as it is. `serial` counts
-    forwards, so that a backward knows whether its forward's activations are still there.
+    The parts of a batch that will be differentiated keep their activations apart from each other, each in a slot of
+    its own; otherwise one slot serves them all.
     """
 
-    def __init__(self, net: Net, recorded: Net | None = None) -> None:
-        self.net, self.recorded = net, recorded or net
-        self.serial = 0
+    def __init__(self, net: Net) -> None:
+        self.net = net
         self._uses: Counter[torch.Size] = Counter()
-        self._pairs: dict[torch.Size, _Pair] = {}
-        self._pool: Any = None
+        self._slots: list[_Slot] = []
 
     def __call__(self, x: Tensor) -> Tensor:
         """The network's answer."""
+        parts = torch.split(x, LARGEST)
+        learns = x.requires_grad and torch.is_grad_enabled()
+        answers = [self._ask(part, slot if learns else 0) for slot, part in enumerate(parts)]
+        return answers[0] if len(answers) == 1 else torch.cat(answers)
+
+    def recordings(self) -> int:
+        """How many pairs of graphs there are."""
+        return sum(len(slot.pairs) for slot in self._slots)
+
+    def _ask(self, x: Tensor, number: int) -> Tensor:
         shape = torch.Size((padded_size(len(x)), *x.shape[1:]))
         self._uses[shape] += 1
         if self._uses[shape] <= EAGER:
             return self.net(_padded(x, shape))[: len(x)]
-        if shape not in self._pairs:
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            self._pairs[shape] = _Pair(self.recorded, _padded(x, shape), self._pool)
-        answer: Tensor = _Replay.apply(x, self._pairs[shape], self)  # type: ignore[no-untyped-call]
+        while len(self._slots) <= number:
+            self._slots.append(_Slot())
+        slot = self._slots[number]
+        if shape not in slot.pairs:
+            slot.pairs[shape] = _Pair(self.net, _padded(x, shape), slot.pool)
+        answer: Tensor = _Replay.apply(x, slot.pairs[shape], slot)  # type: ignore[no-untyped-call]
         return answer
+
+
+class _Slot:
+    """Recordings that share their memory, a pair for each size.
+
+    `serial` counts forwards, so that a backward knows whether its forward's activations are still there.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: dict[torch.Size, _Pair] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+        self.serial = 0
 
 
 class _Pair:
@@ -94,7 +117,7 @@ class _Replay(torch.autograd.Function):
     """A recorded forward, whose backward is recorded too."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pair: _Pair, owner: Graphed) -> Tensor:
+    def forward(ctx: Any, x: Tensor, pair: _Pair, owner: _Slot) -> Tensor:
         """The answer."""
         owner.serial += 1
         ctx.pair, ctx.owner, ctx.serial = pair, owner, owner.serial

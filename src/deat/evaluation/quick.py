@@ -55,7 +55,7 @@ class Quick(nn.Module):
         self.twin = copy.deepcopy(net).requires_grad_(False).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
         self.precision, self.compiled = precision, compiled
         self._cast_weights()
-        self.ask = Graphed(self._answer, self._compiled() if compiled else None)
+        self.ask = Graphed(self._compiled() if compiled else self._answer)
         self._exact = (exact,)  # not a submodule: its modes are its own
         self.forwards = self.backwards = 0
 
