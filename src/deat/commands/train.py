@@ -69,7 +69,7 @@ def run_training(flags: dict[str, Any]) -> int:
     request, options = (_pick(kind, flags) for kind in (Request, Options))
     ranks = Ranks.join(flags["device"])
     going_on = ranks.by_main(lambda: _check_options(options))
-    settings = {f.name: flags.get(f.name) for f in fields(Settings)}
+    settings: dict[str, Any] = {f.name: flags.get(f.name) for f in fields(Settings)}
     request = replace(request, persistent=request.persistent or None, compact=request.compact or None)
     with ranks.leader_first():
         run = resolve(request, **settings)

@@ -32,6 +32,8 @@ class Corpus:
     norm: str = "linf"
     pad: int = 0
     flip: bool = False
+    lent: Path | None = None
+    """The folder it was found in, where that is not the user's own."""
 
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -110,8 +112,13 @@ def load(
     download: bool = False,
     size: int | None = None,
     cache: bool = True,
+    also: str | Path | None = None,
 ) -> Corpus:
-    """The data set a name stands for; nothing is fetched over the network unless download is true."""
+    """The data set a name stands for; nothing is fetched over the network unless download is true.
+
+    root is where data sets lie and decoded images are kept; `also` is one more folder to look for data sets in, into
+    which nothing is written.
+    """
     where = Path(root) if root is not None else default_root()
     name, _, path = spec.partition(":")
     if name.lower() == "folder" and path:
@@ -121,15 +128,17 @@ def load(
     if spec.lower() == "digits":
         return Corpus("digits", *digits.read(), mean=None, std=None, eps=0.15)
     if spec.lower() in ("cifar10", "cifar100"):
-        return _cifar(spec.lower(), where, download)
+        return _cifar(spec.lower(), where, Path(also) if also is not None else None, download)
     raise unknown("data", spec, names(), "A folder of images is folder:PATH.")
 
 
-def _cifar(name: str, root: Path, download: bool) -> Corpus:
+def _cifar(name: str, root: Path, also: Path | None, download: bool) -> Corpus:
     from deat.data import cifar
 
+    lent = None if cifar.is_in(name, root) else also
+    parts = cifar.read(name, root, download) if lent is None else cifar.read(name, lent)
     mean, std = _CIFAR
-    return Corpus(name, *cifar.read(name, root, download), mean=mean, std=std, eps=8 / 255, pad=4, flip=True)
+    return Corpus(name, *parts, mean=mean, std=std, eps=8 / 255, pad=4, flip=True, lent=lent)
 
 
 def _folder(path: Path, root: Path, size: int | None, cache: bool) -> Corpus:
