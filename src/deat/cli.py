@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
@@ -17,6 +18,7 @@ from deat.commands.report import Report
 from deat.commands.resume import run_resume
 from deat.commands.train import run_training
 from deat.commands.weights import run_export, run_import
+from deat.training.folder import has_checkpoint
 from deat.versions import VERSION
 
 
@@ -112,6 +114,11 @@ class Train:
     json: bool = False
     """Print one JSON document instead of lines."""
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the same command goes on where it was: there is a run, and it may be taken up."""
+        return self.resume == "auto" and self.out is not None and has_checkpoint(Path(self.out).expanduser())
+
     def run(self) -> int:
         """Train."""
         return run_training(vars(self))
@@ -120,6 +127,8 @@ class Train:
 @dataclass(frozen=True)
 class Resume:
     """Go on with a run that was interrupted or killed, to the bytes that an uninterrupted one would have given."""
+
+    goes_on: ClassVar[bool] = True
 
     run_folder: Annotated[Positional[str], arg(name="run")]
     """The run's folder."""
@@ -142,6 +151,8 @@ class Resume:
 @dataclass(frozen=True)
 class Evaluate:
     """Judge a run or a weights file by attacks. Exits with 6 where the number should not be believed."""
+
+    goes_on: ClassVar[bool] = True
 
     target: Positional[str]
     """A run's folder, or a .safetensors file."""
@@ -252,5 +263,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:
         print(f"deat {VERSION}")
         return 0
-    resumes = given[:1] in (["evaluate"], ["resume"], ["bench"])
-    return ended(lambda: tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,)).run(), resumes)
+    order: list[Any] = []
+
+    def command() -> int:
+        order.append(tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,)))
+        return int(order[0].run())
+
+    return ended(command, lambda: any(getattr(known, "goes_on", False) for known in order))

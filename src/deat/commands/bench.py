@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from rich.console import Console
 from rich.live import Live
@@ -30,6 +30,8 @@ FAILED = 1
 @dataclass(frozen=True)
 class Bench:
     """Run a recipe's whole table: every method and seed, trained and judged. The same command goes on where it was."""
+
+    goes_on: ClassVar[bool] = True
 
     recipe: Positional[str]
     """A name from `deat list recipes`."""

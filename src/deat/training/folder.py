@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deat.checkpoint.lock import LOCK, owned
-from deat.checkpoint.store import NAME, remove
+from deat.checkpoint.store import NAME, listed, remove
 from deat.errors import CheckpointError, UsageError
 from deat.models.weights import tensors_of
 from deat.tensorfile import dump, note_of
@@ -170,6 +170,14 @@ def is_report(path: Path) -> bool:
 def is_unborn(path: Path) -> bool:
     """Whether a folder has been made for a run that came to nothing before it was written down."""
     return path.is_dir() and all(p.name == LOCK or p.name.startswith(f".{RUN}.") for p in path.iterdir())
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Whether a folder holds a checkpoint to go on from."""
+    try:
+        return bool(listed(path))
+    except OSError:
+        return False
 
 
 def aside(path: Path) -> Path:
