@@ -116,7 +116,10 @@ def _heard(number: int, frame: FrameType | None) -> None:
 def _listen(heard: int, status: Callable[[], int]) -> None:
     while number := os.read(heard, 1):
         if signal.getsignal(number[0]) is _heard:
-            os._exit(status())
+            try:
+                os._exit(status())
+            finally:  # nothing that goes wrong in saying so may keep it here
+                os._exit(Interrupted.exit_code)
     os.close(heard)
 
 

@@ -10,10 +10,10 @@ import torch
 from deat.checkpoint import store
 from deat.checkpoint.find import search
 from deat.cli import main
-from deat.errors import CheckpointError
+from deat.errors import CheckpointError, UsageError
 from deat.training.checkpoints import Checkpoints, load
 from helpers.games import trainer_of
-from helpers.nets import conv_net
+from helpers.nets import conv_net, learnable
 
 from .conftest import SHORT
 from .test_saving import assert_same_run, saved
@@ -80,6 +80,74 @@ def test_edited_record_is_refused_by_what_the_checkpoint_says(unfinished, capsys
     (unfinished / "run.json").write_text(json.dumps(record))
     assert main(["resume", "run"]) == 2
     assert "threat.eps: 0.15, now 0.3" in capsys.readouterr().err
+
+
+class Labelled(torch.utils.data.Dataset):
+    """A data set of one's own, read item by item."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.x[index], int(self.y[index])
+
+
+def one_pixel_less(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = x.clone()
+    x[7, 0, 3, 3] *= 0.5
+    return x, y
+
+
+SETS = {
+    "pixels": (learnable(24), one_pixel_less(*learnable(24)), "data.content"),
+    "labels": (learnable(24), (learnable(24)[0], learnable(24)[1].flip(0)), "data.content"),
+    "a data set's labels": (Labelled(*learnable(24)), Labelled(learnable(24)[0], learnable(24)[1].flip(0)), "content"),
+}
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_python_training_does_not_go_on_with_other_data_of_the_same_size(kind):
+    data, other, word = SETS[kind]
+    keep_epoch(data)
+    assert Checkpoints("kept").resume(trainer_of("fgsm", conv_net(), data=data, epochs=2))
+    with pytest.raises(UsageError, match=word):
+        Checkpoints("kept").resume(trainer_of("fgsm", conv_net(), data=other, epochs=2))
+
+
+def test_python_training_does_not_go_on_with_other_held_out_data():
+    val = learnable(8, seed=2)
+    keep_epoch(learnable(24), val=val)
+    with pytest.raises(UsageError, match="held_out_content"):
+        Checkpoints("kept").resume(trainer_of("fgsm", conv_net(), val=one_pixel_less(*val), epochs=2))
+
+
+def test_checkpoint_that_does_not_tell_its_data_goes_on():
+    keep_epoch(learnable(24))
+    rewrite_state(Path("kept"), lambda state: state["config"]["data"].pop("content"))
+    assert Checkpoints("kept").resume(trainer_of("fgsm", conv_net(), epochs=2))
+
+
+def test_loader_in_another_order_goes_on():
+    def loader(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        order = torch.randperm(24, generator=torch.Generator().manual_seed(seed))
+        x, y = learnable(24)
+        return [(x[part], y[part]) for part in order.split(8)]
+
+    keep_epoch(loader(0))
+    assert Checkpoints("kept").resume(trainer_of("fgsm", conv_net(), data=loader(1), epochs=2))
+
+
+def keep_epoch(data: object, **options: object) -> None:
+    """Train for an epoch of two, kept in kept/."""
+    trainer = trainer_of("fgsm", conv_net(), data=data, epochs=2, **options)
+    Checkpoints("kept").follow(trainer)
+    trainer.keeper.begin(trainer)
+    with trainer.session():
+        trainer.run_epoch()
+    trainer.keeper.keep(trainer)
 
 
 ELSEWHERE = {"threads": 4, "device": "cuda", "torch": "2.0.0", "processes": 8, "precision": "bf16"}

@@ -176,7 +176,7 @@ def has_checkpoint(path: Path) -> bool:
     """Whether a folder holds a checkpoint to go on from."""
     try:
         return bool(listed(path))
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 
