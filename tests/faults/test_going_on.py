@@ -12,6 +12,7 @@ from deat.checkpoint.find import search
 from deat.cli import main
 from deat.errors import CheckpointError, UsageError
 from deat.training.checkpoints import Checkpoints, load
+from deat.training.watch import OverfitWatch
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
 
@@ -65,6 +66,51 @@ def test_changed_configuration_is_refused_with_a_readable_difference(change, unf
 def test_harmless_change_is_allowed_and_the_run_ends_in_the_same_bytes(flags, unfinished, whole):
     assert main([*SHORT, "--resume", "auto", *flags]) == 0
     assert_same_run(unfinished, whole)
+
+
+SCORED = [*SHORT, "--epochs", "2", "--test-images", "60"]
+
+
+@pytest.mark.parametrize("command", [["resume", "run"], [*SCORED, "--resume", "auto"]])
+def test_finished_run_says_so_shows_what_it_found_and_is_left_as_it_is(command, capsys):
+    assert main(SCORED) == 0
+    table = capsys.readouterr().out.split("accuracy on 60 test images")[1]
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "run is finished" in shown
+    assert "epoch 2/2" in shown
+    assert shown.endswith(table)
+    assert "going on" not in shown
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_finished_run_is_one_json_document_with_its_scores(capsys):
+    assert main(SCORED) == 0
+    capsys.readouterr()
+    assert main(["resume", "run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scores"] == json.loads(Path("run/scores.json").read_text())
+    assert len(found["history"]) == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[1]", "{}", '[{"name": "x", "accuracy": 1, "images": 1, "backprops": 1}]'])
+def test_scores_of_a_finished_run_that_cannot_be_read_are_made_again(text, capsys):
+    assert main(SCORED) == 0
+    whole = json.loads(Path("run/scores.json").read_text())
+    Path("run/scores.json").write_text(text)
+    assert main(["resume", "run"]) == 0
+    assert "its scores are not, and are made now" in capsys.readouterr().out
+    again = json.loads(Path("run/scores.json").read_text())
+    assert [score["accuracy"] for score in again] == [score["accuracy"] for score in whole]
+
+
+def test_run_that_was_stopped_early_is_finished_too(monkeypatch, capsys):
+    monkeypatch.setattr(OverfitWatch, "on_epoch", lambda self, trainer, *_: trainer.stop())
+    assert main([*SHORT, "--watch", "stop"]) == 0
+    assert len(Path("run/history.jsonl").read_text().splitlines()) == 1
+    assert main(["resume", "run"]) == 0
+    assert "run is finished" in capsys.readouterr().out
 
 
 def test_gamma_of_an_m_plus_run_is_part_of_its_configuration(capsys):

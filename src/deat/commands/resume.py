@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from deat.commands.display import say_if_lent
-from deat.commands.train import Options, Session
+from deat.commands.session import Options, Session
 from deat.errors import CheckpointError
 from deat.paths import at_home
 from deat.ranks import Ranks

@@ -19,7 +19,8 @@ from deat.versions import versions
 from deat.writing import is_leftover, link_whole, write_json, write_whole
 
 RUN, HISTORY, TIMING, WATCH, FAILURE = "run.json", "history.jsonl", "timing.jsonl", "watch.jsonl", "failure.json"
-RECORDS = {RUN, HISTORY, TIMING, WATCH, FAILURE, "scores.json", "report.md"}
+SCORES, REPORT = "scores.json", "report.md"
+RECORDS = {RUN, HISTORY, TIMING, WATCH, FAILURE, SCORES, REPORT}
 WEIGHTS = "model.safetensors"
 FIGURES = ("training-process", "validation", "backprops", "cost", "alpha-gamma", "sweep", "gallery")
 REPORT_FILES = {"index.html", "table.md", "table.tex", "table.csv"} | {
