@@ -12,7 +12,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
 from deat.commands.bench import Bench
 from deat.commands.ending import ended, tolerate_any_terminal
 from deat.commands.evaluate import run_evaluation
-from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Shape, Start, Watch
+from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Shape, Start, Watch, Whole
 from deat.commands.lists import list_things
 from deat.commands.report import Report
 from deat.commands.resume import run_resume
@@ -46,7 +46,7 @@ class Train:
     """auto goes on with the run that is in --out, if there is one of the same settings, and else starts it."""
     inexact: bool = False
     """--resume: go on even where the numbers will differ from an uninterrupted run's."""
-    seed: int = 0
+    seed: Whole = 0
     """Where every random draw comes from."""
     batch_size: MaybeWhole = None
     """Images in a batch (128; digits 64)."""
@@ -84,7 +84,7 @@ class Train:
     """The attack on them: cw-20 (default), pgd-20, ..., or none."""
     watch: Watch = None
     """On catastrophic overfitting: warn (default where images are held out), stop, roll back and step less, or none."""
-    test_images: int = 1000
+    test_images: Whole = 1000
     """Test images scored at the end by natural, FGSM and PGD-20; 0 for none."""
     baseline: Literal["auto", "yes", "no"] = "auto"
     """Also train naturally, to compare; auto does so on digits only."""
@@ -174,9 +174,9 @@ class Evaluate:
     """Which of a run's weights."""
     cascade: bool = False
     """Send only survivors on to the next attack; faster, but single attacks then have no accuracy."""
-    seed: int = 0
+    seed: Whole = 0
     """Where every random draw comes from."""
-    block: int = 500
+    block: Whole = 500
     """Images attacked at once; verdicts depend on it, so it is recorded."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """What attacks compute in: auto is fp16 on a GPU and fp32 elsewhere. Verdicts are always settled in float32."""

@@ -15,7 +15,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 320, 60
 
 LINE: list[tuple[str, ...]] = [
     ("errors", "seeding", "loading", "modes", "ranks", "versions", "writing", "plain", "paths"),
-    ("tensorfile", "interruption"),
+    ("numbers", "tensorfile", "interruption"),
     ("threat", "game.losses"),
     ("game.round", "game.scaler"),
     ("game.ascent", "game.objectives"),
@@ -41,7 +41,8 @@ ONLY: dict[str, tuple[str, ...]] = {
     "errors": (),
     "seeding": (),
     "loading": ("errors",),
-    "threat": ("errors",),
+    "numbers": ("errors",),
+    "threat": ("errors", "numbers"),
     "game.losses": (),
     "data": ("errors", "seeding", "loading", "ranks"),
     "models": ("errors", "seeding", "loading", "writing", "tensorfile"),

@@ -14,7 +14,7 @@ Part = ImageSet | LazyImages
 
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_SMALL = 64
+_SMALL, _LARGEST = 64, 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +111,7 @@ def load(
     where = Path(root) if root is not None else default_root()
     name, _, path = spec.partition(":")
     if name.lower() == "folder" and path:
+        _check_side(size)
         return _folder(Path(path).expanduser(), where, size, cache)
     if size is not None:
         raise UsageError(f"size={size} is for folder:PATH; {spec!r} has a size of its own.")
@@ -119,6 +120,11 @@ def load(
     if spec.lower() in ("cifar10", "cifar100"):
         return _cifar(spec.lower(), where, Path(also) if also is not None else None, download)
     raise unknown("data", spec, names(), "A folder of images is folder:PATH.")
+
+
+def _check_side(size: int | None) -> None:
+    if size is not None and not 1 <= size <= _LARGEST:
+        raise UsageError(f"size must be a whole number of pixels from 1 to {_LARGEST}, not {size}.")
 
 
 def _cifar(name: str, root: Path, also: Path | None, download: bool) -> Corpus:

@@ -14,10 +14,11 @@ from deat.methods import Method
 from deat.methods import method as find_method
 from deat.methods.tune import tune
 from deat.models import build, load_weights
+from deat.numbers import number
 from deat.paths import tidy
 from deat.ranks import ALONE, Ranks
 from deat.seeding import derive
-from deat.threat import ThreatModel, number
+from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.fit import make_trainer, open_source
 from deat.training.sameness import config_of, digest, reasons_against_exactness
