@@ -13,8 +13,9 @@ def render(result: Record) -> str:
     lines = [
         "# Where a move's time goes",
         "",
-        f"`python bench/gpu_profile.py --out docs/results/profile.json` on {machine['device']}, torch {machine['torch']}.",
-        "PreAct-ResNet 18, batches of 128, bf16; a recorded move replayed alone. Microseconds by what a kernel is for;",
+        f"`python bench/gpu_profile.py --out docs/results/profile.json` on {machine['device']},",
+        f"torch {machine['torch']}. PreAct-ResNet 18, batches of 128, bf16; a recorded move replayed alone, so without",
+        "data and augmentation. Microseconds by what a kernel is for;",
         '"gaps" is what is left of the move\'s time.',
         "",
         "| | " + " | ".join(moves) + " |",

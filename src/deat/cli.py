@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
@@ -11,12 +12,13 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg, subcommand
 from deat.commands.bench import Bench
 from deat.commands.ending import ended, tolerate_any_terminal
 from deat.commands.evaluate import run_evaluation
-from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Shape, Start, Watch
+from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Shape, Start, Watch, Whole
 from deat.commands.lists import list_things
 from deat.commands.report import Report
 from deat.commands.resume import run_resume
 from deat.commands.train import run_training
 from deat.commands.weights import run_export, run_import
+from deat.training.folder import has_checkpoint
 from deat.versions import VERSION
 
 
@@ -44,7 +46,7 @@ class Train:
     """auto goes on with the run that is in --out, if there is one of the same settings, and else starts it."""
     inexact: bool = False
     """--resume: go on even where the numbers will differ from an uninterrupted run's."""
-    seed: int = 0
+    seed: Whole = 0
     """Where every random draw comes from."""
     batch_size: MaybeWhole = None
     """Images in a batch (128; digits 64)."""
@@ -82,7 +84,7 @@ class Train:
     """The attack on them: cw-20 (default), pgd-20, ..., or none."""
     watch: Watch = None
     """On catastrophic overfitting: warn (default where images are held out), stop, roll back and step less, or none."""
-    test_images: int = 1000
+    test_images: Whole = 1000
     """Test images scored at the end by natural, FGSM and PGD-20; 0 for none."""
     baseline: Literal["auto", "yes", "no"] = "auto"
     """Also train naturally, to compare; auto does so on digits only."""
@@ -112,6 +114,11 @@ class Train:
     json: bool = False
     """Print one JSON document instead of lines."""
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the same command goes on where it was: there is a run, and it may be taken up."""
+        return self.resume == "auto" and self.out is not None and has_checkpoint(Path(self.out).expanduser())
+
     def run(self) -> int:
         """Train."""
         return run_training(vars(self))
@@ -120,6 +127,8 @@ class Train:
 @dataclass(frozen=True)
 class Resume:
     """Go on with a run that was interrupted or killed, to the bytes that an uninterrupted one would have given."""
+
+    goes_on: ClassVar[bool] = True
 
     run_folder: Annotated[Positional[str], arg(name="run")]
     """The run's folder."""
@@ -143,6 +152,8 @@ class Resume:
 class Evaluate:
     """Judge a run or a weights file by attacks. Exits with 6 where the number should not be believed."""
 
+    goes_on: ClassVar[bool] = True
+
     target: Positional[str]
     """A run's folder, or a .safetensors file."""
     data: MaybeText = None
@@ -163,9 +174,9 @@ class Evaluate:
     """Which of a run's weights."""
     cascade: bool = False
     """Send only survivors on to the next attack; faster, but single attacks then have no accuracy."""
-    seed: int = 0
+    seed: Whole = 0
     """Where every random draw comes from."""
-    block: int = 500
+    block: Whole = 500
     """Images attacked at once; verdicts depend on it, so it is recorded."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """What attacks compute in: auto is fp16 on a GPU and fp32 elsewhere. Verdicts are always settled in float32."""
@@ -252,5 +263,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:
         print(f"deat {VERSION}")
         return 0
-    resumes = given[:1] in (["evaluate"], ["resume"], ["bench"])
-    return ended(lambda: tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,)).run(), resumes)
+    order: list[Any] = []
+
+    def command() -> int:
+        order.append(tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,)))
+        return int(order[0].run())
+
+    return ended(command, lambda: any(getattr(known, "goes_on", False) for known in order))

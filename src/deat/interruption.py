@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
@@ -14,6 +14,8 @@ from deat.errors import Interrupted
 from deat.ranks import ALONE, Ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+USUAL = (signal.SIG_DFL, signal.default_int_handler)
+"""What is done with them where nobody made anything of them."""
 ECHO = 2.0
 """Seconds within which a launcher may pass on a signal that its processes have had already."""
 
@@ -53,8 +55,6 @@ class Interruption:
                 signal.signal(number, handler)
 
     def _handler(self, former: Any) -> Any:
-        usual = (signal.SIG_DFL, signal.default_int_handler)
-
         def handle(number: int, frame: FrameType | None) -> None:
             if self.asked:
                 if not self.ranks.many or monotonic() - self._since > ECHO:
@@ -62,7 +62,7 @@ class Interruption:
                 return
             self._since = monotonic()
             self.ask(f"interrupted by {signal.Signals(number).name}")
-            if former not in usual:
+            if former not in USUAL:
                 former(number, frame)
 
         return handle
@@ -80,6 +80,47 @@ def terminable() -> Iterator[None]:
     finally:
         if mine:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def leaving(status: Callable[[], int]) -> Iterator[None]:
+    """Inside, SIGTERM and SIGINT end this process at once, where nothing else was made of them; `status` gives its own.
+
+    A thread does so: Python's handlers wait for the call that is running, which may wait for a process that is gone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # what a child is told is not meant for us
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: handler for number, handler in before.items() if handler in USUAL}
+    for number in before:
+        signal.signal(number, _heard)
+    former = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    threading.Thread(target=_listen, args=(heard, status), daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(former)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(told)  # which ends the thread
+
+
+def _heard(number: int, frame: FrameType | None) -> None:
+    """Leave it to the thread that listens."""
+
+
+def _listen(heard: int, status: Callable[[], int]) -> None:
+    while number := os.read(heard, 1):
+        if signal.getsignal(number[0]) is _heard:
+            try:
+                os._exit(status())
+            finally:  # nothing that goes wrong in saying so may keep it here
+                os._exit(Interrupted.exit_code)
+    os.close(heard)
 
 
 def _leave() -> None:

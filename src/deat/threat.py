@@ -7,13 +7,14 @@ it is given and never reads a tensor on the host, so it may be compiled and capt
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, SupportsFloat
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
 from torch.nn.functional import normalize, pad
 
 from deat.errors import UsageError, unknown
+from deat.numbers import number
 
 STARTS = ("zero", "uniform", "normal", "bernoulli", "jitter")
 _AT_BOUND = 1e-6  # rounding leaves a pixel that far from a bound it has reached
@@ -229,18 +230,6 @@ def threat(spec: ThreatModel | str) -> ThreatModel:
     if not radius:
         raise UsageError(f"threat model {spec!r} has no radius. Write NORM:EPS, such as linf:8/255.")
     return _THREATS[name.lower()](number(radius))
-
-
-def number(text: str | SupportsFloat) -> float:
-    """The finite number a text stands for: "8/255", "0.03", "1e-3"; a number is itself."""
-    try:
-        top, slash, bottom = text.partition("/") if isinstance(text, str) else (text, "", "")
-        value = float(top) / (float(bottom) if slash else 1.0)
-    except (ValueError, TypeError, ArithmeticError):
-        value = math.nan
-    if not math.isfinite(value):
-        raise UsageError(f"{text!r} is not a number. Write a finite one, such as 0.03, 1e-3 or 8/255.")
-    return value
 
 
 def _size_and_bound(x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:

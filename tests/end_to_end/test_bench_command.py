@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from deat.bench import cell as cells
+from deat.bench.grid import Grid
 from deat.cli import main
 
 SMALL = ["--set", "epochs=1", "--set", "n=20", "--set", "attacks=natural,pgd-2", "--set", "held_out=20"]
@@ -87,6 +88,37 @@ def test_an_interrupted_bench_goes_on_where_it_was(
     assert {run["status"] for run in runs_of().values()} == {"waiting"}
     assert main(BENCH) == 0
     assert trained.items() <= written().items()  # what was trained was not trained again
+
+
+def test_a_finished_run_with_a_damaged_evaluation_is_judged_again(capsys: pytest.CaptureFixture[str]) -> None:
+    order = ["bench", "quick", "--methods", "natural", "--seeds", "0", *SMALL]
+    assert main([*order, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["rows"]
+    file = Path("runs/bench-quick/natural/seed-0/evaluation.json")
+    file.write_bytes(file.read_bytes()[:100])
+    assert main([*order, "--json"]) == 0
+    again = capsys.readouterr()
+    assert again.err.count("evaluation.json is damaged, so this run is judged again") == 1
+    assert json.loads(again.out)["rows"] == found
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_bench_whose_folder_takes_nothing_more_ends_with_status_4(
+    jobs: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    order = ["bench", "quick", "--methods", "natural", "--seeds", "0,1", "--jobs", jobs, *SMALL]
+    real = Grid.open
+
+    def opened(self: Grid, *rest: object) -> None:
+        real(self, *rest)
+        (self.root / ".claims/bench.json").unlink()
+        (self.root / ".claims/bench.json").mkdir()  # in the lock's way, even for a user who may write anywhere
+
+    monkeypatch.setattr(Grid, "open", opened)
+    assert main(order) == 4
+    said = capfd.readouterr().err
+    assert "cannot write to" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(("jobs", "times"), [("1", 3), ("2", 1)])

@@ -1,8 +1,13 @@
-"""The command line's flags, frozen: a new one is added here on purpose or not at all."""
+"""The command line's flags, frozen: a new one is added here on purpose or not at all. Each reads what it says."""
 
+from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
-from deat.cli import Bench, Evaluate, Export, Import, List, Report, Resume, Train
+import pytest
+
+from deat.cli import Bench, Evaluate, Export, Import, List, Report, Resume, Train, main
 
 TRAIN = """data model method epochs eps norm out overwrite resume inexact seed batch_size lr rate weight_decay
 momentum init rules alpha gamma max_steps beta tau start persistent compact held_out val_attack watch
@@ -23,3 +28,50 @@ def test_no_flag_appears_by_accident() -> None:
     assert [f.name for f in fields(Bench)] == BENCH.split()
     assert [f.name for f in fields(Report)] == REPORT.split()
     assert [f.name for f in fields(List)] == ["kind", "json"]
+
+
+COMMANDS: dict[type[Any], list[str]] = {
+    Train: ["train"],
+    Resume: ["resume", "run"],
+    Evaluate: ["evaluate", "run"],
+    Bench: ["bench", "quick"],
+    Report: ["report", "run"],
+    Import: ["import", "file.pt"],
+    Export: ["export", "run"],
+    List: ["list", "data"],
+}
+
+
+def numbers() -> Iterator[tuple[list[str], str]]:
+    """Every flag that takes a number: the command up to its value, and the kind of number."""
+    for command, start in COMMANDS.items():
+        for name, hint in get_type_hints(command).items():
+            kinds = {int, float} & {hint, *get_args(hint)}
+            if kinds:
+                yield [*start, f"--{name.replace('_', '-')}"], kinds.pop().__name__
+
+
+NUMBERS = {" ".join(start): (start, kind) for start, kind in numbers()}
+
+
+def test_flags_that_take_numbers_are_found() -> None:
+    assert {"bench quick --jobs", "train --eps", "evaluate run --n", "report run --gallery"} <= NUMBERS.keys()
+
+
+@pytest.mark.parametrize("value", ["x", "", "1,5", "1e999", "9" * 5000 + "x"], ids=lambda value: value[:5])
+@pytest.mark.parametrize("flag", NUMBERS)
+def test_what_is_no_number_is_named_with_what_is_accepted(
+    flag: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    start, kind = NUMBERS[flag]
+    with pytest.raises(SystemExit) as left:
+        main([*start, value])
+    said = " ".join(capsys.readouterr().err.replace("\u2502", " ").split())
+    assert left.value.code == 2
+    assert f"{start[-1]}: {repr(value)[:20]}" in said
+    assert {"int": "is not a whole number", "float": "is not a number"}[kind] in said
+    assert "such as" in said
+    assert "invalid literal" not in said
+    assert "could not convert" not in said
+    assert list(tmp_path.iterdir()) == []

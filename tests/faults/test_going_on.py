@@ -10,10 +10,11 @@ import torch
 from deat.checkpoint import store
 from deat.checkpoint.find import search
 from deat.cli import main
-from deat.errors import CheckpointError
+from deat.errors import CheckpointError, UsageError
 from deat.training.checkpoints import Checkpoints, load
+from deat.training.watch import OverfitWatch
 from helpers.games import trainer_of
-from helpers.nets import conv_net
+from helpers.nets import conv_net, learnable
 
 from .conftest import SHORT
 from .test_saving import assert_same_run, saved
@@ -67,6 +68,51 @@ def test_harmless_change_is_allowed_and_the_run_ends_in_the_same_bytes(flags, un
     assert_same_run(unfinished, whole)
 
 
+SCORED = [*SHORT, "--epochs", "2", "--test-images", "60"]
+
+
+@pytest.mark.parametrize("command", [["resume", "run"], [*SCORED, "--resume", "auto"]])
+def test_finished_run_says_so_shows_what_it_found_and_is_left_as_it_is(command, capsys):
+    assert main(SCORED) == 0
+    table = capsys.readouterr().out.split("accuracy on 60 test images")[1]
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    assert "run is finished" in shown
+    assert "epoch 2/2" in shown
+    assert shown.endswith(table)
+    assert "going on" not in shown
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_finished_run_is_one_json_document_with_its_scores(capsys):
+    assert main(SCORED) == 0
+    capsys.readouterr()
+    assert main(["resume", "run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scores"] == json.loads(Path("run/scores.json").read_text())
+    assert len(found["history"]) == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[1]", "{}", '[{"name": "x", "accuracy": 1, "images": 1, "backprops": 1}]'])
+def test_scores_of_a_finished_run_that_cannot_be_read_are_made_again(text, capsys):
+    assert main(SCORED) == 0
+    whole = json.loads(Path("run/scores.json").read_text())
+    Path("run/scores.json").write_text(text)
+    assert main(["resume", "run"]) == 0
+    assert "its scores are not, and are made now" in capsys.readouterr().out
+    again = json.loads(Path("run/scores.json").read_text())
+    assert [score["accuracy"] for score in again] == [score["accuracy"] for score in whole]
+
+
+def test_run_that_was_stopped_early_is_finished_too(monkeypatch, capsys):
+    monkeypatch.setattr(OverfitWatch, "on_epoch", lambda self, trainer, *_: trainer.stop())
+    assert main([*SHORT, "--watch", "stop"]) == 0
+    assert len(Path("run/history.jsonl").read_text().splitlines()) == 1
+    assert main(["resume", "run"]) == 0
+    assert "run is finished" in capsys.readouterr().out
+
+
 def test_gamma_of_an_m_plus_run_is_part_of_its_configuration(capsys):
     command = [*SHORT, "--method", "m+deat", "--epochs", "1"]
     assert main(command) == 0
@@ -80,6 +126,74 @@ def test_edited_record_is_refused_by_what_the_checkpoint_says(unfinished, capsys
     (unfinished / "run.json").write_text(json.dumps(record))
     assert main(["resume", "run"]) == 2
     assert "threat.eps: 0.15, now 0.3" in capsys.readouterr().err
+
+
+class Labelled(torch.utils.data.Dataset):
+    """A data set of one's own, read item by item."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.x[index], int(self.y[index])
+
+
+def one_pixel_less(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = x.clone()
+    x[7, 0, 3, 3] *= 0.5
+    return x, y
+
+
+SETS = {
+    "pixels": (learnable(24), one_pixel_less(*learnable(24)), "data.content"),
+    "labels": (learnable(24), (learnable(24)[0], learnable(24)[1].flip(0)), "data.content"),
+    "a data set's labels": (Labelled(*learnable(24)), Labelled(learnable(24)[0], learnable(24)[1].flip(0)), "content"),
+}
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_python_training_does_not_go_on_with_other_data_of_the_same_size(kind):
+    data, other, word = SETS[kind]
+    keep_epoch(data)
+    assert Checkpoints("kept").resume(trainer_of("fgsm", conv_net(), data=data, epochs=2))
+    with pytest.raises(UsageError, match=word):
+        Checkpoints("kept").resume(trainer_of("fgsm", conv_net(), data=other, epochs=2))
+
+
+def test_python_training_does_not_go_on_with_other_held_out_data():
+    val = learnable(8, seed=2)
+    keep_epoch(learnable(24), val=val)
+    with pytest.raises(UsageError, match="held_out_content"):
+        Checkpoints("kept").resume(trainer_of("fgsm", conv_net(), val=one_pixel_less(*val), epochs=2))
+
+
+def test_checkpoint_that_does_not_tell_its_data_goes_on():
+    keep_epoch(learnable(24))
+    rewrite_state(Path("kept"), lambda state: state["config"]["data"].pop("content"))
+    assert Checkpoints("kept").resume(trainer_of("fgsm", conv_net(), epochs=2))
+
+
+def test_loader_in_another_order_goes_on():
+    def loader(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        order = torch.randperm(24, generator=torch.Generator().manual_seed(seed))
+        x, y = learnable(24)
+        return [(x[part], y[part]) for part in order.split(8)]
+
+    keep_epoch(loader(0))
+    assert Checkpoints("kept").resume(trainer_of("fgsm", conv_net(), data=loader(1), epochs=2))
+
+
+def keep_epoch(data: object, **options: object) -> None:
+    """Train for an epoch of two, kept in kept/."""
+    trainer = trainer_of("fgsm", conv_net(), data=data, epochs=2, **options)
+    Checkpoints("kept").follow(trainer)
+    trainer.keeper.begin(trainer)
+    with trainer.session():
+        trainer.run_epoch()
+    trainer.keeper.keep(trainer)
 
 
 ELSEWHERE = {"threads": 4, "device": "cuda", "torch": "2.0.0", "processes": 8, "precision": "bf16"}

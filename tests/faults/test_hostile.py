@@ -241,6 +241,8 @@ def test_no_command_needs_the_network(monkeypatch):
     assert main(["resume", "run"]) == 0
     assert main(["evaluate", "run", "--attacks", "natural,pgd-2", "--n", "20"]) == 0
     assert main(["export", "run"]) == 0
+    assert main(["report", "run", "--sweep", "4", "--gallery", "2"]) == 0
+    assert Path("run/report/index.html").is_file()
 
 
 def test_nothing_that_is_written_names_the_user_the_machine_or_the_home(monkeypatch, tmp_path):

@@ -188,6 +188,28 @@ def test_ctrl_c_without_a_run_says_so(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
+def test_signal_before_a_run_is_taken_up_again_says_that_it_goes_on(number, whole, monkeypatch, capsys):
+    import deat.commands.train as command
+
+    shutil.copytree(whole, "run")
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        send_after(patch, command, "resolve", 1, number)
+        assert main([*SHORT, "--resume", "auto"]) == 75
+    assert "the same command goes on" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+def test_signal_before_a_run_has_a_checkpoint_says_that_there_is_none(monkeypatch, capsys):
+    import deat.commands.train as command
+
+    Path("run").mkdir()
+    send_after(monkeypatch, command, "resolve", 1, signal.SIGTERM)
+    assert main([*SHORT, "--resume", "auto"]) == 130
+    assert "no run to resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("command", ["evaluate", "resume"])
 def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, number, whole, monkeypatch, capsys):
     import deat.commands.evaluate as evaluating

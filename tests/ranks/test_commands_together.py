@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +186,48 @@ def test_a_shared_evaluation_goes_on_where_it_was_killed(a_run: Path) -> None:
     ruled = [int(line.split()[-1]) for text in errors(a_run) for line in text.splitlines() if "rules on" in line]
     assert sorted(set(ruled)) == [2, 3]
     assert not list((a_run / "run").glob(".evaluation-rulings*"))
+
+
+def stop_all_at_the_third_block(rank: int) -> None:
+    real = Judge.rule
+
+    def rule(self: Judge, how: Any, x: Any, y: Any, block: int, alive: Any = None) -> Any:
+        if block >= 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)  # as one does that waits for another process
+        return real(self, how, x, y, block, alive)
+
+    Judge.rule = rule  # type: ignore[method-assign]
+
+
+def test_a_shared_evaluation_asked_to_stop_ends_as_one_process_does_and_goes_on(a_run: Path) -> None:
+    assert statuses(commands(a_run, *EVALUATE, prepare=stop_all_at_the_third_block), within=30) == [75, 75]
+    assert "".join(errors(a_run)).count("the same command goes on where it was") == 1
+    assert statuses(commands(a_run, *EVALUATE))[0] in (0, 6)
+    assert (a_run / "run/evaluation.json").is_file()
+
+
+def wait_in_vain(rank: int) -> None:
+    """Ask the second process to stop while it waits, in a call of torch's, for the first, which never comes."""
+    if rank == 0:
+        time.sleep(60)
+    threading.Thread(target=stop_when_it_waits, daemon=True).start()
+
+
+def stop_when_it_waits() -> None:
+    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        time.sleep(0.05)
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_process_that_waits_for_another_is_not_deaf(a_run: Path) -> None:
+    first, second = commands(a_run, *EVALUATE, prepare=wait_in_vain)
+    second.join(20)
+    assert second.exitcode == 75
+    assert "the same command goes on" in errors(a_run)[1]
+    first.kill()
+    assert statuses([first, second]) == [-signal.SIGKILL, 75]
 
 
 def test_an_unknown_gpu_is_refused_before_any_work(tmp_path: Path) -> None:

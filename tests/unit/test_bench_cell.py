@@ -9,6 +9,7 @@ from deat import recipes
 from deat.bench import cell as cells
 from deat.bench.grid import Cell
 from deat.errors import DataError
+from deat.evaluation.evaluation import AttackResult, Evaluation
 from deat.recipes import override
 
 
@@ -19,7 +20,7 @@ def judged(monkeypatch):
 
     def evaluate(model, data, *, attacks, n, save, **_):
         found.append((save.name, attacks, n))
-        save.write_text("{}")
+        Evaluation([AttackResult("natural", [True], 0, 0.1, 1, 1)], [0], ["a"], {"cascade": False}).save(save)
 
     monkeypatch.setattr(cells, "evaluate", evaluate)
     return found
@@ -48,6 +49,26 @@ def test_best_and_last_epoch_are_judged_and_autoattack_on_its_own_number_of_imag
     ]
     cells.play(cell_of(attacks="natural,pgd-2,aa", aa_n="5"), tmp_path / "run")
     assert len(judged) == 3  # nothing is judged twice
+
+
+def test_a_damaged_evaluation_is_made_again_and_said(tmp_path, judged, capsys):
+    cells.play(cell_of(), tmp_path / "run")
+    trained = (tmp_path / "run/last/model.safetensors").stat().st_mtime_ns
+    judged.clear()
+    (tmp_path / "run/evaluation-last.json").write_text('{"schema": 1, "accu')
+    cells.play(cell_of(), tmp_path / "run")
+    assert [name for name, _, _ in judged] == ["evaluation-last.json"]
+    assert "evaluation-last.json is damaged, so this run is judged again" in capsys.readouterr().err
+    assert (tmp_path / "run/last/model.safetensors").stat().st_mtime_ns == trained
+
+
+def test_a_run_whose_history_is_damaged_is_begun_again_and_said(tmp_path, judged, capsys):
+    cells.play(cell_of(), tmp_path / "run")
+    before = (tmp_path / "run/history.jsonl").read_bytes()
+    (tmp_path / "run/history.jsonl").write_bytes(b"{}\n")
+    cells.play(cell_of(), tmp_path / "run")
+    assert "begun again" in capsys.readouterr().err
+    assert (tmp_path / "run/history.jsonl").read_bytes() == before
 
 
 def test_the_last_model_alone_is_judged_where_the_recipe_says_so(tmp_path, judged):

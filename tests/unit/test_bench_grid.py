@@ -1,6 +1,8 @@
 """The bench's folder: a cell is one process's at a time, and free again when that process is gone."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -11,6 +13,7 @@ from deat.bench.grid import ATTEMPTS, Grid, cells_of
 from deat.bench.locks import Claim
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.report.collect import collect
+from helpers.runs import make_run
 
 QUICK = recipes.recipe("quick")
 
@@ -85,13 +88,48 @@ def test_a_claim_dies_with_its_process(tmp_path):
     assert Claim.take(tmp_path / "claim") is not None
 
 
-def test_finished_cells_are_not_claimed_and_new_seeds_are_added(grid):
+def finish_all(grid):
     for _ in cells():
         cell, claim = grid.claim(cells())
+        make_run(grid.root / cell.folder, shares={"natural": 0.9})
         grid.finish(cell, "done")
         claim.drop()
+
+
+def test_finished_cells_are_not_claimed_and_new_seeds_are_added(grid):
+    finish_all(grid)
     grid.open(QUICK, cells(seeds=(0, 1, 7)), {})
     assert grid.claim(cells(seeds=(0, 1, 7)))[0].folder == "natural/seed-7"
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "evaluation-last.json", "history.jsonl", "run.json"])
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"attacks": [], "flags": [], "labels": [1]}', "\x00\n"])
+def test_a_finished_cell_whose_results_are_damaged_is_free_again(grid, name, text):
+    finish_all(grid)
+    (grid.root / "pgd-7/seed-1" / name).write_text(text)
+    grid.open(QUICK, cells(), {})
+    assert grid.claim(cells())[0].folder == "pgd-7/seed-1"
+    assert grid.claim(cells()) is None
+
+
+def test_a_disk_that_takes_nothing_more_is_explained_and_the_cell_stays_free(grid, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    cell, claim = grid.claim(cells())
+    with monkeypatch.context() as patch:
+        patch.setattr("deat.bench.grid.write_json", full)
+        for work in (
+            lambda: grid.claim(cells()[1:]),
+            lambda: grid.finish(cell, "done"),
+            lambda: grid.bury(cells()),
+            lambda: grid.open(QUICK, cells(), {}),
+        ):
+            with pytest.raises(CheckpointError, match=r"No space left on device.*the same command again"):
+                work()
+    claim.drop()
+    grid.open(QUICK, cells(), {})
+    assert grid.claim(cells())[0] == cell
 
 
 def test_a_folder_of_another_bench_or_of_something_else_is_refused(grid, tmp_path):

@@ -9,7 +9,7 @@ from PIL import Image
 import deat.data
 from deat.data import ImageSet, LazyImages, archive, decoded
 from deat.data.decode import fit_centre, open_image, to_tensor
-from deat.errors import DataError
+from deat.errors import DataError, UsageError
 
 
 @pytest.fixture
@@ -205,3 +205,12 @@ def test_imagenette_can_be_streamed_from_its_archive(tmp_path_factory, monkeypat
     source = deat.data.as_source(corpus.train.subset(range(0, 9_469, 1_000)), batch_size=5)
     source.check()
     assert [tuple(x.shape) for x, _ in source.epoch(0)] == [(5, 3, 64, 64)] * 2
+
+
+@pytest.mark.parametrize("size", [-7, 0, 4097, 10**9])
+def test_a_side_that_no_image_has_is_refused_before_any_is_decoded(size, tmp_path, decodes):
+    write_folder(tmp_path / "set", tree())
+    with pytest.raises(UsageError, match=f"from 1 to 4096, not {size}"):
+        load(tmp_path / "set", tmp_path / "root", size=size)
+    assert decodes == []
+    assert not (tmp_path / "root").exists()

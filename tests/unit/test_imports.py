@@ -15,7 +15,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 320, 60
 
 LINE: list[tuple[str, ...]] = [
     ("errors", "seeding", "loading", "modes", "ranks", "versions", "writing", "plain", "paths"),
-    ("tensorfile", "interruption", "kernels"),
+    ("numbers", "tensorfile", "interruption", "kernels"),
     ("threat", "game.losses"),
     ("game.round", "game.scaler"),
     ("game.ascent", "game.objectives"),
@@ -42,7 +42,8 @@ ONLY: dict[str, tuple[str, ...]] = {
     "seeding": (),
     "loading": ("errors",),
     "kernels": (),
-    "threat": ("errors",),
+    "numbers": ("errors",),
+    "threat": ("errors", "numbers"),
     "game.losses": (),
     "data": ("errors", "seeding", "loading", "ranks"),
     "models": ("errors", "seeding", "loading", "writing", "tensorfile"),

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deat.errors import UsageError
-from deat.threat import L1, L2, STARTS, Linf, ThreatModel, number, threat
+from deat.numbers import number
+from deat.threat import L1, L2, STARTS, Linf, ThreatModel, threat
 
 SHAPES = [(1, 1, 8, 8), (3, 3, 5, 7), (2, 1, 1, 1), (4, 17)]
 RADII = [0.0, 1e-4, 8 / 255, 1.0]

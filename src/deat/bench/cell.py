@@ -11,6 +11,7 @@ from torch import nn
 
 from deat.bench.grid import Cell, Grid
 from deat.bench.locks import Claim
+from deat.bench.mending import drop_damaged
 from deat.checkpoint.lock import owned
 from deat.checkpoint.store import listed, remove
 from deat.data.corpus import Part
@@ -19,9 +20,8 @@ from deat.evaluation.evaluator import evaluate
 from deat.game.engine import choose_threads
 from deat.live import say_aside
 from deat.models import load_weights
-from deat.report.collect import BESIDE, EVALUATION
-from deat.training.folder import HISTORY, WATCH, RunFolder, is_run, is_unborn, make_folder
-from deat.training.history import read
+from deat.report.collect import BESIDE, EVALUATION, collect_run
+from deat.training.folder import WATCH, RunFolder, is_run, is_unborn, make_folder
 from deat.training.run import Run
 from deat.training.settings import find_device
 from deat.training.trainer import Trainer
@@ -49,6 +49,7 @@ def play(cell: Cell, path: Path) -> None:
     """Train and judge one cell; what an earlier attempt finished is kept."""
     run = cell.row.resolve(cell.seed, cell.budget, cell.threads)
     test = _test_part(run)
+    drop_damaged(path)
     if not _is_trained(path, run.settings.epochs):
         train(run, path)
     judging = cell.row.judging
@@ -135,8 +136,13 @@ def _threads(run: Run, model: nn.Module) -> Iterator[None]:
 
 
 def _is_trained(path: Path, epochs: int) -> bool:
-    """Whether an earlier attempt reached the last epoch."""
-    return (path / HISTORY).is_file() and len(read(path / HISTORY)) == epochs and (path / "last").is_dir()
+    """Whether an earlier attempt reached the last epoch, and its records can be read."""
+    try:
+        found = collect_run(path)
+    except DeatError as error:
+        say_aside(f"{path.parent.name}, {path.name}: begun again: {error}")
+        return False
+    return found.record is not None and len(found.history) == epochs and (path / "last").is_dir()
 
 
 def _test_part(run: Run) -> Part:

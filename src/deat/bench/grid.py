@@ -5,12 +5,14 @@ processes and several benches can share a folder, and a cell whose process was k
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from deat.bench.locks import Claim, locked
+from deat.bench.mending import is_whole
 from deat.errors import CheckpointError, UsageError
 from deat.paths import tidy
 from deat.recipes import Recipe, Row
@@ -60,20 +62,17 @@ class Grid:
 
     def open(self, recipe: Recipe, cells: Sequence[Cell], settings: dict[str, Any]) -> None:
         """Begin a bench or go on with it: its rows and seeds are added, and what failed may try again."""
-        try:
+        with self._explained():
             self._check_ours()
-            with self._alone():
-                held = self._read() if self.exists else _empty(recipe, settings)
-                self._check_same(held, recipe, settings)
-                for cell in cells:
-                    _add(held, cell)
-                for run in _runs(held).values():
-                    if run["status"] != "done" and self._is_free(run):
-                        run.update(status="waiting", why=None, attempts=0)
-                self._write(held)
-        except OSError as error:
-            reason = error.strerror or error
-            raise CheckpointError(f"cannot write to {str(self.root)!r}: {reason}. Choose another --out.") from None
+        with self._alone():
+            held = self._read() if self.exists else _empty(recipe, settings)
+            self._check_same(held, recipe, settings)
+            for cell in cells:
+                _add(held, cell)
+            for run in _runs(held).values():
+                if not self._is_done(run) and self._is_free(run):
+                    run.update(status="waiting", why=None, attempts=0)
+            self._write(held)
 
     def claim(self, cells: Sequence[Cell]) -> tuple[Cell, Claim] | None:
         """The first of these cells that is neither finished nor somebody else's, and the claim on it."""
@@ -128,6 +127,9 @@ class Grid:
         for run in others:
             run["concurrent_jobs"] = max(run["concurrent_jobs"], 1 + len(others))
 
+    def _is_done(self, run: dict[str, Any]) -> bool:
+        return run["status"] == "done" and is_whole(self.root / run["folder"])
+
     def _is_free(self, run: dict[str, Any]) -> bool:
         claim = Claim.take(self._claim_file(run["folder"]))
         if claim:
@@ -137,8 +139,21 @@ class Grid:
     def _claim_file(self, folder: str) -> Path:
         return self.root / ".claims" / folder.replace("/", "--")
 
-    def _alone(self) -> Any:
-        return locked(self.root / ".claims" / BENCH)
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Inside, nobody else reads or writes bench.json."""
+        with self._explained(), locked(self.root / ".claims" / BENCH):
+            yield
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write to {str(self.root)!r}: {error.strerror or error}. Put that right and give the same "
+                "command again, or choose another --out."
+            ) from None
 
     def _read(self) -> dict[str, Any]:
         try:

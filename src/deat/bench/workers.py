@@ -15,7 +15,8 @@ import torch
 
 from deat.bench.cell import work
 from deat.bench.grid import Cell, Grid
-from deat.errors import Interrupted, UsageError
+from deat.errors import CheckpointError, DeatError, Interrupted, UsageError
+from deat.live import say_aside
 
 Tick = Callable[[], None]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -40,6 +41,7 @@ def side_by_side(grid: Grid, cells: Sequence[Cell], jobs: int, tick: Tick) -> No
                 tick()
                 died = [w for w in workers if w.exitcode not in (None, 0)]
                 workers = [w for w in workers if w.exitcode is None]
+                _check_living(died, grid)
                 workers += [_start(context, grid, cells) for _ in died if _is_open(grid, cells)]
         finally:
             for worker in workers:
@@ -120,6 +122,15 @@ def _play_quietly(root: str, cells: Sequence[Cell]) -> None:
             _play_free(root, cells, leave_if_orphaned)
         except (KeyboardInterrupt, Interrupted):
             sys.exit(Interrupted.exit_code)
+        except DeatError as error:
+            say_aside(str(error))
+            sys.exit(error.exit_code)
+
+
+def _check_living(died: Sequence[Any], grid: Grid) -> None:
+    """Raise where a worker ended for a reason that would end the next one too."""
+    if any(worker.exitcode == CheckpointError.exit_code for worker in died):
+        raise CheckpointError(f"no run in {str(grid.root)!r} can be written down, as said above; the bench ends.")
 
 
 def _is_open(grid: Grid, cells: Sequence[Cell]) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from rich.console import Console
 from rich.live import Live
@@ -15,7 +15,7 @@ from deat.bench.grid import Cell, Grid, cells_of
 from deat.bench.progress import Progress
 from deat.bench.workers import Tick, in_turn, on_ray, side_by_side, stoppable
 from deat.commands.bench_table import as_json, show
-from deat.commands.flags import MaybeText, MaybeWhole
+from deat.commands.flags import MaybeText, MaybeWhole, Whole
 from deat.errors import Interrupted, UsageError
 from deat.live import is_terminal, say_aside
 from deat.paths import tidy
@@ -31,6 +31,8 @@ FAILED = 1
 class Bench:
     """Run a recipe's whole table: every method and seed, trained and judged. The same command goes on where it was."""
 
+    goes_on: ClassVar[bool] = True
+
     recipe: Positional[str]
     """A name from `deat list recipes`."""
     methods: MaybeText = None
@@ -45,7 +47,7 @@ class Bench:
     """Any setting of the recipe, as key=value, such as epochs=5; may be given again and again."""
     budget_bp: MaybeWhole = None
     """Train each method for as many epochs as cannot spend more backprops than this."""
-    jobs: int = 1
+    jobs: Whole = 1
     """Runs at once, each with one thread; times are then marked."""
     parallel: Annotated[Literal["ray"] | None, arg(metavar="ray", help_behavior_hint="")] = None
     """ray: spread the runs over a Ray cluster ($RAY_ADDRESS, or this machine's cores and GPUs)."""
@@ -84,8 +86,9 @@ def run_bench(order: Bench) -> int:
 
 def plan(chosen: Recipe, order: Bench) -> tuple[list[Cell], dict[str, Any]]:
     """Every cell, checked as far as can be without data, and the settings that make two benches the same."""
-    if order.jobs < 1 or (order.budget_bp is not None and order.budget_bp < 1):
-        raise UsageError("--jobs and --budget-bp take whole numbers >= 1.")
+    for flag, value in (("--jobs", order.jobs), ("--budget-bp", order.budget_bp)):
+        if value is not None and value < 1:
+            raise UsageError(f"{flag} must be a whole number >= 1, not {value}.")
     if order.out == "":
         raise UsageError(f"--out '' names no folder; leave it away for runs/bench-{chosen.name}.")
     if order.parallel and order.jobs > 1:

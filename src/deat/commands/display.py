@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
-from deat.live import LiveLine, clock
+from deat.live import LiveLine, clock, say_aside
 from deat.ranks import Ranks
 from deat.report.summary import Score
 from deat.training.plan import Plan
+from deat.training.run import Run
 from deat.training.trainer import Callback, Trainer
 
 
@@ -24,6 +25,12 @@ class Display:
         if self.line:
             self.line.follow(trainer)
         return self.callbacks
+
+
+def say_if_lent(run: Run) -> None:
+    """Name the folder that a data set was found in on the record's word."""
+    if run.corpus.lent:
+        say_aside(f"{run.corpus.name} is read from {str(run.corpus.lent)!r}, which the run's record names.")
 
 
 def score_table(scores: list[Score]) -> Table:

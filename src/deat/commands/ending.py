@@ -6,10 +6,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
 
 from deat.errors import DeatError, Interrupted, UsageError
-from deat.interruption import terminable
+from deat.interruption import leaving, terminable
 from deat.loading import blamed
 from deat.ranks import is_lost_peer, leave, say_once
 
@@ -17,15 +16,19 @@ NO_RUN = "interrupted; there is no run to resume"
 GOES_ON = "interrupted; the same command goes on where it was"
 
 
-def ended(command: Callable[[], int], resumes: bool) -> int:
-    """Run a command to its end, good or bad; resumes says that one which is interrupted goes on by itself."""
-    # Of several processes none may wait for another to notice: their launcher ends them.
+def ended(command: Callable[[], int], goes_on: Callable[[], bool]) -> int:
+    """Run a command to its end, good or bad; goes_on says whether one that is interrupted can be given again."""
+
+    def interrupted() -> int:
+        return _say(GOES_ON, Interrupted.exit_code) if goes_on() else _say(NO_RUN, 130)
+
+    # Of several processes none may wait for another to notice that it is asked to stop.
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    with terminable() if alone else nullcontext():
-        return leave(_status(command, resumes))
+    with terminable() if alone else leaving(interrupted):
+        return leave(_status(command, interrupted))
 
 
-def _status(command: Callable[[], int], resumes: bool) -> int:
+def _status(command: Callable[[], int], interrupted: Callable[[], int]) -> int:
     try:
         return command()
     except DeatError as error:
@@ -34,7 +37,7 @@ def _status(command: Callable[[], int], resumes: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        return _say(GOES_ON, Interrupted.exit_code) if resumes else _say(NO_RUN, 130)
+        return interrupted()
     except Exception as error:
         if is_lost_peer(error):
             return _say("another process of this run is gone, so this one ends too.", Interrupted.exit_code, last=True)

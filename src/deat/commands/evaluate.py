@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
+from deat.commands.display import say_if_lent
 from deat.data.corpus import Part
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.evaluation.attacks import Attack
@@ -30,7 +31,7 @@ from deat.plain import plain
 from deat.ranks import Ranks
 from deat.threat import ThreatModel
 from deat.training.folder import HISTORY, RUN
-from deat.training.record import confirmed, read_record
+from deat.training.record import confirmed, read_record, recorded_root
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import find_device
 
@@ -79,6 +80,7 @@ def run_evaluation(flags: dict[str, Any]) -> int:
     ranks.by_main(lambda: _check_out(out))
     model = load_model(run, weights, order)
     if ranks.main:
+        say_if_lent(run)
         _say_if_unfinished(target)
         _say_if_other_classes(target, run)
     with _progress(order.json or not ranks.main) as progress:
@@ -111,7 +113,8 @@ def find_run(order: Order) -> tuple[Run, Path]:
     request = _recorded(target, order) if (target / RUN).is_file() else _described(target, order)
     given = {name: getattr(order, name) for name in ("data", "model", "norm", "eps", "data_root", "size")}
     request = replace(request, **{name: value for name, value in given.items() if value is not None})
-    return resolve(request, device=order.device, val_attack="none"), _weights(target, order)
+    recorded = order.data_root is None
+    return resolve(request, recorded=recorded, device=order.device, val_attack="none"), _weights(target, order)
 
 
 def _exists(path: Path) -> bool:
@@ -167,8 +170,8 @@ def _recorded(target: Path, order: Order) -> Request:
     model = confirmed("model", found.model, order.model)
     if order.eps is None and order.norm not in (None, found.norm):
         raise UsageError(f"norm {order.norm!r} needs an --eps of its own: the run's is for {found.norm}.")
-    data = at_home(found.request.data)
-    return Request(data=data, model=model, norm=found.norm, eps=found.eps, size=found.request.size)
+    data, root = at_home(found.request.data), recorded_root(found.request)
+    return Request(data=data, model=model, norm=found.norm, eps=found.eps, size=found.request.size, data_root=root)
 
 
 def _described(target: Path, order: Order) -> Request:

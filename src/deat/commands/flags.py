@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from deat.threat import number
+from deat.numbers import number, whole
 
 
 def _flag(metavar: str, parse: Callable[[str], object]) -> PrimitiveConstructorSpec[Any]:
@@ -20,17 +20,12 @@ def _flag(metavar: str, parse: Callable[[str], object]) -> PrimitiveConstructorS
     )
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number, such as 30") from None
-
-
 _QUIET = arg(help_behavior_hint="")
 MaybeNumber = Annotated[float | None, _flag("NUMBER", number), _QUIET]
 """A number that may be written as a fraction, such as 8/255."""
-MaybeWhole = Annotated[int | None, _flag("INT", _whole), _QUIET]
+MaybeWhole = Annotated[int | None, _flag("INT", whole), _QUIET]
+Whole = Annotated[int, _flag("INT", whole)]
+"""A whole number that has a default of its own."""
 MaybeText = Annotated[str | None, _flag("TEXT", str), _QUIET]
 Norm = Annotated[Literal["linf", "l2", "l1"] | None, arg(metavar="linf|l2|l1", help_behavior_hint="")]
 Shape = Annotated[

@@ -8,7 +8,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
-from deat.commands.flags import MaybeText, MaybeWhole
+from deat.commands.flags import MaybeText, MaybeWhole, Whole
 from deat.commands.probing import gallery, has_weights, sweep
 from deat.errors import CheckpointError, UsageError
 from deat.live import is_terminal
@@ -48,7 +48,7 @@ class Report:
     """The row that others are tested against, image by image (the first)."""
     sweep: MaybeWhole = None
     """Also attack the first so many test images at radii from 0 to 3 eps, and draw the curves."""
-    gallery: int = 6
+    gallery: Whole = 6
     """Adversarial examples to show, against the most robust row that kept its weights; 0 for none."""
     no_figures: bool = False
     """Leave out the pictures, which need matplotlib; the page and the tables do not."""

@@ -4,12 +4,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from deat.commands.train import Options, Session
+from deat.commands.display import say_if_lent
+from deat.commands.session import Options, Session
 from deat.errors import CheckpointError
 from deat.paths import at_home
 from deat.ranks import Ranks
 from deat.training.folder import RUN
-from deat.training.record import confirmed, read_record
+from deat.training.record import confirmed, read_record, recorded_root
 from deat.training.run import resolve
 
 
@@ -24,13 +25,15 @@ def run_resume(flags: dict[str, Any]) -> int:
         method=confirmed("method", found.request.method, flags["method"]),
         model=confirmed("model", found.request.model, flags["model"]),
         data=at_home(found.request.data),
-        data_root=flags["data_root"] or (found.request.data_root and at_home(found.request.data_root)),
+        data_root=flags["data_root"] or recorded_root(found.request),
         download=False,  # nothing is fetched on a file's word
         init=None,  # the checkpoint has the weights
     )
     ranks = Ranks.join(found.settings.device)
     with ranks.leader_first():
-        run = resolve(request, **asdict(found.settings))
+        run = resolve(request, recorded=not flags["data_root"], **asdict(found.settings))
+    if ranks.main:
+        say_if_lent(run)
     kept = {name: found.options[name] for name in ("test_images", "baseline") if name in found.options}
     options = Options(out=str(folder), inexact=flags["inexact"], json=flags["json"], **kept)
     return Session(run, options, resuming=True).play(run.trainer(ranks=ranks))

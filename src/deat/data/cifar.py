@@ -4,6 +4,7 @@ import gzip
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from os.path import isdir, isfile  # which answer for a place that may not be looked at, too
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,17 @@ RELEASES: dict[str, tuple[Release, ...]] = {
 }
 
 
+def is_in(name: str, root: Path) -> bool:
+    """Whether a release lies under root, which may be anything."""
+    return any(isdir(root / r.folder) or isfile(root / r.archive) for r in RELEASES[name])
+
+
 def read(name: str, root: Path, download: bool = False) -> tuple[ImageSet, ImageSet]:
     """The training and test parts, from what lies under root or, if asked for, from the network."""
     for release in RELEASES[name]:
-        if (root / release.folder).is_dir():
+        if isdir(root / release.folder):
             return _parts(release, _from_folder(release, root / release.folder), name)
-        if (root / release.archive).is_file():
+        if isfile(root / release.archive):
             return _parts(release, _from_archive(release, root / release.archive), name)
     release = RELEASES[name][0]
     if not download:

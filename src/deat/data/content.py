@@ -1,5 +1,7 @@
 """What images and labels must be before anything is trained on them."""
 
+from hashlib import sha256
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from deat.errors import DataError
 
 _CHUNK = 1024
+_SAMPLED = 1000
 
 _NORMALISED = "Images are float in [0, 1]; put normalisation inside the model: deat.fit(..., normalize=(mean, std))."
 _BYTES = "These look like 0-255 floats: divide by 255, or pass uint8, which is scaled for you."
@@ -17,6 +20,16 @@ def to_unit(images: Tensor) -> Tensor:
     if images.dtype == torch.uint8:
         return images.to(torch.float32).mul_(1 / 255)  # a division is rounded differently on a GPU
     return images.to(torch.float32)
+
+
+def hashed(labels: Tensor, few: bytes) -> str:
+    """A hash of a set's labels and of a few of its images, by which it is known again."""
+    return sha256(labels.cpu().numpy().tobytes() + few).hexdigest()[:16]
+
+
+def sampled(count: int) -> slice:
+    """About a thousand of so many images, spread over all."""
+    return slice(None, None, max(1, count // _SAMPLED))
 
 
 def check_images(images: Tensor, first: int = 0) -> None:

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from deat.data import digits
@@ -15,8 +14,7 @@ Part = ImageSet | LazyImages
 
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_SMALL = 64
-_SAMPLED = 1000
+_SMALL, _LARGEST = 64, 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +30,8 @@ class Corpus:
     norm: str = "linf"
     pad: int = 0
     flip: bool = False
+    lent: Path | None = None
+    """The folder it was found in, where that is not the user's own."""
 
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -44,17 +44,8 @@ class Corpus:
         return Augment(self.pad, self.flip) if self.pad or self.flip else None
 
     def digest(self) -> str:
-        """A hash of the training part's labels and of a few of its images, by which a set is known again."""
-        part = self.train
-        found = sha256(part.labels.numpy().tobytes())
-        step = max(1, len(part) // _SAMPLED)
-        if isinstance(part, ImageSet):
-            found.update(part.images[::step].contiguous().numpy().tobytes())
-        else:
-            found.update(
-                "\n".join(part.files.names[i] for i in part.members[::step].tolist()).encode("utf-8", "replace")
-            )
-        return found.hexdigest()[:16]
+        """The training part's hash, by which a set is known again."""
+        return self.train.digest()
 
 
 @dataclass(frozen=True)
@@ -110,26 +101,39 @@ def load(
     download: bool = False,
     size: int | None = None,
     cache: bool = True,
+    also: str | Path | None = None,
 ) -> Corpus:
-    """The data set a name stands for; nothing is fetched over the network unless download is true."""
+    """The data set a name stands for; nothing is fetched over the network unless download is true.
+
+    root is where data sets lie and decoded images are kept; `also` is one more folder to look for data sets in, into
+    which nothing is written.
+    """
     where = Path(root) if root is not None else default_root()
     name, _, path = spec.partition(":")
     if name.lower() == "folder" and path:
+        _check_side(size)
         return _folder(Path(path).expanduser(), where, size, cache)
     if size is not None:
         raise UsageError(f"size={size} is for folder:PATH; {spec!r} has a size of its own.")
     if spec.lower() == "digits":
         return Corpus("digits", *digits.read(), mean=None, std=None, eps=0.15)
     if spec.lower() in ("cifar10", "cifar100"):
-        return _cifar(spec.lower(), where, download)
+        return _cifar(spec.lower(), where, Path(also) if also is not None else None, download)
     raise unknown("data", spec, names(), "A folder of images is folder:PATH.")
 
 
-def _cifar(name: str, root: Path, download: bool) -> Corpus:
+def _check_side(size: int | None) -> None:
+    if size is not None and not 1 <= size <= _LARGEST:
+        raise UsageError(f"size must be a whole number of pixels from 1 to {_LARGEST}, not {size}.")
+
+
+def _cifar(name: str, root: Path, also: Path | None, download: bool) -> Corpus:
     from deat.data import cifar
 
+    lent = None if cifar.is_in(name, root) else also
+    parts = cifar.read(name, root, download) if lent is None else cifar.read(name, lent)
     mean, std = _CIFAR
-    return Corpus(name, *cifar.read(name, root, download), mean=mean, std=std, eps=8 / 255, pad=4, flip=True)
+    return Corpus(name, *parts, mean=mean, std=std, eps=8 / 255, pad=4, flip=True, lent=lent)
 
 
 def _folder(path: Path, root: Path, size: int | None, cache: bool) -> Corpus:

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
-from deat.data.content import check_fits, check_images, check_labels, to_unit
+from deat.data.content import check_fits, check_images, check_labels, hashed, to_unit
 from deat.data.randomness import PrivateState
 from deat.data.resident import batch_length, epoch_order, num_batches
 from deat.errors import DataError
@@ -104,6 +105,12 @@ class Batches:
         self.shape = tuple(first[0].shape[1:])
         found = _declared(loader, num_classes) or self._survey(num_classes)
         self.num_examples, self._len, self.num_classes, self.batch_size = found
+
+    @cached_property
+    def digest(self) -> str | None:
+        """A hash of the first labels, by which a data set is known again; None of a loader, which has its own order."""
+        ours = isinstance(getattr(self.loader, "batch_sampler", None), EpochBatches)
+        return hashed(self._first[1], b"") if ours else None
 
     def __len__(self) -> int:
         return self._len

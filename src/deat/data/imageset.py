@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deat.data.content import check_fits, check_images, check_labels
+from deat.data.content import check_fits, check_images, check_labels, hashed, sampled
 from deat.errors import DataError, UsageError
 from deat.seeding import derive
 
@@ -48,6 +48,11 @@ class ImageSet:
             raise DataError(f"{len(self.images)} images but {len(self.labels)} labels; each image needs one label.")
         check_labels(self.labels, self.num_classes)
         check_images(self.images)
+
+    def digest(self) -> str:
+        """A hash of the labels and of a few images, by which the set is known again."""
+        few = self.images[sampled(len(self))].cpu().contiguous()
+        return hashed(self.labels, few.view(torch.uint8).numpy().tobytes())
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageSet":
         """The images at these indices, in this order."""

@@ -1,6 +1,7 @@
 """A set that lives whole on the device: batches by index, crops and flips as tensor operations."""
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -52,6 +53,11 @@ class Resident:
         self.device = torch.device(device)
         self.num_examples, self.num_classes, self.shape = len(images), images.num_classes, images.shape
         self._x, self._y = self._moved(images.images), self._moved(images.labels.to(torch.int64))
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash by which the set is known again."""
+        return self.images.digest()
 
     def __len__(self) -> int:
         return num_batches(self.num_examples, self.batch_size)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from deat.data.content import check_fits, check_labels, to_unit
+from deat.data.content import check_fits, check_labels, hashed, sampled, to_unit
 from deat.data.decode import fit_centre, open_image, random_crop, to_tensor
 from deat.data.files import Files
 from deat.data.foreign import EpochBatches, ignore_interrupts
@@ -50,6 +51,11 @@ class LazyImages:
         check_fits(len(self), 1)
         check_labels(self.labels, self.num_classes)
         self.decode(0)
+
+    def digest(self) -> str:
+        """A hash of the labels and of a few files' names, by which the set is known again."""
+        few = "\n".join(self.files.names[i] for i in self.members[sampled(len(self))].tolist())
+        return hashed(self.labels, few.encode("utf-8", "replace"))
 
     def decode(self, index: int, random: Random | None = None, size: int | None = None) -> Tensor:
         """One image as uint8 (3, size, size): a random crop if given randomness, else the centre."""
@@ -126,6 +132,11 @@ class Stream:
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(seed),
         )
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash by which the set is known again."""
+        return self.images.digest()
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -8,8 +8,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from deat.errors import UsageError, unknown
 from deat.methods import method as find_method
 from deat.methods.tune import tune
+from deat.numbers import number, whole
 from deat.recipes.recipe import Judging, Row, rescaled
-from deat.threat import Linf, number
+from deat.threat import Linf
 from deat.training.run import Request
 from deat.training.settings import Settings
 
@@ -106,13 +107,6 @@ def _value(text: str, kind: Any) -> Any:
     return _READERS[kind](text)
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number, such as 30") from None
-
-
 def _yes(text: str) -> bool:
     answers = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     if text.lower() not in answers:
@@ -120,4 +114,4 @@ def _yes(text: str) -> bool:
     return answers[text.lower()]
 
 
-_READERS: dict[Any, Callable[[str], Any]] = {int: _whole, float: number, str: str, bool: _yes}
+_READERS: dict[Any, Callable[[str], Any]] = {int: whole, float: number, str: str, bool: _yes}

@@ -1,12 +1,13 @@
 """A run's report in Markdown: the scores, what was trained, and every epoch."""
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deat.evaluation.sanity import slack
-from deat.plain import markdown
+from deat.plain import markdown, plain
 from deat.training.history import EpochStats
 
 
@@ -19,6 +20,16 @@ class Score:
     images: int
     backprops: int
     seconds: float
+
+
+def read_scores(path: Path) -> list[Score]:
+    """scores.json; a ValueError or TypeError for what is not one."""
+    found = [Score(**score) for score in json.loads(path.read_text(encoding="utf-8"))]
+    for s in found:
+        numbers = [s.images, s.backprops, s.seconds, *s.accuracy.values()]
+        if s.accuracy.keys() != found[0].accuracy.keys() or not all(isinstance(n, int | float) for n in numbers):
+            raise ValueError(f"{path.name} holds something else")
+    return [replace(s, name=plain(s.name), accuracy={plain(a): v for a, v in s.accuracy.items()}) for s in found]
 
 
 def write_summary(path: Path, record: dict[str, Any], scores: Sequence[Score], history: Sequence[EpochStats]) -> None:

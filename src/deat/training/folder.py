@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deat.checkpoint.lock import LOCK, owned
-from deat.checkpoint.store import NAME, remove
+from deat.checkpoint.store import NAME, listed, remove
 from deat.errors import CheckpointError, UsageError
 from deat.models.weights import tensors_of
 from deat.tensorfile import dump, note_of
@@ -19,7 +19,8 @@ from deat.versions import versions
 from deat.writing import is_leftover, link_whole, write_json, write_whole
 
 RUN, HISTORY, TIMING, WATCH, FAILURE = "run.json", "history.jsonl", "timing.jsonl", "watch.jsonl", "failure.json"
-RECORDS = {RUN, HISTORY, TIMING, WATCH, FAILURE, "scores.json", "report.md"}
+SCORES, REPORT = "scores.json", "report.md"
+RECORDS = {RUN, HISTORY, TIMING, WATCH, FAILURE, SCORES, REPORT}
 WEIGHTS = "model.safetensors"
 FIGURES = ("training-process", "validation", "backprops", "cost", "alpha-gamma", "sweep", "gallery")
 REPORT_FILES = {"index.html", "table.md", "table.tex", "table.csv"} | {
@@ -170,6 +171,14 @@ def is_report(path: Path) -> bool:
 def is_unborn(path: Path) -> bool:
     """Whether a folder has been made for a run that came to nothing before it was written down."""
     return path.is_dir() and all(p.name == LOCK or p.name.startswith(f".{RUN}.") for p in path.iterdir())
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Whether a folder holds a checkpoint to go on from."""
+    try:
+        return bool(listed(path))
+    except (OSError, ValueError):
+        return False
 
 
 def aside(path: Path) -> Path:

@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from deat.errors import CheckpointError, DeatError, UsageError
 from deat.loading import is_file_spec
+from deat.paths import at_home
 from deat.threat import threat as find_threat
 from deat.training.folder import RUN
 from deat.training.run import Request
@@ -55,6 +56,11 @@ def confirmed(what: str, recorded: str, given: str | None) -> str:
     if is_file_spec(recorded):
         raise UsageError(f"this run's {what} is {recorded!r}, which is code. Say so yourself: --{what} {recorded}.")
     return recorded
+
+
+def recorded_root(request: Request) -> str | None:
+    """The data root that a record names, as a path of this user's."""
+    return at_home(request.data_root) if request.data_root else None
 
 
 def _request(found: Any) -> Request:

@@ -14,10 +14,11 @@ from deat.methods import Method
 from deat.methods import method as find_method
 from deat.methods.tune import tune
 from deat.models import build, load_weights
+from deat.numbers import number
 from deat.paths import tidy
 from deat.ranks import ALONE, Ranks
 from deat.seeding import derive
-from deat.threat import ThreatModel, number
+from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.fit import make_trainer, open_source
 from deat.training.sameness import config_of, digest, reasons_against_exactness
@@ -177,17 +178,19 @@ class Run:
         return 0 if self.settings.val_attack == "none" else min(1000, len(self.corpus.train) // 10)
 
 
-def resolve(request: Request, **given: Any) -> Run:
+def resolve(request: Request, *, recorded: bool = False, **given: Any) -> Run:
     """The run that a request means; `given` are settings, None where the default of the data set holds.
 
-    What can be refused without the data is refused before they are read, which may take long.
+    What can be refused without the data is refused before they are read, which may take long. A data root that is
+    recorded, and so a file's word, is looked into and never written to.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
     find_device(Settings(**chosen).device)
     method = find_method(request.method, rules=request.rules)
     if request.eps is not None:
         tune(method, find_threat(f"{request.norm or 'linf'}:{request.eps!r}"), **request.tuned)
-    corpus = load(request.data, root=request.data_root, download=request.download, size=request.size)
+    root, also = (None, request.data_root) if recorded else (request.data_root, None)
+    corpus = load(request.data, root=root, also=also, download=request.download, size=request.size)
     threat = _threat(request, corpus)
     name = _model_for(corpus) if request.model == "auto" else request.model
     settings = Settings(**{**DEFAULTS.get(corpus.name, {}), **chosen})

@@ -12,6 +12,8 @@ from deat.versions import versions
 
 HARMLESS = ("workers", "threads", "device", "engine", "deterministic", "sync_bn")
 """Settings that change no number by themselves; what they come to is compared as the environment."""
+NOTED_LATER = ("data.content", "data.held_out_content")
+"""What not every checkpoint says of itself; it is compared where both sides do."""
 
 
 def config_of(trainer: Trainer) -> dict[str, Any]:
@@ -29,6 +31,7 @@ def config_of(trainer: Trainer) -> dict[str, Any]:
             "classes": trainer.train.num_classes,
             "batch_size": trainer.train.batch_size,
             "held_out": trainer.val.num_examples if trainer.val else 0,
+            **_contents(trainer),
         },
     }
     if trainer.own_optimizer is not None:
@@ -69,8 +72,15 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [
         f"{name}: {_shown(old, name)}, now {_shown(new, name)}"
         for name in sorted(old.keys() | new.keys())
-        if _shown(old, name) != _shown(new, name)
+        if _shown(old, name) != _shown(new, name) and (name not in NOTED_LATER or (name in old and name in new))
     ]
+
+
+def _contents(trainer: Trainer) -> dict[str, str]:
+    """The hashes of the training and the held-out data, where a source has one."""
+    sources = {"content": trainer.train, "held_out_content": trainer.val}
+    found = {name: getattr(source, "digest", None) for name, source in sources.items()}
+    return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

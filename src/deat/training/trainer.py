@@ -50,7 +50,7 @@ class Trainer:
 
     Weights, optimiser, the schedule's state, the game's carried delta, the meter's sums and the position are all
     there is to continue from: state_dict() has them, and a keeper saves them. interruption ends training between
-    two batches.
+    two batches. ended says that the state which was loaded has nothing left to play.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Trainer:
         self.budget = self.schedule.budget(self.state, 0)
         self.epoch, self.step, self.seconds = 0, 0, 0.0
         self._started = perf_counter()
-        self.active, self._stopping, self._ended = 0, False, False
+        self.active, self._stopping, self.ended = 0, False, False
         self.history: list[EpochStats] = []
         self.best = Best()
 
@@ -128,7 +128,7 @@ class Trainer:
 
     def fit(self) -> Result:
         """Train until the last epoch; where training is interrupted, its state is kept first."""
-        self._stopping, self._ended = self._ended, False
+        self._stopping, self.ended = self.ended, False
         with self.session():
             if self.keeper:
                 self.keeper.begin(self)
@@ -262,7 +262,7 @@ class Trainer:
         self.game.runner.forget()  # the optimiser has new tensors
         self.schedule = replace(self.schedule, **state["lengths"])
         self.epoch, self.state, self.seconds = state["epoch"], dict(state["schedule"]), state["seconds"]
-        self.step, self._ended = state["step"], state["stopping"]
+        self.step, self.ended = state["step"], state["stopping"] or state["epoch"] >= self.settings.epochs
         take_parts(self.game, state)
         self.streams.load_state_dict(state["rng"])
         vars(self.game.cost).update(state["cost"])

@@ -1,0 +1,27 @@
+"""Numbers that people write, or the reason why a text is none."""
+
+import math
+from typing import SupportsFloat
+
+from deat.errors import UsageError
+
+
+def number(text: str | SupportsFloat) -> float:
+    """The finite number a text stands for: "8/255", "0.03", "1e-3"; a number is itself."""
+    try:
+        top, slash, bottom = text.partition("/") if isinstance(text, str) else (text, "", "")
+        value = float(top) / (float(bottom) if slash else 1.0)
+    except (ValueError, TypeError, ArithmeticError):
+        value = math.nan
+    if not math.isfinite(value):
+        shown = text[:40] if isinstance(text, str) else text
+        raise UsageError(f"{shown!r} is not a number. Write a finite one, such as 0.03, 1e-3 or 8/255.")
+    return value
+
+
+def whole(text: str) -> int:
+    """The whole number that a text stands for."""
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{text[:40]!r} is not a whole number. Write one in digits, such as 30.") from None
