@@ -1,5 +1,6 @@
 """Batch norm with its neighbours as one differentiable function, run by our own kernels where they apply."""
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from torch.nn import functional as F
 
 COLUMNS = 64
 """Columns of a tile: 128 bytes of half precision, a line of the cache."""
+COUNTERS = 4
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 Pair = tuple[Tensor, Tensor]
 
@@ -20,8 +22,13 @@ class Shape(NamedTuple):
     programs: int
 
 
-GATHER = Shape(128, 4, 264)
-WRITE = Shape(128, 4, 528)
+GATHER, WRITE = Shape(128, 4, 264), Shape(128, 4, 528)
+MEETS = False
+"""Whether to gather and write in one launch, whose programs wait for each other: not measured, so not done."""
+TOGETHER = Shape(128, 8, 2)
+"""How such a launch is cut: so many programs for each multiprocessor, few enough to run all at once."""
+REGISTERS = 128
+"""Of a thread in such a launch, so that they fit."""
 
 
 def norm_relu(
@@ -56,10 +63,10 @@ def norm_relu(
 
 
 def blank_sums(like: Tensor, *channels: int) -> tuple[Tensor, ...]:
-    """Room for two pairs of sums by channel for each of several batch norms, zeroed all at once."""
+    """Room for two pairs of sums by channel, and two counters, for each of several batch norms; zeroed all at once."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    room = torch.zeros(4 * sum(channels), dtype=dtype, device=like.device)
-    return tuple(part.view(2, 2, -1) for part in torch.split(room, [4 * c for c in channels]))
+    sizes = [4 * c + COUNTERS for c in channels]
+    return torch.split(torch.zeros(sum(sizes), dtype=dtype, device=like.device), sizes)
 
 
 def serves(x: Tensor, other: Tensor | None, beside: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> bool:
@@ -98,24 +105,24 @@ class Normed(torch.autograd.Function):
         relu: bool,
     ) -> Pair:
         """(y, total)."""
-        from deat.kernels import norm
-
         y, total = torch.empty_like(x), x.view_as(x) if other is None else torch.empty_like(x)
-        mean, spread = running_mean, running_var
-        if batch:
-            mean, spread = torch.empty_like(sums[0])
-            _measure(x, other, total, sums[0])
-        adds, track = other is not None and not batch, running_mean is not None
-        grid, sizes = _cut(x, WRITE)
-        norm.apply[grid](
-            x if adds else total, other if adds else x, total, x if beside is None else beside, y, sums[0], mean,
-            spread, running_mean if track else mean, running_var if track else spread, weight, bias,
-            _rows(x), x.shape[1], sizes.pop("rows"), MOMENTUM=momentum, EPS=eps, ADD=adds, BESIDE=beside is not None,
-            RELU=relu, BATCH=batch, TRACK=track, **sizes,
-        )  # fmt: skip
+        mean, spread = x.new_empty((2, x.shape[1]), dtype=sums.dtype) if batch else (running_mean, running_var)
+        track = batch and running_mean is not None
+        running = (running_mean, running_var) if track or not batch else (mean, spread)
+        room, count = _halves_of(sums, x.shape[1])[0]
+        tensors = (x, x if other is None else other, total, x if beside is None else beside, y, room, count)
+        how: dict[str, Any] = {
+            "ADD": other is not None,
+            "BESIDE": beside is not None,
+            "RELU": relu,
+            "BATCH": batch,
+            "TRACK": track,
+        }
+        how |= {"MOMENTUM": momentum, "EPS": eps}
+        _launch("forth", x, (*tensors, mean, spread, *running, weight, bias), how, gathers=batch, at_once=batch)
         gate = y if relu and beside is not None else None
-        ctx.save_for_backward(total, gate, sums[1], mean, spread, weight, bias)
-        ctx.options = {"EPS": eps, "RELU": relu, "GATED": gate is not None, "BATCH": batch}
+        ctx.save_for_backward(total, gate, sums, mean, spread, weight, bias)
+        ctx.options = {"RELU": relu, "GATED": gate is not None, "BATCH": batch, "EPS": eps}
         ctx.set_materialize_grads(False)
         return y, total
 
@@ -123,42 +130,49 @@ class Normed(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor | None, more: Tensor | None) -> tuple[Any, ...]:
         """Gradients by x and other, which are the same, by beside, by weight and by bias."""
-        from deat.kernels import norm
-
         x, gate, sums, *columns = ctx.saved_tensors
         needs = ctx.needs_input_grad
         if dy is None:
             return more, more if needs[1] else None, *[None] * 10
         dy, more = _laid_out(dy), None if more is None else _laid_out(more)
-        wanted = ctx.options["BATCH"] or any(needs[3:5])
-        if wanted:
-            _slopes(dy, x, gate, sums, columns, ctx.options)
+        learns, batch = any(needs[3:5]), ctx.options["BATCH"]
+        room, count = _halves_of(sums, x.shape[1])[1]
         dx, by_beside = torch.empty_like(x), dy if gate is None else torch.empty_like(x)
-        grid, sizes = _cut(x, WRITE)
-        norm.back[grid](
-            dy, x, dy if gate is None else gate, dy if more is None else more, dx, by_beside, sums, *columns,
-            _rows(x), x.shape[1], sizes.pop("rows"), ADD=more is not None, **ctx.options, **sizes,
-        )  # fmt: skip
-        by_bias, by_weight = (total.to(columns[2].dtype) for total in sums) if wanted else (None, None)
+        tensors = (dy, x, dy if gate is None else gate, dy if more is None else more, dx, by_beside, room, count)
+        how = {**ctx.options, "ADD": more is not None}
+        # Beside weight gradients, which run at the same time, programs had better not wait for each other.
+        _launch("back", x, (*tensors, *columns), how, gathers=batch or learns, at_once=batch and not learns)
+        by_bias, by_weight = (total.to(columns[2].dtype) for total in room) if learns else (None, None)
         return dx, dx if needs[1] else None, by_beside if needs[2] else None, by_weight, by_bias, *[None] * 7
 
 
-def _measure(x: Tensor, other: Tensor | None, total: Tensor, sums: Tensor) -> None:
+def _launch(name: str, x: Tensor, tensors: tuple[Any, ...], how: dict[str, Any], gathers: bool, at_once: bool) -> None:
+    """Gather and write, as far as it is asked for: in one launch where programs may wait for each other."""
     from deat.kernels import norm
 
-    grid, sizes = _cut(x, GATHER)
-    other, adds = (x, False) if other is None else (other, True)
-    norm.measure[grid](x, other, total, sums, _rows(x), x.shape[1], sizes.pop("rows"), ADD=adds, **sizes)
+    kernel, size = getattr(norm, name), (_rows(x), x.shape[1])
+    together = MEETS and at_once and x.is_cuda
+    for gather, write in ((True, True),) if together else ((True, False), (False, True)):
+        if write or gathers:
+            grid, cut = _cut(x, _together(x.device) if together else GATHER if gather else WRITE)
+            flags = {"GATHER": gather, "WRITE": write, **how}
+            kernel[grid](*tensors, *size, cut.pop("rows"), **flags, **cut, **(ALL_AT_ONCE if together else {}))
 
 
-def _slopes(
-    dy: Tensor, x: Tensor, gate: Tensor | None, sums: Tensor, columns: list[Tensor], how: dict[str, Any]
-) -> None:
-    from deat.kernels import norm
+ALL_AT_ONCE = {"launch_cooperative_grid": True, "maxnreg": REGISTERS}
 
-    grid, sizes = _cut(x, GATHER)
-    gate = dy if gate is None else gate
-    norm.slopes[grid](dy, x, gate, sums, *columns, _rows(x), x.shape[1], sizes.pop("rows"), **how, **sizes)
+
+@cache
+def _together(device: torch.device) -> Shape:
+    return TOGETHER._replace(
+        programs=TOGETHER.programs * torch.cuda.get_device_properties(device).multi_processor_count
+    )
+
+
+def _halves_of(sums: Tensor, channels: int) -> list[Pair]:
+    """The room and the counter of the way forth, and those of the way back."""
+    rooms, counts = sums[: 4 * channels].view(2, 2, channels), sums[4 * channels :].view(torch.int32)
+    return [(rooms[0], counts[:1]), (rooms[1], counts[1:2])]
 
 
 def _cut(x: Tensor, shape: Shape) -> tuple[tuple[int, int], dict[str, Any]]:

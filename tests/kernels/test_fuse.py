@@ -1,0 +1,154 @@
+"""Fusing changes what a network calls, and nothing of what it computes."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import deat
+from deat.kernels import fuse
+from deat.kernels.normed import norm_relu
+
+Net = Callable[[Tensor], Tensor]
+IMAGE = torch.linspace(0, 1, 2 * 3 * 32 * 32, dtype=torch.float64).view(2, 3, 32, 32)
+
+
+class Blocks(nn.Module):
+    """Convolutions and batch norms, wired up by a function of the module and an image."""
+
+    def __init__(self, wire: Callable[["Blocks", Tensor], Tensor], **options: object) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 6, 3, padding=1)
+        self.a, self.b = (nn.Conv2d(6, 6, 3, padding=1) for _ in range(2))
+        self.n, self.m = (nn.BatchNorm2d(6, **options) for _ in range(2))  # type: ignore[arg-type]
+        self.wire = wire
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.wire(self, self.stem(x))
+
+
+def before(net: Blocks, x: Tensor) -> Tensor:
+    total = net.a(x) + x
+    return F.relu(net.n(total)) + total
+
+
+def before_in_place(net: Blocks, x: Tensor) -> Tensor:
+    total = net.a(x)
+    total += x
+    return F.relu(net.n(total), inplace=True) * total
+
+
+def behind(net: Blocks, x: Tensor) -> Tensor:
+    return F.relu(net.n(net.a(x)) + x)
+
+
+def behind_two_norms(net: Blocks, x: Tensor) -> Tensor:
+    out = net.n(net.a(x))
+    out += net.m(net.b(x))
+    return out.relu_()
+
+
+def beside_a_later_user(net: Blocks, x: Tensor) -> Tensor:
+    return net.a(F.relu(net.n(x))) * x
+
+
+def a_sum_that_is_asked_for_earlier(net: Blocks, x: Tensor) -> Tensor:
+    total = net.a(x) + x
+    return net.b(total) + F.relu(net.n(total))
+
+
+def one_sum_for_two_norms(net: Blocks, x: Tensor) -> Tensor:
+    total = net.a(x) + x
+    return F.relu(net.n(total)) * net.m(total)
+
+
+def changed_in_place_afterwards(net: Blocks, x: Tensor) -> Tensor:
+    y = net.n(x.clone())
+    x = x.mul_(2)
+    return F.relu(y + x)
+
+
+def shapes_that_differ(net: Blocks, x: Tensor) -> Tensor:
+    return F.relu(net.n(x + x.mean((2, 3), keepdim=True)))
+
+
+def no_relu(net: Blocks, x: Tensor) -> Tensor:
+    return net.n(net.a(x))
+
+
+WIRINGS = (
+    *(before, before_in_place, behind, behind_two_norms, beside_a_later_user, a_sum_that_is_asked_for_earlier),
+    *(one_sum_for_two_norms, changed_in_place_afterwards, shapes_that_differ, no_relu),
+)
+
+
+def compared(net: nn.Module, x: Tensor = IMAGE) -> int:
+    """Fused, it answers, learns and counts as it did; how many batch norms were fused."""
+    torch._dynamo.reset()
+    found: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        found.append(fuse.fuse(graph))
+        return graph.forward
+
+    other = copy.deepcopy(net)
+    for one in (net, torch.compile(other, backend=backend)):
+        for _ in range(2):
+            image = x.clone().requires_grad_()
+            answer = one(image)
+            answer.square().mean().backward()
+    assert torch.equal(net(x), other(x))
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        assert (p.grad is None and q.grad is None) or torch.allclose(p.grad, q.grad, rtol=1e-12)  # type: ignore[arg-type]
+    assert all(torch.equal(p, q) for p, q in zip(net.buffers(), other.buffers(), strict=True))
+    return sum(found)
+
+
+@pytest.mark.parametrize("wire", WIRINGS, ids=lambda wire: wire.__name__)
+@pytest.mark.parametrize("training", [True, False])
+def test_every_wiring_computes_what_it_did(wire: Callable[[Blocks, Tensor], Tensor], training: bool) -> None:
+    torch.manual_seed(0)
+    assert compared(Blocks(wire).double().train(training)) >= 1
+
+
+@pytest.mark.parametrize("options", [{"affine": False}, {"track_running_stats": False}, {"momentum": 0.3, "eps": 0.1}])
+def test_every_kind_of_batch_norm_computes_what_it_did(options: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    assert compared(Blocks(before, **options).double()) == 1
+
+
+@pytest.mark.parametrize("name", ["preact_resnet18", "densenet121_12", "resnet50"])
+def test_networks_of_the_registry_compute_what_they_did(name: str) -> None:
+    torch.manual_seed(0)
+    net = deat.build_model(name, normalize=((0.5,) * 3, (0.25,) * 3)).double()
+    assert compared(net) == sum(isinstance(m, nn.BatchNorm2d) for m in net.modules())
+
+
+def test_sums_and_relus_are_fused_where_nobody_else_needs_them() -> None:
+    torch._dynamo.reset()
+    calls: list[tuple[bool, bool, bool]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        fuse.fuse(graph)
+        for node in graph.graph.nodes:
+            if node.target is norm_relu:
+                calls.append((node.args[1] is not None, node.kwargs["beside"] is not None, node.kwargs["relu"]))
+        return graph.forward
+
+    for wire in (before, behind, behind_two_norms, a_sum_that_is_asked_for_earlier, shapes_that_differ):
+        torch.compile(Blocks(wire).double(), backend=backend)(IMAGE)
+    alone, with_relu, summed, added = (False,) * 3, (False, False, True), (True, False, True), (False, True, True)
+    assert calls[:2] == [summed, added]
+    assert sorted(calls[2:4]) == [alone, added]  # of two, one is the other's sum
+    assert calls[4:] == [with_relu, with_relu]
+
+
+def test_a_network_without_batch_norm_is_left_to_torchs_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: lambda graph, inputs: asked.append(name) or graph)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).double()
+    assert torch.compile(net, backend=fuse.fused)(IMAGE).shape == (2, 4, 30, 30)
+    assert asked == ["inductor"]

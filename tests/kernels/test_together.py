@@ -1,0 +1,105 @@
+"""The whole quick path, as a GPU takes it, interpreted: fused, halved, stepped by our own kernels."""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import deat
+from deat.data import ImageSet
+from deat.game.engine import Engine
+from deat.game.halves import Halves, plain_weights
+from deat.kernels import normed
+from deat.training import optimizers
+from deat.training.trainer import Trainer
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before any test runs
+
+
+def small_net() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)]
+    return nn.Sequential(*layers, nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+
+def trainer_of(method: str, engine: str) -> Trainer:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (16, 1, 8, 8), dtype=torch.uint8, generator=generator)
+    settings = deat.Settings(epochs=2, batch_size=8, lr=0.01, precision="bf16", device="cpu", engine=engine)
+    data = ImageSet(images, torch.arange(16) % 4, tuple("0123"))
+    own = lambda parameters: optimizers.DeviceSGD(parameters, 0.01, 0.9, 5e-4)  # noqa: E731
+    return deat.make_trainer(small_net(), data, method=method, settings=settings, optimizer=own)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The quick path is taken, and says which kernels ran."""
+    pytest.importorskip("triton", reason="needs Triton, which is for Linux")
+    if torch.cuda.device_count():
+        pytest.skip("tests/gpu runs it for real")
+    ran: list[str] = []
+    launch = normed._launch
+    monkeypatch.setattr(Engine, "fuses", property(lambda self: True))
+    monkeypatch.setattr(optimizers, "has_triton", lambda: True)
+    monkeypatch.setattr(normed, "_fits", lambda x: x.is_contiguous(memory_format=torch.channels_last))
+    monkeypatch.setattr(
+        normed, "_launch", lambda name, *rest, **named: (ran.append(name), launch(name, *rest, **named))
+    )
+    return ran
+
+
+@pytest.mark.parametrize("method", ["pgd-2", "free-4", "m+trades", "fat-5", "yopo-5-3"])
+def test_the_quick_path_trains_like_the_plain_one(method: str, as_on_a_gpu: list[str]) -> None:
+    torch._dynamo.reset()
+    plain, quick = trainer_of(method, "eager"), trainer_of(method, "compile")
+    for _ in range(2):
+        one, other = plain.run_epoch(), quick.run_epoch()
+        assert other.loss == pytest.approx(one.loss, abs=1e-2)
+        assert other.magnitude == pytest.approx(one.magnitude, rel=0.1)
+    assert quick.game.runner.compiled is not None, "compiling fell back"
+    assert {"forth", "back"} <= set(as_on_a_gpu)
+    for p, q in zip(plain.model.parameters(), quick.model.parameters(), strict=True):
+        assert torch.allclose(p, q, atol=1e-3)
+    for p, q in zip(plain.model.buffers(), quick.model.buffers(), strict=True):
+        assert torch.allclose(p.double(), q.double(), atol=1e-2)
+
+
+def autocast_gradients(net: nn.Module, x: Tensor) -> list[Tensor]:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = net(x).float().square().mean()
+    return list(torch.autograd.grad(loss, list(net.parameters())))
+
+
+def test_gradients_by_halved_weights_are_those_of_autocast() -> None:
+    net, x = small_net(), torch.rand(4, 1, 8, 8)
+    expected = autocast_gradients(net, x)
+    halves = Halves(net, torch.bfloat16)
+    for times in (1, 2):  # a second pass adds to the first
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            torch.func.functional_call(net, halves.learning(net), (x,)).float().square().mean().backward()
+        halves.hand_back()
+        for p, grad in zip(net.parameters(), expected, strict=True):
+            assert p.grad is not None
+            assert p.grad.dtype == torch.float32
+            assert torch.allclose(p.grad, times * grad, rtol=2e-2, atol=1e-5)
+
+
+def test_halved_weights_follow_the_weights_when_they_are_asked_next() -> None:
+    net = small_net()
+    halves = Halves(net, torch.bfloat16)
+    before = halves.frozen()["0.weight"].clone()
+    with torch.no_grad():
+        net[0].weight.mul_(2)  # type: ignore[index, operator]
+    halves.cast()
+    assert torch.equal(halves.frozen()["0.weight"], before), "nobody said that they moved"
+    halves.fresh = False
+    halves.cast()
+    assert torch.equal(halves.frozen()["0.weight"], 2 * before)
+
+
+def test_weights_that_two_layers_share_are_not_halved() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+    net[1].weight = net[0].weight
+    assert [name for name, _ in plain_weights(net)] == ["0.bias", "1.bias"]
