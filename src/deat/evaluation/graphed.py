@@ -29,8 +29,7 @@ def padded_size(n: int) -> int:
 class Graphed:
     """Calls a network on batches of any length, by its input differentiable.
 
-    The parts of a batch that will be differentiated keep their activations apart from each other, each in a slot of
-    its own; otherwise one slot serves them all.
+    The parts of a batch keep their activations apart from each other, each in a slot of its own.
     """
 
     def __init__(self, net: Net) -> None:
@@ -40,9 +39,7 @@ class Graphed:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The network's answer."""
-        parts = torch.split(x, LARGEST)
-        learns = x.requires_grad and torch.is_grad_enabled()
-        answers = [self._ask(part, slot if learns else 0) for slot, part in enumerate(parts)]
+        answers = [self._ask(part, number) for number, part in enumerate(torch.split(x, LARGEST))]
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
     def recordings(self) -> int:
@@ -60,19 +57,34 @@ class Graphed:
         if shape not in slot.pairs:
             slot.pairs[shape] = _Pair(self.net, _padded(x, shape), slot.pool)
         answer: Tensor = _Replay.apply(x, slot.pairs[shape], slot)  # type: ignore[no-untyped-call]
+        slot.asked_only = not answer.requires_grad
         return answer
 
 
 class _Slot:
     """Recordings that share their memory, a pair for each size.
 
-    `serial` counts forwards, so that a backward knows whether its forward's activations are still there.
+    `serial` counts forwards, so that a backward knows whether its forward's activations are still there. `asked_only`
+    says that nobody will differentiate the last one.
     """
 
     def __init__(self) -> None:
         self.pairs: dict[torch.Size, _Pair] = {}
         self.pool = torch.cuda.graph_pool_handle()
         self.serial = 0
+        self.last: _Pair | None = None
+        self.asked_only = False
+
+    def forward(self, pair: "_Pair", x: Tensor, learns: bool) -> Tensor:
+        """The answer to a batch.
+
+        FAB asks for a batch's classes and then, mostly, for its gradients: the second time everything is there already.
+        """
+        if not (learns and self.asked_only and self.last is pair and torch.equal(pair.x[: len(x)], x)):
+            self.serial += 1
+            self.last = pair
+            pair.forward(x)
+        return pair.answer[: len(x)].clone()
 
 
 class _Pair:
@@ -98,12 +110,11 @@ class _Pair:
             torch.autograd.grad(answer, self.x, torch.zeros_like(answer))
         torch.cuda.current_stream().wait_stream(stream)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The answer to a batch, which may be shorter than the recording's."""
+    def forward(self, x: Tensor) -> None:
+        """Answer a batch, which may be shorter than the recording's."""
         with torch.no_grad():
             self.x[: len(x)].copy_(x)
         self.forth.replay()
-        return self.answer[: len(x)].clone()
 
     def backward(self, slope: Tensor) -> Tensor:
         """The gradient by the last forward's batch."""
@@ -117,18 +128,19 @@ class _Replay(torch.autograd.Function):
     """A recorded forward, whose backward is recorded too."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pair: _Pair, owner: _Slot) -> Tensor:
+    def forward(ctx: Any, x: Tensor, pair: _Pair, slot: _Slot) -> Tensor:
         """The answer."""
-        owner.serial += 1
-        ctx.pair, ctx.owner, ctx.serial = pair, owner, owner.serial
+        answer = slot.forward(pair, x, ctx.needs_input_grad[0])
+        ctx.pair, ctx.slot, ctx.serial = pair, slot, slot.serial
         ctx.save_for_backward(x)
-        return pair.forward(x)
+        return answer
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
         """The gradient by x; another forward since may have overwritten what it needs, which is then made again."""
-        if ctx.owner.serial != ctx.serial:
-            ctx.owner.serial += 1
+        if ctx.slot.serial != ctx.serial:
+            ctx.slot.serial += 1
+            ctx.slot.last = ctx.pair
             ctx.pair.forward(*ctx.saved_tensors)
         return ctx.pair.backward(slope), None, None
 

@@ -25,7 +25,8 @@ Step = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 class Compiled:
     """The objective, for J, the network alone, for A, and delta's step, compiled for batches of one shape.
 
-    In half precision on a GPU batch norms run by our own kernels, and large weights are halved ahead of a move.
+    In half precision on a GPU batch norms run by our own kernels, and large weights are halved ahead of a move; where J
+    meets other processes, which wait for the weights' own gradients, torch's compiler serves it instead.
     In A the weights are detached inside the compiled function; otherwise its backward would compute their gradients.
     """
 
@@ -33,10 +34,11 @@ class Compiled:
         self, net: nn.Module, objective: nn.Module, threat: ThreatModel, engine: Engine, shape: torch.Size, alone: bool
     ) -> None:
         self.shape = shape
-        self.halves = Halves(net, engine.dtype) if alone and engine.fuses else None
-        how: dict[str, Any] = {"dynamic": False, "backend": fused if alone and engine.fuses else "inductor"}
+        self.halves = Halves(net, engine.dtype) if engine.fuses else None
+        how: dict[str, Any] = {"dynamic": False, "backend": fused if engine.fuses else "inductor"}
         self.move: Step = _quick_move(threat, engine)
-        self.objective: Judge = torch.compile(_learning(objective, self.halves), **how)
+        learns: Judge = _learning(objective, self.halves) if alone else objective
+        self.objective: Judge = torch.compile(learns, **(how if alone else {"dynamic": False}))
         self.net: Ask = torch.compile(_frozen(net, self.halves), **how)
 
 
