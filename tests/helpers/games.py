@@ -72,8 +72,8 @@ class WatchedGame(deat.Game):
         super().ascend(r)
         self._look(r)
 
-    def take_both_gradients(self, r: Round) -> Tensor | None:
-        finite = super().take_both_gradients(r)
+    def take_both_gradients(self, r: Round, *, watched: bool = False) -> Tensor | None:
+        finite = super().take_both_gradients(r, watched=watched)
         self._look(r)
         return finite
 
