@@ -1,0 +1,124 @@
+"""Does a GPU wait for JPEGs? Training from image files that workers decode, beside the same from images that are there.
+
+ResNet-50 at 224 x 224, batches of 128, bf16. The files are made here: smooth noise of 500 x 375 pixels, JPEG quality
+85, about as large as photos. `resident` trains on as many decoded images; `stream` reads, decodes, crops and mirrors
+the files in worker processes. Busy is the resident epoch's seconds over the streamed one's: 1 where nothing waits.
+
+    python bench/gpu_stream.py --out docs/results/stream.json
+
+It writes the JSON file and a table beside it.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from dataclasses import replace
+from multiprocessing import Pool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+import deat
+from deat.data import LazyImages
+from deat.data.files import Loose
+from deat.data.folder import arrange
+from deat.versions import versions
+from gpu import clocked, images, net_of
+
+BATCH, SIDE = 128, 224
+STEPS = {"natural": 0, "m+deat": 2}
+Record = dict[str, Any]
+
+
+def main() -> None:
+    """Measure every method, streamed and resident."""
+    parser = argparse.ArgumentParser(description="Training from JPEG files, beside training from decoded images.")
+    parser.add_argument("--images", type=int, default=4096, help="how many files to make")
+    parser.add_argument("--workers", type=int, nargs="*", default=[8, 16], help="processes that decode")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    args = parser.parse_args()
+    result: Record = {"machine": {"device": torch.cuda.get_device_name(), "cores": os.cpu_count(), **versions()}}
+    with tempfile.TemporaryDirectory() as folder:
+        result |= {"images": args.images, "mean_kilobytes": make_files(Path(folder), args.images), "rows": []}
+        files = lazy_images(Path(folder))
+        for method in STEPS:
+            resident = seconds_of(method, images(SIDE, args.images), None)
+            for workers in args.workers:
+                streamed = seconds_of(method, files, workers)
+                row = {"method": method, "backprops": STEPS[method] + 1, "workers": workers}
+                result["rows"].append(row | {"resident": resident, "stream": streamed})
+                print(result["rows"][-1], flush=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+
+
+def make_files(folder: Path, count: int) -> float:
+    """Write the files, a tenth of them to each class; their mean size in kilobytes."""
+    for label in range(10):
+        (folder / str(label)).mkdir()
+    with Pool() as pool:
+        sizes = pool.starmap(make_file, [(str(folder / str(i % 10) / f"{i}.jpg"), i) for i in range(count)])
+    return round(sum(sizes) / count / 1000, 1)
+
+
+def make_file(path: str, seed: int) -> int:
+    """Noise at two scales, as a JPEG; its bytes."""
+    draw = np.random.default_rng(seed)
+    grains = (draw.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((12, 16), (188, 250)))
+    coarse, fine = (Image.fromarray(grain).resize((500, 375), Image.Resampling.BICUBIC) for grain in grains)
+    Image.blend(coarse, fine, 0.3).save(path, quality=85)
+    return os.path.getsize(path)
+
+
+def lazy_images(folder: Path) -> LazyImages:
+    """The files, to be decoded when they are read."""
+    names = tuple(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.jpg")))
+    layout = arrange(names)
+    return LazyImages(Loose(folder, names), *layout.train, layout.classes, SIDE)
+
+
+def seconds_of(method: str, data: Any, workers: int | None) -> float:
+    """A pass over the data, after one that warms up."""
+    settings = deat.Settings(
+        epochs=10, batch_size=BATCH, lr=0.01, rate="flat", device="cuda", engine="compile", workers=workers
+    )
+    trainer = deat.make_trainer(net_of("resnet50"), data, method=method, settings=settings, augment=None)
+    budget = replace(trainer.schedule.budget(trainer.state, 0), k=STEPS[method], alpha=2 / 255)
+
+    def play() -> None:
+        trainer.step = 0
+        trainer.play_epoch(budget)
+
+    with trainer.session():
+        clocked(play)
+        return round(min(clocked(play) for _ in range(2)), 2)
+
+
+def render(result: Record) -> str:
+    """The result as a page of Markdown."""
+    machine = result["machine"]
+    lines = [
+        "# Training from JPEG files",
+        "",
+        f"`python bench/gpu_stream.py --out docs/results/stream.json` on {machine['device']} with {machine['cores']}",
+        f"CPU cores, torch {machine['torch']}. {result['images']:,} files of 500 x 375 pixels,",
+        f"{result['mean_kilobytes']} kB each; its head says more.",
+        "",
+        "| method | backprops a batch | workers | streamed, images/s | resident, images/s | busy |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in result["rows"]:
+        paces = [f"{result['images'] / row[side]:,.0f}" for side in ("stream", "resident")]
+        busy = min(1.0, row["resident"] / row["stream"])
+        lines.append(
+            f"| {row['method']} | {row['backprops']} | {row['workers']} | {paces[0]} | {paces[1]} | {busy:.0%} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    main()
