@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from deat.kernels import normed
+from deat.kernels.stem import CHANNELS, widened
 from helpers.kernels_cases import Case, cases, compare, distance
 
 if not torch.cuda.is_available():
@@ -46,16 +47,17 @@ def test_kernels_stand_aside_where_every_bit_must_repeat() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 8])
-def test_channels_of_zeros_are_added_and_taken_away(channels: int) -> None:
-    from deat.kernels.stem import CHANNELS, Widened
-
+@pytest.mark.parametrize("standardised", [False, True])
+def test_channels_of_zeros_are_added_and_taken_away(channels: int, standardised: bool) -> None:
     x = torch.randn(5, channels, 6, 7, dtype=torch.float64, requires_grad=True)
-    wide = Widened.apply(x, torch.float32)
+    shift, scale = (torch.rand(1, channels, 1, 1, dtype=torch.float64) + 0.5 for _ in range(2))
+    shift, scale = (shift, scale) if standardised else (0 * shift, 0 * scale + 1)
+    wide = widened(x, torch.float32, *((shift, scale) if standardised else ()))
     assert wide.shape == (5, CHANNELS, 6, 7)
-    assert torch.equal(wide[:, :channels], x.float())
+    assert torch.equal(wide[:, :channels], ((x - shift) / scale).float())
     assert not wide[:, channels:].any()
     (grad,) = torch.autograd.grad(wide, x, torch.ones_like(wide))
-    assert torch.equal(grad, torch.ones_like(x))
+    assert torch.allclose(grad, torch.ones_like(x) / scale)
 
 
 def test_one_pass_of_a_linf_step_is_the_step() -> None:

@@ -97,7 +97,9 @@ class Session:
         # Alone, an attack's ruling owes nothing to the others.
         order = [(a.name, describe(a, threat)) for a in attacks] if cascade else None
         path = Path(ledger) if ledger and ranks.main else None
-        self.ledger = Ledger(fingerprint(question, order, fingerprint_model(model)), path)
+        self._keeps = bool(ledger)
+        self._fingerprint = fingerprint_model(model)
+        self.ledger = Ledger(fingerprint(question, order, self._fingerprint), path)
         self.ledger.share(ranks)
 
     def run(self, source: Source, sanity: bool, progress: Progress) -> Evaluation:
@@ -135,7 +137,7 @@ class Session:
 
     def _rule(self, mine: Block | None) -> Iterator[tuple[str, Ruling]]:
         """Every process's ruling on a block of its own, in the order of blocks, attack after attack."""
-        images, alive = fingerprint(*mine[:2]) if mine else "", None
+        images, alive = fingerprint(*mine[:2]) if mine and self._keeps else "", None
         for how in self.attacks:
             entry = self._entry(how, mine, images, alive) if mine else None
             if entry and self.cascade and how.name != "natural":  # whose accuracy is shown, wherever it stands
@@ -165,7 +167,7 @@ class Session:
             "compiled": self.judge.quick is not None and self.judge.quick.compiled,
             "sample": images < source.num_examples,
             "available": source.num_examples,
-            "model": fingerprint_model(self.model),
+            "model": self._fingerprint,
             "versions": versions(),
         }
 

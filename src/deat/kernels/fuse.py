@@ -105,10 +105,35 @@ def _count_together(graph: fx.Graph) -> None:
 
 def _replace_convolutions(graph: fx.Graph) -> None:
     """Convolutions of a few channels run with more, of zeros; the others take their weights' gradients beside."""
-    for node in graph.nodes:
+    for node in list(graph.nodes):
         held = _example(node.args[0]) if node.target is torch.conv2d else None
         if held is not None and held.dim() == 4:
             node.target = conv2d_of_few if held.shape[1] < CHANNELS else forked.conv2d
+            if node.target is conv2d_of_few:
+                _standardise_within(graph, node)
+
+
+def _standardise_within(graph: fx.Graph, conv: fx.Node) -> None:
+    """Where (x - shift) / scale goes into a convolution of few channels alone, let that do it."""
+    quotient: Any = conv.args[0]
+    difference = quotient.args[0] if quotient.target is operator.truediv else None
+    if not isinstance(difference, fx.Node) or difference.target is not operator.sub:
+        return
+    (x, shift), scale = difference.args, quotient.args[1]
+    if not (_by_channel(shift, x) and _by_channel(scale, x) and _only_user(difference) and _only_user(quotient)):
+        return
+    conv.args = (x, *conv.args[1:])
+    conv.kwargs = {**conv.kwargs, "shift": shift, "scale": scale}
+    for node in (quotient, difference):
+        graph.erase_node(node)
+
+
+def _by_channel(node: Any, images: Any) -> bool:
+    """Whether it is a constant for each channel of some images, of their type."""
+    a, x = _example(node), _example(images)
+    if a is None or x is None or x.dim() != 4 or a.dtype != x.dtype or a.requires_grad:
+        return False
+    return tuple(a.shape[-3:]) == (x.shape[1], 1, 1) and a.numel() == x.shape[1] and a.is_contiguous()
 
 
 def _is_count(node: fx.Node) -> bool:
