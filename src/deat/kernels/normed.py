@@ -155,10 +155,12 @@ def _launch(name: str, x: Tensor, tensors: tuple[Any, ...], how: dict[str, Any],
     for gather, write in ((True, True),) if together else ((True, False), (False, True)):
         if write or gathers:
             grid, cut = _cut(x, _together(x.device) if together else GATHER if gather else WRITE)
-            flags = {"GATHER": gather, "WRITE": write, **how}
+            flags = {"GATHER": gather, "WRITE": write, **how, **({} if write else UNASKED[name])}
             kernel[grid](*tensors, *size, cut.pop("rows"), **flags, **cut, **(ALL_AT_ONCE if together else {}))
 
 
+UNASKED = {"forth": {"BESIDE": False, "RELU": False, "TRACK": False}, "back": {"ADD": False}}
+"""What only writing asks for: the same for all that gather, so that fewer kernels are built."""
 ALL_AT_ONCE = {"launch_cooperative_grid": True, "maxnreg": REGISTERS}
 
 
