@@ -1,0 +1,118 @@
+"""Who may use which recording, and when a forward may be left out: shown with recordings that only pretend."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deat.evaluation import graphed
+from deat.evaluation.graphed import Graphed
+
+
+class Pretended:
+    """A recording on the CPU: it reads and writes its own tensors, and its activations lie in its slot's memory."""
+
+    made = 0
+
+    def __init__(self, net: Any, x: Tensor, pool: dict[str, Any]) -> None:
+        Pretended.made += 1
+        self.net, self.x, self.pool = net, x.detach().clone(), pool
+        self.answer = net(self.x).detach().clone()
+
+    def forward(self, x: Tensor) -> None:
+        self.x[: len(x)] = x
+        self.answer.copy_(self.net(self.x).detach())
+        self.pool.update(owner=self, images=self.x.clone())
+
+    def backward(self, slope: Tensor) -> Tensor:
+        assert self.pool["owner"] is self, "another recording has overwritten the activations"
+        images = self.pool["images"].requires_grad_()
+        with torch.enable_grad():
+            answer = self.net(images)[: len(slope)]
+        return torch.autograd.grad(answer, images, slope)[0][: len(slope)]
+
+
+@pytest.fixture
+def net(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    monkeypatch.setattr(graphed, "_Pair", Pretended)
+    monkeypatch.setattr(graphed, "LARGEST", 32)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", dict)
+    Pretended.made = 0
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def slope(ask: Any, x: Tensor) -> Tensor:
+    x = x.detach().clone().requires_grad_()
+    (grad,) = torch.autograd.grad(ask(x).square().sum(), x)
+    return grad
+
+
+def images(n: int) -> Tensor:
+    return torch.rand(n, 3, 2, 2, dtype=torch.float64)
+
+
+def test_batches_of_any_length_are_answered_and_differentiated(net: nn.Module) -> None:
+    ask = Graphed(net)
+    for n in (70, 70, 65, 33, 32, 31, 1, 96, 70):
+        x = images(n)
+        assert torch.allclose(slope(ask, x), slope(net, x))
+        with torch.no_grad():
+            assert torch.allclose(ask(x), net(x))
+    assert ask.recordings() <= 2 * 3  # parts of 32 alone, in three slots, and eager firsts
+
+
+def test_a_backward_survives_other_forwards_in_between(net: nn.Module) -> None:
+    ask = Graphed(net)
+    first, second = images(40), images(50)
+    for _ in range(3):
+        ask(first), ask(second)
+    x = first.clone().requires_grad_()
+    answer = ask(x).square().sum()
+    with torch.no_grad():
+        ask(second), ask(first + 1)
+    (grad,) = torch.autograd.grad(answer, x)
+    assert torch.allclose(grad, slope(net, first))
+
+
+@pytest.mark.parametrize("change", [None, 0, 35])
+def test_gradients_after_the_classes_cost_no_second_forward_unless_an_image_changed(
+    net: nn.Module, change: int | None
+) -> None:
+    ask = Graphed(net)
+    x = images(40)
+    for _ in range(3):
+        slope(ask, x)
+    with torch.no_grad():
+        ask(x)
+        if change is not None:
+            x[change] += 1
+    before = [slot.serial for slot in ask._slots]
+    assert torch.allclose(slope(ask, x), slope(net, x))
+    after = [slot.serial for slot in ask._slots]
+    again = [n for n, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+    assert again == ([] if change is None else [change // 32])
+
+
+def test_two_gradients_of_the_same_images_are_both_right(net: nn.Module) -> None:
+    ask = Graphed(net)
+    x = images(20)
+    for _ in range(3):
+        with torch.no_grad():
+            ask(x)
+        one, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+        sums = ask(one).square().sum(), ask(other).square().sum()
+        (second,) = torch.autograd.grad(sums[1], other)
+        (first,) = torch.autograd.grad(sums[0], one)
+        assert torch.allclose(first, slope(net, x))
+        assert torch.allclose(second, slope(net, x))
+    assert Pretended.made == 1
+
+
+def test_a_size_is_recorded_once_it_comes_again(net: nn.Module) -> None:
+    ask = Graphed(net)
+    ask(images(10))
+    assert ask.recordings() == 0
+    ask(images(12))  # padded to the same size
+    assert ask.recordings() == 1
