@@ -16,7 +16,7 @@ def forth(
     x, other, total, beside, y, sums, count, mean, spread, running_mean, running_var, weight, bias, M, C, rows,
     GATHER: tl.constexpr, WRITE: tl.constexpr, ADD: tl.constexpr, BESIDE: tl.constexpr, RELU: tl.constexpr,
     BATCH: tl.constexpr, TRACK: tl.constexpr, MOMENTUM: tl.constexpr, EPS: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """y = relu((total - mean) / deviation * weight + bias + beside), where total = x + other, or x.
 
@@ -31,7 +31,7 @@ def forth(
             origin = origin.to(total.dtype.element_ty).to(ACC)
     if GATHER:
         first, second = tl.zeros((BM, BC), ACC), tl.zeros((BM, BC), ACC)
-        for start in range(0, rows, BM):
+        for start in tl.range(0, rows, BM, num_stages=STAGES):
             at, ok = _tile(start, rows, M, C, cols, inside, BM)
             v = _summed(x, other, total, at, ok, ADD, ACC)
             d = tl.where(ok, v - origin[None, :], 0.0)
@@ -48,7 +48,7 @@ def forth(
         else:
             m, r = _statistics(running_mean, running_var, cols, inside, EPS, True, ACC)
         w, c = _affine(weight, bias, cols, inside, ACC)
-        for start in range(0, rows, BM):  # backwards: what was gathered last is still near
+        for start in tl.range(0, rows, BM, num_stages=STAGES):  # backwards: what was gathered last is still near
             at, ok = _tile(rows - BM - start, rows, M, C, cols, inside, BM)
             if BATCH and ADD:
                 v = tl.load(total + at, mask=ok, other=0).to(ACC)
@@ -66,7 +66,8 @@ def forth(
 def back(
     dy, x, gate, more, dx, by_beside, sums, count, mean, spread, weight, bias, M, C, rows,
     GATHER: tl.constexpr, WRITE: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, GATED: tl.constexpr,
-    BATCH: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
+    BATCH: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
+    ACC: tl.constexpr,
 ):  # fmt: skip
     """The gradient by x, with `more` added; where the statistics were the batch's own, through them as well.
 
@@ -79,7 +80,7 @@ def back(
     w, c = _affine(weight, bias, cols, inside, ACC)
     if GATHER:
         first, second = tl.zeros((BM, BC), ACC), tl.zeros((BM, BC), ACC)
-        for start in range(0, rows, BM):
+        for start in tl.range(0, rows, BM, num_stages=STAGES):
             at, ok = _tile(start, rows, M, C, cols, inside, BM)
             grad, v = _opened(dy, x, gate, at, ok, m, r, w, c, RELU, GATED, ACC)
             first += grad
@@ -91,7 +92,7 @@ def back(
         if BATCH:
             by_bias, by_weight = _read(sums, cols, inside, C)
             by_bias, by_weight = (by_bias / M)[None, :], (by_weight / M)[None, :]
-        for start in range(0, rows, BM):
+        for start in tl.range(0, rows, BM, num_stages=STAGES):
             at, ok = _tile(rows - BM - start, rows, M, C, cols, inside, BM)
             grad, v = _opened(dy, x, gate, at, ok, m, r, w, c, RELU, GATED, ACC)
             if GATED:

@@ -15,11 +15,12 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Shape(NamedTuple):
-    """How a kernel is cut: rows of a tile, warps of a program, and about how many programs there are."""
+    """How a kernel is cut: rows of a tile, warps of a program, about how many programs, tiles underway in each."""
 
     rows: int
     warps: int
     programs: int
+    stages: int = 1
 
 
 GATHER, WRITE = Shape(128, 4, 264), Shape(128, 4, 528)
@@ -182,7 +183,8 @@ def _cut(x: Tensor, shape: Shape) -> tuple[tuple[int, int], dict[str, Any]]:
     columns = min(COLUMNS, 1 << (x.shape[1] - 1).bit_length())
     groups, tiles = -(-x.shape[1] // columns), -(-_rows(x) // shape.rows)
     rows = shape.rows * -(-tiles // min(tiles, max(1, shape.programs // groups)))
-    sizes = {"rows": rows, "BM": shape.rows, "BC": columns, "ACC": _acc(x), "num_warps": shape.warps}
+    sizes = {"rows": rows, "BM": shape.rows, "BC": columns, "STAGES": shape.stages, "ACC": _acc(x)}
+    sizes["num_warps"] = shape.warps
     return (-(-_rows(x) // rows), groups), sizes
 
 
