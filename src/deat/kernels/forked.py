@@ -20,10 +20,11 @@ def join() -> None:
     """Wait for every weight gradient that is on its way; a recording may only wait for what it began itself."""
     for device in list(_begun):
         torch.cuda.current_stream(device).wait_stream(side(device))
-        _begun.discard(device)
+        del _begun[device]
 
 
-_begun: set[torch.device] = set()
+_begun: dict[torch.device, list[Tensor]] = {}
+"""The gradients that are read beside, until `join`: autograd adds to one in its place that nobody else holds."""
 
 
 class ForkedConv(torch.autograd.Function):
@@ -43,12 +44,11 @@ class ForkedConv(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         beside = side(x.device)
         beside.wait_stream(torch.cuda.current_stream(x.device))
-        _begun.add(x.device)
+        _begun.setdefault(x.device, []).append(dy)
         with torch.cuda.stream(beside):
             grad = _gradient(dy, x, weight, ctx.sizes, by_x=False)
             ctx.leaf.grad = grad if ctx.leaf.grad is None else ctx.leaf.grad + grad
-        for tensor in (dy, x):
-            tensor.record_stream(beside)
+        x.record_stream(beside)
         return _gradient(dy, x, weight, ctx.sizes, by_x=True) if ctx.needs_input_grad[0] else None, *[None] * 5
 
 

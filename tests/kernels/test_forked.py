@@ -1,0 +1,54 @@
+"""Weight gradients taken beside the backward pass, on streams that do nothing."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from deat.kernels import forked
+
+
+class Stream:
+    def wait_stream(self, other: object) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def idle_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "side", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
+
+
+def test_what_is_read_beside_is_not_added_to_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient, read, summed = forked._gradient, [], []
+
+    def noted(dy: Tensor, *rest: Any, by_x: bool) -> Tensor:
+        read.append(dy.data_ptr())
+        return gradient(dy, *rest, by_x=by_x)
+
+    monkeypatch.setattr(forked, "_gradient", noted)
+    x, weight = torch.randn(2, 4, 5, 5, requires_grad=True), torch.randn(4, 4, 3, 3, requires_grad=True)
+    h = 2 * x  # its gradient is that by the sum, which the convolution reads, and the convolution's
+    h.register_hook(lambda grad: summed.append(grad.data_ptr()))
+    y = forked.ForkedConv.apply(h, weight, [1, 1], [1, 1], [1, 1], 1) + h  # type: ignore[no-untyped-call]
+    (3 * y).sum().backward()
+    assert read
+    assert summed[0] not in read
+    forked.join()
+    assert not forked._begun
+
+
+def test_weight_gradients_taken_beside_are_the_weights_gradients() -> None:
+    x, weight = torch.randn(2, 4, 6, 6, requires_grad=True), torch.randn(6, 2, 3, 3, requires_grad=True)
+    for _ in range(2):  # the second adds to the first
+        forked.ForkedConv.apply(x, weight, [2, 1], [1, 0], [1, 2], 2).square().sum().backward()  # type: ignore[no-untyped-call]
+    forked.join()
+    ours = weight.grad, x.grad
+    weight.grad = x.grad = None
+    for _ in range(2):
+        torch.conv2d(x, weight, None, (2, 1), (1, 0), (1, 2), 2).square().sum().backward()
+    assert all(torch.allclose(a, b, rtol=1e-5) for a, b in zip(ours, (weight.grad, x.grad), strict=True))  # type: ignore[arg-type]
