@@ -11,6 +11,7 @@ from deat.data import ImageSet
 from deat.game.engine import Engine
 from deat.game.halves import Halves, plain_weights
 from deat.kernels import normed
+from deat.methods.tune import tune
 from deat.training import optimizers
 from deat.training.trainer import Trainer
 
@@ -24,7 +25,7 @@ def small_net() -> nn.Module:
     return nn.Sequential(*layers, nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
 
 
-def trainer_of(method: str, engine: str) -> Trainer:
+def trainer_of(method: str | deat.Method, engine: str) -> Trainer:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (16, 1, 8, 8), dtype=torch.uint8, generator=generator)
     settings = deat.Settings(epochs=2, batch_size=8, lr=0.01, precision="bf16", device="cpu", engine=engine)
@@ -64,6 +65,24 @@ def test_the_quick_path_trains_like_the_plain_one(method: str, as_on_a_gpu: list
         assert torch.allclose(p, q, atol=1e-3)
     for p, q in zip(plain.model.buffers(), quick.model.buffers(), strict=True):
         assert torch.allclose(p.double(), q.double(), atol=1e-2)
+
+
+def test_a_compact_batch_that_is_still_whole_is_attacked_with_the_weights_as_they_are(as_on_a_gpu: list[str]) -> None:
+    torch._dynamo.reset()
+    trainer = trainer_of(tune(deat.method("fat-5"), deat.Linf(), compact=True), "compile")
+    runner, whole = trainer.game.runner, []
+    ask = runner.net
+
+    def asked(x: Tensor, delta: Tensor) -> Tensor:
+        assert runner.compiled is not None
+        if runner.compiled.halves and x.shape == runner.compiled.shape:
+            whole.append(runner.compiled.halves.fresh)
+        return ask(x, delta)
+
+    runner.net = asked  # type: ignore[method-assign]
+    trainer.run_epoch()
+    assert len(whole) > 1
+    assert all(whole)
 
 
 def autocast_gradients(net: nn.Module, x: Tensor) -> list[Tensor]:

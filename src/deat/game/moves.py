@@ -262,7 +262,8 @@ class Game:
             return
         part = r.rows(index)
         self._count_ascent()
-        self._ascend(part)
+        self.runner.ready(part)
+        self.runner.play("ascend", self._ascend, part, recorded=False)
         for name in ("delta", "grad", "counter", "active"):
             getattr(r, name).index_copy_(0, index, getattr(part, name))
 
