@@ -5,6 +5,7 @@ convolutions. So batches are cut into parts of one size, and what is left over i
 before; in eval mode an image's answer is its own.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -29,11 +30,12 @@ def padded_size(n: int) -> int:
 class Graphed:
     """Calls a network on batches of any length, by its input differentiable.
 
-    The parts of a batch keep their activations apart from each other, each in a slot of its own.
+    The parts of a batch keep their activations apart from each other, each in a slot of its own. A network that cannot
+    be recorded is called as it is.
     """
 
     def __init__(self, net: Net) -> None:
-        self.net = net
+        self.net, self.records = net, True
         self._uses: Counter[torch.Size] = Counter()
         self._slots: list[_Slot] = []
 
@@ -49,23 +51,34 @@ class Graphed:
     def _ask(self, x: Tensor, number: int) -> Tensor:
         shape = torch.Size((padded_size(len(x)), *x.shape[1:]))
         self._uses[shape] += 1
+        if len(x) == 0 or not self.records:
+            return self.net(x)
         if self._uses[shape] <= EAGER:
             return self.net(_padded(x, shape))[: len(x)]
         while len(self._slots) <= number:
             self._slots.append(_Slot())
         slot = self._slots[number]
-        if shape not in slot.pairs:
-            slot.pairs[shape] = _Pair(self.net, _padded(x, shape), slot.pool)
+        if shape not in slot.pairs and not self._record(slot, _padded(x, shape)):
+            return self.net(x)
         answer: Tensor = _Replay.apply(x, slot.pairs[shape], slot)  # type: ignore[no-untyped-call]
-        slot.asked_only = not answer.requires_grad
         return answer
+
+    def _record(self, slot: "_Slot", x: Tensor) -> bool:
+        """Record a size, if that can be done."""
+        try:
+            slot.pairs[x.shape] = _Pair(self.net, x, slot.pool)
+        except RuntimeError as error:
+            reason = str(error).split("\n")[0]
+            warnings.warn(f"this network cannot be recorded, so attacks ask it eagerly: {reason}", stacklevel=2)
+            self.records = False
+        return self.records
 
 
 class _Slot:
     """Recordings that share their memory, a pair for each size.
 
-    `serial` counts forwards, so that a backward knows whether its forward's activations are still there. `asked_only`
-    says that nobody will differentiate the last one.
+    `serial` counts forwards, so that a backward knows whether its forward's activations are still there. `spent` says
+    that the last one's are not: a backward writes over what it has done with.
     """
 
     def __init__(self) -> None:
@@ -73,18 +86,21 @@ class _Slot:
         self.pool = torch.cuda.graph_pool_handle()
         self.serial = 0
         self.last: _Pair | None = None
-        self.asked_only = False
+        self.spent = False
 
     def forward(self, pair: "_Pair", x: Tensor, learns: bool) -> Tensor:
         """The answer to a batch.
 
         FAB asks for a batch's classes and then, mostly, for its gradients: the second time everything is there already.
         """
-        if not (learns and self.asked_only and self.last is pair and torch.equal(pair.x[: len(x)], x)):
-            self.serial += 1
-            self.last = pair
-            pair.forward(x)
+        if not (learns and not self.spent and self.last is pair and torch.equal(pair.x[: len(x)], x)):
+            self.run(pair, x)
         return pair.answer[: len(x)].clone()
+
+    def run(self, pair: "_Pair", x: Tensor) -> None:
+        """Run a forward, over whatever the last one left."""
+        self.serial, self.last, self.spent = self.serial + 1, pair, False
+        pair.forward(x)
 
 
 class _Pair:
@@ -99,7 +115,7 @@ class _Pair:
                 answer = net(self.x)
             self.slope = torch.zeros_like(answer)
             with torch.cuda.graph(self.back, pool=pool):
-                (self.grad,) = torch.autograd.grad(answer, self.x, self.slope)
+                self.grad = _gradient(answer, self.x, self.slope)
         self.answer = answer.detach()
 
     def _warm_up(self, net: Net) -> None:
@@ -107,7 +123,7 @@ class _Pair:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             answer = net(self.x)
-            torch.autograd.grad(answer, self.x, torch.zeros_like(answer))
+            _gradient(answer, self.x, torch.zeros_like(answer))
         torch.cuda.current_stream().wait_stream(stream)
 
     def forward(self, x: Tensor) -> None:
@@ -137,12 +153,19 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
-        """The gradient by x; another forward since may have overwritten what it needs, which is then made again."""
-        if ctx.slot.serial != ctx.serial:
-            ctx.slot.serial += 1
-            ctx.slot.last = ctx.pair
-            ctx.pair.forward(*ctx.saved_tensors)
+        """The gradient by x; what it needs is made again where another forward or backward since has overwritten it."""
+        if ctx.slot.serial != ctx.serial or ctx.slot.spent:
+            ctx.slot.run(ctx.pair, *ctx.saved_tensors)
+        ctx.slot.spent = True
         return ctx.pair.backward(slope), None, None
+
+
+def _gradient(answer: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+    """The gradient by x; zero where the network lets none through."""
+    if not answer.requires_grad:
+        return torch.zeros_like(x)
+    (grad,) = torch.autograd.grad(answer, x, slope, allow_unused=True, materialize_grads=True)
+    return grad
 
 
 def _padded(x: Tensor, shape: torch.Size) -> Tensor:

@@ -97,7 +97,13 @@ class Quick(nn.Module):
 
         def call(x: Tensor) -> Tensor:
             torch._dynamo.mark_dynamic(x, 0)
-            return compiled(x)
+            try:
+                return compiled(x) if self.compiled else self._answer(x)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                reason = str(error).split("\n")[0]
+                warnings.warn(f"this network cannot be compiled, so it runs as it is: {reason}", stacklevel=2)
+                self.compiled = False
+                return self._answer(x)
 
         return call
 
