@@ -71,6 +71,36 @@ def changed_in_place_afterwards(net: Blocks, x: Tensor) -> Tensor:
     return F.relu(y + x)
 
 
+def a_term_changed_in_place_before_the_norm(net: Blocks, x: Tensor) -> Tensor:
+    z = net.b(x)
+    total = net.a(x) + z
+    z.mul_(2)
+    return F.relu(net.n(total)) + z
+
+
+def a_part_of_a_term_changed_in_place_before_the_norm(net: Blocks, x: Tensor) -> Tensor:
+    z = net.b(x)
+    total = net.a(x) + z
+    z[:, :2] = 0
+    return F.relu(net.n(total)) + z
+
+
+def an_activation_in_place_before_the_norm(net: Blocks, x: Tensor) -> Tensor:
+    z = net.b(x)
+    total = net.a(x) + z
+    z = F.leaky_relu(z, 0.5, True)
+    return F.relu(net.n(total)) + z
+
+
+def a_norm_added_to_itself(net: Blocks, x: Tensor) -> Tensor:
+    y = net.n(net.a(x))
+    return F.relu(y + y)
+
+
+def a_norm_of_nothing_but_numbers(net: Blocks, x: Tensor) -> Tensor:
+    return F.relu(F.batch_norm(net.a(x), net.n.running_mean, net.n.running_var, training=net.training))
+
+
 def shapes_that_differ(net: Blocks, x: Tensor) -> Tensor:
     return F.relu(net.n(x + x.mean((2, 3), keepdim=True)))
 
@@ -82,6 +112,8 @@ def no_relu(net: Blocks, x: Tensor) -> Tensor:
 WIRINGS = (
     *(before, before_in_place, behind, behind_two_norms, beside_a_later_user, a_sum_that_is_asked_for_earlier),
     *(one_sum_for_two_norms, changed_in_place_afterwards, shapes_that_differ, no_relu),
+    *(a_term_changed_in_place_before_the_norm, a_part_of_a_term_changed_in_place_before_the_norm),
+    *(an_activation_in_place_before_the_norm, a_norm_added_to_itself, a_norm_of_nothing_but_numbers),
 )
 
 
@@ -152,3 +184,19 @@ def test_a_network_without_batch_norm_is_left_to_torchs_compiler(monkeypatch: py
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).double()
     assert torch.compile(net, backend=fuse.fused)(IMAGE).shape == (2, 4, 30, 30)
     assert asked == ["inductor"]
+
+
+def test_batches_are_counted_once_for_each_call_and_each_count_is_launched_once() -> None:
+    torch._dynamo.reset()
+    counted: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        fuse.fuse(graph)
+        for node in graph.graph.nodes:
+            counted.extend(node.args[0] if node.target is torch._foreach_add_ else ())
+        return graph.forward
+
+    net = Blocks(before).double()
+    torch.compile(lambda x: net(x) + net(2 * x), backend=backend)(IMAGE)
+    assert net.n.num_batches_tracked == 2
+    assert len(counted) == len(set(counted)) == 1, "on a GPU one launch would write twice at once"

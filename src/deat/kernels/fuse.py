@@ -1,6 +1,8 @@
 """Finds batch norms in a network's graph, with the sums and the ReLU beside them, and makes each one call."""
 
+import inspect
 import operator
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,10 @@ from deat.kernels.stem import CHANNELS, conv2d_of_few
 SUMS = (operator.add, torch.add, operator.iadd)
 RELUS = (F.relu, torch.relu, torch.relu_, F.relu_)
 RELU_METHODS = ("relu", "relu_")
+IN_PLACE = (
+    *(operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod),
+    *(operator.ipow, operator.imatmul, operator.iand, operator.ior, operator.ixor, operator.setitem),
+)
 
 
 def fused(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -43,7 +49,7 @@ def fuse(graph: fx.GraphModule) -> int:
 def _fuse_one(graph: fx.Graph, norm: fx.Node) -> fx.Node:
     x, *rest = norm.args
     assert isinstance(x, fx.Node)
-    summed = x if _is_sum(x) and all(user >= norm for user in x.users) else None
+    summed = x if _is_sum(x) and all(user >= norm for user in x.users) and _can_wait(x, norm) else None
     sum_behind = _sum_behind(norm) if summed is None else None
     end = sum_behind or norm
     relu = _relu_behind(end)
@@ -97,8 +103,9 @@ def _count_together(graph: fx.Graph) -> None:
     """Batch norms count their batches, each with a launch of its own: let one launch do it for all."""
     counts = [node for node in graph.nodes if _is_count(node)]
     if counts:
+        times = Counter(node.args[0] for node in counts)  # one launch must not add to a count twice at once
         with graph.inserting_before(counts[-1]):
-            graph.call_function(torch._foreach_add_, ([node.args[0] for node in counts], 1))
+            graph.call_function(torch._foreach_add_, (list(times), list(times.values())))
     for node in counts:
         graph.erase_node(node)
 
@@ -149,21 +156,43 @@ def _is_sum(node: fx.Node) -> bool:
         return False
     a, b = (_example(term) for term in node.args)
     alike = a is not None and b is not None and a.shape == b.shape and a.dtype == b.dtype
-    return alike and (node.target is not operator.iadd or _only_user(node.args[0]) is node)
+    return alike and (node.target is not operator.iadd or _owns(node.args[0], node))
 
 
 def _sum_behind(norm: fx.Node) -> fx.Node | None:
-    """The sum that a batch norm goes into, with a ReLU behind it; its input must stay what it is until there."""
+    """The sum of a batch norm and something else, with a ReLU behind it, if the batch norm can wait for it."""
     after = _only_user(norm)
     if after is None or not _is_sum(after) or _relu_behind(after) is None:
         return None
-    return None if any(_writes(user) for user in norm.args[0].users) else after  # type: ignore[union-attr]
+    return after if after.args[0] is not after.args[1] and _can_wait(norm, after) else None
+
+
+def _can_wait(node: fx.Node, until: fx.Node) -> bool:
+    """Whether what it reads is the same at a later node: nothing changes in its place in between but counts."""
+    while (node := node.next) is not until:
+        if _writes(node) and not _is_count(node):
+            return False
+    return True
 
 
 def _writes(node: fx.Node) -> bool:
     """Whether it changes a tensor in its place."""
     name = str(getattr(node.target, "__name__", node.target))
-    return name.endswith("_") or node.target is operator.iadd or bool(node.kwargs.get("inplace"))
+    return name.endswith("_") or node.target in IN_PLACE or "out" in node.kwargs or _is_told_to_write(node)
+
+
+def _is_told_to_write(node: fx.Node) -> bool:
+    """Whether a function is called with `inplace`, by that name or by position."""
+    try:
+        given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # a method's name, or written in C
+        return False
+    return bool(given.get("inplace"))
+
+
+def _owns(node: Any, user: fx.Node) -> bool:
+    """Whether nobody but its user sees it, neither here nor outside."""
+    return node.op != "placeholder" and _only_user(node) is user
 
 
 def _other(total: fx.Node | None, term: fx.Node) -> Any:
