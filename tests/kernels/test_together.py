@@ -122,3 +122,12 @@ def test_weights_that_two_layers_share_are_not_halved() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     net[1].weight = net[0].weight
     assert [name for name, _ in plain_weights(net)] == ["0.bias", "1.bias"]
+
+
+def test_weights_that_are_made_of_others_and_those_with_hooks_are_not_halved() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(4, 4))
+    nn.utils.spectral_norm(net[0])  # a plain convolution, whose weight a hook makes anew in every call
+    net[1].weight.register_hook(lambda grad: grad.clamp(-1, 1))
+    net[1].bias.register_post_accumulate_grad_hook(lambda p: None)
+    assert type(net[0]) is nn.Conv2d
+    assert [name for name, _ in plain_weights(net)] == ["0.bias"]

@@ -58,10 +58,15 @@ class Halves:
 
 
 def plain_weights(net: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters of plain layers that no other module shares."""
+    """The parameters of plain layers that no other module shares, and whose gradients nobody waits for on their way."""
     every = [p for _, p in net.named_parameters(remove_duplicate=False)]
     times = {id(p): sum(q is p for q in every) for p in every}
     names = {id(p): name for name, p in net.named_parameters()}
     layers = [module for module in net.modules() if type(module) in PLAIN]
-    found = [p for layer in layers for p in layer.parameters(recurse=False) if times[id(p)] == 1]
+    held = [p for layer in layers for p in (layer._parameters.get("weight"), layer._parameters.get("bias"))]
+    found = [p for p in held if p is not None and times[id(p)] == 1 and not _is_hooked(p)]
     return [(names[id(p)], p) for p in found]
+
+
+def _is_hooked(p: nn.Parameter) -> bool:
+    return bool(p._backward_hooks or p._post_accumulate_grad_hooks)
