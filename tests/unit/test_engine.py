@@ -189,6 +189,33 @@ def test_a_network_that_cannot_be_compiled_trains_as_it_is(monkeypatch):
     assert trainer.engine.name == "eager"
 
 
+def test_a_compiled_move_that_fails_on_its_way_back_leaves_no_part_of_a_gradient(monkeypatch):
+    def halfway(function, **options):
+        def call(*inputs):
+            seen = net[0].register_forward_hook(lambda module, given, out: out.register_hook(fail) and None)
+            try:
+                return function(*inputs)
+            finally:
+                seen.remove()
+
+        return call
+
+    def fail(grad):
+        raise OutOfResources(2, 1, "shared memory")
+
+    class OutOfResources(Exception):  # like all of Triton's, no RuntimeError
+        __module__ = "triton.runtime.errors"
+
+    plain, net = conv_net(), conv_net()
+    trainer_of("natural", plain, epochs=1).fit()
+    monkeypatch.setattr(torch, "compile", halfway)
+    trainer = trainer_of("natural", net, epochs=1, engine="compile")
+    with pytest.warns(UserWarning, match="cannot be compiled.*shared memory"):
+        trainer.fit()
+    assert trainer.engine.name == "eager"
+    assert same(weights(plain), weights(net))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -244,6 +271,17 @@ def test_auto_takes_compiling_back_where_it_was_no_faster():
         trainer.epoch, trainer.game.cost.backprops = epoch + 1, 6 * (epoch + 1)
         pace.look(trainer, EpochTiming(epoch, seconds, 0.0, 1.0))
     assert wanted == [True, False]
+
+
+def test_auto_compiles_once_where_that_fell_back():
+    trainer = trainer_of("pgd-1", epochs=20)
+    wanted: list[bool] = []
+    trainer.game.runner.use_compiled = wanted.append
+    pace = Pace()
+    for epoch in range(8):
+        trainer.epoch, trainer.game.cost.backprops = epoch + 1, 6 * (epoch + 1)
+        pace.look(trainer, EpochTiming(epoch, 1e5, 0.0, 1.0))
+    assert wanted == [True]
 
 
 def test_a_skipped_step_leaves_weights_and_momentum_as_they_were():

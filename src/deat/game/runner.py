@@ -14,6 +14,7 @@ from deat.game.engine import Engine
 from deat.game.halves import Halves
 from deat.game.objectives import Outcome
 from deat.game.round import Round
+from deat.kernels.forked import join
 from deat.kernels.fuse import fused
 from deat.threat import Linf, ThreatModel
 
@@ -76,14 +77,17 @@ class Runner:
     def play(self, name: str, move: Move, r: Round, *, recorded: bool = True) -> None:
         """Run a move: replay its recording, make one first, or simply call it, as one that is not to be recorded."""
         recorder = self.recorder if recorded else None
+        blank = [p for group in self._optimizer.param_groups for p in group["params"] if p.grad is None]
         try:
             if recorder is None:
                 move(r)
             else:
                 recorder.play(name, move, r)
-        except RuntimeError as error:
-            if recorder is None and not (self.compiled and _is_compilers(error)):
+        except Exception as error:
+            if not self._may_fall_back(error, recorder):
                 raise
+            for p in blank:  # which may hold a part of a gradient by now
+                p.grad = None
             self._fall_back(str(error).split("\n")[0])
             self.play(name, move, r, recorded=recorded)
 
@@ -123,6 +127,7 @@ class Runner:
 
     def use_compiled(self, wanted: bool) -> None:
         """Compile from the next batch on, or stop doing so; what was recorded is recorded anew."""
+        join()  # what a move that failed has begun
         self.engine.compiles, self.compiled = wanted, None
         self._tell_optimizer(False)
         self.forget()
@@ -136,6 +141,13 @@ class Runner:
         """Drop every recording, as when the tensors they were made on are replaced."""
         if self.recorder:
             self.recorder.forget()
+
+    def _may_fall_back(self, error: Exception, recorder: Recorder | None) -> bool:
+        """Whether to play a move again, with less; not one that has met other processes, who would wait for it."""
+        known = isinstance(error, RuntimeError) or _is_tritons(error)
+        if recorder is None:
+            return self.compiled is not None and (known if self._alone else _is_compilers(error))
+        return known
 
     def _fall_back(self, reason: str) -> None:
         """Do without compiling, or else without recording."""
@@ -176,7 +188,11 @@ def _frozen(net: nn.Module, halves: Halves | None) -> Ask:
     return ask
 
 
-def _is_compilers(error: RuntimeError) -> bool:
+def _is_tritons(error: Exception) -> bool:
+    return type(error).__module__.partition(".")[0] == "triton"
+
+
+def _is_compilers(error: Exception) -> bool:
     """Whether it is the compiler's own error; imported here, since it takes a second."""
     from torch._dynamo.exc import TorchDynamoException
 

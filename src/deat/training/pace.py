@@ -49,10 +49,10 @@ class Pace:
         if self._settled or self._epochs < 2 or not spent:
             return
         pace = trainer.ranks.broadcast(timing.train_seconds / spent)  # what one decides, all must do
-        if trainer.game.runner.compiled is None:
+        if self.recorded is None:
             self._consider(trainer, pace)
         else:
-            self._settle(trainer, pace)
+            self._settle(trainer, pace, self.recorded)
 
     def _consider(self, trainer: "Trainer", pace: float) -> None:
         left = (trainer.settings.epochs - trainer.epoch) * len(trainer.train)
@@ -62,9 +62,9 @@ class Pace:
             self.recorded, self._epochs = pace, 0
             trainer.game.runner.use_compiled(True)
 
-    def _settle(self, trainer: "Trainer", pace: float) -> None:
+    def _settle(self, trainer: "Trainer", pace: float, recorded: float) -> None:
         self._settled = True
-        if self.recorded is not None and pace > self.recorded:
+        if trainer.game.runner.compiled is not None and pace > recorded:  # else it could not be compiled
             trainer.game.runner.use_compiled(False)
 
 
