@@ -36,6 +36,15 @@ def test_sums_are_taken_about_the_first_row_so_that_small_spreads_far_from_zero_
     assert y.std().item() == pytest.approx(1.0, abs=1e-2)
 
 
+def test_a_second_backward_finds_what_the_first_one_found() -> None:
+    x = torch.randn(4, 8, 5, 5, dtype=torch.float64).contiguous(memory_format=torch.channels_last).requires_grad_()
+    leaves = x, *(torch.randn(8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    y, _ = normed.norm_relu(x, None, None, None, *leaves[1:], True, relu=True)
+    first = [grad.clone() for grad in torch.autograd.grad(y.square().sum(), leaves, retain_graph=True)]
+    second = torch.autograd.grad(y.square().sum(), leaves)
+    assert all(torch.allclose(one, other) for one, other in zip(first, second, strict=True))
+
+
 def test_kernels_stand_aside_where_every_bit_must_repeat() -> None:
     x = torch.randn(4, 8, 5, 5).contiguous(memory_format=torch.channels_last)
     assert normed.serves(x, None, None, torch.ones(8), torch.zeros(8))

@@ -125,6 +125,7 @@ class Normed(torch.autograd.Function):
         ctx.save_for_backward(total, gate, sums, mean, spread, weight, bias)
         ctx.options = {"RELU": relu, "GATED": gate is not None, "BATCH": batch, "EPS": eps}
         ctx.set_materialize_grads(False)
+        ctx.went_back = False
         return y, total
 
     @staticmethod
@@ -137,6 +138,9 @@ class Normed(torch.autograd.Function):
             return more, more if needs[1] else None, *[None] * 10
         dy, more = _laid_out(dy), None if more is None else _laid_out(more)
         learns, batch = any(needs[3:5]), ctx.options["BATCH"]
+        if ctx.went_back:  # the room is full
+            (sums,) = blank_sums(x, x.shape[1])
+        ctx.went_back = True
         room, count = _halves_of(sums, x.shape[1])[1]
         dx, by_beside = torch.empty_like(x), dy if gate is None else torch.empty_like(x)
         tensors = (dy, x, dy if gate is None else gate, dy if more is None else more, dx, by_beside, room, count)
