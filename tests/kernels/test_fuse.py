@@ -200,3 +200,22 @@ def test_batches_are_counted_once_for_each_call_and_each_count_is_launched_once(
     torch.compile(lambda x: net(x) + net(2 * x), backend=backend)(IMAGE)
     assert net.n.num_batches_tracked == 2
     assert len(counted) == len(set(counted)) == 1, "on a GPU one launch would write twice at once"
+
+
+def test_images_that_change_after_they_were_standardised_are_convolved_as_they_were() -> None:
+    conv, norm = nn.Conv2d(3, 6, 3).double(), nn.BatchNorm2d(6).double().eval()
+    mean = torch.full((3, 1, 1), 0.5).double()
+
+    def answer(x: Tensor) -> Tensor:
+        x = 1 * x
+        standard = (x - mean) / mean
+        x.mul_(2)
+        return norm(conv(standard)) + x.mean()
+
+    torch._dynamo.reset()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        assert fuse.fuse(graph) == 1
+        return graph.forward
+
+    assert torch.allclose(torch.compile(answer, backend=backend)(IMAGE), answer(IMAGE))

@@ -129,6 +129,8 @@ def _standardise_within(graph: fx.Graph, conv: fx.Node) -> None:
     (x, shift), scale = difference.args, quotient.args[1]
     if not (_by_channel(shift, x) and _by_channel(scale, x) and _only_user(difference) and _only_user(quotient)):
         return
+    if not _can_wait(difference, conv):
+        return
     conv.args = (x, *conv.args[1:])
     conv.kwargs = {**conv.kwargs, "shift": shift, "scale": scale}
     for node in (quotient, difference):
