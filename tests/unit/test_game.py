@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import deat
 from deat.errors import UsageError
+from deat.game.capture import Recorder
 from deat.game.losses import cross_entropy, kl
 from deat.game.round import Budget
 from helpers.games import THREATS, busy_budget, game_of
@@ -439,3 +440,19 @@ def test_images_of_ever_new_sizes_do_not_fill_the_memory():
         method.play(game, *images(6, side=side), busy_budget(method))
     assert len(game._rounds) <= 4
     assert game.meter.read(0).examples == 60
+
+
+def test_recordings_on_images_of_ever_new_sizes_do_not_fill_the_memory(monkeypatch):
+    class Graph:
+        """A recording that does nothing."""
+
+        def replay(self):
+            pass
+
+    monkeypatch.setattr(Recorder, "_record", lambda self, move, r: Graph())
+    game = game_of(deat.method("pgd-1"), conv_net(), engine=deat.Engine(records=True))
+    for size in range(1, 9):
+        r = game.open(torch.rand(size, 1, 8, 8), torch.zeros(size, dtype=torch.long), Budget(1, 0.1))
+        game.ascend(r)
+        game.joint(r)
+    assert len(game.runner.recorder) <= 2 * 4

@@ -38,6 +38,10 @@ class Recorder:
         """Drop every recording, as when the tensors they were made on are replaced."""
         self._graphs.clear()
 
+    def drop(self, r: Round) -> None:
+        """Drop the recordings on a round that will not be played again."""
+        self._graphs = {key: held for key, held in self._graphs.items() if held[1] is not r}
+
     def __len__(self) -> int:
         return len(self._graphs)
 

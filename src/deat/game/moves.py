@@ -303,6 +303,6 @@ class Game:
     def _round_like(self, x: Tensor, y: Tensor) -> Round:
         if x.shape not in self._rounds:
             if len(self._rounds) == 4:  # images of ever new sizes must not fill the memory
-                self._rounds.popitem(last=False)
+                self.runner.drop(self._rounds.popitem(last=False)[1])
             self._rounds[x.shape] = Round.like(self.engine.layout(x.to(self.dtype)), y)
         return self._rounds[x.shape]

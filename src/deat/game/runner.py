@@ -142,6 +142,11 @@ class Runner:
         if self.recorder:
             self.recorder.forget()
 
+    def drop(self, r: Round) -> None:
+        """Drop the recordings on a round that will not be played again."""
+        if self.recorder:
+            self.recorder.drop(r)
+
     def _may_fall_back(self, error: Exception, recorder: Recorder | None) -> bool:
         """Whether to play a move again, with less; not one that has met other processes, who would wait for it."""
         known = isinstance(error, RuntimeError) or _is_tritons(error)
