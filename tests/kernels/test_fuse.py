@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import deat
 from deat.kernels import fuse
@@ -101,6 +102,11 @@ def a_norm_of_nothing_but_numbers(net: Blocks, x: Tensor) -> Tensor:
     return F.relu(F.batch_norm(net.a(x), net.n.running_mean, net.n.running_var, training=net.training))
 
 
+def inputs_by_name(net: Blocks, x: Tensor) -> Tensor:
+    x = F.conv2d(input=net.n(x), weight=net.a.weight, padding=1)
+    return F.relu(F.batch_norm(input=x, running_mean=None, running_var=None, training=True))
+
+
 def shapes_that_differ(net: Blocks, x: Tensor) -> Tensor:
     return F.relu(net.n(x + x.mean((2, 3), keepdim=True)))
 
@@ -114,6 +120,7 @@ WIRINGS = (
     *(one_sum_for_two_norms, changed_in_place_afterwards, shapes_that_differ, no_relu),
     *(a_term_changed_in_place_before_the_norm, a_part_of_a_term_changed_in_place_before_the_norm),
     *(an_activation_in_place_before_the_norm, a_norm_added_to_itself, a_norm_of_nothing_but_numbers),
+    inputs_by_name,
 )
 
 
@@ -183,6 +190,15 @@ def test_a_network_without_batch_norm_is_left_to_torchs_compiler(monkeypatch: py
     monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: lambda graph, inputs: asked.append(name) or graph)
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).double()
     assert torch.compile(net, backend=fuse.fused)(IMAGE).shape == (2, 4, 30, 30)
+    assert asked == ["inductor"]
+
+
+def test_a_network_that_checkpoints_its_activations_is_left_to_torchs_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    asked: list[object] = []
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: lambda graph, inputs: asked.append(name) or graph)
+    net = Blocks(lambda net, x: net.m(checkpoint(lambda z: F.relu(net.n(net.a(z))), x, use_reentrant=False))).double()
+    torch.compile(net, backend=fuse.fused)(IMAGE)
     assert asked == ["inductor"]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator
 from torch.nn import functional as F
 
 from deat.kernels import forked
@@ -26,9 +27,11 @@ IN_PLACE = (
 def fused(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     """A backend for torch.compile: batch norms become calls of our kernels and the rest runs as it is.
 
-    A graph without any is handed on to torch's own compiler.
+    A graph without any is handed on to torch's own compiler, and so is one with graphs inside it, such as those of
+    checkpointed activations, which cannot run as it is.
     """
-    if fuse(graph):
+    nested = any(isinstance(node.target, HigherOrderOperator) for node in graph.graph.nodes)
+    if not nested and fuse(graph):
         return graph.forward
     inductor: Callable[..., Any] = torch._dynamo.lookup_backend("inductor")(graph, inputs)
     return inductor
@@ -36,7 +39,7 @@ def fused(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
 
 def fuse(graph: fx.GraphModule) -> int:
     """Fuse every batch norm in place; how many there were."""
-    norms = [node for node in graph.graph.nodes if node.op == "call_function" and node.target is F.batch_norm]
+    norms = [node for node in graph.graph.nodes if node.target is F.batch_norm and node.args]
     calls = [_fuse_one(graph.graph, node) for node in norms]
     _make_room(graph.graph, calls)
     _count_together(graph.graph)
@@ -113,7 +116,7 @@ def _count_together(graph: fx.Graph) -> None:
 def _replace_convolutions(graph: fx.Graph) -> None:
     """Convolutions of a few channels run with more, of zeros; the others take their weights' gradients beside."""
     for node in list(graph.nodes):
-        held = _example(node.args[0]) if node.target is torch.conv2d else None
+        held = _example(node.args[0]) if node.target is torch.conv2d and node.args else None
         if held is not None and held.dim() == 4:
             node.target = conv2d_of_few if held.shape[1] < CHANNELS else forked.conv2d
             if node.target is conv2d_of_few:
