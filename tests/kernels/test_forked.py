@@ -52,3 +52,14 @@ def test_weight_gradients_taken_beside_are_the_weights_gradients() -> None:
     for _ in range(2):
         torch.conv2d(x, weight, None, (2, 1), (1, 0), (1, 2), 2).square().sum().backward()
     assert all(torch.allclose(a, b, rtol=1e-5) for a, b in zip(ours, (weight.grad, x.grad), strict=True))  # type: ignore[arg-type]
+
+
+def test_gradients_that_autograd_finds_for_the_weight_are_apart_until_they_are_joined() -> None:
+    x, weight = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3, requires_grad=True)
+    y = forked.ForkedConv.apply(x, weight, [1, 1], [1, 1], [1, 1], 1)  # type: ignore[no-untyped-call]
+    (y.square().sum() + weight.square().sum()).backward()
+    assert torch.equal(weight.grad, 2 * weight), "autograd waits for nothing beside"
+    forked.join()
+    ours, weight.grad = weight.grad, None
+    (torch.conv2d(x, weight, None, 1, 1).square().sum() + weight.square().sum()).backward()
+    assert torch.allclose(ours, weight.grad, rtol=1e-5)

@@ -86,9 +86,9 @@ class Runner:
         except Exception as error:
             if not self._may_fall_back(error, recorder):
                 raise
+            self._fall_back(str(error).split("\n")[0])
             for p in blank:  # which may hold a part of a gradient by now
                 p.grad = None
-            self._fall_back(str(error).split("\n")[0])
             self.play(name, move, r, recorded=recorded)
 
     def ready(self, r: Round) -> None:

@@ -4,7 +4,7 @@ Nothing but the optimiser waits for a weight's gradient, and matrix units are id
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +20,21 @@ def join() -> None:
     """Wait for every weight gradient that is on its way; a recording may only wait for what it began itself."""
     for device in list(_begun):
         torch.cuda.current_stream(device).wait_stream(side(device))
-        del _begun[device]
+        for leaf, grad in _begun.pop(device).found.items():
+            leaf.grad = grad if leaf.grad is None else leaf.grad + grad
 
 
-_begun: dict[torch.device, list[Tensor]] = {}
-"""The gradients that are read beside, until `join`: autograd adds to one in its place that nobody else holds."""
+class Begun(NamedTuple):
+    """What is done beside: which gradients are read, and what was found for each weight.
+
+    Both are kept from autograd until `join`, which would add to them in their place.
+    """
+
+    read: list[Tensor]
+    found: dict[Tensor, Tensor]
+
+
+_begun: dict[torch.device, Begun] = {}
 
 
 class ForkedConv(torch.autograd.Function):
@@ -44,10 +54,11 @@ class ForkedConv(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         beside = side(x.device)
         beside.wait_stream(torch.cuda.current_stream(x.device))
-        _begun.setdefault(x.device, []).append(dy)
+        read, found = _begun.setdefault(x.device, Begun([], {}))
+        read.append(dy)
         with torch.cuda.stream(beside):
             grad = _gradient(dy, x, weight, ctx.sizes, by_x=False)
-            ctx.leaf.grad = grad if ctx.leaf.grad is None else ctx.leaf.grad + grad
+            found[ctx.leaf] = found[ctx.leaf] + grad if ctx.leaf in found else grad
         x.record_stream(beside)
         return _gradient(dy, x, weight, ctx.sizes, by_x=True) if ctx.needs_input_grad[0] else None, *[None] * 5
 
