@@ -16,7 +16,7 @@ def render(result: Record) -> str:
         f"`python bench/gpu_profile.py --out docs/results/profile.json` on {machine['device']},",
         f"torch {machine['torch']}. PreAct-ResNet 18, batches of 128, bf16; a recorded move replayed alone, so without",
         "data and augmentation. Microseconds by what a kernel is for;",
-        '"gaps" is what is left of the move\'s time.',
+        '"gaps" is what is left of the move\'s time; kernels of two streams overlap and may add up to more.',
         "",
         "| | " + " | ".join(moves) + " |",
         "|---" * (len(moves) + 1) + "|",

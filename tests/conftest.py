@@ -1,7 +1,12 @@
 """What every test shares: one thread, so that two runs do not fight, and the CPU, unless it is about a GPU."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, by whomever
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -69,11 +69,12 @@ def test_one_pass_of_a_linf_step_is_the_step() -> None:
 
 
 def test_weight_gradients_taken_beside_are_the_weights_gradients() -> None:
-    from deat.kernels.forked import conv2d, join
+    from deat.kernels.forked import conv2d, join, take_beside
 
     x = torch.randn(16, 32, 8, 8, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
     w = torch.randn(64, 32, 3, 3, device="cuda", dtype=torch.bfloat16)
     w = w.contiguous(memory_format=torch.channels_last).requires_grad_()
+    take_beside(w)
     x.requires_grad_()
     for _ in range(2):  # the second adds to the first
         conv2d(x, w, None, 1, 1).float().square().sum().backward()

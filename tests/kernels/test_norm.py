@@ -1,7 +1,5 @@
 """Our kernels, run one program after the other by Triton's interpreter: what they compute, without a GPU."""
 
-import os
-
 import pytest
 import torch
 
@@ -9,8 +7,6 @@ from deat.kernels import normed
 from deat.kernels.stem import CHANNELS, widened
 from helpers.kernels_cases import Case, cases, compare, distance
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before any test runs
 pytest.importorskip("triton", reason="needs Triton, which is for Linux")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs them for real")
 

@@ -1,6 +1,6 @@
 """The whole quick path, as a GPU takes it, interpreted: fused, halved, stepped by our own kernels."""
 
-import os
+from typing import Any
 
 import pytest
 import torch
@@ -10,13 +10,10 @@ import deat
 from deat.data import ImageSet
 from deat.game.engine import Engine
 from deat.game.halves import Halves, plain_weights
-from deat.kernels import normed
+from deat.kernels import forked, fuse, normed
 from deat.methods.tune import tune
 from deat.training import optimizers
 from deat.training.trainer import Trainer
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before any test runs
 
 
 def small_net() -> nn.Module:
@@ -131,3 +128,36 @@ def test_weights_that_are_made_of_others_and_those_with_hooks_are_not_halved() -
     net[1].bias.register_post_accumulate_grad_hook(lambda p: None)
     assert type(net[0]) is nn.Conv2d
     assert [name for name, _ in plain_weights(net)] == ["0.bias"]
+
+
+def test_only_halved_weights_have_their_gradients_taken_beside_and_compiled_networks_know_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[bool] = []
+
+    def conv2d(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        seen.append(hasattr(weight, forked.BESIDE))
+        return torch.conv2d(x, weight, *rest)
+
+    monkeypatch.setattr(forked, "conv2d", conv2d)
+    torch._dynamo.reset()
+    net, x = small_net(), torch.rand(4, 1, 8, 8)
+    weights = Halves(net, torch.float64).learning(net)
+    double = {name: p.detach().double() for name, p in net.named_parameters()} | weights
+    torch.compile(lambda v: torch.func.functional_call(net.double(), double, (v,)), backend=fuse.fused)(x.double())
+    assert seen == [True]
+    torch.compile(small_net(), backend=fuse.fused)(x)
+    assert seen == [True, False]
+
+
+def test_layers_that_are_frozen_while_training_stop_learning(as_on_a_gpu: list[str]) -> None:
+    torch._dynamo.reset()
+    trainer = trainer_of("pgd-2", "compile")
+    trainer.run_epoch()
+    first = trainer.game.runner.compiled
+    layer = next(m for m in trainer.model.modules() if isinstance(m, nn.Conv2d))
+    layer.weight.requires_grad_(False)
+    before = layer.weight.detach().clone()
+    trainer.run_epoch()
+    assert trainer.game.runner.compiled is not first
+    assert torch.equal(layer.weight, before)

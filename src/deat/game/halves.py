@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.kernels.forked import join
+from deat.kernels.forked import join, take_beside
 
 PLAIN = (nn.Conv2d, nn.Linear)
 """Layers whose weights autocast would cast, and that do nothing else with them."""
@@ -21,6 +21,8 @@ class Halves:
         self._net = net
         self._whole = dict(plain_weights(net))
         self._half = {name: p.detach().to(dtype).requires_grad_(p.requires_grad) for name, p in self._whole.items()}
+        for half in self._half.values():
+            take_beside(half)
         self.fresh = True
 
     @torch.no_grad()

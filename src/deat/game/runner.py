@@ -64,9 +64,13 @@ class Runner:
         self._threat, self._optimizer, self._alone = threat, optimizer, alone
         self.recorder = Recorder(state) if engine.records else None
         self.compiled: Compiled | None = None
+        self._learning = self._who_learns()
 
     def open(self, r: Round) -> None:
-        """A round begins."""
+        """A round begins. Layers may have been frozen since the last one, which nothing that was made before knows."""
+        if self._learning != (learning := self._who_learns()):
+            self._learning = learning
+            self.use_compiled(self.engine.compiles)
         if self.engine.compiles and self.compiled is None:
             self.compiled = Compiled(
                 self._net, self._objective, self._threat, self.engine, r.x.shape, alone=self._alone
@@ -131,6 +135,9 @@ class Runner:
         self.engine.compiles, self.compiled = wanted, None
         self._tell_optimizer(False)
         self.forget()
+
+    def _who_learns(self) -> list[bool]:
+        return [p.requires_grad for p in self._net.parameters()]
 
     def _tell_optimizer(self, wanted: bool) -> None:
         """Whether to compile its step, if it is one that can."""

@@ -9,6 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+BESIDE = "_gradient_is_taken_beside"
+
+
+def take_beside(leaf: Tensor) -> None:
+    """Let a weight's gradient be taken beside; whoever needs it calls `join` first."""
+    setattr(leaf, BESIDE, True)
+
 
 @cache
 def side(device: torch.device) -> torch.cuda.Stream:
@@ -81,9 +88,8 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """conv2d, forked where the weight is a half-precision leaf on a GPU that learns."""
-    halves = weight.dtype in (torch.bfloat16, torch.float16)
-    ready = x.is_cuda and halves and weight.is_leaf and weight.requires_grad and torch.is_grad_enabled()
+    """conv2d, forked on a GPU where the weight is one that `take_beside` was told of, and learns."""
+    ready = x.is_cuda and hasattr(weight, BESIDE) and weight.requires_grad and torch.is_grad_enabled()
     if not ready or bias is not None or isinstance(padding, str) or x.dtype != weight.dtype:
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
     pairs = [[v, v] if isinstance(v, int) else list(v) for v in (stride, padding, dilation)]

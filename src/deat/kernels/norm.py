@@ -144,7 +144,7 @@ def _settle(
     """mean and 1 / deviation from the sums; one program writes them down, and lets the running ones follow."""
     a, b = _read(sums, cols, inside, C)
     a, b = a / M, b / M
-    var = tl.maximum(b - a * a, 0.0)
+    var = tl.maximum(b - a * a, 0.0, propagate_nan=tl.PropagateNan.ALL)
     centre, r = origin + a, 1.0 / tl.sqrt(var + EPS)
     if tl.program_id(0) == 0:
         tl.store(mean + cols, centre, mask=inside)

@@ -21,7 +21,8 @@ def conv2d_of_few(
 ) -> Tensor:
     """conv2d of x, or of (x - shift) / scale, with channels of zeros added on a GPU in half precision."""
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    if x.is_cuda and dtype in HALVES and weight.shape[1] == x.shape[1]:
+    fits = x.numel() // x.shape[1] * CHANNELS < 2**31  # the kernel counts in 32 bits
+    if x.is_cuda and dtype in HALVES and weight.shape[1] == x.shape[1] and fits:
         x, weight = widened(x, dtype, shift, scale), widened(weight, dtype)
     elif shift is not None and scale is not None:
         x = (x - shift) / scale
