@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from torch import nn
 import deat
 from deat.cli import main
 from deat.evaluation.evaluation import load_evaluation
+from helpers.children import Children
 
 
 @pytest.fixture(scope="module")
@@ -141,18 +140,19 @@ def test_what_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_killed_at_any_moment_it_goes_on_and_ends_with_the_same_verdicts(run: Path, tmp_path: Path) -> None:
+def test_killed_at_any_moment_it_goes_on_and_ends_with_the_same_verdicts(
+    run: Path, children: Children, tmp_path: Path
+) -> None:
     command = ["evaluate", str(run), "--attacks", "natural,pgd-40,cw-40", "--block", "20", "--n", "200"]
     whole, broken = tmp_path / "whole.json", tmp_path / "broken.json"
     assert main([*command, "--out", str(whole)]) == 0
     rulings = tmp_path / ".broken-rulings.jsonl"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen([sys.executable, "-m", "deat", *command, "--out", str(broken)], env=environment)
+    child = children.start(*command, "--out", str(broken), cwd=tmp_path)
     deadline = time.monotonic() + 60
     while (not rulings.exists() or rulings.read_text().count("\n") < 5) and time.monotonic() < deadline:
         time.sleep(0.02)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    os.kill(child, signal.SIGKILL)
+    children.wait(child)
     assert rulings.exists(), "the child ended before it was killed"
     done = rulings.read_text().count("\n")
     assert done >= 5

@@ -1,6 +1,5 @@
 """A short run on digits, its command, and processes to kill."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,6 @@ COMMAND = """train --method fgsm --epochs 3 --batch-size 256 --held-out 200 --va
 SHORT = COMMAND.split()
 BATCHES = 5
 """Batches in an epoch of the short run."""
-
-
-@pytest.fixture(scope="session")
-def children() -> Iterator[Children]:
-    found = Children()
-    yield found
-    found.close()
 
 
 @pytest.fixture(autouse=True)

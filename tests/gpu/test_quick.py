@@ -8,7 +8,7 @@ import deat
 from deat.evaluation import graphed as graphed_module
 from deat.evaluation.graphed import EAGER, Graphed
 from deat.evaluation.quick import Quick
-from helpers.eval_nets import THREAT, digits, undefended
+from helpers.eval_nets import THREAT, convolutional, digits
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -93,7 +93,7 @@ def test_half_precision_keeps_the_signs_of_the_gradient() -> None:
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
 def test_verdicts_of_quick_attacks_are_those_of_exact_ones_but_for_a_few(precision: str) -> None:
-    net, (x, y) = undefended().cuda(), digits(400)
+    net, (x, y) = convolutional().cuda(), digits(400)
     data = x.cuda(), y.cuda()
     attacks = ["natural", "fgsm", "pgd-20", "cw-20", "aa"]
     threat = deat.Linf(THREAT.eps / 4)
@@ -112,7 +112,7 @@ def test_a_model_that_half_precision_cannot_follow_is_attacked_in_full() -> None
 
         def __init__(self) -> None:
             super().__init__()
-            self.net = undefended()
+            self.net = convolutional()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 1e6 * self.net(x)
@@ -125,7 +125,7 @@ def test_a_model_that_half_precision_cannot_follow_is_attacked_in_full() -> None
 
 
 def test_a_compiled_twin_gives_the_verdicts_of_an_exact_model_but_for_a_few() -> None:
-    net, (x, y) = undefended().cuda(), digits(400)
+    net, (x, y) = convolutional().cuda(), digits(400)
     options = {"threat": deat.Linf(THREAT.eps / 4), "attacks": ["pgd-20", "square"], "sanity": False, "block": 100}
     exact = deat.evaluate(net, (x.cuda(), y.cuda()), precision="fp32", **options)  # type: ignore[arg-type]
     found = deat.evaluate(net, (x.cuda(), y.cuda()), engine="compile", **options)  # type: ignore[arg-type]

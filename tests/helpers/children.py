@@ -1,10 +1,12 @@
-"""`deat` commands in processes of their own, forked from one that has imported everything already."""
+"""`deat` commands, and scripts, in processes of their own, forked from one that has imported everything already."""
 
 import contextlib
 import json
 import os
+import runpy
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,18 @@ class Children:
     def start(self, *command: str, cwd: Path, fault: str = "", file_size: int = 0) -> int:
         return int(self._ask({"start": command, "cwd": str(cwd), "fault": fault, "file_size": file_size}))
 
+    def start_script(self, path: Path, *arguments: str, cwd: Path) -> int:
+        """A file, as `python path arguments` runs it."""
+        return int(self._ask({"start": [str(path), *arguments], "cwd": str(cwd), "script": True}))
+
     def wait(self, pid: int) -> int:
         return int(self._ask({"wait": pid}))
 
     def run(self, *command: str, cwd: Path, **options: Any) -> int:
         return self.wait(self.start(*command, cwd=cwd, **options))
+
+    def run_script(self, path: Path, *arguments: str, cwd: Path) -> int:
+        return self.wait(self.start_script(path, *arguments, cwd=cwd))
 
     def close(self) -> None:
         assert self.parent.stdin
@@ -86,10 +95,20 @@ def _child(question: dict[str, Any]) -> int:
     from deat.cli import main
 
     os.chdir(question["cwd"])
-    if question["fault"]:
+    if question.get("fault"):
         os.environ["DEAT_FAULT_POINT"] = question["fault"]
-    with _output(), _limited(question["file_size"]):
-        return main(question["start"])
+    with _output(), _limited(question.get("file_size", 0)):
+        return _script(question["start"]) if question.get("script") else main(question["start"])
+
+
+def _script(words: list[str]) -> int:
+    sys.argv = words
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 @contextlib.contextmanager

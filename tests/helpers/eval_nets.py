@@ -17,8 +17,12 @@ EPS = 0.15
 THREAT = deat.Linf(EPS)
 
 
-def _small() -> nn.Module:
+def _convolutions() -> nn.Module:
     return deat.build_model("small", in_channels=1, image_size=8)
+
+
+def _layers() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 def _flat() -> nn.Module:
@@ -26,7 +30,7 @@ def _flat() -> nn.Module:
 
 
 @cache
-def _trained(method: str, build: Callable[[], nn.Module] = _small) -> nn.Module:
+def _trained(method: str, build: Callable[[], nn.Module] = _layers) -> nn.Module:
     net = seeded(build)
     options = {"batch_size": 64, "lr": 0.1, "precision": "fp32", "device": "cpu", "workers": 0}
     deat.fit(net, deat.load_data("digits").train, method=method, threat=THREAT, epochs=12, **options)
@@ -41,6 +45,11 @@ def robust() -> nn.Module:
 def undefended() -> nn.Module:
     """A digits network trained on clean images only."""
     return deepcopy(_trained("natural"))
+
+
+def convolutional() -> nn.Module:
+    """A digits network of convolutions trained on clean images only, for where convolutions matter."""
+    return deepcopy(_trained("natural", _convolutions))
 
 
 def tiny() -> nn.Module:

@@ -17,8 +17,8 @@ import deat
 from deat import ranks as ranks_room
 from deat.cli import main
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "deat.cli"])  # DDP imports dynamo
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "deat.cli"])  # DDP imports dynamo
 
 _KEPT: list[dist.TCPStore] = []
 
@@ -32,7 +32,7 @@ def together(work: Callable[..., Any], *arguments: Any, size: int = 2, within: f
     """What work(ranks, *arguments) gives in each of several processes; an error in one is an error here."""
     store, pipes, processes = meeting_place(), [], []
     for rank in range(size):
-        ours, theirs = _CONTEXT.Pipe()
+        ours, theirs = CONTEXT.Pipe()
         processes.append(_start(_answer, rank, size, store.port, theirs, work, arguments))
         pipes.append(ours)
     found = [pipe.recv() if pipe.poll(within) else ("error", "no answer") for pipe in pipes]
@@ -61,7 +61,7 @@ def statuses(processes: list[Any], within: float = 60) -> list[int | None]:
 
 
 def _start(target: Callable[..., Any], *arguments: Any) -> BaseProcess:
-    process = _CONTEXT.Process(target=target, args=arguments, daemon=True)
+    process = CONTEXT.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
 

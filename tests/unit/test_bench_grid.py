@@ -3,8 +3,8 @@
 import errno
 import json
 import os
-import subprocess
-import sys
+import signal
+import time
 
 import pytest
 
@@ -72,19 +72,18 @@ def test_cells_whose_process_is_gone_are_buried_and_living_ones_are_not(grid):
     assert sum(run["status"] == "waiting" for run in found.values()) == 2
 
 
-def test_a_claim_dies_with_its_process(tmp_path):
-    code = (
-        "import sys, os; from pathlib import Path; from deat.bench.locks import Claim\n"
-        "held = Claim.take(Path(sys.argv[1])); print(held is not None, flush=True); sys.stdin.read()"
+def test_a_claim_dies_with_its_process(children, tmp_path):
+    (tmp_path / "take.py").write_text(
+        "import time; from pathlib import Path; from deat.bench.locks import Claim\n"
+        "held = Claim.take(Path('claim')); Path('held' if held else 'refused').touch(); time.sleep(60)"
     )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, tmp_path / "claim"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with child:
-        assert child.stdout.readline().strip() == "True"
-        assert Claim.take(tmp_path / "claim") is None
-        child.kill()
-        child.wait()
+    child = children.start_script(tmp_path / "take.py", cwd=tmp_path)
+    while not any((tmp_path / name).exists() for name in ("held", "refused")):
+        time.sleep(0.01)
+    assert (tmp_path / "held").exists()
+    assert Claim.take(tmp_path / "claim") is None
+    os.kill(child, signal.SIGKILL)
+    assert children.wait(child) == -signal.SIGKILL
     assert Claim.take(tmp_path / "claim") is not None
 
 

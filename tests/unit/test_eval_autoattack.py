@@ -31,10 +31,10 @@ threats = pytest.mark.parametrize("threat", RADII, ids=lambda t: t.name)
 
 
 BUDGETS = {
-    APGDAttack: {"n_iter": 20, "n_iter_orig": 20},
-    APGDAttack_targeted: {"n_iter": 20, "n_iter_orig": 20},
-    FABAttack_PT: {"n_iter": 10},
-    SquareAttack: {"n_queries": 150},
+    APGDAttack: {"n_iter": 10, "n_iter_orig": 10},
+    APGDAttack_targeted: {"n_iter": 10, "n_iter_orig": 10},
+    FABAttack_PT: {"n_iter": 5},
+    SquareAttack: {"n_queries": 75},
 }
 
 
@@ -90,11 +90,11 @@ def test_aa_equals_the_reference_called_by_hand():
 @threats
 def test_aa_equals_the_reference_on_the_same_blocks_in_every_norm(threat):
     net = tiny()
-    x, y = with_a_wrong_one(net, 14)
+    x, y = with_a_wrong_one(net, 10)
     _, standing = by_hand(net, x, y, threat, "aa", seed=1, block=6)
     found = evaluate(net, (x, y), threat=threat, attacks=["aa"], seed=1, block=6, sanity=False)
     assert found.verdicts["aa"] == standing.tolist()
-    assert 0 < standing.sum() < 13
+    assert 0 < standing.sum() < 9
     assert found.flags == []
     assert found.settings["attacks"]["aa"]["targets"] == {"apgd-t": 5 if threat.name == "l1" else 9, "fab-t": 9}
 

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -149,23 +147,20 @@ def test_rubbish_in_the_file_is_passed_over(rubbish, tmp_path):
 
 CHILD = """
 import os, signal, sys
-sys.path.insert(0, sys.argv[1])
-import torch
-torch.set_num_threads(1)
 from unit.test_eval_blocks import fragile, judged
 def told(done, total, text):
-    if done == int(sys.argv[3]):
+    if done == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
-judged(sys.argv[2], attacks=fragile(), progress=told)
+judged(sys.argv[1], attacks=fragile(), progress=told)
 """
 
 
 @pytest.mark.parametrize("after", [1, 8])
-def test_a_killed_process_s_evaluation_goes_on_where_it_was(after, tmp_path, rulings):
-    ledger, tests = tmp_path / "rulings.jsonl", Path(__file__).parents[1]
-    command = [sys.executable, "-c", CHILD, str(tests), str(ledger), str(after)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+def test_a_killed_process_s_evaluation_goes_on_where_it_was(after, children, tmp_path, rulings):
+    ledger, script = tmp_path / "rulings.jsonl", tmp_path / "judge.py"
+    script.write_text(CHILD)
+    ended = children.run_script(script, str(ledger), str(after), cwd=tmp_path)
+    assert ended == -signal.SIGKILL, (tmp_path / "err").read_text()
     assert len(rows(ledger)) == after
     assert judged(ledger, attacks=fragile()).verdicts == judged(attacks=fragile()).verdicts
     assert len(rulings) == 2 * 3 * BLOCKS - after

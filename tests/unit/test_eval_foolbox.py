@@ -8,7 +8,7 @@ import torch
 import deat
 from deat.evaluation.attacks import Attack, attack, correct
 from deat.evaluation.evaluator import evaluate
-from helpers.eval_nets import digits, robust, undefended
+from helpers.eval_nets import Around, digits, robust, undefended
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its imports of SciPy are old
@@ -48,7 +48,7 @@ def test_fgsm_equals_foolbox_image_by_image(build, eps):
 @radii
 @pytest.mark.parametrize("steps", [1, 20])
 def test_pgd_without_freezing_equals_foolbox_image_by_image(build, eps, steps):
-    net = build()
+    net = Around(build().double(), lambda x: x.double(), lambda logits: logits).eval()  # rounding turns no sign round
     x, y = right_ones(net)
     how = foolbox.attacks.LinfProjectedGradientDescentAttack(steps=steps, abs_stepsize=eps / 4, random_start=False)
     theirs, standing = by_foolbox(how, net, x, y, eps)

@@ -21,6 +21,7 @@ from helpers.eval_nets import (
     Remembering,
     Stuck,
     backwards,
+    convolutional,
     digits,
     dropping,
     masked,
@@ -63,6 +64,10 @@ def stuck() -> nn.Module:
 @pytest.mark.parametrize("threat", ["linf:0.15", "l2:0.5", "l1:2"])
 def test_an_honest_model_raises_no_flag(build, threat):
     assert flags(build(), ["natural", "fgsm", "pgd-20", "cw-20"], n=130, threat=threat) == set()
+
+
+def test_an_honest_network_of_convolutions_raises_no_flag():
+    assert flags(convolutional(), n=130) == set()
 
 
 @nets
