@@ -168,6 +168,7 @@ CELLS: dict[str, Cell] = {
     "aa-fp16-1000-compiled": ours("fp16", 1000, "compile", ["aa"], 1000),
     "aa-parts-1000": autoattack_parts,
     "aa-fp16-10000-compiled": ours("fp16", 2500, "compile", ["aa"]),
+    "aa-fp16-10000-at-once": ours("fp16", 10000, "compile", ["aa"]),
 }
 
 
