@@ -1,5 +1,10 @@
 """Our kernels, run one program after the other by Triton's interpreter: what they compute, without a GPU."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -75,3 +80,10 @@ def test_one_pass_of_a_linf_step_is_the_step() -> None:
     assert torch.equal(linf_move(x, delta, grad, alpha, eps=8 / 255), Linf(8 / 255).move(x, delta, grad, alpha))
     grad[1] = float("nan")
     assert linf_move(x, delta, grad, alpha, eps=8 / 255)[1].isnan().all()
+
+
+def test_every_kernel_can_be_built_for_a_gpu() -> None:
+    script = Path(__file__).with_name("building.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    built = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr[-2000:]

@@ -26,7 +26,7 @@ class Pretended:
         self.pool.update(owner=self, images=self.x.clone())
 
     def backward(self, slope: Tensor) -> Tensor:
-        assert self.pool["owner"] is self, "another recording has overwritten the activations"
+        assert self.pool.pop("owner", None) is self, "another recording, or a backward, has overwritten the activations"
         images = self.pool["images"].requires_grad_()
         with torch.enable_grad():
             answer = self.net(images)[: len(slope)]
@@ -74,6 +74,25 @@ def test_a_backward_survives_other_forwards_in_between(net: nn.Module) -> None:
         ask(second), ask(first + 1)
     (grad,) = torch.autograd.grad(answer, x)
     assert torch.allclose(grad, slope(net, first))
+    assert torch.allclose(slope(ask, first), slope(net, first)), (
+        "what that backward wrote over was taken for activations"
+    )
+
+
+def test_a_second_backward_of_one_forward_is_right_too(net: nn.Module) -> None:
+    ask = Graphed(net)
+    x = images(20)
+    ask(x)
+    x.requires_grad_()
+    answer = ask(x).square()
+    for column in range(3):
+        (grad,) = torch.autograd.grad(answer[:, column].sum(), x, retain_graph=True)
+        assert torch.allclose(grad, slope(lambda v, column=column: net(v)[:, column], x))
+    assert ask.recordings() == 1
+
+
+def test_an_empty_batch_has_no_answers(net: nn.Module) -> None:
+    assert Graphed(net)(images(0)).shape == (0, 3)
 
 
 @pytest.mark.parametrize("change", [None, 0, 35])

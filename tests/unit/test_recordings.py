@@ -1,4 +1,4 @@
-"""A recorded network answers and differentiates like an eager one; what cannot be recorded runs eagerly."""
+"""What cannot be recorded, compiled or differentiated is asked all the same."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -17,67 +17,15 @@ def cube(x: Tensor) -> Tensor:
     return x**3
 
 
-class Pair:
-    """A recording of a network: its backward writes over the activations, as on a device."""
-
-    def __init__(self, net: graphed.Net, x: Tensor, pool: Any) -> None:
-        self.net, self.x, self.kept = net, x.detach().clone(), torch.full_like(x, torch.nan)
-
-    def forward(self, x: Tensor) -> None:
-        self.x[: len(x)] = x
-        self.kept, self.answer = self.x.clone(), self.net(self.x)
-
-    def backward(self, slope: Tensor) -> Tensor:
-        found = 3 * self.kept[: len(slope)] ** 2 * slope
-        self.kept.fill_(torch.nan)
-        return found
-
-
-@pytest.fixture
-def no_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-
-
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch, no_pools: None) -> Graphed:
-    """A network whose batches of 32 are recorded already."""
-    monkeypatch.setattr(graphed, "_Pair", Pair)
-    found = Graphed(cube)
-    for _ in range(EAGER):
-        found(torch.rand(32, 2))
-    return found
-
-
 def slope(net: graphed.Net, x: Tensor) -> Tensor:
     x = x.detach().requires_grad_()
     (grad,) = torch.autograd.grad(net(x).sum(), x)
     return grad
 
 
-def test_a_second_backward_of_one_forward_is_right_too(recorded: Graphed) -> None:
-    x = torch.rand(32, 2).requires_grad_()
-    answer = recorded(x)
-    for column in range(2):
-        (grad,) = torch.autograd.grad(answer[:, column].sum(), x, retain_graph=True)
-        assert torch.equal(grad[:, column], slope(cube, x)[:, column])
-    assert recorded.recordings() == 1
-
-
-def test_activations_that_a_late_backward_wrote_over_are_not_taken_for_those_of_the_next_question(
-    recorded: Graphed,
-) -> None:
-    first, second = (torch.rand(32, 2) for _ in range(2))
-    x = first.clone().requires_grad_()
-    answer = recorded(x)
-    with torch.no_grad():
-        recorded(second)
-    (grad,) = torch.autograd.grad(answer.sum(), x)
-    assert torch.equal(grad, slope(cube, first))
-    assert torch.equal(slope(recorded, first), slope(cube, first))
-
-
-def test_an_empty_batch_has_no_answers(recorded: Graphed) -> None:
-    assert recorded(torch.rand(0, 2)).shape == (0, 2)
+@pytest.fixture
+def no_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
 
 
 class Stream:

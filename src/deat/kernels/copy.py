@@ -11,7 +11,7 @@ ROWS = 512
 def _fit(
     x, out, shift, scale, M,
     CX: tl.constexpr, CO: tl.constexpr, SHIFT: tl.constexpr, SCALE: tl.constexpr, BC: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """out's rows of CO columns are x's of CX, less shift and over scale; what x lacks is zero."""
     row, col = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BC)
     there, known = (row < M)[:, None], (col < CX) & (col < CO)

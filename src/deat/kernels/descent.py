@@ -13,7 +13,7 @@ LARGE = 1 << 15
 
 
 @triton.jit
-def _descend(w, v, g, lr, momentum, n, DECAY: tl.constexpr, BLOCK: tl.constexpr):
+def _descend(w, v, g, lr, momentum, n, DECAY: tl.constexpr, BLOCK: tl.constexpr) -> None:
     """v = momentum v + (g + decay w); w = w - lr v."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = at < n

@@ -1,23 +1,24 @@
 """Batch norm, a sum before or behind it and a ReLU, as two Triton kernels over rows of channels: forth and back.
 
-A batch in channels-last order is a matrix of N·H·W rows and C columns, which these kernels walk in tiles. Either one
-gathers sums over the rows, by column, and writes a matrix that needs them; both at once, programs waiting for each
-other in between, or one after the other in two launches. Every program adds its sums to what the others have, in
-whatever order they come. Sums are taken in float32 (float64 for float64), of differences to the first row, since
-squares of large numbers would swallow small variances.
+A batch in channels-last order is a matrix of N·H·W rows and C columns, which these kernels walk in tiles. Either one is
+launched twice: to gather sums over the rows, by column, and to write a matrix that needs them. Every program adds its
+sums to what the others have, in whatever order they come. Sums are taken in float32 (float64 for float64), of
+differences to the first row, since squares of large numbers would swallow small variances.
 """
 
 import triton
 import triton.language as tl
 
+Tile = tuple[tl.tensor, tl.tensor]
+
 
 @triton.jit
 def forth(
-    x, other, total, beside, y, sums, count, mean, spread, running_mean, running_var, weight, bias, M, C, rows,
-    GATHER: tl.constexpr, WRITE: tl.constexpr, ADD: tl.constexpr, BESIDE: tl.constexpr, RELU: tl.constexpr,
+    x, other, total, beside, y, sums, mean, spread, running_mean, running_var, weight, bias, M, C, rows,
+    GATHER: tl.constexpr, ADD: tl.constexpr, BESIDE: tl.constexpr, RELU: tl.constexpr,
     BATCH: tl.constexpr, TRACK: tl.constexpr, MOMENTUM: tl.constexpr, EPS: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+    BM: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
+) -> None:  # fmt: skip
     """y = relu((total - mean) / deviation * weight + bias + beside), where total = x + other, or x.
 
     mean and 1 / deviation are the batch's own, gathered first and written down, or the running ones.
@@ -31,16 +32,14 @@ def forth(
             origin = origin.to(total.dtype.element_ty).to(ACC)
     if GATHER:
         first, second = tl.zeros((BM, BC), ACC), tl.zeros((BM, BC), ACC)
-        for start in tl.range(0, rows, BM, num_stages=STAGES):
+        for start in range(0, rows, BM):
             at, ok = _tile(start, rows, M, C, cols, inside, BM)
             v = _summed(x, other, total, at, ok, ADD, ACC)
             d = tl.where(ok, v - origin[None, :], 0.0)
             first += d
             second += d * d
         _hand_in(sums, first, second, cols, inside, C)
-    if GATHER and WRITE:
-        _meet(count)
-    if WRITE:
+    else:
         if BATCH:
             m, r = _settle(
                 sums, origin, mean, spread, running_mean, running_var, M, C, cols, inside, MOMENTUM, EPS, TRACK
@@ -48,8 +47,8 @@ def forth(
         else:
             m, r = _statistics(running_mean, running_var, cols, inside, EPS, True, ACC)
         w, c = _affine(weight, bias, cols, inside, ACC)
-        for start in tl.range(0, rows, BM, num_stages=STAGES):  # backwards: what was gathered last is still near
-            at, ok = _tile(rows - BM - start, rows, M, C, cols, inside, BM)
+        for start in range(0, rows, BM):
+            at, ok = _tile(start, rows, M, C, cols, inside, BM)
             if BATCH and ADD:
                 v = tl.load(total + at, mask=ok, other=0).to(ACC)
             else:
@@ -64,11 +63,10 @@ def forth(
 
 @triton.jit
 def back(
-    dy, x, gate, more, dx, by_beside, sums, count, mean, spread, weight, bias, M, C, rows,
-    GATHER: tl.constexpr, WRITE: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, GATED: tl.constexpr,
-    BATCH: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
-    ACC: tl.constexpr,
-):  # fmt: skip
+    dy, x, gate, more, dx, by_beside, sums, mean, spread, weight, bias, M, C, rows,
+    GATHER: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, GATED: tl.constexpr,
+    BATCH: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
+) -> None:  # fmt: skip
     """The gradient by x, with `more` added; where the statistics were the batch's own, through them as well.
 
     It needs the gradients by bias and by weight: sums by column of dy before the ReLU, and of it times normalised x.
@@ -80,20 +78,18 @@ def back(
     w, c = _affine(weight, bias, cols, inside, ACC)
     if GATHER:
         first, second = tl.zeros((BM, BC), ACC), tl.zeros((BM, BC), ACC)
-        for start in tl.range(0, rows, BM, num_stages=STAGES):
+        for start in range(0, rows, BM):
             at, ok = _tile(start, rows, M, C, cols, inside, BM)
             grad, v = _opened(dy, x, gate, at, ok, m, r, w, c, RELU, GATED, ACC)
             first += grad
             second += grad * v
         _hand_in(sums, first, second, cols, inside, C)
-    if GATHER and WRITE:
-        _meet(count)
-    if WRITE:
+    else:
         if BATCH:
             by_bias, by_weight = _read(sums, cols, inside, C)
             by_bias, by_weight = (by_bias / M)[None, :], (by_weight / M)[None, :]
-        for start in tl.range(0, rows, BM, num_stages=STAGES):
-            at, ok = _tile(rows - BM - start, rows, M, C, cols, inside, BM)
+        for start in range(0, rows, BM):
+            at, ok = _tile(start, rows, M, C, cols, inside, BM)
             grad, v = _opened(dy, x, gate, at, ok, m, r, w, c, RELU, GATED, ACC)
             if GATED:
                 tl.store(by_beside + at, grad.to(dx.dtype.element_ty), mask=ok)
@@ -106,14 +102,14 @@ def back(
 
 
 @triton.jit
-def _tile(start, rows, M, C, cols, inside, BM: tl.constexpr):
+def _tile(start, rows, M, C, cols, inside, BM: tl.constexpr) -> "Tile":
     """Where a tile's numbers lie, and which of them there are."""
     row = tl.program_id(0) * rows + start + tl.arange(0, BM)
     return row[:, None] * C + cols[None, :], (row < M)[:, None] & inside[None, :]
 
 
 @triton.jit
-def _summed(x, other, total, at, ok, ADD: tl.constexpr, ACC: tl.constexpr):
+def _summed(x, other, total, at, ok, ADD: tl.constexpr, ACC: tl.constexpr) -> "tl.tensor":
     """A tile of x, or of x + other, which is written down as it is rounded."""
     v = tl.load(x + at, mask=ok, other=0).to(ACC)
     if ADD:
@@ -125,7 +121,7 @@ def _summed(x, other, total, at, ok, ADD: tl.constexpr, ACC: tl.constexpr):
 
 
 @triton.jit
-def _opened(dy, x, gate, at, ok, m, r, w, c, RELU: tl.constexpr, GATED: tl.constexpr, ACC: tl.constexpr):
+def _opened(dy, x, gate, at, ok, m, r, w, c, RELU: tl.constexpr, GATED: tl.constexpr, ACC: tl.constexpr) -> "Tile":
     """A tile of dy before the ReLU, and of normalised x."""
     grad = tl.load(dy + at, mask=ok, other=0).to(ACC)
     v = (tl.load(x + at, mask=ok, other=0).to(ACC) - m) * r
@@ -140,7 +136,7 @@ def _opened(dy, x, gate, at, ok, m, r, w, c, RELU: tl.constexpr, GATED: tl.const
 def _settle(
     sums, origin, mean, spread, running_mean, running_var, M, C, cols, inside,
     MOMENTUM: tl.constexpr, EPS: tl.constexpr, TRACK: tl.constexpr,
-):  # fmt: skip
+) -> "Tile":  # fmt: skip
     """mean and 1 / deviation from the sums; one program writes them down, and lets the running ones follow."""
     a, b = _read(sums, cols, inside, C)
     a, b = a / M, b / M
@@ -158,7 +154,7 @@ def _settle(
 
 
 @triton.jit
-def _statistics(mean, spread, cols, inside, EPS: tl.constexpr, IS_VAR: tl.constexpr, ACC: tl.constexpr):
+def _statistics(mean, spread, cols, inside, EPS: tl.constexpr, IS_VAR: tl.constexpr, ACC: tl.constexpr) -> "Tile":
     """mean and 1 / deviation of a tile's columns; spread may hold the variance instead."""
     m = tl.load(mean + cols, mask=inside, other=0).to(ACC)
     r = tl.load(spread + cols, mask=inside, other=1).to(ACC)
@@ -168,7 +164,7 @@ def _statistics(mean, spread, cols, inside, EPS: tl.constexpr, IS_VAR: tl.conste
 
 
 @triton.jit
-def _affine(weight, bias, cols, inside, ACC: tl.constexpr):
+def _affine(weight, bias, cols, inside, ACC: tl.constexpr) -> "Tile":
     """weight and bias of a tile's columns."""
     w = tl.load(weight + cols, mask=inside, other=0).to(ACC)
     c = tl.load(bias + cols, mask=inside, other=0).to(ACC)
@@ -176,25 +172,13 @@ def _affine(weight, bias, cols, inside, ACC: tl.constexpr):
 
 
 @triton.jit
-def _hand_in(sums, first, second, cols, inside, C):
+def _hand_in(sums, first, second, cols, inside, C) -> None:
     """Add this program's two sums to everybody's."""
     tl.atomic_add(sums + cols, tl.sum(first, 0), mask=inside, sem="relaxed")
     tl.atomic_add(sums + C + cols, tl.sum(second, 0), mask=inside, sem="relaxed")
 
 
 @triton.jit
-def _read(sums, cols, inside, C):
-    """Everybody's two sums, past the first-level cache, which knows nothing of other programs."""
-    a = tl.load(sums + cols, mask=inside, other=0, cache_modifier=".cg")
-    b = tl.load(sums + C + cols, mask=inside, other=0, cache_modifier=".cg")
-    return a, b
-
-
-@triton.jit
-def _meet(count):
-    """Wait until every program of this launch is here: all of them must be running at once."""
-    tl.debug_barrier()  # every thread's sums are handed in before the count says so
-    here = tl.atomic_add(count, 1) + 1
-    while here < tl.num_programs(0) * tl.num_programs(1):
-        here = tl.atomic_add(count, 0)
-    tl.debug_barrier()
+def _read(sums, cols, inside, C) -> "Tile":
+    """Everybody's two sums."""
+    return tl.load(sums + cols, mask=inside, other=0), tl.load(sums + C + cols, mask=inside, other=0)

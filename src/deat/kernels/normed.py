@@ -1,6 +1,5 @@
 """Batch norm with its neighbours as one differentiable function, run by our own kernels where they apply."""
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -9,27 +8,19 @@ from torch.nn import functional as F
 
 COLUMNS = 64
 """Columns of a tile: 128 bytes of half precision, a line of the cache."""
-COUNTERS = 4
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 Pair = tuple[Tensor, Tensor]
 
 
 class Shape(NamedTuple):
-    """How a kernel is cut: rows of a tile, warps of a program, about how many programs, tiles underway in each."""
+    """How a kernel is cut: rows of a tile, warps of a program, and about how many programs there are."""
 
     rows: int
     warps: int
     programs: int
-    stages: int = 1
 
 
 GATHER, WRITE = Shape(128, 4, 264), Shape(128, 4, 528)
-MEETS = False
-"""Whether to gather and write in one launch, whose programs wait for each other: not measured, so not done."""
-TOGETHER = Shape(128, 8, 2)
-"""How such a launch is cut: so many programs for each multiprocessor, few enough to run all at once."""
-REGISTERS = 128
-"""Of a thread in such a launch, so that they fit."""
 
 
 def norm_relu(
@@ -64,10 +55,10 @@ def norm_relu(
 
 
 def blank_sums(like: Tensor, *channels: int) -> tuple[Tensor, ...]:
-    """Room for two pairs of sums by channel, and two counters, for each of several batch norms; zeroed all at once."""
+    """Room for two pairs of sums by channel, for the ways forth and back, of each batch norm; zeroed all at once."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    sizes = [4 * c + COUNTERS for c in channels]
-    return torch.split(torch.zeros(sum(sizes), dtype=dtype, device=like.device), sizes)
+    room = torch.zeros(4 * sum(channels), dtype=dtype, device=like.device)
+    return tuple(part.view(2, 2, -1) for part in torch.split(room, [4 * c for c in channels]))
 
 
 def serves(x: Tensor, other: Tensor | None, beside: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> bool:
@@ -110,8 +101,7 @@ class Normed(torch.autograd.Function):
         mean, spread = x.new_empty((2, x.shape[1]), dtype=sums.dtype) if batch else (running_mean, running_var)
         track = batch and running_mean is not None
         running = (running_mean, running_var) if track or not batch else (mean, spread)
-        room, count = _halves_of(sums, x.shape[1])[0]
-        tensors = (x, x if other is None else other, total, x if beside is None else beside, y, room, count)
+        tensors = (x, x if other is None else other, total, x if beside is None else beside, y, sums[0])
         how: dict[str, Any] = {
             "ADD": other is not None,
             "BESIDE": beside is not None,
@@ -120,7 +110,7 @@ class Normed(torch.autograd.Function):
             "TRACK": track,
         }
         how |= {"MOMENTUM": momentum, "EPS": eps}
-        _launch("forth", x, (*tensors, mean, spread, *running, weight, bias), how, gathers=batch, at_once=batch)
+        _launch("forth", x, (*tensors, mean, spread, *running, weight, bias), how, gathers=batch)
         gate = y if relu and beside is not None else None
         ctx.save_for_backward(total, gate, sums, mean, spread, weight, bias)
         ctx.options = {"RELU": relu, "GATED": gate is not None, "BATCH": batch, "EPS": eps}
@@ -141,45 +131,27 @@ class Normed(torch.autograd.Function):
         if ctx.went_back:  # the room is full
             (sums,) = blank_sums(x, x.shape[1])
         ctx.went_back = True
-        room, count = _halves_of(sums, x.shape[1])[1]
         dx, by_beside = torch.empty_like(x), dy if gate is None else torch.empty_like(x)
-        tensors = (dy, x, dy if gate is None else gate, dy if more is None else more, dx, by_beside, room, count)
+        tensors = (dy, x, dy if gate is None else gate, dy if more is None else more, dx, by_beside, sums[1])
         how = {**ctx.options, "ADD": more is not None}
-        # Beside weight gradients, which run at the same time, programs had better not wait for each other.
-        _launch("back", x, (*tensors, *columns), how, gathers=batch or learns, at_once=batch and not learns)
-        by_bias, by_weight = (total.to(columns[2].dtype) for total in room) if learns else (None, None)
+        _launch("back", x, (*tensors, *columns), how, gathers=batch or learns)
+        by_bias, by_weight = (total.to(columns[2].dtype) for total in sums[1]) if learns else (None, None)
         return dx, dx if needs[1] else None, by_beside if needs[2] else None, by_weight, by_bias, *[None] * 7
 
 
-def _launch(name: str, x: Tensor, tensors: tuple[Any, ...], how: dict[str, Any], gathers: bool, at_once: bool) -> None:
-    """Gather and write, as far as it is asked for: in one launch where programs may wait for each other."""
+def _launch(name: str, x: Tensor, tensors: tuple[Any, ...], how: dict[str, Any], gathers: bool) -> None:
+    """Gather sums, if they are needed, and write."""
     from deat.kernels import norm
 
-    kernel, size = getattr(norm, name), (_rows(x), x.shape[1])
-    together = MEETS and at_once and x.is_cuda
-    for gather, write in ((True, True),) if together else ((True, False), (False, True)):
-        if write or gathers:
-            grid, cut = _cut(x, _together(x.device) if together else GATHER if gather else WRITE)
-            flags = {"GATHER": gather, "WRITE": write, **how, **({} if write else UNASKED[name])}
-            kernel[grid](*tensors, *size, cut.pop("rows"), **flags, **cut, **(ALL_AT_ONCE if together else {}))
+    for gather in (True, False) if gathers else (False,):
+        grid, cut = _cut(x, GATHER if gather else WRITE)
+        flags = {**how, **UNASKED[name]} if gather else how
+        rows = cut.pop("rows")
+        getattr(norm, name)[grid](*tensors, _rows(x), x.shape[1], rows, GATHER=gather, **flags, **cut)
 
 
 UNASKED = {"forth": {"BESIDE": False, "RELU": False, "TRACK": False}, "back": {"ADD": False}}
 """What only writing asks for: the same for all that gather, so that fewer kernels are built."""
-ALL_AT_ONCE = {"launch_cooperative_grid": True, "maxnreg": REGISTERS}
-
-
-@cache
-def _together(device: torch.device) -> Shape:
-    return TOGETHER._replace(
-        programs=TOGETHER.programs * torch.cuda.get_device_properties(device).multi_processor_count
-    )
-
-
-def _halves_of(sums: Tensor, channels: int) -> list[Pair]:
-    """The room and the counter of the way forth, and those of the way back."""
-    rooms, counts = sums[: 4 * channels].view(2, 2, channels), sums[4 * channels :].view(torch.int32)
-    return [(rooms[0], counts[:1]), (rooms[1], counts[1:2])]
 
 
 def _cut(x: Tensor, shape: Shape) -> tuple[tuple[int, int], dict[str, Any]]:
@@ -187,8 +159,7 @@ def _cut(x: Tensor, shape: Shape) -> tuple[tuple[int, int], dict[str, Any]]:
     columns = min(COLUMNS, 1 << (x.shape[1] - 1).bit_length())
     groups, tiles = -(-x.shape[1] // columns), -(-_rows(x) // shape.rows)
     rows = shape.rows * -(-tiles // min(tiles, max(1, shape.programs // groups)))
-    sizes = {"rows": rows, "BM": shape.rows, "BC": columns, "STAGES": shape.stages, "ACC": _acc(x)}
-    sizes["num_warps"] = shape.warps
+    sizes = {"rows": rows, "BM": shape.rows, "BC": columns, "ACC": _acc(x), "num_warps": shape.warps}
     return (-(-_rows(x) // rows), groups), sizes
 
 

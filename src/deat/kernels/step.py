@@ -9,7 +9,7 @@ BLOCK = 2048
 
 
 @triton.jit
-def _move(x, delta, grad, alpha, out, n, EPS: tl.constexpr, BLOCK: tl.constexpr):
+def _move(x, delta, grad, alpha, out, n, EPS: tl.constexpr, BLOCK: tl.constexpr) -> None:
     """clamp(delta + alpha sign(grad)) to the ball and, with x, to the box."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = at < n
