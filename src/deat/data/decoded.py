@@ -17,6 +17,8 @@ from deat.data.imageset import ImageSet
 
 MAX_DECODED = 4 << 30
 _CHUNK = 256
+# Below this, threads wait for the interpreter's lock longer than Pillow works without it.
+_WORTH_THREADS = 3 * 128 * 128
 
 Members = tuple[Tensor, Tensor]
 
@@ -65,7 +67,8 @@ def _decode_part(
         return True
 
     # Pillow decodes without the interpreter's lock, so threads are enough.
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    threads = min(8, os.cpu_count() or 1) if shape.numel() >= _WORTH_THREADS else 1
+    with ThreadPoolExecutor(threads) as pool:
         alike = all(pool.map(fill, range(0, len(members), _CHUNK)))
     return ImageSet(out, labels, classes) if alike else None
 
