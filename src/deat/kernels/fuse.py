@@ -38,8 +38,10 @@ def fused(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
 
 
 def fuse(graph: fx.GraphModule) -> int:
-    """Fuse every batch norm in place; how many there were."""
+    """Fuse every batch norm in place; how many there were. A graph without any stays as it is."""
     norms = [node for node in graph.graph.nodes if node.target is F.batch_norm and node.args]
+    if not norms:
+        return 0
     calls = [_fuse_one(graph.graph, node) for node in norms]
     _make_room(graph.graph, calls)
     _count_together(graph.graph)
@@ -77,8 +79,6 @@ def _fuse_one(graph: fx.Graph, norm: fx.Node) -> fx.Node:
 
 def _make_room(graph: fx.Graph, calls: list[fx.Node]) -> None:
     """Zero every batch norm's sums at once, before the first of them."""
-    if not calls:
-        return
     first = min(calls)
     channels = [int(call.meta["example_value"].shape[1]) for call in calls]
     with graph.inserting_before(first):
