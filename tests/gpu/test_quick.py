@@ -7,7 +7,7 @@ from torch import nn
 import deat
 from deat.evaluation import graphed as graphed_module
 from deat.evaluation.graphed import EAGER, Graphed
-from deat.evaluation.quick import Quick
+from deat.evaluation.quick import Quick, full_precision
 from helpers.eval_nets import THREAT, convolutional, digits
 
 pytestmark = [
@@ -56,11 +56,12 @@ def test_a_batch_of_several_parts_answers_and_differentiates_like_an_eager_one(m
     monkeypatch.setattr(graphed_module, "LARGEST", 64)
     net = network().requires_grad_(False)
     graphed = Graphed(net)
-    for length in (150, 150, 150, 130, 64):
-        x = torch.rand(length, 3, 32, 32, device="cuda")
-        assert torch.allclose(slope(graphed, x), slope(net, x), rtol=1e-2, atol=1e-4)
-        with torch.no_grad():
-            assert torch.allclose(graphed(x), net(x), atol=1e-4)
+    with full_precision():
+        for length in (150, 150, 150, 130, 64):
+            x = torch.rand(length, 3, 32, 32, device="cuda")
+            assert torch.allclose(slope(graphed, x), slope(net, x), rtol=1e-2, atol=1e-4)
+            with torch.no_grad():
+                assert torch.allclose(graphed(x), net(x), atol=1e-4)
 
 
 def test_a_gradient_asked_for_after_the_classes_is_that_of_the_images_as_they_are_then() -> None:

@@ -13,10 +13,11 @@ from deat.evaluation.graphed import Graphed
 class Pretended:
     """A recording on the CPU: it reads and writes its own tensors, and its activations lie in its slot's memory."""
 
-    made = 0
+    made = warmed_up = 0
 
-    def __init__(self, net: Any, x: Tensor, pool: dict[str, Any]) -> None:
+    def __init__(self, net: Any, x: Tensor, pool: dict[str, Any], warm_up: bool) -> None:
         Pretended.made += 1
+        Pretended.warmed_up += warm_up
         self.net, self.x, self.pool = net, x.detach().clone(), pool
         self.answer = net(self.x).detach().clone()
 
@@ -38,7 +39,7 @@ def net(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     monkeypatch.setattr(graphed, "_Pair", Pretended)
     monkeypatch.setattr(graphed, "LARGEST", 32)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", dict)
-    Pretended.made = 0
+    Pretended.made = Pretended.warmed_up = 0
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 3)).double()
 
@@ -61,6 +62,7 @@ def test_batches_of_any_length_are_answered_and_differentiated(net: nn.Module) -
         with torch.no_grad():
             assert torch.allclose(ask(x), net(x))
     assert ask.recordings() <= 2 * 3  # parts of 32 alone, in three slots, and eager firsts
+    assert (Pretended.made, Pretended.warmed_up) == (3, 1), "one size in three slots"
 
 
 def test_a_backward_survives_other_forwards_in_between(net: nn.Module) -> None:

@@ -66,7 +66,10 @@ class Graphed:
     def _record(self, slot: "_Slot", x: Tensor) -> bool:
         """Record a size, if that can be done."""
         try:
-            slot.pairs[x.shape] = _Pair(self.net, x, slot.pool)
+            with warnings.catch_warnings():  # torch's own thread says that it makes itself at home on the device
+                warnings.filterwarnings("ignore", "Attempting to run cuBLAS")
+                new = all(x.shape not in other.pairs for other in self._slots)
+                slot.pairs[x.shape] = _Pair(self.net, x, slot.pool, warm_up=new)
         except RuntimeError as error:
             reason = str(error).split("\n")[0]
             warnings.warn(f"this network cannot be recorded, so attacks ask it eagerly: {reason}", stacklevel=2)
@@ -104,12 +107,13 @@ class _Slot:
 
 
 class _Pair:
-    """One batch size's recordings, and the tensors that they read and write."""
+    """One batch size's recordings, and the tensors that they read and write; a new size needs a warm-up before."""
 
-    def __init__(self, net: Net, x: Tensor, pool: Any) -> None:
+    def __init__(self, net: Net, x: Tensor, pool: Any, warm_up: bool) -> None:
         self.x = x.detach().clone().requires_grad_()
         with torch.enable_grad():
-            self._warm_up(net)
+            if warm_up:
+                self._warm_up(net)
             self.forth, self.back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.forth, pool=pool):
                 answer = net(self.x)
