@@ -3,7 +3,9 @@
 The recipe cifar10-fast on PreAct-ResNet 18, 11 epochs, data and augmentation included: compiled in bf16, and eager in
 float32, a few seeds each. A BP-epoch is one backprop for every batch of an epoch. The first epoch of an engine holds
 its warm-up, which is what it took beyond its backprops at the pace of the others. Natural and PGD-20 accuracy are on
-all test images. Runs that are in the file already are kept, so that the command may be given again:
+all test images. Then the trained network makes one ascent and one joint move on the same 128 images, compiled and
+eager, both in bf16: how far their losses are apart, and how many signs of delta differ. Runs that are in the file
+already are kept, so that the command may be given again:
 
     python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json
     python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json compile-bf16-0
@@ -12,6 +14,7 @@ It writes the JSON file and a table beside it.
 """
 
 import argparse
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +22,11 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
+from torch import nn
 
 import deat
+from deat.data import ImageSet
+from deat.game.round import Round
 from deat.recipes import recipe
 from deat.versions import versions
 from gpu import clocked
@@ -77,7 +83,27 @@ def measure(data: str, side: Record, seed: int, epochs: int | None) -> Record:
         "warm_up_seconds": round(seconds[0] - spent[0] * pace, 1),
         "ran": trainer.engine.name,
         "accuracy": {name: found.accuracy[name] for name in ATTACKS},
+        "move": agreement(trainer.model, run.corpus.train) if side["engine"] == "compile" else None,
     }
+
+
+def agreement(model: nn.Module, train: Any) -> Record:
+    """How far one ascent and one joint move, compiled, are from the same moves made eagerly."""
+    batch = ImageSet(train.images[:128], train.labels[:128], train.classes)
+    one, other = (moved(copy.deepcopy(model), batch, engine) for engine in ("compile", "eager"))
+    signs = float((one.delta.sign() != other.delta.sign()).float().mean())
+    return {"loss": round(abs(float(one.loss) - float(other.loss)), 6), "signs": round(signs, 6)}
+
+
+def moved(model: nn.Module, batch: ImageSet, engine: str) -> Round:
+    """A batch after PGD-1's two moves."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    settings = deat.Settings(epochs=2, batch_size=128, lr=1e-6, rate="flat", device="cuda", engine=engine)
+    trainer = deat.make_trainer(model, batch, method="pgd-1", settings=replace(settings, precision="bf16"))
+    with trainer.session():
+        trainer.run_epoch()
+        return next(iter(trainer.game._rounds.values()))
 
 
 def render(result: Record) -> str:
@@ -90,14 +116,15 @@ def render(result: Record) -> str:
         f"{machine['device']}, torch {machine['torch']}; its head says what is measured. Accuracies in %, on all test",
         "images.",
         "",
-        "| run | BP-epochs | seconds | s a BP-epoch | warm-up, s | natural | PGD-20 |",
-        "|---|---|---|---|---|---|---|",
+        "| run | BP-epochs | seconds | s a BP-epoch | warm-up, s | natural | PGD-20 | loss apart | other signs |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, run in runs.items():
         paid = sum(run["seconds"]) - run["warm_up_seconds"]
         scores = " | ".join(f"{100 * run['accuracy'][a]:.2f}" for a in ATTACKS)
         columns = (sum(run["bp_epochs"]), f"{paid:.1f}", f"{run['seconds_per_bp_epoch']:.2f}", run["warm_up_seconds"])
-        lines.append(f"| {name} | " + " | ".join(map(str, columns)) + f" | {scores} |")
+        far = f"{run['move']['loss']:.5f} | {run['move']['signs']:.2%}" if run["move"] else " | "
+        lines.append(f"| {name} | " + " | ".join(map(str, columns)) + f" | {scores} | {far} |")
     return "\n".join([*lines, "", *compared(runs), ""])
 
 

@@ -222,6 +222,12 @@ def test_compiled_moves_agree_with_eager_ones(method: str) -> None:
     assert float(other.loss) == pytest.approx(float(one.loss), abs=1e-2)
 
 
+def test_a_compiled_ascent_in_half_precision_keeps_the_signs_of_delta() -> None:
+    one, other = played("pgd-1", "bf16", "eager")[0], played("pgd-1", "bf16", "compile")[0]
+    # Gradients of a network that has learnt nothing are mostly rounding: bench/gpu_fast.py asks one that has.
+    assert float((one.delta.sign() != other.delta.sign()).float().mean()) < 0.05
+
+
 def test_compilations_do_not_grow_while_k_changes() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

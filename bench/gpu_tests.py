@@ -1,0 +1,84 @@
+"""What only a GPU can show: the tests of tests/gpu, several processes at once, and a page of what they found.
+
+    python bench/gpu_tests.py --out docs/results/gpu-tests.md
+
+CI has no GPU, so the page stands for it. The command fails where a test does.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import torch
+
+from deat.versions import versions
+
+ROOT = Path(__file__).parents[1]
+RECORDED = "recorded or resumed"
+SHARES = (
+    ("tests/gpu/test_kernels.py",),
+    ("tests/gpu/test_quick.py", "-k", "verdicts"),
+    ("tests/gpu/test_quick.py", "-k", "not verdicts"),
+    ("tests/gpu/test_ranks.py",),
+    ("tests/gpu/test_cuda.py", "-k", RECORDED),
+    ("tests/gpu/test_cuda.py", "-k", f"not ({RECORDED})"),
+)
+"""What each process runs; most of their time goes into compiling and recording, on a core each."""
+
+
+def main() -> None:
+    """Run them, and write the page."""
+    parser = argparse.ArgumentParser(description="The tests that need a GPU, and what they found.")
+    parser.add_argument("--timeout", type=int, default=600, help="seconds that a share may take")
+    parser.add_argument("--out", type=Path, required=True, help="the page to write")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        reports = [Path(folder) / f"{number}.xml" for number in range(len(SHARES))]
+        started = [start(*pair) for pair in zip(SHARES, reports, strict=True)]
+        for process in started:
+            process.wait(args.timeout)
+        found = [test for report in reports for test in read(report)]
+    args.out.write_text(render(found), encoding="utf-8")
+    print(Counter(outcome for _, outcome in found))
+    sys.exit(any(process.returncode for process in started))
+
+
+def start(share: tuple[str, ...], report: Path) -> "subprocess.Popen[bytes]":
+    """A process of pytest."""
+    options = ("-q", "-p", "no:cacheprovider", "--tb=short", "--show-capture=no", f"--junitxml={report}")
+    return subprocess.Popen([sys.executable, "-m", "pytest", *share, *options], cwd=ROOT)
+
+
+def read(report: Path) -> list[tuple[str, str]]:
+    """Each test of a report with its outcome."""
+    cases = ElementTree.parse(report).getroot().iter("testcase")
+    return [(str(case.get("name")), next((child.tag for child in case), "passed")) for case in cases]
+
+
+def render(found: list[tuple[str, str]]) -> str:
+    """The outcomes as a page of Markdown, a row for each promise."""
+    known = versions()
+    lines = [
+        "# Tests that need a GPU",
+        "",
+        f"`python bench/gpu_tests.py --out docs/results/gpu-tests.md` on {torch.cuda.get_device_name()},",
+        f"torch {known['torch']}, Python {known['python']}.",
+        "",
+        "| promise | cases | outcome |",
+        "|---|---|---|",
+    ]
+    promises: dict[str, Counter[str]] = {}
+    for name, outcome in found:
+        promises.setdefault(name.partition("[")[0], Counter())[outcome] += 1
+    for name, outcomes in promises.items():
+        told = ", ".join(f"{count} {outcome}" if len(outcomes) > 1 else outcome for outcome, count in outcomes.items())
+        lines.append(f"| {name.removeprefix('test_').replace('_', ' ')} | {outcomes.total()} | {told} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    main()
