@@ -39,6 +39,8 @@ def compare(case: Case, device: str, images: int) -> tuple[list[Tensor], list[Te
     x, other, by_y, by_total = (draw(*shape).add(1).contiguous(memory_format=LAST) for _ in range(4))
     weight, bias, mean = (draw(case.channels, dtype=exact) for _ in range(3))
     var = draw(case.channels, dtype=exact).abs() + 0.5
+    if case.relu:  # at the ReLU's edge rounding decides whether it is open
+        by_y = torch.where(_behind(case, x, other, weight, bias, mean, var).abs() < 1e-4, 0, by_y)
 
     def run(answer: Callable[..., tuple[Tensor, Tensor]]) -> list[Tensor]:
         leaves = [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in (x, other, weight, bias)]
@@ -58,6 +60,14 @@ def compare(case: Case, device: str, images: int) -> tuple[list[Tensor], list[Te
         return norm_relu(a, before, m, v, w, c, case.batch, 0.1, 1e-5, beside=behind, relu=case.relu)
 
     return run(torchs), run(ours)
+
+
+def _behind(case: Case, x: Tensor, other: Tensor, *columns: Tensor) -> Tensor:
+    """What goes into the ReLU, in float64."""
+    x, other, weight, bias, mean, var = (t.double() for t in (x, other, *columns))
+    total = x + other if case.place == "before" else x
+    y = F.batch_norm(total, mean.clone(), var.clone(), weight, bias, case.batch, 0.1, 1e-5)
+    return y + other if case.place == "behind" else y
 
 
 def distance(one: Tensor, other: Tensor) -> float:

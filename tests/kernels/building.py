@@ -16,7 +16,7 @@ from deat.kernels import copy, descent, norm, step
 TARGET = GPUTarget("cuda", 90, 32)
 IMAGES = ("x", "other", "total", "beside", "y", "dy", "gate", "more", "dx", "by_beside")
 SIZES = ("M", "C", "rows", "n")
-TILE = {"BM": 128, "BC": 64, "ACC": tl.float32, "EPS": 1e-5}
+TILE = {"BM": 128, "BC": 64, "ACC": tl.float32, "EPS": 1e-5, "EARLY": 1}
 
 
 def build(kernel: Any, images: str = "*fp32", **constants: Any) -> None:

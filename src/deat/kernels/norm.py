@@ -17,7 +17,7 @@ def forth(
     x, other, total, beside, y, sums, mean, spread, running_mean, running_var, weight, bias, M, C, rows,
     GATHER: tl.constexpr, ADD: tl.constexpr, BESIDE: tl.constexpr, RELU: tl.constexpr,
     BATCH: tl.constexpr, TRACK: tl.constexpr, MOMENTUM: tl.constexpr, EPS: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
 ) -> None:  # fmt: skip
     """y = relu((total - mean) / deviation * weight + bias + beside), where total = x + other, or x.
 
@@ -25,6 +25,8 @@ def forth(
     """
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
+    if GATHER:
+        _begin(EARLY)
     if BATCH:
         origin = tl.load(x + cols, mask=inside, other=0).to(ACC)
         if ADD:
@@ -34,38 +36,45 @@ def forth(
         first, second = tl.zeros((BM, BC), ACC), tl.zeros((BM, BC), ACC)
         for start in range(0, rows, BM):
             at, ok = _tile(start, rows, M, C, cols, inside, BM)
-            v = _summed(x, other, total, at, ok, ADD, ACC)
+            v = _summed(tl.load(x + at, mask=ok, other=0), other, total, at, ok, ADD, ACC)
             d = tl.where(ok, v - origin[None, :], 0.0)
             first += d
             second += d * d
         _hand_in(sums, first, second, cols, inside, C)
     else:
+        w, c = _affine(weight, bias, cols, inside, ACC)
+        at, ok = _tile(rows - BM, rows, M, C, cols, inside, BM)
+        ahead = tl.load(x + at, mask=ok, other=0)
         if BATCH:
+            _wait(EARLY)
             m, r = _settle(
                 sums, origin, mean, spread, running_mean, running_var, M, C, cols, inside, MOMENTUM, EPS, TRACK
             )
         else:
             m, r = _statistics(running_mean, running_var, cols, inside, EPS, True, ACC)
-        w, c = _affine(weight, bias, cols, inside, ACC)
+        source = x
+        if BATCH and ADD:
+            source = total
+            ahead = tl.load(total + at, mask=ok, other=0)
         for start in range(0, rows, BM):
-            at, ok = _tile(start, rows, M, C, cols, inside, BM)
-            if BATCH and ADD:
-                v = tl.load(total + at, mask=ok, other=0).to(ACC)
-            else:
-                v = _summed(x, other, total, at, ok, ADD, ACC)
+            v = _summed(ahead, other, total, at, ok, ADD and not BATCH, ACC)
             v = (v - m) * r * w + c
             if BESIDE:
                 v += tl.load(beside + at, mask=ok, other=0).to(ACC)
             if RELU:
                 v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
-            tl.store(y + at, v.to(y.dtype.element_ty), mask=ok)
+            here, there = at, ok
+            at, ok = _tile(rows - 2 * BM - start, rows, M, C, cols, inside, BM)
+            ahead = tl.load(source + at, mask=ok, other=0)
+            tl.store(y + here, v.to(y.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def back(
     dy, x, gate, more, dx, by_beside, sums, mean, spread, weight, bias, M, C, rows,
     GATHER: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, GATED: tl.constexpr,
-    BATCH: tl.constexpr, EPS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
+    BATCH: tl.constexpr, EPS: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
 ) -> None:  # fmt: skip
     """The gradient by x, with `more` added; where the statistics were the batch's own, through them as well.
 
@@ -77,20 +86,24 @@ def back(
     m, r = _statistics(mean, spread, cols, inside, EPS, not BATCH, ACC)
     w, c = _affine(weight, bias, cols, inside, ACC)
     if GATHER:
+        _begin(EARLY)
         first, second = tl.zeros((BM, BC), ACC), tl.zeros((BM, BC), ACC)
         for start in range(0, rows, BM):
             at, ok = _tile(start, rows, M, C, cols, inside, BM)
-            grad, v = _opened(dy, x, gate, at, ok, m, r, w, c, RELU, GATED, ACC)
+            tiles = tl.load(dy + at, mask=ok, other=0), tl.load(x + at, mask=ok, other=0)
+            grad, v = _opened(tiles[0], tiles[1], gate, at, ok, m, r, w, c, RELU, GATED, ACC)
             first += grad
             second += grad * v
         _hand_in(sums, first, second, cols, inside, C)
     else:
+        at, ok = _tile(rows - BM, rows, M, C, cols, inside, BM)
+        ahead_dy, ahead_x = tl.load(dy + at, mask=ok, other=0), tl.load(x + at, mask=ok, other=0)
         if BATCH:
+            _wait(EARLY)
             by_bias, by_weight = _read(sums, cols, inside, C)
             by_bias, by_weight = (by_bias / M)[None, :], (by_weight / M)[None, :]
         for start in range(0, rows, BM):
-            at, ok = _tile(start, rows, M, C, cols, inside, BM)
-            grad, v = _opened(dy, x, gate, at, ok, m, r, w, c, RELU, GATED, ACC)
+            grad, v = _opened(ahead_dy, ahead_x, gate, at, ok, m, r, w, c, RELU, GATED, ACC)
             if GATED:
                 tl.store(by_beside + at, grad.to(dx.dtype.element_ty), mask=ok)
             if BATCH:
@@ -98,20 +111,24 @@ def back(
             grad = grad * r * w
             if ADD:
                 grad += tl.load(more + at, mask=ok, other=0).to(ACC)
-            tl.store(dx + at, grad.to(dx.dtype.element_ty), mask=ok)
+            here, there = at, ok
+            at, ok = _tile(rows - 2 * BM - start, rows, M, C, cols, inside, BM)
+            ahead_dy, ahead_x = tl.load(dy + at, mask=ok, other=0), tl.load(x + at, mask=ok, other=0)
+            tl.store(dx + here, grad.to(dx.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def _tile(start, rows, M, C, cols, inside, BM: tl.constexpr) -> "Tile":
     """Where a tile's numbers lie, and which of them there are."""
-    row = tl.program_id(0) * rows + start + tl.arange(0, BM)
-    return row[:, None] * C + cols[None, :], (row < M)[:, None] & inside[None, :]
+    own = start + tl.arange(0, BM)
+    row = tl.program_id(0) * rows + own
+    return row[:, None] * C + cols[None, :], ((own >= 0) & (row < M))[:, None] & inside[None, :]
 
 
 @triton.jit
-def _summed(x, other, total, at, ok, ADD: tl.constexpr, ACC: tl.constexpr) -> "tl.tensor":
+def _summed(tile, other, total, at, ok, ADD: tl.constexpr, ACC: tl.constexpr) -> "tl.tensor":
     """A tile of x, or of x + other, which is written down as it is rounded."""
-    v = tl.load(x + at, mask=ok, other=0).to(ACC)
+    v = tile.to(ACC)
     if ADD:
         v += tl.load(other + at, mask=ok, other=0).to(ACC)
         rounded = v.to(total.dtype.element_ty)
@@ -121,10 +138,11 @@ def _summed(x, other, total, at, ok, ADD: tl.constexpr, ACC: tl.constexpr) -> "t
 
 
 @triton.jit
-def _opened(dy, x, gate, at, ok, m, r, w, c, RELU: tl.constexpr, GATED: tl.constexpr, ACC: tl.constexpr) -> "Tile":
+def _opened(
+    dy, x, gate, at, ok, m, r, w, c, RELU: tl.constexpr, GATED: tl.constexpr, ACC: tl.constexpr
+) -> "Tile":  # fmt: skip
     """A tile of dy before the ReLU, and of normalised x."""
-    grad = tl.load(dy + at, mask=ok, other=0).to(ACC)
-    v = (tl.load(x + at, mask=ok, other=0).to(ACC) - m) * r
+    grad, v = dy.to(ACC), (x.to(ACC) - m) * r
     if GATED:
         grad = tl.where(tl.load(gate + at, mask=ok, other=0) > 0, grad, 0.0)
     elif RELU:
@@ -182,3 +200,19 @@ def _hand_in(sums, first, second, cols, inside, C) -> None:
 def _read(sums, cols, inside, C) -> "Tile":
     """Everybody's two sums."""
     return tl.load(sums + cols, mask=inside, other=0), tl.load(sums + C + cols, mask=inside, other=0)
+
+
+@triton.jit
+def _begin(EARLY: tl.constexpr) -> None:
+    """Let the launch behind this one begin beside it, once what came before this one has ended."""
+    if EARLY == 2:
+        tl.extra.cuda.gdc_wait()
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def _wait(EARLY: tl.constexpr) -> None:
+    """Wait until the launch before this one has ended."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()

@@ -1,5 +1,6 @@
 """Batch norm with its neighbours as one differentiable function, run by our own kernels where they apply."""
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ class Shape(NamedTuple):
 
 
 GATHER, WRITE = Shape(128, 4, 264), Shape(128, 4, 528)
+EARLY = 1
 
 
 def norm_relu(
@@ -140,14 +142,24 @@ class Normed(torch.autograd.Function):
 
 
 def _launch(name: str, x: Tensor, tensors: tuple[Any, ...], how: dict[str, Any], gathers: bool) -> None:
-    """Gather sums, if they are needed, and write."""
+    """Gather sums, if they are needed, and write; what writes begins early, and waits for the sums on the device."""
     from deat.kernels import norm
 
+    early = EARLY if gathers and how["BATCH"] and _has_early(x.device) else 0
     for gather in (True, False) if gathers else (False,):
         grid, cut = _cut(x, GATHER if gather else WRITE)
         flags = {**how, **UNASKED[name]} if gather else how
+        launch = {"launch_pdl": True} if early and (not gather or early == 2) else {}
         rows = cut.pop("rows")
-        getattr(norm, name)[grid](*tensors, _rows(x), x.shape[1], rows, GATHER=gather, **flags, **cut)
+        getattr(norm, name)[grid](
+            *tensors, _rows(x), x.shape[1], rows, GATHER=gather, EARLY=early, **flags, **cut, **launch
+        )
+
+
+@cache
+def _has_early(device: torch.device) -> bool:
+    """Whether a launch can begin before the one before it has ended: on NVIDIA's GPUs since Hopper."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 UNASKED = {"forth": {"BESIDE": False, "RELU": False, "TRACK": False}, "back": {"ADD": False}}
