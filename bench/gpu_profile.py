@@ -26,8 +26,11 @@ from gpu import images, net_of
 
 KINDS = (
     ("convolutions, weight gradients", ("wgrad", "init_device_workspace", "ReduceSplitK")),
-    ("convolutions, input gradients", ("dgrad",)),
-    ("convolutions, forward", ("fprop", "convolve", "cudnn", "AddPadding", "nhwcTo", "nchwTo", "ImplicitGemm")),
+    ("convolutions, input gradients", ("dgrad", "narrow_back")),
+    (
+        "convolutions, forward",
+        ("fprop", "narrow_forth", "convolve", "cudnn", "AddPadding", "nhwcTo", "nchwTo", "ImplicitGemm"),
+    ),
     ("optimiser and casts of weights", ("_descend", "multi_tensor_apply")),
     ("batch norm, ReLU and sums", ("batch_norm", "bn_", "threshold", "clamp_min")),
 )

@@ -5,7 +5,9 @@ import os
 import pytest
 import torch
 
+from helpers import stem_cases
 from helpers.kernels_cases import Case, cases, compare, distance
+from helpers.stem_cases import Stem
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -86,3 +88,47 @@ def test_weight_gradients_taken_beside_are_the_weights_gradients() -> None:
     assert ours is not None
     assert torch.allclose(ours.float(), w.grad.float(), rtol=2e-2, atol=0.5)  # type: ignore[union-attr]
     assert torch.equal(by_x, x.grad)  # type: ignore[arg-type]
+
+
+STEMS = [
+    Stem(shape=(128, 32, 32)),
+    Stem(shape=(128, 32, 32), last=True, bias=False),
+    Stem(shape=(128, 32, 32), standardised=False, dtype=torch.bfloat16),
+    Stem(channels=1, kernel=(1, 1), padding=0, out=24, shape=(5, 28, 28)),
+    Stem(channels=4, kernel=(5, 5), padding=2, out=96, shape=(5, 19, 33)),
+    Stem(kernel=(3, 5), padding=(0, 3), out=17, shape=(5, 19, 33)),
+]
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", STEMS, ids=str)
+def test_the_first_convolution_agrees_with_torch(case: Stem, half: torch.dtype) -> None:
+    with torch.autocast("cuda", dtype=half):
+        torchs, ours = stem_cases.compare(case, half, "cuda")
+    assert max(distance(one, other) for one, other in zip(torchs, ours, strict=True)) < 1e-2
+
+
+@pytest.mark.parametrize("rest", [(2, 1), (1, 1, 2), (1, "same")], ids=str)
+def test_first_convolutions_that_our_kernels_do_not_take_agree_with_torch(rest: tuple[object, ...]) -> None:
+    from deat.kernels.stem import conv2d_of_few
+
+    x, weight = torch.randn(16, 3, 32, 32, device="cuda"), torch.randn(64, 3, 3, 3, device="cuda")
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+    answers = []
+    for conv2d in (torch.conv2d, conv2d_of_few):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = conv2d(*leaves, None, *rest)  # type: ignore[call-overload]
+        answers.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), leaves)])
+    assert max(distance(one, other) for one, other in zip(*answers, strict=True)) < 1e-2
+
+
+def test_the_first_convolution_repeats_every_bit() -> None:
+    from deat.kernels.stem import conv2d_of_few
+
+    x, weight = torch.randn(16, 3, 32, 32, device="cuda").requires_grad_(), torch.randn(64, 3, 3, 3, device="cuda")
+    answers = []
+    for _ in range(2):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = conv2d_of_few(x, weight, None, 1, 1)
+        answers.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), x)])
+    assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))

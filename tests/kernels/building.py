@@ -11,23 +11,35 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from deat.kernels import copy, descent, norm, step
+from deat.kernels import copy, descent, narrow, norm, step
 
 TARGET = GPUTarget("cuda", 90, 32)
 IMAGES = ("x", "other", "total", "beside", "y", "dy", "gate", "more", "dx", "by_beside")
-SIZES = ("M", "C", "rows", "n")
+SIZES = ("M", "C", "rows", "n", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww")
 TILE = {"BM": 128, "BC": 64, "ACC": tl.float32, "EPS": 1e-5, "EARLY": 1}
 
 
-def build(kernel: Any, images: str = "*fp32", **constants: Any) -> None:
-    """One kernel for these constants; images are the tensors of the network's own precision."""
+def build(kernel: Any, images: str = "*fp32", others: dict[str, str] | None = None, **constants: Any) -> None:
+    """One kernel for these constants; images are the tensors of the network's own precision, but for others."""
     kinds = {name: "constexpr" if name in constants else _kind(name, images) for name in kernel.arg_names}
+    kinds |= {name: kind for name, kind in (others or {}).items() if name in kinds}
     given = {(place,): constants[name] for place, name in enumerate(kernel.arg_names) if name in constants}
     triton.compile(ASTSource(kernel, signature=kinds, constexprs=given), target=TARGET)
 
 
 def _kind(name: str, images: str) -> str:
     return images if name in IMAGES else "i32" if name in SIZES else "*fp32"
+
+
+def build_first(half: str, weight: str, channels: int, side: int, out: int, **flags: bool) -> None:
+    """The first convolution of float32 images, with a square kernel, forth and back."""
+    pad, taps = side // 2, 1 << (side - 1).bit_length()
+    sizes = {"CI": channels, "CO": out, "KH": side, "KW": side, "PH": pad, "PW": pad, "BM": narrow.PIXELS}
+    sizes |= dict.fromkeys(("H", "W", "OH", "OW"), 32)
+    kinds = {"x": "*fp32", "dx": "*fp32", "weight": weight}
+    build(narrow.narrow_forth, half, kinds, BN=64, BK=32, **flags, **sizes)
+    columns = max(16, taps * (1 << (channels - 1).bit_length()))
+    build(narrow.narrow_back, half, kinds, SPAN=32, TAPS=taps, BN=columns, BK=64, SCALE=flags["SCALE"], **sizes)
 
 
 def main() -> None:
@@ -41,6 +53,10 @@ def main() -> None:
     build(norm.forth, "*fp16", GATHER=False, **eval_forth, **TILE)
     build(norm.back, "*fp16", GATHER=False, BATCH=False, ADD=True, RELU=True, GATED=False, **TILE)
     build(copy._fit, CX=3, CO=8, SHIFT=True, SCALE=True, BC=8, ROWS=512)
+    build_first("*bf16", "*bf16", 3, 3, 64, BIAS=False, SHIFT=True, SCALE=True)
+    build_first("*fp16", "*fp32", 3, 3, 64, BIAS=True, SHIFT=True, SCALE=True)
+    build_first("*bf16", "*fp32", 1, 1, 24, BIAS=True, SHIFT=False, SCALE=False)
+    build_first("*fp16", "*fp16", 7, 5, 96, BIAS=False, SHIFT=True, SCALE=True)
     build(descent._descend, DECAY=5e-4, BLOCK=4096)
     build(step._move, EPS=8 / 255, BLOCK=2048)
 
