@@ -19,8 +19,15 @@ SMALLEST, LARGEST = 32, 1024
 Net = Callable[[Tensor], Tensor]
 
 
-def padded_size(n: int) -> int:
-    """The next of 32, 40, 48, 56, 64, 80, 96, 112, 128 …: at most a quarter more than n."""
+def padded_size(n: int, among_others: bool = False) -> int:
+    """The next of 32, 40, 48, 56, 64, 80, 96, 112, 128 …: at most a quarter more than n.
+
+    What is left over beside whole parts is padded to a quarter, a half … of one: there a few images do not matter,
+    and every size costs a recording.
+    """
+    if among_others:
+        quarter = max(SMALLEST, LARGEST // 4)
+        return -(-n // quarter) * quarter
     power = SMALLEST
     while 2 * power < n:
         power *= 2
@@ -41,15 +48,19 @@ class Graphed:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The network's answer."""
-        answers = [self._ask(part, number) for number, part in enumerate(torch.split(x, LARGEST))]
+        parts = torch.split(x, LARGEST)
+        sizes = [padded_size(len(part), len(parts) > 1) for part in parts]
+        # Whatever is no whole part goes to the first slot, wherever it stands: so each of its sizes is recorded once.
+        slots = [number if len(part) == LARGEST else 0 for number, part in enumerate(parts, 1)]
+        answers = [self._ask(*how) for how in zip(parts, sizes, slots, strict=True)]
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
     def recordings(self) -> int:
         """How many pairs of graphs there are."""
         return sum(len(slot.pairs) for slot in self._slots)
 
-    def _ask(self, x: Tensor, number: int) -> Tensor:
-        shape = torch.Size((padded_size(len(x)), *x.shape[1:]))
+    def _ask(self, x: Tensor, size: int, number: int) -> Tensor:
+        shape = torch.Size((size, *x.shape[1:]))
         self._uses[shape] += 1
         if len(x) == 0 or not self.records:
             return self.net(x)
