@@ -11,12 +11,12 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from deat.kernels import copy, descent, narrow, norm, step
+from deat.kernels import copy, descent, narrow, norm, step, turn
 
 TARGET = GPUTarget("cuda", 90, 32)
 IMAGES = ("x", "other", "total", "beside", "y", "dy", "gate", "more", "dx", "by_beside")
 SIZES = ("M", "C", "rows", "n", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww")
-TILE = {"BM": 128, "BC": 64, "ACC": tl.float32, "EPS": 1e-5, "EARLY": 1}
+TILE = {"BM": 128, "BC": 64, "ACC": tl.float32, "EPS": 1e-5, "EARLY": True}
 
 
 def build(kernel: Any, images: str = "*fp32", others: dict[str, str] | None = None, **constants: Any) -> None:
@@ -58,6 +58,9 @@ def main() -> None:
     build_first("*bf16", "*fp32", 1, 1, 24, BIAS=True, SHIFT=False, SCALE=False)
     build_first("*fp16", "*fp16", 7, 5, 96, BIAS=False, SHIFT=True, SCALE=True)
     build(descent._descend, DECAY=5e-4, BLOCK=4096)
+    build(
+        turn._turn, others={"table": "*i64"}, DTYPE=tl.bfloat16, COLUMNS=turn.COLUMNS, SIDE=turn.SIDE, EIGHT=turn.EIGHT
+    )
     build(step._move, EPS=8 / 255, BLOCK=2048)
 
 

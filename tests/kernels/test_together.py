@@ -10,25 +10,25 @@ import deat
 from deat.data import ImageSet
 from deat.game.engine import Engine
 from deat.game.halves import Halves, plain_weights
-from deat.kernels import forked, fuse, normed
+from deat.kernels import forked, fuse, mirror, normed
 from deat.methods.tune import tune
 from deat.training import optimizers
 from deat.training.trainer import Trainer
 
 
-def small_net() -> nn.Module:
+def small_net(bias: bool = True) -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)]
+    layers = [nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, bias=bias)]
     return nn.Sequential(*layers, nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
 
 
-def trainer_of(method: str | deat.Method, engine: str) -> Trainer:
+def trainer_of(method: str | deat.Method, engine: str, bias: bool = True) -> Trainer:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (16, 1, 8, 8), dtype=torch.uint8, generator=generator)
     settings = deat.Settings(epochs=2, batch_size=8, lr=0.01, precision="bf16", device="cpu", engine=engine)
     data = ImageSet(images, torch.arange(16) % 4, tuple("0123"))
     own = lambda parameters: optimizers.DeviceSGD(parameters, 0.01, 0.9, 5e-4)  # noqa: E731
-    return deat.make_trainer(small_net(), data, method=method, settings=settings, optimizer=own)
+    return deat.make_trainer(small_net(bias), data, method=method, settings=settings, optimizer=own)
 
 
 @pytest.fixture
@@ -62,6 +62,40 @@ def test_the_quick_path_trains_like_the_plain_one(method: str, as_on_a_gpu: list
         assert torch.allclose(p, q, atol=1e-3)
     for p, q in zip(plain.model.buffers(), quick.model.buffers(), strict=True):
         assert torch.allclose(p.double(), q.double(), atol=1e-2)
+
+
+@pytest.mark.parametrize("method", ["pgd-2", "free-4"])
+def test_mirrored_weights_follow_the_weights_while_it_trains(
+    method: str, as_on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    gone: list[bool] = []
+    by_mirror = forked._by_mirror
+    monkeypatch.setattr(mirror, "CHANNELS", 8)
+    monkeypatch.setattr(forked, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(forked, "_begin", _begin_here)
+    monkeypatch.setattr(forked, "join", lambda: None)
+    monkeypatch.setattr(forked, "_by_mirror", lambda *args: (gone.append(True), by_mirror(*args))[1])
+    plain, quick = (trainer_of(method, engine, bias=False) for engine in ("eager", "compile"))
+    for _ in range(2):
+        one, other = plain.run_epoch(), quick.run_epoch()
+        assert other.loss == pytest.approx(one.loss, abs=1e-2)
+        assert other.magnitude == pytest.approx(one.magnitude, rel=0.1)
+    assert quick.game.runner.compiled is not None, "compiling fell back"
+    assert gone
+    halves = quick.game.runner.compiled.halves
+    assert halves is not None
+    halves.cast()
+    (weight,) = (half for half in halves.learning(quick.game.net).values() if mirror.mirrored(half) is not None)
+    assert torch.equal(mirror.mirrored(weight), weight.flip((2, 3)).transpose(0, 1))  # type: ignore[arg-type]
+    for p, q in zip(plain.model.parameters(), quick.model.parameters(), strict=True):
+        assert torch.allclose(p, q, atol=1e-3)
+
+
+def _begin_here(dy: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> None:
+    """A weight's gradient, taken at once."""
+    grad = forked._gradient(dy, x, weight, ctx.sizes, by_x=False)
+    ctx.leaf.grad = grad if ctx.leaf.grad is None else ctx.leaf.grad + grad
 
 
 def test_a_compact_batch_that_is_still_whole_is_attacked_with_the_weights_as_they_are(as_on_a_gpu: list[str]) -> None:

@@ -1,11 +1,10 @@
 """A network's weights in half precision, cast all at once rather than one by one in every call."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from deat.kernels.forked import join, take_beside
+from deat.kernels.mirror import Mirrors, can_be_mirrored, share
 
 PLAIN = (nn.Conv2d, nn.Linear)
 """Layers whose weights autocast would cast, and that do nothing else with them."""
@@ -23,13 +22,17 @@ class Halves:
         self._half = {name: p.detach().to(dtype).requires_grad_(p.requires_grad) for name, p in self._whole.items()}
         for half in self._half.values():
             take_beside(half)
+        layers = [f"{name}.weight" for name, module in net.named_modules() if can_be_mirrored(module)]
+        self._mirrors = Mirrors([self._half[name] for name in layers if name in self._half])
+        self._still = {name: share(half, half.detach()) for name, half in self._half.items()}
         self.fresh = True
 
     @torch.no_grad()
     def cast(self) -> None:
         """Copy the weights as they are now."""
         if not self.fresh and self._half:
-            torch._foreach_copy_([half.detach() for half in self._half.values()], list(self._whole.values()))
+            torch._foreach_copy_(list(self._still.values()), list(self._whole.values()))
+            self._mirrors.refresh()
         self.fresh = True
 
     def learning(self, owner: nn.Module) -> dict[str, Tensor]:
@@ -39,8 +42,7 @@ class Halves:
 
     def frozen(self) -> dict[str, Tensor]:
         """Every weight of the network, halved where it can be, to be differentiated by none."""
-        weights: dict[str, Any] = {**dict(self._net.named_parameters()), **self._half}
-        return {name: weight.detach() for name, weight in weights.items()}
+        return {name: p.detach() for name, p in self._net.named_parameters() if name not in self._half} | self._still
 
     @torch.no_grad()
     def hand_back(self) -> None:

@@ -1,6 +1,7 @@
 """A convolution whose weight gradient is taken beside the rest of the backward pass, on a stream of its own.
 
 Nothing but the optimiser waits for a weight's gradient, and matrix units are idle while batch norms wait for memory.
+The gradient by its input goes through a mirrored weight, if there is one.
 """
 
 from functools import cache
@@ -8,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from deat.kernels.mirror import mirrored
 
 BESIDE = "_gradient_is_taken_beside"
 
@@ -45,12 +48,12 @@ _begun: dict[torch.device, Begun] = {}
 
 
 class ForkedConv(torch.autograd.Function):
-    """conv2d without a bias; the weight, a leaf, finds its gradient in .grad once `join` was called."""
+    """conv2d without a bias; a weight that learns, a leaf, finds its gradient in .grad once `join` was called."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, leaf: Tensor, *sizes: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, leaf: Tensor, mirror: Tensor | None, *sizes: Any) -> Tensor:
         """The convolution; sizes are stride, padding, dilation and groups."""
-        ctx.save_for_backward(x, leaf)
+        ctx.save_for_backward(x, leaf, mirror)
         ctx.leaf, ctx.sizes = leaf, sizes
         return torch.conv2d(x, leaf, None, *sizes)
 
@@ -58,16 +61,31 @@ class ForkedConv(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         """The gradient by x; the weight's is on its way."""
-        x, weight = ctx.saved_tensors
-        beside = side(x.device)
-        beside.wait_stream(torch.cuda.current_stream(x.device))
-        read, found = _begun.setdefault(x.device, Begun([], {}))
-        read.append(dy)
-        with torch.cuda.stream(beside):
-            grad = _gradient(dy, x, weight, ctx.sizes, by_x=False)
-            found[ctx.leaf] = found[ctx.leaf] + grad if ctx.leaf in found else grad
-        x.record_stream(beside)
-        return _gradient(dy, x, weight, ctx.sizes, by_x=True) if ctx.needs_input_grad[0] else None, *[None] * 5
+        x, weight, mirror = ctx.saved_tensors
+        if ctx.needs_input_grad[1]:
+            _begin(dy, x, weight, ctx)
+        by_x = None
+        if ctx.needs_input_grad[0]:
+            by_x = _gradient(dy, x, weight, ctx.sizes, by_x=True) if mirror is None else _by_mirror(dy, mirror, ctx)
+        return by_x, *[None] * 6
+
+
+def _begin(dy: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> None:
+    """Take a weight's gradient beside."""
+    beside = side(x.device)
+    beside.wait_stream(torch.cuda.current_stream(x.device))
+    read, found = _begun.setdefault(x.device, Begun([], {}))
+    read.append(dy)
+    with torch.cuda.stream(beside):
+        grad = _gradient(dy, x, weight, ctx.sizes, by_x=False)
+        found[ctx.leaf] = found[ctx.leaf] + grad if ctx.leaf in found else grad
+    x.record_stream(beside)
+
+
+def _by_mirror(dy: Tensor, mirror: Tensor, ctx: Any) -> Tensor:
+    _, padding, _, _ = ctx.sizes
+    pads = [size - 1 - pad for size, pad in zip(mirror.shape[2:], padding, strict=True)]
+    return torch.conv2d(dy, mirror, None, 1, pads)
 
 
 def _gradient(dy: Tensor, x: Tensor, weight: Tensor, sizes: Any, by_x: bool) -> Tensor:
@@ -88,10 +106,21 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """conv2d, forked on a GPU where the weight is one that `take_beside` was told of, and learns."""
-    ready = x.is_cuda and hasattr(weight, BESIDE) and weight.requires_grad and torch.is_grad_enabled()
-    if not ready or bias is not None or isinstance(padding, str) or x.dtype != weight.dtype:
+    """conv2d, on a GPU forked where the weight learns and `take_beside` was told of it; back by its mirror."""
+    mirror = mirrored(weight)
+    known = hasattr(weight, BESIDE) if weight.requires_grad else mirror is not None
+    if not known or not _plays(x, weight, bias, padding):
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
     pairs = [[v, v] if isinstance(v, int) else list(v) for v in (stride, padding, dilation)]
-    out: Tensor = ForkedConv.apply(x, weight, *pairs, groups)  # type: ignore[no-untyped-call]
+    out: Tensor = ForkedConv.apply(x, weight, mirror, *pairs, groups)  # type: ignore[no-untyped-call]
     return out
+
+
+def _plays(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> bool:
+    """Whether gradients will be asked for, on a GPU, of a convolution that nothing is added to."""
+    plain = bias is None and not isinstance(padding, str) and x.dtype == weight.dtype
+    return plain and _on_gpu(x) and torch.is_grad_enabled()
+
+
+def _on_gpu(x: Tensor) -> bool:
+    return x.is_cuda

@@ -1,8 +1,9 @@
 """Batch norm, a sum before or behind it and a ReLU, as two Triton kernels over rows of channels: forth and back.
 
 A batch in channels-last order is a matrix of N·H·W rows and C columns, which these kernels walk in tiles. Either one is
-launched twice: to gather sums over the rows, by column, and to write a matrix that needs them. Every program adds its
-sums to what the others have, in whatever order they come. Sums are taken in float32 (float64 for float64), of
+launched twice: to gather sums over the rows, by column, and to write a matrix that needs them, from the last tile to
+the first, since what was read last is nearest. Programs that write begin EARLY where they can: they fetch their first
+tile while the last sums are gathered. Every program adds its sums to what the others have, in whatever order they come. Sums are taken in float32 (float64 for float64), of
 differences to the first row, since squares of large numbers would swallow small variances.
 """
 
@@ -205,9 +206,8 @@ def _read(sums, cols, inside, C) -> "Tile":
 @triton.jit
 def _begin(EARLY: tl.constexpr) -> None:
     """Let the launch behind this one begin beside it, once what came before this one has ended."""
-    if EARLY == 2:
-        tl.extra.cuda.gdc_wait()
     if EARLY:
+        tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 
 

@@ -22,7 +22,6 @@ class Shape(NamedTuple):
 
 
 GATHER, WRITE = Shape(128, 4, 264), Shape(128, 4, 528)
-EARLY = 1
 
 
 def norm_relu(
@@ -142,14 +141,14 @@ class Normed(torch.autograd.Function):
 
 
 def _launch(name: str, x: Tensor, tensors: tuple[Any, ...], how: dict[str, Any], gathers: bool) -> None:
-    """Gather sums, if they are needed, and write; what writes begins early, and waits for the sums on the device."""
+    """Gather sums, if they are needed, and write."""
     from deat.kernels import norm
 
-    early = EARLY if gathers and how["BATCH"] and _has_early(x.device) else 0
+    early = gathers and how["BATCH"] and _has_early(x.device)
     for gather in (True, False) if gathers else (False,):
         grid, cut = _cut(x, GATHER if gather else WRITE)
         flags = {**how, **UNASKED[name]} if gather else how
-        launch = {"launch_pdl": True} if early and (not gather or early == 2) else {}
+        launch = {"launch_pdl": True} if early else {}
         rows = cut.pop("rows")
         getattr(norm, name)[grid](
             *tensors, _rows(x), x.shape[1], rows, GATHER=gather, EARLY=early, **flags, **cut, **launch
