@@ -3,8 +3,9 @@
 A batch in channels-last order is a matrix of N·H·W rows and C columns, which these kernels walk in tiles. Either one is
 launched twice: to gather sums over the rows, by column, and to write a matrix that needs them, from the last tile to
 the first, since what was read last is nearest. Programs that write begin EARLY where they can: they fetch their first
-tile while the last sums are gathered. Every program adds its sums to what the others have, in whatever order they come. Sums are taken in float32 (float64 for float64), of
-differences to the first row, since squares of large numbers would swallow small variances.
+tile while the last sums are gathered. Every program adds its sums to what the others have, in whatever order they
+come. Sums are taken in float32 (float64 for float64), of differences to the first row, since squares of large numbers
+would swallow small variances.
 """
 
 import triton
