@@ -34,12 +34,13 @@ def _kind(name: str, images: str) -> str:
 def build_first(half: str, weight: str, channels: int, side: int, out: int, **flags: bool) -> None:
     """The first convolution of float32 images, with a square kernel, forth and back."""
     pad, taps = side // 2, 1 << (side - 1).bit_length()
-    sizes = {"CI": channels, "CO": out, "KH": side, "KW": side, "PH": pad, "PW": pad, "BM": narrow.PIXELS}
+    sizes = {"CI": channels, "CO": out, "KH": side, "KW": side, "PH": pad, "PW": pad}
     sizes |= dict.fromkeys(("H", "W", "OH", "OW"), 32)
     kinds = {"x": "*fp32", "dx": "*fp32", "weight": weight}
-    build(narrow.narrow_forth, half, kinds, BN=64, BK=32, **flags, **sizes)
+    build(narrow.narrow_forth, half, kinds, BM=narrow.FORTH, BN=64, BK=32, **flags, **sizes)
     columns = max(16, taps * (1 << (channels - 1).bit_length()))
-    build(narrow.narrow_back, half, kinds, SPAN=32, TAPS=taps, BN=columns, BK=64, SCALE=flags["SCALE"], **sizes)
+    sizes |= {"SPAN": 32, "TAPS": taps, "BM": narrow.BACK, "BN": columns, "BK": 64}
+    build(narrow.narrow_back, half, kinds, SCALE=flags["SCALE"], **sizes)
 
 
 def main() -> None:

@@ -34,7 +34,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     from deat.kernels import narrow
 
     monkeypatch.setattr(stem, "_on_gpu", lambda x: True)
-    monkeypatch.setattr(narrow, "PIXELS", 32)
+    monkeypatch.setattr(narrow, "FORTH", 32)
+    monkeypatch.setattr(narrow, "BACK", 32)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: HALF)
 

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PIXELS = 128
+FORTH, BACK = 128, 64
+"""Pixels of a tile."""
 Size = tuple[int, int]
 
 
@@ -100,10 +101,10 @@ def convolve(
 ) -> None:
     """Write the convolution of (x - shift) / scale into y, which is channels last."""
     rows, columns, sizes = len(y) * y[0, 0].numel(), _block(y.shape[1], 64), _sizes(x, weight, y, padding)
-    sizes |= {"BN": columns, "BK": _block(weight[0].numel(), 32)}
+    sizes |= {"BM": FORTH, "BN": columns, "BK": _block(weight[0].numel(), 32)}
     flags = {"BIAS": bias is not None, "SHIFT": shift is not None, "SCALE": scale is not None}
     tensors = x, weight, *(x if t is None else t for t in (bias, shift, scale)), y
-    grid = -(-rows // PIXELS), -(-y.shape[1] // columns)
+    grid = -(-rows // FORTH), -(-y.shape[1] // columns)
     narrow_forth[grid](*tensors, rows, *x.stride(), *weight.stride(), **flags, **sizes)
 
 
@@ -111,17 +112,17 @@ def convolve_back(dy: Tensor, weight: Tensor, scale: Tensor | None, dx: Tensor, 
     """Write the gradient by x into dx; dy is channels last, and each padding less than the kernel's size."""
     span, taps = max(dx.shape[3], dy.shape[3]), _power(weight.shape[3])
     sizes = _sizes(dx, weight, dy, padding) | {"SPAN": span, "TAPS": taps, "SCALE": scale is not None}
-    sizes |= {"BN": max(16, _power(dx.shape[1]) * taps), "BK": _block(dy.shape[1], 64)}
+    sizes |= {"BM": BACK, "BN": max(16, _power(dx.shape[1]) * taps), "BK": _block(dy.shape[1], 64)}
     rows = len(dx) * dx.shape[2] * span
-    grid = (-(-rows // (PIXELS - weight.shape[3] + 1)),)
+    grid = (-(-rows // (BACK - weight.shape[3] + 1)),)
     tensors = dy, weight, dy if scale is None else scale, dx
     narrow_back[grid](*tensors, rows, *dx.stride(), *weight.stride(), **sizes)
 
 
 def _sizes(x: Tensor, weight: Tensor, y: Tensor, padding: Size) -> dict[str, Any]:
     """What both kernels are built for."""
-    names = "CI", "H", "W", "CO", "OH", "OW", "KH", "KW", "PH", "PW", "BM"
-    values = *x.shape[1:], *y.shape[1:], *weight.shape[2:], *padding, PIXELS
+    names = "CI", "H", "W", "CO", "OH", "OW", "KH", "KW", "PH", "PW"
+    values = *x.shape[1:], *y.shape[1:], *weight.shape[2:], *padding
     return dict(zip(names, values, strict=True))
 
 
