@@ -91,29 +91,17 @@ class Graphed:
 class _Slot:
     """Recordings that share their memory, a pair for each size.
 
-    `serial` counts forwards, so that a backward knows whether its forward's activations are still there. `spent` says
-    that the last one's are not: a backward writes over what it has done with.
+    `serial` says whose activations are there: it counts forwards, and backwards, which write over what they have used.
     """
 
     def __init__(self) -> None:
         self.pairs: dict[torch.Size, _Pair] = {}
         self.pool = torch.cuda.graph_pool_handle()
         self.serial = 0
-        self.last: _Pair | None = None
-        self.spent = False
-
-    def forward(self, pair: "_Pair", x: Tensor, learns: bool) -> Tensor:
-        """The answer to a batch.
-
-        FAB asks for a batch's classes and then, mostly, for its gradients: the second time everything is there already.
-        """
-        if not (learns and not self.spent and self.last is pair and torch.equal(pair.x[: len(x)], x)):
-            self.run(pair, x)
-        return pair.answer[: len(x)].clone()
 
     def run(self, pair: "_Pair", x: Tensor) -> None:
-        """Run a forward, over whatever the last one left."""
-        self.serial, self.last, self.spent = self.serial + 1, pair, False
+        """Run a forward, over whatever is there."""
+        self.serial += 1
         pair.forward(x)
 
 
@@ -161,17 +149,17 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, pair: _Pair, slot: _Slot) -> Tensor:
         """The answer."""
-        answer = slot.forward(pair, x, ctx.needs_input_grad[0])
+        slot.run(pair, x)
         ctx.pair, ctx.slot, ctx.serial = pair, slot, slot.serial
         ctx.save_for_backward(x)
-        return answer
+        return pair.answer[: len(x)].clone()
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
         """The gradient by x; what it needs is made again where another forward or backward since has overwritten it."""
-        if ctx.slot.serial != ctx.serial or ctx.slot.spent:
+        if ctx.slot.serial != ctx.serial:
             ctx.slot.run(ctx.pair, *ctx.saved_tensors)
-        ctx.slot.spent = True
+        ctx.slot.serial += 1
         return ctx.pair.backward(slope), None, None
 
 
