@@ -10,6 +10,7 @@ already are kept, so that the command may be given again:
     python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json
     python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json compile-bf16-0
 
+Runs that share a GPU, each with --crowded and a file of its own, show accuracy and no seconds; --take brings them in.
 It writes the JSON file and a table beside it.
 """
 
@@ -36,6 +37,7 @@ SIDES = {
     "eager-fp32": {"engine": "eager", "precision": "fp32"},
 }
 SEEDS = (0, 1, 2)
+SECONDS = ("seconds", "seconds_per_bp_epoch", "warm_up_seconds")
 ATTACKS = ("natural", "pgd-20")
 Record = dict[str, Any]
 
@@ -48,15 +50,20 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="CIFAR-10, as deat train takes it")
     parser.add_argument("--epochs", type=int, default=None, help="other than the recipe's, to try the command out")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write or to add to")
+    parser.add_argument("--crowded", action="store_true", help="others use this GPU too, so seconds mean nothing")
+    parser.add_argument("--take", type=Path, nargs="*", default=[], help="files whose runs to bring in")
     args = parser.parse_args()
     if unknown := set(args.runs) - set(names):
         parser.error(f"no such run: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     result = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"runs": {}}
     result["machine"] = {"device": torch.cuda.get_device_name(), **versions()}
+    for file in args.take:
+        result["runs"] = json.loads(file.read_text(encoding="utf-8"))["runs"] | result["runs"]
     for name in args.runs or names:
         if name not in result["runs"]:
             side, _, seed = name.rpartition("-")
-            result["runs"][name] = measure(args.data, SIDES[side], int(seed), args.epochs)
+            found = measure(args.data, SIDES[side], int(seed), args.epochs)
+            result["runs"][name] = found | ({key: None for key in SECONDS} if args.crowded else {})
             print(name, result["runs"][name], flush=True)
             args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
@@ -120,12 +127,19 @@ def render(result: Record) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, run in runs.items():
-        paid = sum(run["seconds"]) - run["warm_up_seconds"]
         scores = " | ".join(f"{100 * run['accuracy'][a]:.2f}" for a in ATTACKS)
-        columns = (sum(run["bp_epochs"]), f"{paid:.1f}", f"{run['seconds_per_bp_epoch']:.2f}", run["warm_up_seconds"])
+        columns = (sum(run["bp_epochs"]), *clock(run))
         far = f"{run['move']['loss']:.5f} | {run['move']['signs']:.2%}" if run["move"] else " | "
         lines.append(f"| {name} | " + " | ".join(map(str, columns)) + f" | {scores} | {far} |")
     return "\n".join([*lines, "", *compared(runs), ""])
+
+
+def clock(run: Record) -> tuple[str, ...]:
+    """Seconds after the warm-up, seconds a BP-epoch and the warm-up's; nothing of a run that was not alone."""
+    if run["seconds"] is None:
+        return "", "", ""
+    paid = sum(run["seconds"]) - run["warm_up_seconds"]
+    return f"{paid:.1f}", f"{run['seconds_per_bp_epoch']:.3f}", f"{run['warm_up_seconds']:.1f}"
 
 
 def compared(runs: dict[str, Record]) -> list[str]:
