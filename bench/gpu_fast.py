@@ -63,7 +63,7 @@ def main() -> None:
         if name not in result["runs"]:
             side, _, seed = name.rpartition("-")
             found = measure(args.data, SIDES[side], int(seed), args.epochs)
-            result["runs"][name] = found | ({key: None for key in SECONDS} if args.crowded else {})
+            result["runs"][name] = found | (dict.fromkeys(SECONDS) if args.crowded else {})
             print(name, result["runs"][name], flush=True)
             args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
