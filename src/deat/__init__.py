@@ -6,7 +6,7 @@ Adversarial training whose number of attack steps tunes itself while it trains.
 from deat import schedules
 from deat.data import Augment
 from deat.data import load as load_data
-from deat.evaluation.evaluation import Evaluation
+from deat.evaluation.evaluation import Evaluation, load_evaluation
 from deat.evaluation.evaluator import evaluate
 from deat.game.ascent import Ascent
 from deat.game.engine import Engine
@@ -56,6 +56,7 @@ __all__ = [
     "fit",
     "friendly",
     "load_data",
+    "load_evaluation",
     "load_weights",
     "make_trainer",
     "method",

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from deat.cli import main
+from deat.evaluation.evaluation import load_evaluation
 from helpers.runs import make_bench, make_run, one_run
 
 QUICK = ["--epochs", "2", "--held-out", "40", "--val-attack", "fgsm", "--watch", "none", "--baseline", "no"]
@@ -68,16 +69,14 @@ def test_sweep_starts_at_natural_accuracy_and_never_rises(report, run):
     shares = [float(row["y"]) for row in rows]
     assert [float(row["x"]) for row in rows] == pytest.approx([0, 0.075, 0.15, 0.225, 0.3, 0.45])
     assert shares == sorted(shares, reverse=True)
-    held = json.loads((run / "evaluation.json").read_text())["attacks"][0]["correct"][:20]
-    assert shares[0] == held.count("1") / 20
+    assert shares[0] == sum(load_evaluation(run / "evaluation.json").verdicts["natural"][:20]) / 20
 
 
 def test_gallery_shows_the_first_test_images_and_what_becomes_of_them(report, run):
     rows = rows_of(report / "figures" / "gallery.csv")
-    found = json.loads((run / "evaluation.json").read_text())
-    assert [row["label"] for row in rows] == [str(y) for y in found["labels"][:2]]
-    natural = found["attacks"][0]["correct"]
-    assert [row["prediction"] == row["label"] for row in rows] == [c == "1" for c in natural[:2]]
+    found = load_evaluation(run / "evaluation.json")
+    assert [row["label"] for row in rows] == [str(y) for y in found.labels[:2]]
+    assert [row["prediction"] == row["label"] for row in rows] == found.verdicts["natural"][:2]
     assert (report / "index.html").read_text().count("data:image/png;base64,") == 6
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from deat.errors import DataError, UsageError
 from deat.evaluation.intervals import wilson
+from deat.evaluation.packing import unpack_bits
 from deat.evaluation.sanity import Flag
 from deat.plain import markdown, plain
 from deat.report.cells import attacks_of, cell, front, headline, title
@@ -44,7 +45,7 @@ def test_csv_equals_recomputation_from_the_run_folders(three_seeds):
     rows = {r["row"]: r for r in csv.DictReader(io.StringIO(csv_table(sheet(gather(paths(three_seeds)), None))))}
     row = rows["m+deat"]
     found = [json.loads((three_seeds / f"s{n}" / "evaluation.json").read_text()) for n in range(3)]
-    shares = [sum(c == "1" for c in e["attacks"][1]["correct"]) / e["images"] for e in found]
+    shares = [sum(unpack_bits(e["attacks"][1]["correct"])) / e["images"] for e in found]
     assert float(row["pgd-20"]) == pytest.approx(fmean(shares))
     assert float(row["pgd-20 sd"]) == pytest.approx(stdev(shares))
     assert (float(row["pgd-20 low"]), float(row["pgd-20 high"])) == pytest.approx(wilson(86, 200))

@@ -8,10 +8,11 @@ from typing import Any
 
 from deat.evaluation.intervals import wilson
 from deat.evaluation.judge import Ruling
+from deat.evaluation.packing import pack_bits, pack_labels, unpack_bits, unpack_labels
 from deat.evaluation.sanity import Flag
 from deat.writing import write_json
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ class Evaluation:
             "per_class": {name: self._class_rows(name) for name in self.accuracy},
             "flags": [asdict(flag) for flag in self.flags],
             "settings": self.settings,
-            "attacks": [{**asdict(r), "correct": _bits(r.correct)} for r in self.results],
-            "labels": self.labels,
+            "attacks": [{**asdict(r), "correct": pack_bits(r.correct)} for r in self.results],
+            "labels": pack_labels(self.labels),
             "classes": self.classes,
         }
 
@@ -122,12 +123,9 @@ class Evaluation:
 
 
 def load_evaluation(path: Path) -> Evaluation:
-    """An Evaluation read back from its file."""
+    """An Evaluation read back from its evaluation.json."""
     found = json.loads(path.read_text(encoding="utf-8"))
-    results = [AttackResult(**{**r, "correct": [c == "1" for c in r["correct"]]}) for r in found["attacks"]]
+    results = [AttackResult(**{**r, "correct": unpack_bits(r["correct"])}) for r in found["attacks"]]
     flags = [Flag(**flag) for flag in found["flags"]]
-    return Evaluation(results, found["labels"], found["classes"], found["settings"], flags)
-
-
-def _bits(hits: list[bool]) -> str:
-    return "".join("1" if hit else "0" for hit in hits)
+    labels = unpack_labels(found["labels"], len(results[0].correct) if results else 0)
+    return Evaluation(results, labels, found["classes"], found["settings"], flags)
