@@ -57,6 +57,29 @@ def test_one_pass_of_sgd_is_sgd() -> None:
         assert torch.allclose(one, other, rtol=1e-6, atol=1e-7)
 
 
+def test_a_step_takes_the_gradients_of_halves_and_halves_the_weights_as_a_cast_would() -> None:
+    from deat.training.optimizers import DeviceSGD
+
+    torch.manual_seed(0)
+    wholes = [torch.randn(n, 64, 3, 3, device="cuda") for n in (1, 128)]  # a small weight, and one for the kernel
+    wholes = [w.contiguous(memory_format=torch.channels_last).requires_grad_() for w in wholes]
+    halves = {w: w.detach().bfloat16().requires_grad_() for w in wholes}
+    others = [w.detach().clone(memory_format=torch.preserve_format).requires_grad_() for w in wholes]
+    quick, plain = (DeviceSGD(weights, 0.1, 0.9, 5e-4) for weights in (wholes, others))
+    quick.use_compiled(True)
+    quick.follow(halves)
+    for _ in range(3):
+        for whole, other in zip(wholes, others, strict=True):
+            halves[whole].grad = torch.randn_like(halves[whole])
+            other.grad = halves[whole].grad.float()
+        quick.step()
+        plain.step()
+    for whole, other in zip(wholes, others, strict=True):
+        assert torch.allclose(whole, other, rtol=1e-6, atol=1e-7)
+        assert torch.equal(halves[whole], whole.bfloat16())
+        assert halves[whole].grad is None
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_one_pass_of_a_linf_step_is_the_step() -> None:
     from deat.kernels.step import linf_move

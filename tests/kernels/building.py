@@ -58,7 +58,8 @@ def main() -> None:
     build_first("*fp16", "*fp32", 3, 3, 64, BIAS=True, SHIFT=True, SCALE=True)
     build_first("*bf16", "*fp32", 1, 1, 24, BIAS=True, SHIFT=False, SCALE=False)
     build_first("*fp16", "*fp16", 7, 5, 96, BIAS=False, SHIFT=True, SCALE=True)
-    build(descent._descend, DECAY=5e-4, BLOCK=4096)
+    for kinds in ({}, {"g": "*bf16", "copy": "*bf16"}):
+        build(descent._descend, others=kinds, DECAY=5e-4, COPY=bool(kinds), BLOCK=4096)
     build(
         turn._turn, others={"table": "*i64"}, DTYPE=tl.bfloat16, COLUMNS=turn.COLUMNS, SIDE=turn.SIDE, EIGHT=turn.EIGHT
     )

@@ -44,15 +44,30 @@ class Halves:
         """Every weight of the network, halved where it can be, to be differentiated by none."""
         return {name: p.detach() for name, p in self._net.named_parameters() if name not in self._half} | self._still
 
+    @property
+    def copies(self) -> dict[Tensor, Tensor]:
+        """Each weight's copy."""
+        return {p: self._half[name] for name, p in self._whole.items()}
+
+    def mirror(self) -> None:
+        """Let what is mirrored follow the copies, which somebody has changed."""
+        self._mirrors.refresh()
+
+    def tensors(self) -> list[Tensor]:
+        """The copies, and what is mirrored of them."""
+        return [*self._still.values(), *self._mirrors.copies]
+
     @torch.no_grad()
-    def hand_back(self) -> None:
-        """Add the copies' gradients to the weights' own, once all of them are there."""
+    def hand_back(self, keep: bool = False) -> None:
+        """Add the copies' gradients to the weights' own, once all of them are there; or keep those that are alone."""
         join()
         new: tuple[list[Tensor], list[Tensor]] = ([], [])
         for p, half in zip(self._whole.values(), self._half.values(), strict=True):
-            if half.grad is not None and p.grad is not None:
+            if half.grad is None or (keep and p.grad is None):
+                continue
+            if p.grad is not None:
                 p.grad.add_(half.grad)
-            elif half.grad is not None:
+            else:
                 p.grad = torch.empty_like(p)
                 new[0].append(p.grad)
                 new[1].append(half.grad)

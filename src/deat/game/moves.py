@@ -123,7 +123,7 @@ class Game:
         self._count_joint()
         self.runner.ready(r)
         self._play("joint", self._joint_and_update, r)
-        self.runner.moved()
+        self.runner.moved(by_optimizer=True)
 
     def accumulate(self, r: Round, move: Move) -> None:
         """J without its update, as `move` spells it: theta's gradient is added to what has accumulated."""
@@ -131,7 +131,7 @@ class Game:
         if self.engine.records and not self.holds_gradients:
             self._hold_gradients()
         with apart(self.objective):
-            self._play("accumulate", move, r)
+            self._play("accumulate", partial(self._accumulated, move), r)
 
     def forget_gradients(self) -> None:
         """Drop what has accumulated; where recordings add to it, it stays in its place."""
@@ -150,6 +150,7 @@ class Game:
     def changing(self) -> Iterator[Tensor]:
         """Every tensor that a move may change, beside a round's own."""
         yield from (*self.net.parameters(), *self.net.buffers(), self.meter.sums, self.meter.counts)
+        yield from self.runner.following()
         yield from (p.grad for p in self.net.parameters() if self.holds_gradients and p.grad is not None)
         yield from self.engine.scaler.tensors() if isinstance(self.engine.scaler, DeviceScaler) else ()
         for state in self.optimizer.state.values():
@@ -157,6 +158,10 @@ class Game:
 
     def _play(self, name: str, move: Move, r: Round) -> None:
         self.runner.play(name, move, r, recorded=not (self.ranks.many and name in MEETINGS))
+
+    def _accumulated(self, move: Move, r: Round) -> None:
+        move(r)
+        self.runner.hand_back()
 
     def _joint_and_update(self, r: Round) -> None:
         finite = self.take_both_gradients(r)
@@ -171,7 +176,7 @@ class Game:
             loss, logits = (self.objective if watched else self.runner.objective)(r.x, delta, r.y)
         # Not autograd.grad: DDP would not synchronise.
         torch.autograd.backward(self.engine.scale(self._weighed(loss, r)))
-        self.runner.hand_back()
+        self.runner.hand_back(keep=True)
         if delta.grad is None:
             raise UsageError("the loss does not depend on the input: the model detaches or rounds it away.")
         finite = self.engine.is_finite(delta.grad)
@@ -200,6 +205,7 @@ class Game:
     def _update(self, r: Round) -> None:
         """Step theta along its accumulated gradient and forget it."""
         taken = self.engine.step(self.optimizer)
+        self.runner.stepped()
         self.forget_gradients()
         if taken is not None:
             r.valid.copy_(taken)

@@ -64,7 +64,7 @@ class Runner:
         self._threat, self._optimizer, self._alone = threat, optimizer, alone
         self.recorder = Recorder(state) if engine.records else None
         self.compiled: Compiled | None = None
-        self._learning = self._who_learns()
+        self._learning, self._follows = self._who_learns(), False
 
     def open(self, r: Round) -> None:
         """A round begins. Layers may have been frozen since the last one, which nothing that was made before knows."""
@@ -100,15 +100,24 @@ class Runner:
         if self.compiled and self.compiled.halves and self.compiled.shape == r.x.shape:
             self.compiled.halves.cast()
 
-    def moved(self) -> None:
-        """The weights have changed, or may have."""
-        if self.compiled and self.compiled.halves:
+    def moved(self, by_optimizer: bool = False) -> None:
+        """The weights have changed, or may have; an optimiser that follows has changed halved ones with them."""
+        if self.compiled and self.compiled.halves and not (by_optimizer and self._follows):
             self.compiled.halves.fresh = False
 
-    def hand_back(self) -> None:
-        """Gradients that were taken by halved weights become the weights' own."""
+    def stepped(self) -> None:
+        """The optimiser has stepped: where it has stepped halved weights too, their mirrors follow."""
+        if self._follows and self.compiled and self.compiled.halves:
+            self.compiled.halves.mirror()
+
+    def hand_back(self, *, keep: bool = False) -> None:
+        """Gradients that were taken by halved weights become the weights' own; or stay, if the optimiser takes them."""
         if self.compiled and self.compiled.halves:
-            self.compiled.halves.hand_back()
+            self.compiled.halves.hand_back(keep=keep and self._follows)
+
+    def following(self) -> list[Tensor]:
+        """What changes with the weights."""
+        return self.compiled.halves.tensors() if self._follows and self.compiled and self.compiled.halves else []
 
     def objective(self, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
         """The objective's outcome on a batch."""
@@ -140,9 +149,13 @@ class Runner:
         return [p.requires_grad for p in self._net.parameters()]
 
     def _tell_optimizer(self, wanted: bool) -> None:
-        """Whether to compile its step, if it is one that can."""
+        """Whether to compile its step, if it is one that can, and to step halved weights with the others."""
         if use := getattr(self._optimizer, "use_compiled", None):
             use(wanted)
+        halves = self.compiled.halves if self.compiled and self._alone and self.engine.scaler is None else None
+        if follow := getattr(self._optimizer, "follow", None):
+            self._follows = halves is not None
+            follow(halves.copies if halves else {})
 
     def forget(self) -> None:
         """Drop every recording, as when the tensors they were made on are replaced."""

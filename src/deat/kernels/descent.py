@@ -1,6 +1,7 @@
 """SGD's step as one pass over each large weight, rather than five."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -13,14 +14,20 @@ LARGE = 1 << 15
 
 
 @triton.jit
-def _descend(w, v, g, lr, momentum, n, DECAY: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """v = momentum v + (g + decay w); w = w - lr v."""
+def _descend(
+    w, v, g, copy, lr, momentum, n, DECAY: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr
+) -> None:  # fmt: skip
+    """v = momentum v + (g + decay w); w = w - lr v, and a copy of it in another type."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = at < n
     weight = tl.load(w + at, mask=ok)
-    velocity = tl.load(momentum) * tl.load(v + at, mask=ok) + (tl.load(g + at, mask=ok) + DECAY * weight)
+    grad = tl.load(g + at, mask=ok).to(weight.dtype)
+    velocity = tl.load(momentum) * tl.load(v + at, mask=ok) + (grad + DECAY * weight)
+    weight -= tl.load(lr) * velocity
     tl.store(v + at, velocity, mask=ok)
-    tl.store(w + at, weight - tl.load(lr) * velocity, mask=ok)
+    tl.store(w + at, weight, mask=ok)
+    if COPY:
+        tl.store(copy + at, weight.to(copy.dtype.element_ty), mask=ok)
 
 
 def descend(
@@ -30,22 +37,24 @@ def descend(
     lr: Tensor,
     momentum: Tensor,
     decay: float,
+    copies: list[Tensor | None],
     rest: Callable[..., None],
 ) -> None:
-    """A step of every weight; `rest` steps the small ones."""
-    small: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
-    for w, v, g in zip(weights, velocities, grads, strict=True):
-        if w.numel() >= LARGE and _aligned(w, v, g):
-            grid = (-(-w.numel() // BLOCK),)
-            _descend[grid](w, v, g, lr, momentum, w.numel(), DECAY=decay, BLOCK=BLOCK, num_warps=8)
+    """A step of every weight, and of its copy if it has one; `rest` steps the small ones."""
+    small: list[tuple[Any, ...]] = []
+    for w, v, g, copy in zip(weights, velocities, grads, copies, strict=True):
+        if w.numel() >= LARGE and w.dtype == v.dtype and _aligned(w, v, g, w if copy is None else copy):
+            grid, held = (-(-w.numel() // BLOCK),), (w, v, g, w if copy is None else copy)
+            how: dict[str, Any] = {"DECAY": decay, "COPY": copy is not None, "BLOCK": BLOCK, "num_warps": 8}
+            _descend[grid](*held, lr, momentum, w.numel(), **how)
         else:
-            for held, tensor in zip(small, (w, v, g), strict=True):
-                held.append(tensor)
-    if small[0]:
-        rest(*small, lr, momentum, decay)
+            small.append((w, v, g, copy))
+    if small:
+        *columns, kept = (list(column) for column in zip(*small, strict=True))
+        rest(*columns, lr, momentum, decay, kept)
 
 
 def _aligned(*tensors: Tensor) -> bool:
     """Whether the same place in memory is the same number in all."""
     dense = all(t.is_contiguous() or t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
-    return dense and len({(t.stride(), t.dtype) for t in tensors}) == 1
+    return dense and len({t.stride() for t in tensors}) == 1

@@ -41,9 +41,9 @@ class Mirrors:
 
     def __init__(self, weights: list[Tensor]) -> None:
         self._weights = [w for w in weights if w.is_contiguous(memory_format=torch.channels_last)]
-        self._copies = [_blank_mirror(weight) for weight in self._weights]
+        self.copies = [_blank_mirror(weight) for weight in self._weights]
         self._table: Any = None
-        for weight, copy in zip(self._weights, self._copies, strict=True):
+        for weight, copy in zip(self._weights, self.copies, strict=True):
             setattr(weight, MIRROR, copy)
         self.refresh()
 
@@ -54,7 +54,7 @@ class Mirrors:
         from deat.kernels.turn import table_of, turn
 
         if self._table is None:
-            self._table = table_of(self._weights, self._copies)
+            self._table = table_of(self._weights, self.copies)
         turn(self._table, self._weights[0].dtype)
 
 

@@ -42,31 +42,53 @@ class DeviceSGD(torch.optim.Optimizer):
             for parameter in group["params"]:
                 self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         self._descend = descend
+        self._copies: dict[Tensor, Tensor] = {}
 
     def use_compiled(self, wanted: bool) -> None:
         """Step in one pass over the weights rather than in several."""
         self._descend = quick_descent() if wanted else descend
 
+    def follow(self, copies: dict[Tensor, Tensor]) -> None:
+        """Step copies of some weights with them; where a weight has no gradient, its copy's serves."""
+        self._copies = copies
+
     @torch.no_grad()
     def step(self, closure: None = None, skip: Tensor | None = None) -> None:  # type: ignore[override]
         """v = momentum v + (g + decay w); w = w - lr v, over all parameters at once, unless `skip` is one."""
         for group in self.param_groups:
-            weights = [p for p in group["params"] if p.grad is not None]
+            found = [(p, grad) for p in group["params"] if (grad := self._gradient(p)) is not None]
+            weights, grads = [p for p, _ in found], [grad for _, grad in found]
             velocities = [self.state[p]["momentum_buffer"] for p in weights]
-            lr, momentum, grads = group["lr"], group["momentum"], [p.grad for p in weights]
+            lr, momentum = group["lr"], group["momentum"]
             if skip is not None:
                 lr, momentum = lr * (1 - skip), torch.where(skip > 0, torch.ones_like(momentum), momentum)
-                grads = [torch.where(skip > 0, -group["weight_decay"] * p, p.grad) for p in weights]
-            self._descend(weights, velocities, grads, lr, momentum, group["weight_decay"])
+                grads = [torch.where(skip > 0, -group["weight_decay"] * p, grad) for p, grad in found]
+            copies = [self._copies.get(p) for p in weights]
+            self._descend(weights, velocities, grads, lr, momentum, group["weight_decay"], copies)
+        for copy in self._copies.values():
+            copy.grad = None
+
+    def _gradient(self, p: Tensor) -> Tensor | None:
+        return p.grad if p.grad is not None or p not in self._copies else self._copies[p].grad
 
 
 def descend(
-    weights: list[Any], velocities: list[Any], grads: list[Any], lr: Tensor, momentum: Tensor, decay: float
+    weights: list[Any],
+    velocities: list[Any],
+    grads: list[Any],
+    lr: Tensor,
+    momentum: Tensor,
+    decay: float,
+    copies: list[Any],
 ) -> None:
-    """v = momentum v + (g + decay w); w = w - lr v."""
+    """v = momentum v + (g + decay w); w = w - lr v, and copies of it."""
+    grads = [grad.to(w.dtype) for grad, w in zip(grads, weights, strict=True)]
     torch._foreach_mul_(velocities, momentum)
     torch._foreach_add_(velocities, torch._foreach_add(grads, weights, alpha=decay))
     torch._foreach_sub_(weights, torch._foreach_mul(velocities, lr))
+    kept = [(copy, w) for copy, w in zip(copies, weights, strict=True) if copy is not None]
+    if kept:
+        torch._foreach_copy_([copy for copy, _ in kept], [w for _, w in kept])
 
 
 def quick_descent() -> Callable[..., None]:
