@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from time import monotonic
 from xml.etree import ElementTree
 
 import torch
@@ -35,15 +36,16 @@ SHARES = (
 def main() -> None:
     """Run them, and write the page."""
     parser = argparse.ArgumentParser(description="The tests that need a GPU, and what they found.")
-    parser.add_argument("--timeout", type=int, default=600, help="seconds that a share may take")
+    parser.add_argument("--timeout", type=int, default=600, help="seconds that they may take")
     parser.add_argument("--out", type=Path, required=True, help="the page to write")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         reports = [Path(folder) / f"{number}.xml" for number in range(len(SHARES))]
         started = [start(*pair) for pair in zip(SHARES, reports, strict=True)]
+        until = monotonic() + args.timeout
         for process in started:
-            process.wait(args.timeout)
-        found = [test for report in reports for test in read(report)]
+            wait(process, until)
+        found = [test for pair in zip(SHARES, reports, strict=True) for test in read(*pair)]
     args.out.write_text(render(found), encoding="utf-8")
     print(Counter(outcome for _, outcome in found))
     sys.exit(any(process.returncode for process in started))
@@ -55,8 +57,19 @@ def start(share: tuple[str, ...], report: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-m", "pytest", *share, *options], cwd=ROOT)
 
 
-def read(report: Path) -> list[tuple[str, str]]:
-    """Each test of a report with its outcome."""
+def wait(process: "subprocess.Popen[bytes]", until: float) -> None:
+    """Wait for a process, and end it when its time is up."""
+    try:
+        process.wait(max(0.0, until - monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def read(share: tuple[str, ...], report: Path) -> list[tuple[str, str]]:
+    """Each test of a share's report with its outcome; a share that left none has failed."""
+    if not report.exists():
+        return [(" ".join(share), "did not finish")]
     cases = ElementTree.parse(report).getroot().iter("testcase")
     return [(str(case.get("name")), next((child.tag for child in case), "passed")) for case in cases]
 

@@ -64,10 +64,11 @@ def test_a_batch_of_several_parts_answers_and_differentiates_like_an_eager_one(m
                 assert torch.allclose(graphed(x), net(x), atol=1e-4)
 
 
-def test_half_precision_keeps_the_signs_of_the_gradient() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_half_precision_keeps_the_signs_of_the_gradient(compiled: bool) -> None:
     net = network()
     x, y = torch.rand(64, 3, 32, 32, device="cuda"), torch.arange(64, device="cuda") % 10
-    quick = Quick(net, net, "fp16")
+    quick = Quick(net, net, "fp16", compiled)
 
     def signs(model: nn.Module) -> torch.Tensor:
         images = x.clone().requires_grad_()
@@ -75,7 +76,20 @@ def test_half_precision_keeps_the_signs_of_the_gradient() -> None:
         return grad.sign()
 
     assert quick.agrees(x)
+    for _ in range(EAGER + 1):
+        quick(x)
     assert float((signs(quick) != signs(net)).float().mean()) < 0.05
+
+
+def test_whole_parts_and_what_is_left_over_are_recorded_by_a_compiled_twin() -> None:
+    quick = Quick(network(), network(), "fp16", compiled=True)
+    for _ in range(EAGER + 1):
+        slope(
+            quick, torch.rand(2 * 1024 + 784, 3, 32, 32, device="cuda")
+        )  # what is left over is padded to a whole part
+    assert quick.compiled
+    assert quick.ask.records
+    assert quick.ask.recordings() == 3
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])

@@ -19,12 +19,19 @@ SIZES = ("M", "C", "rows", "n", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww")
 TILE = {"BM": 128, "BC": 64, "ACC": tl.float32, "EPS": 1e-5, "EARLY": True}
 
 
-def build(kernel: Any, images: str = "*fp32", others: dict[str, str] | None = None, **constants: Any) -> None:
-    """One kernel for these constants; images are the tensors of the network's own precision, but for others."""
+def build(kernel: Any, images: str = "*fp32", others: dict[str, str] | None = None, **constants: Any) -> str:
+    """One kernel's code for these constants; images are tensors of the network's own precision, but for others."""
     kinds = {name: "constexpr" if name in constants else _kind(name, images) for name in kernel.arg_names}
     kinds |= {name: kind for name, kind in (others or {}).items() if name in kinds}
     given = {(place,): constants[name] for place, name in enumerate(kernel.arg_names) if name in constants}
-    triton.compile(ASTSource(kernel, signature=kinds, constexprs=given), target=TARGET)
+    return str(triton.compile(ASTSource(kernel, signature=kinds, constexprs=given), target=TARGET).asm["ptx"])
+
+
+def check_order(code: str, gather: bool) -> None:
+    """A launch that begins early waits for the one before it: to read anything, or, where it writes, to write."""
+    wait = code.index("griddepcontrol.wait")
+    first = ("ld.global", "griddepcontrol.launch_dependents") if gather else ("st.global",)
+    assert all(wait < code.index(word) for word in first), f"{first} before the wait"
 
 
 def _kind(name: str, images: str) -> str:
@@ -47,9 +54,9 @@ def main() -> None:
     """Every kernel, with what PreAct-ResNets and ResNets ask of it."""
     for gather, add in product((True, False), (True, False)):
         forth = {"GATHER": gather, "ADD": add, "BESIDE": not add, "RELU": True, "TRACK": True, "MOMENTUM": 0.1}
-        build(norm.forth, "*bf16", BATCH=True, **forth, **TILE)
+        check_order(build(norm.forth, "*bf16", BATCH=True, **forth, **TILE), gather)
         back = {"GATHER": gather, "ADD": add, "RELU": True, "GATED": not add}
-        build(norm.back, "*bf16", BATCH=True, **back, **TILE)
+        check_order(build(norm.back, "*bf16", BATCH=True, **back, **TILE), gather)
     eval_forth = {"BATCH": False, "ADD": True, "BESIDE": False, "RELU": True, "TRACK": False, "MOMENTUM": 0.1}
     build(norm.forth, "*fp16", GATHER=False, **eval_forth, **TILE)
     build(norm.back, "*fp16", GATHER=False, BATCH=False, ADD=True, RELU=True, GATED=False, **TILE)

@@ -1,5 +1,7 @@
 """Mirrored weights, made by Triton's interpreter: a convolution's gradient by its input is a convolution with them."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -51,6 +53,22 @@ def test_a_gradient_by_way_of_the_mirror_is_the_gradient(
 
 
 @pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(
+    "how", [{"stride": 2}, {"dilation": 2}, {"padding": 3}, {"padding": "same"}, {"groups": 2}], ids=str
+)
+def test_a_weight_that_is_used_in_another_way_than_its_layer_does_goes_without_its_mirror(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forked, "_on_gpu", lambda x: True)
+    weight, x = weight_of(16, 8), torch.randn(2, 16 if "groups" in how else 8, 9, 7, requires_grad=True)
+    Mirrors([weight])
+    (one,), (other,) = (
+        torch.autograd.grad(conv(x, weight, None, **how).square().sum(), x) for conv in (forked.conv2d, torch.conv2d)
+    )
+    assert torch.allclose(one, other, atol=1e-3)
+
+
+@pytest.mark.usefixtures("interpreted")
 def test_weights_that_are_not_channels_last_have_no_mirror() -> None:
     weight = torch.randn(8, 16, 3, 3)
     Mirrors([weight])
@@ -60,16 +78,18 @@ def test_weights_that_are_not_channels_last_have_no_mirror() -> None:
 @pytest.mark.parametrize(
     ("layer", "fits"),
     [
-        (nn.Conv2d(128, 136, 3, padding=1), True),
-        (nn.Conv2d(128, 128, 3, padding="same"), False),
-        (nn.Conv2d(128, 128, 3, padding=3), False),
-        (nn.Conv2d(128, 128, 3, stride=2), False),
-        (nn.Conv2d(128, 128, 3, dilation=2), False),
-        (nn.Conv2d(128, 128, 3, groups=2), False),
-        (nn.Conv2d(128, 128, 3, padding_mode="reflect"), False),
-        (nn.Conv2d(128, 128, 1), False),
-        (nn.Conv2d(64, 128, 3), False),
-        (nn.Conv2d(128, 130, 3), False),
+        (nn.Conv2d(128, 136, 3, padding=1, bias=False), True),
+        (nn.Conv2d(128, 128, (5, 3), padding=(2, 1), bias=False), True),
+        (nn.Conv2d(128, 128, 3, padding=1), False),
+        (nn.Conv2d(128, 128, 3, padding="same", bias=False), False),
+        (nn.Conv2d(128, 128, 3, padding=3, bias=False), False),
+        (nn.Conv2d(128, 128, 3, stride=2, bias=False), False),
+        (nn.Conv2d(128, 128, 3, dilation=2, bias=False), False),
+        (nn.Conv2d(128, 128, 3, groups=2, bias=False), False),
+        (nn.Conv2d(128, 128, 3, padding_mode="reflect", bias=False), False),
+        (nn.Conv2d(128, 128, 1, bias=False), False),
+        (nn.Conv2d(64, 128, 3, bias=False), False),
+        (nn.Conv2d(128, 130, 3, bias=False), False),
         (nn.Linear(128, 128), False),
     ],
     ids=str,

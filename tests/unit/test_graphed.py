@@ -91,6 +91,23 @@ def test_each_size_of_what_is_left_over_is_recorded_once_wherever_it_stands(
     assert Pretended.made == 3, "two whole parts, and 64 images left over beside one or both; 128 came up once"
 
 
+def test_padded_batches_lie_in_memory_as_whole_ones_do(net: nn.Module) -> None:
+    layouts = {}
+    whole = images(32).contiguous(memory_format=torch.channels_last)
+    for n in (32, 31, 20, 1):
+        layouts[n] = graphed._padded(whole[:n], torch.Size((32, 3, 2, 2))).stride()
+    assert set(layouts.values()) == {whole.stride()}
+    assert graphed._padded(images(5), torch.Size((32, 3, 2, 2))).is_contiguous()
+
+
+def test_a_size_in_another_layout_is_warmed_up_again(net: nn.Module) -> None:
+    ask = Graphed(net)
+    for _ in range(3):
+        ask(images(32))
+    ask(images(96).contiguous(memory_format=torch.channels_last))
+    assert (Pretended.made, Pretended.warmed_up) == (3, 2), "in either layout once"
+
+
 def test_a_second_backward_of_one_forward_is_right_too(net: nn.Module) -> None:
     ask = Graphed(net)
     x = images(20)

@@ -45,6 +45,7 @@ class Graphed:
         self.net, self.records = net, True
         self._uses: Counter[torch.Size] = Counter()
         self._slots: list[_Slot] = []
+        self._warm: set[tuple[torch.Size, tuple[int, ...]]] = set()
 
     def __call__(self, x: Tensor) -> Tensor:
         """The network's answer."""
@@ -79,8 +80,9 @@ class Graphed:
         try:
             with warnings.catch_warnings():  # torch's own thread says that it makes itself at home on the device
                 warnings.filterwarnings("ignore", "Attempting to run cuBLAS")
-                new = all(x.shape not in other.pairs for other in self._slots)
-                slot.pairs[x.shape] = _Pair(self.net, x, slot.pool, warm_up=new)
+                kind = x.shape, x.stride()
+                slot.pairs[x.shape] = _Pair(self.net, x, slot.pool, warm_up=kind not in self._warm)
+                self._warm.add(kind)
         except RuntimeError as error:
             reason = str(error).split("\n")[0]
             warnings.warn(f"this network cannot be recorded, so attacks ask it eagerly: {reason}", stacklevel=2)
@@ -172,5 +174,11 @@ def _gradient(answer: Tensor, x: Tensor, slope: Tensor) -> Tensor:
 
 
 def _padded(x: Tensor, shape: torch.Size) -> Tensor:
+    """x with its first image again and again behind it, laid out in memory as x is."""
     missing = shape[0] - len(x)
-    return torch.cat((x, x[:1].expand(missing, *x.shape[1:]))) if missing else x
+    return torch.cat((x, x[:1].expand(missing, *x.shape[1:]).clone(memory_format=_layout(x)))) if missing else x
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deat.kernels.mirror import mirrored
+from deat.kernels.mirror import fits, mirrored
 
 BESIDE = "_gradient_is_taken_beside"
 
@@ -107,7 +107,7 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """conv2d, on a GPU forked where the weight learns and `take_beside` was told of it; back by its mirror."""
-    mirror = mirrored(weight)
+    mirror = mirrored(weight) if fits(weight, stride, padding, dilation, groups) else None
     known = hasattr(weight, BESIDE) if weight.requires_grad else mirror is not None
     if not known or not _plays(x, weight, bias, padding):
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)

@@ -25,15 +25,25 @@ def share(weight: Tensor, alias: Tensor) -> Tensor:
     return alias
 
 
-def can_be_mirrored(layer: nn.Module) -> bool:
-    """Whether a layer is a convolution whose gradient by its input is one of the same kind."""
-    if type(layer) is not nn.Conv2d or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+def fits(weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
+    """Whether the gradient by a convolution's input is a convolution of the same kind."""
+    if isinstance(padding, str) or groups != 1:
         return False
-    plain = layer.stride == layer.dilation == (1, 1) and layer.groups == 1
-    sizes = list(zip(layer.kernel_size, layer.padding, strict=True))
+    ones = all(size == 1 for sizes in (stride, dilation) for size in _pair(sizes))
+    return ones and all(pad < size for size, pad in zip(weight.shape[2:], _pair(padding), strict=True))
+
+
+def _pair(sizes: Any) -> tuple[int, ...]:
+    return (sizes, sizes) if isinstance(sizes, int) else tuple(sizes)
+
+
+def can_be_mirrored(layer: nn.Module) -> bool:
+    """Whether a layer is a convolution of many channels that a mirrored weight serves."""
+    if type(layer) is not nn.Conv2d or layer.padding_mode != "zeros" or layer.bias is not None:
+        return False
     channels = layer.in_channels, layer.out_channels
-    many = min(channels) >= CHANNELS and all(count % 8 == 0 for count in channels)
-    return plain and many and all(size > 1 and pad < size for size, pad in sizes)
+    many = min(channels) >= CHANNELS and all(count % 8 == 0 for count in channels) and min(layer.kernel_size) > 1
+    return many and fits(layer.weight, layer.stride, layer.padding, layer.dilation, layer.groups)
 
 
 class Mirrors:

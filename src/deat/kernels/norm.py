@@ -85,10 +85,11 @@ def back(
     """
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
+    if GATHER:
+        _begin(EARLY)
     m, r = _statistics(mean, spread, cols, inside, EPS, not BATCH, ACC)
     w, c = _affine(weight, bias, cols, inside, ACC)
     if GATHER:
-        _begin(EARLY)
         first, second = tl.zeros((BM, BC), ACC), tl.zeros((BM, BC), ACC)
         for start in range(0, rows, BM):
             at, ok = _tile(start, rows, M, C, cols, inside, BM)
