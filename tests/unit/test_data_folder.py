@@ -9,6 +9,7 @@ from PIL import Image
 import deat.data
 from deat.data import ImageSet, LazyImages, archive, decoded
 from deat.data.decode import fit_centre, open_image, to_tensor
+from deat.data.folder import arrange
 from deat.errors import DataError, UsageError
 
 
@@ -32,10 +33,23 @@ def test_a_directory_and_every_kind_of_archive_give_the_same_set(kind, cache, tm
     corpus = load(WRITERS[kind](tmp_path / kind, files), tmp_path / "root", cache=cache)
     assert corpus.train.classes == ("cat", "dog")
     assert corpus.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    for part, name in ((corpus.train, "train/dog/1.png"), (corpus.test, "test/dog/1.png")):
-        assert torch.equal(part.images[4], to_tensor(open_image(files[name], name)))
+    assert torch.equal(corpus.train.images[4], to_tensor(open_image(files["train/dog/1.png"], "")))
+    names = [sorted(files)[i] for i in arrange(tuple(sorted(files))).test[0]]
+    assert torch.equal(corpus.test.images, torch.stack([to_tensor(open_image(files[name], name)) for name in names]))
+    assert corpus.test.labels.tolist() == ["dog" in name for name in names]
     assert (corpus.eps, corpus.pad, corpus.flip) == (8 / 255, 4, True)
     assert cache or not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_first_images_of_a_test_part_are_of_all_classes_and_keep_their_labels(streamed, tmp_path, monkeypatch):
+    if streamed:
+        monkeypatch.setattr(decoded, "decode", lambda *_: None)
+    corpus = load(write_folder(tmp_path / "set", tree(per_class=50)), tmp_path / "root")
+    assert 5 <= int(corpus.test.labels[:20].sum()) <= 15
+    names = arrange(tuple(sorted(tree(per_class=50)))).test
+    assert sorted(names[0].tolist()) == list(range(100))  # "test/..." comes before "train/..."
+    assert [int(member >= 50) for member in names[0]] == names[1].tolist() == corpus.test.labels.tolist()
 
 
 @pytest.mark.parametrize("test", ["test", "val", "valid", "validation"])

@@ -280,3 +280,19 @@ def test_differences_count_beyond_half_a_point_or_two_images(n, allowed):
     assert compare(made(n // 2, n // 2 + allowed)) == []
     assert compare(made(n // 2 + allowed, n // 2)) == []
     assert [flag.name for flag in compare(made(n // 2, n // 2 + allowed + 1))] == ["one_step_wins", "black_box_wins"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "n", "flagged"),
+    [
+        (torch.arange(200) // 20, 100, True),  # five of ten classes
+        (torch.arange(200) // 20, 120, False),
+        (torch.arange(200) // 20, 40, False),  # too few to tell
+        (torch.arange(200) // 20, None, False),  # all of it
+        (torch.arange(200) % 10, 100, False),
+    ],
+)
+def test_the_first_images_of_a_sorted_set_are_no_sample_of_it(labels, n, flagged):
+    x, _ = digits(200)
+    found = evaluate(robust(), (x, labels), threat=THREAT, attacks=["natural"], n=n, sanity=False)
+    assert ("one_sided_sample" in {flag.name for flag in found.flags}) == flagged

@@ -19,12 +19,13 @@ from deat.data.files import Files, Loose, Slices
 from deat.data.imageset import ImageSet
 from deat.data.stream import LazyImages
 from deat.errors import DataError
+from deat.seeding import derive
 
 Part = ImageSet | LazyImages
 
 _TRAIN = "train"
 _TEST = ("test", "val", "valid", "validation")
-_FORMAT = 1
+_FORMAT = 2
 _DEPTH = 4
 
 
@@ -137,7 +138,14 @@ def arrange(names: tuple[str, ...]) -> Layout:
         return _layout([(i, f[0]) for i, f in enumerate(folders) if f], None)
     test = next((part for part in _TEST if part in parts), None)
     inside = {part: [(i, f[1]) for i, f in enumerate(folders) if len(f) > 1 and f[0] == part] for part in parts}
-    return _layout(inside[_TRAIN], inside[test] if test else None)
+    return _layout(inside[_TRAIN], _mixed(names, inside[test]) if test else None)
+
+
+def _mixed(names: tuple[str, ...], found: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Files in an order that owes nothing to their classes: the first images of a test set are a fair sample of it."""
+    known = sorted(found, key=lambda pair: names[pair[0]])
+    generator = torch.Generator().manual_seed(derive(0, "test order"))
+    return [known[i] for i in torch.randperm(len(known), generator=generator).tolist()]
 
 
 def _strip(folders: list[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -47,7 +47,8 @@ def before(model: nn.Module, x: Tensor, y: Tensor) -> list[Flag]:
 
 def compare(found: "Evaluation") -> list[Flag]:
     """Flags about the attacks' results, from the results alone."""
-    return [flag for check in (_invalid, _one_step_wins, _black_box_wins) if (flag := check(found)) is not None]
+    checks = (_invalid, _one_sided_sample, _one_step_wins, _black_box_wins)
+    return [flag for check in checks if (flag := check(found)) is not None]
 
 
 def after(found: "Evaluation", model: nn.Module, threat: ThreatModel, x: Tensor, y: Tensor) -> list[Flag]:
@@ -190,6 +191,18 @@ def _invalid(found: "Evaluation") -> Flag | None:
         "invalid_examples",
         f"examples outside the ball or the box, or not finite ({listed})",
         "They counted as no attack. Repair the attack: what it claims to break, it did not break.",
+    )
+
+
+def _one_sided_sample(found: "Evaluation") -> Flag | None:
+    """The first images of a set that is sorted by class are no sample of it."""
+    shown, classes = len(set(found.labels)), len(found.classes)
+    if not found.settings.get("sample") or len(found.labels) < 10 * classes or 2 * shown > classes:
+        return None
+    return Flag(
+        "one_sided_sample",
+        f"the first {len(found.labels):,} images show {shown} of {classes} classes",
+        "The set is sorted by class. Shuffle it, or judge all of it.",
     )
 
 
