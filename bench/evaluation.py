@@ -64,9 +64,7 @@ def main() -> None:
             cells[name] = CELLS[name](model, x, y)
             print(name, {key: value for key, value in cells[name].items() if key != "verdicts"}, flush=True)
             args.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
-    page = render(result)
-    args.out.with_suffix(".md").write_text(page, encoding="utf-8")
-    print(page)
+            args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
 
 
 def arguments() -> argparse.Namespace:

@@ -64,7 +64,7 @@ def main() -> None:
             result["cells"][name] = measure(name)
             print(name, result["cells"][name], flush=True)
             args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+            args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
 
 
 def measure(name: str) -> Record:

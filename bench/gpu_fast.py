@@ -56,17 +56,24 @@ def main() -> None:
     if unknown := set(args.runs) - set(names):
         parser.error(f"no such run: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     result = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"runs": {}}
-    result["machine"] = {"device": torch.cuda.get_device_name(), **versions()}
     for file in args.take:
-        result["runs"] = json.loads(file.read_text(encoding="utf-8"))["runs"] | result["runs"]
+        taken = json.loads(file.read_text(encoding="utf-8"))
+        result = {**taken, **result, "runs": result["runs"] | taken["runs"]}
     for name in args.runs or names:
         if name not in result["runs"]:
             side, _, seed = name.rpartition("-")
+            result["machine"] = {"device": torch.cuda.get_device_name(), **versions()}
             found = measure(args.data, SIDES[side], int(seed), args.epochs)
             result["runs"][name] = found | (dict.fromkeys(SECONDS) if args.crowded else {})
             print(name, result["runs"][name], flush=True)
-            args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+            write(result, args.out)
+    write(result, args.out)
+
+
+def write(result: Record, out: Path) -> None:
+    """The JSON file, and the page beside it."""
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    out.with_suffix(".md").write_text(render(result), encoding="utf-8")
 
 
 def measure(data: str, side: Record, seed: int, epochs: int | None) -> Record:
