@@ -27,6 +27,41 @@ def test_fused_batch_norm_agrees_with_torch(case: Case) -> None:
     assert max(distance(one, other) for one, other in zip(torchs, ours, strict=True)) < FAR[case.dtype]
 
 
+def recorded_norms(early: bool, replays: int) -> list[torch.Tensor]:
+    """Two batch norms in a row and back, recorded alone, and replayed on images that change every time."""
+    from deat.kernels import normed
+
+    torch.manual_seed(0)
+    x = torch.empty(64, 64, 32, 32, device="cuda", dtype=torch.bfloat16, memory_format=torch.channels_last)
+    dy, columns = torch.randn_like(x), [torch.rand(64, device="cuda") + 0.5 for _ in range(2)]
+    leaf = x.requires_grad_()
+
+    def both() -> tuple[torch.Tensor, ...]:
+        y, _ = normed.norm_relu(leaf, None, None, None, *columns, True, relu=True)
+        z, _ = normed.norm_relu(y, None, None, None, *columns, True)
+        return z, *torch.autograd.grad(z, leaf, dy)
+
+    with pytest.MonkeyPatch.context() as patch, torch.cuda.stream(torch.cuda.Stream()):
+        patch.setattr(normed, "_has_early", lambda device: early)
+        both()
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            found = both()
+        seen = []
+        for _ in range(replays):
+            leaf.data.normal_(mean=float(len(seen)), std=1.0 + len(seen))
+            graph.replay()
+            seen.append(torch.stack([t.detach().float() for t in found]))
+        torch.cuda.synchronize()
+    return seen
+
+
+def test_launches_that_begin_early_read_nothing_too_soon() -> None:
+    for one, other in zip(recorded_norms(True, 50), recorded_norms(False, 50), strict=True):
+        assert distance(other, one) < 1e-2
+
+
 def test_a_small_spread_far_from_zero_keeps_its_variance() -> None:
     from deat.kernels.normed import norm_relu
 
@@ -88,9 +123,12 @@ def test_one_pass_of_a_linf_step_is_the_step() -> None:
     x, grad = torch.rand(7, 3, 9, 9, device="cuda"), torch.randn(7, 3, 9, 9, device="cuda")
     grad[0] = 0
     delta, alpha = 0.1 * torch.rand_like(x) - 0.05, torch.tensor(4 / 255, device="cuda")
-    assert torch.equal(linf_move(x, delta, grad, alpha, eps=8 / 255), Linf(8 / 255).move(x, delta, grad, alpha))
+    moved = Linf(8 / 255).move(x, delta, grad, alpha)
+    assert torch.equal(linf_move(x, delta, grad, alpha, out=torch.empty_like(x), eps=8 / 255), moved)
+    assert torch.equal(linf_move(x, delta, grad, alpha, out=delta, eps=8 / 255), delta)
+    assert torch.equal(delta, moved), "in its place"
     grad[1] = float("nan")
-    assert linf_move(x, delta, grad, alpha, eps=8 / 255)[1].isnan().all()
+    assert linf_move(x, delta, grad, alpha, out=torch.empty_like(x), eps=8 / 255)[1].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

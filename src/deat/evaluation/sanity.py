@@ -195,7 +195,6 @@ def _invalid(found: "Evaluation") -> Flag | None:
 
 
 def _one_sided_sample(found: "Evaluation") -> Flag | None:
-    """The first images of a set that is sorted by class are no sample of it."""
     shown, classes = len(set(found.labels)), len(found.classes)
     if not found.settings.get("sample") or len(found.labels) < 10 * classes or 2 * shown > classes:
         return None

@@ -121,6 +121,13 @@ class Engine:
             return grad * examples
         return torch.nan_to_num(grad * (examples / self.scaler.scale(grad.new_ones(()))), posinf=0.0, neginf=0.0)
 
+    def unscale_into(self, out: Tensor, grad: Tensor, examples: float) -> None:
+        """The same, written where it is to be."""
+        if self.scaler is None:
+            torch.mul(grad, examples, out=out)
+        else:
+            out.copy_(self.unscale(grad, examples))
+
     def is_finite(self, grad: Tensor) -> Tensor | None:
         """Under a scaler, whether a scaled gradient did not overflow, as a device value."""
         return None if self.scaler is None else torch.isfinite(grad).all()

@@ -180,7 +180,7 @@ class Game:
         if delta.grad is None:
             raise UsageError("the loss does not depend on the input: the model detaches or rounds it away.")
         finite = self.engine.is_finite(delta.grad)
-        r.grad.copy_(self.engine.unscale(delta.grad, self.mean_over(r)))
+        self.engine.unscale_into(r.grad, delta.grad, self.mean_over(r))
         r.loss.copy_(loss.detach())
         r.hits.copy_((logits.detach().argmax(1) == r.y).sum())
         if self.probe.move == "joint":
@@ -196,11 +196,12 @@ class Game:
 
     def step_delta(self, r: Round) -> None:
         """Step delta, as a part of a move."""
-        moved = self.runner.move(r.x, r.delta, r.grad, self.alpha)
-        if self.ascent.freeze is not None:
-            self.meter.ascended(r.active)
-            moved = torch.where(spread(r.active, r.x), moved, r.delta)
-        r.delta.copy_(moved)
+        if self.ascent.freeze is None:
+            self.runner.move(r.x, r.delta, r.grad, self.alpha, out=r.delta)
+            return
+        moved = self.runner.move(r.x, r.delta, r.grad, self.alpha, out=torch.empty_like(r.delta))
+        self.meter.ascended(r.active)
+        r.delta.copy_(torch.where(spread(r.active, r.x), moved, r.delta))
 
     def _update(self, r: Round) -> None:
         """Step theta along its accumulated gradient and forget it."""
@@ -258,7 +259,7 @@ class Game:
             logits = self.runner.net(r.x, delta)
             loss = self.ascent.inner(logits, r).mean()
         (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
-        r.grad.copy_(self.engine.unscale(grad, len(r)))
+        self.engine.unscale_into(r.grad, grad, len(r))
         if self.ascent.freeze is not None:
             self.ascent.freeze.update(r, logits.detach(), self.level, self.threat)
 

@@ -20,7 +20,7 @@ from deat.threat import Linf, ThreatModel
 
 Ask = Callable[[Tensor, Tensor], Tensor]
 Judge = Callable[[Tensor, Tensor, Tensor], Outcome]
-Step = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Step = Callable[..., Tensor]
 
 
 class Compiled:
@@ -133,10 +133,12 @@ class Runner:
         logits: Tensor = self._net(x + delta)
         return logits
 
-    def move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: Tensor) -> Tensor:
-        """The next delta."""
+    def move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: Tensor, *, out: Tensor) -> Tensor:
+        """The next delta, written to `out`, which may be delta itself."""
         found = self.compiled
-        return (found if found and found.shape == x.shape else self._threat).move(x, delta, grad, alpha)
+        if found and found.shape == x.shape:
+            return found.move(x, delta, grad, alpha, out=out)
+        return out.copy_(self._threat.move(x, delta, grad, alpha))
 
     def use_compiled(self, wanted: bool) -> None:
         """Compile from the next batch on, or stop doing so; what was recorded is recorded anew."""
@@ -189,7 +191,8 @@ def _quick_move(threat: ThreatModel, engine: Engine) -> Step:
         from deat.kernels.step import linf_move
 
         return partial(linf_move, eps=threat.eps)
-    return torch.compile(threat.move, dynamic=False) if threat.pointwise else threat.move
+    moved = torch.compile(threat.move, dynamic=False) if threat.pointwise else threat.move
+    return lambda x, delta, grad, alpha, *, out: out.copy_(moved(x, delta, grad, alpha))
 
 
 def _learning(objective: nn.Module, halves: Halves | None) -> Judge:

@@ -1,6 +1,5 @@
 """A step of projected gradient ascent in the Linf ball as one pass over the images."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,9 +21,8 @@ def _move(x, delta, grad, alpha, out, n, EPS: tl.constexpr, BLOCK: tl.constexpr)
     tl.store(out + at, moved, mask=ok)
 
 
-def linf_move(x: Tensor, delta: Tensor, grad: Tensor, alpha: Tensor, *, eps: float) -> Tensor:
-    """The next delta; all must lie in memory alike."""
-    out = torch.empty_like(delta)
+def linf_move(x: Tensor, delta: Tensor, grad: Tensor, alpha: Tensor, *, out: Tensor, eps: float) -> Tensor:
+    """The next delta, written to `out`, which may be delta itself; all must lie in memory alike."""
     grid = (-(-x.numel() // BLOCK),)
     _move[grid](x, delta, grad, alpha, out, x.numel(), EPS=eps, BLOCK=BLOCK, num_warps=8)
     return out
