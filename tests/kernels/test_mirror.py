@@ -36,9 +36,9 @@ def test_all_weights_are_mirrored_at_once_and_follow_what_they_mirror(dtype: tor
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize(("side", "padding"), [(3, 0), (3, 1), (3, 2), (5, 2)])
+@pytest.mark.parametrize(("side", "padding"), [(3, 0), (3, 1), (3, (1,)), (3, 2), (5, 2)])
 def test_a_gradient_by_way_of_the_mirror_is_the_gradient(
-    side: int, padding: int, monkeypatch: pytest.MonkeyPatch
+    side: int, padding: int | tuple[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forked, "_on_gpu", lambda x: True)
     monkeypatch.setattr(forked, "_gradient", None)
@@ -54,7 +54,16 @@ def test_a_gradient_by_way_of_the_mirror_is_the_gradient(
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
-    "how", [{"stride": 2}, {"dilation": 2}, {"padding": 3}, {"padding": "same"}, {"groups": 2}], ids=str
+    "how",
+    [
+        {"stride": (1,), "padding": (1,)},
+        {"stride": 2},
+        {"dilation": 2},
+        {"padding": 3},
+        {"padding": "same"},
+        {"groups": 2},
+    ],
+    ids=str,
 )
 def test_a_weight_that_is_used_in_another_way_than_its_layer_does_goes_without_its_mirror(
     how: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -90,6 +90,68 @@ def test_weights_that_are_stepped_with_their_halves_end_as_those_that_are_halved
     assert all(torch.allclose(one, other, atol=1e-3) for one, other in zip(*ends, strict=True))
 
 
+@pytest.mark.parametrize("large", [100, 10**9])
+def test_halves_are_the_weights_after_every_step_and_keep_no_gradient(
+    large: int, as_on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr("deat.kernels.descent.LARGE", large)  # by the kernel, or all by what steps small weights
+    trainer = trainer_of("free-4", "compile")
+    trainer.optimizer.param_groups[0]["weight_decay"] = 5.0  # so that weights move a lot
+    stepped, seen = trainer.game.runner.stepped, []
+
+    def check() -> None:
+        stepped()
+        assert trainer.game.runner.following()
+        copies = trainer.game.runner.compiled.halves.copies  # type: ignore[union-attr]
+        seen.append(all(torch.allclose(half.float(), p, rtol=2**-7) for p, half in copies.items()))
+        assert all(half.grad is None for half in copies.values())
+
+    trainer.game.runner.stepped = check  # type: ignore[method-assign]
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.run_epoch()
+    assert len(seen) == 8
+    assert all(seen)
+    put_back = {tensor.data_ptr() for tensor in trainer.game.changing()}  # after a recording's warm-up
+    assert put_back >= {half.data_ptr() for half in trainer.game.runner.compiled.halves.copies.values()}  # type: ignore[union-attr]
+    assert any((p - q).abs().max() > 0.02 for p, q in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_gradients_that_are_forgotten_are_those_of_halves_too(as_on_a_gpu: list[str]) -> None:
+    torch._dynamo.reset()
+    trainer = trainer_of("pgd-2", "compile")
+    trainer.run_epoch()
+    game = trainer.game
+    r = next(iter(game._rounds.values()))
+    game.runner.ready(r)
+    game.take_both_gradients(r)
+    copies = game.runner.compiled.halves.copies.values()  # type: ignore[union-attr]
+    assert all(half.grad is not None for half in copies)
+    game.forget_gradients()
+    assert all(half.grad is None for half in copies)
+
+
+@pytest.mark.parametrize("when", ["before", "later"])
+def test_whoever_watches_the_optimisers_steps_sees_every_gradient(when: str, as_on_a_gpu: list[str]) -> None:
+    torch._dynamo.reset()
+    trainer, seen = trainer_of("pgd-2", "compile"), []
+
+    def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        seen.append(all(p.grad is not None for group in optimizer.param_groups for p in group["params"]))
+
+    if when == "before":
+        trainer.optimizer.register_step_pre_hook(look)
+    trainer.run_epoch()
+    if when == "later":
+        assert trainer.game.runner.following()
+        trainer.optimizer.register_step_pre_hook(look)
+    trainer.run_epoch()
+    assert seen
+    assert all(seen)
+    assert trainer.game.runner.compiled is not None
+    assert not trainer.game.runner.following()
+
+
 @pytest.mark.parametrize("method", ["pgd-2", "free-4"])
 def test_mirrored_weights_follow_the_weights_while_it_trains(
     method: str, as_on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+import deat
 from deat.evaluation.evaluation import load_evaluation
 from deat.evaluation.packing import pack_bits, pack_labels, unpack_bits, unpack_labels
 from deat.report.collect import collect_run
@@ -57,3 +58,5 @@ def test_a_file_that_was_tampered_with_is_refused_and_fills_no_memory(bad: dict[
     (folder / "evaluation.json").write_text(json.dumps(told))
     with pytest.raises(DataError, match="did not write"):
         collect_run(folder)
+    with pytest.raises(DataError, match=r"evaluation\.json' is not an evaluation\.json that deat wrote"):
+        deat.load_evaluation(str(folder / "evaluation.json"))

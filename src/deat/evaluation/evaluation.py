@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from deat.errors import DataError
 from deat.evaluation.intervals import wilson
 from deat.evaluation.judge import Ruling
 from deat.evaluation.packing import pack_bits, pack_labels, unpack_bits, unpack_labels
@@ -122,8 +123,16 @@ class Evaluation:
         write_json(path, self.as_json())
 
 
-def load_evaluation(path: Path) -> Evaluation:
+def load_evaluation(path: str | Path) -> Evaluation:
     """An Evaluation read back from its evaluation.json."""
+    try:
+        return read_evaluation(Path(path))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{str(path)!r} is not an evaluation.json that deat wrote ({error!r}).") from None
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """The same, with whatever reading a damaged file raises."""
     found = json.loads(path.read_text(encoding="utf-8"))
     results = [AttackResult(**{**r, "correct": unpack_bits(r["correct"])}) for r in found["attacks"]]
     flags = [Flag(**flag) for flag in found["flags"]]

@@ -130,6 +130,7 @@ class Game:
         self._count_joint()
         if self.engine.records and not self.holds_gradients:
             self._hold_gradients()
+        self.runner.ready(r)
         with apart(self.objective):
             self._play("accumulate", partial(self._accumulated, move), r)
 

@@ -67,8 +67,8 @@ class Runner:
         self._learning, self._follows = self._who_learns(), False
 
     def open(self, r: Round) -> None:
-        """A round begins. Layers may have been frozen since the last one, which nothing that was made before knows."""
-        if self._learning != (learning := self._who_learns()):
+        """A round begins. Layers may have been frozen since, or steps be watched, which nothing made before knows."""
+        if self._learning != (learning := self._who_learns()) or (self._follows and self._is_watched()):
             self._learning = learning
             self.use_compiled(self.engine.compiles)
         if self.engine.compiles and self.compiled is None:
@@ -147,6 +147,9 @@ class Runner:
         self._tell_optimizer(False)
         self.forget()
 
+    def _is_watched(self) -> bool:
+        return bool(getattr(self._optimizer, "is_watched", False))
+
     def _who_learns(self) -> list[bool]:
         return [p.requires_grad for p in self._net.parameters()]
 
@@ -154,7 +157,8 @@ class Runner:
         """Whether to compile its step, if it is one that can, and to step halved weights with the others."""
         if use := getattr(self._optimizer, "use_compiled", None):
             use(wanted)
-        halves = self.compiled.halves if self.compiled and self._alone and self.engine.scaler is None else None
+        may = self._alone and self.engine.scaler is None and not self._is_watched()
+        halves = self.compiled.halves if self.compiled and may else None
         if follow := getattr(self._optimizer, "follow", None):
             self._follows = halves is not None
             follow(halves.copies if halves else {})

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deat.kernels.mirror import fits, mirrored
+from deat.kernels.mirror import fits, mirrored, pair
 
 BESIDE = "_gradient_is_taken_beside"
 
@@ -111,7 +111,7 @@ def conv2d(
     known = hasattr(weight, BESIDE) if weight.requires_grad else mirror is not None
     if not known or not _plays(x, weight, bias, padding):
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    pairs = [[v, v] if isinstance(v, int) else list(v) for v in (stride, padding, dilation)]
+    pairs = [list(pair(sizes)) for sizes in (stride, padding, dilation)]
     out: Tensor = ForkedConv.apply(x, weight, mirror, *pairs, groups)  # type: ignore[no-untyped-call]
     return out
 

@@ -29,12 +29,14 @@ def fits(weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) 
     """Whether the gradient by a convolution's input is a convolution of the same kind."""
     if isinstance(padding, str) or groups != 1:
         return False
-    ones = all(size == 1 for sizes in (stride, dilation) for size in _pair(sizes))
-    return ones and all(pad < size for size, pad in zip(weight.shape[2:], _pair(padding), strict=True))
+    ones = all(size == 1 for sizes in (stride, dilation) for size in pair(sizes))
+    return ones and all(pad < size for size, pad in zip(weight.shape[2:], pair(padding), strict=True))
 
 
-def _pair(sizes: Any) -> tuple[int, ...]:
-    return (sizes, sizes) if isinstance(sizes, int) else tuple(sizes)
+def pair(sizes: Any) -> tuple[int, int]:
+    """A convolution's size by height and width; torch takes one number for both, also in a list of its own."""
+    held = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+    return held[0], held[-1]
 
 
 def can_be_mirrored(layer: nn.Module) -> bool:

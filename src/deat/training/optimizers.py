@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from deat.errors import UsageError
 from deat.kernels import has_triton
@@ -51,6 +52,18 @@ class DeviceSGD(torch.optim.Optimizer):
     def follow(self, copies: dict[Tensor, Tensor]) -> None:
         """Step copies of some weights with them; where a weight has no gradient, its copy's serves."""
         self._copies = copies
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks at weights and their gradients before or after a step: then copies cannot follow."""
+        own = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks
+        return any(map(bool, (*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, those of copies too."""
+        super().zero_grad(set_to_none)
+        for copy in self._copies.values():
+            copy.grad = None
 
     @torch.no_grad()
     def step(self, closure: None = None, skip: Tensor | None = None) -> None:  # type: ignore[override]
