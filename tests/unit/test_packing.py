@@ -56,7 +56,7 @@ def test_a_file_that_was_tampered_with_is_refused_and_fills_no_memory(bad: dict[
     else:
         told |= bad
     (folder / "evaluation.json").write_text(json.dumps(told))
-    with pytest.raises(DataError, match="did not write"):
+    with pytest.raises(DataError, match="deat wrote"):
         collect_run(folder)
     with pytest.raises(DataError, match=r"evaluation\.json' is not an evaluation\.json that deat wrote"):
         deat.load_evaluation(str(folder / "evaluation.json"))

@@ -274,7 +274,7 @@ def test_folders_and_rows_that_are_not_there_are_refused_by_name(tmp_path):
     with pytest.raises(UsageError, match=r"unknown row 'm\+deta'.*'m\+deat'"):
         sheet(gather([str(run)]), "m+deta")
     (run / "evaluation.json").write_text("{}")
-    with pytest.raises(DataError, match="holds records that deat did not write"):
+    with pytest.raises(DataError, match=r"evaluation\.json that deat wrote"):
         gather([str(run)])
 
 

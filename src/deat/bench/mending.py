@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from deat.errors import DeatError
-from deat.evaluation.evaluation import read_evaluation
+from deat.evaluation.evaluation import load_evaluation
 from deat.live import say_aside
 from deat.report.collect import BESIDE, EVALUATION, collect_run
 
@@ -34,6 +34,6 @@ def damaged(path: Path) -> list[Path]:
 
 def _is_evaluation(file: Path) -> bool:
     try:
-        return bool(read_evaluation(file).as_json())
-    except UNREADABLE:
+        return bool(load_evaluation(file).as_json())
+    except (DeatError, *UNREADABLE):
         return False

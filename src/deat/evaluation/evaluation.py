@@ -126,14 +126,12 @@ class Evaluation:
 def load_evaluation(path: str | Path) -> Evaluation:
     """An Evaluation read back from its evaluation.json."""
     try:
-        return read_evaluation(Path(path))
+        return _read(json.loads(Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{str(path)!r} is not an evaluation.json that deat wrote ({error!r}).") from None
+        raise DataError(f"{str(path)!r} is not an evaluation.json that deat wrote ({error!r}). Leave it out.") from None
 
 
-def read_evaluation(path: Path) -> Evaluation:
-    """The same, with whatever reading a damaged file raises."""
-    found = json.loads(path.read_text(encoding="utf-8"))
+def _read(found: Any) -> Evaluation:
     results = [AttackResult(**{**r, "correct": unpack_bits(r["correct"])}) for r in found["attacks"]]
     flags = [Flag(**flag) for flag in found["flags"]]
     labels = unpack_labels(found["labels"], len(results[0].correct) if results else 0)

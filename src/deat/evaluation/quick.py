@@ -56,7 +56,8 @@ class Quick(nn.Module):
         self.twin = copy.deepcopy(net).requires_grad_(False).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
         self.precision, self.compiled = precision, compiled
         self._cast_weights()
-        self._mirrors = self._mirrored() if compiled and has_triton() else None
+        layers = [module for module in self.twin.modules() if compiled and has_triton() and can_be_mirrored(module)]
+        self._mirrors = Mirrors([module.weight for module in layers])
         self.ask = Graphed(self._compiled() if compiled else self._answer)
         self._exact = (exact,)  # not a submodule: its modes are its own
         self.forwards = self.backwards = 0
@@ -92,12 +93,6 @@ class Quick(nn.Module):
         for module in self.twin.modules():
             if type(module) in (nn.Conv2d, nn.Linear) and self.precision in DTYPES:
                 module.to(DTYPES[self.precision])
-
-    def _mirrored(self) -> Mirrors:
-        """What the backward of its convolutions goes by."""
-        layers = [module for module in self.twin.modules() if can_be_mirrored(module)]
-        types = {module.weight.dtype for module in layers}
-        return Mirrors([module.weight for module in layers if len(types) == 1])
 
     def _compiled(self) -> Net:
         """The twin compiled once for every length of batch, its batch norms by our own kernels."""

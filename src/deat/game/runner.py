@@ -97,27 +97,31 @@ class Runner:
 
     def ready(self, r: Round) -> None:
         """A move that asks the network comes next: halve the weights, unless that was done since they changed."""
-        if self.compiled and self.compiled.halves and self.compiled.shape == r.x.shape:
-            self.compiled.halves.cast()
+        if self.compiled and self._halves and self.compiled.shape == r.x.shape:
+            self._halves.cast()
 
     def moved(self, by_optimizer: bool = False) -> None:
         """The weights have changed, or may have; an optimiser that follows has changed halved ones with them."""
-        if self.compiled and self.compiled.halves and not (by_optimizer and self._follows):
-            self.compiled.halves.fresh = False
+        if self._halves and not (by_optimizer and self._follows):
+            self._halves.fresh = False
 
     def stepped(self) -> None:
         """The optimiser has stepped: where it has stepped halved weights too, their mirrors follow."""
-        if self._follows and self.compiled and self.compiled.halves:
-            self.compiled.halves.mirror()
+        if self._follows and self._halves:
+            self._halves.mirror()
 
     def hand_back(self, *, keep: bool = False) -> None:
         """Gradients that were taken by halved weights become the weights' own; or stay, if the optimiser takes them."""
-        if self.compiled and self.compiled.halves:
-            self.compiled.halves.hand_back(keep=keep and self._follows)
+        if self._halves:
+            self._halves.hand_back(keep=keep and self._follows)
 
     def following(self) -> list[Tensor]:
         """What changes with the weights."""
-        return self.compiled.halves.tensors() if self._follows and self.compiled and self.compiled.halves else []
+        return self._halves.tensors() if self._follows and self._halves else []
+
+    @property
+    def _halves(self) -> Halves | None:
+        return self.compiled.halves if self.compiled else None
 
     def objective(self, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
         """The objective's outcome on a batch."""
@@ -158,7 +162,7 @@ class Runner:
         if use := getattr(self._optimizer, "use_compiled", None):
             use(wanted)
         may = self._alone and self.engine.scaler is None and not self._is_watched()
-        halves = self.compiled.halves if self.compiled and may else None
+        halves = self._halves if may else None
         if follow := getattr(self._optimizer, "follow", None):
             self._follows = halves is not None
             follow(halves.copies if halves else {})

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deat.kernels.mirror import fits, mirrored, pair
+from deat.kernels.mirror import fits, mirrored
+from deat.kernels.sizes import pair
 
 BESIDE = "_gradient_is_taken_beside"
 

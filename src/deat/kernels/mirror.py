@@ -1,7 +1,7 @@
 """Mirrored weights: with them the gradient by a convolution's input is a convolution itself.
 
-cuDNN's own way to that gradient is the slower one where channels are many, and blanks its workspace in a launch of its
-own. A mirrored weight is turned by 180 degrees, its inputs and outputs exchanged.
+A mirrored weight is turned by 180 degrees, its inputs and outputs exchanged. cuDNN's own way to that gradient blanks
+its workspace in a launch of its own.
 """
 
 from typing import Any
@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deat.kernels.sizes import is_plain, pair
+
 MIRROR = "_mirrored"
 CHANNELS = 128
-"""From how many channels on, in and out, a mirrored weight pays."""
+"""From how many channels on, in and out, a mirrored weight is taken to pay: a guess that nobody measured."""
 
 
 def mirrored(weight: Tensor) -> Tensor | None:
@@ -27,16 +29,9 @@ def share(weight: Tensor, alias: Tensor) -> Tensor:
 
 def fits(weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> bool:
     """Whether the gradient by a convolution's input is a convolution of the same kind."""
-    if isinstance(padding, str) or groups != 1:
+    if isinstance(padding, str) or not is_plain(stride, dilation, groups):
         return False
-    ones = all(size == 1 for sizes in (stride, dilation) for size in pair(sizes))
-    return ones and all(pad < size for size, pad in zip(weight.shape[2:], pair(padding), strict=True))
-
-
-def pair(sizes: Any) -> tuple[int, int]:
-    """A convolution's size by height and width; torch takes one number for both, also in a list of its own."""
-    held = (sizes,) if isinstance(sizes, int) else tuple(sizes)
-    return held[0], held[-1]
+    return all(pad < size for size, pad in zip(weight.shape[2:], pair(padding), strict=True))
 
 
 def can_be_mirrored(layer: nn.Module) -> bool:
@@ -49,10 +44,11 @@ def can_be_mirrored(layer: nn.Module) -> bool:
 
 
 class Mirrors:
-    """Mirrored copies of some weights of one type, those that are channels last; one launch makes them all anew."""
+    """Mirrored copies of those weights that are channels last and of the first one's type; one launch renews them."""
 
     def __init__(self, weights: list[Tensor]) -> None:
-        self._weights = [w for w in weights if w.is_contiguous(memory_format=torch.channels_last)]
+        alike = [w for w in weights if w.dtype == weights[0].dtype]
+        self._weights = [w for w in alike if w.is_contiguous(memory_format=torch.channels_last)]
         self.copies = [_blank_mirror(weight) for weight in self._weights]
         self._table: Any = None
         for weight, copy in zip(self._weights, self.copies, strict=True):

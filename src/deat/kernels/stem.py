@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deat.kernels.sizes import is_plain, pair
+
 CHANNELS = 8
 """From how many channels on a GPU's matrix units take half-precision images; below, cuDNN does without them."""
 HALVES = (torch.bfloat16, torch.float16)
@@ -28,8 +30,8 @@ def conv2d_of_few(
     """conv2d of x, or of (x - shift) / scale; on a GPU in half precision our own, or with channels of zeros added."""
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     half = _on_gpu(x) and dtype in HALVES and weight.shape[1] == x.shape[1]
-    pads = _pads(padding)
-    if half and pads and _is_plain(stride, dilation, groups) and serves(x, weight, bias, pads):
+    pads = None if isinstance(padding, str) else pair(padding)
+    if half and pads and is_plain(stride, dilation, groups) and serves(x, weight, bias, pads):
         y: Tensor = Direct.apply(x, weight, bias, pads, dtype, shift, scale)  # type: ignore[no-untyped-call]
         return y
     if half and x.numel() // x.shape[1] * CHANNELS < 2**31:  # the kernel counts in 32 bits
@@ -41,20 +43,6 @@ def conv2d_of_few(
 
 def _on_gpu(x: Tensor) -> bool:
     return x.is_cuda
-
-
-def _pads(padding: Any) -> Size | None:
-    """Padding by height and width, unless it goes by a name."""
-    if isinstance(padding, str):
-        return None
-    pads = (padding,) if isinstance(padding, int) else tuple(padding)
-    return pads[0], pads[-1]
-
-
-def _is_plain(stride: Any, dilation: Any, groups: int) -> bool:
-    """Whether the kernel moves by one pixel, is dense, and sees every channel."""
-    ones = all(size == 1 for sizes in (stride, dilation) for size in ([sizes] if isinstance(sizes, int) else sizes))
-    return ones and groups == 1
 
 
 def serves(x: Tensor, weight: Tensor, bias: Tensor | None, pads: Size) -> bool:

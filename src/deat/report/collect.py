@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from deat.errors import DataError, DeatError
-from deat.evaluation.evaluation import Evaluation, read_evaluation
+from deat.evaluation.evaluation import Evaluation, load_evaluation
 from deat.report.summary import Score
 from deat.training.folder import HISTORY, RUN, TIMING
 from deat.training.history import EpochStats, read
@@ -183,8 +183,8 @@ def _collect_run(path: Path, seed: int | None, about: dict[str, Any]) -> OneRun:
     record = _json(path / RUN) if (path / RUN).is_file() else None
     history = read(path / HISTORY) if (path / HISTORY).is_file() else []
     own = _seed(record) if (path / RUN).is_file() else 0
-    main = read_evaluation(path / EVALUATION) if (path / EVALUATION).is_file() else None
-    beside = {key: read_evaluation(path / name) for key, name in BESIDE.items() if (path / name).is_file()}
+    main = load_evaluation(path / EVALUATION) if (path / EVALUATION).is_file() else None
+    beside = {key: load_evaluation(path / name) for key, name in BESIDE.items() if (path / name).is_file()}
     return OneRun(
         own if seed is None else seed,
         path,
