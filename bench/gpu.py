@@ -122,7 +122,7 @@ def summary(seconds: float, warm: float, batches: int, backprops: int, size: int
         "images_per_second": round(batches * size / seconds),
         "tflops": round(batches * flops / seconds / 1e12, 1),
         "peak_memory_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
-        "warm_up_seconds": round(warm - seconds, 1),
+        "warm_up_seconds": round(max(0.0, warm - seconds), 1),
         "backprops_per_batch": backprops,
     }
 

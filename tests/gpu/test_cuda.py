@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,26 @@ def test_recordings_do_not_grow_while_k_and_momentum_change() -> None:
     assert counts[1] == counts[2] == counts[3]
     momentum = trainer.optimizer.param_groups[0]["momentum"]
     assert float(momentum) == pytest.approx(trainer.steering.rate.at(11, 12)[1])
+
+
+def test_moves_are_recorded_while_another_thread_pins_memory() -> None:
+    kept, done = [], threading.Event()
+
+    def pin() -> None:
+        while not done.is_set():
+            kept.append(torch.empty(4096).pin_memory())  # kept, so that none can be had again
+
+    thread = threading.Thread(target=pin)
+    thread.start()
+    try:
+        trainer = make_trainer("m+deat", "bf16", engine="graph")
+        with trainer.session():
+            trainer.run_epoch()
+    finally:
+        done.set()
+        thread.join()
+    assert trainer.game.runner.recorder, "it runs eagerly"
+    assert len(kept) > 10
 
 
 def test_an_fp16_step_that_overflows_is_skipped_and_counted() -> None:

@@ -87,7 +87,7 @@ def test_whole_parts_and_what_is_left_over_are_recorded_by_a_compiled_twin() -> 
         slope(
             quick, torch.rand(2 * 1024 + 784, 3, 32, 32, device="cuda")
         )  # what is left over is padded to a whole part
-    assert quick.compiled
+    assert quick.twin.compiled
     assert quick.ask.records
     assert quick.ask.recordings() == 3
 

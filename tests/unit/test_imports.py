@@ -14,7 +14,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 LONGEST_FILE, LONGEST_FUNCTION = 320, 60
 
 LINE: list[tuple[str, ...]] = [
-    ("errors", "seeding", "loading", "modes", "ranks", "versions", "writing", "plain", "paths"),
+    ("errors", "seeding", "loading", "modes", "ranks", "versions", "writing", "plain", "paths", "recording"),
     ("numbers", "tensorfile", "interruption", "kernels"),
     ("threat", "game.losses"),
     ("game.round", "game.scaler"),
@@ -56,8 +56,9 @@ ONLY: dict[str, tuple[str, ...]] = {
     "writing": (),
     "plain": (),
     "paths": (),
+    "recording": (),
     "evaluation": (
-        *("errors", "seeding", "modes", "ranks", "versions", "writing"),
+        *("errors", "seeding", "modes", "ranks", "versions", "writing", "recording"),
         *("kernels", "threat", "game.losses", "models", "data"),
     ),
 }

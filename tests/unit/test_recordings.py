@@ -1,5 +1,7 @@
 """What cannot be recorded, compiled or differentiated is asked all the same."""
 
+import gc
+import weakref
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
 from deat.evaluation import graphed
+from deat.evaluation import quick as quick_twins
 from deat.evaluation.graphed import EAGER, Graphed
 from deat.evaluation.quick import Quick
 
@@ -44,7 +47,7 @@ def idle_device(monkeypatch: pytest.MonkeyPatch, no_pools: None) -> None:
     for name in ("Stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool=None: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **named: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
 
 
@@ -85,4 +88,23 @@ def test_a_twin_that_cannot_be_compiled_answers_as_it_is(monkeypatch: pytest.Mon
     quick = Quick(net, net, "fp32", compiled=True)
     with pytest.warns(UserWarning, match="cannot be compiled.*no such operation"):
         assert torch.allclose(quick(x), net(x))
-    assert not quick.compiled
+    assert not quick.twin.compiled
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")  # of torch's compiler
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_twin_and_its_recordings_go_with_the_last_who_holds_them(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quick_twins, "has_triton", lambda: True)
+    monkeypatch.setattr(quick_twins, "fused", lambda graph, inputs: graph.forward)
+    net, x = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval(), torch.rand(4, 3, 2, 2, requires_grad=True)
+    quick = Quick(net, net, "bf16", compiled)
+    torch.autograd.grad(quick(x).sum(), x)
+    held = [weakref.ref(one) for one in (quick, quick.ask, quick.twin)]
+    gc.disable()  # which asks how many objects there are, not how much of a GPU's memory they hold
+    try:
+        del quick
+        assert not any(one() for one in held)
+    finally:
+        gc.enable()

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deat.recording import recording
+
 EAGER = 1
 """How often a size comes up before it is worth a recording."""
 SMALLEST, LARGEST = 32, 1024
@@ -116,10 +118,10 @@ class _Pair:
             if warm_up:
                 self._warm_up(net)
             self.forth, self.back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.forth, pool=pool):
+            with recording(self.forth, pool):
                 answer = net(self.x)
             self.slope = torch.zeros_like(answer)
-            with torch.cuda.graph(self.back, pool=pool):
+            with recording(self.back, pool):
                 self.grad = _gradient(answer, self.x, self.slope)
         self.answer = answer.detach()
 

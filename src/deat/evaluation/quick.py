@@ -48,17 +48,62 @@ def choose_quick(wanted: str, device: torch.device) -> str:
     return ("fp16" if device.type == "cuda" else "fp32") if wanted == "auto" else wanted
 
 
+class Twin(nn.Module):
+    """A copy of a network in another precision, which answers in float32.
+
+    It knows nobody who asks it, so recordings of it and their memory go as soon as nobody holds them.
+    """
+
+    def __init__(self, net: nn.Module, precision: str, compiled: bool) -> None:
+        super().__init__()
+        self.net = copy.deepcopy(net).requires_grad_(False).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+        self.precision, self.compiled = precision, compiled
+        self._cast_weights()
+        layers = [module for module in self.net.modules() if compiled and has_triton() and can_be_mirrored(module)]
+        self._mirrors = Mirrors([module.weight for module in layers])
+
+    def _cast_weights(self) -> None:
+        """Plain layers hold their weights as autocast would cast them, in every call."""
+        for module in self.net.modules():
+            if type(module) in (nn.Conv2d, nn.Linear) and self.precision in DTYPES:
+                module.to(DTYPES[self.precision])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        with self._autocast(x):
+            logits: Tensor = self.net(x)
+        return logits.float()
+
+    def _autocast(self, x: Tensor) -> AbstractContextManager[Any]:
+        dtype = DTYPES.get(self.precision)
+        return torch.autocast(x.device.type, dtype=dtype, cache_enabled=False) if dtype else nullcontext()
+
+
+def _compiled(twin: Twin) -> Net:
+    """A twin compiled once for every length of batch, its batch norms by our own kernels."""
+    compiled: Net = torch.compile(twin, backend=fused if has_triton() else "inductor")
+
+    def call(x: Tensor) -> Tensor:
+        torch._dynamo.mark_dynamic(x, 0)
+        try:
+            return compiled(x) if twin.compiled else twin(x)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(error).split("\n")[0]
+            warnings.warn(f"this network cannot be compiled, so it runs as it is: {reason}", stacklevel=2)
+            twin.compiled = False
+            logits: Tensor = twin(x)
+            return logits
+
+    return call
+
+
 class Quick(nn.Module):
     """The twin of an exact model: called like it, and differentiable by its input alone."""
 
     def __init__(self, net: nn.Module, exact: nn.Module, precision: str, compiled: bool = False) -> None:
         super().__init__()
-        self.twin = copy.deepcopy(net).requires_grad_(False).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
-        self.precision, self.compiled = precision, compiled
-        self._cast_weights()
-        layers = [module for module in self.twin.modules() if compiled and has_triton() and can_be_mirrored(module)]
-        self._mirrors = Mirrors([module.weight for module in layers])
-        self.ask = Graphed(self._compiled() if compiled else self._answer)
+        self.twin = Twin(net, precision, compiled)
+        self.ask = Graphed(_compiled(self.twin) if compiled else self.twin)
         self._exact = (exact,)  # not a submodule: its modes are its own
         self.forwards = self.backwards = 0
 
@@ -88,33 +133,6 @@ class Quick(nn.Module):
         classes: Tensor = self.exact(full).argmax(1)
         return classes[: len(x)]
 
-    def _cast_weights(self) -> None:
-        """Plain layers hold their weights as autocast would cast them, in every call."""
-        for module in self.twin.modules():
-            if type(module) in (nn.Conv2d, nn.Linear) and self.precision in DTYPES:
-                module.to(DTYPES[self.precision])
-
-    def _compiled(self) -> Net:
-        """The twin compiled once for every length of batch, its batch norms by our own kernels."""
-        compiled: Net = torch.compile(self._answer, backend=fused if has_triton() else "inductor")
-
-        def call(x: Tensor) -> Tensor:
-            torch._dynamo.mark_dynamic(x, 0)
-            try:
-                return compiled(x) if self.compiled else self._answer(x)
-            except torch._dynamo.exc.TorchDynamoException as error:
-                reason = str(error).split("\n")[0]
-                warnings.warn(f"this network cannot be compiled, so it runs as it is: {reason}", stacklevel=2)
-                self.compiled = False
-                return self._answer(x)
-
-        return call
-
-    def _answer(self, x: Tensor) -> Tensor:
-        with self._autocast(x):
-            logits: Tensor = self.twin(x)
-        return logits.float()
-
     def agrees(self, x: Tensor) -> bool:
         """Whether its logits are close enough to the exact model's for its gradients to be of use."""
         with torch.no_grad():
@@ -122,14 +140,10 @@ class Quick(nn.Module):
         distance = float((found - exact).norm() / exact.norm().clamp_min(1e-12))
         if not distance <= AGREE:
             warnings.warn(
-                f"in {self.precision} the model's logits differ by {distance:.0%}, so attacks run in float32.",
+                f"in {self.twin.precision} the model's logits differ by {distance:.0%}, so attacks run in float32.",
                 stacklevel=2,
             )
         return distance <= AGREE
-
-    def _autocast(self, x: Tensor) -> AbstractContextManager[Any]:
-        dtype = DTYPES.get(self.precision)
-        return torch.autocast(x.device.type, dtype=dtype, cache_enabled=False) if dtype else nullcontext()
 
     def _passed_back(self, grad: Tensor) -> None:
         self.backwards += len(grad)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deat.game.round import Round
+from deat.recording import recording
 
 Move = Callable[[Round], None]
 WARM_UP = 3
@@ -50,7 +51,7 @@ class Recorder:
             for _ in range(WARM_UP):
                 move(r)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with recording(graph):
             move(r)
         return graph
 
