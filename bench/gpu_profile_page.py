@@ -16,7 +16,8 @@ def render(result: Record) -> str:
         f"`python bench/gpu_profile.py --out docs/results/profile.json` on {machine['device']},",
         f"torch {machine['torch']}. PreAct-ResNet 18, batches of 128, bf16; a recorded move replayed alone, so without",
         "data and augmentation. Microseconds by what a kernel is for;",
-        '"gaps" is what is left of the move\'s time; kernels of two streams overlap and may add up to more.',
+        '"gaps" is what is left of the move\'s time; kernels that overlap add up to more than it. Input gradients that',
+        "go through mirrored weights are forward convolutions.",
         "",
         "| | " + " | ".join(moves) + " |",
         "|---" * (len(moves) + 1) + "|",
@@ -52,7 +53,9 @@ def draw(result: Record, out: Path) -> None:
         widths = [(gaps(m) if kind == "gaps" else m["kinds"].get(kind, 0)) / 1000 for m in moves.values()]
         axes.barh(list(moves), widths, left=left, label=kind)
         left = [a + b for a, b in zip(left, widths, strict=True)]
+    times = [move["ms"] for move in moves.values()]
+    axes.scatter(times, list(moves), marker="|", s=900, color="black", zorder=3, label="the move's end: kernels overlap")
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncol=2, frameon=False, fontsize=8)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncol=2, frameon=False, fontsize=8, markerscale=0.25)
     figure.savefig(out, bbox_inches="tight", metadata={"Date": None})

@@ -19,8 +19,9 @@ from deat.kernels.fuse import fused
 from deat.kernels.mirror import Mirrors, can_be_mirrored
 
 ENGINES = ("auto", "graph", "compile")
-WORTH_COMPILING = 4_000_000
-"""Image passes from which a compiled twin is taken to earn back its compilation: a guess, not a measurement."""
+WORTH_COMPILING = 3_000_000
+"""Image passes from which a compiled twin earns back its compilation: ten seconds the first time, and it saves five in
+1.4 million of them (docs/results/evaluation.md)."""
 PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 AGREE = 0.05

@@ -1,12 +1,11 @@
 """When compiling pays: the engine's choice, made from what an epoch of this very run took.
 
-Recording a network takes seconds, compiling it far longer; what compiling brings is about a sixth of each backprop
-(docs/results/speed.md). So training begins recorded, or eagerly where that cannot be. Once an epoch's pace is known,
-it is compiled if the backprops that are left would earn the wait back, and goes back to recorded moves if the next
-epoch shows that they do not.
+Recording a network takes a second, compiling it longer. So training begins recorded, or eagerly where that cannot be.
+Once an epoch's pace is known, it is compiled if the backprops that are left would earn the wait back, and goes back to
+recorded moves if the next epoch shows that they do not.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import nn
 
@@ -15,10 +14,24 @@ from deat.training.history import EpochTiming
 if TYPE_CHECKING:
     from deat.training.trainer import Trainer
 
-GAIN = 0.15
-"""The share of a recorded backprop that compiling is expected to save."""
-SECONDS_A_LAYER = 1.0
-"""How long compiling is taken to last, for each layer with parameters: a guess that nobody measured."""
+
+class Deal(NamedTuple):
+    """What compiling is expected to save, as a share of a recorded backprop, and to cost, in seconds."""
+
+    gain: float
+    once: float
+    a_layer: float
+
+    def seconds(self, model: nn.Module) -> float:
+        """About how long a network takes."""
+        layers = sum(any(True for _ in m.parameters(recurse=False)) for m in model.modules())
+        return self.once + self.a_layer * layers
+
+
+OURS = Deal(gain=0.3, once=15, a_layer=0.1)
+"""Our own kernels, as docs/results/speed.md has it; `once` is a guess of how long they take to build the first time."""
+TORCHS = Deal(gain=0.15, once=0, a_layer=1)
+"""torch's compiler, which serves float32: what it brought to half precision; its seconds are a guess."""
 
 
 class Paced(Protocol):
@@ -57,8 +70,8 @@ class Pace:
     def _consider(self, trainer: "Trainer", pace: float) -> None:
         left = (trainer.settings.epochs - trainer.epoch) * len(trainer.train)
         budget = trainer.schedule.budget(trainer.state, trainer.epoch)
-        saved = left * trainer.method.play.backprops(budget) * pace * GAIN
-        if saved > warm_up(trainer.model):
+        deal = OURS if trainer.engine.fuses else TORCHS
+        if left * trainer.method.play.backprops(budget) * pace * deal.gain > deal.seconds(trainer.model):
             self.recorded, self._epochs = pace, 0
             trainer.game.runner.use_compiled(True)
 
@@ -66,8 +79,3 @@ class Pace:
         self._settled = True
         if trainer.game.runner.compiled is not None and pace > recorded:  # else it could not be compiled
             trainer.game.runner.use_compiled(False)
-
-
-def warm_up(model: nn.Module) -> float:
-    """About how many seconds compiling a network takes."""
-    return SECONDS_A_LAYER * sum(any(True for _ in m.parameters(recurse=False)) for m in model.modules())
