@@ -54,7 +54,7 @@ def draw(result: Record, out: Path) -> None:
         axes.barh(list(moves), widths, left=left, label=kind)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     times = [move["ms"] for move in moves.values()]
-    axes.scatter(times, list(moves), marker="|", s=900, color="black", zorder=3, label="the move's end: kernels overlap")
+    axes.scatter(times, list(moves), marker="|", s=900, color="black", zorder=3, label="its end: kernels overlap")
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncol=2, frameon=False, fontsize=8, markerscale=0.25)
