@@ -125,12 +125,16 @@ def chips(rows: Sequence[Row]) -> str:
 def table(of: Sheet) -> str:
     """The table, which a script sorts and filters."""
     good = on_front(of)
-    versus = [("number", f"vs {of.against.name}, {title(of.headline)}", "")] if of.against and of.headline else []
-    heads = [("text", "row", ""), *(("number", title(a), "") for a in of.attacks), ("number", "backprops", "up")]
+    attacks = {a: f'<span class="one">{markup(title(a))}</span>' for a in of.attacks}
+    heads = [("text", "row", ""), *(("number", attacks[a], "") for a in of.attacks), ("number", "backprops", "up")]
+    if of.against and of.headline:
+        versus = [("number", f"vs {markup(of.against.name)}, {attacks[of.headline]}", "")]
+    else:
+        versus = []
     heads += [("number", "minutes", "up"), ("number", "seeds", ""), *versus]
     cells = "".join(
         f'<th scope="col" aria-sort="none" data-kind="{kind}" data-first="{first}"><button type="button"><span>'
-        f"{markup(text)}</span></button></th>"
+        f"{text}</span></button></th>"
         for kind, text, first in heads
     )
     body = "".join(_table_row(of, i, row, i in good) for i, row in enumerate(of.rows))
@@ -161,7 +165,8 @@ def claims_section(claims: Sequence[Checked]) -> str:
         for c in shown
     )
     head = "<tr><th>the paper says</th><th>paper</th><th>ours, backprops</th><th>ours, seconds</th></tr>"
-    text = f'<div class="scroll"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>' if shown else ""
+    box = '<div class="scroll" tabindex="0" role="region" aria-label="Claims beside these runs">'
+    text = f"{box}<table><thead>{head}</thead><tbody>{rows}</tbody></table></div>" if shown else ""
     if lacking:
         items = "".join(f"<li>{markup(c.claim.text)}: {markup(c.missing)}</li>" for c in lacking)
         head = f"{len(lacking)} claims that these runs cannot answer"
@@ -200,7 +205,7 @@ def _table_row(of: Sheet, i: int, row: Row, good: bool) -> str:
     cells.append(_number(len(row.done), whole(row)))
     cells.append(_versus(of, row))
     pills = "".join(_pills(row, f"by {front_of(of)}" if good else ""))
-    model = "" if row.model in row.name.split() else f"<small>{markup(row.model)}</small>"
+    model = f"<small>{markup(row.model)}</small>" if len({other.model for other in of.rows}) > 1 else ""
     why = "".join(f'<small class="why">{markup(text)}</small>' for text in troubles(row))
     mine = f'<th scope="row"><div>{mark(i)}{markup(row.name)}{model}{pills}{why}</div></th>'
     text = markup(" ".join([row.name, row.method, row.model, *troubles(row), *(f.name for _, f in flags_of(row))]))
@@ -262,7 +267,8 @@ def _scores(row: Row, run: OneRun) -> str:
         for s in run.scores
     )
     return (
-        f'<p class="note">{markup(scores_note(row, run))}</p><div class="scroll"><table>'
+        f'<p class="note">{markup(scores_note(row, run))}</p><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="Scores of {markup(row.name)}, seed {run.seed}"><table>'
         f"<thead><tr><th>model</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
