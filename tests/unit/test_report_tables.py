@@ -138,6 +138,7 @@ def test_latex_table_has_means_and_deviations_alone_and_the_papers_numbers_below
         ("$x^2$", r"\$x\textasciicircum{}2\$"),
         ("a~b#c&d", r"a\textasciitilde{}b\#c\&d"),
         ("[1]", "{[}1{]}"),
+        ("*", "{*}"),
         ("\x1b[0m", "?{[}0m"),
     ],
 )
