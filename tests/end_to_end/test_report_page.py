@@ -9,9 +9,11 @@ import pytest
 
 from deat.cli import main
 from deat.evaluation.sanity import Flag
+from deat.recipes.paper import TABLES
 from helpers.browser import ABSENT, browser
 from helpers.runs import make_bench, make_run, one_run
 
+STANDARD = "cifar10_result_std"
 HOSTILE = "<script>window.pwned=1</script><img src=x onerror='window.pwned=1'></script>|\x1b[31m"
 ROWS = {"m+deat": (4, 0.48, 0.84), "pgd-7": (8, 0.5, 0.8), "free-4": (5, 0.44, 0.85), HOSTILE: (6, 0.3, 0.7)}
 
@@ -34,6 +36,26 @@ def page(tmp_path_factory):
     failed = [one_run("gone", 0, "failed", "the loss became NaN <script>window.pwned=1</script>")]
     rows.append({"name": "trades", "method": "trades", "model": "small", "runs": failed})
     make_bench(folder, rows, recipe="<script>window.pwned=1</script>")
+    assert main(["report", str(folder), "--no-figures"]) == 0
+    return folder / "report" / "index.html"
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A report on sixteen rows of the paper, two seeds each, one of which failed."""
+    folder, rows = tmp_path_factory.mktemp("large"), []
+    for number, name in enumerate([n for n in TABLES[STANDARD].rows if n.startswith("preact")] + ["natural"]):
+        for seed in (0, 1):
+            robust = (160 + 7 * number + seed) / 800
+            shares = {"natural": (672 + 2 * seed) / 800, "pgd-100": robust, "cw-20": robust, "aa": robust}
+            make_run(folder / f"{number}-{seed}", name, seed=seed, cost=number + 2, shares=shares, images=800)
+        runs = [one_run(f"{number}-{seed}", seed) for seed in (0, 1)]
+        paper = {"table": STANDARD, "row": name}
+        rows.append({"name": name, "method": name, "model": "preact_resnet18", "runs": runs, "paper": paper})
+    rows[12]["runs"][1] = one_run(
+        "gone", 1, "failed", "the loss became NaN in epoch 17, and again after going on from there"
+    )
+    make_bench(folder, rows, "standard", STANDARD)
     assert main(["report", str(folder), "--no-figures"]) == 0
     return folder / "report" / "index.html"
 
@@ -79,6 +101,20 @@ def shown(window, page):
     window.size(1200, 900)
     window.open(page)
     yield window
+    quiet(window)
+
+
+@pytest.fixture
+def broad(window, large):
+    window.colours("light")
+    window.size(1280, 900)
+    window.open(large)
+    yield window
+    quiet(window)
+
+
+def quiet(window):
+    """Nothing went wrong, and nothing was fetched."""
     assert [entry for entry in window.logs("browser") if entry["level"] == "SEVERE"] == []
     assert {address.split(":")[0] for address in window.requested()} <= {"file", "data"}
 
@@ -121,6 +157,14 @@ def test_filtering_keeps_the_rows_that_have_every_word(shown):
     shown.type("#filter", "FREE small")
     assert names(shown) == ["2"]
     assert shown.js("return document.querySelector('#shown').textContent") == "1 of 5 rows"
+    shown.type("#filter", " nowhere")
+    assert names(shown) == []
+    assert "No row is left" in shown.js("return document.querySelector('.results').innerText")
+    shown.click("#clear")
+    assert len(names(shown)) == 5
+    assert "No row is left" not in shown.js("return document.querySelector('.results').innerText")
+    shown.type("#filter", "FREE")
+    assert names(shown) == ["2"]
     shown.js("const f = document.querySelector('#filter'); f.value = ''; f.dispatchEvent(new Event('input'))")
     shown.click("#only-front")
     assert names(shown) == ["0", "1"]
@@ -158,7 +202,7 @@ def test_hovering_a_point_or_a_curve_shows_its_values(shown):
     shown.hover("#cost-chart .point[data-row='0'] .dot")
     tip = shown.js("return document.querySelector('#tip').innerText")
     assert "m+deat" in tip
-    assert "46.00 %" in tip
+    assert "46.00 ± 0.00 %" in tip
     shown.hover("[data-panel='0 1'] svg")
     tip = shown.js("return document.querySelector('#tip').innerText")
     assert "epoch" in tip
@@ -167,7 +211,7 @@ def test_hovering_a_point_or_a_curve_shows_its_values(shown):
 
 
 def test_everything_works_from_the_keyboard(shown):
-    shown.js("document.querySelector('.chip').focus()")
+    shown.js("document.querySelector('.chip[data-row]').focus()")
     shown.press("space")
     assert drawn(shown) == ["1", "2", "3"]
     shown.js("document.querySelector('#table thead th button').focus()")
@@ -209,3 +253,113 @@ def test_flags_failures_and_every_setting_can_be_read(shown):
         assert setting in text
     assert shown.js("return document.querySelectorAll('.pill.flag').length") >= 1
     assert "0 of 1 whole" in shown.js("return document.querySelector('tr[data-row=\"4\"]').innerText")
+
+
+TIP = "return document.querySelector('#tip').innerText"
+
+
+def test_seeds_are_shown_on_demand_and_named(shown):
+    thin = "return [...document.querySelectorAll('[data-panel=\"0 0\"] .line.seed')].map(p => p.dataset.seed)"
+    assert shown.js(thin) == []
+    shown.js("document.querySelector('#seeds').focus()")
+    shown.press("space")
+    assert shown.js(thin) == ["0", "1"] * 4
+    assert shown.js("return document.querySelectorAll('#cost-chart circle.seed').length") == 8
+    shown.hover("#cost-chart .point[data-row='0'] .dot")
+    assert re.search(r"seed 0\s+46.00 %\s+seed 1\s+46.00 %", shown.js(TIP))
+    shown.js("document.querySelector('[data-panel=\"0 0\"] svg').focus()")
+    shown.press("right")
+    first = shown.js(TIP)
+    assert len(re.findall(r"seed \d\s+\d+\.\d %", first)) == 2  # of one row, so that sixteen rows stay readable
+    shown.press("down")
+    assert re.findall(r"seed \d\s+.*", shown.js(TIP)) != re.findall(r"seed \d\s+.*", first)
+    shown.click("#seeds")
+    assert shown.js(thin) == []
+
+
+@pytest.mark.parametrize("width", [1280, 1600, 1920])
+def test_the_whole_table_is_in_sight_on_a_screen_and_its_head_stays(broad, large, width):
+    broad.size(width, 900)
+    broad.open(large)
+    box = "const b = document.querySelector('.results'), t = document.querySelector('#table'); "
+    assert broad.js(box + "return [t.scrollWidth - b.clientWidth, b.scrollWidth - b.clientWidth]") == [0, 0]
+    assert broad.js("return document.documentElement.scrollWidth") == width
+    assert "NaN in epoch 17" in broad.js("return document.querySelector('tr[data-row=\"12\"] th').innerText")
+    broad.js("document.querySelector('tr[data-row=\"12\"]').scrollIntoView({block: 'center'})")
+    gap = "document.querySelector('#table thead th').getBoundingClientRect().top - document.querySelector('.legend')"
+    assert abs(broad.js(f"return {gap}.getBoundingClientRect().bottom")) < 3
+
+
+def test_on_a_phone_the_tables_head_and_names_stay(broad, large):
+    broad.size(390, 800)
+    broad.open(large)
+    broad.js("const b = document.querySelector('.results'); b.scrollLeft = 300; b.scrollTop = 400")
+    place = "const r = document.querySelector(arguments[0]).getBoundingClientRect(); return [r.left, r.top]"
+    left, top = broad.js(place, ".results")
+    assert broad.js(place, "#table thead th") == pytest.approx([left + 1, top + 1], abs=1)
+    assert broad.js(place, "tr[data-row='9'] th")[0] == pytest.approx(left + 1, abs=1)
+
+
+def test_a_number_is_rounded_in_one_place(broad):
+    assert "84.12 %" in broad.js("return document.querySelector('.answer').innerText")  # 84.125, a tie
+    assert "84.12" in broad.js("return document.querySelector('tr[data-row=\"0\"] td').innerText")
+    broad.js(
+        "const s = document.querySelector('#cost-attack'); s.value = 'natural'; s.dispatchEvent(new Event('change'))"
+    )
+    broad.js("document.querySelector('#cost-chart .point').focus()")
+    assert "84.12 ± 0.18 %" in broad.js(TIP)
+
+
+def test_a_row_has_one_mark_wherever_it_is_named(broad):
+    broad.js("document.querySelector('[data-panel=\"0 0\"] svg').focus()")
+    broad.press("right")
+    for row, kind in ((0, "circle"), (11, "rect")):
+        assert broad.js("return document.querySelector(arguments[0]).tagName", f".point[data-row='{row}'] .dot") == kind
+        name = broad.js("return document.querySelector(arguments[0]).title", f".chip[data-row='{row}']")
+        marks = broad.js(
+            "return [...document.querySelectorAll('.chip, #table tbody th > div, #tip div')]"
+            ".filter(n => n.innerText.startsWith(arguments[0])).map(n => n.querySelector('.mark').className)",
+            name,
+        )
+        assert len(marks) == 3
+        assert set(marks) == {f"mark h{row % 10} m{row // 10}"}
+
+
+CONTRAST = """
+const parse = (c) => { const m = c.match(/[\\d.]+/g).map(Number); return [m[0], m[1], m[2], m[3] ?? 1]; };
+const over = (a, b) => [0, 1, 2].map((i) => a[i] * a[3] + b[i] * (1 - a[3])).concat(1);
+const bend = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+const light = (c) => [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => sum + w * bend(c[i] / 255), 0.05);
+const paint = (n) => parse(getComputedStyle(n).backgroundColor);
+const ground = (n) => (n ? over(paint(n), ground(n.parentElement)) : [255, 255, 255, 1]);
+const told = [...document.querySelectorAll("body *")].filter((n) => n.getClientRects().length && n.tagName !== "SCRIPT"
+  && [...n.childNodes].some((c) => c.nodeType === 3 && c.textContent.trim()));
+return [told.length, told.map((n) => {
+  const style = getComputedStyle(n), below = ground(n);
+  const ink = over(parse(n.ownerSVGElement ? style.fill : style.color), below);
+  const ratio = light(ink) / light(below);
+  return [n.textContent.slice(0, 30), Math.max(ratio, 1 / ratio)];
+}).filter(([, ratio]) => ratio < 4.5)];
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_stands_out_as_wcag_asks(broad, scheme):
+    broad.colours(scheme)
+    broad.click(".chip[data-row='1']")
+    broad.click("#seeds")
+    count, faint = broad.js(CONTRAST)
+    assert count > 300
+    assert faint == []
+
+
+def test_fingers_can_hit_everything_on_a_phone(broad, large):
+    broad.size(390, 800)
+    broad.open(large)
+    sizes = broad.js(
+        "return [...document.querySelectorAll('button, select, input, summary')].filter(n => n.getClientRects().length)"
+        ".map(n => n.type === 'checkbox' ? n.closest('label') : n)"
+        ".map(n => [n.innerText, n.offsetWidth, n.offsetHeight])"
+    )
+    assert len(sizes) > 30
+    assert [size for size in sizes if min(size[1:]) < 40] == []

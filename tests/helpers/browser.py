@@ -29,7 +29,7 @@ QUIET = [
     "--hide-scrollbars",
 ]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-KEYS = {"tab": "\ue004", "enter": "\ue007", "space": " ", "left": "\ue012", "right": "\ue014"}
+KEYS = {"tab": "\ue004", "enter": "\ue007", "space": " ", "left": "\ue012", "right": "\ue014", "down": "\ue015"}
 
 
 class Browser:

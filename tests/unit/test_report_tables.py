@@ -16,13 +16,16 @@ from deat.evaluation.sanity import Flag
 from deat.plain import markdown, plain
 from deat.report.cells import attacks_of, cell, front, headline, title
 from deat.report.claims import check_claims
-from deat.report.draw import mean_of
+from deat.report.draw import HUES, label, mean_of, unit
 from deat.report.escape import latex, markup
 from deat.report.gather import gather, troubles
+from deat.report.latex import latex_table
+from deat.report.page import asset
 from deat.report.sections import scores_section
-from deat.report.series import Line, alpha_gamma, figures, table_of
+from deat.report.series import Line, Panel, alpha_gamma, figures, table_of
+from deat.report.settings import differing, setting
 from deat.report.summary import Score
-from deat.report.tables import claims_table, csv_table, latex_table, markdown_table, notes, saving, scores_tables, sheet
+from deat.report.tables import claims_table, csv_table, markdown_table, notes, saving, scores_tables, sheet
 from helpers.runs import make_bench, make_run, one_run
 
 SHARES = [0.41, 0.43, 0.45]
@@ -99,6 +102,33 @@ def test_latex_table_is_for_booktabs_and_no_name_is_a_command(tmp_path):
     assert not any(line.startswith("[") for line in body.splitlines())
 
 
+def test_latex_table_has_means_and_deviations_alone_and_the_papers_numbers_below(tmp_path):
+    names = {"a": "m+deat", "b": "mart", "c": "a name of more characters than a column of its own takes"}
+    rows = []
+    for folder, name in names.items():
+        for seed in (0, 1):
+            shares = {"natural": 0.78 + 0.01 * seed, "pgd-20": 0.5}
+            make_run(tmp_path / f"{folder}{seed}", name, seed=seed, shares=shares)
+        runs = [one_run(f"{folder}{seed}", seed) for seed in (0, 1)]
+        paper = {"table": "cifar10_result_std", "row": f"preact_resnet18 {name}"}
+        rows.append({"name": name, "method": name, "model": "small", "runs": runs, "paper": paper})
+    rows[2]["runs"].append(one_run("gone", 2, "failed", "out of memory"))
+    text = latex_table(sheet(gather([str(make_bench(tmp_path, rows))]), None))
+    spec = re.search(r"\\begin\{tabular\}\{(.*)\}", text)[1]
+    body = text[text.index("\\toprule\n") : text.index("\\bottomrule")].splitlines()[1:]
+    lines = [line for line in body if line != "\\midrule"]
+    assert spec == "p{48mm}rrrrrr"
+    assert {len(line.removesuffix(" \\\\").split(" & ")) for line in lines} == {7}
+    assert lines[1].startswith("m+deat & 78.50\\deatsd{0.71} & 50.00\\deatsd{0.00} &")
+    cells = [cell.strip() for cell in lines[2].removesuffix(" \\\\").split(" & ")]
+    assert cells[:3] == ["\\quad\\deatpaper{paper}", "\\deatpaper{83.93}\\phantom{\\deatsd{0.71}}", ""]
+    assert "78.04\\dag{} (75.86)" in lines[4]
+    assert len(lines) == 6  # the last row is not in the paper
+    assert lines[5].endswith("2 of 3 \\\\")
+    assert not any(word in text for word in (" to ", "out of memory", "p = "))
+    assert text.count("{") == text.count("}")
+
+
 @pytest.mark.parametrize(
     ("raw", "shown"),
     [
@@ -108,6 +138,7 @@ def test_latex_table_is_for_booktabs_and_no_name_is_a_command(tmp_path):
         ("$x^2$", r"\$x\textasciicircum{}2\$"),
         ("a~b#c&d", r"a\textasciitilde{}b\#c\&d"),
         ("[1]", "{[}1{]}"),
+        ("*", "{*}"),
         ("\x1b[0m", "?{[}0m"),
     ],
 )
@@ -321,3 +352,33 @@ def test_what_training_showed_beside_a_run_is_told_but_makes_no_row(tmp_path):
     assert "<natural>" not in scores_section(rows)
     (folder / "scores.json").write_text(json.dumps([asdict(scores[0])]))
     assert scores_tables(gather([str(folder)]).rows) == scores_section(gather([str(folder)]).rows) == ""
+
+
+def test_a_setting_in_which_rows_differ_is_told_once_and_with_its_unit():
+    held = [
+        {"request.method": name, "request.alpha": asked, "settings.lr": "0.05", "schedule": f"Fixed(alpha={alpha})"}
+        | {"method.name": name, "method.schedule.alpha": alpha}
+        for name, alpha, asked in (("pgd-7", "0.25", "—"), ("free-4", "1", "1"))
+    ]
+    assert differing(["a", "b"], held) == ["method.name", "method.schedule.alpha", "request.alpha"]
+    assert differing(["pgd-7", "free-4"], held) == ["method.schedule.alpha", "request.alpha"]
+    assert setting("method.schedule.alpha") == "method.schedule.alpha, in eps"
+    assert setting("settings.lr") == "settings.lr"
+
+
+@pytest.mark.parametrize(
+    ("y", "percent", "shown", "kind"),
+    [
+        ("accuracy", True, "accuracy, %", "%"),
+        ("change, points", True, "change, points", "points"),
+        ("k", False, "k", ""),
+    ],
+)
+def test_an_axis_says_its_unit_and_a_difference_of_shares_is_in_points(y, percent, shown, kind):
+    panel = Panel("gain", "epoch", y, [], percent=percent)
+    assert (label(panel), unit(panel)) == (shown, kind)
+
+
+def test_pictures_and_page_give_a_row_the_same_colour():
+    light = asset("page.css").split("}")[0]
+    assert tuple(re.findall(r"--c\d: (#[0-9a-f]{6});", light)) == HUES

@@ -20,6 +20,7 @@ from deat.report.draw import check_matplotlib, draw, draw_gallery
 from deat.report.gallery import Gallery
 from deat.report.gallery import table_of as gallery_table
 from deat.report.gather import Subject, flags_of, gather, troubles
+from deat.report.latex import latex_table
 from deat.report.page import Story, page
 from deat.report.series import figures, table_of
 from deat.report.tables import (
@@ -27,7 +28,6 @@ from deat.report.tables import (
     claims_table,
     csv_table,
     csv_text,
-    latex_table,
     markdown_table,
     scores_tables,
     sheet,

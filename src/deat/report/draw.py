@@ -12,7 +12,7 @@ from deat.plain import plain
 from deat.report.gallery import Gallery
 from deat.report.series import Figure, Line, Panel
 
-HUES = ("#2563eb", "#d9480f", "#0f8a5f", "#a21caf", "#a16207", "#0e7490", "#be123c", "#4d7c0f", "#6d28d9", "#475569")
+HUES = ("#2563eb", "#c2410c", "#0b7a53", "#a21caf", "#a16207", "#0e7490", "#be123c", "#4d7c0f", "#6d28d9", "#475569")
 DASHES, MARKERS = ("-", "--", ":"), ("o", "s", "D")
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "deat",
@@ -102,10 +102,20 @@ def _panel(ax: Any, panel: Panel, places: dict[str, int]) -> None:
         _line(ax, panel, lines[0], place, label=_short(name))
     ax.set_title(plain(panel.title), loc="left")
     ax.set_xlabel(panel.x)
-    ax.set_ylabel(panel.y + (", %" if panel.percent else ""))
+    ax.set_ylabel(label(panel))
     costs = [x for line in panel.lines for x in line.x]
     if panel.kind == "point" and max(costs) > 6 * min(costs) > 0:
         _log(ax)
+
+
+def label(panel: Panel) -> str:
+    """What stands beside a panel's y axis, with its unit."""
+    return f"{panel.y}, %" if unit(panel) == "%" else panel.y
+
+
+def unit(panel: Panel) -> str:
+    """The unit of a panel's values: points where y says so, as a difference of shares does, else percent for shares."""
+    return "points" if panel.y.endswith(", points") else "%" if panel.percent else ""
 
 
 def _log(ax: Any) -> None:

@@ -11,7 +11,8 @@ LATEX = {
     "|": r"\textbar{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
-    "[": "{[}",  # at the start of a row it would be the optional argument of the line before
+    "*": "{*}",  # at the start of a row, this and a bracket would belong to the end of the line before
+    "[": "{[}",
     "]": "{]}",
     **{c: f"\\{c}" for c in "&%$#_{}"},
 }

@@ -9,9 +9,10 @@ from importlib.resources import files
 from typing import Any
 
 from deat.plain import plain
-from deat.report.cells import cell, cost, title
+from deat.report.cells import Cell, cell, cost, title
 from deat.report.claims import Checked
-from deat.report.collect import Row
+from deat.report.collect import OneRun, Row
+from deat.report.draw import label, unit
 from deat.report.escape import markup
 from deat.report.gallery import Gallery
 from deat.report.gather import flags_of
@@ -19,14 +20,15 @@ from deat.report.sections import (
     answer,
     chips,
     claims_section,
+    front_of,
     gallery_section,
     scores_section,
-    settings_section,
     table,
     warnings_of,
 )
 from deat.report.series import Figure, Panel
-from deat.report.tables import Sheet
+from deat.report.settings import settings_section
+from deat.report.tables import Sheet, deviation, interval, mean, minutes
 from deat.versions import VERSION
 
 
@@ -122,7 +124,7 @@ def _body(story: Story) -> str:
         _legend(of),
         *([_cost_section(of)] if of.headline else []),
         warnings_of(of.subject),
-        _section("results", "Results", _table_bar(len(of.rows)) + table(of)),
+        _section("results", "Results", _table_bar(of) + table(of)),
     ]
     if scores := scores_section(of.rows):
         parts.append(_section("scores", "At the end of training", scores))
@@ -136,10 +138,13 @@ def _body(story: Story) -> str:
 
 
 def _legend(of: Sheet) -> str:
+    seeds = any(sum(bool(run.history) for run in row.runs) > 1 for row in of.rows)
+    toggle = '<button type="button" class="chip" id="seeds" aria-pressed="false"><span>each seed</span></button>'
     return (
-        f'<nav class="legend" aria-label="Rows on and off"><div class="chips">{chips(of.rows)}'
+        '<nav class="legend" aria-label="Rows on and off"><div class="switches">'
         '<button type="button" class="chip plain" id="all">all</button>'
-        '<button type="button" class="chip plain" id="none">none</button></div></nav>'
+        f'<button type="button" class="chip plain" id="none">none</button>{toggle if seeds else ""}</div>'
+        f'<div class="chips">{chips(of.rows)}</div></nav>'
     )
 
 
@@ -160,11 +165,14 @@ def _cost_section(of: Sheet) -> str:
     )
 
 
-def _table_bar(count: int) -> str:
+def _table_bar(of: Sheet) -> str:
+    count = len(of.rows)
+    by = f' <span class="muted">({markup(front_of(of))})</span>' if of.headline else ""
     return (
         '<div class="bar"><label>filter '
         '<input type="search" id="filter" placeholder="name, method, model, flag"></label>'
-        '<label><input type="checkbox" id="only-front"> on the Pareto front only</label>'
+        '<label><input type="checkbox" id="only-front"><span>on the front only'
+        f"{by}</span></label>"
         f'<span class="muted" id="shown" role="status">{count} of {count} rows</span></div>'
     )
 
@@ -202,10 +210,11 @@ def _data(story: Story) -> dict[str, Any]:
 def _row(of: Sheet, row: Row) -> dict[str, Any]:
     spent = cost(row)
     found = {attack: cell(row, attack) for attack in of.attacks}
-    accuracy = {a: {"mean": c.mean, "sd": c.sd, "low": c.low, "high": c.high} for a, c in found.items() if c}
     return {
         "name": plain(row.name),
-        "accuracy": accuracy,
+        "accuracy": {a: _accuracy(c) for a, c in found.items() if c},
+        "said": {"backprops": f"{spent.backprops:,.0f}", "minutes": minutes(spent)} if spent else {},
+        "seeds": [_seed(of, run) for run in row.done] if len(row.done) > 1 else [],
         "backprops": spent.backprops if spent else None,
         "minutes": spent.minutes if spent else None,
         "crowded": row.crowded,
@@ -213,13 +222,32 @@ def _row(of: Sheet, row: Row) -> dict[str, Any]:
     }
 
 
+def _accuracy(found: Cell) -> dict[str, Any]:
+    """An accuracy to draw, and in words, so that it is rounded in one place."""
+    said = f"{mean(found)}{deviation(found)} %"
+    return {"mean": found.mean, "low": found.low, "high": found.high, "said": said, "interval": f"{interval(found)} %"}
+
+
+def _seed(of: Sheet, run: OneRun) -> dict[str, Any]:
+    """One seed's point among those of its row."""
+    held = {a: run.numbers[a] for a in of.attacks if a in run.numbers}
+    said = {a: f"{100 * share:.2f} %" for a, share in held.items()}
+    costs = {"backprops": run.numbers["backprops"], "minutes": run.numbers["minutes"] or None}
+    return {"seed": run.seed, "accuracy": held, "said": said, **costs}
+
+
 def _panel(panel: Panel) -> dict[str, Any]:
     lines = [
-        {"row": plain(line.row), "x": [_short(x) for x in line.x], "y": [y if y is None else _short(y) for y in line.y]}
+        {
+            "row": plain(line.row),
+            "seed": line.seed,
+            "x": [_short(x) for x in line.x],
+            "y": [y if y is None else _short(y) for y in line.y],
+        }
         for line in panel.lines
     ]
-    about = {"title": panel.title, "x": panel.x, "y": panel.y, "kind": panel.kind, "percent": panel.percent}
-    return {**about, "lines": lines}
+    about = {"title": panel.title, "x": panel.x, "y": label(panel), "unit": unit(panel), "kind": panel.kind}
+    return {**about, "percent": panel.percent, "lines": lines}
 
 
 def _short(value: float) -> float:

@@ -1,6 +1,6 @@
 """The parts of the page that are plain HTML, readable without a script."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from deat.report.cells import Cell, cell, cost, front, title
@@ -14,18 +14,26 @@ from deat.report.tables import (
     FLAGGED,
     Sheet,
     backprops,
+    chance,
     compared,
+    deviation,
+    difference,
     interval,
+    mean,
     minutes,
     notes,
     paper_accuracy,
     paper_cost,
     saving,
     scores_note,
-    significance,
+    whole,
 )
 
-HUES = 10
+HUES, SHAPES = 10, 3
+NOTHING = (
+    '<p class="empty" id="nothing" hidden>No row is left. '
+    '<button type="button" class="button" id="clear">Clear the filter</button></p>'
+)
 Ranked = tuple[int, Row, float, float]
 """A row's place, the row, its accuracy under the headline attack, and its backprops."""
 
@@ -39,16 +47,27 @@ def answer(of: Sheet) -> str:
     clean = max(ranked, key=lambda item: (_mean(item[1], "natural"), -item[3]))
     name = title(of.headline)
     parts = [
-        (best, f"Most robust under {name}", f"{best[2]:.2%} for {best[3]:,.0f} backprops"),
+        (best, f"Most robust under {name}", f"{percent(best[2])} for {best[3]:,.0f} backprops"),
         *_cheaper(ranked, best),
-        (clean, "Best on clean images", f"{_mean(clean[1], 'natural'):.2%} natural, {clean[2]:.2%} {name}"),
+        (clean, "Best on clean images", f"{percent(_mean(clean[1], 'natural'))} natural, {percent(clean[2])} {name}"),
     ]
     items = "".join(
         f'<li class="h{item[0] % HUES}"><div class="what">{markup(what)}</div>'
-        f'<div class="who">{markup(item[1].name)}{_raised(item[1])}</div><div class="how">{markup(how)}</div></li>'
+        f'<div class="who">{mark(item[0])}{markup(item[1].name)}{_raised(item[1])}</div>'
+        f'<div class="how">{markup(how)}</div></li>'
         for item, what, how in parts
     )
     return f'<ul class="answer">{items}</ul>'
+
+
+def mark(i: int) -> str:
+    """The sign of row i wherever it is named: its colour, and another shape for each ten rows."""
+    return f'<i class="mark h{i % HUES} m{i // HUES % SHAPES}"></i>'
+
+
+def percent(share: float) -> str:
+    """A share in percent, for people."""
+    return f"{100 * share:.2f} %"
 
 
 def _cheaper(ranked: Sequence[Ranked], best: Ranked) -> Iterator[tuple[Ranked, str, str]]:
@@ -58,7 +77,7 @@ def _cheaper(ranked: Sequence[Ranked], best: Ranked) -> Iterator[tuple[Ranked, s
     found = min(near, key=lambda item: item[3]) if near else max(less, key=lambda item: item[2], default=None)
     if found:
         what = "Cheapest within a point of it" if near else "Most robust of those that cost less"
-        yield found, what, f"{found[2]:.2%} for {found[3] / best[3]:.0%} of the backprops"
+        yield found, what, f"{percent(found[2])} for {100 * found[3] / best[3]:.0f} % of the backprops"
 
 
 def ranking(of: Sheet) -> list[Ranked]:
@@ -98,7 +117,7 @@ def chips(rows: Sequence[Row]) -> str:
     """A button for each row, which switches it on and off."""
     return "".join(
         f'<button type="button" class="chip" data-row="{i}" aria-pressed="true" title="{markup(row.name)}">'
-        f"<span>{markup(row.name)}</span></button>"
+        f"{mark(i)}<span>{markup(row.name)}</span></button>"
         for i, row in enumerate(rows)
     )
 
@@ -106,22 +125,35 @@ def chips(rows: Sequence[Row]) -> str:
 def table(of: Sheet) -> str:
     """The table, which a script sorts and filters."""
     good = on_front(of)
-    versus = [("number", f"vs {of.against.name}, {title(of.headline)}", "")] if of.against and of.headline else []
-    heads = [("text", "row", ""), *(("number", title(a), "") for a in of.attacks), ("number", "backprops", "up")]
+    attacks = {a: f'<span class="one">{markup(title(a))}</span>' for a in of.attacks}
+    heads = [("text", "row", ""), *(("number", attacks[a], "") for a in of.attacks), ("number", "backprops", "up")]
+    if of.against and of.headline:
+        versus = [("number", f"vs {markup(of.against.name)}, {attacks[of.headline]}", "")]
+    else:
+        versus = []
     heads += [("number", "minutes", "up"), ("number", "seeds", ""), *versus]
     cells = "".join(
-        f'<th scope="col" aria-sort="none" data-kind="{kind}" data-first="{first}"><button type="button">{markup(text)}'
-        "</button></th>"
+        f'<th scope="col" aria-sort="none" data-kind="{kind}" data-first="{first}"><button type="button"><span>'
+        f"{text}</span></button></th>"
         for kind, text, first in heads
     )
-    told = any(troubles(row) for row in of.rows)
-    cells += '<th scope="col" class="wide">remarks</th>' if told else ""
-    body = "".join(_table_row(of, i, row, i in good, told) for i, row in enumerate(of.rows))
-    remarks = "".join(f'<p class="note">{markup(text)}</p>' for text in notes(of))
+    body = "".join(_table_row(of, i, row, i in good) for i, row in enumerate(of.rows))
+    remarks = "".join(f'<p class="note">{markup(text)}</p>' for text in [*_front_note(of), *notes(of, "below them")])
     return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="Results"><table id="table"><thead><tr>'
-        f"{cells}</tr></thead><tbody>{body}</tbody></table></div>{remarks}"
+        '<div class="stage"><div class="scroll results" tabindex="0" role="region" aria-label="Results">'
+        f'<table id="table"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{NOTHING}</div></div>{remarks}'
     )
+
+
+def front_of(of: Sheet) -> str:
+    """By what the table's front is judged."""
+    return f"{title(of.headline or '')} accuracy against backprops"
+
+
+def _front_note(of: Sheet) -> list[str]:
+    if not of.headline:
+        return []
+    return [f"On the front: no other row is as good and cheaper, by {front_of(of)}."]
 
 
 def claims_section(claims: Sequence[Checked]) -> str:
@@ -133,28 +165,13 @@ def claims_section(claims: Sequence[Checked]) -> str:
         for c in shown
     )
     head = "<tr><th>the paper says</th><th>paper</th><th>ours, backprops</th><th>ours, seconds</th></tr>"
-    text = f'<div class="scroll"><table><thead>{head}</thead><tbody>{rows}</tbody></table></div>' if shown else ""
+    box = '<div class="scroll" tabindex="0" role="region" aria-label="Claims beside these runs">'
+    text = f"{box}<table><thead>{head}</thead><tbody>{rows}</tbody></table></div>" if shown else ""
     if lacking:
         items = "".join(f"<li>{markup(c.claim.text)}: {markup(c.missing)}</li>" for c in lacking)
         head = f"{len(lacking)} claims that these runs cannot answer"
         text += f'<details><summary>{head}</summary><ul class="note">{items}</ul></details>'
     return text
-
-
-def settings_section(rows: Sequence[Row]) -> str:
-    """What differs between rows side by side, and every setting of every run."""
-    held = [(row, flat(run.record or {})) for row in rows for run in row.runs[:1]]
-    names = dict.fromkeys(name for _, found in held for name in found)
-    told = [name for name in names if not name.startswith(("digest", "versions"))]
-    differ = [name for name in told if len({found.get(name) for _, found in held}) > 1]
-    head = "".join(f"<th>{markup(name)}</th>" for name in differ)
-    body = "".join(_settings_row(row.name, [found.get(n, "—") for n in differ]) for row, found in held)
-    side = (
-        '<h3>What differs</h3><div class="scroll" tabindex="0" role="region" aria-label="Settings that differ"><table>'
-        f"<thead><tr><th>row</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-    each = "".join(_settings_of(row, run) for row in rows for run in row.runs)
-    return (side if differ and len(held) > 1 else "") + each
 
 
 def scores_section(rows: Sequence[Row]) -> str:
@@ -180,30 +197,17 @@ def gallery_section(gallery: Gallery) -> str:
     )
 
 
-def flat(value: Any, name: str = "") -> dict[str, str]:
-    """A nested record as name.of.setting → text."""
-    if isinstance(value, dict):
-        return {
-            key: text for part, held in value.items() for key, text in flat(held, f"{name}.{part}".strip(".")).items()
-        }
-    if isinstance(value, list):
-        return {name: ", ".join(map(str, value))}
-    return {name: "—" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)}
-
-
-def _table_row(of: Sheet, i: int, row: Row, good: bool, told: bool) -> str:
+def _table_row(of: Sheet, i: int, row: Row, good: bool) -> str:
     spent = cost(row)
     cells = [_accuracy(cell(row, a), cell(row, f"last {a}"), paper_accuracy(row, a)) for a in of.attacks]
     cells.append(_number(spent.backprops if spent else None, backprops(row), paper_cost(row, "per_batch")))
     cells.append(_number(spent.minutes if spent else None, minutes(spent), paper_cost(row, "minutes", "hours")))
-    cells.append(_number(len(row.done), f"{len(row.done)} of {len(row.runs)}"))
-    if of.against and of.headline:
-        found = of.versus[of.headline].get(row.name)
-        cells.append(_number(found.difference if found else None, "" if row is of.against else significance(found)))
-    if told:
-        cells.append(f'<td class="wide"><small>{markup("; ".join(troubles(row)))}</small></td>')
-    pills = "".join(_pills(row, good))
-    mine = f'<th scope="row"><i></i>{markup(row.name)}<small>{markup(row.model)}{pills}</small></th>'
+    cells.append(_number(len(row.done), whole(row)))
+    cells.append(_versus(of, row))
+    pills = "".join(_pills(row, f"by {front_of(of)}" if good else ""))
+    model = f"<small>{markup(row.model)}</small>" if len({other.model for other in of.rows}) > 1 else ""
+    why = "".join(f'<small class="why">{markup(text)}</small>' for text in troubles(row))
+    mine = f'<th scope="row"><div>{mark(i)}{markup(row.name)}{model}{pills}{why}</div></th>'
     text = markup(" ".join([row.name, row.method, row.model, *troubles(row), *(f.name for _, f in flags_of(row))]))
     is_front = ' data-front="1"' if good else ""
     return f'<tr class="h{i % HUES}" data-row="{i}" data-text="{text}"{is_front}>{mine}{"".join(cells)}</tr>'
@@ -214,9 +218,18 @@ def _raised(row: Row) -> str:
     return f' <span class="pill flag">{FLAGGED} flagged</span>' if flags_of(row) else ""
 
 
-def _pills(row: Row, good: bool) -> Iterator[str]:
-    if good:
-        yield ' <span class="pill front">on the front</span>'
+def _versus(of: Sheet, row: Row) -> str:
+    if not of.against or not of.headline:
+        return ""
+    found = of.versus[of.headline].get(row.name)
+    if found is None:
+        return f'<td data-v="">{"" if row is of.against else "—"}</td>'
+    return f'<td data-v="{found.difference!r}">{difference(found)}<small>{markup(chance(found))}</small></td>'
+
+
+def _pills(row: Row, front: str) -> Iterator[str]:
+    if front:
+        yield f' <span class="pill front" title="{markup(front)}">on the front</span>'
     for name in sorted({flag.name for _, flag in flags_of(row)}):
         yield f' <span class="pill flag">{FLAGGED} {markup(name)}</span>'
     if len(row.done) < len(row.runs):
@@ -228,8 +241,8 @@ def _accuracy(found: Cell | None, last: Cell | None, paper: Sequence[str]) -> st
     beside = end + _small(paper)
     if found is None:
         return f'<td data-v="">—{beside}</td>'
-    sd = "" if found.sd is None else f" ± {100 * found.sd:.2f}"
-    return f'<td data-v="{found.mean!r}"><b>{100 * found.mean:.2f}</b>{sd}<small>{interval(found)}</small>{beside}</td>'
+    shown = f"<b>{mean(found)}</b>{deviation(found)}<small>{interval(found)}</small>"
+    return f'<td data-v="{found.mean!r}">{shown}{beside}</td>'
 
 
 def _number(value: float | None, shown: str, paper: Sequence[str] = ()) -> str:
@@ -240,30 +253,24 @@ def _small(paper: Sequence[str]) -> str:
     return "".join(f"<small>paper {markup(text)}</small>" for text in paper)
 
 
-def _settings_row(name: str, texts: Sequence[str]) -> str:
-    return f'<tr><th scope="row">{markup(name)}</th>{"".join(f"<td>{markup(text)}</td>" for text in texts)}</tr>'
+def record_row(name: str, texts: Sequence[str], sign: str = "") -> str:
+    """A row of a table of plain text."""
+    cells = "".join(f"<td>{markup(text)}</td>" for text in texts)
+    return f'<tr><th scope="row"><div>{sign}{markup(name)}</div></th>{cells}</tr>'
 
 
 def _scores(row: Row, run: OneRun) -> str:
     attacks = list(run.scores[0].accuracy)
     head = "".join(f"<th>{markup(text)}</th>" for text in (*map(title, attacks), "backprops", "seconds"))
     body = "".join(
-        _settings_row(s.name, [*(f"{s.accuracy[a]:.1%}" for a in attacks), f"{s.backprops:,}", f"{s.seconds:.1f}"])
+        record_row(s.name, [*(f"{s.accuracy[a]:.1%}" for a in attacks), f"{s.backprops:,}", f"{s.seconds:.1f}"])
         for s in run.scores
     )
     return (
-        f'<p class="note">{markup(scores_note(row, run))}</p><div class="scroll"><table>'
+        f'<p class="note">{markup(scores_note(row, run))}</p><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="Scores of {markup(row.name)}, seed {run.seed}"><table>'
         f"<thead><tr><th>model</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
-
-
-def _settings_of(row: Row, run: OneRun) -> str:
-    pairs: Iterable[tuple[str, str]] = flat(run.record or {}).items()
-    if run.evaluation:
-        pairs = [*pairs, *flat({"evaluation": run.evaluation.settings}).items()]
-    items = "".join(f"<div><dt>{markup(name)}</dt><dd>{markup(text)}</dd></div>" for name, text in pairs)
-    items = items or "<div><dt>no record</dt><dd></dd></div>"
-    return f"<details><summary>{markup(row.name)}, seed {run.seed}</summary><dl>{items}</dl></details>"
 
 
 def _warning(head: str, items: Sequence[str]) -> str:

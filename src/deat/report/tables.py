@@ -1,4 +1,4 @@
-"""The table of a report as Markdown, LaTeX and CSV."""
+"""The table of a report as Markdown and CSV, and its numbers as people read them."""
 
 import csv
 import io
@@ -11,7 +11,6 @@ from deat.recipes.paper import Value, paper_value
 from deat.report.cells import Cell, Cost, attacks_of, cell, cost, headline, title
 from deat.report.claims import Checked
 from deat.report.collect import OneRun, Row
-from deat.report.escape import latex
 from deat.report.gather import Subject, flags_of, troubles
 from deat.report.paired import HOW, Versus, compare
 from deat.report.summary import score_table
@@ -22,10 +21,8 @@ NOTES = {
     MISPRINT: "a misprint of the paper: the authors' own log says the number in brackets",
     FLAGGED: "a sanity flag was raised: not to be believed as it stands",
 }
-INTERVALS = (
-    "Accuracies are in percent: mean ± standard deviation over seeds, and in brackets the 95 % interval (Wilson) that "
-    "the choice of test images leaves. A dash is a number that is not there."
-)
+SPREAD = "Accuracies are in percent: mean ± standard deviation over seeds{rest}. A dash is a number that is not there."
+INTERVALS = ", and {where} the 95 % interval (Wilson) that the choice of test images leaves"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,26 +56,6 @@ def markdown_table(of: Sheet) -> str:
     body = [[markdown(part) for part in _row(of, row)] for row in of.rows]
     lines = [" | ".join(["", *cells, ""]).strip() for cells in (head, ["---"] + ["---:"] * (len(head) - 1), *body)]
     return "\n".join([*lines, "", *(f"{markdown(note)}\n" for note in notes(of))])
-
-
-def latex_table(of: Sheet) -> str:
-    """The table in LaTeX, for booktabs."""
-    head = [latex(text) for text in _head(of)]
-    body = [[_tex(part) for part in _row(of, row)] for row in of.rows]
-    return "\n".join(
-        [
-            "% needs \\usepackage{booktabs}",
-            *(f"% {latex(note)}" for note in notes(of)),
-            f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
-            "\\toprule",
-            " & ".join(head) + " \\\\",
-            "\\midrule",
-            *(" & ".join(cells) + " \\\\" for cells in body),
-            "\\bottomrule",
-            "\\end{tabular}",
-            "",
-        ]
-    )
 
 
 def csv_table(of: Sheet) -> str:
@@ -133,8 +110,17 @@ def accuracy(found: Cell | None) -> str:
     """An accuracy for people: mean, standard deviation and interval."""
     if found is None:
         return "—"
-    sd = "" if found.sd is None else f" ± {100 * found.sd:.2f}"
-    return f"{100 * found.mean:.2f}{sd} ({interval(found)})"
+    return f"{mean(found)}{deviation(found)} ({interval(found)})"
+
+
+def mean(found: Cell) -> str:
+    """A mean in percent, for people."""
+    return f"{100 * found.mean:.2f}"
+
+
+def deviation(found: Cell) -> str:
+    """The deviation over seeds as it stands behind a mean; empty for a single seed."""
+    return "" if found.sd is None else f" ± {100 * found.sd:.2f}"
 
 
 def interval(found: Cell) -> str:
@@ -160,18 +146,29 @@ def significance(found: Versus | None) -> str:
     """A difference in points and its p-value, for people."""
     if found is None:
         return "—"
-    chance = "< 0.001" if found.p < 0.001 else f"= {found.p:.3f}"
-    return f"{100 * found.difference:+.2f}, p {chance}".replace("-", "−")
+    return f"{difference(found)}, {chance(found)}"
 
 
-def notes(of: Sheet) -> list[str]:
-    """What a reader of the table must know."""
-    text = [INTERVALS]
-    if of.against:
-        text.append(HOW.format(against=of.against.name))
+def difference(found: Versus) -> str:
+    """A difference in points, for people."""
+    return f"{100 * found.difference:+.2f}".replace("-", "−")
+
+
+def chance(found: Versus) -> str:
+    """A p-value, for people."""
+    return "p < 0.001" if found.p < 0.001 else f"p = {found.p:.3f}"
+
+
+def notes(of: Sheet, where: str = "in brackets") -> list[str]:
+    """What a reader of the table must know; `where` is where the intervals stand in it."""
+    tests = [HOW.format(against=of.against.name)] if of.against else []
+    return [SPREAD.format(rest=INTERVALS.format(where=where)), *tests, *marks(of), *of.subject.notes]
+
+
+def marks(of: Sheet) -> list[str]:
+    """What the marks in a table mean, for those that are in it."""
     body = " ".join(part for row in of.rows for part in _row(of, row))
-    text += [f"{mark} {meaning}." for mark, meaning in NOTES.items() if mark in body]
-    return [*text, *of.subject.notes]
+    return [f"{mark} {meaning}." for mark, meaning in NOTES.items() if mark in body]
 
 
 def _head(of: Sheet) -> list[str]:
@@ -186,7 +183,7 @@ def _row(of: Sheet, row: Row) -> list[str]:
         _beside(backprops(row), *paper_cost(row, "per_batch")),
         _beside(minutes(spent), *paper_cost(row, "minutes", "hours")),
     ]
-    return [row.name, *cells, *bill, f"{len(row.done)} of {len(row.runs)}", *_versus(of, row), "; ".join(remarks(row))]
+    return [row.name, *cells, *bill, whole(row), *_versus(of, row), "; ".join(remarks(row))]
 
 
 def backprops(row: Row) -> str:
@@ -217,6 +214,11 @@ def remarks(row: Row) -> list[str]:
     return [*raised, *troubles(row)]
 
 
+def whole(row: Row) -> str:
+    """How many of a row's seeds count, for people."""
+    return f"{len(row.done)} of {len(row.runs)}"
+
+
 def _versus(of: Sheet, row: Row) -> list[str]:
     if not of.against or not of.headline:
         return []
@@ -231,11 +233,6 @@ def _last_epoch(row: Row, attack: str) -> str:
 
 def _beside(ours: str, *paper: str) -> str:
     return "; paper ".join([ours, *paper])
-
-
-def _tex(text: str) -> str:
-    shown = latex(text).replace(MISPRINT, "\\dag{}").replace("±", "$\\pm$").replace("—", "--").replace("−", "$-$")
-    return shown.replace(FLAGGED, "!")
 
 
 def _record(of: Sheet, row: Row) -> dict[str, Any]:

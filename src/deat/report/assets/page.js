@@ -21,15 +21,16 @@
     return node;
   };
   const hue = (i) => `h${i % 10}`;
-  const dash = (i) => `dash${Math.floor(i / 10) % 3}`;
+  const shape = (i) => Math.floor(i / 10) % 3;
+  const mark = (i) => html("i", `mark ${hue(i)} m${shape(i)}`);
   const compact = (v) => {
     const size = Math.abs(v);
     if (size >= 1e6) return `${+(v / 1e6).toPrecision(3)}M`;
     if (size >= 1e4) return `${+(v / 1e3).toPrecision(3)}k`;
     return size && size < 0.01 ? v.toExponential(0) : `${+v.toPrecision(3)}`;
   };
-  const percent = (v, digits = 1) => `${(100 * v).toFixed(digits)} %`;
-  const number = (v, panel) => (panel.percent ? percent(v) : Math.abs(v) >= 1000 ? Math.round(v).toLocaleString("en") : `${+v.toPrecision(4)}`);
+  const bare = (v, panel) => (panel.percent ? (100 * v).toFixed(1) : Math.abs(v) >= 1000 ? Math.round(v).toLocaleString("en") : `${+v.toPrecision(4)}`);
+  const number = (v, panel) => `${bare(v, panel)}${panel.unit && ` ${panel.unit}`}`;
   const ticks = (low, high, count) => {
     const raw = (high - low) / count || 1;
     const power = 10 ** Math.floor(Math.log10(raw));
@@ -45,7 +46,7 @@
     return found;
   };
   const marker = (i, x, y, r) => {
-    const kind = Math.floor(i / 10) % 3;
+    const kind = shape(i);
     if (kind === 1) return svg("rect", { class: "dot", x: x - r * 0.9, y: y - r * 0.9, width: r * 1.8, height: r * 1.8 });
     if (kind === 2) return svg("path", { class: "dot", d: `M${x} ${y - r * 1.2}L${x + r * 1.2} ${y}L${x} ${y + r * 1.2}L${x - r * 1.2} ${y}Z` });
     return svg("circle", { class: "dot", cx: x, cy: y, r });
@@ -69,9 +70,10 @@
   };
   const hideTip = () => { tip.hidden = true; };
   const pair = (left, right, i) => {
-    const name = html("span", "", ...(i === undefined ? [] : [html("i", hue(i))]), left);
+    const name = html("span", "", ...(i === undefined ? [] : [mark(i)]), left);
     return html("div", i === undefined ? "k" : "", name, html("span", "", right));
   };
+  const seedLine = (seed, text) => html("div", "k seed", html("span", "", `seed ${seed}`), html("span", "", text));
 
   // ---- rows on and off ----------------------------------------------------------------------------------------
   const chips = $$(".chip[data-row]");
@@ -82,7 +84,6 @@
   };
   chips.forEach((chip) => {
     const i = +chip.dataset.row;
-    chip.prepend(svg("svg", { class: hue(i), viewBox: "0 0 11 11", "aria-hidden": "true" }, svg("g", { class: "chart" }, marker(i, 5.5, 5.5, 4.5))));
     chip.addEventListener("click", () => { off.has(i) ? off.delete(i) : off.add(i); apply(); });
     const heat = (on) => () => {
       document.body.classList.toggle("some", on && !off.has(i));
@@ -93,6 +94,9 @@
   });
   $("#all")?.addEventListener("click", () => { off.clear(); apply(); });
   $("#none")?.addEventListener("click", () => { data.rows.forEach((_, i) => off.add(i)); apply(); });
+  const seeds = $("#seeds");
+  const each = () => seeds?.getAttribute("aria-pressed") === "true";
+  seeds?.addEventListener("click", () => { seeds.setAttribute("aria-pressed", String(!each())); apply(); });
 
   // ---- axes ---------------------------------------------------------------------------------------------------
   const frame = (width, height, pad, xs, ys, px, py, xText, yText, asPercent, xWhole) => {
@@ -140,7 +144,9 @@
     $("#cost-note").textContent = unit === "minutes" && points.some((p) => p.row.crowded) ? "some times were taken while several jobs ran at once" : "";
     if (!points.length) { home.replaceChildren(html("p", "empty", "No row that is switched on has both numbers.")); return; }
     const width = Math.max(home.clientWidth, 280), height = width < 560 ? 320 : 400, pad = { left: 40, right: 24, top: 26, bottom: 36 };
-    const xs = points.map((p) => p.x), lowX = Math.min(...xs), highX = Math.max(...xs), log = highX / lowX > 6;
+    const xs = points.map((p) => p.x);
+    if (each()) points.forEach((p) => { p.seeds = p.row.seeds.filter((s) => s[unit] && s.accuracy[attack] !== undefined); xs.push(...p.seeds.map((s) => s[unit])); });
+    const lowX = Math.min(...xs), highX = Math.max(...xs), log = highX / lowX > 6;
     const left = log ? lowX / 1.25 : Math.max(0, lowX - (highX - lowX || highX) * 0.12), right = log ? highX * 1.35 : highX + (highX - lowX || highX) * 0.14;
     const lowY = Math.min(...points.map((p) => p.cell.low)), highY = Math.max(...points.map((p) => p.cell.high)), room = (highY - lowY || 0.1) * 0.08;
     const bottom = Math.max(0, lowY - room), top = Math.min(1, highY + room);
@@ -153,20 +159,24 @@
     const best = points.filter((p) => !p.beaten).sort((a, b) => a.x - b.x);
     const steps = best.map((p, n) => (n ? `H${p.px}V${p.py}` : `M${p.px} ${p.py}`)).join("");
     node.append(svg("path", { class: "front", d: `${steps}H${width - pad.right}` }));
+    for (const p of points) { // below all points and names
+      const under = svg("g", { class: `under ${hue(p.i)}`, "data-row": p.i });
+      under.append(svg("line", { class: "bar95", x1: p.px, x2: p.px, y1: py(p.cell.low), y2: py(p.cell.high) }));
+      for (const s of p.seeds ?? []) under.append(svg("circle", { class: "seed", cx: px(s[unit]), cy: py(s.accuracy[attack]), r: 3 }));
+      node.append(under);
+    }
     for (const p of points) {
       const group = svg("g", { class: `point ${hue(p.i)}${p.beaten ? " beaten" : ""}`, "data-row": p.i, tabindex: "0", role: "img" });
-      const said = `${p.row.name}: ${percent(p.y, 2)} ${data.titles[attack]}, ${number(p.x, {})} ${unitText}${p.beaten ? "" : ", on the Pareto front"}`;
+      const said = `${p.row.name}: ${p.cell.said} ${data.titles[attack]}, ${p.row.said[unit]} ${unitText}${p.beaten ? "" : ", on the Pareto front"}`;
       group.setAttribute("aria-label", said);
-      group.append(svg("line", { class: "bar95", x1: p.px, x2: p.px, y1: py(p.cell.low), y2: py(p.cell.high) }));
       group.append(svg("circle", { cx: p.px, cy: p.py, r: 14, fill: "transparent" }), marker(p.i, p.px, p.py, 6));
       const short = p.row.name.length > 28 ? `${p.row.name.slice(0, 27)}…` : p.row.name;
       group.append(svg("text", { class: "name", x: p.px, y: p.py }, p.row.flags.length ? `${short} ⚑` : short));
       const lines = () => [
-        html("div", "", html("strong", "", html("i", hue(p.i)), p.row.name)),
-        pair(data.titles[attack], percent(p.y, 2)), pair("95 % interval", `${percent(p.cell.low)} to ${percent(p.cell.high)}`),
-        ...(p.cell.sd === null ? [] : [pair("sd over seeds", percent(p.cell.sd, 2))]),
-        pair("backprops", Math.round(p.row.backprops).toLocaleString("en")),
-        ...(p.row.minutes ? [pair("minutes", `${+p.row.minutes.toPrecision(3)}${p.row.crowded ? " (several jobs at once)" : ""}`)] : []),
+        html("div", "", html("strong", "", mark(p.i), p.row.name)),
+        pair(data.titles[attack], p.cell.said), ...(p.seeds ?? []).map((s) => seedLine(s.seed, s.said[attack])),
+        pair("95 % interval", p.cell.interval), pair("backprops", p.row.said.backprops),
+        pair("minutes", `${p.row.said.minutes}${p.row.crowded ? " several jobs at once" : ""}`),
         ...p.row.flags.map((flag) => pair(`⚑ ${flag}`, "not to be believed")),
         pair(p.beaten ? "another row is as good and cheaper" : "on the Pareto front", ""),
       ];
@@ -188,7 +198,8 @@
     for (const line of panel.lines) {
       const i = rowOf.has(line.row) ? rowOf.get(line.row) : null;
       if (i !== null && off.has(i)) continue;
-      if (!held.has(line.row)) held.set(line.row, { i: i ?? held.size, row: line.row, own: i !== null, at: new Map() });
+      if (!held.has(line.row)) held.set(line.row, { i: i ?? held.size, row: line.row, own: i !== null, at: new Map(), seeds: [] });
+      if (line.seed !== null) held.get(line.row).seeds.push({ seed: line.seed, points: line.x.map((x, n) => ({ x, y: line.y[n] })).filter((p) => p.y !== null) });
       const at = held.get(line.row).at;
       line.x.forEach((x, n) => { if (line.y[n] !== null) (at.get(x) ?? at.set(x, []).get(x)).push(line.y[n]); });
     }
@@ -196,6 +207,7 @@
       ...s, points: [...s.at].sort((a, b) => a[0] - b[0]).map(([x, v]) => ({ x, y: v.reduce((a, b) => a + b) / v.length, low: Math.min(...v), high: Math.max(...v) })),
     })).filter((s) => s.points.length);
   };
+  const several = (s) => each() && s.seeds.length > 1;
   const pathOf = (points, px, py, step) => points.map((p, n) => (n === 0 ? `M${px(p.x)} ${py(p.y)}` : step ? `H${(px(points[n - 1].x) + px(p.x)) / 2}V${py(p.y)}H${px(p.x)}` : `L${px(p.x)} ${py(p.y)}`)).join("");
   const curve = (home, panel) => {
     const sets = merged(panel);
@@ -204,16 +216,21 @@
     const all = sets.flatMap((s) => s.points), xs = all.map((p) => p.x);
     const left = Math.min(...xs), right = Math.max(...xs), lowY = Math.min(...all.map((p) => p.low)), highY = Math.max(...all.map((p) => p.high));
     const room = (highY - lowY || Math.abs(highY) || 1) * 0.06, bottom = lowY >= 0 ? Math.max(0, lowY - room) : lowY - room, top = highY + room;
-    const scatter = panel.kind === "point", side = scatter ? (right - left || 1) * 0.06 : 0;
+    const scatter = panel.kind === "point", side = scatter || left === right ? (right - left || 1) * 0.06 : 0;
     const px = scale(left - side, right + side || 1, pad.left, width - pad.right), py = scale(bottom, top, height - pad.bottom, pad.top);
-    const node = frame(width, height, pad, ticks(left - side, right + side, 6), ticks(bottom, top, 4), px, py, panel.x, panel.percent ? `${panel.y}, %` : panel.y, panel.percent, panel.x === "epoch");
+    const node = frame(width, height, pad, ticks(left - side, right + side, 6), ticks(bottom, top, 4), px, py, panel.x, panel.y, panel.percent, panel.x === "epoch");
     node.setAttribute("tabindex", "0");
     node.setAttribute("role", "img");
-    node.setAttribute("aria-label", `${panel.title}: ${sets.map((s) => `${s.row} ends at ${number(s.points.at(-1).y, panel)}`).join("; ")}. Arrow keys read values.`);
+    node.setAttribute("aria-label", `${panel.title}: ${sets.map((s) => `${s.row} ends at ${number(s.points.at(-1).y, panel)}`).join("; ")}. Arrow keys read values${sets.some(several) ? ", up and down the seeds of a row" : ""}.`);
     if (bottom < 0 && top > 0) node.append(svg("line", { class: "zero", x1: pad.left, x2: width - pad.right, y1: py(0), y2: py(0) }));
     for (const s of sets) {
-      const look = { class: `line ${hue(s.i)} ${dash(s.i)}`, "data-row": s.own ? s.i : undefined };
-      if (s.points.some((p) => p.high > p.low)) {
+      const look = { class: `line ${hue(s.i)} dash${shape(s.i)}`, "data-row": s.own ? s.i : undefined };
+      if (several(s)) {
+        for (const { seed, points } of s.seeds) {
+          node.append(svg("path", { ...look, class: `${look.class} seed`, "data-seed": seed, d: pathOf(points, px, py, panel.kind === "step") }));
+          if (points.length === 1) node.append(svg("circle", { class: `seed ${hue(s.i)}`, cx: px(points[0].x), cy: py(points[0].y), r: 3 }));
+        }
+      } else if (s.points.some((p) => p.high > p.low)) {
         const d = `${s.points.map((p, n) => `${n ? "L" : "M"}${px(p.x)} ${py(p.high)}`).join("")}${[...s.points].reverse().map((p) => `L${px(p.x)} ${py(p.low)}`).join("")}Z`;
         if (!scatter) node.append(svg("path", { class: `band ${hue(s.i)}`, d }));
       }
@@ -224,34 +241,39 @@
     const cross = svg("line", { class: "cross", y1: pad.top, y2: height - pad.bottom, visibility: "hidden" });
     node.append(cross);
     const stops = [...new Set(xs)].sort((a, b) => a - b);
-    let at = -1;
-    const read = (n, x, y) => {
+    let at = -1, chosen = 0;
+    const seedsAt = (s, x) => s.seeds.flatMap(({ seed, points }) => points.filter((p) => p.x === x).map((p) => seedLine(seed, number(p.y, panel))));
+    const read = (n, x, y, near) => {
       at = n;
       const here = sets.map((s) => ({ s, p: s.points.find((p) => p.x === stops[n]) })).filter((e) => e.p).sort((a, b) => b.p.y - a.p.y);
       cross.setAttribute("x1", px(stops[n]));
       cross.setAttribute("x2", px(stops[n]));
       cross.setAttribute("visibility", "visible");
-      const spread = (p) => (p.high > p.low ? ` (${number(p.low, panel).replace(" %", "")}–${number(p.high, panel).replace(" %", "")})` : "");
-      showTip(x, y, [pair(`${panel.x} ${compact(stops[n])}`, ""), ...here.map((e) => pair(e.s.row, number(e.p.y, panel) + spread(e.p), e.s.i))]);
+      const spread = (p) => (p.high > p.low ? ` (${bare(p.low, panel)} to ${bare(p.high, panel)})` : "");
+      const gap = (e) => Math.abs(py(e.p.y) - near);
+      chosen = near === undefined ? Math.max(0, Math.min(here.length - 1, chosen)) : here.reduce((best, e, m) => (gap(e) < gap(here[best]) ? m : best), 0);
+      const told = here.map((e, m) => [pair(e.s.row, number(e.p.y, panel) + spread(e.p), e.s.i), ...(m === chosen && several(e.s) ? seedsAt(e.s, stops[n]) : [])]);
+      showTip(x, y, [pair(`${panel.x} ${compact(stops[n])}`, ""), ...told.flat()]);
     };
     const leave = () => { cross.setAttribute("visibility", "hidden"); hideTip(); };
     node.addEventListener("pointermove", (event) => {
-      const x = event.clientX - node.getBoundingClientRect().x;
-      read(stops.reduce((best, v, n) => (Math.abs(px(v) - x) < Math.abs(px(stops[best]) - x) ? n : best), 0), event.clientX, event.clientY);
+      const box = node.getBoundingClientRect(), x = event.clientX - box.x;
+      read(stops.reduce((best, v, n) => (Math.abs(px(v) - x) < Math.abs(px(stops[best]) - x) ? n : best), 0), event.clientX, event.clientY, event.clientY - box.y);
     });
     node.addEventListener("pointerleave", leave);
     node.addEventListener("blur", leave);
     node.addEventListener("keydown", (event) => {
-      const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key], turn = { ArrowUp: -1, ArrowDown: 1 }[event.key];
       if (event.key === "Escape") return leave();
-      if (!move) return;
+      if (!move && !(turn && at >= 0 && sets.some(several))) return;
       event.preventDefault();
-      const n = Math.max(0, Math.min(stops.length - 1, at < 0 ? (move > 0 ? 0 : stops.length - 1) : at + move));
+      chosen += turn ?? 0;
+      const n = turn ? at : Math.max(0, Math.min(stops.length - 1, at < 0 ? (move > 0 ? 0 : stops.length - 1) : at + move));
       const box = node.getBoundingClientRect();
       read(n, box.x + px(stops[n]), box.y + pad.top);
     });
     const foreign = sets.filter((s) => !s.own);
-    home.replaceChildren(node, ...(foreign.length ? [html("p", "key", ...foreign.map((s) => html("span", "", html("i", hue(s.i)), s.row)))] : []));
+    home.replaceChildren(node, ...(foreign.length ? [html("p", "key", ...foreign.map((s) => html("span", "", mark(s.i), s.row)))] : []));
   };
   redraws.push(costChart);
   $$("[data-panel]").forEach((home) => {
@@ -288,7 +310,9 @@
       shown += !tr.hidden;
     });
     $("#shown").textContent = `${shown} of ${data.rows.length} rows`;
+    $("#nothing").hidden = shown > 0;
   };
+  $("#clear").addEventListener("click", () => { $("#filter").value = ""; $("#only-front").checked = false; filter(); $("#filter").focus(); });
   $("#filter")?.addEventListener("input", filter);
   $("#only-front")?.addEventListener("change", filter);
 
@@ -299,10 +323,19 @@
   theme.addEventListener("click", () => { document.documentElement.dataset.theme = dark() ? "light" : "dark"; label(); });
   system.addEventListener("change", label);
 
+  // ---- what stays in sight ------------------------------------------------------------------------------------
+  const fit = () => {
+    const box = $(".results"), style = document.documentElement.style;
+    style.setProperty("--legend", `${$(".legend").offsetHeight}px`);
+    box.classList.remove("fits"); // a box that scrolls keeps the head at its own top, one that does not at the window's
+    box.classList.toggle("fits", box.scrollWidth <= box.clientWidth);
+  };
+
   label();
   filter();
   apply();
+  fit();
   let width = innerWidth;
-  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; redraws.forEach((draw) => draw()); } });
+  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; fit(); redraws.forEach((draw) => draw()); } });
   addEventListener("scroll", hideTip, { passive: true });
 })();
