@@ -1,12 +1,13 @@
 """Evaluation speed on a GPU: a plain script, the AutoAttack library as it is, and deat, on one robust network.
 
-PreAct-ResNet-18 and CIFAR-10's 10,000 test images. `plain` is what paper repositories do: batches of 200, float32,
-every image in every step, a full backward. The others are deat.evaluate in a precision, recorded or compiled, all
-images in one block or in blocks of 2,500 or 500. Verdicts are compared with those of `fp32`, whose starts are the same
-where the block is. AutoAttack: the library as it is on every tenth image, deat on the same ones and on all. Before a
-cell is timed, PGD-20 on its images loads and builds what a process needs once; the page says how long that took. Cells
-are measured one by one, and those that are there already are kept, so that the command may be given again, with other
-cells:
+PreAct-ResNet-18 and CIFAR-10's 10,000 test images. `plain` is what paper repositories do: batches of 200, every image
+in every step, a full backward, in torch's default precision: float32 whose convolutions, but not matrix products, may
+use TF32. The others are deat.evaluate in a precision, recorded or compiled, all images in one block or in blocks of
+2,500 or 500; `default` is what the command does when nothing is said. `fp32` is float32 without TF32 anywhere:
+accuracies and verdicts are compared with its, verdicts only where the block, and so the starts, are the same.
+AutoAttack: the library as it is on every tenth image, deat on the same ones and on all. Before a cell is timed, PGD-20
+on its images loads and builds what a process needs once; the page says how long that took. Cells are measured one by
+one, and those that are there already are kept, so that the command may be given again, with other cells:
 
     deat train --data folder:cifar10-jpeg.tar.xz --epochs 11 --gamma 1.0 --alpha 10/255 --lr 0.1 --held-out 0 \\
         --val-attack none --out RUN
@@ -17,6 +18,7 @@ It writes the JSON file and a table beside it.
 """
 
 import argparse
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +26,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from evaluation_page import render
+from evaluation_page import DEAT, render
 from plain import attack_images
 from torch import Tensor, nn
 
@@ -38,15 +40,6 @@ TENTH = 10
 """Every tenth image, since a data set may be sorted by class."""
 FIRST = ["pgd-20"]
 """What goes before a measured run: it loads and builds whatever a process needs once."""
-DEAT: dict[str, tuple[Any, ...]] = {
-    "fp32": ("fp32", 10000),
-    "tf32": ("tf32", 10000),
-    "bf16": ("bf16", 10000),
-    "fp16": ("fp16", 10000),
-    "fp16-compiled": ("fp16", 10000, "compile"),
-    "fp16-compiled-2500": ("fp16", 2500, "compile"),
-    "fp16-compiled-500": ("fp16", 500, "compile"),
-}
 Record = dict[str, Any]
 Cell = Callable[[nn.Module, Tensor, Tensor], Record]
 
@@ -60,11 +53,17 @@ def main() -> None:
     cells = result.setdefault("cells", {})
     for name in args.cells or CELLS:
         if name not in cells:
-            torch.cuda.empty_cache()
+            free()
             cells[name] = CELLS[name](model, x, y)
             print(name, {key: value for key, value in cells[name].items() if key != "verdicts"}, flush=True)
             args.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
             args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+
+
+def free() -> None:
+    """Give back what the cell before held: recordings lie in cycles, and their memory with them."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def arguments() -> argparse.Namespace:
@@ -99,7 +98,7 @@ def timed(work: Callable[[], Record]) -> Record:
 
 
 def plain(model: nn.Module, x: Tensor, y: Tensor) -> Record:
-    """A plain script with torch's defaults, TF32 convolutions among them."""
+    """A plain script in torch's default precision: float32 whose convolutions may use TF32."""
     attack_images(model, x[:200], y[:200], THREAT.eps, "pgd-20")
 
     def work() -> Record:
@@ -113,7 +112,7 @@ def plain(model: nn.Module, x: Tensor, y: Tensor) -> Record:
     return timed(work)
 
 
-def ours(precision: str, block: int, engine: str = "graph", attacks: Any = ATTACKS, every: int = 1) -> Cell:
+def ours(precision: str, block: int, engine: str, attacks: Any = ATTACKS, every: int = 1) -> Cell:
     """deat.evaluate, sanity checks left out, which the plain script does not make."""
 
     def cell(model: nn.Module, x: Tensor, y: Tensor) -> Record:

@@ -2,7 +2,8 @@
 
 Every cell trains a fresh network on random images for a few batches with a fixed number of attack steps: its first
 pass is the warm-up, whose seconds are reported apart; then whole passes are timed, data and augmentation included.
-`plain` is the loop of paper repositories: float32, a DataLoader with workers, a full backward in every attack step.
+`plain` is the loop of paper repositories: torch's default precision (float32 whose convolutions may use TF32), a
+DataLoader with workers, a full backward in every attack step.
 Cells that are in the file already are kept, so that the command may be given again:
 
     python bench/gpu.py --out docs/results/speed.json

@@ -1,6 +1,7 @@
 """PGD and FREE training, and PGD evaluation, as paper repositories write them: what the benchmarks compare with.
 
-Float32, a DataLoader, and in every attack step a full backward whose parameter gradients are thrown away.
+torch's default precision (float32 whose convolutions may use TF32 on a GPU), a DataLoader, and in every attack step a
+full backward whose parameter gradients are thrown away.
 """
 
 from collections.abc import Callable, Iterator

@@ -25,6 +25,10 @@ class DataError(DeatError, ValueError):
     exit_code = 3
 
 
+class NewerError(DataError):
+    """A file that a later deat wrote: whole, and not to be taken for damaged."""
+
+
 class CheckpointError(DeatError):
     """Weights or a run folder that cannot be read or written."""
 

@@ -38,6 +38,29 @@ def test_a_run_is_judged_by_what_it_says_of_itself(run: Path, capsys: pytest.Cap
     assert not list(run.glob(".evaluation*"))
 
 
+def test_the_record_says_which_weights_of_which_model_were_judged_on_which_data_and_names_no_home(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(run.parent))
+    judged = ["evaluate", str(run), "--attacks", "natural", "--n", "20", "--device", "cpu"]
+    for epoch in ("best", "last"):
+        assert main([*judged, "--epoch", epoch]) == 0
+        told = load_evaluation(run / "evaluation.json").settings
+        known = {"data": "digits", "data_root": None, "size": None, "model": "small", "epoch": epoch}
+        assert told["about"] == {**known, "weights": f"~/run/{epoch}/model.safetensors"}
+        assert (told["device"], told["image"], told["sanity"]) == ("cpu", [1, 8, 8], True)
+    assert str(run.parent) not in (run / "evaluation.json").read_text()
+
+
+def test_alpha_is_the_step_of_every_attack_but_fgsm(run: Path) -> None:
+    attacks = ["natural", "fgsm", "pgd-1", "cw-1", "pgd-3"]
+    judged = ["evaluate", str(run), "--attacks", ",".join(attacks), "--n", "20"]
+    assert main([*judged, "--alpha", "0.01"]) in (0, 6)
+    steps = load_evaluation(run / "evaluation.json").settings["attacks"]
+    shown = [steps[name]["alpha"] for name in attacks[1:]]
+    assert shown == pytest.approx([0.15, 0.01, 0.01, 0.01])
+
+
 def test_json_is_the_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["evaluate", str(run), "--attacks", "natural,pgd-5", "--n", "60", "--json"]) == 0

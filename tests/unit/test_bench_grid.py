@@ -11,6 +11,7 @@ import pytest
 from deat import recipes
 from deat.bench.grid import ATTEMPTS, Grid, cells_of
 from deat.bench.locks import Claim
+from deat.bench.mending import drop_damaged
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.report.collect import collect
 from helpers.runs import make_run
@@ -109,6 +110,19 @@ def test_a_finished_cell_whose_results_are_damaged_is_free_again(grid, name, tex
     grid.open(QUICK, cells(), {})
     assert grid.claim(cells())[0].folder == "pgd-7/seed-1"
     assert grid.claim(cells()) is None
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "evaluation-last.json"])
+def test_results_that_a_later_deat_wrote_are_not_taken_for_damaged(grid, name):
+    finish_all(grid)
+    cell = grid.root / "pgd-7/seed-1"
+    told = json.loads((cell / "evaluation.json").read_text())
+    (cell / name).write_text(json.dumps({**told, "schema": 99}))
+    with pytest.raises(DataError, match="Upgrade deat"):
+        grid.open(QUICK, cells(), {})
+    with pytest.raises(DataError, match="Upgrade deat"):
+        drop_damaged(cell)
+    assert json.loads((cell / name).read_text())["schema"] == 99
 
 
 def test_a_disk_that_takes_nothing_more_is_explained_and_the_cell_stays_free(grid, monkeypatch):

@@ -1,12 +1,14 @@
 """Bad input to an evaluation is refused before any work, with what to do."""
 
+import numpy as np
 import pytest
 import torch
 
 from deat.errors import DataError, DeatError, UsageError
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.named import attacker
+from deat.evaluation.named import attacker, attackers
 from helpers.eval_attackers import Own
+from helpers.eval_nets import Around
 from helpers.nets import conv_net, images
 
 
@@ -57,8 +59,26 @@ def test_a_negative_seed_is_refused():
     refused("seed must be a whole number >= 0, not -1", seed=-1)
 
 
+@pytest.mark.parametrize("value", [1.5, "1", True, None])
+def test_a_seed_that_is_no_whole_number_is_refused(value):
+    refused(f"seed must be a whole number >= 0, not {value!r}", seed=value)
+
+
 def test_an_empty_list_of_attacks_is_refused():
     refused("no attack was named", attacks=[])
+    refused("no attack was named", attacks=" , ")
+
+
+def test_attacks_may_be_named_in_one_text_as_on_the_command_line():
+    assert [how.name for how in attackers("natural, PGD-3,aa")] == ["natural", "pgd-3", "aa"]
+    assert [how.name for how in attackers("aa")] == ["aa"]
+    found = evaluate(conv_net(), images(8), threat="linf:0.1", attacks="natural,fgsm", sanity=False)
+    assert list(found.accuracy) == ["natural", "fgsm", "worst"]
+
+
+@pytest.mark.parametrize("bad", [None, 3, [3], [None], [lambda *a: None]])
+def test_what_is_no_attack_is_refused(bad):
+    refused("is no attack", attacks=bad)
 
 
 def test_an_attack_named_twice_is_refused():
@@ -71,9 +91,18 @@ def test_an_attack_cannot_have_the_headline_s_name():
 
 
 @pytest.mark.parametrize("option", ["n", "block"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_a_number_of_images_below_one_is_refused(option, value):
-    refused(f"{option} must be a number of images >= 1, not {value}", **{option: value})
+@pytest.mark.parametrize("value", [0, -1, "10", 10.5, True])
+def test_a_number_of_images_that_is_none_is_refused(option, value):
+    refused(f"{option} must be a number of images >= 1, not {value!r}", **{option: value})
+
+
+def test_numpy_s_whole_numbers_are_numbers():
+    options = {"threat": "linf:0.1", "attacks": "natural,pgd-2", "sanity": False}
+    numbers = {"n": 6, "block": 4, "seed": 1}
+    plain = evaluate(conv_net(), images(8), **options, **numbers)
+    found = evaluate(conv_net(), images(8), **options, **{name: np.int64(v) for name, v in numbers.items()})
+    assert found.verdicts == plain.verdicts
+    assert found.as_json()["settings"] == plain.as_json()["settings"]
 
 
 def test_a_radius_in_levels_of_255_is_refused():
@@ -99,6 +128,58 @@ def test_data_that_is_none_is_refused():
     refused("expected class numbers", error=DataError, data=(torch.rand(3, 1, 4, 4), torch.rand(3)))
     refused("is empty", error=DataError, data=(torch.rand(0, 1, 4, 4), zeros[:0]))
     refused("divide by 255", error=DataError, data=(255 * torch.rand(3, 1, 4, 4), zeros))
+
+
+@pytest.mark.parametrize("data", [None, 3])
+def test_what_holds_no_images_is_refused_without_a_word_of_training(data):
+    with pytest.raises(UsageError, match=f"cannot read images from a {type(data).__name__}; pass an ImageSet"):
+        evaluate(Untouched(), data, threat="linf:0.1")
+
+
+@pytest.mark.parametrize("model", [lambda x: x, "resnet", None])
+def test_a_model_that_is_no_module_is_refused(model):
+    with pytest.raises(UsageError, match=f"the model is a {type(model).__name__}; wrap it in a torch.nn.Module"):
+        evaluate(model, images(), threat="linf:0.1")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_model_whose_weights_cannot_take_float32_images_is_refused_with_what_to_do(dtype):
+    with pytest.raises(UsageError, match=rf"weights are {dtype}, and images torch.float32: give it as model.float\(\)"):
+        evaluate(conv_net().to(dtype), images(), threat="linf:0.1")
+
+
+def test_a_model_that_casts_by_itself_is_judged():
+    inside = Around(conv_net().double(), lambda x: x.double(), lambda logits: logits.float())
+    found, plain = (evaluate(net, images(), threat="linf:0.1", attacks="pgd-3") for net in (inside, conv_net()))
+    assert found.verdicts["pgd-3"] == plain.verdicts["pgd-3"]
+
+
+def test_an_error_of_the_model_s_own_is_not_explained_away():
+    class Broken(torch.nn.Linear):
+        def forward(self, x):
+            raise RuntimeError("my own")
+
+    with pytest.raises(RuntimeError, match="my own"):
+        evaluate(Broken(2, 2), images(), threat="linf:0.1")
+
+
+@pytest.mark.parametrize(
+    ("behind", "shown"),
+    [
+        (lambda logits: (logits, logits), "tuple"),
+        (lambda logits: logits[:, 0], r"shape \(1,\)"),
+        (lambda logits: logits[:, :, None], r"shape \(1, 3, 1\)"),
+        (lambda logits: logits.argsort(1), "torch.int64"),
+    ],
+)
+def test_a_model_that_does_not_answer_with_logits_is_refused(behind, shown):
+    with pytest.raises(UsageError, match=rf"{shown}.*return logits of shape \(images, classes\)"):
+        evaluate(Around(conv_net(), lambda x: x, behind), images(), threat="linf:0.1")
+
+
+@pytest.mark.parametrize("bad", ["text", 3, {"model": object()}, {"size": float("nan")}])
+def test_what_a_record_cannot_say_of_itself_is_refused_before_any_work(bad):
+    refused("about must be a dict", about=bad)
 
 
 def test_a_network_that_cannot_tell_all_classes_apart_is_refused():

@@ -148,8 +148,8 @@ def test_rubbish_in_the_file_is_passed_over(rubbish, tmp_path):
 CHILD = """
 import os, signal, sys
 from unit.test_eval_blocks import fragile, judged
-def told(done, total, text):
-    if done == int(sys.argv[2]):
+def told(pace):
+    if pace.done == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 judged(sys.argv[1], attacks=fragile(), progress=told)
 """
@@ -202,8 +202,8 @@ def test_a_ledger_of_another_question_is_not_used(change, tmp_path, rulings):
 
 
 def interrupt_after(count):
-    def told(done, total, text):
-        if done == count:
+    def told(pace):
+        if pace.done == count:
             raise Interrupted
 
     return told

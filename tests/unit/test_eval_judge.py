@@ -1,5 +1,7 @@
 """The judge distrusts everyone, and leaves everything as it found it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from deat.errors import UsageError
 from deat.evaluation.attacks import Attack, attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.graphed import padded_size
-from deat.evaluation.judge import Judge, full_precision
+from deat.evaluation.judge import Counted, Judge, full_precision
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, undefended
 from helpers.games import THREATS
@@ -179,7 +181,6 @@ def test_a_block_without_a_right_answer_costs_its_classification_only():
         ("pgd-1", 1 + 1, 1),
         ("pgd-7-last", 7 + 1, 7),
         ("cw-7-last", 7 + 1, 7),
-        ("pgd-3x4-last", 4 * 3 + 3 + 1, 4 * 3),  # and each restart asks once who still stands
     ],
 )
 def test_forward_and_backward_counts_are_those_counted_by_hand(name, forwards, backwards):
@@ -199,26 +200,70 @@ def test_fooled_images_leave_the_batch_and_cost_no_more_passes():
     assert 20 * survivors <= ruling.backwards < 20 * right
 
 
+class Doubting(torch.nn.Module):
+    """Claims that every image is fooled from the start; the exact model knows better."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x).neg()
+
+    def surely_correct(self, x, y):
+        with torch.no_grad():
+            return self.net(x).argmax(1) == y
+
+
 def test_an_image_whose_fall_the_exact_model_denies_is_pushed_on_until_it_falls():
-    class Doubting(torch.nn.Module):
-        """Claims that every image is fooled from the start; the exact model knows better."""
-
-        def __init__(self, net):
-            super().__init__()
-            self.net = net
-
-        def forward(self, x):
-            return self.net(x).neg()
-
-        def surely_correct(self, x, y):
-            with torch.no_grad():
-                return self.net(x).argmax(1) == y
-
     net, (x, y) = undefended(), digits(50)
     x, y = x[(right := net(x).argmax(1) == y)], y[right]
     found = Attack("own", steps=20, start="zero")(Doubting(net), x, y, THREAT)
     moved = (found - x).flatten(1).abs().amax(1)
     assert bool((moved > 0.9 * THREAT.eps).any()), "images that only the twin holds for fooled must move on"
+
+
+class Hasty(Doubting):
+    """Claims the same, but knows which way to go: the answer is always its second choice."""
+
+    def forward(self, x):
+        logits = self.net(x)
+        return logits - 1e3 * nn.functional.one_hot(logits.argmax(1), 10)
+
+
+def test_restarts_attack_everyone_whom_the_exact_model_still_gets_right_and_nobody_else():
+    net, (x, y) = undefended(), digits(100)
+    x, y = x[(right := net(x).argmax(1) == y)], y[right]
+    once, thrice = (attack(name)(Hasty(net), x, y, THREAT, generator()) for name in ("pgd-3", "pgd-3x3"))
+    stands = net(once).argmax(1) == y
+    moved = (once != thrice).flatten(1).any(1)
+    assert 0 < stands.sum() < len(y)
+    assert torch.equal(moved, stands)
+
+
+def restarted(net, x, y, how):
+    """Each restart on all images, which keep the first example that fooled; and how many stood before each."""
+    draw, found, standing = generator(), x, []
+    for _ in range(how.restarts):
+        stands = net(found).argmax(1) == y
+        tried = replace(how, restarts=1)(net, x, y, THREAT, draw)
+        found = torch.where(stands.view(-1, 1, 1, 1), tried, found)
+        standing.append(int(stands.sum()))
+    return found, standing
+
+
+@pytest.mark.parametrize("name", ["pgd-2x4", "cw-2x4", "pgd-2x4-last"])
+def test_restarts_on_survivors_alone_end_where_restarts_on_everyone_would(name):
+    net, (x, y) = undefended().double(), digits(60)
+    x, y = x[(right := net(x.double()).argmax(1) == y)].double(), y[right]
+    counted = Counted(net)
+    found = attack(name)(counted, x, y, THREAT, generator())
+    expected, standing = restarted(net, x, y, attack(name))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+    assert 0 < standing[3] < standing[0] == len(y)
+    assert counted.backwards <= 2 * sum(standing)
+    if name.endswith("last"):  # where nobody leaves on the way
+        assert (counted.forwards, counted.backwards) == (2 * sum(standing) + sum(standing[:3]), 2 * sum(standing))
 
 
 def test_counts_and_seconds_of_an_evaluation_are_the_sums_over_its_blocks():

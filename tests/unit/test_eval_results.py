@@ -6,13 +6,14 @@ import pytest
 import torch
 
 import deat
+from deat.errors import DataError
 from deat.evaluation.evaluation import SCHEMA, AttackResult, Evaluation, load_evaluation
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.intervals import wilson
 from deat.evaluation.packing import unpack_bits, unpack_labels
 from deat.evaluation.sanity import Flag
 from helpers.eval_attackers import Own
-from helpers.eval_nets import THREAT, digits, robust
+from helpers.eval_nets import THREAT, digits, robust, softmax
 from helpers.nets import conv_net, images
 
 
@@ -115,6 +116,115 @@ def test_the_file_is_strict_json_with_everything_a_reader_needs(tmp_path):
     assert told["attacks"][1]["backwards"] > 0
     for name, rows in told["per_class"].items():
         assert sum(row["correct"] for row in rows.values()) == sum(found.verdicts[name])
+
+
+PAIR = [float]
+"""Wilson's interval."""
+ROW = {"correct": int, "images": int, "interval": PAIR}
+SETTINGS = {
+    "about": {str: (str, int, None)},
+    "attacks": {str: {str: object}},
+    "available": int,
+    "block": int,
+    "cascade": bool,
+    "compiled": bool,
+    "device": str,
+    "image": [int],
+    "model": str,
+    "precision": str,
+    "sample": bool,
+    "sanity": bool,
+    "seed": int,
+    "threat": {"norm": str, "eps": float},
+    "versions": {str: str},
+}
+SHAPE = {
+    "schema": int,
+    "images": int,
+    "accuracy": {str: float},
+    "intervals": {str: PAIR},
+    "added": {str: int},
+    "per_class": {str: {str: ROW}},
+    "flags": [{"name": str, "seen": str, "advice": str}],
+    "settings": SETTINGS,
+    "attacks": [{"name": str, "correct": str, "invalid": int, "seconds": float, "forwards": int, "backwards": int}],
+    "labels": str,
+    "classes": [str],
+}
+"""evaluation.json of schema 2: {str: kind} is an object of any names, [kind] a list of any length."""
+
+
+def misfits(value, shape, at="") -> list[str]:
+    """Where a value is not of a shape."""
+    if isinstance(shape, dict) and isinstance(value, dict):
+        known = dict.fromkeys(value, shape[str]) if str in shape else shape
+        wrong = [f"{at}.{key}" for key in value.keys() ^ known.keys()]
+        return wrong + [
+            m for key in value.keys() & known.keys() for m in misfits(value[key], known[key], f"{at}.{key}")
+        ]
+    if isinstance(shape, list) and isinstance(value, list):
+        return [m for i, held in enumerate(value) for m in misfits(held, shape[0], f"{at}.{i}")]
+    kinds = shape if isinstance(shape, tuple) else (shape,)
+    fits = object in kinds or type(value) in kinds or (value is None and None in kinds)
+    return [] if fits else [at]
+
+
+@pytest.mark.parametrize("net", [robust, lambda: softmax(robust())])
+@pytest.mark.parametrize("cascade", [False, True])
+def test_what_is_written_has_the_shape_of_its_schema(net, cascade, tmp_path):
+    asked = ["natural", "fgsm", "pgd-3", "apgd-ce", Own("mine")]
+    file = tmp_path / "evaluation.json"
+    evaluate(net(), digits(20), threat=THREAT, attacks=asked, n=12, block=8, cascade=cascade, save=file)
+    told = json.loads(file.read_text())
+    assert told["schema"] == 2
+    assert misfits(told, SHAPE) == []
+
+
+def test_what_has_another_shape_is_seen_to():
+    told = made().as_json()
+    told["settings"] = {**dict.fromkeys(SETTINGS), "extra": 1}
+    told["labels"], told["flags"] = [0], [{"name": "x", "seen": 3, "advice": ""}]
+    found = set(misfits(told, SHAPE))
+    assert {".settings.extra", ".settings.seed", ".settings.threat", ".labels", ".flags.0.seen"} <= found
+    assert ".accuracy.natural" not in found
+
+
+@pytest.mark.parametrize("net", [robust(), softmax(robust())])
+@pytest.mark.parametrize("sanity", [False, True])
+def test_a_record_says_whether_sanity_was_checked(net, sanity, tmp_path):
+    found = evaluate(net, digits(20), threat=THREAT, attacks="natural", sanity=sanity, save=tmp_path / "found.json")
+    assert found.settings["sanity"] is found.checked is load_evaluation(tmp_path / "found.json").checked is sanity
+    assert sanity or found.flags == []
+    assert made().checked, "files from before do not tell"
+
+
+def test_a_record_from_python_says_what_is_known_of_model_data_device_and_images(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    found = evaluate(robust(), digits(20), threat=THREAT, attacks="natural").settings
+    assert found["about"] == {"model": "Sequential", "data": "tuple"}
+    assert (found["device"], found["image"]) == ("cpu", [1, 8, 8])
+    told = {"data": "folder:/home/somebody/photos", "model": "mine", "epochs": 3}
+    found = evaluate(robust(), digits(20), threat=THREAT, attacks="natural", about=told).settings
+    assert found["about"] == {"data": "folder:~/photos", "model": "mine", "epochs": 3}
+
+
+@pytest.mark.parametrize("schema", [3, 99])
+def test_a_file_of_a_later_schema_is_refused_with_a_hint_to_upgrade(schema, tmp_path):
+    made().save(tmp_path / "found.json")
+    told = json.loads((tmp_path / "found.json").read_text())
+    (tmp_path / "found.json").write_text(json.dumps({**told, "schema": schema}))
+    with pytest.raises(DataError, match=rf"found\.json' has schema {schema}; this deat reads up to 2. Upgrade deat"):
+        load_evaluation(tmp_path / "found.json")
+
+
+@pytest.mark.parametrize("schema", [0, -1, "2", 2.0, True, None])
+def test_a_file_of_no_schema_is_none_of_ours(schema, tmp_path):
+    made().save(tmp_path / "found.json")
+    told = json.loads((tmp_path / "found.json").read_text())
+    for held in ({**told, "schema": schema}, {key: value for key, value in told.items() if key != "schema"}):
+        (tmp_path / "found.json").write_text(json.dumps(held))
+        with pytest.raises(DataError, match=r"is not an evaluation\.json that deat wrote"):
+            load_evaluation(tmp_path / "found.json")
 
 
 def test_a_file_is_replaced_whole(tmp_path):

@@ -208,9 +208,10 @@ def test_a_radius_may_be_given_in_words_and_progress_is_told_after_each_ruling()
         attacks=["natural", "fgsm"],
         block=20,
         sanity=False,
-        progress=lambda done, total, text: told.append((done, total, text)),
+        progress=lambda pace: told.append((pace.done, pace.total, pace.name)),
     )
     assert found.settings["threat"] == {"norm": "l2", "eps": 0.5}
+    assert told.pop(0) == (0, 6, "")
     assert [done for done, _, _ in told] == list(range(1, 7))
     assert {total for _, total, _ in told} == {6}
     assert [text for _, _, text in told] == ["natural", "fgsm"] * 3

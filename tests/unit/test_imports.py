@@ -58,7 +58,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "paths": (),
     "recording": (),
     "evaluation": (
-        *("errors", "seeding", "modes", "ranks", "versions", "writing", "recording"),
+        *("errors", "seeding", "modes", "ranks", "versions", "writing", "paths", "recording"),
         *("kernels", "threat", "game.losses", "models", "data"),
     ),
 }

@@ -9,13 +9,16 @@ from statistics import fmean, stdev
 
 import pytest
 
+from deat.commands import bench_table
 from deat.errors import DataError, UsageError
 from deat.evaluation.intervals import wilson
 from deat.evaluation.packing import unpack_bits
 from deat.evaluation.sanity import Flag
 from deat.plain import markdown, plain
+from deat.report import sections
 from deat.report.cells import attacks_of, cell, front, headline, title
 from deat.report.claims import check_claims
+from deat.report.collect import collect
 from deat.report.draw import HUES, label, mean_of, unit
 from deat.report.escape import latex, markup
 from deat.report.gather import gather, troubles
@@ -199,6 +202,24 @@ def test_minutes_of_a_crowded_machine_and_flagged_rows_are_marked(tmp_path):
     assert "⚑ one_step_wins" in markdown_table(of)
     assert any(note.startswith("*") for note in notes(of))
     assert any(note.startswith("⚑") for note in notes(of))
+
+
+def test_a_row_judged_without_sanity_checks_is_not_taken_for_a_clean_one(tmp_path):
+    make_run(tmp_path / "a", shares={"natural": 0.9})
+    make_run(tmp_path / "b", "pgd-7", seed=3, shares={"natural": 0.9})
+    file = tmp_path / "b/evaluation.json"
+    told = json.loads(file.read_text())
+    file.write_text(json.dumps({**told, "settings": {**told["settings"], "sanity": False}}))
+    named = (("x", one_run("a")), ("y", one_run("b", 3)))
+    rows = [{"name": name, "method": name, "model": "m", "runs": [run]} for name, run in named]
+    bench = make_bench(tmp_path, rows)
+    of = sheet(gather([str(bench)]), None)
+    lines = {line.split("|")[1].strip(): line for line in markdown_table(of).splitlines() if line.startswith("|")}
+    assert ("sanity not checked" in lines["y"], "sanity not checked" in lines["x"]) == (True, False)
+    said = "Sanity not checked: y seed 3, so no flag there means nothing."
+    assert [note for note in notes(of) if "checked" in note] == [said]
+    assert "sanity not checked</span>" in sections.table(of)
+    assert bench_table.notes(collect(bench)) == ["sanity not checked: y, seed 3"]
 
 
 def paper_bench(tmp_path, jobs=1):

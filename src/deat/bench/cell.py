@@ -109,7 +109,8 @@ def judge(
     if out.is_file():
         return
     model = run.model()
-    load_weights(model, path / epoch / "model.safetensors")
+    weights = path / epoch / "model.safetensors"
+    load_weights(model, weights)
     with _threads(run, model):
         evaluate(
             model.to(find_device(run.settings.device)),
@@ -121,6 +122,7 @@ def judge(
             block=block,
             ledger=out.with_name(f".{out.stem}-rulings.jsonl"),
             save=out,
+            about=run.about(weights, epoch),
         )
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deat.errors import DeatError
+from deat.errors import DeatError, NewerError
 from deat.evaluation.evaluation import load_evaluation
 from deat.live import say_aside
 from deat.report.collect import BESIDE, EVALUATION, collect_run
@@ -15,6 +15,8 @@ def is_whole(path: Path) -> bool:
     """Whether a finished cell's folder still holds what it found."""
     try:
         return not damaged(path) and bool(collect_run(path).numbers)
+    except NewerError:
+        raise  # it is whole, and to be judged again by nobody
     except (DeatError, *UNREADABLE):
         return False
 
@@ -35,5 +37,7 @@ def damaged(path: Path) -> list[Path]:
 def _is_evaluation(file: Path) -> bool:
     try:
         return bool(load_evaluation(file).as_json())
+    except NewerError:
+        raise
     except (DeatError, *UNREADABLE):
         return False

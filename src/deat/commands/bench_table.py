@@ -47,6 +47,8 @@ def notes(found: Bench) -> list[str]:
         for run in row.done:
             flags = run.evaluation.flags if run.evaluation else []
             said += [f"FLAG {flag.name} of {row.name}, seed {run.seed}: {flag.seen}" for flag in flags]
+            if run.evaluation and not run.evaluation.checked:
+                said.append(f"sanity not checked: {row.name}, seed {run.seed}")
     return said
 
 

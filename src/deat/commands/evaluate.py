@@ -2,11 +2,11 @@
 
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from rich.console import Console
@@ -20,9 +20,11 @@ from deat.data.corpus import Part
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluation import Evaluation
-from deat.evaluation.evaluator import Progress, check_question, evaluate
+from deat.evaluation.evaluator import Progress, evaluate
 from deat.evaluation.judge import Attacker
-from deat.evaluation.named import attacker
+from deat.evaluation.named import attackers
+from deat.evaluation.pace import Pace
+from deat.evaluation.question import check_question
 from deat.live import clock, is_terminal
 from deat.methods.tune import LONGEST
 from deat.models import load_weights
@@ -69,7 +71,7 @@ class Order:
 def run_evaluation(flags: dict[str, Any]) -> int:
     """Evaluate, write evaluation.json and show the table; 6 where a sanity flag was raised."""
     order = Order(**{f.name: flags[f.name] for f in fields(Order)})
-    named = [attacker(name) for name in order.attacks.split(",") if name.strip()]
+    named = attackers(order.attacks)
     check_question(named, order.n, order.block, order.seed)
     ranks = Ranks.join(order.device)
     with ranks.leader_first():
@@ -97,6 +99,7 @@ def run_evaluation(flags: dict[str, Any]) -> int:
             engine=order.engine,
             ledger=out.with_name(f".{out.stem}-rulings.jsonl"),
             save=out,
+            about=run.about(weights, order.epoch if (target / RUN).is_file() else None),
             progress=progress,
             ranks=ranks,
         )
@@ -199,8 +202,8 @@ def test_part(run: Run) -> Part:
 def _with_step(how: Attacker, alpha: float | None, threat: ThreatModel) -> Attacker:
     if alpha is not None and not 0 <= alpha <= LONGEST:
         raise UsageError(f"alpha must be a step size from 0 to {LONGEST:g}, such as 2/255, not {alpha!r}.")
-    if alpha is None or not isinstance(how, Attack) or how.steps < 2 or not threat.eps:
-        return how
+    if alpha is None or not isinstance(how, Attack) or how.start == "zero" or not threat.eps:
+        return how  # from the image itself go natural, of no step, and FGSM, whose one step is eps
     return replace(how, alpha=alpha / threat.eps)
 
 
@@ -210,17 +213,21 @@ def _beside(target: Path) -> Path:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Progress]:
+    """A line that rich redraws from the clock, however long a ruling takes."""
     if quiet or not is_terminal():
-        yield lambda done, total, text: None
+        yield lambda pace: None
         return
-    started = perf_counter()
-    with Live(Text("evaluating"), transient=True, refresh_per_second=4) as live:
+    known: deque[Pace] = deque(maxlen=1)
+    with Live(get_renderable=lambda: Text(line(known[-1]) if known else ""), transient=True, refresh_per_second=4):
+        yield known.append
 
-        def show(done: int, total: int, text: str) -> None:
-            left = (perf_counter() - started) * (total - done) / done
-            live.update(Text(f"evaluating  {done}/{total}  {clock(left)} left  after {text}"))
 
-        yield show
+def line(pace: Pace) -> str:
+    """Where an evaluation stands."""
+    if pace.done == pace.total:
+        return f"evaluating  {pace.done}/{pace.total}  checking what was found"
+    left = "-:--" if pace.left is None else clock(pace.left)
+    return f"evaluating  {pace.done}/{pace.total}  {left} left  {pace.name}".rstrip()
 
 
 def _show(found: Evaluation, out: Path, order: Order) -> None:

@@ -19,7 +19,7 @@ from deat.report.collect import Row
 from deat.report.draw import check_matplotlib, draw, draw_gallery
 from deat.report.gallery import Gallery
 from deat.report.gallery import table_of as gallery_table
-from deat.report.gather import Subject, flags_of, gather, troubles
+from deat.report.gather import Subject, flags_of, gather, troubles, unchecked
 from deat.report.latex import latex_table
 from deat.report.page import Story, page
 from deat.report.series import figures, table_of
@@ -210,5 +210,6 @@ def _row(of: Sheet, row: Row) -> dict[str, Any]:
         "cost": asdict(spent) if spent else None,
         "versus": versus,
         "flags": sorted({flag.name for _, flag in flags_of(row)}),
+        "unchecked": unchecked(row),
         "troubles": troubles(row),
     }

@@ -103,10 +103,10 @@ def _as_loader(data: Any, batch_size: int, seed: int, shuffle: bool, workers: in
         check_fits(len(data), 1)
         return load_items(data, batch_size, seed, shuffle, workers)
     if not hasattr(data, "__iter__"):
-        raise UsageError(f"cannot train on a {type(data).__name__}; pass {_ACCEPTED}.")
+        raise UsageError(f"cannot read images from a {type(data).__name__}; pass {_ACCEPTED}.")
     if iter(data) is data:
         raise UsageError(
-            f"a {type(data).__name__} can be read only once, and training reads the data once an epoch."
+            f"a {type(data).__name__} can be read only once, and data is read several times."
             " Pass the Dataset or DataLoader itself, or list(...) of the batches."
         )
     return data  # type: ignore[no-any-return]

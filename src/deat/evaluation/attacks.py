@@ -25,7 +25,8 @@ class Attack:
     """A projected-gradient attack: `steps` of alpha (in units of eps) on a loss, from a start.
 
     freeze leaves an image where it is once it is misclassified, so that what is scored is the worst
-    iterate; without it the last one is. With restarts, an image keeps the first one that fooled the model.
+    iterate; without it the last one is. A restart attacks only whom the others left, by the exact model's word where
+    the attack asks a quick twin; its starts are drawn for all images, so nobody's depends on who fell before.
     """
 
     name: str
@@ -47,16 +48,18 @@ class Attack:
         """The adversarial images."""
         with torch.inference_mode(False), torch.enable_grad(), evaluating(model):
             x, y = x.clone(), y.clone()  # an inference tensor cannot be differentiated
-            found = self._once(model, x, y, threat, generator)
+            found = self._once(model, x, y, threat, threat.start(x, self.start, generator))
+            rows = torch.arange(len(x), device=x.device)
             for _ in range(self.restarts - 1):
-                held = spread(model(found).argmax(1) == y, x)
-                found = torch.where(held, self._once(model, x, y, threat, generator), found)
+                rows = rows[still_correct(model, found[rows], y[rows])]
+                if len(rows) == 0:
+                    break
+                start = threat.start(x, self.start, generator)[rows]
+                found[rows] = self._once(model, x[rows], y[rows], threat, start)
             return found
 
-    def _once(
-        self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, generator: torch.Generator | None
-    ) -> Tensor:
-        delta = threat.start(x, self.start, generator)
+    def _once(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, delta: Tensor) -> Tensor:
+        """The adversarial images from one start."""
         found, rows, pushed = (
             delta.clone(),
             torch.arange(len(x), device=x.device),
@@ -100,6 +103,17 @@ def confirmed(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor) -> Te
         return fooled
     index = fooled.nonzero().squeeze(1)
     return fooled.index_put((index,), ~surely_correct(images[index].detach(), y[index])) if len(index) else fooled
+
+
+def still_correct(model: nn.Module, images: Tensor, y: Tensor) -> Tensor:
+    """Who is classified correctly: by the exact model, where the attack asks a quick twin."""
+    surely_correct = getattr(model, "surely_correct", None)
+    if surely_correct is not None:
+        sure: Tensor = surely_correct(images, y)
+        return sure
+    with torch.no_grad():
+        hit: Tensor = model(images).argmax(1) == y
+    return hit
 
 
 FAMILIES: dict[str, Callable[[int], Attack]] = {

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deat.errors import DataError
+from deat.errors import DataError, NewerError
 from deat.evaluation.intervals import wilson
 from deat.evaluation.judge import Ruling
 from deat.evaluation.packing import pack_bits, pack_labels, unpack_bits, unpack_labels
@@ -70,6 +70,11 @@ class Evaluation:
         return {name: sum(hits) / len(hits) for name, hits in shown.items()}
 
     @property
+    def checked(self) -> bool:
+        """Whether the sanity checks were made, without which no flags say nothing; older files do not tell."""
+        return bool(self.settings.get("sanity", True))
+
+    @property
     def worst(self) -> float:
         """The headline: accuracy against the worst of all attacks, image by image."""
         return self.accuracy["worst"]
@@ -126,9 +131,23 @@ class Evaluation:
 def load_evaluation(path: str | Path) -> Evaluation:
     """An Evaluation read back from its evaluation.json."""
     try:
-        return _read(json.loads(Path(path).read_text(encoding="utf-8")))
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        if is_newer(found["schema"]):
+            raise NewerError(
+                f"{str(path)!r} has schema {found['schema']!r}; this deat reads up to {SCHEMA}. Upgrade deat."
+            )
+        return _read(found)
+    except NewerError:
+        raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{str(path)!r} is not an evaluation.json that deat wrote ({error!r}). Leave it out.") from None
+
+
+def is_newer(schema: Any) -> bool:
+    """Whether a later deat wrote a file of this schema; a ValueError for what no deat has written."""
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise ValueError(f"schema {schema!r}")
+    return schema > SCHEMA
 
 
 def _read(found: Any) -> Evaluation:

@@ -56,16 +56,16 @@ class Judge:
         started = perf_counter()
         with full_precision(), torch.autocast(x.device.type, enabled=False), evaluating(self.model):
             stands = self._clean(x, y).clone()
-            before = self._counted()
+            before = self.counted()
             if alive is not None:
                 stands &= torch.tensor(alive, device=x.device)
             invalid = self._attack(attacker, x, y, block, stands)
             correct = stands.tolist()
-        forwards, backwards = (now - then for now, then in zip(self._counted(), before, strict=True))
+        forwards, backwards = (now - then for now, then in zip(self.counted(), before, strict=True))
         asked = len(x) if attacker.name == "natural" else 0  # which the other attacks share
         return Ruling(correct, invalid, perf_counter() - started, asked + forwards, backwards)
 
-    def _counted(self) -> tuple[int, int]:
+    def counted(self) -> tuple[int, int]:
         """Images passed so far, forward and backward, through the model and its twin."""
         forwards, backwards = self.model.forwards, self.model.backwards
         if self.quick is None:

@@ -36,14 +36,15 @@ class Ledger:
         held = self._known.get((block, attack))
         return held[1] if held and held[0] == images else None
 
-    def add(self, block: int, attack: str, images: str, ruling: Ruling) -> None:
-        """Keep a ruling that is not known yet."""
+    def add(self, block: int, attack: str, images: str, ruling: Ruling) -> bool:
+        """Keep a ruling; whether it was not known yet."""
         if self.find(block, attack, images) is not None:
-            return
+            return False
         self._known[block, attack] = images, ruling
         if self.path is not None:
             line = {"question": self.question, "block": block, "attack": attack, "images": images, **asdict(ruling)}
             _append(self.path, json.dumps(line))
+        return True
 
     def share(self, ranks: Ranks) -> None:
         """Let every process know what the first one read."""

@@ -1,5 +1,6 @@
 """Attacks by name, our own and AutoAttack's, and their settings as a record keeps them."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
@@ -27,6 +28,16 @@ def attacker(name: str | Attacker) -> Attacker:
         return attack(text)
     except UsageError:
         raise unknown("attack", name, (known.replace("N", "20") for known in KNOWN), HINT) from None
+
+
+def attackers(asked: str | Attacker | Iterable[str | Attacker]) -> list[Attacker]:
+    """Attacks in their order; one text may name several between commas, as on the command line."""
+    names = [name for name in asked.split(",") if name.strip()] if isinstance(asked, str) else asked
+    found = [attacker(name) for name in (names if isinstance(names, Iterable) else [names])]
+    for how in found:
+        if not callable(how) or not isinstance(getattr(how, "name", None), str):
+            raise UsageError(f"{how!r} is no attack; give a name, such as pgd-20, or something to call that has one.")
+    return found
 
 
 def describe(how: Attacker, threat: ThreatModel, num_classes: int = 10) -> dict[str, Any]:

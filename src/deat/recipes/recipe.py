@@ -10,8 +10,9 @@ from typing import Any
 
 from deat.data import names as data_names
 from deat.errors import UsageError, unknown
-from deat.evaluation.evaluator import BLOCK, check_question
+from deat.evaluation.evaluator import BLOCK
 from deat.evaluation.named import attacker
+from deat.evaluation.question import check_question
 from deat.loading import is_file_spec
 from deat.methods import method as find_method
 from deat.methods.tune import tune

@@ -75,6 +75,11 @@ def flags_of(row: Row) -> list[tuple[int, Any]]:
     ]
 
 
+def unchecked(row: Row) -> list[int]:
+    """The seeds of a row whose evaluations were made without sanity checks."""
+    return [run.seed for run in row.runs if any(e and not e.checked for e in (run.evaluation, *run.beside.values()))]
+
+
 def _alone(path: Path) -> OneRun:
     """A run folder that was named by itself."""
     if not (path / RUN).is_file():
@@ -176,6 +181,9 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
         if len(values) > 1:
             yield f"Rows differ in their {what} ({', '.join(sorted(values))}), so not all of them can be compared."
     yield from _samples(rows)
+    for row in rows:
+        if seeds := unchecked(row):
+            yield f"Sanity not checked: {row.name} seed {', '.join(map(str, seeds))}, so no flag there means nothing."
 
 
 def _samples(rows: Sequence[Row]) -> Iterator[str]:

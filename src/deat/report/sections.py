@@ -8,7 +8,7 @@ from deat.report.claims import Checked
 from deat.report.collect import OneRun, Row
 from deat.report.escape import markup
 from deat.report.gallery import Gallery, data_uri
-from deat.report.gather import Subject, flags_of, troubles
+from deat.report.gather import Subject, flags_of, troubles, unchecked
 from deat.report.tables import (
     CROWDED,
     FLAGGED,
@@ -232,6 +232,8 @@ def _pills(row: Row, front: str) -> Iterator[str]:
         yield f' <span class="pill front" title="{markup(front)}">on the front</span>'
     for name in sorted({flag.name for _, flag in flags_of(row)}):
         yield f' <span class="pill flag">{FLAGGED} {markup(name)}</span>'
+    if unchecked(row):
+        yield ' <span class="pill flag">sanity not checked</span>'
     if len(row.done) < len(row.runs):
         yield f' <span class="pill failed">{len(row.done)} of {len(row.runs)} whole</span>'
 

@@ -11,7 +11,7 @@ from deat.recipes.paper import Value, paper_value
 from deat.report.cells import Cell, Cost, attacks_of, cell, cost, headline, title
 from deat.report.claims import Checked
 from deat.report.collect import OneRun, Row
-from deat.report.gather import Subject, flags_of, troubles
+from deat.report.gather import Subject, flags_of, troubles, unchecked
 from deat.report.paired import HOW, Versus, compare
 from deat.report.summary import score_table
 
@@ -211,7 +211,7 @@ def paper_cost(row: Row, *names: str) -> list[str]:
 def remarks(row: Row) -> list[str]:
     """What keeps a row from being whole, and its flags."""
     raised = sorted({f"{FLAGGED} {flag.name}" for _, flag in flags_of(row)})
-    return [*raised, *troubles(row)]
+    return [*raised, *(["sanity not checked"] if unchecked(row) else []), *troubles(row)]
 
 
 def whole(row: Row) -> str:

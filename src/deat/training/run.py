@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -159,6 +160,11 @@ class Run:
             "processes": trainer.ranks.size,
             "watch": self._watch_action(trainer),
         }
+
+    def about(self, weights: Path, epoch: str | None) -> dict[str, Any]:
+        """What an evaluation's record says of the network and the images that it judged."""
+        asked = {name: getattr(self.request, name) for name in ("data", "data_root", "size")}
+        return {**asked, "model": self.model_name, "weights": str(weights), "epoch": epoch}
 
     def _watch_action(self, trainer: Trainer) -> str:
         return self.request.watch or ("none" if trainer.val is None else "warn")

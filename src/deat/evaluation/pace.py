@@ -1,0 +1,60 @@
+"""How far an evaluation is, and how long the rest will take, by the passes that attacks are expected to make."""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from deat.evaluation.judge import Attacker
+from deat.evaluation.named import passes
+
+LITTLE = 0.3
+"""What `natural` costs an image: a pass without its way back."""
+GUESS = 20
+"""Passes that somebody else's attack is taken to make."""
+NEARLY = 0.95
+"""How much of a ruling under way counts as made, at most: it may take more passes than expected."""
+EARLY = 0.005
+"""The share of the work that must be made here before it says anything about the rest."""
+
+
+class Pace:
+    """Rulings made and ahead, weighed by passes times images; those from an earlier call cost no time and tell none.
+
+    asked says how many images have passed through the model so far, so that a long ruling shows how far it is.
+    """
+
+    def __init__(
+        self,
+        attacks: Sequence[Attacker],
+        images: int,
+        rulings: int,
+        asked: Callable[[], int],
+        now: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.done, self.total, self.name = 0, rulings, ""
+        self.made, self.ahead = 0.0, images * sum(map(weight, attacks))
+        self._asked, self._now, self._started = asked, now, now()
+        self._running, self._before = 0.0, 0
+
+    def begin(self, how: Attacker, images: int) -> None:
+        """A ruling begins to be made here."""
+        self.name, self._running, self._before = how.name, weight(how) * images, self._asked()
+
+    def end(self, how: Attacker, images: int, made: bool) -> None:
+        """A ruling is there: made just now, or by an earlier call."""
+        self.done, self.name, self._running = self.done + 1, how.name, 0.0
+        self.made += weight(how) * images if made else 0.0
+        self.ahead -= weight(how) * images
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left, at least one while there is anything to do; None while nothing can be said."""
+        part = min(self._asked() - self._before, NEARLY * self._running) if self._running else 0.0
+        made, ahead = self.made + part, self.ahead - part
+        if made <= EARLY * (made + ahead):
+            return None
+        return max(1.0, (self._now() - self._started) * ahead / made)
+
+
+def weight(how: Attacker) -> float:
+    """What an attack costs an image, in passes there and back."""
+    return LITTLE if how.name == "natural" else passes(how) or GUESS

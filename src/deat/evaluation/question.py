@@ -1,0 +1,73 @@
+"""What can be asked of an evaluation: everything else is refused, before any work."""
+
+import json
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deat.errors import UsageError
+from deat.evaluation.judge import Attacker
+from deat.modes import evaluating
+
+
+def count_outputs(model: nn.Module, x: Tensor, num_classes: int) -> int:
+    """The number of the model's logits, which may be more than the classes that the data shows, but not fewer."""
+    logits: Any = first_answer(model, x[:1])
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1 or not logits.is_floating_point():
+        shown = f"shape {tuple(logits.shape)}, {logits.dtype}" if isinstance(logits, Tensor) else f"{type(logits)!r}"
+        raise UsageError(f"the model answers one image with {shown}; let it return logits of shape (images, classes).")
+    outputs = int(logits.shape[1])
+    if outputs < num_classes:
+        raise UsageError(f"the model tells {outputs} classes apart, but the data has {num_classes}.")
+    return outputs
+
+
+def first_answer(model: nn.Module, x: Tensor) -> Any:
+    """What the model answers, or that it cannot take float32 images since its weights are of another type."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    try:
+        with torch.no_grad(), evaluating(model):
+            return model(x)
+    except RuntimeError as error:
+        if not dtypes or x.dtype in dtypes:
+            raise
+        named = " and ".join(sorted(map(str, dtypes)))
+        raise UsageError(f"the model's weights are {named}, and images {x.dtype}: give it as model.float().") from error
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no network: a function has no weights to tell it from another, and no modes."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is a {type(model).__name__}; wrap it in a torch.nn.Module that returns logits.")
+
+
+def check_about(about: Any) -> dict[str, Any]:
+    """What evaluation.json shall say of model and data, refused before any work where it cannot."""
+    try:
+        return dict(json.loads(json.dumps(dict(about or {}), allow_nan=False)))
+    except (TypeError, ValueError):
+        raise UsageError(f"about must be a dict of values that JSON has, not {about!r}.") from None
+
+
+def check_question(attacks: list[Attacker], n: int | None, block: int, seed: int = 0) -> None:
+    """Refuse attacks and numbers that cannot be evaluated, before any data is read."""
+    names = [a.name for a in attacks]
+    if not names:
+        raise UsageError("no attack was named; use at least one, such as natural, pgd-20 or aa.")
+    if "worst" in names:
+        raise UsageError("an attack cannot be named 'worst', which is what they leave together.")
+    if len(set(names)) < len(names):
+        raise UsageError(f"an attack is named twice in {names}; each may stand once.")
+    if n is not None and not is_whole(n, 1):
+        raise UsageError(f"n must be a number of images >= 1, not {n!r}.")
+    if not is_whole(block, 1):
+        raise UsageError(f"block must be a number of images >= 1, not {block!r}.")
+    if not is_whole(seed, 0):
+        raise UsageError(f"seed must be a whole number >= 0, not {seed!r}.")
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Whether a value is a whole number, and not below the least."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least

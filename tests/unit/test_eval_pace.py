@@ -1,0 +1,104 @@
+"""The time that an evaluation says it has left."""
+
+import pytest
+
+from deat.commands.evaluate import line
+from deat.evaluation.evaluator import evaluate
+from deat.evaluation.named import attackers
+from deat.evaluation.pace import Pace
+from helpers.eval_attackers import Interrupted, Own
+from helpers.eval_nets import THREAT, digits, robust
+
+
+class Clock:
+    """A judge's counter and a clock, both moved by hand."""
+
+    def __init__(self, attacks, images, block):
+        self.seconds = self.passed = 0
+        self.attacks = attackers(attacks)
+        rulings = -(-images // block) * len(self.attacks)
+        self.pace = Pace(self.attacks, images, rulings, lambda: self.passed, lambda: self.seconds)
+
+    def begin(self, how, images):
+        self.pace.begin(self.attacks[how], images)
+
+    def end(self, how, images, made=True):
+        self.pace.end(self.attacks[how], images, made)
+
+
+def test_a_ruling_counts_by_its_attack_s_passes_and_its_images():
+    clock = Clock("natural,pgd-20,apgd-t", 200, 100)
+    assert line(clock.pace) == "evaluating  0/6  -:-- left"
+    clock.end(0, 100)
+    clock.seconds = 2
+    clock.end(1, 100)
+    assert clock.pace.left == pytest.approx(2 * (500 + 520.3) / 20.3)
+    assert line(clock.pace) == "evaluating  2/6  1:41 left  pgd-20"
+    clock.seconds = 52
+    clock.end(2, 100)
+    assert clock.pace.left == pytest.approx(52)
+
+
+def test_one_long_ruling_shows_how_far_it_is_and_never_claims_to_be_over():
+    clock = Clock("natural,aa", 10_000, 10_000)
+    clock.begin(0, 10_000)
+    clock.seconds = 3
+    clock.end(0, 10_000)
+    clock.begin(1, 10_000)
+    assert line(clock.pace) == "evaluating  1/2  -:-- left  aa"
+    shown = []
+    for part in (0.1, 0.5, 0.9, 1.0, 2.0):
+        clock.seconds, clock.passed = 100 * part, int(4000 * 10_000 * part)
+        shown.append(clock.pace.left)
+        assert "0:00" not in line(clock.pace)
+    assert shown[:3] == pytest.approx([90, 50, 10], rel=0.01)
+    assert min(shown) >= 1
+    clock.end(1, 10_000)
+    assert line(clock.pace) == "evaluating  2/2  checking what was found"
+
+
+def test_time_left_follows_the_clock_between_rulings():
+    clock = Clock("pgd-20", 200, 100)
+    clock.seconds = 10
+    clock.end(0, 100)
+    first = clock.pace.left
+    clock.begin(0, 100)
+    clock.seconds, clock.passed = 15, 1000
+    assert (first, clock.pace.left) == (10, 5)
+
+
+def test_rulings_of_an_earlier_call_say_nothing_about_the_time_left():
+    clock = Clock("pgd-20", 400, 100)
+    clock.end(0, 100, made=False)
+    clock.end(0, 100, made=False)
+    clock.seconds = 1
+    assert clock.pace.left is None
+    clock.seconds = 10
+    clock.end(0, 100)
+    assert clock.pace.left == 10
+    assert clock.pace.done == 3
+
+
+def test_an_attack_of_somebody_else_s_weighs_more_than_nothing():
+    assert Pace([Own("mine")], 10, 1, lambda: 0).ahead > Pace(attackers("natural"), 10, 1, lambda: 0).ahead > 0
+
+
+def test_an_evaluation_tells_its_pace_at_the_start_and_leaves_the_ledger_s_rulings_out(tmp_path):
+    told = []
+
+    def watched(stop):
+        def progress(pace):
+            told.append((pace.done, pace.made, pace.ahead))
+            if pace.done == stop:
+                raise Interrupted
+
+        return progress
+
+    options = {"threat": THREAT, "attacks": "natural,pgd-3", "block": 10, "sanity": False}
+    with pytest.raises(Interrupted):
+        evaluate(robust(), digits(20), ledger=tmp_path / "rulings", progress=watched(3), **options)
+    assert told == [(n, pytest.approx(made), pytest.approx(66 - made)) for n, made in enumerate((0, 3, 33, 36))]
+    del told[:]
+    evaluate(robust(), digits(20), ledger=tmp_path / "rulings", progress=watched(5), **options)
+    assert [made for _, made, _ in told] == [0, 0, 0, 0, 30]
+    assert told[-1][2] == pytest.approx(0)

@@ -1,0 +1,66 @@
+"""The page on evaluation speed is what its file says, row by row."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "docs/results/evaluation.json"
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("evaluation_page", ROOT / "bench/evaluation_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pack(hits: str) -> str:
+    return f"{len(hits)}:{int('1' + hits, 2):x}"
+
+
+def cell(seconds: float, hits: str, first: float = 5.0) -> dict[str, object]:
+    verdicts = dict.fromkeys(("fgsm", "pgd-20", "pgd-100", "cw-20"), pack(hits))
+    each = dict.fromkeys(verdicts, seconds / 4)
+    return {"seconds": seconds, "each": each, "verdicts": verdicts, "first_before": first, "first_images": len(hits)}
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    return {r[0]: r[1:] for line in re.findall(r"^\| (.*) \|$", text, re.M) if (r := line.split(" | "))}
+
+
+def made(page: ModuleType) -> str:
+    machine = {"device": "a GPU", "torch": "2", "python": "3"}
+    cells = {
+        "fp32": cell(8, "1111100000"),
+        "fp16": cell(4, "0111110000"),
+        "default": cell(2, "1111000000"),
+        "plain": cell(16, "1111111000"),
+    }
+    return str(page.render({"machine": machine, "cells": cells}))
+
+
+def test_every_row_says_how_far_it_is_from_the_reference(page: ModuleType) -> None:
+    found = {name: (row[6], row[7].strip()) for name, row in rows(made(page)).items() if len(row) > 7}
+    assert found["fp32"] == ("0.00", "0.00%")
+    assert found["fp16"] == ("0.00", "20.00%")
+    assert found["default"] == ("10.00", ""), "another block has other starts"
+    assert found["plain"] == ("20.00", "")
+
+
+def test_the_fastest_row_is_said_with_its_options_and_what_went_before(page: ModuleType) -> None:
+    shown = " ".join(made(page).split())
+    assert "`default`, is `--precision auto --block 500 --engine auto`" in shown
+    assert "PGD-20 took 5.0 s, and 0.5 s then" in shown
+    assert "may use TF32" in shown
+
+
+def test_the_committed_page_is_made_from_the_committed_numbers(page: ModuleType) -> None:
+    assert RESULT.with_suffix(".md").read_text() == page.render(json.loads(RESULT.read_text()))
