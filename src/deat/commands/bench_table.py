@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from deat.live import clock, is_terminal
+from deat.live import Screen, clock, is_terminal
 from deat.report.collect import COST, Bench, Row, Spread
 
 WIDTH = 160
@@ -14,7 +13,7 @@ WIDTH = 160
 
 def show(found: Bench) -> None:
     """Print the table, and what a reader must know to read it."""
-    console = Console(highlight=False, markup=False, soft_wrap=True, width=None if is_terminal() else WIDTH)
+    console = Screen(highlight=False, markup=False, soft_wrap=True, width=None if is_terminal() else WIDTH)
     if any(row.done for row in found.rows):
         console.print(table(found))
     for line in notes(found):
