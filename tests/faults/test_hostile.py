@@ -21,12 +21,15 @@ from safetensors.torch import save_file
 
 import deat
 from deat.cli import main
+from deat.commands.bench_table import show
 from deat.live import say_aside
 from deat.paths import at_home, tidy
 from deat.plain import markdown, plain
+from deat.report.collect import collect
 from deat.tensorfile import read
 from deat.training.folder import claim
 from helpers.children import Children
+from helpers.runs import make_bench, make_run, one_run
 
 from .conftest import SHORT
 from .test_going_on import rewrite_state
@@ -454,6 +457,16 @@ def test_names_in_hostile_files_do_not_reach_the_terminal_as_they_are(whole, cap
     assert not {"\x1b", "\x07", "\r"} & set(message)
     say_aside("one\x1b[2J\n\ttwo")
     assert capsys.readouterr().err == "deat: one?[2J\n        two\n"
+
+
+def test_hostile_names_in_a_bench_are_shown_as_text(capsys):
+    make_run(Path("table/a"), shares={"natural": 0.9, "x\x1b[31m": 0.5})
+    runs = [one_run("a"), one_run("b", seed=1, status="failed", why="no\x1b[2J")]
+    rows = [{"name": "m\x1b[31m", "method": "m+deat", "model": "small", "paper": None, "runs": runs}]
+    show(collect(make_bench(Path("table"), rows)))
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("m?[31m", "x?[31m", "no?[2J"))
+    assert "\x1b" not in shown
 
 
 @pytest.mark.parametrize("name", ["..", "../../x", "a/b", "a\0b", "x" * 300, "", "."])

@@ -18,6 +18,7 @@ from deat.commands.flags import MaybeText, MaybeWhole, Whole
 from deat.errors import Interrupted, UsageError
 from deat.live import Screen, is_terminal, say_aside
 from deat.paths import tidy
+from deat.plain import plain
 from deat.recipes import Recipe, Row, override, recipe
 from deat.recipes.overrides import settings_of
 from deat.report.collect import collect
@@ -129,7 +130,7 @@ def _display(progress: Progress, quiet: bool) -> Iterator[Tick]:
 
     def tell() -> None:
         for text in progress.news():
-            console.print(text)
+            console.print(plain(text))
 
     if quiet or not is_terminal():
         yield tell
