@@ -260,13 +260,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status says how it ended."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     tolerate_any_terminal()
-    if given == ["--version"]:
-        print(f"deat {VERSION}")
-        return 0
     order: list[Any] = []
 
     def command() -> int:
-        order.append(tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,)))
-        return int(order[0].run())
+        status = 0
+        if given == ["--version"]:
+            print(f"deat {VERSION}")
+        else:
+            order.append(tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,)))
+            status = int(order[0].run())
+        sys.stdout.flush()  # here, where it is noticed that nobody reads any more
+        return status
 
     return ended(command, lambda: any(getattr(known, "goes_on", False) for known in order))

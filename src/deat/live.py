@@ -8,11 +8,19 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from deat.plain import plain
+from deat.plain import plain, plain_lines
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.trainer import Trainer
 
 BAR = 20
+
+
+class Screen(Console):
+    """Where a command prints; that its reader left is an error like any other's, and no exit of rich's own."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the command end."""
+        raise BrokenPipeError
 
 
 class PlainLines:
@@ -110,7 +118,7 @@ def short(value: float) -> str:
 
 def say_aside(text: str) -> None:
     """A line on standard error, so that what is piped or printed as JSON stays whole."""
-    print(f"deat: {text}", file=sys.stderr, flush=True)
+    print(f"deat: {plain_lines(text)}", file=sys.stderr, flush=True)
 
 
 def is_terminal() -> bool:

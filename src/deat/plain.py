@@ -6,6 +6,11 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
+def plain_lines(text: str) -> str:
+    """A text of several lines, each of them plain."""
+    return "\n".join(map(plain, text.expandtabs().split("\n")))
+
+
 def markdown(text: str) -> str:
     """A text that is itself in Markdown: no HTML, no table cells, no links."""
     marks = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "\\\\", "|": "\\|", "`": "\\`", "[": "\\[", "]": "\\]"}

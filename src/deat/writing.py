@@ -1,11 +1,17 @@
-"""Files that are there whole or not at all, whatever happens while they are written."""
+"""Files that are there whole or not at all, whatever happens while they are written, and in their own folder."""
 
 import json
 import os
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from deat.errors import CheckpointError
+
+NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+"""Opens no symbolic link, where the system can tell."""
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -22,6 +28,24 @@ def write_whole(path: Path, data: bytes) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def append_text(path: Path, text: str) -> None:
+    """Add to a file, and wait until that is on the disk; it fails where the name is a link, which may lead anywhere."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW, 0o666), "ab") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Refuse names that are symbolic links, by which a folder from elsewhere could have any file written or removed."""
+    for path in paths:
+        if path.is_symlink():
+            raise CheckpointError(
+                f"{str(path)!r} is a symbolic link, through which deat would write outside its folder; nothing was "
+                "changed. Remove the link, or put what it leads to in its place."
+            )
 
 
 def is_leftover(path: Path) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import deat
 from deat.checkpoint import store
 from deat.checkpoint.find import search
 from deat.cli import main
@@ -234,6 +235,10 @@ BROKEN = {
     "no tensor": lambda state: state["state"].update(model={"weight": {"$tensor": "nowhere"}}),
     "bad float": lambda state: state["state"].update(seconds={"$float": "__import__('os').mkdir('marker')"}),
     "number for a history": lambda state: state["state"].update(history=5),
+    "number for a time": lambda state: state["state"]["callbacks"]["RunFolder-0"].update(timings=[5]),
+    "number for the best": lambda state: state["state"].update(best=5),
+    "path for the best": lambda state: state.update(best_checkpoint="../victim"),
+    "list for the best": lambda state: state.update(best_checkpoint=[1]),
 }
 
 
@@ -242,6 +247,59 @@ def test_state_that_is_none_is_one_clean_error(change, unfinished, capsys):
     rewrite_state(unfinished, change)
     assert main(["resume", "run"]) == 4, capsys.readouterr().err
     assert not Path("marker").exists()
+
+
+def part(**parts):
+    return lambda state: state["state"].update(parts)
+
+
+def first_epoch(**fields):
+    return lambda state: [stats["fields"].update(fields) for stats in state["state"]["history"][:1]]
+
+
+NOT_GIVEN = {
+    "epoch": part(epoch=1.5),
+    "step": part(step=-5),
+    "step of text": ("step", part(step="x")),
+    "step past the epoch": ("step", part(step=1000)),
+    "stopping": part(stopping="no"),
+    "seconds": part(seconds="x"),
+    "seconds that are not finite": ("seconds", part(seconds={"$float": "nan"})),
+    "schedule": part(schedule={}),
+    "schedule of text": ("schedule", part(schedule={"k": 1, "threshold": "x"})),
+    "schedule below zero": ("schedule", part(schedule={"k": -5, "threshold": None})),
+    "lengths": part(lengths={"alpha": 0.1, "stretch": 0.1, "gamma": 2}),
+    "cost": part(cost={"backprops": "x", "passes": 0}),
+    "active": part(active=True),
+    "val_passes": part(val_passes=None),
+    "history": part(history=[]),
+    "history of numbers": ("history", part(history=[5, 5])),
+    "history of a text": ("k of a EpochStats", first_epoch(k="x")),
+    "history of a truth": ("loss of a EpochStats", first_epoch(loss=True)),
+    "best": part(best=5),
+    "no best": ("best", part(best=None)),
+    "rng": part(rng={"torch": 5, "starts": {"$tensor": "starts"}}),
+    "callbacks": part(callbacks=5),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_GIVEN)
+def test_part_of_a_state_that_no_training_gives_is_refused_by_name(kind, tmp_path):
+    found = NOT_GIVEN[kind]
+    word, change = found if isinstance(found, tuple) else (kind, found)
+    trainer = trainer_of("m+deat", conv_net(), epochs=3)
+    Checkpoints(tmp_path).follow(trainer)
+    trainer.fit()
+    rewrite_state(tmp_path, change)
+    with pytest.raises(CheckpointError, match=f"{word} (is|of)"):
+        Checkpoints(tmp_path).resume(trainer_of("m+deat", conv_net(), epochs=3))
+
+
+@pytest.mark.parametrize("wrong", [{"events": [5]}, {"standing": "x"}, {"healthy": 5}, {"seconds": "x"}])
+def test_watch_takes_up_its_own_state_alone(wrong):
+    watch = OverfitWatch(trainer_of("fgsm", val=learnable()).val, deat.Linf(0.1))
+    with pytest.raises((TypeError, ValueError)):
+        watch.load_state_dict({**watch.state_dict(), **wrong})
 
 
 @pytest.mark.parametrize("schema", sorted(path.name for path in FIXTURES.iterdir()))

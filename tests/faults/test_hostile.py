@@ -9,6 +9,7 @@ import platform
 import shutil
 import socket
 import sys
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,16 +17,22 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import deat
 from deat.cli import main
+from deat.commands.bench_table import show
+from deat.live import say_aside
 from deat.paths import at_home, tidy
 from deat.plain import markdown, plain
+from deat.report.collect import collect
 from deat.tensorfile import read
 from deat.training.folder import claim
 from helpers.children import Children
+from helpers.runs import make_bench, make_run, one_run
 
 from .conftest import SHORT
+from .test_going_on import rewrite_state
 
 
 def images(folder: Path, classes: tuple[str, ...] = ("cat", "dog"), count: int = 8) -> None:
@@ -123,6 +130,41 @@ def test_weights_that_no_file_can_hold_are_one_clean_error(kind, capsys):
     assert not Path("strange.safetensors").exists()
 
 
+def repacked(found: object, **changes: object) -> None:
+    """packed.pt: what torch saves, put into its archive in another way."""
+    torch.save(found, "whole.pt")
+    with zipfile.ZipFile("whole.pt") as whole, zipfile.ZipFile("packed.pt", "w", **changes) as packed:
+        for member in whole.infolist():
+            packed.writestr(member.filename, whole.read(member))
+
+
+def test_weights_that_unpack_to_more_than_their_file_are_refused_unread(monkeypatch, capsys):
+    repacked({"w": torch.zeros(1_000_000)}, compression=zipfile.ZIP_DEFLATED)
+    assert Path("packed.pt").stat().st_size < 20_000
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was read"))
+    assert main(["import", "packed.pt"]) == 4
+    assert "would unpack to more than it is" in capsys.readouterr().err
+    Path("cut.pt").write_bytes(Path("whole.pt").read_bytes()[:5000])
+    assert main(["import", "cut.pt"]) == 4
+    assert not list(Path().glob("*.safetensors"))
+
+
+def test_weights_that_are_stored_in_another_archive_are_still_weights(capsys):
+    repacked({"w": torch.arange(3.0)})
+    assert main(["import", "packed.pt"]) == 0
+    assert read("packed.safetensors")["w"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_weights_that_share_their_numbers_may_not_grow_without_end(capsys):
+    shared = torch.zeros(10_000)
+    torch.save({f"w{i}": shared[i:] for i in range(100)}, "many.pt")
+    torch.save({"a": shared, "b": shared, "half": shared[:5000]}, "tied.pt")
+    assert main(["import", "many.pt"]) == 4
+    assert "over and over" in capsys.readouterr().err
+    assert main(["import", "tied.pt"]) == 0
+    assert not Path("many.safetensors").exists()
+
+
 @pytest.mark.parametrize("wrap", [lambda w: w, lambda w: {"epoch": 3, "state_dict": w}, lambda w: {"model": w}])
 def test_foreign_weights_are_converted_once_and_train_on(wrap, capsys):
     model = deat.build_model("small", 10, 1, 8)
@@ -195,6 +237,17 @@ def test_terminal_of_few_characters_shows_what_it_can(monkeypatch):
     assert main(["--version"]) == 0
     print("\u2501", flush=True)
     assert b"?" in terminal.buffer.getvalue()
+
+
+@pytest.mark.parametrize("command", [["list", "methods"], ["list", "methods", "--json"], ["--version"]])
+def test_reader_that_left_is_status_141(command, monkeypatch, capsys):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(command) == 141
+        monkeypatch.undo()
+    assert capsys.readouterr().err == ""
 
 
 OWN = """import deat
@@ -304,6 +357,69 @@ def test_recorded_path_comes_back_as_it_was(form, path, home, monkeypatch):
     assert ("ann/" in tidy(given)) == ("ann/" in given and (home == "/" or "/srv" in given))
 
 
+@pytest.fixture
+def alice(monkeypatch) -> None:
+    for name in ("USER", "LOGNAME"):
+        monkeypatch.setenv(name, "alice")
+    assert getpass.getuser() == "alice"
+
+
+PARTS = {
+    "/x/alice/set": "/x/$USER/set",
+    "folder:/x/alice": "folder:/x/$USER",
+    "folder:alice/set": "folder:$USER/set",
+    "folder:alice": "folder:$USER",
+    "m+/x/alice/mine.py:own": "m+/x/$USER/mine.py:own",
+    "alice/mine.py:alice": "$USER/mine.py:alice",
+    "/alice/alice/x": "/$USER/$USER/x",
+    "/x/alice2/malice/alice.d/alice-x": "/x/alice2/malice/alice.d/alice-x",
+    "alice": "alice",
+}
+
+
+@pytest.mark.parametrize("path", PARTS)
+def test_user_s_name_in_a_path_is_not_recorded_and_comes_back(path, alice):
+    assert tidy(path) == PARTS[path]
+    assert at_home(tidy(path)) == path
+
+
+@pytest.mark.parametrize("name", ["root", "me"])
+def test_name_that_tells_nothing_stays(name, monkeypatch):
+    monkeypatch.setenv("LOGNAME", name)
+    assert tidy(f"/x/{name}/set") == f"/x/{name}/set"
+
+
+def test_user_without_a_name_has_paths_all_the_same(monkeypatch):
+    def nobody() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    assert at_home(tidy("/x/alice/set")) == "/x/alice/set"
+
+
+def test_place_where_a_linked_home_really_lies_is_not_recorded(monkeypatch, tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "home").symlink_to("real")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for home in ("real", "home"):
+        assert tidy(f"folder:{tmp_path / home}/set") == "folder:~/set"
+    assert at_home("folder:~/set") == f"folder:{tmp_path}/home/set"
+
+
+def test_data_under_a_user_s_name_leaves_no_trace_of_it_and_is_found_again(alice, tmp_path, capsys):
+    own = tmp_path / "scratch/alice"
+    images(own / "train")
+    images(own / "test")
+    flags = [{"folder:set": f"folder:{own}", "cache": str(own / "cache")}.get(flag, flag) for flag in FOLDER]
+    assert main([*flags, "--model", "small", "--out", "run"]) == 0
+    Path("run/report.md").unlink()
+    assert main(["resume", "run"]) == 0
+    assert main(["evaluate", "run", "--attacks", "natural", "--n", "4"]) in (0, 6)
+    assert main(["report", "run", "--no-figures"]) == 0
+    told = [path for path in Path("run").rglob("*") if path.is_file() and b"alice" in path.read_bytes()]
+    assert told == []
+
+
 def assert_untold(folder: Path, home: Path) -> None:
     written = b"".join(str(p).encode() + p.read_bytes() for p in folder.rglob("*") if p.is_file())
     written = written.replace(str(folder).encode(), b"")  # where the files lie themselves
@@ -327,6 +443,30 @@ def test_hostile_names_are_shown_as_text(capsys):
     assert "\x1b" not in report + shown.out + shown.err
     assert markdown("a|<b>\n`c`") == "a\\|&lt;b&gt;?\\`c\\`"
     assert plain("caf\u00e9\x07") == "caf\u00e9?"
+
+
+def test_names_in_hostile_files_do_not_reach_the_terminal_as_they_are(whole, capsys):
+    save_file({"x\x1b[2J\x07": torch.zeros(1)}, "bad.safetensors")
+    assert main(["evaluate", "bad.safetensors", "--data", "digits"]) == 4
+    shutil.copytree(whole, "run")
+    rewrite_state(Path("run"), lambda state: state["config"].update({"a\x1b[2J\rb": 1}))
+    assert main(["resume", "run"]) == 2
+    message = capsys.readouterr().err
+    assert "x?[2J?" in message
+    assert "a?[2J?b" in message
+    assert not {"\x1b", "\x07", "\r"} & set(message)
+    say_aside("one\x1b[2J\n\ttwo")
+    assert capsys.readouterr().err == "deat: one?[2J\n        two\n"
+
+
+def test_hostile_names_in_a_bench_are_shown_as_text(capsys):
+    make_run(Path("table/a"), shares={"natural": 0.9, "x\x1b[31m": 0.5})
+    runs = [one_run("a"), one_run("b", seed=1, status="failed", why="no\x1b[2J")]
+    rows = [{"name": "m\x1b[31m", "method": "m+deat", "model": "small", "paper": None, "runs": runs}]
+    show(collect(make_bench(Path("table"), rows)))
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("m?[31m", "x?[31m", "no?[2J"))
+    assert "\x1b" not in shown
 
 
 @pytest.mark.parametrize("name", ["..", "../../x", "a/b", "a\0b", "x" * 300, "", "."])

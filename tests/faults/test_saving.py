@@ -3,8 +3,11 @@
 import errno
 import json
 import os
+import platform
 import random
+import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -250,18 +253,40 @@ def test_second_process_leaves_with_status_7_and_names_the_first(children, tmp_p
         RunFolder(Path("run")).write_record({"request": {}, "method": {}})
         assert children.run("train", "--resume", "auto", *SHORT[1:], cwd=tmp_path) == 7
         assert children.run(*SHORT, "--overwrite", cwd=tmp_path) == 7
-        assert f"process {os.getpid()}" in Path("err").read_text()
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(json.loads(Path("run/lock").read_text())["since"]))
+        assert f"process {os.getpid()} on this machine, since {since}, is working on 'run'" in Path("err").read_text()
     assert not Path("run/lock").exists()
+
+
+def test_lock_says_which_machine_s_process_holds_it_but_not_its_name(tmp_path, monkeypatch):
+    began = int(time.time())
+    with owned(tmp_path):
+        held = json.loads((tmp_path / LOCK).read_text())
+        assert held.keys() == {"pid", "host", "since"}
+        assert held["pid"] == os.getpid()
+        assert began <= held["since"] <= time.time()
+        assert platform.node() not in (tmp_path / LOCK).read_text()
+        monkeypatch.setattr(platform, "node", lambda: "a-machine-elsewhere")
+        with pytest.raises(BusyError, match=f"process {os.getpid()} on another machine, since 2"), owned(tmp_path):
+            pass
 
 
 def test_lock_of_a_dead_process_is_taken_over_with_a_notice(tmp_path):
     said: list[str] = []
-    (tmp_path / LOCK).write_text('{"pid": 999999}')
+    (tmp_path / LOCK).write_text('{"pid": 999999, "host": "", "since": 0}')
     with owned(tmp_path, said.append):
-        assert said == ["process 999999 left this run without closing it; it is taken over"]
+        (notice,) = said
+        assert re.fullmatch("process 999999 on another machine, since .*, left this run without closing it; .*", notice)
         with pytest.raises(BusyError), owned(tmp_path):
             pass
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "5", '{"pid": "x"}', '{"pid": 1, "host": 1, "since": 1e300}', "[" * 200])
+def test_lock_that_nobody_can_read_is_taken_all_the_same(text, tmp_path):
+    (tmp_path / LOCK).write_text(text)
+    with owned(tmp_path), pytest.raises(BusyError), owned(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("name", ["../outside.json", "/etc/hostname", "a/b.json", "..", "state.json\0", "ｍodel.json"])

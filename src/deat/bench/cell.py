@@ -21,16 +21,19 @@ from deat.game.engine import choose_threads
 from deat.live import say_aside
 from deat.models import load_weights
 from deat.report.collect import BESIDE, EVALUATION, collect_run
-from deat.training.folder import WATCH, RunFolder, is_run, is_unborn, make_folder
+from deat.training.folder import WATCH, RunFolder, check_links, is_run, is_unborn, make_folder
 from deat.training.run import Run
 from deat.training.settings import find_device
 from deat.training.trainer import Trainer
+from deat.writing import refuse_links
 
 
 def work(grid: Grid, cell: Cell, claim: Claim) -> bool:
     """Play a claimed cell and write down how it ended; whether it was finished."""
+    path = grid.root / cell.folder
     try:
-        play(cell, grid.root / cell.folder)
+        refuse_links((path.parent, path))
+        play(cell, path)
     except (KeyboardInterrupt, Interrupted):
         grid.finish(cell, "waiting")
         raise
@@ -49,6 +52,7 @@ def play(cell: Cell, path: Path) -> None:
     """Train and judge one cell; what an earlier attempt finished is kept."""
     run = cell.row.resolve(cell.seed, cell.budget, cell.threads)
     test = _test_part(run)
+    check_links(path)
     drop_damaged(path)
     if not _is_trained(path, run.settings.epochs):
         train(run, path)

@@ -17,7 +17,7 @@ from deat.errors import CheckpointError, UsageError
 from deat.paths import tidy
 from deat.recipes import Recipe, Row
 from deat.report.collect import BENCH, check_form
-from deat.writing import write_json
+from deat.writing import refuse_links, write_json
 
 ATTEMPTS = 2
 """How often a cell is begun in one bench whose processes die of it."""
@@ -62,6 +62,7 @@ class Grid:
 
     def open(self, recipe: Recipe, cells: Sequence[Cell], settings: dict[str, Any]) -> None:
         """Begin a bench or go on with it: its rows and seeds are added, and what failed may try again."""
+        refuse_links(self.root / name for name in (".claims", BENCH))
         with self._explained():
             self._check_ours()
         with self._alone():

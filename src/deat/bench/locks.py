@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from deat.writing import NO_FOLLOW
+
 
 class Claim:
     """A file that only one process can hold."""
@@ -42,4 +44,4 @@ def locked(path: Path) -> Iterator[None]:
 
 def _open(path: Path) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)

@@ -11,6 +11,7 @@ from typing import Any
 
 from deat.checkpoint.store import MANIFEST, listed
 from deat.errors import CheckpointError
+from deat.writing import NO_FOLLOW
 
 FILE = re.compile(r"[a-z]+\.(safetensors|json)")
 NEEDED = ("model.safetensors", "optim.safetensors", "rng.safetensors", "state.json")
@@ -94,7 +95,7 @@ def _check_regular(path: Path, size: int | None) -> None:
 
 def _open(path: Path) -> Any:
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+        handle = os.open(path, os.O_RDONLY | NO_FOLLOW)
         return os.fdopen(handle, "rb")
     except OSError as error:
         raise CheckpointError(f"{path.parent.name}/{path.name} cannot be read ({error.strerror})") from None

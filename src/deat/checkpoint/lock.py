@@ -2,11 +2,16 @@
 
 import json
 import os
+import platform
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from deat.errors import BusyError, CheckpointError
+from deat.writing import NO_FOLLOW
 
 try:
     import fcntl
@@ -14,6 +19,28 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 LOCK = "lock"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who works on a run: a process, a hash of its machine's name, which is nobody's business, and since when."""
+
+    pid: int
+    host: str
+    since: int
+
+    @classmethod
+    def me(cls) -> "Holder":
+        """This process, now."""
+        return cls(os.getpid(), sha256(platform.node().encode()).hexdigest()[:16], int(time.time()))
+
+    def is_me(self) -> bool:
+        """Whether it is this very process."""
+        return (self.pid, self.host) == (os.getpid(), Holder.me().host)
+
+    def __str__(self) -> str:
+        where = "this machine" if self.host == Holder.me().host else "another machine"
+        return f"process {self.pid} on {where}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.since))},"
 
 
 @contextmanager
@@ -32,7 +59,7 @@ def _acquire(folder: Path, say: Callable[[str], None]) -> int:
     path = folder / LOCK
     while True:
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o644)
         except OSError as error:
             raise CheckpointError(f"cannot write to {str(folder)!r}: {error.strerror}. Choose another --out.") from None
         try:
@@ -54,7 +81,7 @@ def _take(handle: int, folder: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BusyError(
-            f"process {_holder(handle) or '(unknown)'} is working on {str(folder)!r}. Wait for it, stop it, or choose "
+            f"{_holder(handle) or 'another process'} is working on {str(folder)!r}. Wait for it, stop it, or choose "
             "another --out."
         ) from None
     except OSError:
@@ -71,15 +98,18 @@ def _is_still(path: Path, handle: int) -> bool:
 
 def _sign(handle: int, say: Callable[[str], None]) -> None:
     before = _holder(handle)
-    if before is not None and before != os.getpid():
-        say(f"process {before} left this run without closing it; it is taken over")
+    if before and not before.is_me():
+        say(f"{before} left this run without closing it; it is taken over")
     with suppress(OSError):  # a full disk costs the others the holder's name
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps({"pid": os.getpid()}).encode(), 0)
+        os.pwrite(handle, json.dumps(asdict(Holder.me())).encode(), 0)
 
 
-def _holder(handle: int) -> int | None:
+def _holder(handle: int) -> Holder | None:
+    """Whoever signed last; None where that cannot be read, or no clock shows it."""
     try:
-        return int(json.loads(os.pread(handle, 200, 0))["pid"])
-    except (ValueError, KeyError, TypeError):
+        found = json.loads(os.pread(handle, 200, 0))
+        holder = Holder(int(found["pid"]), str(found["host"]), int(found["since"]))
+        return holder if str(holder) else None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
         return None

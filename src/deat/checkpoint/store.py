@@ -49,7 +49,8 @@ def write(parent: Path, name: str, files: Mapping[str, bytes]) -> Path:
 def remove_temporaries(parent: Path) -> list[str]:
     """Delete what writers that were killed have left, here and one folder down; their names."""
     left = [path for path in parent.iterdir() if path.name.startswith(TEMPORARY)]
-    left += [path for pattern in (".*.tmp", "*/.*.tmp") for path in parent.glob(pattern)]
+    folders = [parent, *(path for path in parent.iterdir() if not path.is_symlink())]  # a link leads elsewhere
+    left += [path for folder in folders for path in folder.glob(".*.tmp")]
     for path in left:
         remove(path)
     return [path.name for path in left]

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from deat.checkpoint.kinds import built
 from deat.errors import CheckpointError
 
 Kinds = dict[str, type[Any]]
@@ -78,5 +79,5 @@ def _decode(shape: Any, tensors: dict[str, Tensor], kinds: Kinds) -> Any:
     if "$dict" in shape:
         return {key: _decode(item, tensors, kinds) for key, item in shape["$dict"]}
     if "$kind" in shape:
-        return kinds[shape["$kind"]](**_decode(shape["fields"], tensors, kinds))
+        return built(kinds[shape["$kind"]], _decode(shape["fields"], tensors, kinds))
     return {key: _decode(item, tensors, kinds) for key, item in shape.items()}

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from rich.console import Console
 from rich.live import Live
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -17,8 +16,9 @@ from deat.bench.workers import Tick, in_turn, on_ray, side_by_side, stoppable
 from deat.commands.bench_table import as_json, show
 from deat.commands.flags import MaybeText, MaybeWhole, Whole
 from deat.errors import Interrupted, UsageError
-from deat.live import is_terminal, say_aside
+from deat.live import Screen, is_terminal, say_aside
 from deat.paths import tidy
+from deat.plain import plain
 from deat.recipes import Recipe, Row, override, recipe
 from deat.recipes.overrides import settings_of
 from deat.report.collect import collect
@@ -97,7 +97,8 @@ def plan(chosen: Recipe, order: Bench) -> tuple[list[Cell], dict[str, Any]]:
     rows = override(_rows(chosen, order), given) if given else _rows(chosen, order)
     rows = [row.check() for row in rows]
     seeds = chosen.seeds if order.seeds is None else _seeds(order.seeds)
-    settings = {"data": tidy(rows[0].request.data), "rules": rows[0].request.rules, "set": given}
+    told = {name: tidy(value) for name, value in given.items()}
+    settings = {"data": tidy(rows[0].request.data), "rules": rows[0].request.rules, "set": told}
     threads = 1 if order.jobs > 1 or order.parallel else None
     return cells_of(rows, seeds, order.budget_bp, threads), {**settings, "budget_bp": order.budget_bp}
 
@@ -125,11 +126,11 @@ def _play(grid: Grid, cells: list[Cell], order: Bench, tick: Tick) -> None:
 @contextmanager
 def _display(progress: Progress, quiet: bool) -> Iterator[Tick]:
     """Whoever shows the bench: nobody, a live line, or one line for each run that ends."""
-    console = Console(quiet=quiet, highlight=False, markup=False, soft_wrap=not is_terminal())
+    console = Screen(quiet=quiet, highlight=False, markup=False, soft_wrap=not is_terminal())
 
     def tell() -> None:
         for text in progress.news():
-            console.print(text)
+            console.print(plain(text))
 
     if quiet or not is_terminal():
         yield tell

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from deat.live import clock, is_terminal
+from deat.live import Screen, clock, is_terminal
+from deat.plain import plain
 from deat.report.collect import COST, Bench, Row, Spread
 
 WIDTH = 160
@@ -14,11 +14,11 @@ WIDTH = 160
 
 def show(found: Bench) -> None:
     """Print the table, and what a reader must know to read it."""
-    console = Console(highlight=False, markup=False, soft_wrap=True, width=None if is_terminal() else WIDTH)
+    console = Screen(highlight=False, markup=False, soft_wrap=True, width=None if is_terminal() else WIDTH)
     if any(row.done for row in found.rows):
         console.print(table(found))
     for line in notes(found):
-        console.print(line)
+        console.print(plain(line))
     console.print(f"every run is in {found.path}")
 
 
@@ -28,10 +28,11 @@ def table(found: Bench) -> Table:
     shown = Table(title=f"{found.recipe}: accuracy in percent", title_justify="left", box=None, pad_edge=False)
     shown.add_column("")
     for name in (*names, "backprops", "time", "seeds"):
-        shown.add_column(name, justify="right")
+        shown.add_column(plain(name), justify="right")
     for row in found.rows:
         cells = [_percent(row.spread(name)) for name in names]
-        shown.add_row(row.name, *cells, _count(row.spread("backprops")), _time(row), f"{len(row.done)}/{len(row.runs)}")
+        done = f"{len(row.done)}/{len(row.runs)}"
+        shown.add_row(plain(row.name), *cells, _count(row.spread("backprops")), _time(row), done)
     return shown
 
 

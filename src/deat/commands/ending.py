@@ -10,6 +10,7 @@ from collections.abc import Callable
 from deat.errors import DeatError, Interrupted, UsageError
 from deat.interruption import leaving, terminable
 from deat.loading import blamed
+from deat.plain import plain_lines
 from deat.ranks import is_lost_peer, leave, say_once
 
 NO_RUN = "interrupted; there is no run to resume"
@@ -52,7 +53,7 @@ def _status(command: Callable[[], int], interrupted: Callable[[], int]) -> int:
 def _say(text: str, status: int, *, above: str = "", last: bool = False) -> int:
     """Say what went wrong, once for all processes that found the same; a `last` word only where nobody said why."""
     if say_once(above + text, last=last):
-        print(f"{above}deat: {text}", file=sys.stderr, flush=True)
+        print(plain_lines(f"{above}deat: {text}"), file=sys.stderr, flush=True)
     return status
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +24,7 @@ from deat.evaluation.judge import Attacker
 from deat.evaluation.named import attackers
 from deat.evaluation.pace import Pace
 from deat.evaluation.question import check_question
-from deat.live import clock, is_terminal
+from deat.live import Screen, clock, is_terminal
 from deat.methods.tune import LONGEST
 from deat.models import load_weights
 from deat.paths import at_home
@@ -234,7 +233,7 @@ def _show(found: Evaluation, out: Path, order: Order) -> None:
     if order.json:
         print(json.dumps(found.as_json()))
         return
-    console = Console(highlight=False, markup=False, soft_wrap=not is_terminal())
+    console = Screen(highlight=False, markup=False, soft_wrap=not is_terminal())
     console.print(_table(found))
     if len(found.classes) <= MOST_CLASSES:
         console.print(_class_table(found))

@@ -4,13 +4,12 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from deat import data, methods, models, recipes
 from deat.evaluation.attacks import FAMILIES
 from deat.evaluation.autoattack import PARTS
-from deat.live import is_terminal
+from deat.live import Screen, is_terminal
 from deat.threat import Linf
 from deat.training.plan import backprops_per_batch
 
@@ -25,7 +24,7 @@ def list_things(kind: str, *, as_json: bool = False) -> int:
     table = Table(*shown[0], box=None, pad_edge=False)
     for row in shown:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value or "") for value in row.values()))
-    console = Console(highlight=False, markup=False, soft_wrap=True, width=None if is_terminal() else WIDTH)
+    console = Screen(highlight=False, markup=False, soft_wrap=True, width=None if is_terminal() else WIDTH)
     console.print(table)
     for row in rows:
         if "settings" in row:

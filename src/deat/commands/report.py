@@ -33,7 +33,7 @@ from deat.report.tables import (
     sheet,
 )
 from deat.training.folder import REPORT_FILES, is_report
-from deat.writing import write_whole
+from deat.writing import refuse_links, write_whole
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ def _place(wish: Report) -> Path:
     first = Path(wish.runs[0]).expanduser()
     beside = (first if len(set(map(Path, wish.runs))) == 1 else first.parent) / "report"
     out = Path(wish.out).expanduser() if wish.out else beside
+    refuse_links([*([] if wish.out else [out]), out / "figures", *(out / name for name in sorted(REPORT_FILES))])
     if out.is_file() or (out.is_dir() and not is_report(out)):
         raise UsageError(f"{str(out)!r} holds other things than a report; name another folder with --out.")
     return out

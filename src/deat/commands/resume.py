@@ -9,7 +9,7 @@ from deat.commands.session import Options, Session
 from deat.errors import CheckpointError
 from deat.paths import at_home
 from deat.ranks import Ranks
-from deat.training.folder import RUN
+from deat.training.folder import RUN, check_links
 from deat.training.record import confirmed, read_record, recorded_root
 from deat.training.run import resolve
 
@@ -19,6 +19,7 @@ def run_resume(flags: dict[str, Any]) -> int:
     folder = Path(flags["run_folder"]).expanduser()
     if not (folder / RUN).is_file():
         raise CheckpointError(f"there is no run in {str(folder)!r}: give the folder that `deat train` made.")
+    check_links(folder)
     found = read_record(folder)
     request = replace(
         found.request,

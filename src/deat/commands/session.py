@@ -8,15 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from deat.checkpoint.lock import owned
 from deat.commands.display import Display, score_table
 from deat.data import Source
 from deat.errors import CheckpointError, Interrupted, NumericalError
 from deat.evaluation.scoring import accuracies
 from deat.interruption import Interruption
-from deat.live import LiveLine, PlainLines, describe, is_terminal, say_aside
+from deat.live import LiveLine, PlainLines, Screen, describe, is_terminal, say_aside
 from deat.plain import plain
 from deat.ranks import ALONE, Ranks
 from deat.report.summary import Score, doubts, read_scores, write_summary
@@ -70,7 +68,7 @@ class Session:
 
     def __init__(self, run: Run, options: Options, *, resuming: bool = False) -> None:
         self.run, self.options, self.resuming = run, options, resuming
-        self.console = Console(quiet=options.json, highlight=False, markup=False, soft_wrap=not is_terminal())
+        self.console = Screen(quiet=options.json, highlight=False, markup=False, soft_wrap=not is_terminal())
         self.ranks, self.say = ALONE, say_aside
         self.interruption = Interruption()
         self.scores: list[Score] = []
@@ -175,8 +173,8 @@ class Session:
         """Write the scores and the report, and show them."""
         try:
             write_json(self.out / SCORES, [asdict(score) for score in self.scores])
-            write_summary(self.out / REPORT, record, self.scores, result.history)
-            self._report_watch()
+            seen = self.watch.summary() if self.watch else None
+            write_summary(self.out / REPORT, record, self.scores, result.history, seen)
         except OSError as error:
             raise unwritable(self.out, error) from None
         self._show(result)
@@ -220,13 +218,6 @@ class Session:
             found = accuracies(result.model, images, ATTACKS, self.run.threat, self.run.settings.seed, ranks=self.ranks)
             self.scores.append(Score(name, found, images.num_examples, backprops, result.seconds))
 
-    def _report_watch(self) -> None:
-        """Add what the watch saw to the report, if it fired."""
-        line = self.watch and self.watch.summary()
-        if line:
-            with (self.out / REPORT).open("a", encoding="utf-8") as file:
-                file.write(f"\nThe watch saw {line}. Every epoch's reading is in {WATCH}.\n")
-
     def _wants_baseline(self) -> bool:
         if self.options.baseline != "auto":
             return self.options.baseline == "yes"
@@ -261,7 +252,7 @@ class Session:
             for line in doubts(self.scores):
                 self.console.print(line)
         if self.watch and self.watch.collapses:
-            self.console.print(f"the watch saw {self.watch.summary()}")
+            self.console.print(plain(f"the watch saw {self.watch.summary()}"))
         self.console.print(f"everything is in {self.out}; report.md tells it whole")
 
     @contextmanager

@@ -8,7 +8,7 @@ from deat.commands.display import show_plan
 from deat.commands.session import Options, Session
 from deat.errors import UsageError
 from deat.ranks import Ranks
-from deat.training.folder import check_free, is_run, is_unborn
+from deat.training.folder import check_free, check_links, is_run, is_unborn
 from deat.training.plan import plan
 from deat.training.run import Request, resolve
 from deat.training.settings import Settings
@@ -41,6 +41,7 @@ def _check_options(options: Options) -> bool:
     if options.resume == "auto":
         if place is None or options.overwrite:
             raise UsageError("--resume auto needs the run's folder, --out, and goes without --overwrite.")
+        check_links(place)
         if place.exists() and (is_run(place) or is_unborn(place)):
             return True
     if place is not None:

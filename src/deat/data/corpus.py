@@ -9,6 +9,7 @@ from deat.data.augment import Augment
 from deat.data.imageset import ImageSet
 from deat.data.stream import LazyImages
 from deat.errors import UsageError, unknown
+from deat.paths import tidy
 
 Part = ImageSet | LazyImages
 
@@ -144,4 +145,4 @@ def _folder(path: Path, root: Path, size: int | None, cache: bool) -> Corpus:
     small = side <= _SMALL
     mean, std = _CIFAR if small else _IMAGENET
     eps, pad = (8 / 255, 4) if small else (4 / 255, side // 8)
-    return Corpus(f"folder:{path.name}", train, test, mean=mean, std=std, eps=eps, pad=pad, flip=True)
+    return Corpus(tidy(f"folder:{path.name}"), train, test, mean=mean, std=std, eps=eps, pad=pad, flip=True)

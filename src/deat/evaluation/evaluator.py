@@ -22,6 +22,7 @@ from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.versions import versions
+from deat.writing import refuse_links
 
 BLOCK = 500
 DEFAULT = ("natural", "fgsm", "pgd-20", "cw-20")
@@ -65,6 +66,7 @@ def evaluate(
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # numpy's become ours
     check_model(model)
     told = {"model": type(model).__name__, "data": type(data).__name__, **check_about(about)}
+    ranks.by_main(lambda: refuse_links(Path(file) for file in (ledger, save) if file is not None))
     radius = find_threat(threat)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     source = as_source(data, batch_size=block, device=device, shuffle=False)

@@ -5,7 +5,6 @@ One JSON line a ruling, flushed to disk. A torn last line is dropped; a ruling c
 """
 
 import json
-import os
 import re
 from dataclasses import asdict
 from hashlib import sha256
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from deat.errors import CheckpointError
 from deat.evaluation.judge import Ruling
 from deat.ranks import Ranks
+from deat.writing import append_text
 
 Key = tuple[int, str]
 
@@ -91,10 +91,7 @@ def fingerprint_model(model: nn.Module) -> str:
 def _append(path: Path, line: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_text(path, line + "\n")
     except OSError as error:
         raise CheckpointError(f"cannot write rulings to {str(path)!r}: {error.strerror}.") from None
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ import torch
 from torch import Tensor
 
 from deat.errors import CheckpointError, UsageError
-from deat.tensorfile import Tensors, dump, read
+from deat.tensorfile import Tensors, dump, identity, read
 from deat.writing import write_json, write_whole
 
 HOLDERS = ("state_dict", "model_state_dict", "model", "net", "weights")
 """Where checkpoints of others keep their weights."""
 DEEPEST = 4
 """How far down they are looked for: a checkpoint may hold itself."""
+REPEATED = 4
+"""How often weights may share a file's numbers before it is a trap."""
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 INDEX = "model.safetensors.index.json"
 
@@ -25,6 +28,7 @@ def read_foreign(file: Path) -> Tensors:
     """The weights of a .pt file, by torch's weights-only reader and no other."""
     if not file.is_file():
         raise CheckpointError(f"there is no file {str(file)!r}.")
+    _check_packing(file)
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever is in the file: it was not opened in any other way
@@ -40,8 +44,30 @@ def read_foreign(file: Path) -> Tensors:
         )
     for name, tensor in tensors.items():
         _check(file, name, tensor)
+    if sum({identity(tensor): _size(tensor) for tensor in tensors.values()}.values()) > REPEATED * file.stat().st_size:
+        raise CheckpointError(f"the weights in {str(file)!r} repeat its numbers over and over: save each one whole.")
     prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def _check_packing(file: Path) -> None:
+    """Refuse a file that would unpack to more than it is: torch stores its numbers as they are."""
+    try:
+        with file.open("rb") as opened:
+            if opened.read(4) != b"PK\x03\x04":
+                return  # torch unpacks nothing else
+        with zipfile.ZipFile(file) as held:
+            members = held.infolist()
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"{str(file)!r} is not a whole file of weights ({error}): fetch or write it again."
+        ) from None
+    packed = any(m.compress_type != zipfile.ZIP_STORED for m in members)
+    if packed or sum(m.file_size for m in members) > file.stat().st_size:
+        raise CheckpointError(
+            f"{str(file)!r} is compressed or would unpack to more than it is, which no file that torch saves does. "
+            "Where it was made, save model.state_dict() again."
+        )
 
 
 def _check(file: Path, name: str, tensor: Tensor) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from deat.evaluation.sanity import slack
 from deat.plain import markdown, plain
 from deat.training.history import EpochStats
+from deat.writing import write_whole
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,16 @@ def read_scores(path: Path) -> list[Score]:
     return [replace(s, name=plain(s.name), accuracy={plain(a): v for a, v in s.accuracy.items()}) for s in found]
 
 
-def write_summary(path: Path, record: dict[str, Any], scores: Sequence[Score], history: Sequence[EpochStats]) -> None:
-    """Write report.md."""
+def write_summary(
+    path: Path, record: dict[str, Any], scores: Sequence[Score], history: Sequence[EpochStats], seen: str | None = None
+) -> None:
+    """Write report.md; `seen` is what the watch saw, if it fired."""
     parts = [markdown(f"# {record['method']['name']} on {record['data']['name']}"), *_setting(record)]
     if scores:
         parts += ["## Scores", score_table(scores), _caveat(record, scores), *map(markdown, doubts(scores))]
     parts += ["## Epochs", epoch_table(history)]
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    parts += [f"The watch saw {markdown(seen)}. Every epoch's reading is in watch.jsonl."] if seen else []
+    write_whole(path, ("\n\n".join(parts) + "\n").encode())
 
 
 def doubts(scores: Sequence[Score]) -> list[str]:

@@ -16,6 +16,7 @@ from deat.checkpoint.tree import join, split
 from deat.errors import CheckpointError, UsageError
 from deat.tensorfile import dump, read
 from deat.training.history import EpochStats, EpochTiming, EpochWatch
+from deat.training.kinds import check_kinds
 from deat.training.result import Snapshot
 from deat.training.sameness import config_of, differences, digest, environment_of, reasons_against_exactness
 from deat.training.trainer import Trainer
@@ -114,6 +115,7 @@ class Checkpoints:
         trees = dict(state["state"])
         if moved:  # every draw is seeded anew, and another device's generator has another kind of state
             trees["rng"] = trainer.streams.state_dict()
+        check_kinds(newest, trees, trainer)
         self._best = state.get("best_checkpoint")
         self._put(trainer, trees)
         self._valid, self._saved = [newest], _position(trainer)
@@ -260,6 +262,7 @@ def _state_json(path: Path) -> dict[str, Any]:
         about = json.loads((path / "state.json").read_text(encoding="utf-8"))
         schema = about["schema"]
         named = all(isinstance(about[name], dict) for name in ("config", "environment", "state"))
+        named &= NAME.fullmatch(about.get("best_checkpoint") or name_of(0)) is not None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path.name}/state.json is not a checkpoint's ({error})") from None
     if not isinstance(schema, int) or schema > SCHEMA:

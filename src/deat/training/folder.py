@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from deat.checkpoint.kinds import check_all
 from deat.checkpoint.lock import LOCK, owned
 from deat.checkpoint.store import NAME, listed, remove
 from deat.errors import CheckpointError, UsageError
@@ -16,7 +17,7 @@ from deat.training.checkpoints import Checkpoints
 from deat.training.history import EpochStats, EpochTiming, append, is_torn, rewrite
 from deat.training.trainer import Trainer
 from deat.versions import versions
-from deat.writing import is_leftover, link_whole, write_json, write_whole
+from deat.writing import is_leftover, link_whole, refuse_links, write_json, write_whole
 
 RUN, HISTORY, TIMING, WATCH, FAILURE = "run.json", "history.jsonl", "timing.jsonl", "watch.jsonl", "failure.json"
 SCORES, REPORT = "scores.json", "report.md"
@@ -101,7 +102,7 @@ class RunFolder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        self.timings = list(state["timings"])
+        self.timings = check_all(EpochTiming, state["timings"])
 
     def failed(self, facts: dict[str, Any]) -> None:
         """Leave a note of what went wrong."""
@@ -149,6 +150,12 @@ def check_free(path: Path, overwrite: bool = False) -> None:
         raise UsageError(f"{str(path)!r} is not a run of deat's, so it is not overwritten. Choose another --out.")
 
 
+def check_links(path: Path) -> None:
+    """Refuse a run's folder in which a link would have its writer write elsewhere; it may be a link itself."""
+    published = [f"{which}/{WEIGHTS}" for which in ("best", "last")]
+    refuse_links(path / name for name in (*sorted(RECORDS), LOCK, "best", "last", *published, "report"))
+
+
 def is_run(path: Path) -> bool:
     """Whether a folder holds a run's record and nothing that no run writes."""
     try:
@@ -164,7 +171,8 @@ def is_run(path: Path) -> bool:
 
 def is_report(path: Path) -> bool:
     """Whether a folder holds what `deat report` writes and nothing else."""
-    held = {p.relative_to(path).as_posix() for p in path.rglob("*") if not (p.is_dir() or is_leftover(p))}
+    inside = [p for p in path.rglob("*") if p.is_symlink() or not (p.is_dir() or is_leftover(p))]
+    held = {p.relative_to(path).as_posix() for p in inside}
     return path.is_dir() and held <= REPORT_FILES
 
 

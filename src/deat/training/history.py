@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from deat.writing import write_whole
+from deat.writing import append_text, write_whole
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,7 @@ Record = EpochStats | EpochTiming | EpochWatch
 
 def append(path: Path, record: Record) -> None:
     """Add one line to a file of JSON lines."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(_line(record))
+    append_text(path, _line(record))
 
 
 def rewrite(path: Path, records: Iterable[Record]) -> None:

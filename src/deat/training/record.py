@@ -1,11 +1,11 @@
 """run.json read back: what a run says of itself, believed as data and never as code."""
 
 import json
-import types
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
+from deat.checkpoint.kinds import fits
 from deat.errors import CheckpointError, DeatError, UsageError
 from deat.loading import is_file_spec
 from deat.paths import at_home
@@ -67,7 +67,7 @@ def _request(found: Any) -> Request:
     hints = get_type_hints(Request)
     known = {name: value for name, value in found.items() if name in hints}
     for name, value in known.items():
-        if not _fits(value, hints[name]):
+        if not fits(value, hints[name]):
             raise TypeError(f"request.{name} is {value!r}")
     return Request(**known)
 
@@ -78,16 +78,9 @@ def _settings(found: Any) -> Settings:
     if isinstance(known.get("milestones"), list):
         known["milestones"] = tuple(known["milestones"])
     for name, value in known.items():
-        if name != "milestones" and not _fits(value, hints[name]):
+        if name != "milestones" and not fits(value, hints[name]):
             raise TypeError(f"settings.{name} is {value!r}")
     return Settings(**known)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    kinds = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if isinstance(value, bool):
-        return bool in kinds
-    return isinstance(value, tuple(kinds)) or (float in kinds and isinstance(value, int))
 
 
 def _shown(error: Exception) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from deat.checkpoint.kinds import check_all
 from deat.data import ImageSet, Source
 from deat.data.resident import Resident
 from deat.errors import UsageError, unknown
@@ -168,8 +169,8 @@ class OverfitWatch:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on watching from there; the log is written anew."""
-        self.events, self._standing = list(state["events"]), list(state["standing"])
-        self._healthy, self.passes, self.seconds = state["healthy"], state["passes"], state["seconds"]
+        self.events, self._standing = (check_all(EpochWatch, state[name]) for name in ("events", "standing"))
+        self._healthy, self.passes, self.seconds = dict(state["healthy"]), int(state["passes"]), float(state["seconds"])
         if self.log:
             rewrite(self.log, self.events)
 

@@ -1,0 +1,92 @@
+"""Whether a checkpoint's state is one that a trainer gives: hashes say that it is whole, not that it makes sense."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from deat.checkpoint.kinds import fits
+from deat.errors import CheckpointError
+from deat.game.meter import EpochRecord
+from deat.models.weights import tensors_of
+from deat.training.history import EpochStats
+from deat.training.result import Snapshot
+from deat.training.trainer import Trainer
+
+State = dict[str, Any]
+
+
+def check_kinds(name: str, state: State, trainer: Trainer) -> None:
+    """Raise where a part of a state is none that this trainer could go on from."""
+    for part, is_good in CHECKS.items():
+        try:
+            good = is_good(state[part], state, trainer)
+        except Exception:  # whatever a rule says to a state that is not its own
+            good = False
+        if not good:
+            found = repr(state[part])[:80] if part in state else "missing"
+            raise CheckpointError(f"{name}/state.json is not a checkpoint's: its {part} is {found}. It is not used.")
+
+
+def _is_whole(value: Any, *_: Any) -> bool:
+    return fits(value, int) and value >= 0
+
+
+def _is_number(value: Any, *_: Any) -> bool:
+    return fits(value, float) and math.isfinite(value) and value >= 0
+
+
+def _is_step(value: Any, state: State, trainer: Trainer) -> bool:
+    return _is_whole(value) and value <= len(trainer.train)
+
+
+def _are_lengths(value: Any, state: State, trainer: Trainer) -> bool:
+    return bool(value.keys() == {"alpha", "stretch"}) and all(map(_is_number, value.values()))
+
+
+def _is_cost(value: Any, state: State, trainer: Trainer) -> bool:
+    return bool(value.keys() == vars(trainer.game.cost).keys()) and all(map(_is_whole, value.values()))
+
+
+def _is_history(value: Any, state: State, trainer: Trainer) -> bool:
+    told = [stats.epoch for stats in value if isinstance(stats, EpochStats)]
+    return isinstance(value, list) and len(told) == len(value) and told == list(range(state["epoch"]))
+
+
+def _is_schedule(value: Any, state: State, trainer: Trainer) -> bool:
+    """Whether the schedule, which is a pure rule, can play and observe an epoch from there."""
+    epoch = min(state["epoch"], trainer.settings.epochs - 1)
+    seen = EpochRecord(epoch, loss=1.0, accuracy=0.5, magnitude=1.0, examples=1)
+    trainer.schedule.observe(value, seen)
+    k = trainer.schedule.budget(value, epoch).k
+    return _is_whole(k) and fits(value.get("threshold"), float | None)
+
+
+def _is_best(value: Any, state: State, trainer: Trainer) -> bool:
+    if value is None or value == "this":
+        return (value is None) == (not state["history"])
+    shapes = {name: tensor.shape for name, tensor in tensors_of(trainer.model).items()}
+    return isinstance(value, Snapshot) and {name: t.shape for name, t in value.weights.items()} == shapes
+
+
+def _is_random(value: Any, state: State, trainer: Trainer) -> bool:
+    torch.Generator().set_state(value["torch"])  # which refuses any other
+    return True
+
+
+CHECKS: dict[str, Callable[[Any, State, Trainer], bool]] = {
+    "epoch": _is_whole,
+    "step": _is_step,
+    "stopping": lambda value, *_: isinstance(value, bool),
+    "lengths": _are_lengths,
+    "schedule": _is_schedule,
+    "cost": _is_cost,
+    "active": _is_whole,
+    "val_passes": _is_whole,
+    "seconds": _is_number,
+    "history": _is_history,
+    "best": _is_best,
+    "rng": _is_random,
+    "callbacks": lambda value, *_: isinstance(value, dict),
+}
