@@ -1,6 +1,7 @@
 """A training that goes on from the disk gives the bytes of one that was never interrupted, for every method."""
 
 import json
+import shutil
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -94,6 +95,27 @@ def test_resumed_training_is_exact_in_any_setting(options, tmp_path):
         first.fit()
     assert Checkpoints(tmp_path).follow(second)
     second.fit()
+    assert everything(second) == everything(whole)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, inside its compiler
+@pytest.mark.skipif(not shutil.which("g++"), reason="compiling for the CPU needs a C++ compiler")
+def test_compiled_training_on_a_cpu_goes_on_exactly_at_a_short_last_batch(tmp_path):
+    def build() -> deat.Trainer:
+        torch._dynamo.reset()
+        return trainer_of("pgd-1", conv_net(), epochs=2, engine="compile")  # batches of 10, 10 and 4
+
+    whole, first = build(), build()
+    whole.fit()
+    interrupt_at(first, 2)
+    Checkpoints(tmp_path).follow(first)
+    with pytest.raises(Interrupted):
+        first.fit()
+    second = build()
+    assert Checkpoints(tmp_path).follow(second)
+    assert second.step == 2
+    second.fit()
+    assert second.game.runner.compiled.shape == whole.game.runner.compiled.shape
     assert everything(second) == everything(whole)
 
 

@@ -86,7 +86,8 @@ class Trainer:
             pixel_scale=pixel_scale(self.model),
             ranks=ranks,
         )
-        self.pace: Paced = Pace() if self._may_compile else Steady()
+        self.game.runner.whole = ranks.share.count(train.batch_size)
+        self.pace: Paced = Pace() if self.may_compile else Steady()
         self.streams = Streams(settings.seed, self.game.generator, ranks)
         self.interruption = Interruption(ranks)
         self.keeper: Keeper | None = None
@@ -115,7 +116,7 @@ class Trainer:
         records, self.engine_note = choose_records(settings.engine, device, obstacle)
         if records and self.ranks.many:
             self.engine_note = "joint moves meet other processes; the others are recorded"
-        self._may_compile = settings.engine == "auto" and device.type == "cuda" and not settings.deterministic
+        self.may_compile = settings.engine == "auto" and device.type == "cuda" and not settings.deterministic
         return Engine(device, precision, records, compiles=settings.engine == "compile")
 
     @property
@@ -123,7 +124,7 @@ class Trainer:
         """Why moves are not recorded, and what is done instead; empty where nothing stands against it."""
         if not self.engine_note:
             return ""
-        instead = "compiled" if self.engine.compiles else "compiled once that pays" if self._may_compile else "eager"
+        instead = "compiled" if self.engine.compiles else "compiled once that pays" if self.may_compile else "eager"
         return f"not every move is recorded ({self.engine_note}): it is {instead}"
 
     def fit(self) -> Result:
