@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -35,6 +34,7 @@ from deat.training.lipschitz import log10_lipschitz
 from deat.training.modes import lent
 from deat.training.optimizers import OptimizerFactory, Steering, described, restore_layout, sgd
 from deat.training.pace import Pace, Paced, Steady
+from deat.training.rest import rest_of
 from deat.training.result import Best, Result
 from deat.training.settings import Settings, find_device
 from deat.training.shared import own_parts, synchronised, take_parts
@@ -204,9 +204,7 @@ class Trainer:
         self.game.forget_gradients()
         if not self.step:
             self.game.meter.reset()
-        # An epoch that goes on draws its first batches again and leaves them out: any source can do that exactly.
-        for step, (x, y) in enumerate(islice(self.train.epoch(self.epoch), self.step, None), self.step):
-            self.interruption.check()
+        for step, (x, y) in rest_of(self.train, self.epoch, self.step, self.interruption):
             self.turn_to(self.epoch, step)
             self.method.play(self.game, x, y, budget)
             self.step = step + 1
