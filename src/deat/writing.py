@@ -14,10 +14,11 @@ NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 """Opens no symbolic link, where the system can tell."""
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, *, make_folder: bool = True) -> None:
     """Write a file under a temporary name, wait until it is on the disk, and only then give it its own."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if make_folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with temporary.open("xb") as file:
             file.write(data)
@@ -60,15 +61,15 @@ def link_whole(source: Path, target: Path) -> None:
     try:
         os.link(source, temporary)
     except OSError:
-        write_whole(target, source.read_bytes())
+        write_whole(target, source.read_bytes(), make_folder=False)
         return
     temporary.replace(target)
     sync_folder(target.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, make_folder: bool = True) -> None:
     """Write a JSON file, whole or not at all; a NaN in it is an error, since JSON has none."""
-    write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
+    write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), make_folder=make_folder)
 
 
 def sync_folder(folder: Path) -> None:

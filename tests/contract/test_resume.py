@@ -1,6 +1,7 @@
 """A training that goes on from the disk gives the bytes of one that was never interrupted, for every method."""
 
 import json
+import shutil
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -97,6 +98,28 @@ def test_resumed_training_is_exact_in_any_setting(options, tmp_path):
     assert everything(second) == everything(whole)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, inside its compiler
+@pytest.mark.skipif(not shutil.which("g++"), reason="compiling for the CPU needs a C++ compiler")
+def test_compiled_training_on_a_cpu_goes_on_exactly_at_a_short_last_batch(tmp_path):
+    def build() -> deat.Trainer:
+        torch._dynamo.reset()
+        return trainer_of("pgd-1", conv_net(), epochs=2, engine="compile")  # batches of 10, 10 and 4
+
+    whole = build()
+    interrupt_at(whole, 2)
+    Checkpoints(tmp_path).follow(whole)
+    with pytest.raises(Interrupted):
+        whole.fit()
+    whole.keeper = None
+    whole.fit()  # it goes on with what it has compiled
+    second = build()
+    assert Checkpoints(tmp_path).follow(second)
+    assert second.step == 2
+    second.fit()
+    assert second.game.runner.compiled.shape == whole.game.runner.compiled.shape
+    assert everything(second) == everything(whole)
+
+
 def in_groups(parameters, lr: float = 0.05) -> torch.optim.Optimizer:
     first, *others = parameters
     return torch.optim.SGD([{"params": [first], "lr": lr / 5}, {"params": others}], lr=lr, momentum=0.9)
@@ -146,6 +169,64 @@ def test_loader_of_one_s_own_is_taken_up_at_its_batch(tmp_path):
     assert Checkpoints(tmp_path).follow(second)
     second.fit()
     assert everything(second) == everything(whole)
+
+
+class Counted(torch.utils.data.Dataset):
+    """A data set that counts what is read of it, and draws as a transform does."""
+
+    classes = ("0", "1", "2")
+
+    def __init__(self) -> None:
+        self.x, self.y = learnable()
+        self.read = 0
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.read += 1
+        return (self.x[index] + 0.01 * torch.rand(self.x[index].shape)).clamp(0, 1), int(self.y[index])
+
+
+def in_mid_epoch(data: object, folder: Path) -> deat.Trainer:
+    """A trainer that goes on before the last of three batches."""
+    first, second = (trainer_of("pgd-1", conv_net(), data=data, epochs=2) for _ in range(2))
+    interrupt_at(first, 2)
+    Checkpoints(folder).follow(first)
+    with pytest.raises(Interrupted):
+        first.fit()
+    assert Checkpoints(folder).follow(second)
+    assert second.step == 2
+    return second
+
+
+def test_data_set_goes_on_at_its_batch_and_reads_nothing_before_it(tmp_path):
+    whole, data = trainer_of("pgd-1", conv_net(), data=Counted(), epochs=2), Counted()
+    whole.fit()
+    second = in_mid_epoch(data, tmp_path)
+    data.read = 0
+    second.fit()
+    assert data.read == 4 + 24
+    assert everything(second) == everything(whole)
+
+
+def test_stop_is_obeyed_while_batches_are_drawn_again(tmp_path):
+    x, y = learnable()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10)
+    second = in_mid_epoch(loader, tmp_path)
+    drawn, real = [], second.train.epoch
+
+    def epoch(number: int):
+        for batch in real(number):
+            drawn.append(1)
+            second.interruption.ask()
+            yield batch
+
+    second.train.epoch = epoch
+    with pytest.raises(Interrupted):
+        second.fit()
+    assert len(drawn) == 1
+    assert second.step == 2
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -197,7 +198,7 @@ def keep_epoch(data: object, **options: object) -> None:
     trainer.keeper.keep(trainer)
 
 
-ELSEWHERE = {"threads": 4, "device": "cuda", "torch": "2.0.0", "processes": 8, "precision": "bf16"}
+ELSEWHERE = {"threads": 4, "device": "cuda", "torch": "2.0.0", "processes": 8, "precision": "bf16", "cpu": "AVX3"}
 
 
 @pytest.mark.parametrize(("name", "value"), ELSEWHERE.items())
@@ -212,6 +213,58 @@ def test_other_device_version_or_number_of_processes_needs_consent_and_is_marked
     record = json.loads((unfinished / "run.json").read_text())
     assert record["exact"] is False
     assert record["not_exact_because"]
+
+
+def test_another_engine_that_gives_other_bits_needs_consent_and_is_marked(unfinished, capsys):
+    assert main([*SHORT, "--resume", "auto", "--engine", "compile"]) == 2
+    message = capsys.readouterr().err
+    assert "compiled: false, now true" in message
+    assert "--inexact" in message
+    rewrite_state(unfinished, lambda state: state["environment"].update(compiled=True))
+    assert main(["resume", "run"]) == 2
+    assert main(["resume", "run", "--inexact"]) == 0
+    assert json.loads((unfinished / "run.json").read_text())["exact"] is False
+
+
+def test_eager_instead_of_the_usual_engine_is_harmless(unfinished, whole):
+    assert main([*SHORT, "--resume", "auto", "--engine", "eager"]) == 0
+    assert_same_run(unfinished, whole)
+
+
+def test_checkpoint_that_does_not_tell_its_processor_goes_on(unfinished, whole):
+    rewrite_state(unfinished, lambda state: [state["environment"].pop(name) for name in ("cpu", "compiled")])
+    assert main(["resume", "run"]) == 0
+    assert_same_run(unfinished, whole)
+
+
+class Gpu:
+    """Looks like one to whoever asks."""
+
+    type, index = "cuda", 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "doubts"),
+    [
+        ({"deterministic": True}, []),
+        ({"deterministic": True, "engine": "graph"}, []),
+        ({"deterministic": True, "engine": "compile"}, ["--engine compile"]),
+        ({"engine": "eager"}, ["without --deterministic"]),
+        ({}, ["without --deterministic", "--engine auto, which may begin to compile"]),
+    ],
+    ids=str,
+)
+def test_record_of_a_run_on_a_gpu_says_what_stands_against_exactness(settings, doubts, monkeypatch):
+    from deat.training.sameness import environment_of, reasons_against_exactness
+
+    trainer = trainer_of("fgsm", conv_net())
+    trainer.settings, trainer.engine.device = replace(trainer.settings, **settings), Gpu()
+    trainer.may_compile = not settings
+    found = reasons_against_exactness(trainer)
+    assert len(found) == len(doubts)
+    assert all(word in reason for word, reason in zip(doubts, found, strict=True))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+    assert environment_of(trainer)["gpu"] == "Some GPU"
 
 
 def test_newer_schema_is_refused_with_a_hint_to_upgrade(unfinished, capsys):

@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,15 @@ import torch
 
 from deat.checkpoint.find import search
 from deat.cli import main
+from deat.commands import session
 from deat.data.resident import Resident
 from deat.errors import DataError, NumericalError, UsageError
+from deat.evaluation.judge import Judge
+from deat.game.engine import Engine
 from deat.game.moves import Game
 from deat.training.checkpoints import Checkpoints
 from deat.training.folder import RunFolder
+from deat.training.trainer import Trainer
 from helpers.games import trainer_of
 from helpers.nets import conv_net
 
@@ -114,6 +119,33 @@ def test_memory_that_runs_out_is_status_5_with_the_batch_size_and_a_way_out(erro
     assert "Traceback" not in message
     assert main(["resume", "run"]) == 0  # with the batch size it had
     assert_same_run(Path("run"), whole)
+
+
+PLACES = {
+    "the network's way to the device": (Engine, "prepare", SHORT, "--batch-size"),
+    "the data's way to the device": (Resident, "__init__", SHORT, "--batch-size"),
+    "what is to be saved": (Trainer, "state_dict", SHORT, "--batch-size"),
+    "the final scores": (session, "accuracies", [*SHORT, "--test-images", "20"], "--batch-size"),
+    "an evaluation": (Judge, "rule", ["evaluate", "run", "--attacks", "natural", "--n", "20"], "--block"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_memory_that_runs_out_outside_of_training_is_status_5_with_a_way_out(place, whole, monkeypatch, capsys):
+    def short(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    owner, name, command, flag = PLACES[place]
+    if command[0] == "evaluate":
+        shutil.copytree(whole, "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, short)
+        assert main(command) == 5
+    message = capsys.readouterr().err
+    assert "out of memory" in message
+    assert flag in message
+    assert "Traceback" not in message
+    assert main([*command, "--resume", "auto"] if command[0] == "train" else command) in (0, 6)
 
 
 def test_operation_without_a_deterministic_form_is_named_with_the_way_out():

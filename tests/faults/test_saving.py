@@ -206,6 +206,25 @@ def test_folder_that_vanishes_ends_with_status_4_and_not_in_a_traceback(children
     assert not Path("run").exists()
 
 
+@pytest.mark.parametrize(("what", "after"), [("run", 1), ("run", 3), ("run.json", 1)])
+def test_folder_that_vanishes_once_is_not_made_again_without_its_record(what, after, monkeypatch, capsys):
+    """Three saves fail, or the scores cannot be written, and nothing is left that looks like a run and is none."""
+    real = Checkpoints.keep
+
+    def vanish(self, trainer, *, now=False):
+        real(self, trainer, now=now)
+        if trainer.epoch == after and Path("run/run.json").exists():
+            shutil.rmtree("run") if what == "run" else Path("run/run.json").unlink()
+
+    monkeypatch.setattr(Checkpoints, "keep", vanish)
+    assert main([*SHORT, "--epochs", "5" if after == 1 else "3"]) == 4
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    if what == "run":
+        assert "The last whole checkpoint is" not in message
+        assert not Path("run").exists()
+
+
 @pytest.mark.parametrize("what", [(Path, "mkdir"), (store, "_write_file")], ids=["folder", "file"])
 def test_folder_that_cannot_be_written_is_refused_before_the_first_epoch(what, monkeypatch, capsys):
     def refused(*_: object, **__: object) -> None:

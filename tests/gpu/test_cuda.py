@@ -15,6 +15,7 @@ from deat.game.round import Round
 from deat.methods import names
 from deat.training.checkpoints import Checkpoints
 from deat.training.optimizers import DeviceSGD, OptimizerFactory
+from deat.training.sameness import reasons_against_exactness
 from deat.training.trainer import Trainer
 
 pytestmark = [
@@ -155,14 +156,18 @@ def test_delta_and_images_stay_float32_and_inside_the_ball_in_half_precision() -
     assert bool(trainer.threat.contains(r.x, r.x + r.delta).all())
 
 
-@pytest.mark.parametrize("engine", ["eager", "graph"])
-@pytest.mark.parametrize("method", ["m+deat", "pgd-3"])
+EXACT = [(name, "auto") for name in names()]  # which records, and never compiles, where it is deterministic
+EXACT += [(name, engine) for name in ("m+deat", "pgd-3") for engine in ("eager", "graph")]
+
+
+@pytest.mark.parametrize(("method", "engine"), EXACT)
 def test_resumed_training_is_exact_where_it_is_deterministic(method: str, engine: str, tmp_path: Path) -> None:
     def fresh() -> Trainer:
         torch.manual_seed(0)
         return make_trainer(method, "bf16", epochs=4, engine=engine, deterministic=True)
 
     whole, first, second = fresh(), fresh(), fresh()
+    assert reasons_against_exactness(whole) == []
     whole.fit()
     close, played = first.game.close, []
 

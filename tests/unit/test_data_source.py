@@ -8,7 +8,9 @@ from data_helpers import random_set
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from deat.data import Augment, Resident, Source, as_source
+from deat.data.source import Seekable
 from deat.errors import DataError, UsageError
+from deat.ranks import Share
 
 
 class Numbers(Dataset[Any]):
@@ -54,6 +56,35 @@ def test_numpy_and_double_precision_are_taken_too():
 def test_an_image_set_is_augmented_when_asked():
     images = random_set()
     assert not same(as_source(images, batch_size=6, augment=Augment(2)), as_source(images, batch_size=6))
+
+
+def seekable() -> dict[str, Source]:
+    options: dict[str, Any] = {"batch_size": 5, "seed": 3}
+    return {
+        "in memory": as_source(random_set(), augment=Augment(2), **options),
+        "a data set": as_source(Numbers(), num_classes=12, **options),
+    }
+
+
+@pytest.mark.parametrize("kind", seekable())
+@pytest.mark.parametrize("share", [Share(), Share(1, 2)], ids=["alone", "shared"])
+def test_an_epoch_begun_in_its_middle_has_the_same_batches(kind, share):
+    source = seekable()[kind]
+    source.share = share
+    assert isinstance(source, Seekable)
+    assert source.begins_anywhere
+    whole = list(source.epoch(1))
+    for first in range(len(source) + 1):
+        rest = list(source.epoch(1, first))
+        assert len(rest) == len(whole) - first
+        for one, other in zip(rest, whole[first:], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert len(list(source.epoch(2))) == len(source)
+
+
+def test_a_loader_of_one_s_own_always_begins_at_its_beginning():
+    source = as_source(DataLoader(Numbers(), batch_size=5, shuffle=True), batch_size=5, num_classes=12)
+    assert not source.begins_anywhere  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -62,6 +62,17 @@ def test_batches_are_a_pure_function_of_seed_and_epoch(lazy):
     assert not same(batches(lazy, 2, seed=2), first)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_begun_in_its_middle_decodes_nothing_before_it(workers, lazy, monkeypatch):
+    whole, stream, read = batches(lazy, 2), Stream(lazy, 5, seed=1, workers=workers), []
+    real = LazyImages.decode
+    monkeypatch.setattr(LazyImages, "decode", lambda self, i, *rest: (read.append(i), real(self, i, *rest))[1])
+    assert same(list(stream.epoch(2, 1)), whole[1:])
+    assert len(read) == (0 if workers else 7)  # what a worker reads is not seen here
+    assert list(stream.epoch(2, 3)) == []
+    assert same(list(stream.epoch(2)), whole)
+
+
 def test_streaming_does_not_touch_the_global_generator(lazy):
     before = torch.get_rng_state()
     batches(lazy)

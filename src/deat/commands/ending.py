@@ -7,14 +7,19 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from deat.errors import DeatError, Interrupted, UsageError
+from deat.errors import DeatError, Interrupted, NumericalError, UsageError
 from deat.interruption import leaving, terminable
 from deat.loading import blamed
 from deat.plain import plain_lines
 from deat.ranks import is_lost_peer, leave, say_once
+from deat.training.failures import is_shortage
 
 NO_RUN = "interrupted; there is no run to resume"
 GOES_ON = "interrupted; the same command goes on where it was"
+SHORTAGE = (
+    "out of memory. Ask for less at once: with `deat train` a smaller --batch-size, model or --precision bf16, "
+    "with `deat evaluate` a smaller --block. What was saved or judged before is kept."
+)
 
 
 def ended(command: Callable[[], int], goes_on: Callable[[], bool]) -> int:
@@ -42,6 +47,8 @@ def _status(command: Callable[[], int], interrupted: Callable[[], int]) -> int:
     except Exception as error:
         if is_lost_peer(error):
             return _say("another process of this run is gone, so this one ends too.", Interrupted.exit_code, last=True)
+        if is_shortage(error):
+            return _say(SHORTAGE, NumericalError.exit_code)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             return _say(f"{str(error.filename)[:80]!r}... is too long for a file's name. Choose another.", 2)
         place = blamed(error)

@@ -172,7 +172,7 @@ class Session:
     def _finish(self, record: dict[str, Any], result: Result) -> None:
         """Write the scores and the report, and show them."""
         try:
-            write_json(self.out / SCORES, [asdict(score) for score in self.scores])
+            write_json(self.out / SCORES, [asdict(score) for score in self.scores], make_folder=False)
             seen = self.watch.summary() if self.watch else None
             write_summary(self.out / REPORT, record, self.scores, result.history, seen)
         except OSError as error:

@@ -30,11 +30,11 @@ class Survey(NamedTuple):
 
 
 class EpochBatches(Sampler[list[tuple[int, int]]]):
-    """Batches of (epoch, index) whose order is a pure function of (seed, epoch), or one share of each."""
+    """Batches of (epoch, index), from the first-th on, in an order by (seed, epoch) alone; or one share of each."""
 
     def __init__(self, num_examples: int, batch_size: int, seed: int, shuffle: bool) -> None:
         self.num_examples, self.batch_size, self.seed, self.shuffle = num_examples, batch_size, seed, shuffle
-        self.epoch, self.share = 0, Share()
+        self.epoch, self.first, self.share = 0, 0, Share()
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch whose order comes next."""
@@ -47,7 +47,7 @@ class EpochBatches(Sampler[list[tuple[int, int]]]):
         count = self.num_examples
         order = epoch_order(count, self.seed, self.epoch) if self.shuffle else torch.arange(count)
         keys = [(self.epoch, index) for index in order.tolist()]
-        for start in range(0, count, self.batch_size):
+        for start in range(self.first * self.batch_size, count, self.batch_size):
             batch = keys[start : start + self.batch_size]
             yield batch[self.share.rows(len(batch))]
 
@@ -109,8 +109,17 @@ class Batches:
     @cached_property
     def digest(self) -> str | None:
         """A hash of the first labels, by which a data set is known again; None of a loader, which has its own order."""
-        ours = isinstance(getattr(self.loader, "batch_sampler", None), EpochBatches)
-        return hashed(self._first[1], b"") if ours else None
+        return hashed(self._first[1], b"") if self.begins_anywhere else None
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """A data set's items, in an order of ours, do; a loader of one's own is drawn from its first batch on."""
+        return self._ours is not None
+
+    @property
+    def _ours(self) -> EpochBatches | None:
+        sampler = getattr(self.loader, "batch_sampler", None)
+        return sampler if isinstance(sampler, EpochBatches) else None
 
     def __len__(self) -> int:
         return self._len
@@ -121,28 +130,28 @@ class Batches:
         check_labels(self._first[1], self.num_classes)
         check_images(self._first[0])
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The epoch's batches: x float32 in [0, 1] and y int64, on the device."""
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The epoch's batches: x float32 in [0, 1] and y int64, on the device; from the first-th on, if it can."""
         seen = 0
-        for x, y in self._shared(epoch):
+        for x, y in self._shared(epoch, first):
             if y.device.type == "cpu":  # reading labels back from a GPU would stall it
                 check_labels(y, self.num_classes, seen)
             self._check_shape(x, seen)
             seen += len(y)
             x, y = (t.to(self.device, non_blocking=True) for t in (x, y))
             yield to_unit(x), y.to(torch.int64)
-        if not seen:
+        if not seen and not first:
             raise DataError(
                 f"the loader gave no batches in epoch {epoch}, as one that can be read only once does."
                 " Pass a loader that starts again, or a Dataset."
             )
 
-    def _shared(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _shared(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's rows of every batch: the only ones loaded where the order is ours, else cut out."""
-        sampler = getattr(self.loader, "batch_sampler", None)
-        if isinstance(sampler, EpochBatches):
-            sampler.share = self.share
-        if isinstance(sampler, EpochBatches) or self.share.size == 1:
+        ours = self._ours
+        if ours is not None:
+            ours.first, ours.share = first, self.share
+        if ours is not None or self.share.size == 1:
             yield from self._host(epoch)
             return
         self._check_divisible()

@@ -38,6 +38,8 @@ class Resident:
     `share` makes every batch this process's rows of it.
     """
 
+    begins_anywhere = True
+
     def __init__(
         self,
         images: ImageSet,
@@ -67,12 +69,12 @@ class Resident:
         self.images.check()
         check_fits(self.num_examples, self.batch_size, self.shuffle)
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The epoch's batches: x float32 in [0, 1] and y int64, on the device."""
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The epoch's batches from the first-th on: x float32 in [0, 1] and y int64, on the device."""
         order = self._order(epoch).to(self.device)
         generator = torch.Generator().manual_seed(derive(self.seed, "augment", epoch))
         draws = self.augment.draw(self.num_examples, generator).to(self.device) if self.augment else None
-        for step in range(len(self)):
+        for step in range(first, len(self)):
             index = order[step * self.batch_size : (step + 1) * self.batch_size]
             index = index[self.share.rows(len(index))]
             x = self._x.index_select(0, index)

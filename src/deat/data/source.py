@@ -1,7 +1,7 @@
 """Whatever a person trains on, as one kind of thing: a Source of batches on the device."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -40,6 +40,18 @@ class Source(Protocol):
 
     def check(self) -> None:
         """Refuses data that cannot be trained on, before any training."""
+
+
+@runtime_checkable
+class Seekable(Protocol):
+    """What a Source is that can begin an epoch in its middle: its batches depend on seed, epoch and number alone."""
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """Whether this very one can."""
+
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The epoch's batches, from the first-th on."""
 
 
 def as_source(

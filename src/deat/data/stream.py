@@ -105,6 +105,8 @@ class Stream:
     `share` makes every batch this process's rows of it, and only those are decoded.
     """
 
+    begins_anywhere = True
+
     def __init__(
         self,
         images: LazyImages,
@@ -146,10 +148,10 @@ class Stream:
         self.images.check()
         check_fits(self.num_examples, self.batch_size, self.shuffle)
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The epoch's batches: x float32 in [0, 1] and y int64, on the device."""
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The epoch's batches from the first-th on: x float32 in [0, 1] and y int64, on the device."""
         self._batches.set_epoch(epoch)
-        self._batches.share = self.share
+        self._batches.first, self._batches.share = first, self.share
         for batch in self._loader:
             if isinstance(batch, str):
                 raise DataError(batch)

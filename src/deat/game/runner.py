@@ -46,8 +46,9 @@ class Compiled:
 class Runner:
     """Plays moves on rounds, and answers their calls of objective and network.
 
-    `state` yields every tensor that a move may change. The first batch's shape is compiled; a short last batch would
-    not earn a compilation of its own. What cannot be compiled runs as it is, what cannot be recorded runs eagerly.
+    `state` yields every tensor that a move may change. The first batch's shape is compiled, if it has `whole` rows; a
+    short last batch, which a training that goes on may begin with, would not earn a compilation of its own.
+    What cannot be compiled runs as it is, what cannot be recorded runs eagerly.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Runner:
         self._threat, self._optimizer, self._alone = threat, optimizer, alone
         self.recorder = Recorder(state) if engine.records else None
         self.compiled: Compiled | None = None
+        self.whole = 0
         self._learning, self._follows = self._who_learns(), False
 
     def open(self, r: Round) -> None:
@@ -71,7 +73,7 @@ class Runner:
         if self._learning != (learning := self._who_learns()) or (self._follows and self._is_watched()):
             self._learning = learning
             self.use_compiled(self.engine.compiles)
-        if self.engine.compiles and self.compiled is None:
+        if self.engine.compiles and self.compiled is None and len(r.x) >= self.whole:
             self.compiled = Compiled(
                 self._net, self._objective, self._threat, self.engine, r.x.shape, alone=self._alone
             )

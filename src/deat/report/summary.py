@@ -42,7 +42,7 @@ def write_summary(
         parts += ["## Scores", score_table(scores), _caveat(record, scores), *map(markdown, doubts(scores))]
     parts += ["## Epochs", epoch_table(history)]
     parts += [f"The watch saw {markdown(seen)}. Every epoch's reading is in watch.jsonl."] if seen else []
-    write_whole(path, ("\n\n".join(parts) + "\n").encode())
+    write_whole(path, ("\n\n".join(parts) + "\n").encode(), make_folder=False)
 
 
 def doubts(scores: Sequence[Score]) -> list[str]:

@@ -96,7 +96,7 @@ class Checkpoints:
         except CheckpointError as error:
             self._failures += 1
             if now or self._failures >= FAILURES:
-                raise CheckpointError(f"{error}. The last whole checkpoint is {self._last()}.") from error
+                raise CheckpointError(f"{error}. {self._last()}") from error
             self.say(f"{error}. Training goes on from memory, and the next epoch is saved again.")
         else:
             self._failures = 0
@@ -209,7 +209,8 @@ class Checkpoints:
         return max(numbers) + 1
 
     def _last(self) -> str:
-        return str(self.path / self._valid[-1]) if self._valid else "not there yet"
+        held = [self.path / name for name in self._valid if (self.path / name).is_dir()]
+        return f"The last whole checkpoint is {held[-1]}." if held else "There is no whole checkpoint."
 
 
 def load(path: Path) -> dict[str, Any]:

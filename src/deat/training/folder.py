@@ -56,7 +56,7 @@ class RunFolder:
     def write_record(self, record: dict[str, Any]) -> None:
         """Write run.json."""
         try:
-            write_json(self.path / RUN, {**record, "versions": versions()})
+            write_json(self.path / RUN, {**record, "versions": versions()}, make_folder=False)
         except OSError as error:
             raise unwritable(self.path, error) from None
 
@@ -107,7 +107,7 @@ class RunFolder:
     def failed(self, facts: dict[str, Any]) -> None:
         """Leave a note of what went wrong."""
         with suppress(OSError):
-            write_json(self.path / FAILURE, facts)
+            write_json(self.path / FAILURE, facts, make_folder=False)
 
     def _keep_history(self, history: list[EpochStats]) -> None:
         """One line for each epoch that stands: added, or all written anew where epochs were put back."""
@@ -119,6 +119,8 @@ class RunFolder:
 
     def _publish(self, checkpoint: Path | None, trainer: Trainer) -> None:
         """Give the last and the best epoch's weights their names; the run that this one replaces is now in the way."""
+        if not (self.path / RUN).is_file():  # as when a folder is being removed: nothing could go on from it
+            raise CheckpointError(f"{str(self.path / RUN)!r} is gone, without which the run cannot go on")
         held = trainer.best.held
         if held is None:
             return
@@ -135,7 +137,8 @@ class RunFolder:
             if checkpoint:
                 link_whole(checkpoint / WEIGHTS, target)
             elif note_of(target) != note:
-                write_whole(target, dump(weights(), note))
+                target.parent.mkdir(exist_ok=True)
+                write_whole(target, dump(weights(), note), make_folder=False)
         except OSError as error:
             self.say(f"cannot write {which}/{WEIGHTS} ({error.strerror}); the checkpoint has the weights")
 

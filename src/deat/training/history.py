@@ -78,8 +78,8 @@ def append(path: Path, record: Record) -> None:
 
 
 def rewrite(path: Path, records: Iterable[Record]) -> None:
-    """Replace a file of JSON lines, whole or not at all."""
-    write_whole(path, "".join(map(_line, records)).encode())
+    """Replace a file of JSON lines, whole or not at all; a folder that is gone stays gone, as for `append`."""
+    write_whole(path, "".join(map(_line, records)).encode(), make_folder=False)
 
 
 def read(path: Path) -> list[EpochStats]:

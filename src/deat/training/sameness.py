@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from deat.models.weights import tensors_of
 from deat.training.trainer import Trainer
 from deat.versions import versions
 
 HARMLESS = ("workers", "threads", "device", "engine", "deterministic", "sync_bn")
 """Settings that change no number by themselves; what they come to is compared as the environment."""
-NOTED_LATER = ("data.content", "data.held_out_content")
+NOTED_LATER = ("data.content", "data.held_out_content", "compiled", "cpu", "gpu")
 """What not every checkpoint says of itself; it is compared where both sides do."""
 
 
@@ -46,6 +48,8 @@ def environment_of(trainer: Trainer) -> dict[str, Any]:
         "device": device,
         "precision": trainer.engine.precision,
         "deterministic": trainer.settings.deterministic,
+        "compiled": trainer.settings.engine == "compile",  # moves that are recorded have the bits of eager ones
+        **_processor(trainer.engine.device),
         "threads": trainer.threads if device == "cpu" else None,
         "processes": trainer.ranks.size,
         **({"sync_bn": True} if trainer.settings.sync_bn and trainer.ranks.many else {}),
@@ -56,9 +60,14 @@ def environment_of(trainer: Trainer) -> dict[str, Any]:
 
 def reasons_against_exactness(trainer: Trainer) -> list[str]:
     """Why a training that goes on may differ from an uninterrupted one; empty where it may not."""
-    if trainer.engine.device.type == "cpu" or trainer.settings.deterministic:
+    if trainer.engine.device.type == "cpu":
         return []
-    return ["a GPU without --deterministic"]
+    doubts = {
+        "a GPU without --deterministic": not trainer.settings.deterministic,
+        "--engine compile on a GPU": trainer.settings.engine == "compile",
+        "--engine auto, which may begin to compile in the middle of a run": trainer.may_compile,
+    }
+    return [reason for reason, stands in doubts.items() if stands]
 
 
 def digest(value: Any) -> str:
@@ -74,6 +83,13 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for name in sorted(old.keys() | new.keys())
         if _shown(old, name) != _shown(new, name) and (name not in NOTED_LATER or (name in old and name in new))
     ]
+
+
+def _processor(device: torch.device) -> dict[str, str]:
+    """What computes: a CPU's widest instructions, which torch chooses its code by, or a GPU's name."""
+    if device.type == "cuda":
+        return {"gpu": torch.cuda.get_device_name(device)}
+    return {"cpu": torch.backends.cpu.get_cpu_capability()} if device.type == "cpu" else {}
 
 
 def _contents(trainer: Trainer) -> dict[str, str]:

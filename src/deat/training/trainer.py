@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -35,6 +34,7 @@ from deat.training.lipschitz import log10_lipschitz
 from deat.training.modes import lent
 from deat.training.optimizers import OptimizerFactory, Steering, described, restore_layout, sgd
 from deat.training.pace import Pace, Paced, Steady
+from deat.training.rest import rest_of
 from deat.training.result import Best, Result
 from deat.training.settings import Settings, find_device
 from deat.training.shared import own_parts, synchronised, take_parts
@@ -86,7 +86,8 @@ class Trainer:
             pixel_scale=pixel_scale(self.model),
             ranks=ranks,
         )
-        self.pace: Paced = Pace() if self._may_compile else Steady()
+        self.game.runner.whole = ranks.share.count(train.batch_size)
+        self.pace: Paced = Pace() if self.may_compile else Steady()
         self.streams = Streams(settings.seed, self.game.generator, ranks)
         self.interruption = Interruption(ranks)
         self.keeper: Keeper | None = None
@@ -115,7 +116,7 @@ class Trainer:
         records, self.engine_note = choose_records(settings.engine, device, obstacle)
         if records and self.ranks.many:
             self.engine_note = "joint moves meet other processes; the others are recorded"
-        self._may_compile = settings.engine == "auto" and device.type == "cuda" and not settings.deterministic
+        self.may_compile = settings.engine == "auto" and device.type == "cuda" and not settings.deterministic
         return Engine(device, precision, records, compiles=settings.engine == "compile")
 
     @property
@@ -123,7 +124,7 @@ class Trainer:
         """Why moves are not recorded, and what is done instead; empty where nothing stands against it."""
         if not self.engine_note:
             return ""
-        instead = "compiled" if self.engine.compiles else "compiled once that pays" if self._may_compile else "eager"
+        instead = "compiled" if self.engine.compiles else "compiled once that pays" if self.may_compile else "eager"
         return f"not every move is recorded ({self.engine_note}): it is {instead}"
 
     def fit(self) -> Result:
@@ -203,9 +204,7 @@ class Trainer:
         self.game.forget_gradients()
         if not self.step:
             self.game.meter.reset()
-        # An epoch that goes on draws its first batches again and leaves them out: any source can do that exactly.
-        for step, (x, y) in enumerate(islice(self.train.epoch(self.epoch), self.step, None), self.step):
-            self.interruption.check()
+        for step, (x, y) in rest_of(self.train, self.epoch, self.step, self.interruption):
             self.turn_to(self.epoch, step)
             self.method.play(self.game, x, y, budget)
             self.step = step + 1
