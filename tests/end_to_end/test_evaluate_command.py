@@ -118,7 +118,10 @@ def test_a_number_that_should_not_be_believed_exits_with_6(tmp_path: Path, capsy
     here = Path(__file__)
     command = ["evaluate", str(tmp_path / "quantised.safetensors"), "--data", "digits", "--model", f"{here}:Quantised"]
     assert main([*command, "--attacks", "natural,pgd-5", "--n", "100"]) == 6
-    assert "FLAG zero_gradients" in capsys.readouterr().out
+    shown, early = capsys.readouterr()
+    for text in (shown, early):  # before the first attack, and once more at the end
+        assert "FLAG zero_gradients" in text
+        assert "docs/evaluation.md#zero_gradients" in text
 
 
 @pytest.mark.parametrize(

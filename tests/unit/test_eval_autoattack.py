@@ -1,5 +1,6 @@
 """AutoAttack is the reference implementation's own, block by block, and leaves no trace."""
 
+import json
 import logging
 import random
 import sys
@@ -21,7 +22,7 @@ from deat.evaluation import autoattack
 from deat.evaluation.autoattack import PARTS, AutoAttack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.judge import block_seed
-from helpers.eval_nets import Around, digits, tiny
+from helpers.eval_nets import Around, digits, quantised, tiny
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
 
@@ -122,6 +123,28 @@ def test_aa_is_at_least_as_strong_as_its_first_part_and_counts_what_it_costs():
     assert part.forwards > part.backwards > 0
     assert whole.forwards > part.forwards
     assert whole.backwards > part.backwards
+
+
+@pytest.mark.usefixtures("_small_budget")
+def test_the_record_says_how_many_images_each_part_felled(tmp_path):
+    net, data = tiny(), digits(30)
+    options = {"threat": deat.Linf(0.15), "attacks": ["natural", "apgd-ce", "aa"], "sanity": False, "block": 12}
+    found = evaluate(net, data, save=tmp_path / "evaluation.json", **options)
+    natural, part, whole = found.results
+    assert list(whole.felled) == list(PARTS)
+    assert sum(whole.felled.values()) == sum(natural.correct) - sum(whole.correct)
+    assert whole.felled["apgd-ce"] > 0
+    assert natural.felled == part.felled == {}
+    told = json.loads((tmp_path / "evaluation.json").read_text())
+    assert told["attacks"][2]["felled"] == whole.felled
+    assert deat.load_evaluation(tmp_path / "evaluation.json") == found
+
+
+@pytest.mark.usefixtures("_small_budget")
+def test_a_network_that_only_square_breaks_is_flagged_by_aa_alone():
+    found = evaluate(quantised(tiny()), digits(40), threat=deat.Linf(0.25), attacks=["aa"], sanity=False)
+    assert found.results[0].felled["square"] > 2
+    assert [flag.name for flag in found.flags] == ["black_box_wins"]
 
 
 @cache

@@ -14,7 +14,10 @@ from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluation import load_evaluation
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.judge import Judge
+from deat.evaluation.ledger import answers, are_close
+from deat.loading import load_object
 from helpers.eval_attackers import Fragile, Interrupted
+from helpers.eval_nets import Around
 from helpers.games import THREATS
 from helpers.nets import conv_net, images
 
@@ -174,10 +177,18 @@ def scaled_net() -> nn.Module:
     return other
 
 
+def loud_net() -> nn.Module:
+    """The network's layers and weights, but another forward."""
+    other = net()
+    other.forward = lambda x: 1e4 * nn.Sequential.forward(other, x)
+    return other
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"model": scaled_net()},
+        {"model": loud_net()},
         {"model": nn.Sequential(*net(), nn.Hardtanh())},
         {"model": nn.Sequential(*list(net())[:-1], nn.Dropout(0.5), net()[-1])},
         {"seed": 1},
@@ -189,7 +200,20 @@ def scaled_net() -> nn.Module:
         {"data": (images(IMAGES, seed=3)[0], images(IMAGES, seed=3)[1].flip(0))},
         {"attacks": [Attack(name, steps=1, alpha=0.5) for name in NAMES]},
     ],
-    ids=["weights", "layers", "dropout", "seed", "block", "radius", "norm", "cascade", "images", "labels", "settings"],
+    ids=[
+        "weights",
+        "forward",
+        "layers",
+        "dropout",
+        "seed",
+        "block",
+        "radius",
+        "norm",
+        "cascade",
+        "images",
+        "labels",
+        "settings",
+    ],
 )
 def test_a_ledger_of_another_question_is_not_used(change, tmp_path, rulings):
     ledger = tmp_path / "rulings.jsonl"
@@ -199,6 +223,65 @@ def test_a_ledger_of_another_question_is_not_used(change, tmp_path, rulings):
     del rulings[:]
     assert judged(ledger, **change).verdicts == whole.verdicts
     assert len(rulings) == 3 * -(-IMAGES // change.get("block", BLOCK))
+
+
+NET = """
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+    def forward(self, x):
+        return self.net(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kept"),
+    [
+        ("", "", True),
+        ("self.net(x)", "1e4 * self.net(x)", False),
+        ("self.net(x)", "self.net(x + (x - x.detach()))", False),  # the same logits, other gradients
+    ],
+    ids=["same", "logits", "gradients"],
+)
+def test_a_ledger_of_a_network_whose_file_was_changed_is_not_used(old, new, kept, tmp_path, rulings):
+    ledger, file = tmp_path / "rulings.jsonl", tmp_path / "net.py"
+    file.write_text(NET)
+    with pytest.raises(Interrupted):
+        judged(ledger, model=load_object(f"{file}:Net")(net()), progress=interrupt_after(10))
+    file.write_text(NET.replace(old, new))
+    model = load_object(f"{file}:Net")(net())
+    del rulings[:]
+    found = judged(ledger, model=model)
+    assert len(rulings) == 3 * BLOCKS - 10 * kept
+    assert found.verdicts == judged(model=model).verdicts
+
+
+@pytest.mark.parametrize(
+    ("held", "known"),
+    [
+        ([1.0, -200.0], True),
+        ([1.1, -199.9], True),
+        ([1.3, -200.0], False),
+        ([1.0], False),
+        ([1.0, float("nan")], False),
+        (None, False),
+        ("no", False),
+        ([[1.0], 2], False),
+    ],
+)
+def test_a_model_is_known_again_by_its_logits_but_for_rounding(held, known):
+    assert are_close(held, [1.0, -200.0]) is known
+
+
+def test_a_model_that_answers_with_nan_or_draws_is_known_again():
+    assert are_close([float("nan"), float("inf")], [float("nan"), float("inf")])
+    x = images(IMAGES, seed=3)[0]
+    noisy = Around(net(), lambda x: x + torch.rand_like(x), lambda logits: logits)
+    state = torch.get_rng_state()
+    assert answers(noisy, x) == answers(noisy, x[:20])
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def interrupt_after(count):

@@ -120,6 +120,7 @@ def test_the_file_is_strict_json_with_everything_a_reader_needs(tmp_path):
 
 PAIR = [float]
 """Wilson's interval."""
+COST = {"seconds": float, "forwards": int, "backwards": int}
 ROW = {"correct": int, "images": int, "interval": PAIR}
 SETTINGS = {
     "about": {str: (str, int, None)},
@@ -145,9 +146,9 @@ SHAPE = {
     "intervals": {str: PAIR},
     "added": {str: int},
     "per_class": {str: {str: ROW}},
-    "flags": [{"name": str, "seen": str, "advice": str}],
+    "flags": [{"name": str, "seen": str, "advice": str, "link": str}],
     "settings": SETTINGS,
-    "attacks": [{"name": str, "correct": str, "invalid": int, "seconds": float, "forwards": int, "backwards": int}],
+    "attacks": [{"name": str, "correct": str, "invalid": int, "felled": {str: int}, **COST}],
     "labels": str,
     "classes": [str],
 }

@@ -1,6 +1,8 @@
 """Flags on models and attacks that deserve each, and none on honest ones."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,10 +10,12 @@ from pyautoattack.square import SquareAttack
 from torch import Tensor, nn
 
 import deat
+from deat.errors import DataError
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluation import AttackResult, Evaluation
 from deat.evaluation.evaluator import DEFAULT, evaluate
-from deat.evaluation.sanity import compare, slack
+from deat.evaluation.sanity import ADVICE, Flag, compare, slack
+from deat.evaluation.sanity.flag import PAGE
 from helpers.eval_attackers import Own
 from helpers.eval_nets import (
     EPS,
@@ -28,6 +32,7 @@ from helpers.eval_nets import (
     nowhere,
     quantised,
     robust,
+    same,
     saturated,
     scaled,
     softmax,
@@ -58,6 +63,11 @@ def flags(net, attacks=DEFAULT, *, n=50, threat=THREAT, **options) -> set[str]:
 def stuck() -> nn.Module:
     layers = nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10)
     return Stuck(*layers)
+
+
+def batch_normed(net: nn.Module) -> nn.Module:
+    """A network that standardises by the statistics of the batch that it is shown, in eval mode too."""
+    return nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), net)
 
 
 @nets
@@ -124,7 +134,9 @@ def test_an_honest_model_raises_no_flag_at_radii_without_room_to_grow(build):
         (lambda: saturated(undefended()), {"zero_gradients", "robust_to_anything"}),
         (lambda: softmax(robust()), {"probabilities"}),
         (lambda: softmax(undefended()), {"probabilities"}),
-        (lambda: seeded(stuck), {"training_mode"}),
+        (lambda: seeded(stuck), {"training_mode", "at_chance"}),
+        (lambda: batch_normed(robust()), {"batch_dependent"}),
+        (lambda: Around(robust(), lambda x: x / 255, same), {"at_chance"}),
         (lambda: Purifying(robust()), {"autograd_inside"}),
         (lambda: masked(robust(), nowhere), {"robust_to_anything"}),
         (lambda: masked(undefended(), true_at_data_only), {"one_step_wins", "robust_to_anything"}),
@@ -140,6 +152,8 @@ def test_an_honest_model_raises_no_flag_at_radii_without_room_to_grow(build):
         "softmax, robust",
         "softmax, undefended",
         "stuck in training mode",
+        "batch norm of the batch",
+        "another input range",
         "autograd inside",
         "gradients that tell nothing",
         "gradients at data only",
@@ -296,3 +310,98 @@ def test_the_first_images_of_a_sorted_set_are_no_sample_of_it(labels, n, flagged
     x, _ = digits(200)
     found = evaluate(robust(), (x, labels), threat=THREAT, attacks=["natural"], n=n, sanity=False)
     assert ("one_sided_sample" in {flag.name for flag in found.flags}) == flagged
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_the_checks_look_at_the_first_images_of_all_blocks_however_small(block):
+    assert "zero_gradients" in flags(quantised(robust()), ["natural"], block=block)
+    assert "batch_dependent" in flags(batch_normed(robust()), ["natural"], block=block)
+    assert flags(robust(), ["natural", "pgd-5"], n=30, block=block) == set()
+
+
+@pytest.mark.parametrize("n", [4, 7, 8, 50])
+def test_answers_that_depend_on_the_batch_are_flagged_on_a_few_images_too(n):
+    assert "batch_dependent" in flags(batch_normed(undefended()), ["natural"], n=n)
+
+
+def test_flags_on_the_model_are_told_before_the_first_attack_and_kept():
+    told = []
+
+    def act(model, x, y, threat):
+        assert told, "the attack came first"
+        return x
+
+    mine = Own("mine", act)
+    found = evaluate(softmax(robust()), digits(40), threat=THREAT, attacks=[mine], block=8, tell=told.append)
+    assert [flag.name for flag in told] == ["probabilities"]
+    assert mine.images
+    assert found.flags[0] == told[0]
+
+
+def test_nothing_is_told_of_an_honest_model_nor_without_sanity_checks():
+    told = []
+    evaluate(robust(), digits(50), threat=THREAT, attacks=["natural"], tell=told.append)
+    evaluate(softmax(robust()), digits(50), threat=THREAT, attacks=["natural"], tell=told.append, sanity=False)
+    assert told == []
+
+
+class Noting(nn.Module):
+    """A network that notes the precision in which it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.seen = robust(), set()
+
+    def forward(self, x):
+        self.seen.add((torch.is_autocast_enabled("cpu"), torch.get_float32_matmul_precision()))
+        return self.net(x)
+
+
+def test_checks_ask_the_model_in_the_precision_of_verdicts():
+    net, before = Noting(), torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        with torch.autocast("cpu", torch.bfloat16):
+            found = evaluate(net, digits(30), threat=THREAT, attacks=["natural"])
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert found.flags == []
+    assert net.seen == {(False, "highest")}
+
+
+@pytest.mark.parametrize("n", [10, 49])
+def test_too_few_images_do_not_show_that_a_model_is_at_chance(n):
+    assert "at_chance" not in flags(Around(robust(), lambda x: x / 255, same), ["natural"], n=n)
+
+
+def test_images_of_one_class_do_not_show_that_a_model_is_at_chance():
+    found = evaluate(robust(), (digits(200)[0], torch.arange(200) // 100), threat=THREAT, attacks=["natural"], n=60)
+    assert "at_chance" not in {flag.name for flag in found.flags}
+
+
+class Scaling:
+    """A loader, some of whose batches are scaled otherwise than the first."""
+
+    def __init__(self, factor: float, *wrong: int) -> None:
+        self.factor, self.wrong = factor, wrong
+
+    def __iter__(self):
+        x, y = digits(40)
+        for number, (images, labels) in enumerate(zip(x.split(8), y.split(8), strict=True), 1):
+            yield (self.factor * images if number in self.wrong else images), labels
+
+
+@pytest.mark.parametrize(("factor", "words"), [(1.3, "outside"), (255.0, "divide by 255"), (float("nan"), "nan")])
+def test_a_later_batch_out_of_range_is_refused_by_its_number(factor, words):
+    with pytest.raises(DataError, match=rf"batch 4 of the data: image \d+ .*{words}"):
+        evaluate(robust(), Scaling(factor, 4, 5), threat=THREAT, attacks=["fgsm"], block=10)
+    assert flags(robust(), ["fgsm"], n=30) == set()
+
+
+def test_every_flag_has_its_place_in_the_documentation():
+    page = (Path(__file__).parents[2] / PAGE).read_text(encoding="utf-8")
+    rows = re.findall(r'^\| <a id="(\w+)"></a>`(\w+)` \| .+ \| .+ \|$', page, flags=re.MULTILINE)
+    assert [anchor for anchor, _ in rows] == [name for _, name in rows] == list(ADVICE)
+    flag = Flag("noise_wins", "seen", "advice")
+    assert flag.link == "docs/evaluation.md#noise_wins"
+    assert flag.link in flag.line

@@ -100,6 +100,7 @@ def run_evaluation(flags: dict[str, Any]) -> int:
             save=out,
             about=run.about(weights, order.epoch if (target / RUN).is_file() else None),
             progress=progress,
+            tell=lambda flag: print(f"deat: {flag.line}", file=sys.stderr),
             ranks=ranks,
         )
     if ranks.main:
@@ -240,7 +241,7 @@ def _show(found: Evaluation, out: Path, order: Order) -> None:
     if found.settings["sample"]:
         console.print(f"a sample of {len(found.labels):,} images: not comparable with numbers on the whole test set")
     for flag in found.flags:
-        console.print(f"FLAG {flag.name}: {flag.seen}. {flag.advice}", style="bold red", markup=False)
+        console.print(flag.line, style="bold red", markup=False)
     console.print(f"every setting and verdict is in {out}", markup=False)
 
 

@@ -52,10 +52,12 @@ class AutoAttack:
             _frozen(model),
             _quiet(),
         ):
-            x, y = x.clone(), y.clone()
-            if isinstance(model, Quick):
-                return _part_by_part(model, x, y, threat, self.parts, seed)
-            return _reference(model, x, y, threat, self.parts, seed)
+            return _part_by_part(model, x.clone(), y.clone(), threat, self.parts, seed)
+
+    @property
+    def stages(self) -> "tuple[AutoAttack, ...]":
+        """Its parts, each an attack of its own on those that the parts before it left."""
+        return tuple(AutoAttack(part, (part,)) for part in self.parts)
 
     def describe(self, threat: ThreatModel, num_classes: int) -> dict[str, Any]:
         """The settings that a record keeps."""
@@ -68,27 +70,36 @@ class AutoAttack:
         }
 
 
-def _reference(
-    model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, parts: tuple[str, ...], seed: int
-) -> Tensor:
-    adversary = build_adversary(model, x, threat, parts, seed)
+def _reference(model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, part: str, seed: int) -> Tensor:
+    adversary = build_adversary(model, x, threat, part, seed)
     found: Tensor = adversary.run_standard_evaluation(x, y, batch_size=len(x))[0].detach()
     # In L1 its rounding leaves the ball by about a millionth.
     return torch.where(spread(threat.contains(x, found), x), found, x + threat.project(x, found - x))
 
 
-def _part_by_part(quick: Quick, x: Tensor, y: Tensor, threat: ThreatModel, parts: tuple[str, ...], seed: int) -> Tensor:
-    """The same cascade on a quick twin: an image leaves it only once the exact model is fooled."""
+def _part_by_part(
+    model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, parts: tuple[str, ...], seed: int
+) -> Tensor:
+    """The reference's cascade; on a quick twin, an image leaves it only once the exact model is fooled."""
     found, rows = x.clone(), torch.arange(len(x), device=x.device)
     for part in parts:
-        tried = _reference(quick, x[rows], y[rows], threat, (part,), seed)
-        tried = _polished(quick, x[rows], y[rows], tried, threat)
-        stands = quick.surely_correct(tried, y[rows])
+        tried = _reference(model, x[rows], y[rows], threat, part, seed)
+        if isinstance(model, Quick):
+            tried = _polished(model, x[rows], y[rows], tried, threat)
+        stands = _still_correct(model, tried, y[rows])
         found[rows[~stands]] = tried[~stands]
         rows = rows[stands]
         if len(rows) == 0:
             break
     return found
+
+
+def _still_correct(model: nn.Module, images: Tensor, y: Tensor) -> Tensor:
+    if isinstance(model, Quick):
+        return model.surely_correct(images, y)
+    with torch.no_grad():
+        hit: Tensor = model(images).argmax(1) == y
+    return hit
 
 
 def _polished(quick: Quick, x: Tensor, y: Tensor, tried: Tensor, threat: ThreatModel) -> Tensor:
@@ -105,7 +116,7 @@ def _polished(quick: Quick, x: Tensor, y: Tensor, tried: Tensor, threat: ThreatM
     return tried.index_put((rows,), clean + delta)
 
 
-def build_adversary(model: nn.Module, x: Tensor, threat: ThreatModel, parts: tuple[str, ...], seed: int) -> Any:
+def build_adversary(model: nn.Module, x: Tensor, threat: ThreatModel, part: str, seed: int) -> Any:
     """The reference implementation's object, set up as its standard version on this number of classes."""
     try:
         from pyautoattack import AutoAttack as Reference
@@ -119,7 +130,7 @@ def build_adversary(model: nn.Module, x: Tensor, threat: ThreatModel, parts: tup
     adversary.fab.n_target_classes = min(adversary.fab.n_target_classes, wrong)
     if wrong < 3:
         targeted.dlr_loss_targeted = targeted.ce_loss_targeted
-    adversary.attacks_to_run = list(parts)
+    adversary.attacks_to_run = [part]
     return adversary
 
 

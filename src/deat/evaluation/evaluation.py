@@ -18,7 +18,7 @@ SCHEMA = 2
 
 @dataclass(frozen=True)
 class AttackResult:
-    """One attack's rulings over all images: who stands, and what it cost."""
+    """One attack's rulings over all images: who stands, what it cost, and, of several stages, whom each felled."""
 
     name: str
     correct: list[bool]
@@ -26,6 +26,7 @@ class AttackResult:
     seconds: float
     forwards: int
     backwards: int
+    felled: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, rulings: list[Ruling]) -> "AttackResult":
@@ -37,6 +38,7 @@ class AttackResult:
             sum(r.seconds for r in rulings),
             sum(r.forwards for r in rulings),
             sum(r.backwards for r in rulings),
+            {stage: sum(r.felled[stage] for r in rulings) for stage in (rulings[0].felled if rulings else ())},
         )
 
 
@@ -112,7 +114,7 @@ class Evaluation:
             "intervals": {name: list(pair) for name, pair in self.intervals.items()},
             "added": self.added,
             "per_class": {name: self._class_rows(name) for name in self.accuracy},
-            "flags": [asdict(flag) for flag in self.flags],
+            "flags": [{**asdict(flag), "link": flag.link} for flag in self.flags],
             "settings": self.settings,
             "attacks": [{**asdict(r), "correct": pack_bits(r.correct)} for r in self.results],
             "labels": pack_labels(self.labels),
@@ -152,6 +154,6 @@ def is_newer(schema: Any) -> bool:
 
 def _read(found: Any) -> Evaluation:
     results = [AttackResult(**{**r, "correct": unpack_bits(r["correct"])}) for r in found["attacks"]]
-    flags = [Flag(**flag) for flag in found["flags"]]
+    flags = [Flag(flag["name"], flag["seen"], flag["advice"]) for flag in found["flags"]]
     labels = unpack_labels(found["labels"], len(results[0].correct) if results else 0)
     return Evaluation(results, labels, found["classes"], found["settings"], flags)

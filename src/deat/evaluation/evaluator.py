@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import Source, as_source
+from deat.data.content import check_images
+from deat.errors import DataError
 from deat.evaluation.evaluation import AttackResult, Evaluation
 from deat.evaluation.judge import Attacker, Judge, Ruling
-from deat.evaluation.ledger import Ledger, fingerprint, fingerprint_model
+from deat.evaluation.ledger import Ledger, answers, fingerprint, fingerprint_code, fingerprint_model
 from deat.evaluation.named import attackers, describe, passes
 from deat.evaluation.pace import Pace
 from deat.evaluation.question import check_about, check_model, check_question, count_outputs
 from deat.evaluation.quick import choose_compiled
-from deat.evaluation.sanity import Flag, after, before, compare
+from deat.evaluation.sanity import SLICE, Flag, after, before, compare
 from deat.paths import tidy
 from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
@@ -28,6 +31,10 @@ BLOCK = 500
 DEFAULT = ("natural", "fgsm", "pgd-20", "cw-20")
 Progress = Callable[[Pace], None]
 """Called when an evaluation begins and after each ruling."""
+Tell = Callable[[Flag], None]
+"""Called with a flag on the model itself, before the first attack."""
+Images = tuple[Tensor, Tensor]
+"""Images and labels."""
 Block = tuple[Tensor, Tensor, int]
 """Images, labels and the block's number."""
 
@@ -49,6 +56,7 @@ def evaluate(
     save: str | Path | None = None,
     about: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    tell: Tell | None = None,
     ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Accuracy of a model on data, natural and under each attack, and under the worst of them, image by image.
@@ -58,8 +66,9 @@ def evaluate(
     evaluation.json that then takes its place, and `about` holds what it shall say of model and data. `cascade` sends
     only survivors on. precision is what attacks compute in: "auto" is half on a GPU and fp32 elsewhere; whom they fool
     is always settled in float32. engine "compile" compiles what they ask there, which pays for long work; "auto" does
-    where it would. With ranks=Ranks.join() the processes that torchrun started take blocks in turn, and all return the
-    same; the first one writes.
+    where it would. The model is checked before the first attack, and `tell` hears of a flag on it at once. With
+    ranks=Ranks.join() the processes that torchrun started take blocks in turn, and all return the same; the first one
+    writes.
     """
     chosen = attackers(attacks)
     check_question(chosen, n, block, seed)
@@ -75,7 +84,7 @@ def evaluate(
     compiled = choose_compiled(engine, device, images * sum(map(passes, chosen)))
     session = Session(model, radius, chosen, seed, block, cascade, n, ledger, precision, compiled, ranks)
     session.about = told
-    found = session.run(source, sanity, progress or (lambda pace: None))
+    found = session.run(source, sanity, progress or (lambda pace: None), tell or (lambda flag: None))
     if save is not None and ranks.main:
         found.save(Path(save))
     session.ledger.close()  # not before what it held is safe elsewhere
@@ -108,26 +117,26 @@ class Session:
         question["precision"] = self.judge.precision
         # Alone, an attack's ruling owes nothing to the others.
         order = [(a.name, describe(a, threat)) for a in attacks] if cascade else None
-        path = Path(ledger) if ledger and ranks.main else None
+        self._path = Path(ledger) if ledger and ranks.main else None
         self._keeps = bool(ledger)
         self._fingerprint = fingerprint_model(model)
-        self.ledger = Ledger(fingerprint(question, order, self._fingerprint), path)
-        self.ledger.share(ranks)
+        code = fingerprint_code(model) if ledger else ""
+        self._question = fingerprint(question, order, self._fingerprint, code)
 
-    def run(self, source: Source, sanity: bool, progress: Progress) -> Evaluation:
+    def run(self, source: Source, sanity: bool, progress: Progress, tell: Tell) -> Evaluation:
         """Rule on every block by every attack, with sanity checks before and after."""
         images = source.num_examples if self.n is None else min(self.n, source.num_examples)
         rulings: dict[str, list[Ruling]] = {a.name: [] for a in self.attacks}
         labels: list[int] = []
         total = -(-images // self.block) * len(self.attacks)
+        first, cut = look_ahead(blocks(source, self.block, images), SLICE)
+        outputs = count_outputs(self.model, first[0], source.num_classes)
+        early = self._check(first, source.num_classes, tell) if sanity else []
+        self.ledger = self._take_up(first[0])
         pace = Pace(self.attacks, images, total, lambda: self.judge.counted()[0])
         progress(pace)
-        first: tuple[Tensor, Tensor] | None = None
-        outputs = 0
         mine: Block | None = None
-        for number, (x, y) in enumerate(blocks(source, self.block, images)):
-            if first is None:
-                first, outputs = (x, y), count_outputs(self.model, x, source.num_classes)
+        for number, (x, y) in enumerate(cut):
             labels += y.tolist()
             turn = number % self.ranks.size
             mine = (x, y, number) if turn == self.ranks.rank else mine
@@ -140,14 +149,24 @@ class Session:
         results = [AttackResult.of(name, found) for name, found in rulings.items()]
         classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
         found = Evaluation(results, labels, classes, self._settings(source, images, outputs, sanity))
-        flags = self._flags(found, first if sanity else None) if self.ranks.main else []
+        flags = [*early, *compare(found)]
+        if sanity and self.ranks.main:
+            flags += after(found, self.model, self.threat, *first)
         flags = [Flag(**flag) for flag in self.ranks.broadcast([asdict(flag) for flag in flags])]
         return Evaluation(results, labels, classes, found.settings, flags)
 
-    def _flags(self, found: Evaluation, first: tuple[Tensor, Tensor] | None) -> list[Flag]:
-        if first is None:
-            return compare(found)
-        return [*before(self.model, *first), *compare(found), *after(found, self.model, self.threat, *first)]
+    def _check(self, first: Images, num_classes: int, tell: Tell) -> list[Flag]:
+        """Flags about the model itself, told as they are found; the first process speaks for all."""
+        flags = before(self.model, *first, num_classes) if self.ranks.main else []
+        for flag in flags:
+            tell(flag)
+        return flags
+
+    def _take_up(self, x: Tensor) -> Ledger:
+        """The ledger, with what it holds on this very question."""
+        ledger = Ledger(self._question, self._path, answers(self.model, x) if self._keeps else None)
+        ledger.share(self.ranks)
+        return ledger
 
     def _rule(self, mine: Block | None, pace: Pace) -> Iterator[tuple[str, Ruling]]:
         """Every process's ruling on a block of its own, in the order of blocks, attack after attack."""
@@ -192,11 +211,32 @@ class Session:
         }
 
 
-def blocks(source: Source, size: int, images: int) -> Iterator[tuple[Tensor, Tensor]]:
+def look_ahead(cut: Iterator[Images], count: int) -> tuple[Images, Iterator[Images]]:
+    """The first images over all blocks, and the blocks, those that were read for it among them."""
+    held: list[Images] = []
+    while sum(len(y) for _, y in held) < count and (block := next(cut, None)) is not None:
+        held.append(block)
+    x, y = (torch.cat(parts)[:count] for parts in zip(*held, strict=True))
+    return (x, y), chain(held, cut)
+
+
+def batches(source: Source) -> Iterator[Images]:
+    """A source's batches, each checked: a loader's later ones may be scaled otherwise than its first."""
+    seen = 0
+    for number, (x, y) in enumerate(source.epoch(0), 1):
+        try:
+            check_images(x, seen)
+        except DataError as error:
+            raise DataError(f"batch {number} of the data: {error}") from None
+        seen += len(y)
+        yield x, y
+
+
+def blocks(source: Source, size: int, images: int) -> Iterator[Images]:
     """The first images of a source in blocks of a fixed size, whatever its own batches are."""
-    held: list[tuple[Tensor, Tensor]] = []
+    held: list[Images] = []
     count = given = 0
-    for x, y in source.epoch(0):
+    for x, y in batches(source):
         held.append((x, y))
         count += len(y)
         while count >= size or (count and given + count >= images):

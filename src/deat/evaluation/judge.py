@@ -1,13 +1,13 @@
 """The judge distrusts everyone: every adversarial example is verified and classified again, apart from its attack."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from deat.evaluation.quick import Quick, choose_quick, full_precision
+from deat.evaluation.quick import Quick, choose_quick, exactly, full_precision
 from deat.modes import evaluating
 from deat.seeding import derive
 from deat.threat import ThreatModel
@@ -17,7 +17,10 @@ SLICE = 128
 
 
 class Attacker(Protocol):
-    """Anything that is called with (model, x, y, threat, generator) and answers with images."""
+    """Anything that is called with (model, x, y, threat, generator) and answers with images.
+
+    One that has `stages`, attackers that follow each other, is judged stage by stage, survivors going on.
+    """
 
     @property
     def name(self) -> str:
@@ -31,13 +34,17 @@ class Attacker(Protocol):
 
 @dataclass(frozen=True)
 class Ruling:
-    """What an attack left of one block: which images are still correct, and what it took to find out."""
+    """What an attack left of one block: which images are still correct, and what it took to find out.
+
+    felled counts, for an attack of several stages, whom each of them fooled.
+    """
 
     correct: list[bool]
     invalid: int
     seconds: float
     forwards: int
     backwards: int
+    felled: dict[str, int] = field(default_factory=dict)
 
 
 class Judge:
@@ -54,16 +61,16 @@ class Judge:
     def rule(self, attacker: Attacker, x: Tensor, y: Tensor, block: int, alive: list[bool] | None = None) -> Ruling:
         """The ruling on a block; images that are wrong to begin with, or not alive, are not attacked."""
         started = perf_counter()
-        with full_precision(), torch.autocast(x.device.type, enabled=False), evaluating(self.model):
+        with exactly(x.device), evaluating(self.model):
             stands = self._clean(x, y).clone()
             before = self.counted()
             if alive is not None:
                 stands &= torch.tensor(alive, device=x.device)
-            invalid = self._attack(attacker, x, y, block, stands)
+            invalid, felled = self._attack(attacker, x, y, block, stands)
             correct = stands.tolist()
         forwards, backwards = (now - then for now, then in zip(self.counted(), before, strict=True))
         asked = len(x) if attacker.name == "natural" else 0  # which the other attacks share
-        return Ruling(correct, invalid, perf_counter() - started, asked + forwards, backwards)
+        return Ruling(correct, invalid, perf_counter() - started, asked + forwards, backwards, felled)
 
     def counted(self) -> tuple[int, int]:
         """Images passed so far, forward and backward, through the model and its twin."""
@@ -72,12 +79,25 @@ class Judge:
             return forwards, backwards
         return forwards + self.quick.forwards, backwards + self.quick.backwards
 
-    def _attack(self, attacker: Attacker, x: Tensor, y: Tensor, block: int, stands: Tensor) -> int:
-        """Strike out of `stands` whom the attack fools; how many of its examples were not allowed."""
+    def _attack(
+        self, attacker: Attacker, x: Tensor, y: Tensor, block: int, stands: Tensor
+    ) -> tuple[int, dict[str, int]]:
+        """Strike out of `stands` whom the attack fools; examples that were not allowed, and whom each stage felled."""
+        if attacker.name == "natural":
+            return 0, {}
+        seed, stages = block_seed(self.seed, attacker.name, block), getattr(attacker, "stages", (attacker,))
+        invalid, left = 0, [int(stands.sum())]
+        for stage in stages:
+            invalid += self._stage(stage, x, y, seed, stands)
+            left.append(int(stands.sum()))
+        felled = {stage.name: had - has for stage, had, has in zip(stages, left[:-1], left[1:], strict=True)}
+        return invalid, felled if len(stages) > 1 else {}
+
+    def _stage(self, attacker: Attacker, x: Tensor, y: Tensor, seed: int, stands: Tensor) -> int:
         index = stands.nonzero().squeeze(1)
-        if attacker.name == "natural" or len(index) == 0:
+        if len(index) == 0:
             return 0
-        generator = torch.Generator(x.device).manual_seed(block_seed(self.seed, attacker.name, block))
+        generator = torch.Generator(x.device).manual_seed(seed)
         quick = self.quick if self._trusts_quick else None
         with full_precision(tf32=quick is not None):
             found = attacker(quick or self.model, x[index], y[index], self.threat, generator).detach()

@@ -1,11 +1,13 @@
 """Rulings written down as they are made, so that an evaluation killed at any moment goes on where it was.
 
 One JSON line a ruling, flushed to disk. A torn last line is dropped; a ruling counts only for the very question
-(model, threat, attacks, seed, block size) and the very images it was made for.
+(model, threat, attacks, seed, block size) and the very images it was made for. Code cannot be compared whole, so a
+model is known again by its weights, by the files its layers are written in, and by what it answers.
 """
 
 import json
 import re
+import sys
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -16,17 +18,25 @@ from torch import Tensor, nn
 
 from deat.errors import CheckpointError
 from deat.evaluation.judge import Ruling
+from deat.evaluation.quick import exactly
+from deat.modes import evaluating
 from deat.ranks import Ranks
 from deat.writing import append_text
 
 Key = tuple[int, str]
+ASKED = 8
+"""The first images whose logits a model is known by."""
+NUMBERS = 64
+"""The most of these logits that a line keeps."""
+CLOSE = 1e-3
+"""How far they may be from those of another day, by the largest of them: float32 moves by far less."""
 
 
 class Ledger:
     """Rulings by (block, attack), in memory and, where a path is given, on disk."""
 
-    def __init__(self, question: str, path: Path | None = None) -> None:
-        self.question, self.path = question, path
+    def __init__(self, question: str, path: Path | None = None, logits: list[float] | None = None) -> None:
+        self.question, self.path, self.logits = question, path, logits or []
         self._known: dict[Key, tuple[str, Ruling]] = {}
         if path is not None and path.exists():
             self._read(path)
@@ -42,8 +52,8 @@ class Ledger:
             return False
         self._known[block, attack] = images, ruling
         if self.path is not None:
-            line = {"question": self.question, "block": block, "attack": attack, "images": images, **asdict(ruling)}
-            _append(self.path, json.dumps(line))
+            line = {"question": self.question, "logits": self.logits, "block": block, "attack": attack}
+            _append(self.path, json.dumps({**line, "images": images, **asdict(ruling)}))
         return True
 
     def share(self, ranks: Ranks) -> None:
@@ -64,7 +74,7 @@ class Ledger:
         if torn:
             _append(path, "")  # the next ruling begins a line of its own
         for entry in map(_parse, lines):
-            if entry.pop("question", None) == self.question:
+            if entry.pop("question", None) == self.question and are_close(entry.pop("logits", None), self.logits):
                 key = entry.pop("block"), entry.pop("attack")
                 self._known[key] = entry.pop("images"), Ruling(**entry)
 
@@ -86,6 +96,40 @@ def fingerprint_model(model: nn.Module) -> str:
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     layers = re.sub(r"0x[0-9a-f]+", "", repr(model))  # without addresses in memory
     return fingerprint(layers, sorted(held), *(held[name] for name in sorted(held)))
+
+
+def fingerprint_code(model: nn.Module) -> str:
+    """A hash of the files in which a model's layers, and functions that they hold, are written."""
+    held = [part for m in model.modules() for part in (type(m), *filter(callable, vars(m).values()))]
+    files = {getattr(sys.modules.get(getattr(part, "__module__", None) or ""), "__file__", None) for part in held}
+    return fingerprint(sorted(sha256(data).hexdigest() for data in map(_source, files) if data))
+
+
+def _source(file: str | None) -> bytes:
+    try:
+        return Path(file).read_bytes() if file and file.endswith(".py") else b""
+    except OSError:
+        return b""
+
+
+def answers(model: nn.Module, x: Tensor) -> list[float]:
+    """Some of a model's logits on the first images, the same for the same model whatever else is judged."""
+    devices = [x.device] if x.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), exactly(x.device), torch.no_grad(), evaluating(model):
+        torch.manual_seed(0)  # so that a model that draws can be known again as well
+        flat = model(x[:ASKED]).flatten().double()
+    found: list[float] = flat[:: -(-len(flat) // NUMBERS)].tolist()
+    return [float(f"{value:.6g}") for value in found]
+
+
+def are_close(held: Any, logits: list[float]) -> bool:
+    """Whether logits that a ledger holds are a model's own, but for rounding."""
+    try:
+        one, other = torch.tensor(held, dtype=torch.float64), torch.tensor(logits, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    largest = float(other.nan_to_num(0, 0, 0).abs().max()) if len(other) else 0.0
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=CLOSE * largest, equal_nan=True)
 
 
 def _append(path: Path, line: str) -> None:

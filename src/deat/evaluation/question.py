@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from deat.errors import UsageError
 from deat.evaluation.judge import Attacker
+from deat.evaluation.quick import exactly
 from deat.modes import evaluating
 
 
@@ -28,7 +29,7 @@ def first_answer(model: nn.Module, x: Tensor) -> Any:
     """What the model answers, or that it cannot take float32 images since its weights are of another type."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     try:
-        with torch.no_grad(), evaluating(model):
+        with exactly(x.device), torch.no_grad(), evaluating(model):
             return model(x)
     except RuntimeError as error:
         if not dtypes or x.dtype in dtypes:

@@ -191,6 +191,13 @@ def full_precision(tf32: bool = False) -> Iterator[None]:
 
 
 @contextmanager
+def exactly(device: torch.device) -> Iterator[None]:
+    """float32 without TF32 and without a caller's autocast: what verdicts are given in."""
+    with full_precision(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+@contextmanager
 def _set_units(units: tuple[Any, ...], precision: str) -> Iterator[None]:
     before = [unit.fp32_precision for unit in units]
     try:

@@ -1,0 +1,15 @@
+"""Whether to believe a robust accuracy: checks of the model before the attacks, of what they left, and after them.
+
+They follow "On Evaluating Adversarial Robustness" (Carlini et al. 2019) and AutoAttack's own flags. A difference
+between two accuracies counts beyond max(0.5 points, 2 images).
+"""
+
+from deat.evaluation.sanity.flag import ADVICE, Flag, slack
+from deat.evaluation.sanity.model import before
+from deat.evaluation.sanity.probes import after
+from deat.evaluation.sanity.results import compare
+
+SLICE = 128
+"""The first images, at which the checks before and after the attacks look."""
+
+__all__ = ["ADVICE", "SLICE", "Flag", "after", "before", "compare", "slack"]
