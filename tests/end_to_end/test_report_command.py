@@ -3,10 +3,13 @@
 import builtins
 import csv
 import json
+import shutil
 
 import pytest
+import torch
 from PIL import Image
 
+from deat import tensorfile
 from deat.cli import main
 from deat.evaluation.evaluation import load_evaluation
 from helpers.runs import make_bench, make_run, one_run
@@ -70,6 +73,24 @@ def test_sweep_starts_at_natural_accuracy_and_never_rises(report, run):
     assert [float(row["x"]) for row in rows] == pytest.approx([0, 0.075, 0.15, 0.225, 0.3, 0.45])
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == sum(load_evaluation(run / "evaluation.json").verdicts["natural"][:20]) / 20
+
+
+@pytest.mark.parametrize("epoch", ["best", "last"])
+def test_sweep_and_gallery_attack_the_weights_that_were_judged(run, tmp_path, epoch, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    weights = tensorfile.read(folder / "best" / "model.safetensors")
+    still = {name: torch.zeros_like(w) for name, w in weights.items()}
+    (folder / "last" / "model.safetensors").write_bytes(tensorfile.dump(still))
+    assert main(["evaluate", str(folder), "--epoch", epoch, "--attacks", "natural,pgd-2", "--n", "40"]) in (0, 6)
+    assert main(["report", str(folder), "--sweep", "20", "--no-figures"]) == 0
+    judged = load_evaluation(folder / "evaluation.json").verdicts["natural"]
+    assert float(rows_of(folder / "report/figures/sweep.csv")[0]["y"]) == sum(judged[:20]) / 20
+    seen = rows_of(folder / "report/figures/gallery.csv")
+    assert [row["prediction"] == row["label"] for row in seen] == judged[: len(seen)]
+    (folder / epoch / "model.safetensors").unlink()
+    assert main(["report", str(folder), "--no-figures"]) == 0
+    assert "other weights than its evaluation judged" in capsys.readouterr().out
 
 
 def test_gallery_shows_the_first_test_images_and_what_becomes_of_them(report, run):
