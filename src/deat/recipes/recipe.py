@@ -52,7 +52,8 @@ class Judging:
 class Row:
     """One row of a table: a run without its seed, how it is judged, and where in the paper it is.
 
-    about names the settings that this row is there for; it goes where they are set for all rows.
+    about names the settings that this row is there for; where one is set for all rows, it goes if another row is then
+    the same.
     """
 
     label: str
