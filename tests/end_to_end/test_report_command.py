@@ -136,12 +136,16 @@ def test_a_bench_folder_is_reported_and_the_alpha_gamma_panels_are_drawn(tmp_pat
             make_run(tmp_path / name, shares={"natural": 0.9, "pgd-20": 0.4}, record=schedule)
             rows.append({"name": name, "method": "m+deat", "model": "small", "runs": [one_run(name)]})
     rows[0]["runs"].append(one_run("gone", 1, "failed", "out of memory"))
-    bench = make_bench(tmp_path, rows, "alpha-gamma")
+    bench = make_bench(tmp_path, rows, "alpha-gamma", "Figure <3>", set={"epochs": "4"})
     assert main(["report", str(bench), "--against", "m+deat 1 1.01"]) == 0
     assert "not whole: m+deat 1 1.1, seed 1: out of memory" in capsys.readouterr().out
     panels = {row["panel"] for row in rows_of(tmp_path / "report" / "figures" / "alpha-gamma.csv")}
     assert panels == {"m+deat, gamma 1.1", "m+deat, gamma 1.01"}
     assert (tmp_path / "report" / "figures" / "alpha-gamma.png").is_file()
+    assert "· in the paper: Figure &lt;3&gt;</p>" in (tmp_path / "report" / "index.html").read_text()
+    table = (tmp_path / "report" / "table.md").read_text()
+    assert "# alpha-gamma\n\nIn the paper: Figure &lt;3&gt;.\n" in table
+    assert "All rows: given epochs=4 in place of the recipe's own." in table
     assert main(["report", str(bench), "--no-figures"]) == 0  # again, into the same folder
     assert {p.suffix for p in (tmp_path / "report" / "figures").iterdir()} == {".csv"}
 
