@@ -30,8 +30,8 @@ HELD_OUT, TEST, AUTOATTACK = 0.1, 0.25, 2000
 class Judging:
     """How a run's weights are judged: by which attacks, on how many test images, and of which epoch.
 
-    epoch "best" judges the epoch chosen on held-out training images, and the last one beside it. aa_n judges by
-    AutoAttack on fewer images than by the rest.
+    epoch "best" judges the epoch chosen on held-out training images, and the last one beside it, without AutoAttack.
+    aa_n judges by AutoAttack on fewer images than by the rest; "worst" is then over the rest.
     """
 
     attacks: tuple[str, ...] = ("natural", "fgsm", "pgd-20", "cw-20")
