@@ -20,12 +20,17 @@ demo: $(STAMP)
 	$(BIN)/deat evaluate runs/demo
 	$(BIN)/deat report runs/demo
 
-test: lint $(VENV)/.triton
+test: lint $(VENV)/.triton $(VENV)/.ray
 	$(BIN)/python -m pytest
 
-# Triton's interpreter runs the GPU kernels in tests; where it cannot be had they are skipped, which pytest says.
+# Triton's interpreter runs the GPU kernels in tests, and Ray a bench; where one cannot be had, its tests are skipped,
+# which pytest says.
 $(VENV)/.triton: $(STAMP)
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[kernels]"
+	touch $@
+
+$(VENV)/.ray: $(STAMP)
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[ray]"
 	touch $@
 
 lint: $(STAMP)

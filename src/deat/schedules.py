@@ -47,6 +47,11 @@ class Schedule:
         for name in ("alpha", "level", "stretch"):
             _require(name, getattr(self, name), lambda v: v >= 0, "a finite number >= 0")
 
+    @property
+    def attacks(self) -> bool:
+        """Whether an epoch may come that has an adversary in it."""
+        return True
+
     def init(self) -> State:
         """The state before the first epoch."""
         return {}
@@ -94,6 +99,11 @@ class Fixed(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require("k", self.k, lambda v: v >= 0 and isinstance(v, int), "a whole number >= 0")
+
+    @property
+    def attacks(self) -> bool:
+        """Whether there is a step."""
+        return self.k > 0
 
     def k_at(self, state: State, epoch: int) -> int:
         """The fixed k."""

@@ -6,6 +6,7 @@ from deat import recipes
 from deat.recipes.paper import TABLES
 
 CASES = [(name, method) for name in recipes.names() for method in recipes.recipe(name).methods]
+MODELS = ("preact_resnet18", "wide_resnet34_10", "densenet121_12")
 ISSUED = "cifar10-standard cifar10-fast training-process u-fgsm imagenet alpha-gamma ablation quick"
 
 
@@ -60,3 +61,12 @@ def test_other_data_have_no_number_in_the_paper_but_the_same_images_in_a_folder_
     recipe = recipes.recipe("cifar10-standard")
     assert all(row.paper is None for row in recipe.table(data="digits"))
     assert all(row.paper for row in recipe.table(data="folder:cifar10.tar"))
+
+
+@pytest.mark.parametrize("name", ["cifar10-fast", "cifar10-standard"])
+def test_a_card_tells_the_model_that_the_rest_of_the_papers_table_needs(name):
+    recipe = recipes.recipe(name)
+    labels = {row.paper[0] for model in MODELS for row in recipe.table(["m+deat"], [model]) if row.paper[0]}
+    wanted = {row.split()[0] for label in labels for row in TABLES[label].rows} - set(recipe.models)
+    assert len(wanted) == 1
+    assert all(f"--model {model}" in recipe.card for model in wanted)

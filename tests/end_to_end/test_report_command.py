@@ -3,10 +3,13 @@
 import builtins
 import csv
 import json
+import shutil
 
 import pytest
+import torch
 from PIL import Image
 
+from deat import tensorfile
 from deat.cli import main
 from deat.evaluation.evaluation import load_evaluation
 from helpers.runs import make_bench, make_run, one_run
@@ -72,6 +75,24 @@ def test_sweep_starts_at_natural_accuracy_and_never_rises(report, run):
     assert shares[0] == sum(load_evaluation(run / "evaluation.json").verdicts["natural"][:20]) / 20
 
 
+@pytest.mark.parametrize("epoch", ["best", "last"])
+def test_sweep_and_gallery_attack_the_weights_that_were_judged(run, tmp_path, epoch, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    weights = tensorfile.read(folder / "best" / "model.safetensors")
+    still = {name: torch.zeros_like(w) for name, w in weights.items()}
+    (folder / "last" / "model.safetensors").write_bytes(tensorfile.dump(still))
+    assert main(["evaluate", str(folder), "--epoch", epoch, "--attacks", "natural,pgd-2", "--n", "40"]) in (0, 6)
+    assert main(["report", str(folder), "--sweep", "20", "--no-figures"]) == 0
+    judged = load_evaluation(folder / "evaluation.json").verdicts["natural"]
+    assert float(rows_of(folder / "report/figures/sweep.csv")[0]["y"]) == sum(judged[:20]) / 20
+    seen = rows_of(folder / "report/figures/gallery.csv")
+    assert [row["prediction"] == row["label"] for row in seen] == judged[: len(seen)]
+    (folder / epoch / "model.safetensors").unlink()
+    assert main(["report", str(folder), "--no-figures"]) == 0
+    assert "other weights than its evaluation judged" in capsys.readouterr().out
+
+
 def test_gallery_shows_the_first_test_images_and_what_becomes_of_them(report, run):
     rows = rows_of(report / "figures" / "gallery.csv")
     found = load_evaluation(run / "evaluation.json")
@@ -115,12 +136,16 @@ def test_a_bench_folder_is_reported_and_the_alpha_gamma_panels_are_drawn(tmp_pat
             make_run(tmp_path / name, shares={"natural": 0.9, "pgd-20": 0.4}, record=schedule)
             rows.append({"name": name, "method": "m+deat", "model": "small", "runs": [one_run(name)]})
     rows[0]["runs"].append(one_run("gone", 1, "failed", "out of memory"))
-    bench = make_bench(tmp_path, rows, "alpha-gamma")
+    bench = make_bench(tmp_path, rows, "alpha-gamma", "Figure <3>", set={"epochs": "4"})
     assert main(["report", str(bench), "--against", "m+deat 1 1.01"]) == 0
     assert "not whole: m+deat 1 1.1, seed 1: out of memory" in capsys.readouterr().out
     panels = {row["panel"] for row in rows_of(tmp_path / "report" / "figures" / "alpha-gamma.csv")}
     assert panels == {"m+deat, gamma 1.1", "m+deat, gamma 1.01"}
     assert (tmp_path / "report" / "figures" / "alpha-gamma.png").is_file()
+    assert "· in the paper: Figure &lt;3&gt;</p>" in (tmp_path / "report" / "index.html").read_text()
+    table = (tmp_path / "report" / "table.md").read_text()
+    assert "# alpha-gamma\n\nIn the paper: Figure &lt;3&gt;.\n" in table
+    assert "All rows: given epochs=4 in place of the recipe's own." in table
     assert main(["report", str(bench), "--no-figures"]) == 0  # again, into the same folder
     assert {p.suffix for p in (tmp_path / "report" / "figures").iterdir()} == {".csv"}
 

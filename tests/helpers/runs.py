@@ -47,10 +47,12 @@ def make_run(
     return folder
 
 
-def make_bench(folder: Path, rows: list[dict[str, Any]], recipe: str = "quick", table: str | None = None) -> Path:
+def make_bench(
+    folder: Path, rows: list[dict[str, Any]], recipe: str = "quick", table: str | None = None, **settings: Any
+) -> Path:
     """A bench folder around run folders that lie in it."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"recipe": recipe, "paper": {"table": table}, "settings": {}, "rows": rows}
+    told = {"recipe": recipe, "paper": {"table": table}, "settings": settings, "rows": rows}
     (folder / "bench.json").write_text(json.dumps(told))
     return folder
 

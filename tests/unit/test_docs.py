@@ -1,6 +1,7 @@
 """What the documents claim to be tested is tested."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,12 @@ def test_every_number_of_the_table_stands_once():
 def test_every_file_that_a_page_links_to_exists(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_make_test_asks_for_every_package_that_a_test_is_skipped_without():
+    wanted = {n for p in (ROOT / "tests").rglob("*.py") for n in re.findall(r'importorskip\(\s*"(\w+)"', p.read_text())}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    asked = re.findall(r'^\t-.* -e "\.\[(\w+)\]"$', (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    brought = {re.split(r"\W", text)[0] for extra in ("dev", *asked) for text in extras[extra]}
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert {"ray", "triton"} <= wanted <= brought & pinned

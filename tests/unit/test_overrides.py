@@ -79,8 +79,22 @@ def test_a_methods_own_setting_reaches_the_rows_that_have_it():
 def test_rows_about_a_setting_go_when_it_is_set_for_all():
     assert len(override(rows_of("ablation"), {"alpha": "9/255"})) == 5
     assert [row.label for row in override(rows_of("cifar10-fast", ["fgsm"]), {"epochs": "3"})] == ["fgsm"]
-    with pytest.raises(UsageError, match="nothing to compare"):
-        override(rows_of("alpha-gamma"), {"gamma": "1.05"})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "labels"),
+    [
+        ("alpha-gamma", {"gamma": "1.05"}, [f"m+deat alpha {alpha} gamma 1.05" for alpha in (8, 10, 12, 14)]),
+        ("alpha-gamma", {"alpha": "9/255"}, [f"m+deat alpha 9/255 gamma {gamma}" for gamma in (1.1, 1.01, 1.001)]),
+        ("alpha-gamma", {"alpha": "9/255", "gamma": "1.05"}, ["m+deat alpha 9/255 gamma 1.05"]),
+        ("imagenet", {"gamma": "1.05"}, ["free-4", "amata-2-4", "m+deat gamma 1.05"]),
+    ],
+)
+def test_rows_about_several_settings_stay_one_for_each_value_that_is_left(recipe, given, labels):
+    rows = override(rows_of(recipe), given)
+    assert [row.label for row in rows] == labels
+    assert {row.request.gamma for row in rows if "gamma" in given and "m+" in row.label} <= {1.05}
+    assert not any(row.paper for row in rows if "m+" in row.label)
 
 
 def test_set_takes_key_and_value():

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import fmean, stdev
 
 import pytest
@@ -24,11 +24,11 @@ from deat.report.escape import latex, markup
 from deat.report.gather import gather, troubles
 from deat.report.latex import latex_table
 from deat.report.page import asset
-from deat.report.sections import scores_section
-from deat.report.series import Line, Panel, alpha_gamma, figures, table_of
+from deat.report.sections import claims_section, scores_section, table
+from deat.report.series import Line, Panel, alpha_gamma, figures, table_of, trade_off
 from deat.report.settings import differing, setting
 from deat.report.summary import Score
-from deat.report.tables import claims_table, csv_table, markdown_table, notes, saving, scores_tables, sheet
+from deat.report.tables import claims_table, csv_table, markdown_table, notes, remarks, saving, scores_tables, sheet
 from helpers.runs import make_bench, make_run, one_run
 
 SHARES = [0.41, 0.43, 0.45]
@@ -219,17 +219,18 @@ def test_a_row_judged_without_sanity_checks_is_not_taken_for_a_clean_one(tmp_pat
     said = "Sanity not checked: y seed 3, so no flag there means nothing."
     assert [note for note in notes(of) if "checked" in note] == [said]
     assert "sanity not checked</span>" in sections.table(of)
-    assert bench_table.notes(collect(bench)) == ["sanity not checked: y, seed 3"]
+    assert "sanity not checked: y, seed 3" in bench_table.notes(collect(bench))
 
 
-def paper_bench(tmp_path, jobs=1):
+def paper_bench(tmp_path, jobs=1, **settings):
     """Three rows of the paper's standard table whose costs are 4, 8 and 6."""
     rows = []
     for name, cost in (("m+deat", 4), ("pgd-7", 8), ("mart", 6)):
-        make_run(tmp_path / name, name, cost=cost, shares={"natural": 0.9, "cw-20": 0.4})
+        request = {"request": {"gamma": settings.get("set", {}).get("gamma") if "m+" in name else None}}
+        make_run(tmp_path / name, name, cost=cost, shares={"natural": 0.9, "cw-20": 0.4}, record=request)
         paper = {"table": "cifar10_result_std", "row": f"preact_resnet18 {name}"}
         rows.append({"name": name, "method": name, "model": "m", "paper": paper, "runs": [one_run(name, jobs=jobs)]})
-    return gather([str(make_bench(tmp_path, rows, "cifar10-standard", "cifar10_result_std"))])
+    return gather([str(make_bench(tmp_path, rows, "cifar10-standard", "Table 3", **settings))])
 
 
 def test_the_papers_value_stands_beside_ours_and_misprints_are_marked(tmp_path):
@@ -251,8 +252,11 @@ def test_claims_are_computed_where_both_rows_are_there_and_say_what_lacks_elsewh
     assert "free-6" in found[1].missing
     assert found[1].backprops is None
     text = claims_table(found)
-    assert "| 35 % | 50 % | 50 %* |" in text
-    assert "| no finished run of preact_resnet18 free-6 | — |" in text
+    assert "| 35 % | 35.1 % | 50 % | 50 %* |" in text
+    assert "| no finished run of preact_resnet18 free-6 of Table 3 (CIFAR-10 under the standard" in text
+    assert "of preact_resnet18 m+deat and preact_resnet18 free-4 of Table 6 (CIFAR-10 with" in text
+    assert "| M+TRADES is 26 % faster than TRADES | 26 % | 30.4 % |" in text
+    assert "| 10 % more | 14.0 % more |" in text
     assert [c.claim.percent for c in found if c.claim.table in ("cifar10_result_std", "imagenet")] == [
         35,
         17,
@@ -261,6 +265,63 @@ def test_claims_are_computed_where_both_rows_are_there_and_say_what_lacks_elsewh
         34,
         16,
     ]
+
+
+GIVEN = {"data": "folder:tiny", "set": {"epochs": "1", "engine": "eager", "aa_n": "10"}, "budget_bp": 150}
+
+
+def test_the_papers_numbers_beside_other_settings_are_marked_and_the_settings_told(tmp_path):
+    subject = paper_bench(tmp_path, **GIVEN)
+    of, claims = sheet(subject, None), check_claims(subject.rows)
+    told = "data folder:tiny (the paper's images only if it holds them), a budget of 150 backprops, epochs=1"
+    assert f"All rows: given {told} in place of the recipe's own. ‡ marks numbers of the paper" in subject.notes[0]
+    assert subject.notes[0] in notes(of)
+    assert "paper 83.93‡ |" in markdown_table(of)
+    assert "paper 78.04† (75.86)‡" in markdown_table(of)
+    assert "paper 102.1‡" in markdown_table(of)
+    assert "<small>paper 83.93‡</small>" in table(of)
+    assert "83.93\\ddag{}" in latex_table(of)
+    assert next(csv.DictReader(io.StringIO(csv_table(of))))["given"] == told.replace(", ", "; ")
+    for text in (claims_table(claims), claims_section(claims)):
+        assert "50 %‡" in text
+        assert f"‡ From runs that were given {markup(told) if '<' in text else told}." in text
+
+
+@pytest.mark.parametrize("settings", [{}, {"data": "cifar10", "set": {"workers": "2", "block": "100"}}])
+def test_settings_that_change_neither_training_nor_judging_mark_nothing(tmp_path, settings):
+    subject = paper_bench(tmp_path, **settings)
+    assert not subject.notes
+    assert "‡" not in markdown_table(sheet(subject, None)) + claims_table(check_claims(subject.rows))
+
+
+def test_a_methods_own_setting_marks_the_rows_that_it_reached(tmp_path):
+    subject = paper_bench(tmp_path, data="cifar10", set={"gamma": "1.2"})
+    assert [row.differs for row in subject.rows] == [("gamma=1.2",), (), ()]
+    assert subject.notes[0].startswith("m+deat: given gamma=1.2 in place")
+
+
+def test_a_claim_is_held_against_finished_runs_in_the_papers_setup_first(tmp_path):
+    rows = [*paper_bench(tmp_path / "a", **GIVEN).rows, *paper_bench(tmp_path / "b").rows]
+    assert check_claims(rows)[0].differs == ()
+    assert check_claims([replace(row, runs=()) if not row.differs else row for row in rows])[0].differs != ()
+
+
+def test_what_a_budget_left_over_is_remarked(tmp_path):
+    of = sheet(paper_bench(tmp_path, budget_bp=330), None)
+    (first, second, third) = (remarks(row) for row in of.rows)
+    assert (first, second, third) == (
+        ["170 of 330 backprops not spent"],
+        ["10 of 330 backprops not spent"],
+        ["90 of 330 backprops not spent"],
+    )
+    assert "170 of 330 backprops not spent" in markdown_table(of)
+    assert "170 of 330 backprops not spent" in table(of)
+
+
+def test_the_report_says_which_tables_the_papers_numbers_are_from(tmp_path):
+    subject = paper_bench(tmp_path)
+    assert subject.tables == ("Table 3",)
+    assert "The paper's numbers are from its Table 3." in notes(sheet(subject, None))
 
 
 def test_a_row_that_costs_more_is_said_to():
@@ -360,6 +421,48 @@ def test_the_last_epoch_stands_beside_a_chosen_one(tmp_path):
     make_run(tmp_path / "b", shares={"natural": 0.8})
     (tmp_path / "b" / "evaluation.json").rename(folder / "evaluation-last.json")
     assert "90.00 (85.1 to 93.4); last epoch 80.00 |" in markdown_table(sheet(gather([str(folder)]), None))
+
+
+@pytest.mark.parametrize("aside", [False, True])
+def test_the_worst_of_other_attacks_is_not_set_beside_and_what_it_covers_is_told(tmp_path, aside):
+    main = {"natural": 0.9, "pgd-20": 0.5} | ({} if aside else {"aa": 0.4})
+    folder = make_run(tmp_path / "a", shares=main)
+    make_run(tmp_path / "b", shares={"natural": 0.8, "pgd-20": 0.5})
+    (tmp_path / "b" / "evaluation.json").rename(folder / "evaluation-last.json")
+    if aside:
+        make_run(tmp_path / "c", shares={"natural": 0.9, "aa": 0.4}, images=50)
+        (tmp_path / "c" / "evaluation.json").rename(folder / "evaluation-aa.json")
+    of = sheet(gather([str(folder)]), None)
+    assert ("last worst" in of.rows[0].columns) is aside
+    told = " ".join(notes(of))
+    assert f"stands against all of natural, PGD-20{'; AA was run on fewer images' if aside else ', AA.'}" in told
+    assert "The last epoch was not judged by AA" in told
+    assert ("its worst would be another" in told) is not aside
+
+
+def test_the_interval_of_a_mean_over_seeds_is_not_that_of_whole_images(tmp_path):
+    for seed, share in enumerate((0.10, 0.15)):
+        make_run(tmp_path / f"s{seed}", seed=seed, shares={"natural": share}, images=20)
+    found = cell(gather(paths(tmp_path)).rows[0], "natural")
+    low, high = wilson(125, 1000)
+    assert found.low < low < 0.125 < high < found.high
+    assert wilson(2, 20)[0] < found.low < wilson(3, 20)[0]
+    assert wilson(2, 20)[1] < found.high < wilson(3, 20)[1]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "said"), [((1, 1), ""), ((2, 1), ", some taken with several"), ((2, 2), ", taken with")]
+)
+def test_the_figure_of_minutes_says_when_several_jobs_ran_at_once(tmp_path, jobs, said):
+    rows = []
+    for name, many in zip("ab", jobs, strict=True):
+        make_run(tmp_path / name, name, shares={"natural": 0.9, "pgd-20": 0.4})
+        rows.append({"name": name, "method": name, "model": "m", "runs": [one_run(name, jobs=many)]})
+    figure = trade_off(gather([str(make_bench(tmp_path, rows))]).rows, "pgd-20")
+    panels = list(dict.fromkeys(row[0] for row in table_of(figure)[1:]))
+    assert panels[0] == "PGD-20 accuracy against backprops"
+    assert panels[1].startswith(f"PGD-20 accuracy against minutes{said}")
+    assert ("several jobs at once" in panels[1]) is bool(said)
 
 
 def test_what_training_showed_beside_a_run_is_told_but_makes_no_row(tmp_path):

@@ -211,6 +211,17 @@ def test_best_epoch_is_chosen_by_robustness_then_natural_accuracy_then_age(score
     assert best.snapshot.weights["weight"].item() == expected
 
 
+@pytest.mark.parametrize(("name", "expected"), [("natural", 2), ("m+deat", 0), ("pgd-2", 0)])
+def test_training_without_an_adversary_is_chosen_by_natural_accuracy_also_when_it_goes_on(name, expected):
+    trainer = trainer_of(name, conv_net(), epochs=2)
+    trainer.best.offer(stats_with(0, 0.3, 0.9), trainer.model)
+    trainer.load_state_dict(trainer.state_dict())
+    trainer.best.offer(stats_with(1, 0.2, 0.98), trainer.model)
+    trainer.best.offer(stats_with(2, 0.1, 0.98), trainer.model)
+    trainer.best.offer(stats_with(3, 0.2, 0.97), trainer.model)
+    assert trainer.best.snapshot.epoch == expected
+
+
 def test_load_best_puts_the_best_epoch_s_weights_into_the_model():
     seen = {}
 

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from deat.live import Screen, clock, is_terminal
 from deat.plain import plain
+from deat.report.cells import coverage
 from deat.report.collect import COST, Bench, Row, Spread
 
 WIDTH = 160
@@ -39,6 +40,7 @@ def table(found: Bench) -> Table:
 def notes(found: Bench) -> list[str]:
     """What went wrong, what is unfinished, which times say little and which numbers should not be believed."""
     said = [f"{row.name} failed: {row.why}" for row in found.rows if row.why]
+    said += coverage(found.rows)
     if any(row.crowded for row in found.rows):
         said.append("* taken while other runs shared the machine")
     open_runs = [run for row in found.rows for run in row.runs if run.status in ("waiting", "running")]

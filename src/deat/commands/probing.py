@@ -9,10 +9,11 @@ import torch
 
 from deat.commands.evaluate import Order, find_run, load_model, test_part
 from deat.data import as_source
-from deat.errors import DeatError
+from deat.errors import CheckpointError, DeatError
 from deat.evaluation.attacks import attack
 from deat.evaluation.evaluator import blocks, evaluate
 from deat.evaluation.judge import block_seed
+from deat.evaluation.ledger import fingerprint_model
 from deat.modes import evaluating
 from deat.report.collect import OneRun, Row
 from deat.report.gallery import Gallery, Tile, pixels
@@ -26,10 +27,15 @@ Loaded = tuple[torch.nn.Module, Any, ThreatModel]
 
 
 def load(run: OneRun, device: str, data_root: str | None) -> Loaded:
-    """A run's best network, its test images and its threat model."""
-    order = Order(str(run.path), device=device, data_root=data_root)
-    found, weights = find_run(order)
-    return load_model(found, weights, order).eval(), test_part(found), found.threat
+    """The network that a run's evaluation judged, be it its best or its last, its test images and its threat model."""
+    files = _kept(run)
+    order = Order(str(run.path), epoch=files[0].parent.name if files else "best", device=device, data_root=data_root)
+    found, _ = find_run(order)
+    for file in files:
+        model = load_model(found, file, order).eval()
+        if _is_judged(run, model):
+            return model, test_part(found), found.threat
+    raise CheckpointError(f"{str(run.path)!r} has other weights than its evaluation judged: evaluate it again.")
 
 
 def sweep(rows: Sequence[Row], images: int, device: str, data_root: str | None) -> Figure:
@@ -64,9 +70,20 @@ def gallery(row: Row, count: int, device: str, data_root: str | None) -> Gallery
     return Gallery(row.name, f"{how.name.upper()}, {threat.name} eps {threat.eps:.4g}", tuple(tiles))
 
 
-def has_weights(run: OneRun, epoch: str = "best") -> bool:
-    """Whether a run's weights are beside its record."""
-    return (Path(run.path) / epoch / "model.safetensors").is_file()
+def has_weights(run: OneRun) -> bool:
+    """Whether a run has weights beside its record."""
+    return bool(_kept(run))
+
+
+def _kept(run: OneRun) -> list[Path]:
+    files = [run.path / epoch / "model.safetensors" for epoch in ("best", "last")]
+    return [file for file in files if file.is_file()]
+
+
+def _is_judged(run: OneRun, model: torch.nn.Module) -> bool:
+    """Whether these are the weights behind a run's numbers; an evaluation that does not tell is believed."""
+    judged = run.evaluation.settings.get("model") if run.evaluation else None
+    return judged is None or judged == fingerprint_model(model)
 
 
 def _swept(name: str, seed: int, loaded: Loaded, images: int) -> Line:

@@ -12,7 +12,7 @@ from deat.commands.flags import MaybeText, MaybeWhole, Whole
 from deat.commands.probing import gallery, has_weights, sweep
 from deat.errors import CheckpointError, UsageError
 from deat.live import is_terminal
-from deat.plain import plain
+from deat.plain import markdown, plain
 from deat.report.cells import cell, cost
 from deat.report.claims import check_claims
 from deat.report.collect import Row
@@ -29,6 +29,7 @@ from deat.report.tables import (
     csv_table,
     csv_text,
     markdown_table,
+    remarks,
     scores_tables,
     sheet,
 )
@@ -153,7 +154,8 @@ def _write(story: Story, out: Path, wish: Report) -> None:
 
 def _markdown(story: Story) -> str:
     of = story.sheet
-    table = f"# {story.heading}\n\n{markdown_table(of)}{scores_tables(of.rows)}"
+    place = f"In the paper: {markdown('; '.join(of.subject.tables))}.\n\n" if of.subject.tables else ""
+    table = f"# {story.heading}\n\n{place}{markdown_table(of)}{scores_tables(of.rows)}"
     return f"{table}\n## The paper's claims\n\n{claims_table(story.claims)}"
 
 
@@ -191,7 +193,10 @@ def as_json(story: Story) -> dict[str, Any]:
         "headline": story.sheet.headline,
         "against": story.sheet.against and story.sheet.against.name,
         "rows": [_row(story.sheet, row) for row in story.sheet.rows],
-        "claims": [{**asdict(c), "claim": c.claim.text, "paper": c.claim.percent} for c in story.claims],
+        "claims": [
+            {**asdict(c), "claim": c.claim.text, "paper": c.claim.percent, "paper_tables": c.claim.tabled}
+            for c in story.claims
+        ],
         "figures": [figure.name for figure in story.figures if figure.panels],
         "notes": list(story.sheet.subject.notes),
         "left_out": list(story.missing),
@@ -212,5 +217,7 @@ def _row(of: Sheet, row: Row) -> dict[str, Any]:
         "versus": versus,
         "flags": sorted({flag.name for _, flag in flags_of(row)}),
         "unchecked": unchecked(row),
+        "given": list(row.differs),
         "troubles": troubles(row),
+        "remarks": remarks(row),
     }

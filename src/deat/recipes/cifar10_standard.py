@@ -2,8 +2,8 @@
 
 50 epochs of 128, SGD with momentum 0.9 and weight decay 5e-4, the learning rate 0.05 (PreAct-ResNet 18; DenseNet
 0.01) decayed at epochs 25 and 40, fp32. 1,000 training images are held out and choose the best epoch by CW-20; the
-last epoch is judged beside it. The authors chose by CW-10 on test images; nothing here does. M+PGD took steps of
-10/255 on DenseNet, of 2/255 elsewhere.
+last epoch is judged beside it, without AutoAttack. The authors chose by CW-10 on test images; nothing here does. M+PGD
+took steps of 10/255 on DenseNet, of 2/255 elsewhere. Table 3's rows of DenseNet need --model densenet121_12.
 """
 
 from deat.recipes.recipe import Judging, Row, register, title

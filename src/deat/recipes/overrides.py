@@ -1,5 +1,6 @@
 """Settings of a recipe changed by hand: `--set epochs=5 --set lr=0.02`."""
 
+import re
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
@@ -28,15 +29,20 @@ SPECIAL = ("gamma", "max_steps", "beta", "tau", "compact")
 
 
 def override(rows: Sequence[Row], given: dict[str, str]) -> list[Row]:
-    """The rows with these settings, each written as text; rows that are about one of them go."""
+    """The rows with these settings, each written as text; of rows that they make the same one stays."""
     values = {name: _parse(name, text) for name, text in given.items()}
-    kept = [row for row in rows if not set(row.about) & set(values)]
-    if not kept:
-        raise UsageError(f"every row is about {', '.join(sorted(values))}; with it set, there is nothing to compare.")
     for name in set(values) & set(SPECIAL):
-        if not any(_takes(row, name, values[name]) for row in kept):
-            _tuned(kept[0], name, values[name])  # whose refusal says why
-    return [_change(row, values) for row in kept]
+        if not any(_takes(row, name, values[name]) for row in rows):
+            _tuned(rows[0], name, values[name])  # whose refusal says why
+    changed = [_change(row, values) for row in rows]
+    others = [row for row in changed if not set(row.about) & set(values)]
+    kept: list[Row] = []
+    for row in changed:
+        if row in others:
+            kept.append(row)
+        elif not any(_is_same(row, other) for other in (*others, *kept)):
+            kept.append(_relabelled(row, given))
+    return kept
 
 
 def settings_of(texts: Iterable[str]) -> dict[str, str]:
@@ -48,6 +54,18 @@ def settings_of(texts: Iterable[str]) -> dict[str, str]:
             raise UsageError(f"--set {text!r} is not of the form key=value, such as epochs=5.")
         found[name.strip().replace("-", "_")] = value.strip()
     return found
+
+
+def _is_same(row: Row, other: Row) -> bool:
+    return (row.request, row.settings, row.judging) == (other.request, other.settings, other.judging)
+
+
+def _relabelled(row: Row, given: dict[str, str]) -> Row:
+    """A row that is about a setting, named by what this now is, which the paper does not have."""
+    label = row.label
+    for name in set(row.about) & set(given):
+        label = re.sub(rf"\b{name} \S+", f"{name} {given[name]}".replace("\\", r"\\"), label)
+    return replace(row, label=label, paper=None)
 
 
 def _change(row: Row, values: dict[str, Any]) -> Row:

@@ -30,8 +30,8 @@ HELD_OUT, TEST, AUTOATTACK = 0.1, 0.25, 2000
 class Judging:
     """How a run's weights are judged: by which attacks, on how many test images, and of which epoch.
 
-    epoch "best" judges the epoch chosen on held-out training images, and the last one beside it. aa_n judges by
-    AutoAttack on fewer images than by the rest.
+    epoch "best" judges the epoch chosen on held-out training images, and the last one beside it, without AutoAttack.
+    aa_n judges by AutoAttack on fewer images than by the rest; "worst" is then over the rest.
     """
 
     attacks: tuple[str, ...] = ("natural", "fgsm", "pgd-20", "cw-20")
@@ -52,7 +52,8 @@ class Judging:
 class Row:
     """One row of a table: a run without its seed, how it is judged, and where in the paper it is.
 
-    about names the settings that this row is there for; it goes where they are set for all rows.
+    about names the settings that this row is there for; where one is set for all rows, it goes if another row is then
+    the same.
     """
 
     label: str

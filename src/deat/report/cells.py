@@ -2,10 +2,10 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from deat.evaluation.intervals import wilson
+from deat.evaluation.intervals import wilson_share
 from deat.report.collect import COST, OneRun, Row, columns_of
 
 STRENGTH = ("fgsm", "square", "pgd", "apgd-ce", "cw", "fab-t", "apgd-t", "aa")
@@ -59,8 +59,24 @@ def cell(row: Row, attack: str) -> Cell | None:
     if spread is None or not math.isfinite(spread.mean):
         return None
     images = min(_images(run, attack) for run in row.done if attack in run.numbers)
-    low, high = wilson(round(spread.mean * images), images)
+    low, high = wilson_share(spread.mean, images)
     return Cell(spread.mean, spread.sd, low, high, len(spread.values), images)
+
+
+def coverage(rows: Sequence[Row]) -> Iterator[str]:
+    """What "worst" is the worst of, and which attacks the last epoch was not judged by."""
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        for told in dict.fromkeys(_covered(run) for run in row.done):
+            groups.setdefault(told, []).append(row.name)
+    for told, names in groups.items():
+        whose = "" if len(groups) == 1 else f" of {', '.join(names)}"
+        yield f"worst{whose} {told}"
+    both = [row for row in rows if "last natural" in row.columns]
+    spared = [n for n in attacks_of(both) if any(n in r.columns and f"last {n}" not in r.columns for r in both)]
+    if attacks := [title(name) for name in spared if name != "worst"]:
+        hence = ", so its worst would be another and is not shown" if "worst" in spared else ""
+        yield f"The last epoch was not judged by {', '.join(attacks)}{hence}."
 
 
 def cost(row: Row) -> Cost | None:
@@ -75,6 +91,12 @@ def cost(row: Row) -> Cost | None:
 def front(points: Sequence[tuple[float, float]]) -> list[bool]:
     """Which points (cost, accuracy) no other one beats: none is at least as cheap and as good, and better in one."""
     return [not any(c <= cost and a >= acc and (c, a) != (cost, acc) for c, a in points) for cost, acc in points]
+
+
+def _covered(run: OneRun) -> str:
+    names = [r.name for r in run.evaluation.results] if run.evaluation else []
+    aside = "; AA was run on fewer images and is not among them" if "aa" in run.beside and "aa" not in names else ""
+    return f"counts an image only if it stands against all of {', '.join(map(title, names))}{aside}."
 
 
 def _images(run: OneRun, attack: str) -> int:

@@ -3,20 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deat.recipes.paper import CLAIMS, Claim
+from deat.recipes.paper import CLAIMS, TABLES, Claim
 from deat.report.cells import cost
 from deat.report.collect import Row
+from deat.report.setups import OTHER
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim with our percentages; None where the runs to compute them are not there, and `missing` says which."""
+    """A claim with our percentages; None where the runs to compute them are not there, and `missing` says which.
+
+    differs is what these runs were given in place of the paper's setup.
+    """
 
     claim: Claim
     backprops: float | None
     seconds: float | None
     crowded: bool
     missing: str
+    differs: tuple[str, ...] = ()
 
 
 def check_claims(rows: Sequence[Row]) -> list[Checked]:
@@ -24,18 +29,28 @@ def check_claims(rows: Sequence[Row]) -> list[Checked]:
     return [_check(claim, rows) for claim in CLAIMS]
 
 
+def given(claims: Sequence[Checked]) -> list[str]:
+    """What the runs behind marked claims were given, for the line below them."""
+    found = dict.fromkeys(", ".join(c.differs) for c in claims if c.differs)
+    return [f"{OTHER} From runs that were given {text}." for text in found]
+
+
 def _check(claim: Claim, rows: Sequence[Row]) -> Checked:
     fast, slow = (_find(rows, claim.table, name) for name in (claim.fast, claim.slow))
     spent, other = fast and cost(fast), slow and cost(slow)
     if not spent or not other:
         lacking = [name for name, found in ((claim.fast, spent), (claim.slow, other)) if not found]
-        return Checked(claim, None, None, False, f"no finished run of {' and '.join(lacking)}")
+        place = f"{TABLES[claim.table].number} ({TABLES[claim.table].title})"
+        return Checked(claim, None, None, False, f"no finished run of {' and '.join(lacking)} of {place}")
     clock = _saving(spent.minutes, other.minutes)
-    return Checked(claim, _saving(spent.backprops, other.backprops), clock, spent.crowded or other.crowded, "")
+    differs = tuple(dict.fromkeys(text for row in (fast, slow) if row for text in row.differs))
+    return Checked(claim, _saving(spent.backprops, other.backprops), clock, spent.crowded or other.crowded, "", differs)
 
 
 def _find(rows: Sequence[Row], table: str, name: str) -> Row | None:
-    return next((row for row in rows if (row.table, row.paper_row) == (table, name)), None)
+    """The row of that place in the paper: a finished one if there is, and best in the paper's own setup."""
+    held = [row for row in rows if (row.table, row.paper_row) == (table, name)]
+    return max(held, key=lambda row: (bool(row.done), not row.differs), default=None)
 
 
 def _saving(fast: float | None, slow: float | None) -> float | None:

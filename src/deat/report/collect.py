@@ -65,15 +65,22 @@ class OneRun:
         if self.status != "done" or not self.evaluation or not self.history:
             return {}
         aa = self.beside["aa"].accuracy if "aa" in self.beside else {}
-        last = self.beside["last"].accuracy if "last" in self.beside else {}
         found = {**self.evaluation.accuracy, **{k: v for k, v in aa.items() if k == "aa"}}
-        return {**found, **{f"last {name}": value for name, value in last.items()}, **self._cost()}
+        return {**found, **self._last(self.evaluation), **self._cost()}
 
     @property
     def images(self) -> dict[str, int]:
         """How many test images stand behind each accuracy."""
         held = {"": self.evaluation, "aa": self.beside.get("aa")}
         return {name: len(e.labels) for key, e in held.items() if e for name in e.accuracy if key in ("", name)}
+
+    def _last(self, main: Evaluation) -> dict[str, float]:
+        """The last epoch's accuracies; "worst" only where it is over the same attacks and images as the main one."""
+        held = self.beside.get("last")
+        if held is None:
+            return {}
+        same = held.labels == main.labels and held.verdicts.keys() == main.verdicts.keys()
+        return {f"last {name}": value for name, value in held.accuracy.items() if same or name != "worst"}
 
     def _cost(self) -> dict[str, float]:
         batch = self.record["settings"]["batch_size"] if self.record else 1
@@ -84,7 +91,10 @@ class OneRun:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One row of a table: its runs, one a seed. table and paper_row say where in the paper it is, if anywhere."""
+    """One row of a table: its runs, one a seed. table and paper_row say where in the paper it is, if anywhere.
+
+    differs is what it was given in place of its recipe's own, budget how many backprops it might spend, if bounded.
+    """
 
     name: str
     method: str
@@ -92,6 +102,8 @@ class Row:
     runs: tuple[OneRun, ...]
     table: str | None = None
     paper_row: str | None = None
+    differs: tuple[str, ...] = ()
+    budget: int | None = None
 
     @property
     def done(self) -> list[OneRun]:

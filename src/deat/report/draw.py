@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import Any
 
 from deat.errors import UsageError
@@ -27,8 +28,8 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # a name with dollars in it is a name
 }
 FRONT = "Pareto front"
-LONGEST = 32
-"""Characters of a name in a legend."""
+LONGEST, WIDEST = 32, 44
+"""Characters of a name in a legend, and of a line of a panel's title."""
 
 
 def check_matplotlib() -> None:
@@ -100,7 +101,7 @@ def _panel(ax: Any, panel: Panel, places: dict[str, int]) -> None:
                 _line(ax, panel, line, place, lw=0.6, alpha=0.35)
             lines = [mean_of(lines)]
         _line(ax, panel, lines[0], place, label=_short(name))
-    ax.set_title(plain(panel.title), loc="left")
+    ax.set_title(fill(plain(panel.title), WIDEST), loc="left")
     ax.set_xlabel(panel.x)
     ax.set_ylabel(label(panel))
     costs = [x for line in panel.lines for x in line.x]

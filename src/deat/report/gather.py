@@ -8,7 +8,8 @@ from typing import Any
 
 from deat.errors import DataError, UsageError, unknown
 from deat.plain import plain
-from deat.report.collect import BENCH, EVALUATION, OneRun, Row, collect, collect_run
+from deat.report.collect import BENCH, EVALUATION, Bench, OneRun, Row, collect, collect_run
+from deat.report.setups import marked, notes_on
 from deat.training.folder import RUN, WATCH
 
 ASIDE = ("seed", "data_root", "download", "device", "threads", "workers", "deterministic")
@@ -17,11 +18,15 @@ ASIDE = ("seed", "data_root", "download", "device", "threads", "workers", "deter
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """The rows of a report, in order; recipes and notes say where they come from and what is odd about them."""
+    """The rows of a report, in order; recipes and notes say where they come from and what is odd about them.
+
+    tables are the recipes' places in the paper.
+    """
 
     rows: tuple[Row, ...]
     recipes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()
 
     def row(self, name: str) -> Row:
         """The row of that name."""
@@ -36,18 +41,18 @@ def gather(paths: Sequence[str]) -> Subject:
     if not paths:
         raise UsageError("name at least one run folder or bench folder, such as runs/demo.")
     rows: list[Row] = []
-    recipes: list[str] = []
+    benches: list[Bench] = []
     loose: list[OneRun] = []
     folders = [Path(text).expanduser() for text in paths]
     for path in {folder.resolve(): folder for folder in folders}.values():  # a folder named twice counts once
         if (path / BENCH).is_file():
-            bench = collect(path)
-            recipes.append(bench.recipe)
-            rows += [replace(row, runs=tuple(map(_explained, row.runs))) for row in bench.rows]
+            benches.append(collect(path))
+            rows += [replace(row, runs=tuple(map(_explained, row.runs))) for row in marked(benches[-1])]
         else:
             loose.append(_alone(path))
     found = tuple(_renamed([*rows, *_grouped(loose)]))
-    return Subject(found, tuple(recipes), tuple(_notes(found)))
+    places = dict.fromkeys(plain(bench.table) for bench in benches if bench.table)
+    return Subject(found, tuple(bench.recipe for bench in benches), tuple(_notes(found)), tuple(places))
 
 
 def reason(run: OneRun) -> str | None:
@@ -168,6 +173,7 @@ def _short(value: Any) -> str:
 
 def _notes(rows: Sequence[Row]) -> Iterator[str]:
     """What keeps rows from being compared, or from saying what they seem to."""
+    yield from notes_on(rows)
     for row in rows:
         seeds = [run.seed for run in row.done]
         if twice := sorted({seed for seed in seeds if seeds.count(seed) > 1}):

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from deat.report.cells import Cell, cell, cost, title
+from deat.report.cells import Cell, cell, cost, coverage, title
 from deat.report.collect import Row
 from deat.report.escape import latex
 from deat.report.gather import flags_of
+from deat.report.setups import OTHER
 from deat.report.tables import (
     FLAGGED,
     MISPRINT,
@@ -17,6 +18,7 @@ from deat.report.tables import (
     minutes,
     paper_accuracy,
     paper_cost,
+    source,
     whole,
 )
 
@@ -25,7 +27,7 @@ HEAD = (
     "\\providecommand{\\deatsd}[1]{{\\scriptsize$\\,\\pm\\,$#1}}",
     "\\providecommand{\\deatpaper}[1]{\\textcolor{gray}{#1}}",
 )
-SIGNS = {MISPRINT: "\\dag{}", FLAGGED: "\\textbf{!}", "—": "--", "×": "$\\times$"}
+SIGNS = {MISPRINT: "\\dag{}", OTHER: "\\ddag{}", FLAGGED: "\\textbf{!}", "—": "--", "×": "$\\times$"}
 LONGEST = 32
 """Characters of a row's name that need no column of fixed width."""
 
@@ -38,7 +40,7 @@ def latex_table(of: Sheet) -> str:
     lines = [list(map(_tex, head)), *(cells for row in of.rows for cells in _rows(of, row, seeds))]
     top, *body = [" & ".join(cells) + " \\\\" for cells in lines]
     same = [] if seeds else [f"Seeds: {whole(of.rows[0])} in every row."]
-    told = [SPREAD.format(rest=""), *same, *marks(of), *of.subject.notes]
+    told = [SPREAD.format(rest=""), *same, *coverage(of.rows), *source(of.rows), *marks(of), *of.subject.notes]
     return "\n".join(
         [
             *HEAD,

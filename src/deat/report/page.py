@@ -15,7 +15,7 @@ from deat.report.collect import OneRun, Row
 from deat.report.draw import label, unit
 from deat.report.escape import markup
 from deat.report.gallery import Gallery
-from deat.report.gather import flags_of
+from deat.report.gather import Subject, flags_of
 from deat.report.sections import (
     answer,
     chips,
@@ -99,11 +99,17 @@ def _top(story: Story) -> str:
     runs = sum(len(row.runs) for row in rows)
     about = (
         f"{len(rows)} {'row' if len(rows) == 1 else 'rows'}, {runs} {'run' if runs == 1 else 'runs'}{_setting(rows)}"
+        f"{_place(story.sheet.subject)}"
     )
     return (
         f'<header class="top"><div><h1>{markup(story.heading)}</h1><p class="muted">{markup(about)}</p></div>'
         '<button type="button" class="button" id="theme">Dark</button></header>'
     )
+
+
+def _place(subject: Subject) -> str:
+    """Where in the paper the recipes are."""
+    return f" · in the paper: {'; '.join(subject.tables)}" if subject.tables else ""
 
 
 def _setting(rows: Sequence[Row]) -> str:

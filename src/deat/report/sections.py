@@ -4,17 +4,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from deat.report.cells import Cell, cell, cost, front, title
-from deat.report.claims import Checked
+from deat.report.claims import Checked, given
 from deat.report.collect import OneRun, Row
 from deat.report.escape import markup
 from deat.report.gallery import Gallery, data_uri
 from deat.report.gather import Subject, flags_of, troubles, unchecked
 from deat.report.tables import (
-    CROWDED,
+    CLAIMED,
     FLAGGED,
     Sheet,
     backprops,
     chance,
+    claimed,
+    comments,
     compared,
     deviation,
     difference,
@@ -24,7 +26,6 @@ from deat.report.tables import (
     notes,
     paper_accuracy,
     paper_cost,
-    saving,
     scores_note,
     whole,
 )
@@ -160,13 +161,15 @@ def claims_section(claims: Sequence[Checked]) -> str:
     """The paper's sentences beside our numbers; those that nothing here can be held against are counted only."""
     shown, lacking = [c for c in claims if not c.missing], [c for c in claims if c.missing]
     rows = "".join(
-        f'<tr><td class="wide">{markup(c.claim.text)}</td><td>{c.claim.percent:g} %</td><td>{saving(c.backprops)}</td>'
-        f"<td>{saving(c.seconds)}{CROWDED if c.crowded else ''}</td></tr>"
+        f'<tr><td class="wide">{markup(c.claim.text)}</td>'
+        + "".join(f"<td>{text}</td>" for text in claimed(c))
+        + "</tr>"
         for c in shown
     )
-    head = "<tr><th>the paper says</th><th>paper</th><th>ours, backprops</th><th>ours, seconds</th></tr>"
+    head = f"<tr>{''.join(f'<th>{text}</th>' for text in CLAIMED)}</tr>"
     box = '<div class="scroll" tabindex="0" role="region" aria-label="Claims beside these runs">'
     text = f"{box}<table><thead>{head}</thead><tbody>{rows}</tbody></table></div>" if shown else ""
+    text += "".join(f'<p class="note">{markup(line)}</p>' for line in given(shown))
     if lacking:
         items = "".join(f"<li>{markup(c.claim.text)}: {markup(c.missing)}</li>" for c in lacking)
         head = f"{len(lacking)} claims that these runs cannot answer"
@@ -206,7 +209,7 @@ def _table_row(of: Sheet, i: int, row: Row, good: bool) -> str:
     cells.append(_versus(of, row))
     pills = "".join(_pills(row, f"by {front_of(of)}" if good else ""))
     model = f"<small>{markup(row.model)}</small>" if len({other.model for other in of.rows}) > 1 else ""
-    why = "".join(f'<small class="why">{markup(text)}</small>' for text in troubles(row))
+    why = "".join(f'<small class="why">{markup(text)}</small>' for text in comments(row))
     mine = f'<th scope="row"><div>{mark(i)}{markup(row.name)}{model}{pills}{why}</div></th>'
     text = markup(" ".join([row.name, row.method, row.model, *troubles(row), *(f.name for _, f in flags_of(row))]))
     is_front = ' data-front="1"' if good else ""

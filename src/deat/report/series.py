@@ -107,7 +107,8 @@ def trade_off(rows: Sequence[Row], attack: str | None) -> Figure:
         lines = [Line(row, None, [c], [a]) for row, c, a in points]
         if best:
             lines.append(Line("Pareto front", None, [c for c, _ in best], [a for _, a in best]))
-        panels.append(Panel(f"{title(attack or '')} accuracy against {name}", name, "accuracy", lines, "point", True))
+        about = f"{title(attack or '')} accuracy against {name}{_crowd(rows) if name == 'minutes' else ''}"
+        panels.append(Panel(about, name, "accuracy", lines, "point", True))
     return _whole("cost", "Robustness against cost", panels, "evaluated runs")
 
 
@@ -162,6 +163,12 @@ def _spent(row: Row, name: str) -> float | None:
     if spent is None:
         return None
     return spent.backprops if name == "backprops" else spent.minutes
+
+
+def _crowd(rows: Sequence[Row]) -> str:
+    """What a title says of minutes that were taken while other jobs ran."""
+    crowded = [row.crowded for row in rows if row.done]
+    return "" if not any(crowded) else f", {'' if all(crowded) else 'some '}taken with several jobs at once"
 
 
 def _guided(rows: Sequence[Row], attack: str | None) -> dict[str, Guided]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from deat.plain import markdown
-from deat.recipes.paper import Value, paper_value
-from deat.report.cells import Cell, Cost, attacks_of, cell, cost, headline, title
-from deat.report.claims import Checked
+from deat.recipes.paper import Value, paper_table, paper_value
+from deat.report.cells import Cell, Cost, attacks_of, cell, cost, coverage, headline, title
+from deat.report.claims import Checked, given
 from deat.report.collect import OneRun, Row
 from deat.report.gather import Subject, flags_of, troubles, unchecked
 from deat.report.paired import HOW, Versus, compare
+from deat.report.setups import OTHER
 from deat.report.summary import score_table
 
 CROWDED, MISPRINT, FLAGGED = "*", "†", "⚑"
@@ -21,6 +22,8 @@ NOTES = {
     MISPRINT: "a misprint of the paper: the authors' own log says the number in brackets",
     FLAGGED: "a sanity flag was raised: not to be believed as it stands",
 }
+CLAIMED = ("the paper says", "paper", "its own tables", "ours, backprops", "ours, seconds")
+"""The columns of the table of claims."""
 SPREAD = "Accuracies are in percent: mean ± standard deviation over seeds{rest}. A dash is a number that is not there."
 INTERVALS = ", and {where} the 95 % interval (Wilson) that the choice of test images leaves"
 
@@ -73,13 +76,20 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 def claims_table(claims: Sequence[Checked]) -> str:
     """The paper's claims beside ours, in Markdown."""
-    lines = ["| the paper says | paper | ours, backprops | ours, seconds |", "|---|---:|---:|---:|"]
+    lines = [f"| {' | '.join(CLAIMED)} |", "|---|---:|---:|---:|---:|"]
     for c in claims:
-        ours = (
-            [c.missing, "—"] if c.missing else [saving(c.backprops), saving(c.seconds) + (CROWDED if c.crowded else "")]
-        )
-        lines.append(f"| {c.claim.text} | {c.claim.percent:g} % | {' | '.join(markdown(text) for text in ours)} |")
-    return "\n".join(lines) + "\n"
+        cells = [c.claim.text, *claimed(c)]
+        lines.append(f"| {' | '.join(markdown(text) for text in cells)} |")
+    return "\n".join([*lines, *(f"\n{markdown(text)}" for text in given(claims))]) + "\n"
+
+
+def claimed(c: Checked) -> list[str]:
+    """What the paper says and what its tables give, and ours in backprops and on the clock, for people."""
+    paper = [saving(c.claim.percent), saving(c.claim.tabled, ".1f")]
+    if c.missing:
+        return [*paper, c.missing, "—"]
+    mark = OTHER if c.differs else ""
+    return [*paper, saving(c.backprops) + mark, saving(c.seconds) + (CROWDED if c.crowded else "") + mark]
 
 
 def compared(rows: Sequence[Row]) -> list[tuple[Row, OneRun]]:
@@ -101,9 +111,9 @@ def scores_tables(rows: Sequence[Row]) -> str:
     return "\n".join(["\n## At the end of training\n", *parts]) if parts else ""
 
 
-def saving(value: float | None) -> str:
+def saving(value: float | None, form: str = ".0f") -> str:
     """A percentage less, for people."""
-    return "—" if value is None else f"{value:.0f} %" if value >= 0 else f"{-value:.0f} % more"
+    return "—" if value is None else f"{value:{form}} %" if value >= 0 else f"{-value:{form}} % more"
 
 
 def accuracy(found: Cell | None) -> str:
@@ -162,13 +172,20 @@ def chance(found: Versus) -> str:
 def notes(of: Sheet, where: str = "in brackets") -> list[str]:
     """What a reader of the table must know; `where` is where the intervals stand in it."""
     tests = [HOW.format(against=of.against.name)] if of.against else []
-    return [SPREAD.format(rest=INTERVALS.format(where=where)), *tests, *marks(of), *of.subject.notes]
+    covered = [*coverage(of.rows), *source(of.rows)]
+    return [SPREAD.format(rest=INTERVALS.format(where=where)), *covered, *tests, *marks(of), *of.subject.notes]
 
 
 def marks(of: Sheet) -> list[str]:
     """What the marks in a table mean, for those that are in it."""
     body = " ".join(part for row in of.rows for part in _row(of, row))
     return [f"{mark} {meaning}." for mark, meaning in NOTES.items() if mark in body]
+
+
+def source(rows: Sequence[Row]) -> list[str]:
+    """Which tables of the paper its numbers are from."""
+    found = dict.fromkeys(held.number for row in rows if (held := paper_table(row.table, row.paper_row)))
+    return [f"The paper's numbers are from its {' and '.join(found)}."] if found else []
 
 
 def _head(of: Sheet) -> list[str]:
@@ -198,20 +215,33 @@ def backprops(row: Row) -> str:
 def paper_accuracy(row: Row, attack: str) -> list[str]:
     """What the paper has for an accuracy, or nothing."""
     value = paper_value(row.table, row.paper_row, attack)
-    return [printed(value)] if value else []
+    return [printed(value) + _other(row)] if value else []
 
 
 def paper_cost(row: Row, *names: str) -> list[str]:
     """What the paper has for a cost, by the first of these names that it uses."""
     units = {"minutes": "", "hours": " h", "per_batch": " a batch"}
     found = [(name, paper_value(row.table, row.paper_row, name)) for name in names]
-    return [f"{printed(value, 'g')}{units[name]}" for name, value in found if value][:1]
+    return [f"{printed(value, 'g')}{units[name]}{_other(row)}" for name, value in found if value][:1]
 
 
 def remarks(row: Row) -> list[str]:
     """What keeps a row from being whole, and its flags."""
     raised = sorted({f"{FLAGGED} {flag.name}" for _, flag in flags_of(row)})
-    return [*raised, *(["sanity not checked"] if unchecked(row) else []), *troubles(row)]
+    return [*raised, *(["sanity not checked"] if unchecked(row) else []), *comments(row)]
+
+
+def comments(row: Row) -> list[str]:
+    """What is wrong with a row's runs, and what its budget left over."""
+    spent = cost(row)
+    left = row.budget - spent.backprops if row.budget and spent else 0
+    unspent = [f"{left:,.0f} of {row.budget:,} backprops not spent"] if left >= 1 else []
+    return [*troubles(row), *unspent]
+
+
+def _other(row: Row) -> str:
+    """The mark of a number of the paper beside a row that was given other settings."""
+    return OTHER if row.differs else ""
 
 
 def whole(row: Row) -> str:
@@ -246,7 +276,7 @@ def _record(of: Sheet, row: Row) -> dict[str, Any]:
     for name in ("minutes", "hours", "per_batch"):
         value = paper_value(row.table, row.paper_row, name)
         record[f"paper_{name}"] = value.printed if value else None
-    return {**record, "remarks": "; ".join(remarks(row))}
+    return {**record, "given": "; ".join(row.differs), "remarks": "; ".join(remarks(row))}
 
 
 def _accuracy_record(of: Sheet, row: Row, attack: str) -> dict[str, Any]:

@@ -37,11 +37,12 @@ class Result:
 class Best:
     """Keeps the epoch with the highest validation robustness; ties go to natural accuracy, then to the earlier.
 
-    Without validation the last epoch is the best. A NaN never wins.
+    Training that never meets an adversary (robust=False) is after natural accuracy, and ties go to the later. Without
+    validation the last epoch is the best. A NaN never wins.
     """
 
-    def __init__(self, held: Snapshot | None = None) -> None:
-        self.held = held
+    def __init__(self, held: Snapshot | None = None, *, robust: bool = True) -> None:
+        self.held, self.robust = held, robust
 
     @property
     def snapshot(self) -> Snapshot:
@@ -55,14 +56,14 @@ class Best:
         if (
             held is None
             or stats.val_robust is None
-            or _score(stats.val_robust, stats.val_natural) > _score(held.robust, held.natural)
+            or self._score(stats.epoch, stats.val_robust, stats.val_natural)
+            > self._score(held.epoch, held.robust, held.natural)
         ):
             weights = {name: value.detach().cpu().clone() for name, value in bare(model).state_dict().items()}
             self.held = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, weights)
 
-
-def _score(robust: float | None, natural: float | None) -> tuple[float, float]:
-    return _number(robust), _number(natural)
+    def _score(self, epoch: int, robust: float | None, natural: float | None) -> tuple[float, float]:
+        return (_number(robust), _number(natural)) if self.robust else (_number(natural), epoch)
 
 
 def _number(value: float | None) -> float:

@@ -99,7 +99,7 @@ class Trainer:
         self._started = perf_counter()
         self.active, self._stopping, self.ended = 0, False, False
         self.history: list[EpochStats] = []
-        self.best = Best()
+        self.best = Best(robust=self.schedule.attacks)
 
     def _engine(self, own_optimizer: bool) -> Engine:
         settings, device = self.settings, find_device(self.settings.device)
@@ -266,7 +266,7 @@ class Trainer:
         self.streams.load_state_dict(state["rng"])
         vars(self.game.cost).update(state["cost"])
         self.active, self.history = state["active"], list(state["history"])
-        self.best = Best(state["best"])
+        self.best = Best(state["best"], robust=self.schedule.attacks)
         if self.engine.scaler and state["scaler"]:
             self.engine.scaler.load_state_dict(state["scaler"])
         if self.validator:
