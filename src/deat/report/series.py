@@ -66,7 +66,7 @@ def training_process(rows: Sequence[Row]) -> Figure:
         by_epoch(rows, "training accuracy", "accuracy", lambda h: h.train_accuracy, percent=True),
         by_epoch(rows, "natural accuracy, held out", "accuracy", lambda h: h.val_natural, percent=True),
         by_epoch(rows, f"{how} accuracy, held out", "accuracy", lambda h: h.val_robust, percent=True),
-        gains(by_epoch(rows, "robustness gain", "change", lambda h: h.val_robust, percent=True)),
+        gains(by_epoch(rows, "robustness gain", "change, points", lambda h: h.val_robust, percent=True)),
         by_epoch(rows, "gradient magnitude l_X", "l_X per image", lambda h: h.magnitude / h.examples if h.k else None),
         by_epoch(rows, "Lipschitz bound", "log10", lambda h: h.log10_lipschitz),
     ]
