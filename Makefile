@@ -21,7 +21,7 @@ demo: $(STAMP)
 	$(BIN)/deat report runs/demo
 
 test: lint $(VENV)/.triton $(VENV)/.ray
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # Triton's interpreter runs the GPU kernels in tests, and Ray a bench; where one cannot be had, its tests are skipped,
 # which pytest says.
