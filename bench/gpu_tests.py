@@ -19,16 +19,18 @@ import torch
 from deat.versions import versions
 
 ROOT = Path(__file__).parents[1]
-RECORDED, SLOW = "recorded or resumed", "synchronisation"
+RECORDED, RESUMED, SLOW = "recorded", "resumed", "synchronisation"
 SHARES = (
     ("tests/gpu/test_kernels.py",),
     ("tests/gpu/test_quick.py", "-k", "verdicts"),
     ("tests/gpu/test_quick.py", "-k", "not verdicts"),
-    ("tests/gpu/test_ranks.py",),
-    ("tests/gpu/test_cuda.py", "-k", RECORDED),
+    ("tests/gpu/test_ranks.py", "tests/gpu/test_checks.py"),
+    ("tests/gpu/test_cuda.py", "-k", f"{RECORDED} and not {RESUMED}"),
+    ("tests/gpu/test_cuda.py", "-k", f"{RESUMED} and auto"),
+    ("tests/gpu/test_cuda.py", "-k", f"{RESUMED} and not auto"),
     ("tests/gpu/test_cuda.py", "-k", SLOW),
     ("tests/gpu/test_cuda.py", "-k", "precision"),
-    ("tests/gpu/test_cuda.py", "-k", f"not ({RECORDED} or {SLOW} or precision)"),
+    ("tests/gpu/test_cuda.py", "-k", f"not ({RECORDED} or {RESUMED} or {SLOW} or precision)"),
 )
 """What each process runs; most of their time goes into compiling and recording, on a core each."""
 

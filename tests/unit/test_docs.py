@@ -36,3 +36,10 @@ def test_make_test_asks_for_every_package_that_a_test_is_skipped_without():
     brought = {re.split(r"\W", text)[0] for extra in ("dev", *asked) for text in extras[extra]}
     pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert {"ray", "triton"} <= wanted <= brought & pinned
+
+
+def test_the_page_of_gpu_tests_leaves_none_out() -> None:
+    shares = (ROOT / "bench" / "gpu_tests.py").read_text(encoding="utf-8")
+    files = {f"tests/gpu/{file.name}" for file in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    assert files
+    assert {file for file in files if file not in shares} == set()
