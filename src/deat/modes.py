@@ -1,8 +1,9 @@
-"""A network's modes, lent and given back."""
+"""A network's modes, lent and given back, and where it is."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 
@@ -21,3 +22,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def spread(mask: Tensor, like: Tensor) -> Tensor:
     """A per-example mask in a shape that broadcasts over whole examples."""
     return mask.view(-1, *[1] * (like.dim() - 1))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a network's parameters are; one without any is on the CPU."""
+    return next((p.device for p in model.parameters()), torch.device("cpu"))

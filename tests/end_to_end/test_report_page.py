@@ -97,18 +97,18 @@ def window(tmp_path_factory):
 
 @pytest.fixture
 def shown(window, page):
-    window.colours("light")
-    window.size(1200, 900)
-    window.open(page)
-    yield window
-    quiet(window)
+    yield from seen(window, page, 1200)
 
 
 @pytest.fixture
 def broad(window, large):
+    yield from seen(window, large, 1280)
+
+
+def seen(window, page, width):
     window.colours("light")
-    window.size(1280, 900)
-    window.open(large)
+    window.size(width, 900)
+    window.open(page)
     yield window
     quiet(window)
 

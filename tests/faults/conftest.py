@@ -1,9 +1,11 @@
 """A short run on digits, its command, and processes to kill."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from deat.checkpoint.find import search
 from helpers.children import Children
 
 COMMAND = """train --method fgsm --epochs 3 --batch-size 256 --held-out 200 --val-attack pgd-1 --watch none --threads 1
@@ -24,3 +26,12 @@ def whole(children: Children, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     assert children.run(*SHORT, cwd=folder) == 0, (folder / "err").read_text()
     return folder / "run"
+
+
+@pytest.fixture
+def unfinished(whole: Path) -> Path:
+    """A copy of the short run, killed before its last epoch was saved."""
+    shutil.copytree(whole, "run")
+    shutil.rmtree(search(Path("run")).newest)
+    Path("run/report.md").unlink()
+    return Path("run")

@@ -24,15 +24,6 @@ from .test_saving import assert_same_run, saved
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
-@pytest.fixture
-def unfinished(whole: Path) -> Path:
-    """A copy of the short run, killed before its last epoch was saved."""
-    shutil.copytree(whole, "run")
-    shutil.rmtree(search(Path("run")).newest)
-    Path("run/report.md").unlink()
-    return Path("run")
-
-
 def rewrite_state(run: Path, change) -> None:
     """Change state.json of every checkpoint, with manifests that agree."""
     for path in store.listed(run):

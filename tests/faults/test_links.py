@@ -8,7 +8,6 @@ import pytest
 
 from deat.bench.cell import work
 from deat.bench.grid import Cell, Grid
-from deat.checkpoint.find import search
 from deat.checkpoint.store import remove_temporaries
 from deat.cli import main
 from deat.errors import CheckpointError
@@ -38,15 +37,6 @@ def victim() -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{name} of mine\n")
     return Path("victim")
-
-
-@pytest.fixture
-def run(whole: Path) -> Path:
-    """A copy of the short run, killed before its last epoch was saved."""
-    shutil.copytree(whole, "run")
-    shutil.rmtree(search(Path("run")).newest)
-    Path("run/report.md").unlink()
-    return Path("run")
 
 
 def plant(link: Path, target: Path) -> None:
@@ -80,19 +70,21 @@ CASES = [(command, name, target) for name, target, commands in PLANTED for comma
 
 
 @pytest.mark.parametrize(("command", "name", "target"), CASES)
-def test_link_where_deat_would_write_is_refused_by_name_and_nothing_changes(command, name, target, run, victim, capsys):
-    plant(run / name, victim / target)
-    before = contents(victim), contents(run)
+def test_link_where_deat_would_write_is_refused_by_name_and_nothing_changes(
+    command, name, target, unfinished, victim, capsys
+):
+    plant(unfinished / name, victim / target)
+    before = contents(victim), contents(unfinished)
     assert main(COMMANDS[command]) == 4
     message = capsys.readouterr().err
-    assert f"{str(run / name)!r} is a symbolic link" in message
+    assert f"{str(unfinished / name)!r} is a symbolic link" in message
     assert "Remove the link" in message
-    assert (contents(victim), contents(run)) == before
+    assert (contents(victim), contents(unfinished)) == before
 
 
-def test_run_s_folder_and_its_parents_may_be_links(run):
+def test_run_s_folder_and_its_parents_may_be_links(unfinished):
     Path("far/away").mkdir(parents=True)
-    run.rename("far/away/run")
+    unfinished.rename("far/away/run")
     Path("near").symlink_to("far")
     Path("run").symlink_to("near/away/run")
     for command in ("resume", "evaluate", "report"):
@@ -100,7 +92,7 @@ def test_run_s_folder_and_its_parents_may_be_links(run):
     assert Path("far/away/run/report/index.html").is_file()
 
 
-def test_report_goes_through_a_link_that_the_user_names(run):
+def test_report_goes_through_a_link_that_the_user_names(unfinished):
     Path("site").mkdir()
     Path("linked").symlink_to("site")
     assert main([*COMMANDS["report"], "--out", "linked"]) == 0
@@ -150,4 +142,7 @@ def test_bench_s_own_files_are_no_links(name, victim):
 
 def test_what_is_no_link_is_not_refused(tmp_path):
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
     refuse_links([tmp_path, tmp_path / "file", tmp_path / "nothing"])
+    with pytest.raises(CheckpointError, match="link' is a symbolic link"):
+        refuse_links([tmp_path / "file", tmp_path / "link"])

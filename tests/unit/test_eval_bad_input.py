@@ -19,7 +19,7 @@ class Untouched(torch.nn.Module):
         raise AssertionError("work began")
 
 
-def refused(match, *, error=UsageError, data=None, **options):
+def assert_refused(match, *, error=UsageError, data=None, **options):
     with pytest.raises(error, match=match) as caught:
         evaluate(Untouched(), data or images(), **{"threat": "linf:0.1", "attacks": ["natural"], **options})
     assert isinstance(caught.value, DeatError)
@@ -39,14 +39,14 @@ def refused(match, *, error=UsageError, data=None, **options):
 def test_an_unknown_attack_is_refused_with_near_names_and_all_that_are_known(name, near):
     with pytest.raises(UsageError, match=f"unknown attack '{name}'.*Did you mean.*'{near}'"):
         attacker(name)
-    refused("Known: aa, apgd-ce, apgd-t, cw-20, fab-t, fgsm, natural, pgd-20, square", attacks=["natural", name])
+    assert_refused("Known: aa, apgd-ce, apgd-t, cw-20, fab-t, fgsm, natural, pgd-20, square", attacks=["natural", name])
 
 
 @pytest.mark.parametrize(
     "name", ["pgd", "pgd-0", "pgd-20x0", "cw-", "aa-20", "natural-last", "aax2", "worst", "pgd-1000000"]
 )
 def test_names_that_say_too_little_or_too_much_are_refused(name):
-    refused("unknown attack", attacks=[name])
+    assert_refused("unknown attack", attacks=[name])
 
 
 def test_names_are_read_in_any_case():
@@ -56,17 +56,17 @@ def test_names_are_read_in_any_case():
 
 
 def test_a_negative_seed_is_refused():
-    refused("seed must be a whole number >= 0, not -1", seed=-1)
+    assert_refused("seed must be a whole number >= 0, not -1", seed=-1)
 
 
 @pytest.mark.parametrize("value", [1.5, "1", True, None])
 def test_a_seed_that_is_no_whole_number_is_refused(value):
-    refused(f"seed must be a whole number >= 0, not {value!r}", seed=value)
+    assert_refused(f"seed must be a whole number >= 0, not {value!r}", seed=value)
 
 
 def test_an_empty_list_of_attacks_is_refused():
-    refused("no attack was named", attacks=[])
-    refused("no attack was named", attacks=" , ")
+    assert_refused("no attack was named", attacks=[])
+    assert_refused("no attack was named", attacks=" , ")
 
 
 def test_attacks_may_be_named_in_one_text_as_on_the_command_line():
@@ -78,22 +78,22 @@ def test_attacks_may_be_named_in_one_text_as_on_the_command_line():
 
 @pytest.mark.parametrize("bad", [None, 3, [3], [None], [lambda *a: None]])
 def test_what_is_no_attack_is_refused(bad):
-    refused("is no attack", attacks=bad)
+    assert_refused("is no attack", attacks=bad)
 
 
 def test_an_attack_named_twice_is_refused():
-    refused("named twice", attacks=["pgd-20", "natural", " PGD-20 "])
-    refused("named twice", attacks=["pgd-20", Own("pgd-20")])
+    assert_refused("named twice", attacks=["pgd-20", "natural", " PGD-20 "])
+    assert_refused("named twice", attacks=["pgd-20", Own("pgd-20")])
 
 
 def test_an_attack_cannot_have_the_headline_s_name():
-    refused("worst", attacks=[Own("worst")])
+    assert_refused("worst", attacks=[Own("worst")])
 
 
 @pytest.mark.parametrize("option", ["n", "block"])
 @pytest.mark.parametrize("value", [0, -1, "10", 10.5, True])
 def test_a_number_of_images_that_is_none_is_refused(option, value):
-    refused(f"{option} must be a number of images >= 1, not {value!r}", **{option: value})
+    assert_refused(f"{option} must be a number of images >= 1, not {value!r}", **{option: value})
 
 
 def test_numpy_s_whole_numbers_are_numbers():
@@ -106,7 +106,7 @@ def test_numpy_s_whole_numbers_are_numbers():
 
 
 def test_a_radius_in_levels_of_255_is_refused():
-    refused("did you mean 8/255", threat="linf:8")
+    assert_refused("did you mean 8/255", threat="linf:8")
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,14 @@ def test_a_radius_in_levels_of_255_is_refused():
     ],
 )
 def test_a_threat_that_is_none_is_refused(threat, match):
-    refused(match, threat=threat)
+    assert_refused(match, threat=threat)
 
 
 def test_data_that_is_none_is_refused():
     zeros = torch.zeros(3, dtype=torch.int64)
-    refused("expected class numbers", error=DataError, data=(torch.rand(3, 1, 4, 4), torch.rand(3)))
-    refused("is empty", error=DataError, data=(torch.rand(0, 1, 4, 4), zeros[:0]))
-    refused("divide by 255", error=DataError, data=(255 * torch.rand(3, 1, 4, 4), zeros))
+    assert_refused("expected class numbers", error=DataError, data=(torch.rand(3, 1, 4, 4), torch.rand(3)))
+    assert_refused("is empty", error=DataError, data=(torch.rand(0, 1, 4, 4), zeros[:0]))
+    assert_refused("divide by 255", error=DataError, data=(255 * torch.rand(3, 1, 4, 4), zeros))
 
 
 @pytest.mark.parametrize("data", [None, 3])
@@ -179,7 +179,7 @@ def test_a_model_that_does_not_answer_with_logits_is_refused(behind, shown):
 
 @pytest.mark.parametrize("bad", ["text", 3, {"model": object()}, {"size": float("nan")}])
 def test_what_a_record_cannot_say_of_itself_is_refused_before_any_work(bad):
-    refused("about must be a dict", about=bad)
+    assert_refused("about must be a dict", about=bad)
 
 
 def test_a_network_that_cannot_tell_all_classes_apart_is_refused():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.errors import UsageError
-from deat.evaluation.attacks import Attack
+from deat.evaluation.attacks import Attack, still_correct
 from deat.evaluation.quick import Quick, full_precision
 from deat.modes import evaluating, spread
 from deat.threat import ThreatModel
@@ -86,20 +86,12 @@ def _part_by_part(
         tried = _reference(model, x[rows], y[rows], threat, part, seed)
         if isinstance(model, Quick):
             tried = _polished(model, x[rows], y[rows], tried, threat)
-        stands = _still_correct(model, tried, y[rows])
+        stands = still_correct(model, tried, y[rows])
         found[rows[~stands]] = tried[~stands]
         rows = rows[stands]
         if len(rows) == 0:
             break
     return found
-
-
-def _still_correct(model: nn.Module, images: Tensor, y: Tensor) -> Tensor:
-    if isinstance(model, Quick):
-        return model.surely_correct(images, y)
-    with torch.no_grad():
-        hit: Tensor = model(images).argmax(1) == y
-    return hit
 
 
 def _polished(quick: Quick, x: Tensor, y: Tensor, tried: Tensor, threat: ThreatModel) -> Tensor:

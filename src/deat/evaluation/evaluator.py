@@ -20,6 +20,7 @@ from deat.evaluation.pace import Pace
 from deat.evaluation.question import check_about, check_model, check_question, count_outputs
 from deat.evaluation.quick import choose_compiled
 from deat.evaluation.sanity import SLICE, Flag, after, before, compare
+from deat.modes import device_of
 from deat.paths import tidy
 from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
@@ -77,7 +78,7 @@ def evaluate(
     told = {"model": type(model).__name__, "data": type(data).__name__, **check_about(about)}
     ranks.by_main(lambda: refuse_links(Path(file) for file in (ledger, save) if file is not None))
     radius = find_threat(threat)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     source = as_source(data, batch_size=block, device=device, shuffle=False)
     source.check()
     images = source.num_examples if n is None else min(n, source.num_examples)
@@ -110,7 +111,7 @@ class Session:
     ) -> None:
         self.model, self.threat, self.attacks, self.cascade, self.block = model, threat, attacks, cascade, block
         self.n, self.seed, self.ranks = n, seed, ranks
-        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.device = device_of(model)
         self.about: dict[str, Any] = {}
         self.judge = Judge(model, threat, seed, precision, compiled)
         question = {"threat": repr(threat), "seed": seed, "block": block, "cascade": cascade}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.evaluation.quick import Quick, choose_quick, exactly, full_precision
-from deat.modes import evaluating
+from deat.modes import device_of, evaluating
 from deat.seeding import derive
 from deat.threat import ThreatModel
 
@@ -54,7 +54,7 @@ class Judge:
         self, model: nn.Module, threat: ThreatModel, seed: int, precision: str = "fp32", compiled: bool = False
     ) -> None:
         self.model, self.threat, self.seed = Counted(model), threat, seed
-        self.precision = choose_quick(precision, next((p.device for p in model.parameters()), torch.device("cpu")))
+        self.precision = choose_quick(precision, device_of(model))
         self._held: tuple[Tensor, Tensor, Tensor, bool] | None = None
         self.quick = None if self.precision == "fp32" else Quick(model, self.model, self.precision, compiled)
 
