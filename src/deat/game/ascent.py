@@ -12,14 +12,14 @@ from deat.game.losses import cross_entropy, kl, margin
 from deat.game.round import Round
 from deat.threat import ThreatModel
 
-InnerLoss = Callable[[Tensor, Round], Tensor]
+InnerLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 INNER_LOSSES: dict[str, InnerLoss] = {
-    "ce": lambda logits, r: cross_entropy(logits, r.y),
-    "kl": lambda logits, r: kl(r.reference, logits),
-    "margin": lambda logits, r: margin(logits, r.y),
+    "ce": lambda logits, y, reference: cross_entropy(logits, y),
+    "kl": lambda logits, y, reference: kl(reference, logits),
+    "margin": lambda logits, y, reference: margin(logits, y),
 }
-"""Per-example losses by name; "kl" is to the clean logits, which the round then holds."""
+"""Per-example losses of (logits, labels, reference) by name; for "kl" the reference is the clean logits."""
 
 
 class Freeze(Protocol):
@@ -97,9 +97,10 @@ class Ascent:
         """Whether crafting compares with the clean logits."""
         return self.loss == "kl"
 
-    def inner(self, logits: Tensor, r: Round) -> Tensor:
+    @property
+    def inner(self) -> InnerLoss:
         """The per-example loss that A ascends."""
-        return INNER_LOSSES[self.loss](logits, r)
+        return INNER_LOSSES[self.loss]
 
     def active_rows(self, r: Round) -> Tensor:
         """The indices of the examples that still move; reads the host, so only `compact` asks."""

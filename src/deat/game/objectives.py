@@ -9,7 +9,7 @@ from deat.game.losses import boosted_cross_entropy, cross_entropy, kl, mart_regu
 
 
 class Outcome(NamedTuple):
-    """A joint move's result: the batch-mean loss and the logits at x + delta."""
+    """What a move asks the network for: the batch-mean loss and the logits at x + delta."""
 
     loss: Tensor
     logits_adv: Tensor

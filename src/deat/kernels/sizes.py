@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import torch
+
+HALVES = (torch.bfloat16, torch.float16)
+
 
 def pair(sizes: Any) -> tuple[int, int]:
     """A size by height and width; one number may stand for both, also in a list of its own."""

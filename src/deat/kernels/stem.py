@@ -5,11 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deat.kernels.sizes import is_plain, pair
+from deat.kernels.sizes import HALVES, is_plain, pair
 
 CHANNELS = 8
 """From how many channels on a GPU's matrix units take half-precision images; below, cuDNN does without them."""
-HALVES = (torch.bfloat16, torch.float16)
 LARGEST = 5
 """The largest kernel that our own convolution takes."""
 Size = tuple[int, int]

@@ -1,0 +1,111 @@
+"""A network's end, the mean over pixels and a linear layer, as three Triton kernels: forth, back, and by the weights.
+
+A program reads an image's last features once. The classes are few, so a tile holds them all.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WIDE, NARROW, IMAGES, PIXELS = 512, 128, 64, 16
+"""Channels of a tile forth, and back; images of a tile by the weights; pixels of a tile."""
+
+
+@triton.jit
+def head_forth(
+    x, weight, bias, pooled, y, HW, C,
+    CO: tl.constexpr, BIAS: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr,
+) -> None:  # fmt: skip
+    """An image's means over pixels, which are written down, and its logits."""
+    n, out, pixel = tl.program_id(0), tl.arange(0, BO), tl.arange(0, BH)
+    acc = tl.zeros((BO,), tl.float32)
+    for start in range(0, C, BC):
+        c = start + tl.arange(0, BC)
+        known = (out < CO)[:, None] & (c < C)[None, :]
+        taps = tl.load(weight + out[:, None] * C + c[None, :], mask=known, other=0)
+        total = tl.zeros((BH, BC), tl.float32)
+        for first in range(0, HW, BH):
+            ok = (first + pixel < HW)[:, None] & (c < C)[None, :]
+            at = (n * HW + first + pixel)[:, None] * C + c[None, :]
+            total += tl.load(x + at, mask=ok, other=0).to(tl.float32)
+        mean = (tl.sum(total, 0) / HW).to(pooled.dtype.element_ty)
+        tl.store(pooled + n * C + c, mean, mask=c < C)
+        taps = taps.to(pooled.dtype.element_ty).to(tl.float32)
+        acc += tl.sum(taps * mean.to(tl.float32)[None, :], 1)
+    if BIAS:
+        acc += tl.load(bias + out, mask=out < CO, other=0).to(y.dtype.element_ty).to(tl.float32)
+    tl.store(y + n * CO + out, acc.to(y.dtype.element_ty), mask=out < CO)
+
+
+@triton.jit
+def head_back(
+    dy, weight, dx, HW, C, CO: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr
+) -> None:  # fmt: skip
+    """The gradient by an image's last features: the same for all of its pixels."""
+    n, out, pixel = tl.program_id(0), tl.arange(0, BO), tl.arange(0, BH)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    known = (out < CO)[:, None] & (c < C)[None, :]
+    taps = tl.load(weight + out[:, None] * C + c[None, :], mask=known, other=0).to(dy.dtype.element_ty).to(tl.float32)
+    slope = tl.load(dy + n * CO + out, mask=out < CO, other=0).to(tl.float32)
+    grad = tl.sum(taps * slope[:, None], 0).to(dx.dtype.element_ty).to(tl.float32) / HW
+    spread = tl.zeros((BH, BC), tl.float32) + grad[None, :]
+    for first in range(0, HW, BH):
+        ok = (first + pixel < HW)[:, None] & (c < C)[None, :]
+        at = (n * HW + first + pixel)[:, None] * C + c[None, :]
+        tl.store(dx + at, spread.to(dx.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def head_weigh(
+    dy, pooled, by_weight, by_bias, N, C,
+    CO: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr,
+) -> None:  # fmt: skip
+    """The gradients by weight and by bias, over all images."""
+    out, c = tl.arange(0, BO), tl.program_id(0) * BC + tl.arange(0, BC)
+    acc, total = tl.zeros((BO, BC), tl.float32), tl.zeros((BO, BN), tl.float32)
+    for first in range(0, N, BN):
+        n = first + tl.arange(0, BN)
+        slope = tl.load(dy + n[None, :] * CO + out[:, None], mask=(n < N)[None, :] & (out < CO)[:, None], other=0)
+        mean = tl.load(pooled + n[:, None] * C + c[None, :], mask=(n < N)[:, None] & (c < C)[None, :], other=0)
+        slope = slope.to(tl.float32)
+        acc = tl.dot(slope, mean.to(tl.float32), acc)  # exact in TF32, which halves fit
+        total += slope
+    ok = (out < CO)[:, None] & (c < C)[None, :]
+    tl.store(by_weight + out[:, None] * C + c[None, :], acc.to(by_weight.dtype.element_ty), mask=ok)
+    if BIAS:  # noqa: SIM102 - it is not built otherwise
+        if tl.program_id(0) == 0:
+            tl.store(by_bias + out, tl.sum(total, 1).to(by_bias.dtype.element_ty), mask=out < CO)
+
+
+def answer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(logits, means over pixels) of features, channels last, in their type."""
+    pooled, y = x.new_empty((len(x), x.shape[1])), x.new_empty((len(x), len(weight)))
+    sizes = _sizes(weight, WIDE) | {"BIAS": bias is not None, "BH": PIXELS}
+    head_forth[(len(x),)](x, weight, x if bias is None else bias, pooled, y, x[0, 0].numel(), x.shape[1], **sizes)
+    return y, pooled
+
+
+def answer_back(dy: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient by features of a shape, channels last."""
+    dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
+    sizes = _sizes(weight, NARROW) | {"BH": PIXELS}
+    grid = len(dx), -(-shape[1] // sizes["BC"])
+    head_back[grid](dy, weight, dx, shape[2] * shape[3], shape[1], **sizes)
+    return dx
+
+
+def weigh(dy: Tensor, pooled: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The gradients by weight and by bias, in their types."""
+    by_weight, by_bias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
+    sizes = _sizes(weight, IMAGES) | {"BIAS": bias is not None, "BN": IMAGES}
+    tensors = dy, pooled, by_weight, by_weight if by_bias is None else by_bias
+    head_weigh[(-(-weight.shape[1] // sizes["BC"]),)](*tensors, len(dy), weight.shape[1], **sizes)
+    return by_weight, by_bias
+
+
+def _sizes(weight: Tensor, most: int) -> dict[str, Any]:
+    classes, channels = (max(16, 1 << (size - 1).bit_length()) for size in weight.shape)
+    return {"CO": len(weight), "BC": min(most * 16 // classes, channels), "BO": classes}  # more would not fit registers
