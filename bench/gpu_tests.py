@@ -21,7 +21,7 @@ from deat.versions import versions
 ROOT = Path(__file__).parents[1]
 RECORDED, RESUMED, SLOW = "recorded", "resumed", "synchronisation"
 SHARES = (
-    ("tests/gpu/test_kernels.py",),
+    ("tests/gpu/test_kernels.py", "tests/gpu/test_network_ends.py"),
     ("tests/gpu/test_quick.py", "-k", "verdicts"),
     ("tests/gpu/test_quick.py", "-k", "not verdicts"),
     ("tests/gpu/test_ranks.py", "tests/gpu/test_checks.py"),

@@ -11,11 +11,11 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from deat.kernels import copy, descent, narrow, norm, step, turn
+from deat.kernels import copy, descent, head, listed, narrow, norm, step, surprise, turn
 
 TARGET = GPUTarget("cuda", 90, 32)
-IMAGES = ("x", "other", "total", "beside", "y", "dy", "gate", "more", "dx", "by_beside")
-SIZES = ("M", "C", "rows", "n", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww")
+IMAGES = ("x", "other", "total", "beside", "y", "dy", "gate", "more", "dx", "by_beside", "pooled", "logits", "grad")
+SIZES = ("M", "N", "C", "HW", "rows", "n", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww")
 TILE = {"BM": 128, "BC": 64, "ACC": tl.float32, "EPS": 1e-5, "EARLY": True}
 
 
@@ -50,6 +50,18 @@ def build_first(half: str, weight: str, channels: int, side: int, out: int, **fl
     build(narrow.narrow_back, half, kinds, SCALE=flags["SCALE"], **sizes)
 
 
+def build_end(half: str, weight: str, classes: int) -> None:
+    """A network's end and its cross-entropy."""
+    kinds = dict.fromkeys(("weight", "bias", "by_weight", "by_bias"), weight) | {"label": "*i64"}
+    sizes = {"CO": classes, "BO": max(16, 1 << (classes - 1).bit_length())}
+    build(head.head_forth, half, kinds, BIAS=True, BH=head.PIXELS, BC=head.WIDE, **sizes)
+    build(head.head_back, half, kinds, BH=head.PIXELS, BC=head.NARROW, **sizes)
+    build(head.head_weigh, half, kinds, BIAS=True, BN=head.IMAGES, BC=64, **sizes)
+    for mean in (True, False):
+        build(surprise.surprise_forth, half, kinds, MEAN=mean, BN=128, **sizes)
+        build(surprise.surprise_back, half, kinds, MEAN=mean, BN=128, **sizes)
+
+
 def main() -> None:
     """Every kernel, with what PreAct-ResNets and ResNets ask of it."""
     for gather, add in product((True, False), (True, False)):
@@ -67,10 +79,15 @@ def main() -> None:
     build_first("*fp16", "*fp16", 7, 5, 96, BIAS=False, SHIFT=True, SCALE=True)
     for kinds in ({}, {"g": "*bf16", "copy": "*bf16"}):
         build(descent._descend, others=kinds, DECAY=5e-4, COPY=bool(kinds), BLOCK=4096)
+        kinds = {"table": "*i64", **kinds}
+        how = {"COPY": tl.bfloat16, "COLUMNS": listed.COLUMNS, "BLOCK": listed.BLOCK}
+        build(listed._descend_listed, others=kinds, DECAY=5e-4, **how)
     build(
         turn._turn, others={"table": "*i64"}, DTYPE=tl.bfloat16, COLUMNS=turn.COLUMNS, SIDE=turn.SIDE, EIGHT=turn.EIGHT
     )
-    build(step._move, EPS=8 / 255, BLOCK=2048)
+    build(step._move, others={"grad": "*fp32"}, EPS=8 / 255, BLOCK=2048)
+    for half, weight in (("*bf16", "*bf16"), ("*fp16", "*fp32")):
+        build_end(half, weight, classes=10 if half == "*bf16" else 33)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import deat
 from deat.data import ImageSet
 from deat.game.engine import Engine
 from deat.game.halves import Halves, plain_weights
-from deat.kernels import forked, fuse, mirror, normed
+from deat.game.objectives import Outcome
+from deat.kernels import entropy, forked, fuse, mirror, normed, pooled
 from deat.methods.tune import tune
 from deat.training import optimizers
 from deat.training.trainer import Trainer
@@ -31,6 +32,10 @@ def trainer_of(method: str | deat.Method, engine: str, bias: bool = True) -> Tra
     return deat.make_trainer(small_net(bias), data, method=method, settings=settings, optimizer=own)
 
 
+def noted(work: Any, name: str, ran: list[str]) -> Any:
+    return lambda *args: (ran.append(name), work(*args))[1]
+
+
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The quick path is taken, and says which kernels ran."""
@@ -42,22 +47,37 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Engine, "fuses", property(lambda self: True))
     monkeypatch.setattr(optimizers, "has_triton", lambda: True)
     monkeypatch.setattr(normed, "_fits", lambda x: x.is_contiguous(memory_format=torch.channels_last))
+    monkeypatch.setattr(pooled, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(pooled, "_wants", lambda dtype, weight: True)
+    monkeypatch.setattr(entropy, "_on_gpu", lambda x: True)
+    for kind, name in ((pooled.Pooled, "head"), (entropy.Entropy, "entropy")):
+        monkeypatch.setattr(kind, "apply", noted(kind.apply, name, ran))
     monkeypatch.setattr(
         normed, "_launch", lambda name, *rest, **named: (ran.append(name), launch(name, *rest, **named))
     )
     return ran
 
 
+def rounded_answer(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """A network's end as a GPU rounds it: TRADES' two forwards differ by as little as the interpreter cuts off bf16."""
+    means = x.float().mean((2, 3)).to(x.dtype)
+    wide = means.float() @ weight.to(x.dtype).float().T + bias.to(x.dtype).float()
+    return wide.to(x.dtype), means
+
+
 @pytest.mark.parametrize("method", ["pgd-2", "free-4", "m+trades", "fat-5", "yopo-5-3"])
-def test_the_quick_path_trains_like_the_plain_one(method: str, as_on_a_gpu: list[str]) -> None:
+def test_the_quick_path_trains_like_the_plain_one(
+    method: str, as_on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch._dynamo.reset()
+    monkeypatch.setattr("deat.kernels.head.answer", rounded_answer)
     plain, quick = trainer_of(method, "eager"), trainer_of(method, "compile")
     for _ in range(2):
         one, other = plain.run_epoch(), quick.run_epoch()
         assert other.loss == pytest.approx(one.loss, abs=1e-2)
-        assert other.magnitude == pytest.approx(one.magnitude, rel=0.1)
+        assert other.magnitude == pytest.approx(one.magnitude, rel=0.1, abs=2e-6)
     assert quick.game.runner.compiled is not None, "compiling fell back"
-    assert {"forth", "back"} <= set(as_on_a_gpu)
+    assert {"forth", "back", "head", "entropy"} <= set(as_on_a_gpu)
     for p, q in zip(plain.model.parameters(), quick.model.parameters(), strict=True):
         assert torch.allclose(p, q, atol=1e-3)
     for p, q in zip(plain.model.buffers(), quick.model.buffers(), strict=True):
@@ -190,15 +210,15 @@ def test_a_compact_batch_that_is_still_whole_is_attacked_with_the_weights_as_the
     torch._dynamo.reset()
     trainer = trainer_of(tune(deat.method("fat-5"), deat.Linf(), compact=True), "compile")
     runner, whole = trainer.game.runner, []
-    ask = runner.net
+    attack = runner.attack
 
-    def asked(x: Tensor, delta: Tensor) -> Tensor:
+    def attacked(x: Tensor, *rest: Tensor) -> Outcome:
         assert runner.compiled is not None
         if runner.compiled.halves and x.shape == runner.compiled.shape:
             whole.append(runner.compiled.halves.fresh)
-        return ask(x, delta)
+        return attack(x, *rest)
 
-    runner.net = asked  # type: ignore[method-assign]
+    runner.attack = attacked  # type: ignore[method-assign]
     trainer.run_epoch()
     assert len(whole) > 1
     assert all(whole)

@@ -456,3 +456,16 @@ def test_recordings_on_images_of_ever_new_sizes_do_not_fill_the_memory(monkeypat
         game.ascend(r)
         game.joint(r)
     assert len(game.runner.recorder) <= 2 * 4
+
+
+def test_gradients_that_stay_in_their_place_are_given_anew_when_others_learn():
+    net = conv_net(seed=1).double()
+    game = game_of(deat.method("yopo-5-3"), net)
+    x, y = EASY[0].double(), EASY[1]
+    game.open(x, y, Budget(2, 0.01))
+    game._hold_gradients()
+    game.open(x, y, Budget(2, 0.01))
+    assert game.holds_gradients
+    next(net.parameters()).requires_grad_(False)
+    game.open(x, y, Budget(2, 0.01))
+    assert not game.holds_gradients

@@ -83,7 +83,8 @@ class Game:
         self.cost = Cost()
         self.carry: Tensor | None = None
         self.among: int | None = None
-        self.runner = Runner(net, objective, threat, optimizer, self.engine, self.changing, alone=not ranks.many)
+        alone = not ranks.many
+        self.runner = Runner(net, objective, ascent.inner, threat, optimizer, self.engine, self.changing, alone=alone)
         self.holds_gradients = False
         self._first_layer: FirstLayer | None = None
         self._rounds: OrderedDict[torch.Size, Round] = OrderedDict()
@@ -91,7 +92,8 @@ class Game:
     def open(self, x: Tensor, y: Tensor, budget: Budget) -> Round:
         """A round on this batch, with delta at its start."""
         r = self._round_like(x, y)
-        self.runner.open(r)
+        if self.runner.open(r):
+            self.holds_gradients = False
         r.x.copy_(x)
         r.y.copy_(y)
         r.magnitude.zero_()
@@ -257,8 +259,7 @@ class Game:
     def _take_gradient(self, r: Round) -> None:
         delta = r.delta.detach().requires_grad_()
         with self.crafting(), self.engine.autocast():
-            logits = self.runner.net(r.x, delta)
-            loss = self.ascent.inner(logits, r).mean()
+            loss, logits = self.runner.attack(r.x, delta, r.y, r.reference)
         (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
         self.engine.unscale_into(r.grad, grad, len(r))
         if self.ascent.freeze is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from deat.game.ascent import InnerLoss
 from deat.game.capture import Move, Recorder
 from deat.game.engine import Engine
 from deat.game.halves import Halves
@@ -18,13 +19,13 @@ from deat.kernels.forked import join
 from deat.kernels.fuse import fused
 from deat.threat import Linf, ThreatModel
 
-Ask = Callable[[Tensor, Tensor], Tensor]
+Attack = Callable[[Tensor, Tensor, Tensor, Tensor], Outcome]
 Judge = Callable[[Tensor, Tensor, Tensor], Outcome]
 Step = Callable[..., Tensor]
 
 
 class Compiled:
-    """The objective, for J, the network alone, for A, and delta's step, compiled for batches of one shape.
+    """The objective, for J, the inner loss, for A, and delta's step, compiled for batches of one shape.
 
     In half precision on a GPU batch norms run by our own kernels, and large weights are halved ahead of a move; where J
     meets other processes, which wait for the weights' own gradients, torch's compiler serves it instead.
@@ -32,7 +33,14 @@ class Compiled:
     """
 
     def __init__(
-        self, net: nn.Module, objective: nn.Module, threat: ThreatModel, engine: Engine, shape: torch.Size, alone: bool
+        self,
+        net: nn.Module,
+        objective: nn.Module,
+        inner: InnerLoss,
+        threat: ThreatModel,
+        engine: Engine,
+        shape: torch.Size,
+        alone: bool,
     ) -> None:
         self.shape = shape
         self.halves = Halves(net, engine.dtype) if engine.fuses else None
@@ -40,7 +48,7 @@ class Compiled:
         self.move: Step = _quick_move(threat, engine)
         learns: Judge = _learning(objective, self.halves) if alone else objective
         self.objective: Judge = torch.compile(learns, **(how if alone else {"dynamic": False}))
-        self.net: Ask = torch.compile(_frozen(net, self.halves), **how)
+        self.attack: Attack = torch.compile(_attack(net, inner, self.halves), **how)
 
 
 class Runner:
@@ -55,30 +63,32 @@ class Runner:
         self,
         net: nn.Module,
         objective: nn.Module,
+        inner: InnerLoss,
         threat: ThreatModel,
         optimizer: torch.optim.Optimizer,
         engine: Engine,
         state: Callable[[], Iterable[Tensor]],
         alone: bool = True,
     ) -> None:
-        self._net, self._objective, self.engine = net, objective, engine
+        self._net, self._objective, self._inner, self.engine = net, objective, inner, engine
         self._threat, self._optimizer, self._alone = threat, optimizer, alone
         self.recorder = Recorder(state) if engine.records else None
         self.compiled: Compiled | None = None
         self.whole = 0
         self._learning, self._follows = self._who_learns(), False
 
-    def open(self, r: Round) -> None:
-        """A round begins. Layers may have been frozen since, or steps be watched, which nothing made before knows."""
-        if self._learning != (learning := self._who_learns()) or (self._follows and self._is_watched()):
+    def open(self, r: Round) -> bool:
+        """A round begins; whether layers were frozen since, or steps are watched, which nothing made before knows."""
+        anew = self._learning != (learning := self._who_learns()) or (self._follows and self._is_watched())
+        if anew:
             self._learning = learning
             self.use_compiled(self.engine.compiles)
         if self.engine.compiles and self.compiled is None and len(r.x) >= self.whole:
-            self.compiled = Compiled(
-                self._net, self._objective, self._threat, self.engine, r.x.shape, alone=self._alone
-            )
+            held = self._net, self._objective, self._inner, self._threat, self.engine
+            self.compiled = Compiled(*held, r.x.shape, alone=self._alone)
             self._tell_optimizer(True)
         self.moved()
+        return anew
 
     def play(self, name: str, move: Move, r: Round, *, recorded: bool = True) -> None:
         """Run a move: replay its recording, make one first, or simply call it, as one that is not to be recorded."""
@@ -131,13 +141,13 @@ class Runner:
         outcome: Outcome = (found.objective if found and found.shape == x.shape else self._objective)(x, delta, y)
         return outcome
 
-    def net(self, x: Tensor, delta: Tensor) -> Tensor:
-        """The network's logits at x + delta, to be differentiated by delta alone."""
+    def attack(self, x: Tensor, delta: Tensor, y: Tensor, reference: Tensor) -> Outcome:
+        """The inner loss's outcome on a batch, to be differentiated by delta alone."""
         found = self.compiled
         if found and found.shape == x.shape:
-            return found.net(x, delta)
+            return found.attack(x, delta, y, reference)
         logits: Tensor = self._net(x + delta)
-        return logits
+        return Outcome(self._inner(logits, y, reference).mean(), logits)
 
     def move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: Tensor, *, out: Tensor) -> Tensor:
         """The next delta, written to `out`, which may be delta itself."""
@@ -217,13 +227,13 @@ def _learning(objective: nn.Module, halves: Halves | None) -> Judge:
     return judge
 
 
-def _frozen(net: nn.Module, halves: Halves | None) -> Ask:
-    def ask(x: Tensor, delta: Tensor) -> Tensor:
+def _attack(net: nn.Module, inner: InnerLoss, halves: Halves | None) -> Attack:
+    def attack(x: Tensor, delta: Tensor, y: Tensor, reference: Tensor) -> Outcome:
         weights = halves.frozen() if halves else {name: weight.detach() for name, weight in net.named_parameters()}
         logits: Tensor = functional_call(net, weights, (x + delta,))
-        return logits
+        return Outcome(inner(logits, y, reference).mean(), logits)
 
-    return ask
+    return attack
 
 
 def _is_tritons(error: Exception) -> bool:

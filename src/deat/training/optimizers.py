@@ -1,7 +1,6 @@
 """The learner's optimiser, and the hand that sets its learning rate before every batch."""
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -109,9 +108,9 @@ def quick_descent() -> Callable[..., None]:
     if not has_triton():
         compiled: Callable[..., None] = torch.compile(descend, dynamic=False)
         return compiled
-    from deat.kernels.descent import descend as one_pass
+    from deat.kernels.descent import Descent
 
-    return partial(one_pass, rest=descend)
+    return Descent(rest=descend)
 
 
 class Steering:
