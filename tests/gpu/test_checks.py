@@ -33,9 +33,9 @@ def seen(net: nn.Module) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["preact_resnet18", "wide_resnet34_10"])
-@pytest.mark.parametrize("benchmark", [False, True])
-def test_an_honest_network_gives_an_image_the_same_answer_in_any_batch(name: str, benchmark: bool) -> None:
-    with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, allow_tf32=True):
+@pytest.mark.parametrize("tuned", [False, True])
+def test_an_honest_network_gives_an_image_the_same_answer_in_any_batch(name: str, tuned: bool) -> None:
+    with torch.backends.cudnn.flags(enabled=True, benchmark=tuned, allow_tf32=True):
         assert seen(network(name)) <= {"at_chance"}
 
 

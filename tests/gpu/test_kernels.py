@@ -131,24 +131,6 @@ def test_one_pass_of_a_linf_step_is_the_step() -> None:
     assert linf_move(x, delta, grad, alpha, out=torch.empty_like(x), eps=8 / 255)[1].isnan().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gradients_by_way_of_mirrored_weights_are_the_gradients(dtype: torch.dtype) -> None:
-    from deat.kernels.forked import conv2d
-    from deat.kernels.mirror import Mirrors
-
-    x = torch.randn(32, 128, 16, 16, device="cuda", dtype=dtype).contiguous(memory_format=torch.channels_last)
-    weights = [torch.randn(n, 128, 3, 3, device="cuda", dtype=dtype) / 30 for n in (128, 256)]
-    weights = [w.contiguous(memory_format=torch.channels_last) for w in weights]
-    mirrors, x = Mirrors(weights), x.requires_grad_()
-    for weight in weights:
-        weight.add_(0.01)
-        mirrors.refresh()
-        dy = torch.randn(32, len(weight), 16, 16, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
-        ours, torchs = conv2d(x, weight, None, 1, 1), torch.conv2d(x, weight, None, 1, 1)
-        (one,), (other,) = (torch.autograd.grad(y, x, dy) for y in (ours, torchs))
-        assert distance(other, one) < 1e-2
-
-
 def test_weight_gradients_taken_beside_are_the_weights_gradients() -> None:
     from deat.kernels.forked import conv2d, join, take_beside
 

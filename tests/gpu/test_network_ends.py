@@ -52,20 +52,21 @@ def test_steps_of_many_weights_are_sgds() -> None:
     assert odd_steps("cuda")
 
 
-def gradients(branches: bool, replays: int, train: bool) -> list[Tensor]:
-    """The gradients of a recorded network, replayed on images that change every time."""
+def gradients(branches: bool, replays: int, train: bool) -> list[list[Tensor]]:
+    """The gradients of a recorded network by its images and its shortcuts, on images that change every time."""
     from deat.kernels.fuse import fused
 
     torch._dynamo.reset()
     torch.manual_seed(0)
-    net = deat.build_model("preact_resnet18").cuda().train(train).requires_grad_(False)
+    net = deat.build_model("preact_resnet18").cuda().train(train)
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     compiled, x = torch.compile(net, backend=fused), torch.rand(64, 3, 32, 32, device="cuda").requires_grad_()
+    by = [x, *(p for p in net.parameters() if p.dim() == 4 and p.shape[-1] == 1)]
 
-    def slope() -> Tensor:
+    def slope() -> tuple[Tensor, ...]:
         with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
             logits = compiled(x)
-        return torch.autograd.grad(logits.float().square().sum(), x)[0]
+        return torch.autograd.grad(logits.float().square().sum(), by)
 
     with pytest.MonkeyPatch.context() as patch, torch.cuda.stream(torch.cuda.Stream()):
         patch.setattr(rewire, "MEANWHILE", 2 if branches else 10**9)
@@ -80,16 +81,21 @@ def gradients(branches: bool, replays: int, train: bool) -> list[Tensor]:
         for _ in range(replays):
             x.data.uniform_()
             graph.replay()
-            seen.append(found.clone())
+            seen.append([grad.clone() for grad in found])
         torch.cuda.synchronize()
     assert bool(begun) == branches
     return seen
 
 
+def furthest(ones: list[list[Tensor]], others: list[list[Tensor]]) -> float:
+    return max(distance(a, b) for pair in zip(ones, others, strict=True) for a, b in zip(*pair, strict=True))
+
+
 @pytest.mark.parametrize("train", [False, True])
 def test_branches_that_run_beside_are_waited_for(train: bool) -> None:
-    for one, other in zip(gradients(True, 30, train), gradients(False, 30, train), strict=True):
-        assert distance(other, one) < (0.2 if train else 2e-2)
+    """Batch norm's sums come in any order, which a network in training amplifies: as far as this, twice, is nothing."""
+    once, again = gradients(False, 30, train), gradients(False, 30, train)
+    assert furthest(gradients(True, 30, train), once) < max(2e-2, 2 * furthest(again, once))
 
 
 def test_recordings_of_two_batch_sizes_step_as_before_when_memory_was_given_back() -> None:

@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from deat.kernels import copy, descent, head, listed, narrow, norm, step, surprise, turn
+from deat.kernels import copy, descent, head, listed, narrow, norm, step, surprise
 
 TARGET = GPUTarget("cuda", 90, 32)
 IMAGES = ("x", "other", "total", "beside", "y", "dy", "gate", "more", "dx", "by_beside", "pooled", "logits", "grad")
@@ -82,9 +82,6 @@ def main() -> None:
         kinds = {"table": "*i64", **kinds}
         how = {"COPY": tl.bfloat16, "COLUMNS": listed.COLUMNS, "BLOCK": listed.BLOCK}
         build(listed._descend_listed, others=kinds, DECAY=5e-4, **how)
-    build(
-        turn._turn, others={"table": "*i64"}, DTYPE=tl.bfloat16, COLUMNS=turn.COLUMNS, SIDE=turn.SIDE, EIGHT=turn.EIGHT
-    )
     build(step._move, others={"grad": "*fp32"}, EPS=8 / 255, BLOCK=2048)
     for half, weight in (("*bf16", "*bf16"), ("*fp16", "*fp32")):
         build_end(half, weight, classes=10 if half == "*bf16" else 33)

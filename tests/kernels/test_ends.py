@@ -164,6 +164,13 @@ def test_a_convolution_stays_where_it_is(wire: Any) -> None:
     assert begin_conv2d not in targets(graph)
 
 
+def test_a_convolution_whose_weight_does_not_learn_stays_where_it_is() -> None:
+    net, x = Wired(lambda net, x: net.c(net.b(x)) + net.d(x)), torch.rand(2, 8, 4, 4, dtype=torch.float64)
+    assert begin_conv2d in targets(fused_graph(net, x))
+    torch._dynamo.reset()
+    assert begin_conv2d not in targets(fused_graph(net.requires_grad_(False), x.requires_grad_()))
+
+
 def test_a_branch_is_waited_for_before_its_result_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 

@@ -34,7 +34,7 @@ def test_what_is_read_beside_is_not_added_to_in_its_place(monkeypatch: pytest.Mo
     x, weight = torch.randn(2, 4, 5, 5, requires_grad=True), torch.randn(4, 4, 3, 3, requires_grad=True)
     h = 2 * x  # its gradient is that by the sum, which the convolution reads, and the convolution's
     h.register_hook(lambda grad: summed.append(grad.data_ptr()))
-    y = forked.ForkedConv.apply(h, weight, None, [1, 1], [1, 1], [1, 1], 1) + h  # type: ignore[no-untyped-call]
+    y = forked.ForkedConv.apply(h, weight, [1, 1], [1, 1], [1, 1], 1) + h  # type: ignore[no-untyped-call]
     (3 * y).sum().backward()
     assert read
     assert summed[0] not in read
@@ -45,7 +45,7 @@ def test_what_is_read_beside_is_not_added_to_in_its_place(monkeypatch: pytest.Mo
 def test_weight_gradients_taken_beside_are_the_weights_gradients() -> None:
     x, weight = torch.randn(2, 4, 6, 6, requires_grad=True), torch.randn(6, 2, 3, 3, requires_grad=True)
     for _ in range(2):  # the second adds to the first
-        forked.ForkedConv.apply(x, weight, None, [2, 1], [1, 0], [1, 2], 2).square().sum().backward()  # type: ignore[no-untyped-call]
+        forked.ForkedConv.apply(x, weight, [2, 1], [1, 0], [1, 2], 2).square().sum().backward()  # type: ignore[no-untyped-call]
     forked.join()
     ours = weight.grad, x.grad
     weight.grad = x.grad = None
@@ -56,7 +56,7 @@ def test_weight_gradients_taken_beside_are_the_weights_gradients() -> None:
 
 def test_gradients_that_autograd_finds_for_the_weight_are_apart_until_they_are_joined() -> None:
     x, weight = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3, requires_grad=True)
-    y = forked.ForkedConv.apply(x, weight, None, [1, 1], [1, 1], [1, 1], 1)  # type: ignore[no-untyped-call]
+    y = forked.ForkedConv.apply(x, weight, [1, 1], [1, 1], [1, 1], 1)  # type: ignore[no-untyped-call]
     (y.square().sum() + weight.square().sum()).backward()
     assert torch.equal(weight.grad, 2 * weight), "autograd waits for nothing beside"
     forked.join()

@@ -11,7 +11,7 @@ from deat.data import ImageSet
 from deat.game.engine import Engine
 from deat.game.halves import Halves, plain_weights
 from deat.game.objectives import Outcome
-from deat.kernels import entropy, forked, fuse, mirror, normed, pooled
+from deat.kernels import entropy, forked, fuse, normed, pooled
 from deat.methods.tune import tune
 from deat.training import optimizers
 from deat.training.trainer import Trainer
@@ -118,16 +118,17 @@ def test_halves_are_the_weights_after_every_step_and_keep_no_gradient(
     monkeypatch.setattr("deat.kernels.descent.LARGE", large)  # by the kernel, or all by what steps small weights
     trainer = trainer_of("free-4", "compile")
     trainer.optimizer.param_groups[0]["weight_decay"] = 5.0  # so that weights move a lot
-    stepped, seen = trainer.game.runner.stepped, []
+    step, seen = trainer.game.engine.step, []
 
-    def check() -> None:
-        stepped()
+    def check(optimizer: torch.optim.Optimizer) -> Tensor | None:
+        taken = step(optimizer)
         assert trainer.game.runner.following()
         copies = trainer.game.runner.compiled.halves.copies  # type: ignore[union-attr]
         seen.append(all(torch.allclose(half.float(), p, rtol=2**-7) for p, half in copies.items()))
         assert all(half.grad is None for half in copies.values())
+        return taken
 
-    trainer.game.runner.stepped = check  # type: ignore[method-assign]
+    trainer.game.engine.step = check  # type: ignore[method-assign]
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.run_epoch()
     assert len(seen) == 8
@@ -173,29 +174,22 @@ def test_whoever_watches_the_optimisers_steps_sees_every_gradient(when: str, as_
 
 
 @pytest.mark.parametrize("method", ["pgd-2", "free-4"])
-def test_mirrored_weights_follow_the_weights_while_it_trains(
+def test_weight_gradients_that_are_taken_apart_train_the_same_weights(
     method: str, as_on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch._dynamo.reset()
-    gone: set[bool] = set()
-    by_mirror = forked._by_mirror
-    monkeypatch.setattr(mirror, "CHANNELS", 8)
+    taken: list[Tensor] = []
     monkeypatch.setattr(forked, "_on_gpu", lambda x: True)
-    monkeypatch.setattr(forked, "_begin", _begin_here)
+    monkeypatch.setattr(forked, "_begin", lambda *args: (taken.append(args[3].leaf), _begin_here(*args)))
     monkeypatch.setattr(forked, "join", lambda: None)
-    monkeypatch.setattr(forked, "_by_mirror", lambda *args: (gone.add(args[2].leaf.requires_grad), by_mirror(*args))[1])
     plain, quick = (trainer_of(method, engine, bias=False) for engine in ("eager", "compile"))
     for _ in range(2):
         one, other = plain.run_epoch(), quick.run_epoch()
         assert other.loss == pytest.approx(one.loss, abs=1e-2)
         assert other.magnitude == pytest.approx(one.magnitude, rel=0.1)
     assert quick.game.runner.compiled is not None, "compiling fell back"
-    assert gone == ({True, False} if method == "pgd-2" else {True}), "ascents ask weights that do not learn"
-    halves = quick.game.runner.compiled.halves
-    assert halves is not None
-    halves.cast()
-    (weight,) = (half for half in halves.learning(quick.game.net).values() if mirror.mirrored(half) is not None)
-    assert torch.equal(mirror.mirrored(weight), weight.flip((2, 3)).transpose(0, 1))  # type: ignore[arg-type]
+    assert taken
+    assert all(leaf.requires_grad for leaf in taken), "ascents ask weights that do not learn"
     for p, q in zip(plain.model.parameters(), quick.model.parameters(), strict=True):
         assert torch.allclose(p, q, atol=1e-3)
 

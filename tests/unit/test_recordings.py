@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
+import deat
 from deat.evaluation import graphed
+from deat.evaluation import judge as judging
 from deat.evaluation import quick as quick_twins
 from deat.evaluation.graphed import EAGER, Graphed
 from deat.evaluation.quick import Quick
+from helpers.eval_nets import THREAT, convolutional, digits
 
 
 def cube(x: Tensor) -> Tensor:
@@ -88,7 +91,7 @@ def test_a_twin_that_cannot_be_compiled_answers_as_it_is(monkeypatch: pytest.Mon
     quick = Quick(net, net, "fp32", compiled=True)
     with pytest.warns(UserWarning, match="cannot be compiled.*no such operation"):
         assert torch.allclose(quick(x), net(x))
-    assert not quick.twin.compiled
+    assert not quick.compiled
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")  # of torch's compiler
@@ -108,3 +111,21 @@ def test_a_twin_and_its_recordings_go_with_the_last_who_holds_them(
         assert not any(one() for one in held)
     finally:
         gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore:this network cannot be recorded")
+@pytest.mark.usefixtures("no_pools")
+def test_an_evaluation_by_way_of_a_twin_gives_the_exact_models_verdicts_but_for_a_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    net, data = convolutional(), digits(100)
+    how: dict[str, Any] = {"threat": deat.Linf(THREAT.eps / 4), "attacks": ["natural", "pgd-5", "cw-5", "apgd-ce"]}
+    exact = deat.evaluate(net, data, **how)
+    monkeypatch.setattr(judging, "choose_quick", lambda wanted, device: "bf16")
+    found = deat.evaluate(net, data, **how)
+    assert (exact.settings["precision"], found.settings["precision"]) == ("fp32", "bf16")
+    assert not found.settings["compiled"]
+    assert found.verdicts["natural"] == exact.verdicts["natural"]
+    for name, verdicts in exact.verdicts.items():
+        assert sum(a != b for a, b in zip(verdicts, found.verdicts[name], strict=True)) <= 4, name
+    assert exact.flags == found.flags == []

@@ -16,7 +16,6 @@ from deat.errors import UsageError, unknown
 from deat.evaluation.graphed import Graphed, Net
 from deat.kernels import has_triton
 from deat.kernels.fuse import fused
-from deat.kernels.mirror import Mirrors, can_be_mirrored
 
 ENGINES = ("auto", "graph", "compile")
 WORTH_COMPILING = 3_000_000
@@ -60,8 +59,6 @@ class Twin(nn.Module):
         self.net = copy.deepcopy(net).requires_grad_(False).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
         self.precision, self.compiled = precision, compiled
         self._cast_weights()
-        layers = [module for module in self.net.modules() if compiled and has_triton() and can_be_mirrored(module)]
-        self._mirrors = Mirrors([module.weight for module in layers])
 
     def _cast_weights(self) -> None:
         """Plain layers hold their weights as autocast would cast them, in every call."""
@@ -112,6 +109,11 @@ class Quick(nn.Module):
     def exact(self) -> nn.Module:
         """The model that has the last word."""
         return self._exact[0]
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it is compiled, and could be."""
+        return self.twin.compiled
 
     def forward(self, x: Tensor) -> Tensor:
         """The twin's logits, in float32."""

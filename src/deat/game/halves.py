@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from deat.kernels.forked import join, take_beside
-from deat.kernels.mirror import Mirrors, can_be_mirrored, share
 
 PLAIN = (nn.Conv2d, nn.Linear)
 """Layers whose weights autocast would cast, and that do nothing else with them."""
@@ -22,9 +21,7 @@ class Halves:
         self._half = {name: p.detach().to(dtype).requires_grad_(p.requires_grad) for name, p in self._whole.items()}
         for half in self._half.values():
             take_beside(half)
-        layers = [f"{name}.weight" for name, module in net.named_modules() if can_be_mirrored(module)]
-        self._mirrors = Mirrors([self._half[name] for name in layers if name in self._half])
-        self._still = {name: share(half, half.detach()) for name, half in self._half.items()}
+        self._still = {name: half.detach() for name, half in self._half.items()}
         self.fresh = True
 
     @torch.no_grad()
@@ -32,7 +29,6 @@ class Halves:
         """Copy the weights as they are now."""
         if not self.fresh and self._half:
             torch._foreach_copy_(list(self._still.values()), list(self._whole.values()))
-            self._mirrors.refresh()
         self.fresh = True
 
     def learning(self, owner: nn.Module) -> dict[str, Tensor]:
@@ -49,13 +45,9 @@ class Halves:
         """Each weight's copy."""
         return {p: self._half[name] for name, p in self._whole.items()}
 
-    def mirror(self) -> None:
-        """Let what is mirrored follow the copies, which somebody has changed."""
-        self._mirrors.refresh()
-
     def tensors(self) -> list[Tensor]:
-        """The copies, and what is mirrored of them."""
-        return [*self._still.values(), *self._mirrors.copies]
+        """The copies."""
+        return list(self._still.values())
 
     @torch.no_grad()
     def hand_back(self, keep: bool = False) -> None:

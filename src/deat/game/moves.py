@@ -209,7 +209,6 @@ class Game:
     def _update(self, r: Round) -> None:
         """Step theta along its accumulated gradient and forget it."""
         taken = self.engine.step(self.optimizer)
-        self.runner.stepped()
         self.forget_gradients()
         if taken is not None:
             r.valid.copy_(taken)

@@ -117,11 +117,6 @@ class Runner:
         if self._halves and not (by_optimizer and self._follows):
             self._halves.fresh = False
 
-    def stepped(self) -> None:
-        """The optimiser has stepped: where it has stepped halved weights too, their mirrors follow."""
-        if self._follows and self._halves:
-            self._halves.mirror()
-
     def hand_back(self, *, keep: bool = False) -> None:
         """Gradients that were taken by halved weights become the weights' own; or stay, if the optimiser takes them."""
         if self._halves:

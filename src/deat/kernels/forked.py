@@ -1,7 +1,6 @@
 """A convolution whose weight gradient is taken beside the rest of the backward pass, on a stream of its own.
 
 Nothing but the optimiser waits for a weight's gradient, and matrix units are idle while batch norms wait for memory.
-The gradient by its input goes through a mirrored weight, if there is one.
 """
 
 from functools import cache
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deat.kernels.mirror import fits, mirrored
 from deat.kernels.sizes import pair
 
 BESIDE = "_gradient_is_taken_beside"
@@ -52,9 +50,9 @@ class ForkedConv(torch.autograd.Function):
     """conv2d without a bias; a weight that learns, a leaf, finds its gradient in .grad once `join` was called."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, leaf: Tensor, mirror: Tensor | None, *sizes: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, leaf: Tensor, *sizes: Any) -> Tensor:
         """The convolution; sizes are stride, padding, dilation and groups."""
-        ctx.save_for_backward(x, leaf, mirror)
+        ctx.save_for_backward(x, leaf)
         ctx.leaf, ctx.sizes = leaf, sizes
         return torch.conv2d(x, leaf, None, *sizes)
 
@@ -62,13 +60,11 @@ class ForkedConv(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         """The gradient by x; the weight's is on its way."""
-        x, weight, mirror = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         if ctx.needs_input_grad[1]:
             _begin(dy, x, weight, ctx)
-        by_x = None
-        if ctx.needs_input_grad[0]:
-            by_x = _gradient(dy, x, weight, ctx.sizes, by_x=True) if mirror is None else _by_mirror(dy, mirror, ctx)
-        return by_x, *[None] * 6
+        by_x = _gradient(dy, x, weight, ctx.sizes, by_x=True) if ctx.needs_input_grad[0] else None
+        return by_x, *[None] * 5
 
 
 def _begin(dy: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> None:
@@ -81,12 +77,6 @@ def _begin(dy: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> None:
         grad = _gradient(dy, x, weight, ctx.sizes, by_x=False)
         found[ctx.leaf] = found[ctx.leaf] + grad if ctx.leaf in found else grad
     x.record_stream(beside)
-
-
-def _by_mirror(dy: Tensor, mirror: Tensor, ctx: Any) -> Tensor:
-    _, padding, _, _ = ctx.sizes
-    pads = [size - 1 - pad for size, pad in zip(mirror.shape[2:], padding, strict=True)]
-    return torch.conv2d(dy, mirror, None, 1, pads)
 
 
 def _gradient(dy: Tensor, x: Tensor, weight: Tensor, sizes: Any, by_x: bool) -> Tensor:
@@ -107,13 +97,12 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """conv2d, on a GPU forked where the weight learns and `take_beside` was told of it; back by its mirror."""
-    mirror = mirrored(weight) if fits(weight, stride, padding, dilation, groups) else None
-    known = hasattr(weight, BESIDE) if weight.requires_grad else mirror is not None
+    """conv2d, on a GPU forked where the weight learns and `take_beside` was told of it."""
+    known = weight.requires_grad and hasattr(weight, BESIDE)
     if not known or not _plays(x, weight, bias, padding):
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
     pairs = [list(pair(sizes)) for sizes in (stride, padding, dilation)]
-    out: Tensor = ForkedConv.apply(x, weight, mirror, *pairs, groups)  # type: ignore[no-untyped-call]
+    out: Tensor = ForkedConv.apply(x, weight, *pairs, groups)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -47,11 +47,14 @@ def branch_off(graph: fx.Graph) -> None:
 def _can_begin(conv: fx.Node, start: fx.Node, end: fx.Node) -> bool:
     """Whether a convolution may run from one node to another beside the others.
 
-    A float32 weight that others ask for too would be halved for all of them by whoever comes first.
+    A float32 weight that others ask for too would be halved for all of them by whoever comes first. One that does not
+    learn leaves the matrix units busy enough: there, waiting for each other costs more than it brings.
     """
     weight: Any = conv.args[1] if len(conv.args) > 1 else None
     held = example(weight)
-    own = held is not None and (held.dtype in HALVES or only_user(weight) is conv)
+    if held is None or not held.requires_grad:
+        return False
+    own = held.dtype in HALVES or only_user(weight) is conv
     return own and start.op != "placeholder" and can_wait(start, end)
 
 
