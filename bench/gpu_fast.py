@@ -2,7 +2,8 @@
 
 The recipe cifar10-fast on PreAct-ResNet 18, 11 epochs, data and augmentation included: compiled in bf16, and eager in
 float32, a few seeds each. A BP-epoch is one backprop for every batch of an epoch. The first epoch of an engine holds
-its warm-up, which is what it took beyond its backprops at the pace of the others. Natural and PGD-20 accuracy are on
+its warm-up, which is what it took beyond its backprops at the pace of the others; "first" are those that found no
+compiled kernel of an earlier process (Triton's cache was empty). Natural and PGD-20 accuracy are on
 all test images. Then the trained network makes one ascent and one joint move on the same 128 images, compiled and
 eager, both in bf16: how far their losses are apart, and how many signs of delta differ. Runs that are in the file
 already are kept, so that the command may be given again:
@@ -17,6 +18,7 @@ It writes the JSON file and a table beside it.
 import argparse
 import copy
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -82,7 +84,7 @@ def measure(data: str, side: Record, seed: int, epochs: int | None) -> Record:
     row = replace(row, settings={**row.settings, **side, **({"epochs": epochs} if epochs else {})})
     run = row.resolve(seed)
     trainer = run.trainer()
-    seconds = []
+    seconds, first = [], not has_kernels()
     with trainer.session():
         for _ in range(run.settings.epochs):
             seconds.append(clocked(trainer.run_epoch))
@@ -95,10 +97,16 @@ def measure(data: str, side: Record, seed: int, epochs: int | None) -> Record:
         "bp_epochs": spent,
         "seconds_per_bp_epoch": round(pace, 4),
         "warm_up_seconds": round(seconds[0] - spent[0] * pace, 1),
+        "first": first,
         "ran": trainer.engine.name,
         "accuracy": {name: found.accuracy[name] for name in ATTACKS},
         "move": agreement(trainer.model, run.corpus.train) if side["engine"] == "compile" else None,
     }
+
+
+def has_kernels() -> bool:
+    """Whether an earlier process has left compiled kernels here."""
+    return any(Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache")).glob("*"))
 
 
 def agreement(model: nn.Module, train: Any) -> Record:
@@ -146,7 +154,11 @@ def clock(run: Record) -> tuple[str, ...]:
     if run["seconds"] is None:
         return "", "", ""
     paid = sum(run["seconds"]) - run["warm_up_seconds"]
-    return f"{paid:.1f}", f"{run['seconds_per_bp_epoch']:.3f}", f"{run['warm_up_seconds']:.1f}"
+    return (
+        f"{paid:.1f}",
+        f"{run['seconds_per_bp_epoch']:.3f}",
+        f"{run['warm_up_seconds']:.1f}{', first' * run.get('first', False)}",
+    )
 
 
 def compared(runs: dict[str, Record]) -> list[str]:
