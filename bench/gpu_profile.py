@@ -11,6 +11,8 @@ writes the JSON file, a table and a picture beside it.
 import argparse
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +59,14 @@ def main() -> None:
 
 
 def moves(engine: str) -> Record:
-    """PGD's two moves, as a trainer records them."""
+    """PGD's two moves, kernel by kernel."""
+    with recorded(engine) as graphs:
+        return {name: measure(graph) for name, graph in graphs.items()}
+
+
+@contextmanager
+def recorded(engine: str) -> Iterator[dict[str, torch.cuda.CUDAGraph]]:
+    """PGD's two moves, as a trainer records them, and what they are played on."""
     settings = deat.Settings(epochs=10, batch_size=128, lr=0.01, rate="flat", device="cuda", engine=engine)
     data = images(32, 128 * 8)
     trainer = deat.make_trainer(net_of("preact_resnet18"), data, method="pgd-7", settings=settings, augment=Augment(4))
@@ -65,7 +74,7 @@ def moves(engine: str) -> Record:
         trainer.play_epoch(replace(trainer.schedule.budget(trainer.state, 0), k=7))
         recorder = trainer.game.runner.recorder
         assert recorder is not None, "nothing was recorded"
-        return {name: measure(recorder.graph(name)) for name in ("ascend", "joint")}
+        yield {name: recorder.graph(name) for name in ("ascend", "joint")}
 
 
 def measure(graph: torch.cuda.CUDAGraph, replays: int = 10) -> Record:

@@ -40,7 +40,7 @@ def test_an_honest_network_gives_an_image_the_same_answer_in_any_batch(name: str
 
 
 def test_statistics_of_the_batch_are_flagged() -> None:
-    assert "batch_dependent" in seen(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), network()))
+    assert "batch_dependent" in seen(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), network()).cuda())
 
 
 def test_a_network_is_known_again_by_its_answers() -> None:

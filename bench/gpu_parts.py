@@ -1,0 +1,82 @@
+"""What each part of the compiled engine brings on a GPU: both moves with all parts, and with one of them left out.
+
+PreAct-ResNet-18, batches of 128, bf16. A recorded move is replayed alone, so its milliseconds hold no data and no
+augmentation. All parts are measured first and again at the end, since a device's clock is not always the same: what a
+part brings is believed where it is more than those two are apart. The command
+
+    python bench/gpu_parts.py --out docs/results/parts.json
+
+writes the JSON file and a table beside it.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from gpu_profile import recorded, timed
+
+from deat.kernels import descent, entropy, forked, pooled, rewire, stem
+from deat.training.optimizers import DeviceSGD
+from deat.versions import versions
+
+NEVER = 10**9
+PARTS: dict[str, tuple[Any, str, Any]] = {
+    "shortcuts beside the rest": (rewire, "MEANWHILE", NEVER),
+    "weight gradients beside the rest": (forked, "_on_gpu", lambda x: False),
+    "the first convolution": (stem, "serves", lambda *held: False),
+    "a network's end": (pooled, "_on_gpu", lambda x: False),
+    "cross-entropy": (entropy, "_on_gpu", lambda x: False),
+    "small weights stepped together": (descent, "fits", lambda step: False),
+    "halved weights stepped with the others": (DeviceSGD, "follow", None),
+}
+"""What is left out, and how."""
+ALL, AGAIN = "nothing", "nothing, again"
+Record = dict[str, Any]
+
+
+def main() -> None:
+    """Measure both moves with each part left out."""
+    parser = argparse.ArgumentParser(description="Both moves with all parts of the compiled engine, and less one.")
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    args = parser.parse_args()
+    result: Record = {"machine": {"device": torch.cuda.get_device_name(), **versions()}, "moves": {ALL: measure()}}
+    for part, how in PARTS.items():
+        with patch.object(*how):
+            result["moves"][part] = measure()
+        print(part, result["moves"][part], flush=True)
+    result["moves"][AGAIN] = measure()
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+
+
+def measure() -> dict[str, float]:
+    """Milliseconds of each move."""
+    torch._dynamo.reset()
+    with recorded("compile") as graphs:
+        return {name: round(min(timed(graph) for _ in range(10)), 4) for name, graph in graphs.items()}
+
+
+def render(result: Record) -> str:
+    """The result as a page of Markdown."""
+    machine, moves = result["machine"], result["moves"]
+    lines = [
+        "# What each part of the compiled engine brings",
+        "",
+        "`python bench/gpu_parts.py --out docs/results/parts.json` on",
+        f"{machine['device']}, torch {machine['torch']}; its head says what is measured. Milliseconds.",
+        "",
+        "| left out | ascend | joint | more than with all, each |",
+        "|---|---|---|---|",
+    ]
+    for part, found in moves.items():
+        more = [f"{found[name] - moves[ALL][name]:+.3f}" for name in ("ascend", "joint")]
+        told = " | ".join(f"{found[name]:.3f}" for name in ("ascend", "joint"))
+        lines.append(f"| {part} | {told} | {', '.join(more)} |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    main()
