@@ -28,8 +28,8 @@ class Deal(NamedTuple):
         return self.once + self.a_layer * layers
 
 
-OURS = Deal(gain=0.3, once=15, a_layer=0.1)
-"""Our own kernels, as docs/results/speed.md has it; `once` is a guess of how long they take to build the first time."""
+OURS = Deal(gain=0.3, once=13, a_layer=0.1)
+"""Our own kernels: what they gain is in docs/results/speed.md, what they cost the first time in docs/results/fast.md."""
 TORCHS = Deal(gain=0.15, once=0, a_layer=1)
 """torch's compiler, which serves float32: what it brought to half precision; its seconds are a guess."""
 
