@@ -51,6 +51,12 @@ def test_best_and_last_epoch_are_judged_and_autoattack_on_its_own_number_of_imag
     assert len(judged) == 3  # nothing is judged twice
 
 
+def test_chosen_seeds_are_judged_by_autoattack_on_all_images(tmp_path, judged):
+    for seed in (0, 1):
+        cells.play(cell_of(seed=seed, attacks="natural,aa", aa_n="5", aa_whole="1,2"), tmp_path / str(seed))
+    assert [n for name, _, n in judged if name == "evaluation-aa.json"] == [5, 30]
+
+
 def test_a_damaged_evaluation_is_made_again_and_said(tmp_path, judged, capsys):
     cells.play(cell_of(), tmp_path / "run")
     trained = (tmp_path / "run/last/model.safetensors").stat().st_mtime_ns

@@ -47,6 +47,7 @@ def test_a_setting_is_read_by_its_type(name, text, part, value):
         ({"epoch": "first"}, ["first", "last"]),
         ({"n": "0"}, ["n must be"]),
         ({"aa_n": "0"}, ["aa_n"]),
+        ({"aa_whole": "0"}, ["aa_whole", "aa_n"]),
     ],
 )
 def test_what_cannot_be_set_is_refused_with_what_can(given, words):

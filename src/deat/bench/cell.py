@@ -63,7 +63,8 @@ def play(cell: Cell, path: Path) -> None:
         cheap = tuple(name for name in quick if name != "aa")
         judge(run, test, path, "last", cheap, judging.n, judging.block, BESIDE["last"])
     if quick != judging.attacks:
-        judge(run, test, path, judging.epoch, ("natural", "aa"), judging.aa_n, judging.block, BESIDE["aa"])
+        n = judging.n if cell.seed in judging.aa_whole else judging.aa_n
+        judge(run, test, path, judging.epoch, ("natural", "aa"), n, judging.block, BESIDE["aa"])
     for checkpoint in listed(path):  # best/ and last/ keep their weights
         remove(checkpoint)
 

@@ -31,13 +31,15 @@ class Judging:
     """How a run's weights are judged: by which attacks, on how many test images, and of which epoch.
 
     epoch "best" judges the epoch chosen on held-out training images, and the last one beside it, without AutoAttack.
-    aa_n judges by AutoAttack on fewer images than by the rest; "worst" is then over the rest.
+    aa_n judges by AutoAttack on fewer images than by the rest, but for the seeds of aa_whole; "worst" is then over
+    the rest.
     """
 
     attacks: tuple[str, ...] = ("natural", "fgsm", "pgd-20", "cw-20")
     epoch: str = "best"
     n: int | None = None
     aa_n: int | None = None
+    aa_whole: tuple[int, ...] = ()
     block: int = BLOCK
 
     def __post_init__(self) -> None:
@@ -46,6 +48,8 @@ class Judging:
         check_question([attacker(name) for name in self.attacks], self.n, self.block)
         if self.aa_n is not None and self.aa_n < 1:
             raise UsageError(f"aa_n must be a number of images >= 1, not {self.aa_n}.")
+        if self.aa_whole and self.aa_n is None:
+            raise UsageError("aa_whole names seeds that aa_n does not hold for; give aa_n too, such as aa_n=1000.")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from deat.report.collect import Bench, Row
 
 OTHER = "‡"
 """Beside a number of the paper whose row was given other settings."""
-SAME = ("engine", "block", "workers", "device", "threads", "deterministic", "aa_n")
+SAME = ("engine", "block", "workers", "device", "threads", "deterministic", "aa_n", "aa_whole")
 """Settings that change neither training nor judging; on how many images AutoAttack was run is told as a sample."""
 
 
