@@ -84,8 +84,19 @@ def run_evaluation(flags: dict[str, Any]) -> int:
         say_if_lent(run)
         _say_if_unfinished(target)
         _say_if_other_classes(target, run)
+    about = run.about(weights, order.epoch if (target / RUN).is_file() else None)
+    found = _judged(order, run, model, chosen, out, about, ranks)
+    if ranks.main:
+        _show(found, out, order)
+    return FLAGGED if found.flags else 0
+
+
+def _judged(
+    order: Order, run: Run, model: nn.Module, chosen: list[Attacker], out: Path, about: dict[str, Any], ranks: Ranks
+) -> Evaluation:
+    """The evaluation that was ordered, with a line that says how far it is."""
     with _progress(order.json or not ranks.main) as progress:
-        found = evaluate(
+        return evaluate(
             model,
             test_part(run),
             threat=run.threat,
@@ -98,14 +109,11 @@ def run_evaluation(flags: dict[str, Any]) -> int:
             engine=order.engine,
             ledger=out.with_name(f".{out.stem}-rulings.jsonl"),
             save=out,
-            about=run.about(weights, order.epoch if (target / RUN).is_file() else None),
+            about=about,
             progress=progress,
             tell=lambda flag: print(f"deat: {flag.line}", file=sys.stderr),
             ranks=ranks,
         )
-    if ranks.main:
-        _show(found, out, order)
-    return FLAGGED if found.flags else 0
 
 
 def find_run(order: Order) -> tuple[Run, Path]:

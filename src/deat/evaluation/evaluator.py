@@ -127,13 +127,24 @@ class Session:
     def run(self, source: Source, sanity: bool, progress: Progress, tell: Tell) -> Evaluation:
         """Rule on every block by every attack, with sanity checks before and after."""
         images = source.num_examples if self.n is None else min(self.n, source.num_examples)
-        rulings: dict[str, list[Ruling]] = {a.name: [] for a in self.attacks}
-        labels: list[int] = []
-        total = -(-images // self.block) * len(self.attacks)
         first, cut = look_ahead(blocks(source, self.block, images), SLICE)
         outputs = count_outputs(self.model, first[0], source.num_classes)
         early = self._check(first, source.num_classes, tell) if sanity else []
         self.ledger = self._take_up(first[0])
+        results, labels = self._rule_all(cut, images, progress)
+        classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
+        found = Evaluation(results, labels, classes, self._settings(source, images, outputs, sanity))
+        flags = [*early, *compare(found)]
+        if sanity and self.ranks.main:
+            flags += after(found, self.model, self.threat, *first)
+        flags = [Flag(**flag) for flag in self.ranks.broadcast([asdict(flag) for flag in flags])]
+        return Evaluation(results, labels, classes, found.settings, flags)
+
+    def _rule_all(self, cut: Iterator[Images], images: int, progress: Progress) -> tuple[list[AttackResult], list[int]]:
+        """Every attack's result on all blocks, of which each process takes its turn, and all labels."""
+        rulings: dict[str, list[Ruling]] = {a.name: [] for a in self.attacks}
+        labels: list[int] = []
+        total = -(-images // self.block) * len(self.attacks)
         pace = Pace(self.attacks, images, total, lambda: self.judge.counted()[0])
         progress(pace)
         mine: Block | None = None
@@ -147,14 +158,7 @@ class Session:
                 rulings[name].append(ruling)
                 progress(pace)
             mine = None
-        results = [AttackResult.of(name, found) for name, found in rulings.items()]
-        classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
-        found = Evaluation(results, labels, classes, self._settings(source, images, outputs, sanity))
-        flags = [*early, *compare(found)]
-        if sanity and self.ranks.main:
-            flags += after(found, self.model, self.threat, *first)
-        flags = [Flag(**flag) for flag in self.ranks.broadcast([asdict(flag) for flag in flags])]
-        return Evaluation(results, labels, classes, found.settings, flags)
+        return [AttackResult.of(name, found) for name, found in rulings.items()], labels
 
     def _check(self, first: Images, num_classes: int, tell: Tell) -> list[Flag]:
         """Flags about the model itself, told as they are found; the first process speaks for all."""

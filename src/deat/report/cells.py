@@ -95,7 +95,11 @@ def front(points: Sequence[tuple[float, float]]) -> list[bool]:
 
 def _covered(run: OneRun) -> str:
     names = [r.name for r in run.evaluation.results] if run.evaluation else []
-    aside = "; AA was run apart, on fewer images for some or all seeds, and is not among them" if "aa" in run.beside and "aa" not in names else ""
+    aside = (
+        "; AA was run apart, on fewer images for some or all seeds, and is not among them"
+        if "aa" in run.beside and "aa" not in names
+        else ""
+    )
     return f"counts an image only if it stands against all of {', '.join(map(title, names))}{aside}."
 
 

@@ -29,7 +29,7 @@ class Deal(NamedTuple):
 
 
 OURS = Deal(gain=0.3, once=13, a_layer=0.1)
-"""Our own kernels: what they gain is in docs/results/speed.md, what they cost the first time in docs/results/fast.md."""
+"""Our own kernels: docs/results/speed.md has what they gain, docs/results/fast.md what they cost the first time."""
 TORCHS = Deal(gain=0.15, once=0, a_layer=1)
 """torch's compiler, which serves float32: what it brought to half precision; its seconds are a guess."""
 
