@@ -84,6 +84,10 @@ class Train:
     """The attack on them: cw-20 (default), pgd-20, ..., or none."""
     watch: Watch = None
     """On catastrophic overfitting: warn (default where images are held out), stop, roll back and step less, or none."""
+    normalize: Literal["auto", "data", "none"] = "auto"
+    """What goes before the network: the data's mean and deviation; auto takes a network of your own as it is."""
+    augment: Literal["auto", "none"] = "auto"
+    """Random crops and flips, where the data set has them; none trains on the images as they are."""
     test_images: Whole = 1000
     """Test images scored at the end by natural, FGSM and PGD-20; 0 for none."""
     baseline: Literal["auto", "yes", "no"] = "auto"
@@ -172,6 +176,8 @@ class Evaluate:
     """The step of pgd and cw (a quarter of eps)."""
     epoch: Literal["best", "last"] = "best"
     """Which of a run's weights."""
+    normalize: Literal["auto", "data", "none"] = "auto"
+    """What goes before the network of a weights file that says nothing of it, as for train; a run knows."""
     cascade: bool = False
     """Send only survivors on to the next attack; faster, but single attacks then have no accuracy."""
     seed: Whole = 0

@@ -80,6 +80,8 @@ def _run(path: Path, spec: str) -> ModuleType:
     module_spec = spec_from_loader(module_name, loader)
     assert module_spec is not None
     module = module_from_spec(module_spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for what lies beside it; last, so that nothing installed is hidden
     # Dataclasses and pickle look their module up by name while and after the file runs.
     sys.modules[module_name] = module
     try:

@@ -11,9 +11,9 @@ from deat.cli import Bench, Evaluate, Export, Import, List, Report, Resume, Trai
 
 TRAIN = """data model method epochs eps norm out overwrite resume inexact seed batch_size lr rate weight_decay
 momentum init rules alpha gamma max_steps beta tau start persistent compact held_out val_attack watch
-test_images baseline precision sync_bn engine device threads deterministic workers data_root download size
-dry_run json"""
-EVALUATE = """target data model attacks n eps norm alpha epoch cascade seed block precision engine device out
+normalize augment test_images baseline precision sync_bn engine device threads deterministic workers data_root
+download size dry_run json"""
+EVALUATE = """target data model attacks n eps norm alpha epoch normalize cascade seed block precision engine device out
 data_root size json"""
 BENCH = """recipe methods seeds data model set budget_bp jobs parallel out data_root download json"""
 REPORT = """runs out against sweep gallery no_figures device data_root json"""

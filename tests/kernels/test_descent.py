@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="needs Triton, which is for Linux")
+
 from helpers.step_cases import compare_steps, odd_steps
 
-pytest.importorskip("triton", reason="needs Triton, which is for Linux")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs it for real")
 
 

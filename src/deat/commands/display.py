@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from rich.table import Table
 
 from deat.live import LiveLine, clock, say_aside
+from deat.plain import plain
 from deat.ranks import Ranks
 from deat.report.summary import Score
 from deat.training.plan import Plan
@@ -31,6 +32,27 @@ def say_if_lent(run: Run) -> None:
     """Name the folder that a data set was found in on the record's word."""
     if run.corpus.lent:
         say_aside(f"{run.corpus.name} is read from {str(run.corpus.lent)!r}, which the run's record names.")
+
+
+def describe_run(run: Run, trainer: Trainer) -> str:
+    """A run in two lines: what is trained how, and on which images."""
+    method, data, model = map(plain, (run.method.name, run.corpus.name, run.model_name))
+    engine = trainer.engine
+    return (
+        f"{method} on {data}: {model} ({trainer.num_parameters:,} parameters), {run.threat.name} eps "
+        f"{run.threat.eps:.4g}, {run.settings.epochs} epochs, {engine.precision} on {engine.device}\n{_images(run)}"
+    )
+
+
+def _images(run: Run) -> str:
+    """What the images are, and what is done to them on their way into the network."""
+    shape, augment = "x".join(map(str, run.corpus.train.shape)), run.augment
+    done = ["normalised by the data's mean and std" if run.normalization else "not normalised"]
+    done += [f"shifted by up to {augment.pad} pixels"] if augment and augment.pad else []
+    done += ["mirrored half of the time"] if augment and augment.flip else []
+    held = f", {run.held_out:,} of them held out" if run.held_out else ""
+    train = run.corpus.train
+    return f"{len(train):,} images of {shape} in {train.num_classes} classes{held}; {', '.join(done)}"
 
 
 def score_table(scores: list[Score]) -> Table:

@@ -15,19 +15,21 @@ from rich.text import Text
 from torch import nn
 
 from deat.commands.display import say_if_lent
+from deat.commands.earlier import Question, check_out, keep_other, question
 from deat.data.corpus import Part
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluation import Evaluation
 from deat.evaluation.evaluator import Progress, evaluate
 from deat.evaluation.judge import Attacker
-from deat.evaluation.named import attackers
+from deat.evaluation.named import attackers, describe
 from deat.evaluation.pace import Pace
 from deat.evaluation.question import check_question
 from deat.live import Screen, clock, is_terminal
 from deat.methods.tune import LONGEST
-from deat.models import load_weights
-from deat.paths import at_home
+from deat.models import load_weights, normalized, pixel_scale
+from deat.models.portable import normalization_of
+from deat.paths import at_home, tidy
 from deat.plain import plain
 from deat.ranks import Ranks
 from deat.threat import ThreatModel
@@ -57,6 +59,7 @@ class Order:
     epoch: str = "best"
     cascade: bool = False
     seed: int = 0
+    normalize: str = "auto"
     block: int = 500
     precision: str = "auto"
     engine: str = "auto"
@@ -78,17 +81,30 @@ def run_evaluation(flags: dict[str, Any]) -> int:
     chosen = [_with_step(how, order.alpha, run.threat) for how in named]
     target = Path(order.target).expanduser()
     out = Path(order.out).expanduser() if order.out is not None else _beside(target)
-    ranks.by_main(lambda: _check_out(out))
+    ranks.by_main(lambda: check_out(out))
     model = load_model(run, weights, order)
     if ranks.main:
         say_if_lent(run)
         _say_if_unfinished(target)
         _say_if_other_classes(target, run)
+        _say_if_normalized(run, weights, order)
     about = run.about(weights, order.epoch if (target / RUN).is_file() else None)
+    ranks.by_main(lambda: keep_other(out, _question(order, run, chosen, about)))
     found = _judged(order, run, model, chosen, out, about, ranks)
     if ranks.main:
         _show(found, out, order)
     return FLAGGED if found.flags else 0
+
+
+def _question(order: Order, run: Run, chosen: list[Attacker], about: dict[str, Any]) -> Question:
+    classes, test = run.corpus.train.num_classes, test_part(run)
+    settings = {
+        "threat": {"norm": run.threat.name, "eps": run.threat.eps},
+        "attacks": {how.name: describe(how, run.threat, classes) for how in chosen},
+        "about": {name: tidy(value) for name, value in about.items()},
+        **{name: getattr(order, name) for name in ("seed", "block", "cascade")},
+    }
+    return question(settings, order.n if order.n is not None and order.n < len(test) else None)
 
 
 def _judged(
@@ -123,6 +139,7 @@ def find_run(order: Order) -> tuple[Run, Path]:
         raise CheckpointError(f"there is no {order.target!r}; give a run's folder or a .safetensors file.")
     request = _recorded(target, order) if (target / RUN).is_file() else _described(target, order)
     given = {name: getattr(order, name) for name in ("data", "model", "norm", "eps", "data_root", "size")}
+    given["normalize"] = None if order.normalize == "auto" else order.normalize
     request = replace(request, **{name: value for name, value in given.items() if value is not None})
     recorded = order.data_root is None
     return resolve(request, recorded=recorded, device=order.device, val_attack="none"), _weights(target, order)
@@ -152,6 +169,17 @@ def _say_if_other_classes(target: Path, run: Run) -> None:
         print(f"deat: this data names other classes than the run's, matched by their order: {shown}.", file=sys.stderr)
 
 
+def _say_if_normalized(run: Run, weights: Path, order: Order) -> None:
+    """A bare file of weights says nothing of normalisation, so what is put before the network is said."""
+    if order.normalize == "auto" and run.normalization and not normalization_of(weights):
+        mean, std = (", ".join(f"{value:.4g}" for value in part) for part in run.normalization)
+        print(
+            f"deat: {weights.name} says nothing of normalisation, so the data's goes before the network: mean {mean}, "
+            f"std {std}. With --normalize none it is taken as it is.",
+            file=sys.stderr,
+        )
+
+
 def _weights(target: Path, order: Order) -> Path:
     """The file to judge: the one given, or the epoch that was asked for and no other."""
     if not (target / RUN).is_file():
@@ -162,27 +190,14 @@ def _weights(target: Path, order: Order) -> Path:
     return file
 
 
-def _check_out(out: Path) -> None:
-    """Refuse to replace anything but an earlier evaluation."""
-    if not out.name or out.is_dir():
-        raise UsageError(f"--out {str(out)!r} is a folder; name a file, such as evaluation.json.")
-    if not out.exists():
-        return
-    try:
-        held = json.loads(out.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        held = None
-    if not isinstance(held, dict) or not {"schema", "accuracy", "attacks"} <= held.keys():
-        raise UsageError(f"{str(out)!r} exists and is no evaluation, so it is not replaced. Choose another --out.")
-
-
 def _recorded(target: Path, order: Order) -> Request:
     found = read_record(target)
     model = confirmed("model", found.model, order.model)
     if order.eps is None and order.norm not in (None, found.norm):
         raise UsageError(f"norm {order.norm!r} needs an --eps of its own: the run's is for {found.norm}.")
     data, root = at_home(found.request.data), recorded_root(found.request)
-    return Request(data=data, model=model, norm=found.norm, eps=found.eps, size=found.request.size, data_root=root)
+    before = Request(size=found.request.size, normalize=found.request.normalize, data_root=root)
+    return replace(before, data=data, model=model, norm=found.norm, eps=found.eps)
 
 
 def _described(target: Path, order: Order) -> Request:
@@ -194,8 +209,10 @@ def _described(target: Path, order: Order) -> Request:
 
 
 def load_model(run: Run, weights: Path, order: Order) -> nn.Module:
-    """The run's network with these weights, on the device asked for."""
-    model = run.model()
+    """The run's network with these weights, behind the normalisation that they say, on the device asked for."""
+    model, carried = run.model(), normalization_of(weights)
+    if carried and order.normalize == "auto" and pixel_scale(model) is None:
+        model = normalized(model, **carried)
     load_weights(model, weights)
     return model.to(find_device(order.device))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deat.checkpoint.lock import owned
-from deat.commands.display import Display, score_table
+from deat.commands.display import Display, describe_run, score_table
 from deat.data import Source
 from deat.errors import CheckpointError, Interrupted, NumericalError
 from deat.evaluation.scoring import accuracies
@@ -114,7 +114,7 @@ class Session:
         try:
             return self._play(trainer, folder, record)
         except Interrupted as error:
-            raise Interrupted(f"{error}; go on with: {self._launcher()}deat resume {self.out}") from None
+            raise Interrupted(f"{error}; go on with: {self._launcher()}deat resume {self.out}{self.run.code}") from None
         except NumericalError as error:
             if self.ranks.main:
                 folder.failed({"error": str(error), **error.facts})
@@ -224,13 +224,7 @@ class Session:
         return self.run.corpus.name == "digits" and self.run.method.name != "natural"
 
     def _say_what(self, trainer: Trainer) -> None:
-        run = self.run
-        method, data, model = map(plain, (run.method.name, run.corpus.name, run.model_name))
-        self.console.print(
-            f"{method} on {data}: {model} ({trainer.num_parameters:,} parameters), "
-            f"{run.threat.name} eps {run.threat.eps:.4g}, {run.settings.epochs} epochs, "
-            f"{trainer.engine.precision} on {trainer.engine.device}" + self._company()
-        )
+        self.console.print(describe_run(self.run, trainer) + self._company())
         if trainer.engine_news:
             self.console.print(trainer.engine_news)
 
@@ -239,7 +233,7 @@ class Session:
 
     def _company(self) -> str:
         size = self.ranks.size
-        return f", in {size} processes that share batches of {self.run.settings.batch_size}" if size > 1 else ""
+        return f"; in {size} processes that share batches of {self.run.settings.batch_size}" if size > 1 else ""
 
     def _show(self, result: Result) -> None:
         if self.options.json:

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from deat.commands.display import show_plan
+from deat.commands.display import describe_run, show_plan
 from deat.commands.session import Options, Session
 from deat.errors import UsageError
 from deat.ranks import Ranks
@@ -25,6 +25,8 @@ def run_training(flags: dict[str, Any]) -> int:
         run = resolve(request, **settings)
     trainer = run.trainer(ranks=ranks)
     if options.dry_run:
+        if ranks.main and not options.json:
+            print(describe_run(run, trainer), flush=True)  # before it is tried out, which takes a while
         return show_plan(plan(trainer), options.json, ranks)
     return Session(run, options, resuming=going_on).play(trainer)
 

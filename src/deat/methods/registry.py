@@ -68,12 +68,17 @@ def register(pattern: str) -> Callable[[Builder], Builder]:
         missing = letters - set(inspect.signature(build).parameters)
         if missing:
             raise UsageError(f"register({pattern!r}): {build.__name__} takes no parameter {sorted(missing)}.")
-        if pattern in _ENTRIES:
+        if pattern in _ENTRIES and _origin(_ENTRIES[pattern].build) != _origin(build):
             raise UsageError(f"register({pattern!r}): a method with this pattern is registered already.")
         _ENTRIES[pattern] = Entry(pattern, build)
         return build
 
     return add
+
+
+def _origin(build: Builder) -> tuple[object, object]:
+    """Where a function was written, by which it is known again when its file or cell is run anew."""
+    return build.__module__, build.__qualname__
 
 
 def names() -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deat.errors import CheckpointError, UsageError
-from deat.tensorfile import Tensors, dump, identity, read
+from deat.tensorfile import Tensors, dump, identity, note_of, read
 from deat.writing import write_json, write_whole
 
 HOLDERS = ("state_dict", "model_state_dict", "model", "net", "weights")
@@ -98,6 +98,17 @@ def read_own(file: Path) -> tuple[Tensors, dict[str, Any]]:
         return tensors, {}
     about = {name.removeprefix("normalize."): values for name, values in front.items()}
     return {name.removeprefix("net."): tensor for name, tensor in inside.items()}, about
+
+
+def normalization_of(file: Path) -> dict[str, Any]:
+    """The mean and std that a file of weights, a run's or an exported one, says its network was trained behind."""
+    inside = read_own(file)[1]
+    try:
+        noted = json.loads(note_of(file) or "{}").get("normalize", {})
+    except (ValueError, AttributeError):  # somebody else's note
+        noted = {}
+    found = inside or noted
+    return found if isinstance(found, dict) and found.keys() == {"mean", "std"} else {}
 
 
 def write_sharded(tensors: Tensors, folder: Path, most: int) -> int:

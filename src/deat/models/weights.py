@@ -39,7 +39,7 @@ def load_weights(
     Weights that do not fit leave the model as it was. With fresh_head, one layer whose number of outputs differs, as it
     does for other classes, keeps the model's own weights; their names are returned.
     """
-    file = _locate(Path(path))
+    file = locate(Path(path))
     inner = bare(model)
     expected = tensors_of(inner)
     found = _tied(_fitted(read(file), inner, expected), expected)
@@ -99,7 +99,8 @@ def _write(tensors: Tensors, target: Path) -> None:
         ) from error
 
 
-def _locate(path: Path) -> Path:
+def locate(path: Path) -> Path:
+    """The file of weights that a path means: itself, or the best (else last) one of a run's folder."""
     if path.is_dir():
         file = next((path / name for name in IN_A_RUN if (path / name).is_file()), None)
         if file is None:

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from deat.data import Corpus, Source, load
-from deat.errors import UsageError
+from deat.data import Augment, Corpus, Source, load
+from deat.errors import UsageError, unknown
 from deat.loading import code_digest, is_file_spec
 from deat.methods import Method
 from deat.methods import method as find_method
 from deat.methods.tune import tune
-from deat.models import build, load_weights
+from deat.models import build, load_weights, pixel_scale
+from deat.models.portable import normalization_of
+from deat.models.weights import locate
 from deat.numbers import number
 from deat.paths import tidy
 from deat.ranks import ALONE, Ranks
@@ -31,6 +33,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "digits": {"epochs": 30, "batch_size": 64, "lr": 0.05, "peak": 0.3, "cycle_momentum": False},
 }
 """Settings that a data set brings with it, where the general ones would not do."""
+
+CHOICES = {"normalize": ("auto", "data", "none"), "augment": ("auto", "none")}
+"""What may stand for what is done to images on their way into the network."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class Request:
     init: str | None = None
     held_out: int | None = None
     watch: str | None = None
+    normalize: str = "auto"
+    augment: str = "auto"
     data_root: str | None = None
     size: int | None = None
     download: bool = False
@@ -88,7 +95,7 @@ class Run:
             method=self.method,
             threat=self.threat,
             settings=self.settings,
-            augment=self.corpus.augment,
+            augment=self.augment,
             callbacks=callbacks,
             ranks=ranks,
         )
@@ -98,10 +105,29 @@ class Run:
         channels, side = self.corpus.train.shape[0], self.corpus.train.shape[-1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.settings.seed, "init"))
-            model = build(self.model_name, self.corpus.train.num_classes, channels, side, self.corpus.normalization)
+            model = build(self.model_name, self.corpus.train.num_classes, channels, side, self.normalization)
         if self.request.init:
             _fine_tune(model, self.request.init)
         return model
+
+    @property
+    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+        """Mean and standard deviation that go before the network: the data's; a user's own is taken as it is."""
+        as_it_is = self.request.normalize == "none" or (
+            self.request.normalize == "auto" and is_file_spec(self.model_name)
+        )
+        return None if as_it_is else self.corpus.normalization
+
+    @property
+    def augment(self) -> Augment | None:
+        """The data's crops and flips, unless nothing is to be changed."""
+        return None if self.request.augment == "none" else self.corpus.augment
+
+    @property
+    def code(self) -> str:
+        """What a command must say again to go on with a run whose method or model is code."""
+        specs = {"method": self.request.method, "model": self.model_name}
+        return "".join(f" --{what} {spec}" for what, spec in specs.items() if is_file_spec(spec))
 
     def baseline(self) -> "Run":
         """The same run, on the same training images, by natural training and without validation."""
@@ -151,6 +177,9 @@ class Run:
                 "train": trainer.train.num_examples,
                 "held_out": trainer.validator.source.num_examples if trainer.validator else 0,
                 "classes": list(self.corpus.train.classes),
+                "image": list(self.corpus.train.shape),
+                "normalized_by": self.normalization,
+                "augmented_by": asdict(self.augment) if self.augment else None,
             },
             "threat": {"norm": self.threat.name, "eps": self.threat.eps},
             "device": trainer.engine.device.type,
@@ -191,6 +220,9 @@ def resolve(request: Request, *, recorded: bool = False, **given: Any) -> Run:
     recorded, and so a file's word, is looked into and never written to.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
+    for name, known in CHOICES.items():
+        if getattr(request, name) not in known:
+            raise unknown(name, getattr(request, name), known)
     find_device(Settings(**chosen).device)
     method = find_method(request.method, rules=request.rules)
     if request.eps is not None:
@@ -213,6 +245,12 @@ def _threat(request: Request, corpus: Corpus) -> ThreatModel:
 
 def _fine_tune(model: nn.Module, weights: str) -> None:
     fresh = load_weights(model, weights, fresh_head=True)
+    if pixel_scale(model) is None and normalization_of(locate(Path(weights))):
+        warnings.warn(
+            f"{weights} was trained behind a normalisation, and this network stands behind none; if that is not meant, "
+            "--normalize data puts the data's there.",
+            stacklevel=3,
+        )
     if fresh:
         warnings.warn(f"{', '.join(fresh)} start anew: the weights are for another number of classes.", stacklevel=3)
 

@@ -1,0 +1,61 @@
+"""An evaluation's file that is there already: what may be replaced, and what is kept beside it."""
+
+import json
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from deat.errors import UsageError
+from deat.live import say_aside
+from deat.writing import write_whole
+
+Question = dict[str, Any]
+
+
+def check_out(out: Path) -> None:
+    """Refuse to replace anything but an earlier evaluation."""
+    if not out.name or out.is_dir():
+        raise UsageError(f"--out {str(out)!r} is a folder; name a file, such as evaluation.json.")
+    if out.exists() and _read(out) is None:
+        raise UsageError(f"{str(out)!r} exists and is no evaluation, so it is not replaced. Choose another --out.")
+
+
+def keep_other(out: Path, question: Question) -> None:
+    """Keep an earlier evaluation that the new one does not answer anew, under the next free number."""
+    held = _read(out) if out.exists() else None
+    if held is None or _is_answered(_asked(held), question):
+        return
+    data = out.read_bytes()
+    for number in count(1):
+        copy = out.with_name(f"{out.stem}-{number}{out.suffix}")
+        if not copy.exists():
+            write_whole(copy, data)
+            say_aside(f"{out.name} answers another question; it is kept as {copy.name}.")
+        if copy.read_bytes() == data:
+            return
+
+
+def question(settings: Question, n: int | None) -> Question:
+    """What an evaluation is asked: of which epoch and data, on how many images, by which attacks, and how."""
+    how = {name: settings.get(name) for name in ("threat", "seed", "block", "cascade")}
+    about = {name: settings.get("about", {}).get(name) for name in ("epoch", "data", "size")}
+    return {"attacks": settings.get("attacks", {}), "n": n, **how, **about}
+
+
+def _asked(held: dict[str, Any]) -> Question:
+    settings = held.get("settings", {})
+    return question(settings, held.get("images") if settings.get("sample") else None)
+
+
+def _is_answered(old: Question, new: Question) -> bool:
+    """Whether the new question is the old one, by the same attacks or by more."""
+    rest = [{name: value for name, value in asked.items() if name != "attacks"} for asked in (old, new)]
+    return rest[0] == rest[1] and old["attacks"].items() <= new["attacks"].items()
+
+
+def _read(out: Path) -> dict[str, Any] | None:
+    try:
+        held = json.loads(out.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return held if isinstance(held, dict) and {"schema", "accuracy", "attacks"} <= held.keys() else None

@@ -1,0 +1,157 @@
+"""A network of the user's own: taken as it is, whatever it imports, and gone on with by the command that is shown."""
+
+import json
+import sys
+import warnings
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+import deat
+from deat.cli import main
+from deat.commands.earlier import keep_other, question
+from deat.methods import registry
+from deat.models.portable import normalization_of
+from deat.training.run import Request, resolve
+
+NET = """
+from torch import nn
+from beside import outputs
+
+class Net(nn.Module):
+    def __init__(self, num_classes, in_channels):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Flatten(), nn.Linear(64 * in_channels, outputs(num_classes)))
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a network, what it imports, and a few photos of two classes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "beside.py").write_text("def outputs(num_classes): return num_classes\n")
+    draw = torch.Generator().manual_seed(0)
+    for part, count in (("train", 24), ("test", 8)):
+        for number in range(count):
+            file = tmp_path / "photos" / part / ("light" if number % 2 else "dark") / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pixels = torch.randint(0, 128, (8, 8, 3), generator=draw) + 127 * (number % 2)
+            held = BytesIO()
+            Image.fromarray(pixels.to(torch.uint8).numpy()).save(held, "png")
+            file.write_bytes(held.getvalue())
+    return tmp_path
+
+
+def run_of(**given: Any) -> Any:
+    return resolve(Request(data="folder:photos", **given), epochs=1, batch_size=8, device="cpu")
+
+
+def train(*flags: str) -> int:
+    how = "--data folder:photos --epochs 2 --batch-size 8 --held-out 4 --val-attack pgd-2 --device cpu --out run"
+    return main(["train", *how.split(), *flags])
+
+
+def test_it_stands_behind_no_normalisation_unless_that_is_asked_for(here: Path) -> None:
+    data = run_of(model="small").normalization
+    assert data
+    assert run_of(model="net.py:Net").normalization is None
+    assert run_of(model="net.py:Net", normalize="data").normalization == data
+    assert run_of(model="small", normalize="none").normalization is None
+    with pytest.raises(deat.errors.UsageError, match=r"normalize 'nothing'.*auto, data"):
+        run_of(normalize="nothing")
+
+
+def test_images_are_trained_on_as_they_are_where_that_is_asked_for(here: Path) -> None:
+    assert run_of().augment is not None
+    assert run_of(augment="none").augment is None
+
+
+def test_what_is_done_to_images_is_said_and_recorded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--model", "net.py:Net", "--augment", "none") == 0
+    assert "24 images of 3x8x8 in 2 classes, 4 of them held out; not normalised\n" in capsys.readouterr().out
+    held = json.loads((here / "run/run.json").read_text())["data"]
+    assert (held["image"], held["normalized_by"], held["augmented_by"]) == ([3, 8, 8], None, None)
+
+
+@pytest.mark.parametrize("normalize", ["none", "data"])
+def test_the_command_line_judges_it_as_python_does(here: Path, normalize: str) -> None:
+    assert train("--model", "net.py:Net", "--normalize", normalize) == 0
+    assert main(["export", "run", "--out", "bare.safetensors", "--epoch", "last"]) == 0
+    assert bool(normalization_of(here / "bare.safetensors")) == (normalize == "data")
+    model = run_of(model="net.py:Net", normalize=normalize).model()
+    deat.load_weights(model, here / "run/last")
+    corpus = deat.load_data("folder:photos")
+    mine = deat.evaluate(model, corpus.test, threat=deat.Linf(0.1), attacks=["natural", "fgsm"], sanity=False)
+    for target in (["run", "--epoch", "last"], ["bare.safetensors", "--data", "folder:photos"]):
+        how = ["--model", "net.py:Net", "--eps", "0.1", "--attacks", "natural,fgsm", "--out", f"{target[0]}.json"]
+        main(["evaluate", *target, *how])
+        assert json.loads((here / f"{target[0]}.json").read_text())["accuracy"] == dict(mine.accuracy)
+
+
+def test_weights_that_were_trained_behind_a_normalisation_are_not_taken_up_silently_without(here: Path) -> None:
+    train("--model", "net.py:Net", "--normalize", "data")
+    with pytest.warns(UserWarning, match=r"trained behind a normalisation.*--normalize data"):
+        run_of(model="net.py:Net", init="run").model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run_of(model="net.py:Net", init="run", normalize="data").model()
+
+
+def test_a_bare_files_normalisation_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deat.save_weights(deat.build_model("small", num_classes=2, in_channels=3, image_size=8), here / "w.safetensors")
+    how = ["w.safetensors", "--data", "folder:photos", "--model", "small", "--attacks", "natural", "--out", "e.json"]
+    main(["evaluate", *how])
+    assert "says nothing of normalisation, so the data's goes before the network" in capsys.readouterr().err
+    main(["evaluate", *how, "--normalize", "none"])
+    assert "normalisation" not in capsys.readouterr().err
+
+
+def test_what_must_be_said_again_to_go_on_is_in_the_command_that_is_shown(here: Path) -> None:
+    (here / "way.py").write_text("import deat\nOURS = deat.method('pgd-2')\n")
+    assert run_of(model="net.py:Net", method="way.py:OURS").code == " --method way.py:OURS --model net.py:Net"
+    assert run_of(model="small").code == ""
+
+
+def test_a_file_that_registers_methods_may_be_run_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    (here / "way.py").write_text(
+        "import deat\n@deat.register('zigzag-K')\ndef zigzag(k: int = 2) -> deat.Method:\n"
+        "    return deat.Method('zigzag', deat.Craft(), deat.schedules.Fixed(k=k, alpha=0.5))\nOURS = zigzag()\n"
+    )
+    for _ in range(2):
+        assert run_of(method="way.py:OURS").method.name == "zigzag"
+    (here / "other.py").write_text((here / "way.py").read_text())
+    with pytest.raises(deat.errors.UsageError, match="registered already"):
+        run_of(method="other.py:OURS")
+
+
+def test_an_evaluation_is_replaced_by_one_that_says_as_much_and_kept_beside_any_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked(n: int | None = None, epoch: str = "best", *attacks: str) -> dict[str, Any]:
+        settings = {"attacks": {name: {"name": name} for name in attacks or ("fgsm",)}, "about": {"epoch": epoch}}
+        return {"settings": {**settings, "sample": n is not None}, "images": n or 100, "n": n}
+
+    def judge(held: dict[str, Any]) -> None:
+        keep_other(tmp_path / "evaluation.json", question(held["settings"], held["n"]))
+        (tmp_path / "evaluation.json").write_text(json.dumps({"schema": 2, "accuracy": {}, "attacks": [], **held}))
+
+    for held in (asked(), asked(), asked(None, "best", "fgsm", "pgd-20")):
+        judge(held)
+    assert [p.name for p in tmp_path.iterdir()] == ["evaluation.json"]
+    judge(asked(20))
+    judge(asked(None, "last"))
+    judge(asked(20))
+    judge(asked(None, "last"))
+    kept = sorted(p.name for p in tmp_path.iterdir())
+    assert kept == ["evaluation-1.json", "evaluation-2.json", "evaluation-3.json", "evaluation.json"]
+    assert "it is kept as evaluation-1.json" in capsys.readouterr().err
