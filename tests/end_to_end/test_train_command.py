@@ -33,6 +33,19 @@ def test_no_flags_teach_what_robustness_is_and_costs(capsys: pytest.CaptureFixtu
     assert any(line.startswith("m+deat  epoch 30/30  k ") for line in lines)
 
 
+def test_every_epoch_stays_on_a_terminal_with_its_scores(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("deat.commands.session.is_terminal", lambda: True)
+    assert main(["train", *QUICK, "--out", "run", "--baseline", "yes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    epochs = [line for line in lines if line.startswith("epoch ")]
+    assert [line.split()[1] for line in epochs] == ["1/2", "2/2", "1/2", "2/2"]
+    assert all(" k " in line and " loss " in line and " train " in line and len(line) <= 80 for line in epochs)
+    assert ["robust" in line for line in epochs] == [True, True, False, False]
+    assert "natural training, to compare" in lines
+
+
 def test_a_run_leaves_its_records_weights_and_report() -> None:
     assert main(["train", *QUICK, "--out", "run", "--baseline", "no"]) == 0
     found = sorted(str(p.relative_to("run")) for p in Path("run").rglob("*") if p.is_file())

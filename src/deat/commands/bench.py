@@ -126,7 +126,7 @@ def _play(grid: Grid, cells: list[Cell], order: Bench, tick: Tick) -> None:
 @contextmanager
 def _display(progress: Progress, quiet: bool) -> Iterator[Tick]:
     """Whoever shows the bench: nobody, a live line, or one line for each run that ends."""
-    console = Screen(quiet=quiet, highlight=False, markup=False, soft_wrap=not is_terminal())
+    console = Screen(quiet=quiet, soft_wrap=not is_terminal())
 
     def tell() -> None:
         for text in progress.news():

@@ -242,15 +242,15 @@ def _show(found: Evaluation, out: Path, order: Order) -> None:
     if order.json:
         print(json.dumps(found.as_json()))
         return
-    console = Screen(highlight=False, markup=False, soft_wrap=not is_terminal())
+    console = Screen(soft_wrap=not is_terminal())
     console.print(_table(found))
     if len(found.classes) <= MOST_CLASSES:
         console.print(_class_table(found))
     if found.settings["sample"]:
         console.print(f"a sample of {len(found.labels):,} images: not comparable with numbers on the whole test set")
     for flag in found.flags:
-        console.print(flag.line, style="bold red", markup=False)
-    console.print(f"every setting and verdict is in {out}", markup=False)
+        console.print(flag.line, style="bold red")
+    console.print(f"every setting and verdict is in {out}")
 
 
 def _table(found: Evaluation) -> Table:

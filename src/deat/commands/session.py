@@ -68,7 +68,7 @@ class Session:
 
     def __init__(self, run: Run, options: Options, *, resuming: bool = False) -> None:
         self.run, self.options, self.resuming = run, options, resuming
-        self.console = Screen(quiet=options.json, highlight=False, markup=False, soft_wrap=not is_terminal())
+        self.console = Screen(quiet=options.json, soft_wrap=not is_terminal())
         self.ranks, self.say = ALONE, say_aside
         self.interruption = Interruption()
         self.scores: list[Score] = []
