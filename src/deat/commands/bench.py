@@ -33,7 +33,7 @@ class Bench:
 
     goes_on: ClassVar[bool] = True
 
-    recipe: Positional[str]
+    recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
     """A name from `deat list recipes`."""
     methods: MaybeText = None
     """Other methods than the recipe's, with commas: names, or my_file.py:NAME."""

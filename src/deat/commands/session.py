@@ -251,6 +251,8 @@ class Session:
             self.console.print(score_table(self.scores))
             for line in doubts(self.scores):
                 self.console.print(line)
+        elif self.run.corpus.test is None:
+            self.console.print(plain(_unscored(self.run.corpus.name, self.out)))
         if self.watch and self.watch.collapses:
             self.console.print(plain(f"the watch saw {self.watch.summary()}"))
         self.console.print(f"everything is in {self.out}; report.md tells it whole")
@@ -264,6 +266,13 @@ class Session:
                 yield Display(line, [line])
         else:
             yield Display(None, [PlainLines()])
+
+
+def _unscored(data: str, out: Path) -> str:
+    return (
+        f"nothing was scored: {data} has no test images. Put class folders into train/ and test/ (or val/) there, or "
+        f"score this run on such a folder: deat evaluate {out} --data folder:PATH"
+    )
 
 
 def _say_nothing(text: str) -> None:
