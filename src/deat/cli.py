@@ -134,7 +134,7 @@ class Resume:
 
     goes_on: ClassVar[bool] = True
 
-    run_folder: Annotated[Positional[str], arg(name="run")]
+    run_folder: Annotated[Positional[str], arg(name="run", metavar="RUN")]
     """The run's folder."""
     method: MaybeText = None
     """The run's method again, where it came from a file: my_file.py:NAME."""
@@ -158,7 +158,7 @@ class Evaluate:
 
     goes_on: ClassVar[bool] = True
 
-    target: Positional[str]
+    target: Annotated[Positional[str], arg(metavar="RUN")]
     """A run's folder, or a .safetensors file."""
     data: MaybeText = None
     """The data set, as for train; a run knows its own. Its test part is judged."""
@@ -208,7 +208,7 @@ class Evaluate:
 class Import:
     """Convert a .pt or .pth file of weights to safetensors, once; nothing in it is run."""
 
-    file: Positional[str]
+    file: Annotated[Positional[str], arg(metavar="FILE")]
     """The file: a state dict, or a checkpoint that holds one."""
     out: MaybeText = None
     """The new file (FILE with the ending .safetensors)."""
@@ -222,7 +222,7 @@ class Import:
 class Export:
     """Write a run's weights under the network's own names, for use without deat."""
 
-    run_folder: Annotated[Positional[str], arg(name="run")]
+    run_folder: Annotated[Positional[str], arg(name="run", metavar="RUN")]
     """The run's folder."""
     out: MaybeText = None
     """The new file (RUN.safetensors), or with --shard-size the new folder."""

@@ -3,6 +3,7 @@
 import sys
 from time import perf_counter
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -16,7 +17,13 @@ BAR = 20
 
 
 class Screen(Console):
-    """Where a command prints; that its reader left is an error like any other's, and no exit of rich's own."""
+    """Where a command prints: text as it is, for a folder may be called :dog: or [red].
+
+    That its reader left is an error like any other's, and no exit of rich's own.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, markup=False, highlight=False, **options)
 
     def on_broken_pipe(self) -> None:
         """Let the command end."""
@@ -33,7 +40,7 @@ class PlainLines:
 
 
 class LiveLine:
-    """One line that follows the batches, and a lasting one whenever k changes; a callback of the trainer.
+    """One line that follows the batches, and a lasting one for each epoch and change of k; a callback of the trainer.
 
     It is redrawn by rich's own thread from host numbers alone, so that the batch loop is not disturbed.
     """
@@ -42,7 +49,6 @@ class LiveLine:
         self.console = console
         self.trainer: Trainer | None = None
         self.started, self.spent_before = perf_counter(), 0
-        self.stats: EpochStats | None = None
         self.live = Live(console=console, get_renderable=self.render, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> "LiveLine":
@@ -56,16 +62,18 @@ class LiveLine:
         self.live.stop()
 
     def follow(self, trainer: Trainer) -> None:
-        """Show this trainer."""
-        self.trainer, self.stats, self.started = trainer, None, perf_counter()
+        """Show this trainer; the first one was announced, and another is named."""
+        if self.trainer is not None:
+            self.console.print(f"{plain(trainer.method.name)} training, to compare")
+        self.trainer, self.started = trainer, perf_counter()
         self.spent_before = trainer.game.cost.backprops  # by an earlier process, in time that is not ours
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
-        """Say so when the schedule moved k."""
-        self.stats = stats
+        """Leave the epoch's line, and say so when the schedule moved k."""
+        self.console.print(brief(stats, trainer.settings.epochs, timing.train_seconds))
         k = trainer.schedule.budget(trainer.state, trainer.epoch).k
         if k != stats.k and trainer.epoch < trainer.settings.epochs:
-            self.console.print(f"  epoch {trainer.epoch + 1}: k {stats.k} -> {k}{_reason(stats)}", highlight=False)
+            self.console.print(f"  epoch {trainer.epoch + 1}: k {stats.k} -> {k}{_reason(stats)}")
 
     def render(self) -> Text:
         """The line as it is now."""
@@ -76,8 +84,7 @@ class LiveLine:
         done = (trainer.epoch + trainer.step / len(trainer.train)) / epochs
         bar = "━" * round(BAR * done) + "╌" * (BAR - round(BAR * done))
         now = f"epoch {trainer.epoch + 1}/{epochs}  k {trainer.budget.k}  {spent:,} backprops"
-        last = f"  last: {findings(self.stats)}" if self.stats else ""
-        line = f"{plain(trainer.method.name)} {bar} {self._left(trainer)}  {now}{last}"
+        line = f"{plain(trainer.method.name)} {bar} {self._left(trainer)}  {now}"
         return Text(line, no_wrap=True, overflow="ellipsis")
 
     def _left(self, trainer: Trainer) -> str:
@@ -90,18 +97,17 @@ class LiveLine:
         return f"{clock(elapsed * ahead * trainer.method.play.backprops(trainer.budget) / spent)} left"
 
 
-def findings(stats: EpochStats) -> str:
-    """What an epoch showed, in one line."""
-    against = "" if stats.threshold is None else f"/{short(stats.threshold)}"
-    parts = [f"l_X {short(stats.magnitude)}{against}", f"loss {stats.loss:.3f}", f"train {stats.train_accuracy:.1%}"]
-    if stats.val_robust is not None and stats.val_natural is not None:
-        parts.append(f"val {stats.val_natural:.1%} robust {stats.val_robust:.1%}")
-    return "  ".join(parts)
-
-
 def describe(stats: EpochStats, epochs: int) -> str:
-    """A finished epoch in one line."""
-    return f"epoch {stats.epoch + 1}/{epochs}  k {stats.k}  {findings(stats)}  {stats.backprops:,} backprops"
+    """A finished epoch in one line, with l_X and its threshold."""
+    against = "" if stats.threshold is None else f"/{short(stats.threshold)}"
+    found = f"l_X {short(stats.magnitude)}{against}  {_scores(stats)}"
+    return f"epoch {stats.epoch + 1}/{epochs}  k {stats.k}  {found}  {stats.backprops:,} backprops"
+
+
+def brief(stats: EpochStats, epochs: int, seconds: float) -> str:
+    """A finished epoch in one line of at most 80 columns."""
+    spent = f"{seconds:.1f}s" if seconds < 100 else f"{seconds:.0f}s"
+    return f"epoch {stats.epoch + 1}/{epochs}  k {stats.k}  {_scores(stats)}  {spent}"
 
 
 def clock(seconds: float) -> str:
@@ -124,6 +130,13 @@ def say_aside(text: str) -> None:
 def is_terminal() -> bool:
     """Whether standard output is a person's screen."""
     return sys.stdout.isatty()
+
+
+def _scores(stats: EpochStats) -> str:
+    parts = [f"loss {stats.loss:.3f}", f"train {stats.train_accuracy:.1%}"]
+    if stats.val_robust is not None and stats.val_natural is not None:
+        parts.append(f"val {stats.val_natural:.1%} robust {stats.val_robust:.1%}")
+    return "  ".join(parts)
 
 
 def _reason(stats: EpochStats) -> str:

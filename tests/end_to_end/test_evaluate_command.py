@@ -13,7 +13,10 @@ from torch import nn
 
 import deat
 from deat.cli import main
-from deat.evaluation.evaluation import load_evaluation
+from deat.commands.evaluate import Order, _show
+from deat.evaluation.autoattack import AutoAttack
+from deat.evaluation.evaluation import AttackResult, Evaluation, load_evaluation
+from deat.threat import Linf
 from helpers.children import Children
 
 
@@ -36,6 +39,25 @@ def test_a_run_is_judged_by_what_it_says_of_itself(run: Path, capsys: pytest.Cap
     assert found.worst <= found.accuracy["pgd-10"] <= found.accuracy["natural"]
     assert found.settings["threat"] == {"norm": "linf", "eps": 0.15}
     assert not list(run.glob(".evaluation*"))
+
+
+def test_the_table_says_which_weights_it_judged_on_what_and_where_autoattack_is_not_the_standard_one(
+    tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(run), "--attacks", "natural", "--n", "20", "--epoch", "last"]) == 0
+    said = capsys.readouterr().out
+    assert "judged: the last epoch's weights, " in said
+    assert "on 20 test images of digits" in said
+    for classes, told in ((3, True), (4, False)):
+        how = AutoAttack().describe(Linf(0.1), classes)
+        settings = {
+            "about": {"epoch": None, "weights": "w.safetensors", "data": "digits"},
+            **{"threat": {"norm": "linf", "eps": 0.1}, "sample": False, "seed": 0, "cascade": False},
+            "attacks": {"aa": how},
+        }
+        result = AttackResult("aa", [True], 0, 1.0, 1, 1)
+        _show(Evaluation([result], [0], ["a"], settings), tmp_path / "e.json", Order("w.safetensors"))
+        assert ("not the standard AutoAttack" in capsys.readouterr().out) == told
 
 
 def test_the_record_says_which_weights_of_which_model_were_judged_on_which_data_and_names_no_home(

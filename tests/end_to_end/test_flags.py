@@ -30,6 +30,16 @@ def test_no_flag_appears_by_accident() -> None:
     assert [f.name for f in fields(List)] == ["kind", "json"]
 
 
+def test_help_names_what_a_positional_argument_is(capsys: Any) -> None:
+    named = {"resume": "RUN", "evaluate": "RUN", "bench": "RECIPE", "report": "RUN [RUN ...]", "export": "RUN"}
+    for command, name in {**named, "import": "FILE"}.items():
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        usage = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+        assert f" {name}" in usage, command
+        assert "STR" not in usage, command
+
+
 COMMANDS: dict[type[Any], list[str]] = {
     Train: ["train"],
     Resume: ["resume", "run"],

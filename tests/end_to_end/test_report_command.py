@@ -110,7 +110,7 @@ def test_json_says_the_same_as_the_evaluation(run, tmp_path, capsys):
     assert row["accuracy"]["pgd-2"]["low"] == found["intervals"]["pgd-2"][0]
     assert told["headline"] == "pgd-2"
     assert any("sample" in note for note in told["notes"])
-    assert any("alpha" in line for line in told["left_out"])
+    assert told["left_out"] == []  # one run varies nothing, so no comparison is missed
 
 
 def test_a_run_that_was_reported_can_be_overwritten_and_other_files_are_safe(tmp_path, capsys):

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import deat
 from deat.cli import main
@@ -31,6 +33,38 @@ def test_no_flags_teach_what_robustness_is_and_costs(capsys: pytest.CaptureFixtu
     assert max(ks) >= 3
     assert sum("natural training" in line for line in lines) == 1
     assert any(line.startswith("m+deat  epoch 30/30  k ") for line in lines)
+
+
+def test_every_epoch_stays_on_a_terminal_with_its_scores(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("deat.commands.session.is_terminal", lambda: True)
+    assert main(["train", *QUICK, "--out", "run", "--baseline", "yes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    epochs = [line for line in lines if line.startswith("epoch ")]
+    assert [line.split()[1] for line in epochs] == ["1/2", "2/2", "1/2", "2/2"]
+    assert all(" k " in line and " loss " in line and " train " in line and len(line) <= 80 for line in epochs)
+    assert ["robust" in line for line in epochs] == [True, True, False, False]
+    assert "natural training, to compare" in lines
+
+
+def test_a_folder_without_test_images_says_why_nothing_is_scored_and_counts_what_is_held_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    draw = np.random.default_rng(0)
+    for name in ("car", "dog"):
+        Path("set", name).mkdir(parents=True)
+        for i in range(15):
+            Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(f"set/{name}/{i}.png")
+    flags = ["train", "--data", "folder:set", "--data-root", "cache", "--out", "run", "--epochs", "1", "--val-attack"]
+    assert main([*flags, "pgd-1"]) == 3
+    said = capsys.readouterr().err
+    assert "30 images, of which 3 are held out for validation and 27 left, fewer than one batch of 128" in said
+    assert "--batch-size) of at most 27" in said
+    assert main([*flags, "pgd-1", "--batch-size", "9"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing was scored: " in said
+    assert "deat evaluate run --data folder:PATH" in said
 
 
 def test_a_run_leaves_its_records_weights_and_report() -> None:

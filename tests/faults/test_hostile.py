@@ -105,6 +105,15 @@ def test_plain_pickle_is_refused_by_import_too(capsys):
     assert not list(Path().glob("*.safetensors"))
 
 
+def test_a_whole_pickled_model_is_refused_in_words_of_our_own(capsys):
+    torch.save(torch.nn.Linear(2, 2), "whole.pt")
+    assert main(["import", "whole.pt"]) == 4
+    said = capsys.readouterr().err
+    assert "whole.pt" in said
+    assert "torch.save(model.state_dict(), 'weights.pt')" in said
+    assert not any(word in said.lower() for word in ("weights_only", "two options", "\x1b", "?[", "global"))
+
+
 def holds_itself() -> dict[str, object]:
     found: dict[str, object] = {}
     found["model"] = found

@@ -14,6 +14,7 @@ from deat.errors import DataError, UsageError
 from deat.evaluation.intervals import wilson
 from deat.evaluation.packing import unpack_bits
 from deat.evaluation.sanity import Flag
+from deat.paths import tidy
 from deat.plain import markdown, plain
 from deat.report import sections
 from deat.report.cells import attacks_of, cell, front, headline, title
@@ -166,7 +167,7 @@ def test_a_missing_number_is_a_dash_and_never_a_number(tmp_path):
     assert lines["pgd-7"][3] == "—"
     assert lines["pgd-7"][6] == "—"  # no clock was kept
     assert lines["free-4"][1:7] == ["—"] * 6
-    assert "not evaluated: no evaluation.json" in lines["free-4"][-1]
+    assert f"not evaluated; deat evaluate {tidy(str(tmp_path / 'c'))} does it" in lines["free-4"][-1]
     assert "2 of 4 epochs" in lines["free-8"][-1]
     rows = {r["row"]: r for r in csv.DictReader(io.StringIO(csv_table(of)))}
     assert rows["pgd-7"]["aa"] == rows["pgd-7"]["minutes"] == rows["free-4"]["natural"] == ""
@@ -405,6 +406,14 @@ def test_step_size_and_gamma_are_compared_within_a_method_only(tmp_path):
     figure = alpha_gamma(gather(paths(tmp_path)).rows, "pgd-20")
     assert not figure.panels
     assert "of one method" in figure.missing
+
+
+def test_step_size_and_gamma_are_not_asked_for_where_no_run_varies_them(tmp_path):
+    schedule = {"method": {"name": "m+deat", "schedule": {"alpha": 1.25, "gamma": 1.01}}}
+    make_run(tmp_path / "a", shares={"pgd-20": 0.5}, record=schedule)
+    make_run(tmp_path / "b", "pgd-7", shares={"pgd-20": 0.5})
+    figure = alpha_gamma(gather(paths(tmp_path)).rows, "pgd-20")
+    assert (figure.panels, figure.missing) == ([], "")
 
 
 def test_accuracies_on_a_sample_are_said_to_be_also_those_of_autoattack_alone(tmp_path):

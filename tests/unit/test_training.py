@@ -563,6 +563,19 @@ def test_missing_device_is_refused():
             trainer_of("natural", device=device)
 
 
+def test_no_device_is_advised_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match=r"Use 'cpu' or 'auto'\.$"):
+        trainer_of("natural", device="nonsense")
+
+
+def test_images_held_out_are_named_where_too_few_are_left_for_a_batch():
+    images, labels = torch.rand(120, 1, 8, 8), torch.arange(120) % 2
+    said = r"120 images, of which 12 are held out .* 108 left.*--batch-size\) of at most 108"
+    with pytest.raises(DataError, match=said):
+        deat.fit(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), (images, labels), val=0.1, batch_size=128)
+
+
 @pytest.mark.parametrize("threat", THREATS, ids=lambda t: t.name)
 def test_bf16_trains_every_threat(threat):
     history = trainer_of("m+deat", conv_net(batch_norm=True), precision="bf16", threat=threat, val=0.25).fit().history

@@ -224,6 +224,7 @@ def test_warning_is_visible_and_training_goes_on():
         result = trainer.fit()
     assert "catastrophic overfitting in epoch 5: pgd-10 accuracy fell from 100.0%" in str(seen[0].message)
     assert f"fgsm accuracy at {watch.events[4].single:.1%}" in str(seen[0].message)
+    assert all(flag in str(seen[0].message) for flag in ("--alpha", "--watch stop", "--watch rollback"))
     assert [stats.epoch for stats in result.history] == list(range(8))
     assert (watch.fired[0].epoch, watch.fired[0].action) == (4, "warn")
     assert watch.events[3].reason is None

@@ -33,7 +33,7 @@ class Bench:
 
     goes_on: ClassVar[bool] = True
 
-    recipe: Positional[str]
+    recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
     """A name from `deat list recipes`."""
     methods: MaybeText = None
     """Other methods than the recipe's, with commas: names, or my_file.py:NAME."""
@@ -126,7 +126,7 @@ def _play(grid: Grid, cells: list[Cell], order: Bench, tick: Tick) -> None:
 @contextmanager
 def _display(progress: Progress, quiet: bool) -> Iterator[Tick]:
     """Whoever shows the bench: nobody, a live line, or one line for each run that ends."""
-    console = Screen(quiet=quiet, highlight=False, markup=False, soft_wrap=not is_terminal())
+    console = Screen(quiet=quiet, soft_wrap=not is_terminal())
 
     def tell() -> None:
         for text in progress.news():

@@ -15,7 +15,7 @@ WIDTH = 160
 
 def show(found: Bench) -> None:
     """Print the table, and what a reader must know to read it."""
-    console = Screen(highlight=False, markup=False, soft_wrap=True, width=None if is_terminal() else WIDTH)
+    console = Screen(soft_wrap=True, width=None if is_terminal() else WIDTH)
     if any(row.done for row in found.rows):
         console.print(table(found))
     for line in notes(found):

@@ -40,6 +40,11 @@ from deat.training.settings import find_device
 
 MOST_CLASSES = 20
 """Classes above which the table by class stays in the file."""
+FEW_CLASSES = (
+    "with fewer than four classes its targeted DLR loss is undefined and cross-entropy takes its place, "
+    "so this is not the standard AutoAttack"
+)
+"""What is said of AutoAttack on two or three classes."""
 FLAGGED = 6
 """The exit status of an evaluation that finished but should not be believed."""
 
@@ -259,15 +264,26 @@ def _show(found: Evaluation, out: Path, order: Order) -> None:
     if order.json:
         print(json.dumps(found.as_json()))
         return
-    console = Screen(highlight=False, markup=False, soft_wrap=not is_terminal())
+    console = Screen(soft_wrap=not is_terminal())
+    console.print(plain(_judged_what(found)))
     console.print(_table(found))
     if len(found.classes) <= MOST_CLASSES:
         console.print(_class_table(found))
     if found.settings["sample"]:
         console.print(f"a sample of {len(found.labels):,} images: not comparable with numbers on the whole test set")
+    for name, how in found.settings["attacks"].items():
+        if how.get("targeted_loss") == "ce" and "apgd-t" in how["parts"]:
+            console.print(f"{name}: {FEW_CLASSES}")
     for flag in found.flags:
-        console.print(flag.line, style="bold red", markup=False)
-    console.print(f"every setting and verdict is in {out}", markup=False)
+        console.print(flag.line, style="bold red")
+    console.print(f"every setting and verdict is in {out}")
+
+
+def _judged_what(found: Evaluation) -> str:
+    """Whose weights the numbers are about, and on which images."""
+    about = found.settings["about"]
+    whose = f"the {about['epoch']} epoch's weights, " if about["epoch"] else ""
+    return f"judged: {whose}{about['weights']}, on {len(found.labels):,} test images of {about['data']}"
 
 
 def _table(found: Evaluation) -> Table:

@@ -24,7 +24,7 @@ def list_things(kind: str, *, as_json: bool = False) -> int:
     table = Table(*shown[0], box=None, pad_edge=False)
     for row in shown:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value or "") for value in row.values()))
-    console = Screen(highlight=False, markup=False, soft_wrap=True, width=None if is_terminal() else WIDTH)
+    console = Screen(soft_wrap=True, width=None if is_terminal() else WIDTH)
     console.print(table)
     for row in rows:
         if "settings" in row:

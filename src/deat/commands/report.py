@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from deat.commands.flags import MaybeText, MaybeWhole, Whole
 from deat.commands.probing import gallery, has_weights, sweep
@@ -41,7 +41,7 @@ from deat.writing import refuse_links, write_whole
 class Report:
     """Compare runs: tables (Markdown, LaTeX, CSV), figures, and one page to look at without a network."""
 
-    runs: Positional[tuple[str, ...]]
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]
     """Run folders and bench folders; runs that differ in their seed alone make one row."""
     out: MaybeText = None
     """The report's folder (report/ in the only folder named, or beside the first of several)."""

@@ -68,7 +68,7 @@ class Session:
 
     def __init__(self, run: Run, options: Options, *, resuming: bool = False) -> None:
         self.run, self.options, self.resuming = run, options, resuming
-        self.console = Screen(quiet=options.json, highlight=False, markup=False, soft_wrap=not is_terminal())
+        self.console = Screen(quiet=options.json, soft_wrap=not is_terminal())
         self.ranks, self.say = ALONE, say_aside
         self.interruption = Interruption()
         self.scores: list[Score] = []
@@ -245,6 +245,8 @@ class Session:
             self.console.print(score_table(self.scores))
             for line in doubts(self.scores):
                 self.console.print(line)
+        elif self.run.corpus.test is None:
+            self.console.print(plain(_unscored(self.run.corpus.name, self.out)))
         if self.watch and self.watch.collapses:
             self.console.print(plain(f"the watch saw {self.watch.summary()}"))
         self.console.print(f"everything is in {self.out}; report.md tells it whole")
@@ -258,6 +260,13 @@ class Session:
                 yield Display(line, [line])
         else:
             yield Display(None, [PlainLines()])
+
+
+def _unscored(data: str, out: Path) -> str:
+    return (
+        f"nothing was scored: {data} has no test images. Put class folders into train/ and test/ (or val/) there, or "
+        f"score this run on such a folder: deat evaluate {out} --data folder:PATH"
+    )
 
 
 def _say_nothing(text: str) -> None:

@@ -79,12 +79,18 @@ def check_labels(labels: Tensor, num_classes: int, first: int = 0) -> None:
         )
 
 
-def check_fits(num_examples: int, batch_size: int, training: bool = True) -> None:
-    """Refuses an empty set and, in training, one smaller than a batch."""
+def check_fits(num_examples: int, batch_size: int, training: bool = True, held_out: int = 0) -> None:
+    """Refuses an empty set and, in training, one smaller than a batch; held_out images were taken from it."""
     if num_examples < 1:
         raise DataError("the data set is empty; it must hold at least one image.")
     if training and num_examples < batch_size:
         raise DataError(
-            f"the data set holds {num_examples} images, fewer than one batch of {batch_size}."
-            f" Use a batch size of at most {num_examples}."
+            f"the data set holds {_left(num_examples, held_out)}, fewer than one batch of {batch_size}."
+            f" Use a batch size (batch_size, --batch-size) of at most {num_examples}."
         )
+
+
+def _left(num_examples: int, held_out: int) -> str:
+    if not held_out:
+        return f"{num_examples} images"
+    return f"{num_examples + held_out} images, of which {held_out} are held out for validation and {num_examples} left"

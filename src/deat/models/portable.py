@@ -31,11 +31,11 @@ def read_foreign(file: Path) -> Tensors:
     _check_packing(file)
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever is in the file: it was not opened in any other way
-        reason = str(error).strip().split("\n")[0]
+    except Exception:  # whatever is in the file: it was not opened in any other way
         raise CheckpointError(
-            f"{str(file)!r} is not a file of weights alone, so it is refused ({reason}). Where it was made, save "
-            "model.state_dict(), or write it as safetensors."
+            f"{str(file)!r} is not a file of weights alone: it is damaged, or it holds a whole model or other objects, "
+            "which can run code when opened. A state dict is accepted. Where the file was made, save one with "
+            "torch.save(model.state_dict(), 'weights.pt'), and import that."
         ) from None
     tensors = _weights_in(found)
     if tensors is None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from deat.errors import DataError, UsageError, unknown
+from deat.paths import tidy
 from deat.plain import plain
-from deat.report.collect import BENCH, EVALUATION, Bench, OneRun, Row, collect, collect_run
+from deat.report.collect import BENCH, Bench, OneRun, Row, collect, collect_run
 from deat.report.setups import marked, notes_on
 from deat.training.folder import RUN, WATCH
 
@@ -106,7 +107,7 @@ def _explained(run: OneRun) -> OneRun:
     if run.evaluation is not None and stopped:
         return replace(run, why=f"stopped by the watch, at the weights of epoch {done} of {asked}")
     if run.evaluation is None:
-        return replace(run, status="incomplete", why=f"not evaluated: no {EVALUATION}")
+        return replace(run, status="incomplete", why=f"not evaluated; deat evaluate {tidy(str(run.path))} does it")
     return run
 
 

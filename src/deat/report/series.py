@@ -35,7 +35,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure; without panels, `missing` says what they would need."""
+    """One figure; without panels, `missing` says what they would need, if anybody looks for them."""
 
     name: str
     title: str
@@ -121,7 +121,8 @@ def alpha_gamma(rows: Sequence[Row], attack: str | None) -> Figure:
         for method, found in several.items()
         for gamma, held in sorted(found.items(), reverse=True)
     ]
-    what = "" if panels else "M+ runs of one method with at least two different alpha or gamma"
+    wanted = len({_alpha_gamma(run) for row in rows for run in row.runs} - {None}) > 1  # else nobody varied them
+    what = "evaluated M+ runs of one method with different alpha or gamma" if wanted and not panels else ""
     return Figure("alpha-gamma", "Step size alpha and gamma", panels, what)
 
 

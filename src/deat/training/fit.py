@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, Subset
 
 from deat.checkpoint.lock import owned
 from deat.data import Augment, Corpus, ImageSet, LazyImages, Source, as_source
+from deat.data.content import check_fits
 from deat.data.imageset import split_indices
 from deat.data.source import as_images
 from deat.errors import CheckpointError, DataError, UsageError
@@ -112,7 +113,7 @@ def make_trainer(
         normalize = normalize or train.normalization
         augment = augment or train.augment
         train = train.train
-    train, val = _split(train, val, settings.seed)
+    train, val = _split(train, val, settings)
     source = open_source(train, settings, augment=augment)
     source.check()
     held = _held_out(val, source, settings)
@@ -207,19 +208,26 @@ def _held_out(val: Any, train: Source, settings: Settings) -> Source | None:
     return held
 
 
-def _split(train: Any, val: Any, seed: int) -> tuple[Any, Any]:
+def _split(train: Any, val: Any, settings: Settings) -> tuple[Any, Any]:
     """Training and validation data; a fraction is held out of the training data, fixed by the seed."""
     if not isinstance(val, float):
         return train, val
     if not 0 < val < 1:
         raise UsageError(f"val={val!r} is not a fraction of the training data; use a number such as 0.1, or data.")
     images = train if isinstance(train, ImageSet | LazyImages) else as_images(train)
+    rest: Any
+    held: Any
     if images is not None:
-        return images.split(max(1, round(val * len(images))), seed)
-    if isinstance(train, Dataset) and hasattr(train, "__getitem__") and hasattr(train, "__len__"):
-        parts = split_indices(len(train), max(1, round(val * len(train))), seed)
-        return tuple(Subset(train, part.tolist()) for part in parts)  # type: ignore[return-value]
-    raise DataError("a fraction cannot be held out of a loader; pass val= as data of its own, or the Dataset itself.")
+        rest, held = images.split(max(1, round(val * len(images))), settings.seed)
+    elif isinstance(train, Dataset) and hasattr(train, "__getitem__") and hasattr(train, "__len__"):
+        parts = split_indices(len(train), max(1, round(val * len(train))), settings.seed)
+        rest, held = (Subset(train, part.tolist()) for part in parts)
+    else:
+        raise DataError(
+            "a fraction cannot be held out of a loader; pass val= as data of its own, or the Dataset itself."
+        )
+    check_fits(len(rest), settings.batch_size, held_out=len(held))
+    return rest, held
 
 
 def open_source(data: Any, settings: Settings, **options: Any) -> Source:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from deat.data import Augment, Corpus, Source, load
+from deat.data.content import check_fits
 from deat.errors import UsageError, unknown
 from deat.loading import code_digest, is_file_spec
 from deat.methods import Method
@@ -203,6 +204,7 @@ class Run:
         if not self.held_out:
             return self.corpus.train, None
         train, val = self.corpus.train.split(self.held_out, self.settings.seed)
+        check_fits(len(train), self.settings.batch_size, held_out=len(val))
         return train, val if self.validates else None
 
     @property

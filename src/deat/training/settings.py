@@ -82,7 +82,8 @@ def find_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
         reason = str(error).split("\n")[0]
-        raise UsageError(f"device {name!r} is not available here ({reason}). Use 'cpu', 'cuda' or 'auto'.") from None
+        there = "'cpu', 'cuda' or 'auto'" if torch.cuda.is_available() else "'cpu' or 'auto'"
+        raise UsageError(f"device {name!r} is not available here ({reason}). Use {there}.") from None
     return device
 
 

@@ -189,7 +189,10 @@ class OverfitWatch:
     def _act(self, trainer: Trainer, event: EpochWatch) -> str:
         """Do what the event says; what was done, in words."""
         if event.action == "warn":
-            return "Take a smaller step, or more of them; the watch can also stop or roll back."
+            return (
+                "Take smaller steps (alpha, --alpha), or more of them; the watch can also stop or roll back "
+                "(action, --watch stop or --watch rollback)."
+            )
         self._standing.pop()
         trainer.rewind(self._healthy)
         if event.action == "stop":
