@@ -167,7 +167,7 @@ def _markdown(story: Story) -> str:
     of = story.sheet
     place = f"In the paper: {markdown('; '.join(of.subject.tables))}.\n\n" if of.subject.tables else ""
     table = f"# {story.heading}\n\n{place}{markdown_table(of)}{scores_tables(of.rows)}"
-    return f"{table}\n## The paper's claims\n\n{claims_table(story.claims)}"
+    return f"{table}\n## The paper's claims\n\n{claims_table(story.claims)}" if story.claims else table
 
 
 def _draw(story: Story, folder: Path) -> None:
