@@ -23,6 +23,7 @@ from deat.training.fit import fit, make_trainer
 from deat.training.result import Result
 from deat.training.settings import Settings
 from deat.training.trainer import Trainer
+from deat.training.watch import OverfitWatch
 from deat.versions import VERSION
 
 __version__ = VERSION
@@ -42,6 +43,7 @@ __all__ = [
     "Mart",
     "Method",
     "Objective",
+    "OverfitWatch",
     "Probe",
     "Ranks",
     "Relay",

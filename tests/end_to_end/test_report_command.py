@@ -93,6 +93,26 @@ def test_sweep_and_gallery_attack_the_weights_that_were_judged(run, tmp_path, ep
     assert "other weights than its evaluation judged" in capsys.readouterr().out
 
 
+def test_networks_of_ones_own_are_attacked_only_where_the_user_names_them(run, tmp_path, capsys):
+    marker, folders, specs = tmp_path / "marker", [tmp_path / "a", tmp_path / "b"], []
+    for folder in folders:
+        shutil.copytree(run, folder)
+        code = tmp_path / f"{folder.name}.py"
+        code.write_text(f"import deat\nopen({str(marker)!r}, 'a').close()\nNet = deat.build_model('small', 10, 1, 8)\n")
+        record = json.loads((folder / "run.json").read_text())
+        record["model"]["name"] = f"{code}:Net"
+        (folder / "run.json").write_text(json.dumps(record))
+        specs.append(f"{code}:Net")
+    command = ["report", *map(str, folders), "--out", str(tmp_path / "r"), "--sweep", "4", "--no-figures"]
+    for named, lines in (([], 0), (["--model", f"elsewhere.py:Net, {specs[0]}"], 1), (["--model", ",".join(specs)], 2)):
+        assert main([*command, *named]) == 0
+        assert marker.exists() == bool(lines)
+        file = tmp_path / "r/figures/sweep.csv"
+        assert len({row["row"] for row in rows_of(file)} if file.exists() else ()) == lines
+        assert (f"Say so yourself: --model {specs[0]}" in capsys.readouterr().out) == (not lines)
+    assert (tmp_path / "r/figures/gallery.csv").exists()
+
+
 def test_gallery_shows_the_first_test_images_and_what_becomes_of_them(report, run):
     rows = rows_of(report / "figures" / "gallery.csv")
     found = load_evaluation(run / "evaluation.json")
@@ -157,6 +177,7 @@ def test_a_bench_folder_is_reported_and_the_alpha_gamma_panels_are_drawn(tmp_pat
         (["{run}", "--against", "pgd-9"], 2, "unknown row 'pgd-9'"),
         (["{run}", "--sweep", "0"], 2, "sweep must be"),
         (["{run}", "--gallery", "-1"], 2, "gallery must be"),
+        (["{run}", "--model", "small"], 2, "--model 'small' is no network of your own"),
         (["{run}", "--out", "{run}"], 2, "holds other things than a report"),
     ],
 )

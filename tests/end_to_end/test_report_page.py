@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 
@@ -187,6 +188,22 @@ def test_switching_a_row_off_takes_it_out_of_every_chart(shown):
     assert drawn(shown) == []
     shown.click("#all")
     assert drawn(shown) == ["0", "1", "2", "3"]
+
+
+def test_equal_numbers_of_steps_lie_beside_each_other_and_are_named_at_their_ends(shown):
+    found = shown.js(
+        "const all = [...document.querySelectorAll('[data-panel]')];"
+        "const k = all.find(p => p.previousSibling.textContent.endsWith(' k'));"
+        "return [[...k.querySelectorAll('.line')].map(l => l.getAttribute('d')), "
+        "[...k.querySelectorAll('.end')].map(e => e.textContent), "
+        "[...k.querySelectorAll('.end')].map(e => +e.getAttribute('y'))]"
+    )
+    paths, ends, heights = found
+    shapes = {tuple(re.findall(r"H[\d.]+", path)) for path in paths}
+    assert len(set(paths)) == len(paths) == 4
+    assert len(shapes) == 1  # the same staircase, moved
+    assert {"m+deat", "pgd-7", "free-4"} < set(ends)
+    assert all(b - a >= 12 for a, b in itertools.pairwise(heights))
 
 
 def test_the_front_is_drawn_and_follows_the_chosen_attack(shown):

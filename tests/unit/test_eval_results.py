@@ -1,6 +1,7 @@
 """How sure an accuracy is, and evaluation.json."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -61,6 +62,16 @@ def test_accuracies_intervals_and_additions_are_those_computed_by_hand():
     assert found.accuracy == {"natural": 0.75, "fgsm": 0.5, "pgd-20": 0.5, "worst": 0.25}
     assert found.intervals == {name: wilson(hits, 4) for name, hits in zip(found.accuracy, (3, 2, 2, 1), strict=True)}
     assert found.added == {"natural": 1, "fgsm": 1, "pgd-20": 1}
+
+
+def test_an_evaluation_shows_itself_in_one_line_with_accuracies_and_flags():
+    found = made()
+    assert repr(found) == (
+        "Evaluation(4 images: natural 75.00%, fgsm 50.00%, pgd-20 50.00%, worst 25.00%; flags: one_step_wins)"
+    )
+    assert "True" not in repr(found.results)
+    assert "flags: none)" in repr(replace(found, flags=[]))
+    assert "flags: not checked)" in repr(replace(found, flags=[], settings={**found.settings, "sanity": False}))
 
 
 def test_per_class_counts_have_their_own_intervals_and_a_class_without_images_knows_nothing():

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -220,6 +221,15 @@ def test_training_without_an_adversary_is_chosen_by_natural_accuracy_also_when_i
     trainer.best.offer(stats_with(2, 0.1, 0.98), trainer.model)
     trainer.best.offer(stats_with(3, 0.2, 0.97), trainer.model)
     assert trainer.best.snapshot.epoch == expected
+
+
+def test_a_result_shows_itself_in_one_line_without_its_weights():
+    result = deat.fit(conv_net(), learnable(24), val=learnable(8), method="fgsm", val_attack="fgsm", **QUICK)
+    best = result.best
+    shown = f"best.epoch {best.epoch}, natural {best.natural:.1%}, robust {best.robust:.1%})"
+    assert repr(result).startswith("Result(Sequential, 2 epochs in ")
+    assert repr(result).endswith(shown)
+    assert "tensor" not in repr(best)
 
 
 def test_load_best_puts_the_best_epoch_s_weights_into_the_model():
@@ -555,6 +565,47 @@ BAD = {
 def test_setting_that_is_not_accepted_is_refused_by_name(name, value):
     with pytest.raises(UsageError, match=f"{name}|learning-rate schedule|attack"):
         deat.Settings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    {
+        "learning_rate": "The learning rate is lr",
+        "epoch": "Did you mean 'epochs'",
+        "batchsize": "Did you mean 'batch_size'",
+        "optimiser": "Did you mean 'optimizer'",
+        "eps": "threat=",
+    }.items(),
+)
+def test_keyword_that_fit_does_not_have_is_refused_by_name_with_those_it_has(name, says):
+    with pytest.raises(UsageError, match=f"unknown keyword of fit '{name}'") as caught:
+        deat.fit(conv_net(), (X, Y), **{name: 1})
+    assert says in str(caught.value)
+    assert "Known: augment, batch_size, callbacks" in str(caught.value)
+    assert "settings" not in str(caught.value)
+
+
+def test_an_optimizer_in_place_of_its_factory_is_refused_with_the_fix():
+    net = conv_net()
+    with pytest.raises(UsageError, match=r"optimizer is of type Adam; it must be a function.*lambda params"):
+        deat.fit(net, (X, Y), optimizer=torch.optim.Adam(net.parameters()), **QUICK)
+
+
+@pytest.mark.parametrize("val", [None, 0.1])
+@pytest.mark.parametrize("name", ["folder:photos", Path("photos")])
+def test_the_name_of_data_is_refused_with_the_call_that_loads_it(name, val):
+    for call in (lambda: deat.fit(conv_net(), name, val=val), lambda: deat.evaluate(conv_net(), name, threat="linf:0")):
+        with pytest.raises(UsageError, match=r"deat\.load_data\('folder:photos'\).*a torch Dataset"):
+            call()
+
+
+def test_images_whose_channels_come_last_are_refused_with_the_order_that_is_meant():
+    x = torch.rand(8, SIDE, SIDE, 3)
+    with pytest.raises(UsageError, match=r"N x C x H x W.*permute\(0, 3, 1, 2\)"):
+        deat.fit(conv_net(channels=3), (x, Y[:8]), **QUICK)
+    with pytest.raises(UsageError) as caught:
+        deat.fit(conv_net(channels=3), (X, Y), **QUICK)
+    assert "permute" not in str(caught.value)
 
 
 def test_missing_device_is_refused():

@@ -1,7 +1,7 @@
 """What a report asks of the trained networks themselves: accuracy at other radii, and adversarial examples."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,31 @@ from deat.report.collect import OneRun, Row
 from deat.report.gallery import Gallery, Tile, pixels
 from deat.report.series import Figure, Line, Panel
 from deat.threat import ThreatModel
+from deat.training.record import read_record
 
 SWEEP = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 """The radii of a sweep, in units of the run's own eps."""
 ATTACK = "pgd-20"
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where networks run and data lies, and the networks of their own, named by the user, whose code may run."""
+
+    device: str = "auto"
+    data_root: str | None = None
+    models: tuple[str, ...] = ()
+
+
 Loaded = tuple[torch.nn.Module, Any, ThreatModel]
 
 
-def load(run: OneRun, device: str, data_root: str | None) -> Loaded:
+def load(run: OneRun, lab: Lab) -> Loaded:
     """The network that a run's evaluation judged, be it its best or its last, its test images and its threat model."""
     files = _kept(run)
-    order = Order(str(run.path), epoch=files[0].parent.name if files else "best", device=device, data_root=data_root)
+    epoch = files[0].parent.name if files else "best"
+    named = _named(read_record(run.path).model, lab.models)
+    order = Order(str(run.path), model=named, epoch=epoch, device=lab.device, data_root=lab.data_root)
     found, _ = find_run(order)
     for file in files:
         model = load_model(found, file, order).eval()
@@ -38,13 +52,19 @@ def load(run: OneRun, device: str, data_root: str | None) -> Loaded:
     raise CheckpointError(f"{str(run.path)!r} has other weights than its evaluation judged: evaluate it again.")
 
 
-def sweep(rows: Sequence[Row], images: int, device: str, data_root: str | None) -> Figure:
+def _named(recorded: str, models: Sequence[str]) -> str | None:
+    """Which of the models that the user named a run's own is, by its path or else by file and object alone."""
+    same = [spec for spec in models if Path(spec).name == Path(recorded).name]
+    return recorded if recorded in models else same[0] if len(same) == 1 else None
+
+
+def sweep(rows: Sequence[Row], images: int, lab: Lab) -> Figure:
     """PGD-20 accuracy by radius, on the first test images, of each row's first finished run."""
     lines, lacking = [], []
     for row in rows:
         for run in row.done[:1]:
             try:
-                lines.append(_swept(row.name, run.seed, load(run, device, data_root), images))
+                lines.append(_swept(row.name, run.seed, load(run, lab), images))
             except (DeatError, OSError) as error:
                 lacking.append(f"{row.name}: {error}")
     name = "Accuracy by radius"
@@ -54,10 +74,10 @@ def sweep(rows: Sequence[Row], images: int, device: str, data_root: str | None) 
     return Figure("sweep", name, [panel], "; ".join(lacking))
 
 
-def gallery(row: Row, count: int, device: str, data_root: str | None) -> Gallery:
+def gallery(row: Row, count: int, lab: Lab) -> Gallery:
     """The first test images, attacked through a row's first finished run."""
     try:
-        model, part, threat = load(row.done[0], device, data_root)
+        model, part, threat = load(row.done[0], lab)
     except (DeatError, OSError) as error:
         return Gallery(missing=str(error))
     x, y = _first(model, part, count)

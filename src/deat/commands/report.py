@@ -9,9 +9,10 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from deat.commands.flags import MaybeText, MaybeWhole, Whole
-from deat.commands.probing import gallery, has_weights, sweep
+from deat.commands.probing import Lab, gallery, has_weights, sweep
 from deat.errors import CheckpointError, UsageError
 from deat.live import is_terminal
+from deat.loading import FORM, is_file_spec
 from deat.plain import markdown, plain
 from deat.report.cells import cell, cost
 from deat.report.claims import check_claims
@@ -53,6 +54,8 @@ class Report:
     """Adversarial examples to show, against the most robust row that kept its weights; 0 for none."""
     no_figures: bool = False
     """Leave out the pictures, which need matplotlib; the page and the tables do not."""
+    model: MaybeText = None
+    """Your own networks among the runs, whose code --sweep and --gallery then run: net.py:Net, several by commas."""
     device: str = "auto"
     """Where networks run for --sweep and --gallery: cpu, cuda, ..."""
     data_root: MaybeText = None
@@ -84,7 +87,7 @@ def tell(subject: Subject, wish: Report) -> Story:
     of = sheet(subject, wish.against)
     drawn = figures(subject.rows, of.headline)
     if wish.sweep:
-        drawn.append(sweep(subject.rows, wish.sweep, wish.device, wish.data_root))
+        drawn.append(sweep(subject.rows, wish.sweep, _lab(wish)))
     shown = _gallery(of, wish)
     missing = [f"{figure.title}: {figure.missing}" for figure in drawn if figure.missing]
     if wish.gallery and shown.missing:
@@ -97,8 +100,16 @@ def _check(wish: Report) -> None:
         raise UsageError(f"sweep must be a number of test images >= 1, not {wish.sweep}.")
     if wish.gallery < 0:
         raise UsageError(f"gallery must be a number of images >= 0, not {wish.gallery}.")
+    for spec in _lab(wish).models:
+        if not is_file_spec(spec):
+            raise UsageError(f"--model {spec!r} is no network of your own, which alone needs naming: {FORM}.")
     if not wish.no_figures:
         check_matplotlib()
+
+
+def _lab(wish: Report) -> Lab:
+    named = (wish.model or "").split(",")
+    return Lab(wish.device, wish.data_root, tuple(spec.strip() for spec in named if spec.strip()))
 
 
 def _place(wish: Report) -> Path:
@@ -126,7 +137,7 @@ def _gallery(of: Sheet, wish: Report) -> Gallery:
     if not wish.gallery or not able or not of.headline:
         return Gallery(missing="an evaluated run with its weights")
     best = max(able, key=lambda row: _robust(row, of.headline or ""))
-    return gallery(best, wish.gallery, wish.device, wish.data_root)
+    return gallery(best, wish.gallery, _lab(wish))
 
 
 def _robust(row: Row, attack: str) -> float:
@@ -156,7 +167,7 @@ def _markdown(story: Story) -> str:
     of = story.sheet
     place = f"In the paper: {markdown('; '.join(of.subject.tables))}.\n\n" if of.subject.tables else ""
     table = f"# {story.heading}\n\n{place}{markdown_table(of)}{scores_tables(of.rows)}"
-    return f"{table}\n## The paper's claims\n\n{claims_table(story.claims)}"
+    return f"{table}\n## The paper's claims\n\n{claims_table(story.claims)}" if story.claims else table
 
 
 def _draw(story: Story, folder: Path) -> None:

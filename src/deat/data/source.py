@@ -1,5 +1,6 @@
 """Whatever a person trains on, as one kind of thing: a Source of batches on the device."""
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
@@ -69,6 +70,7 @@ def as_source(
 
     A loader keeps its own batch size, order and augmentation; a Dataset its own augmentation.
     """
+    refuse_text(data)
     if batch_size < 1:
         raise UsageError(f"the batch size is {batch_size}; it must be at least 1.")
     if isinstance(data, LazyImages):
@@ -79,6 +81,16 @@ def as_source(
         return Resident(held, batch_size, device=device, seed=seed, augment=augment, shuffle=shuffle)
     loader = _as_loader(data, batch_size, seed, shuffle, workers)
     return Batches(loader, device=device, seed=seed, num_classes=num_classes, training=shuffle)
+
+
+def refuse_text(data: Any) -> None:
+    """Refuse the name of a data set where the data itself belongs, with the call that loads it."""
+    if isinstance(data, str | os.PathLike):
+        spec = data if isinstance(data, str) else f"folder:{os.fspath(data)}"
+        raise UsageError(
+            f"{str(data)!r} only names data. Load it: deat.load_data({spec!r}), which fit takes as it is, and "
+            f"evaluate its .test part. Also accepted: {_ACCEPTED}."
+        )
 
 
 def as_images(data: Any, num_classes: int | None = None) -> ImageSet | None:

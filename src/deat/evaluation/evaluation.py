@@ -21,7 +21,7 @@ class AttackResult:
     """One attack's rulings over all images: who stands, what it cost, and, of several stages, whom each felled."""
 
     name: str
-    correct: list[bool]
+    correct: list[bool] = field(repr=False)
     invalid: int
     seconds: float
     forwards: int
@@ -46,7 +46,7 @@ class AttackResult:
 class Evaluation:
     """Accuracies under attack with everything a reader needs to believe them or not.
 
-    verdicts[name][i] says whether image i is still classified correctly under that attack. `worst` is the headline:
+    verdicts[name][i] is True where image i is still classified correctly under that attack. `worst` is the headline:
     the share of images that stand against every attack. In a cascade attacks saw survivors only, so single attacks
     have no accuracy of their own.
     """
@@ -57,9 +57,14 @@ class Evaluation:
     settings: dict[str, Any]
     flags: list[Flag] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        shares = ", ".join(f"{name} {share:.2%}" for name, share in self.accuracy.items())
+        raised = ", ".join(flag.name for flag in self.flags) or ("none" if self.checked else "not checked")
+        return f"Evaluation({len(self.labels):,} images: {shares}; flags: {raised})"
+
     @cached_property
     def verdicts(self) -> dict[str, list[bool]]:
-        """Per-image verdicts by attack, and "worst" over all."""
+        """By attack, and "worst" over all: for each image, True where it is still classified correctly."""
         found = {r.name: r.correct for r in self.results}
         return {**found, "worst": [all(column) for column in zip(*found.values(), strict=True)]}
 

@@ -40,10 +40,16 @@ def attacks_of(rows: Sequence[Row]) -> list[str]:
 
 
 def headline(rows: Sequence[Row]) -> str | None:
-    """The attack by which rows are ranked: the strongest of those that most rows were judged by."""
+    """By what rows are ranked: the worst of all attacks, or else the strongest that most rows were judged by.
+
+    The worst is it where every finished run was judged by the same attacks, several and the strongest among them.
+    """
     held = {name: sum(name in row.columns for row in rows) for name in attacks_of(rows)}
     robust = [name for name in held if name not in ("natural", "worst")] or list(held)
-    return max(robust, key=lambda name: (held[name], _order(name)), default=None)
+    strongest = max(robust, key=lambda name: (held[name], _order(name)), default=None)
+    judged = {frozenset(r.name for r in run.evaluation.results) for row in rows for run in row.done if run.evaluation}
+    alike = next(iter(judged)) - {"natural"} if len(judged) == 1 else frozenset()
+    return "worst" if len(alike) > 1 and strongest in alike and "worst" in held else strongest
 
 
 def title(attack: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deat.recipes.paper import CLAIMS, TABLES, Claim
-from deat.report.cells import cost
+from deat.report.cells import Cost, cost
 from deat.report.collect import Row
 from deat.report.setups import OTHER
 
@@ -25,8 +25,8 @@ class Checked:
 
 
 def check_claims(rows: Sequence[Row]) -> list[Checked]:
-    """Every claim of the paper, beside ours."""
-    return [_check(claim, rows) for claim in CLAIMS]
+    """The paper's claims that some finished run here is about, beside ours."""
+    return [_check(claim, rows) for claim in CLAIMS if any(_spent(rows, claim.table, n) for n in _needed(claim))]
 
 
 def given(claims: Sequence[Checked]) -> list[str]:
@@ -35,8 +35,17 @@ def given(claims: Sequence[Checked]) -> list[str]:
     return [f"{OTHER} From runs that were given {text}." for text in found]
 
 
+def _needed(claim: Claim) -> tuple[str, str]:
+    return claim.fast, claim.slow
+
+
+def _spent(rows: Sequence[Row], table: str, name: str) -> Cost | None:
+    row = _find(rows, table, name)
+    return cost(row) if row else None
+
+
 def _check(claim: Claim, rows: Sequence[Row]) -> Checked:
-    fast, slow = (_find(rows, claim.table, name) for name in (claim.fast, claim.slow))
+    fast, slow = (_find(rows, claim.table, name) for name in _needed(claim))
     spent, other = fast and cost(fast), slow and cost(slow)
     if not spent or not other:
         lacking = [name for name, found in ((claim.fast, spent), (claim.slow, other)) if not found]

@@ -95,18 +95,25 @@ def _panel(ax: Any, panel: Panel, places: dict[str, int]) -> None:
     for line in panel.lines:
         rows.setdefault(line.row, []).append(line)
     for n, (name, lines) in enumerate(rows.items()):
-        place = places.get(name, n)
+        place, shift = places.get(name, n), (n - (len(rows) - 1) / 2) * min(2.0, 8 / len(rows))
         if len(lines) > 1:
             for line in lines:
-                _line(ax, panel, line, place, lw=0.6, alpha=0.35)
+                _line(ax, panel, line, place, lw=0.6, alpha=0.35, shift=shift)
             lines = [mean_of(lines)]
-        _line(ax, panel, lines[0], place, label=_short(name))
+        _line(ax, panel, lines[0], place, label=_short(name), shift=shift)
     ax.set_title(fill(plain(panel.title), WIDEST), loc="left")
     ax.set_xlabel(panel.x)
     ax.set_ylabel(label(panel))
     costs = [x for line in panel.lines for x in line.x]
     if panel.kind == "point" and max(costs) > 6 * min(costs) > 0:
         _log(ax)
+
+
+def _beside(ax: Any, drawn: Any, n: float) -> None:
+    """Move a drawn line by a hair: where values are few, equal ones then lie beside each other."""
+    from matplotlib.transforms import offset_copy
+
+    drawn.set_transform(offset_copy(ax.transData, fig=ax.figure, y=n, units="points"))
 
 
 def label(panel: Panel) -> str:
@@ -138,7 +145,7 @@ def mean_of(lines: Sequence[Line]) -> Line:
     return Line(lines[0].row, None, sorted(held), [fmean(held[x]) if held[x] else None for x in sorted(held)])
 
 
-def _line(ax: Any, panel: Panel, line: Line, place: int, **look: Any) -> None:
+def _line(ax: Any, panel: Panel, line: Line, place: int, shift: float, **look: Any) -> None:
     y = [float("nan") if v is None else 100 * v if panel.percent else v for v in line.y]
     look = {"color": HUES[place % len(HUES)], "lw": 1.6, **look}
     if line.row == FRONT:
@@ -147,7 +154,9 @@ def _line(ax: Any, panel: Panel, line: Line, place: int, **look: Any) -> None:
         ax.plot(line.x, y, ls="none", marker=MARKERS[place // len(HUES) % 3], **look)
     else:
         style = "steps-mid" if panel.kind == "step" else "default"
-        ax.plot(line.x, y, ls=DASHES[place // len(HUES) % 3], drawstyle=style, **look)
+        (drawn,) = ax.plot(line.x, y, ls=DASHES[place // len(HUES) % 3], drawstyle=style, **look)
+        if panel.kind == "step":
+            _beside(ax, drawn, shift)
 
 
 def _legend(canvas: Any, axes: Any) -> None:

@@ -137,7 +137,8 @@ def _body(story: Story) -> str:
     parts += _figures(story.figures)
     if story.gallery.tiles:
         parts.append(_section("gallery", "Adversarial examples", gallery_section(story.gallery)))
-    parts.append(_section("claims", "The paper's claims", claims_section(story.claims)))
+    if story.claims:
+        parts.append(_section("claims", "The paper's claims", claims_section(story.claims)))
     parts.append(_section("settings", "Settings", settings_section(of.rows)))
     parts += [f'<p class="note">Left out. {markup(text)}.</p>' for text in story.missing]
     return "\n".join(parts)

@@ -46,11 +46,11 @@ def answer(of: Sheet) -> str:
         return '<p class="note">No run is evaluated yet, so there is nothing to rank.</p>'
     best = max(ranked, key=lambda item: (item[2], -item[3]))
     clean = max(ranked, key=lambda item: (_mean(item[1], "natural"), -item[3]))
-    name = title(of.headline)
+    name = "the worst of all attacks" if of.headline == "worst" else title(of.headline)
     parts = [
         (best, f"Most robust under {name}", f"{percent(best[2])} for {best[3]:,.0f} backprops"),
         *_cheaper(ranked, best),
-        (clean, "Best on clean images", f"{percent(_mean(clean[1], 'natural'))} natural, {percent(clean[2])} {name}"),
+        (clean, "Best on clean images", f"{percent(_mean(clean[1], 'natural'))}; {percent(clean[2])} under {name}"),
     ]
     items = "".join(
         f'<li class="h{item[0] % HUES}"><div class="what">{markup(what)}</div>'

@@ -1,8 +1,10 @@
 """One call from a classifier and its data to a robust classifier."""
 
+import inspect
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ from deat.checkpoint.lock import owned
 from deat.data import Augment, Corpus, ImageSet, LazyImages, Source, as_source
 from deat.data.content import check_fits
 from deat.data.imageset import split_indices
-from deat.data.source import as_images
-from deat.errors import CheckpointError, DataError, UsageError
+from deat.data.source import as_images, refuse_text
+from deat.errors import CheckpointError, DataError, UsageError, unknown
 from deat.methods import Method
 from deat.methods import method as find_method
 from deat.models import normalized
@@ -31,6 +33,9 @@ from deat.training.trainer import Callback, Trainer
 
 Normalization = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation by channel."""
+RADIUS = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
+OTHER_NAMES = {"learning_rate": "The learning rate is lr.", "eps": RADIUS, "epsilon": RADIUS, "norm": RADIUS}
+"""What to use in place of a keyword that fit does not have, where its spelling does not tell."""
 
 
 def fit(
@@ -66,7 +71,7 @@ def fit(
         train,
         method=method,
         threat=threat,
-        settings=Settings(epochs=epochs, **settings),
+        settings=_settings({"epochs": epochs, **settings}),
         val=val,
         optimizer=optimizer,
         normalize=normalize,
@@ -75,6 +80,16 @@ def fit(
         ranks=ranks,
     )
     return trainer.fit() if checkpoints is None else _fit_with_checkpoints(trainer, Path(checkpoints))
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    """Settings of fit's other keywords; one that nobody knows is refused by name."""
+    known = {field.name for field in fields(Settings)}
+    for name in given:
+        if name not in known:
+            accepted = known | inspect.signature(fit).parameters.keys() - {"settings"}
+            raise unknown("keyword of fit", name, accepted, OTHER_NAMES.get(name, ""))
+    return Settings(**given)
 
 
 def _fit_with_checkpoints(trainer: Trainer, path: Path) -> Result:
@@ -181,13 +196,25 @@ def check_model(model: nn.Module, source: Source, processes: int = 1) -> None:
         with torch.no_grad(), evaluating(model):
             logits = model(x)
     except Exception as error:  # whatever the user's own code may raise
-        raise UsageError(f"the model cannot read images of shape {tuple(source.shape)}: {error}") from error
+        raise UsageError(
+            f"the model cannot read images of shape {tuple(source.shape)}: {error}{_order_hint(source.shape)}"
+        ) from error
     if not isinstance(logits, torch.Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise UsageError(
             f"the model answers two images with {got}; it must give logits of shape (2, {source.num_classes}), "
             "one for each class."
         )
+
+
+def _order_hint(shape: Sequence[int]) -> str:
+    """What to do about images whose channels seem to come last."""
+    if shape[-1] not in (1, 3) or shape[0] in (1, 3):
+        return ""
+    return (
+        "\nImages are N x C x H x W, and these look like N x H x W x C: give images.permute(0, 3, 1, 2), or a Dataset "
+        "whose images are C x H x W."
+    )
 
 
 def _usual_threat(train: Any) -> str:
@@ -210,6 +237,7 @@ def _held_out(val: Any, train: Source, settings: Settings) -> Source | None:
 
 def _split(train: Any, val: Any, settings: Settings) -> tuple[Any, Any]:
     """Training and validation data; a fraction is held out of the training data, fixed by the seed."""
+    refuse_text(train)
     if not isinstance(val, float):
         return train, val
     if not 0 < val < 1:

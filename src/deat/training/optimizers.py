@@ -16,6 +16,15 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 DEFAULT_LR = 0.1
 
 
+def check_factory(optimizer: Any) -> None:
+    """Refuse an optimizer itself, or anything else that cannot be called with parameters to make one."""
+    if optimizer is not None and not callable(optimizer):
+        raise UsageError(
+            f"optimizer is of type {type(optimizer).__name__}; it must be a function from parameters to an optimizer, "
+            "such as lambda params: torch.optim.Adam(params, lr=1e-3)."
+        )
+
+
 def sgd(settings: Settings, on_device: bool = False) -> OptimizerFactory:
     """SGD with momentum and weight decay on all parameters, as every method of the paper uses it."""
 

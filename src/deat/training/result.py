@@ -1,7 +1,7 @@
 """What training gives back, and how the best epoch is chosen."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -11,12 +11,12 @@ from deat.training.history import EpochStats
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The weights of one epoch, on the CPU, with what validation said of them."""
+    """The weights of one epoch, which is counted from 0, on the CPU, with what validation said of them."""
 
     epoch: int
     natural: float | None
     robust: float | None
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor] = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +27,14 @@ class Result:
     history: list[EpochStats]
     best: Snapshot
     seconds: float
+
+    def __repr__(self) -> str:
+        shares = {"natural": self.best.natural, "robust": self.best.robust}
+        held_out = "".join(f", {name} {share:.1%}" for name, share in shares.items() if share is not None)
+        return (
+            f"Result({type(self.model).__name__}, {len(self.history)} epochs in {self.seconds:.1f} s, "
+            f"best.epoch {self.best.epoch}{held_out})"
+        )
 
     def load_best(self) -> nn.Module:
         """The model in eval mode, with the best epoch's weights put into it."""

@@ -32,7 +32,7 @@ from deat.training.following import Keeper
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
 from deat.training.modes import lent
-from deat.training.optimizers import OptimizerFactory, Steering, described, restore_layout, sgd
+from deat.training.optimizers import OptimizerFactory, Steering, check_factory, described, restore_layout, sgd
 from deat.training.pace import Pace, Paced, Steady
 from deat.training.rest import rest_of
 from deat.training.result import Best, Result
@@ -66,6 +66,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         ranks: Ranks = ALONE,
     ) -> None:
+        check_factory(optimizer)
         self.train, self.val, self.method, self.threat, self.settings = train, val, method, threat, settings
         self.callbacks, self.ranks = list(callbacks), ranks
         self.num_parameters = sum(p.numel() for p in model.parameters())

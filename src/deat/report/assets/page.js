@@ -209,21 +209,33 @@
   };
   const several = (s) => each() && s.seeds.length > 1;
   const pathOf = (points, px, py, step) => points.map((p, n) => (n === 0 ? `M${px(p.x)} ${py(p.y)}` : step ? `H${(px(points[n - 1].x) + px(p.x)) / 2}V${py(p.y)}H${px(p.x)}` : `L${px(p.x)} ${py(p.y)}`)).join("");
+  const endNames = (node, sets, beside, x, lowest) => { // each as near to its line's end as the others let it
+    const ends = sets.map((s, n) => ({ s, y: beside(n)(s.points.at(-1).y) + 4 })).sort((a, b) => b.y - a.y);
+    let free = lowest + 4;
+    for (const end of ends) { end.y = Math.min(end.y, free); free = end.y - 12; }
+    free = 16;
+    for (const end of ends.reverse()) { end.y = Math.max(end.y, free); free = end.y + 12; }
+    for (const { s, y } of ends) node.append(svg("text", { class: `end ${hue(s.i)}`, x, y }, s.row.length > 14 ? `${s.row.slice(0, 13)}…` : s.row));
+  };
   const curve = (home, panel) => {
     const sets = merged(panel);
     if (!sets.length) { home.replaceChildren(html("p", "empty", "Every run with these values is switched off.")); return; }
-    const width = Math.max(home.clientWidth, 240), height = 205, pad = { left: 44, right: 10, top: 22, bottom: 34 };
+    const named = panel.kind === "step" && sets.length > 1 && sets.length <= 12; // whose values are few: lines lie on each other
+    const width = Math.max(home.clientWidth, 240), height = 205, pad = { left: 44, right: named ? 96 : 10, top: 22, bottom: 34 };
     const all = sets.flatMap((s) => s.points), xs = all.map((p) => p.x);
     const left = Math.min(...xs), right = Math.max(...xs), lowY = Math.min(...all.map((p) => p.low)), highY = Math.max(...all.map((p) => p.high));
     const room = (highY - lowY || Math.abs(highY) || 1) * 0.06, bottom = lowY >= 0 ? Math.max(0, lowY - room) : lowY - room, top = highY + room;
     const scatter = panel.kind === "point", side = scatter || left === right ? (right - left || 1) * 0.06 : 0;
-    const px = scale(left - side, right + side || 1, pad.left, width - pad.right), py = scale(bottom, top, height - pad.bottom, pad.top);
+    const px = scale(left - side, right + side || 1, pad.left, width - pad.right), level = scale(bottom, top, height - pad.bottom, pad.top);
+    const beside = (n) => (v) => level(v) + (panel.kind === "step" ? ((sets.length - 1) / 2 - n) * Math.min(3, 12 / sets.length) : 0);
+    const py = level;
     const node = frame(width, height, pad, ticks(left - side, right + side, 6), ticks(bottom, top, 4), px, py, panel.x, panel.y, panel.percent, panel.x === "epoch");
     node.setAttribute("tabindex", "0");
     node.setAttribute("role", "img");
     node.setAttribute("aria-label", `${panel.title}: ${sets.map((s) => `${s.row} ends at ${number(s.points.at(-1).y, panel)}`).join("; ")}. Arrow keys read values${sets.some(several) ? ", up and down the seeds of a row" : ""}.`);
     if (bottom < 0 && top > 0) node.append(svg("line", { class: "zero", x1: pad.left, x2: width - pad.right, y1: py(0), y2: py(0) }));
-    for (const s of sets) {
+    for (const [n, s] of sets.entries()) {
+      const py = beside(n);
       const look = { class: `line ${hue(s.i)} dash${shape(s.i)}`, "data-row": s.own ? s.i : undefined };
       if (several(s)) {
         for (const { seed, points } of s.seeds) {
@@ -238,6 +250,7 @@
       if (scatter || s.points.length === 1)
         s.points.forEach((p) => node.append(svg("g", { class: `point ${hue(s.i)}` }, marker(s.i, px(p.x), py(p.y), 4.5))));
     }
+    if (named) endNames(node, sets, beside, width - pad.right + 6, height - pad.bottom);
     const cross = svg("line", { class: "cross", y1: pad.top, y2: height - pad.bottom, visibility: "hidden" });
     node.append(cross);
     const stops = [...new Set(xs)].sort((a, b) => a - b);
