@@ -112,7 +112,7 @@ class Train:
     download: bool = False
     """Fetch the data set by name if it is not on disk."""
     size: MaybeWhole = None
-    """folder: side to which images are resized and cropped."""
+    """folder: side to which images are resized and cropped (their own where all have the same, else 224)."""
     dry_run: bool = False
     """Say what the run would cost in backprops, time and memory, and create nothing."""
     json: bool = False
@@ -195,7 +195,7 @@ class Evaluate:
     data_root: MaybeText = None
     """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
     size: MaybeWhole = None
-    """folder: side to which images are resized and cropped."""
+    """folder: side to which images are resized and cropped (their own where all have the same, else 224)."""
     json: bool = False
     """Print evaluation.json instead of a table."""
 

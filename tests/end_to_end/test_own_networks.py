@@ -18,6 +18,7 @@ from deat.methods import registry
 from deat.models.portable import normalization_of
 from deat.training.run import Request, resolve
 
+ROOT = Path(__file__).parents[2]
 NET = """
 from torch import nn
 from beside import outputs
@@ -132,6 +133,33 @@ def test_a_file_that_registers_methods_may_be_run_again(here: Path, monkeypatch:
     (here / "other.py").write_text((here / "way.py").read_text())
     with pytest.raises(deat.errors.UsageError, match="registered already"):
         run_of(method="other.py:OURS")
+
+
+SHORTER = {
+    "--epochs 30": "--epochs 1 --batch-size 8 --held-out 4",
+    "epochs=30": "epochs=1, batch_size=8",
+    "natural,pgd-20,aa": "natural,fgsm",
+    "deat report": "deat report --no-figures",
+    "int = 3": "int = 2",
+    "num_classes=3": "num_classes=2",
+}
+"""What makes the page's work small, and fit for two classes."""
+
+
+def test_the_page_on_your_own_network_runs(here: Path) -> None:
+    page = (ROOT / "docs/your-own.md").read_text()
+    for old, new in SHORTER.items():
+        assert old in page
+        page = page.replace(old, new)
+    net, bare, fitted = (part.split("```")[0] for part in page.split("```python\n")[1:])
+    (here / "my_net.py").write_text(net)
+    for line in page.splitlines():
+        if line.startswith("deat "):
+            assert main(line.split("#")[0].split()[1:]) in (0, 6), line
+    sys.path.append(str(here))
+    for code in (bare, fitted):
+        exec(code, {})
+    del sys.modules["my_net"]
 
 
 def test_an_evaluation_is_replaced_by_one_that_says_as_much_and_kept_beside_any_other(

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
+from deat.data import LazyImages
 from deat.live import LiveLine, clock, say_aside
 from deat.plain import plain
 from deat.ranks import Ranks
@@ -46,13 +47,20 @@ def describe_run(run: Run, trainer: Trainer) -> str:
 
 def _images(run: Run) -> str:
     """What the images are, and what is done to them on their way into the network."""
-    shape, augment = "x".join(map(str, run.corpus.train.shape)), run.augment
-    done = ["normalised by the data's mean and std" if run.normalization else "not normalised"]
-    done += [f"shifted by up to {augment.pad} pixels"] if augment and augment.pad else []
-    done += ["mirrored half of the time"] if augment and augment.flip else []
+    shape = "x".join(map(str, run.corpus.train.shape))
+    done = ["normalised by the data's mean and std" if run.normalization else "not normalised", *_changes(run)]
     held = f", {run.held_out:,} of them held out" if run.held_out else ""
     train = run.corpus.train
     return f"{len(train):,} images of {shape} in {train.num_classes} classes{held}; {', '.join(done)}"
+
+
+def _changes(run: Run) -> list[str]:
+    """What training changes in images at random."""
+    augment = run.augment
+    if augment and isinstance(run.corpus.train, LazyImages):
+        return ["randomly cropped", "mirrored half of the time"]
+    shifted = [f"shifted by up to {augment.pad} pixels"] if augment and augment.pad else []
+    return shifted + (["mirrored half of the time"] if augment and augment.flip else [])
 
 
 def score_table(scores: list[Score]) -> Table:

@@ -41,7 +41,10 @@ class Layout:
 def read(path: Path, store: Path | None, size: int | None = None) -> tuple[Part, Part | None]:
     """The training and test parts under a path; `store` is where derived files are kept, None for nowhere."""
     if not path.exists():
-        raise DataError(f"there is no {str(path)!r}; folder:PATH takes a directory, {', '.join(archive.ACCEPTED)}.")
+        place = "" if path.is_absolute() else f" in {str(Path.cwd())!r}"
+        raise DataError(
+            f"there is no {str(path)!r}{place}; folder:PATH takes a directory, {', '.join(archive.ACCEPTED)}."
+        )
     loose = _walk(path) if path.is_dir() else None
     key = _fingerprint(path, loose, size)
     held = decoded.load(store, key) if store else None

@@ -153,7 +153,8 @@ def _called(name: str, builder: Callable[..., Any], **options: object) -> Any:
     except Exception as error:
         raise UsageError(
             f"{name} could not be built with {options}: {type(error).__name__}: {error}. "
-            "Choose a model that takes such images, or correct it where it is defined"
+            "A model is given those of num_classes, in_channels and image_size that it has parameters for; the others "
+            "need defaults. Correct it where it is defined, or choose one that takes such images"
         ) from error
 
 
