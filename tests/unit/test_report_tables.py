@@ -528,3 +528,14 @@ def test_an_axis_says_its_unit_and_a_difference_of_shares_is_in_points(y, percen
 def test_pictures_and_page_give_a_row_the_same_colour():
     light = asset("page.css").split("}")[0]
     assert tuple(re.findall(r"--c\d: (#[0-9a-f]{6});", light)) == HUES
+
+
+def test_rows_that_were_judged_of_another_epoch_or_on_other_images_are_said_to(tmp_path):
+    for name, about in (("a", {"epoch": "best", "data": "digits"}), ("b", {"epoch": "last", "data": "folder:x"})):
+        file = make_run(tmp_path / name, name, shares={"natural": 0.9, "pgd-20": 0.5}) / "evaluation.json"
+        held = json.loads(file.read_text())
+        held["settings"]["about"] = about
+        file.write_text(json.dumps(held))
+    found = gather([str(tmp_path / name) for name in ("a", "b")])
+    assert any("Rows differ in their judged epoch (best, last)" in note for note in found.notes)
+    assert any("b seed 0 was trained on digits and judged on other images, of folder:x" in note for note in found.notes)

@@ -184,9 +184,15 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
         ("data set", {run.record["data"]["name"] for run in done if run.record}),
         ("threat model", {_threat(run) for run in done}),
         ("number of test images", {f"{len(run.evaluation.labels):,}" for run in done if run.evaluation}),
+        ("judged epoch", {epoch for run in done if (epoch := _judged(run, "epoch"))}),
     ):
         if len(values) > 1:
             yield f"Rows differ in their {what} ({', '.join(sorted(values))}), so not all of them can be compared."
+    for row in rows:
+        for run in row.done:
+            judged, trained = _judged(run, "data"), run.record["request"]["data"] if run.record else None
+            if judged and trained and judged != trained:
+                yield f"{row.name} seed {run.seed} was trained on {trained} and judged on other images, of {judged}."
     yield from _samples(rows)
     for row in rows:
         if seeds := unchecked(row):
@@ -203,6 +209,12 @@ def _samples(rows: Sequence[Row]) -> Iterator[str]:
                     found.setdefault(f"{len(held.labels):,}", []).append(f"{name}{row.name} seed {run.seed}")
     for images, runs in found.items():
         yield f"On the first {images} test images alone, a sample: {', '.join(runs)}."
+
+
+def _judged(run: OneRun, what: str) -> str | None:
+    """The epoch or the data that a run's evaluation says it judged."""
+    about = run.evaluation.settings.get("about", {}) if run.evaluation else {}
+    return str(about[what]) if about.get(what) else None
 
 
 def _threat(run: OneRun) -> str:
