@@ -190,7 +190,7 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
             yield f"Rows differ in their {what} ({', '.join(sorted(values))}), so not all of them can be compared."
     for row in rows:
         for run in row.done:
-            judged, trained = _judged(run, "data"), run.record["request"]["data"] if run.record else None
+            judged, trained = _judged(run, "data"), run.record["request"].get("data") if run.record else None
             if judged and trained and judged != trained:
                 yield f"{row.name} seed {run.seed} was trained on {trained} and judged on other images, of {judged}."
     yield from _samples(rows)
