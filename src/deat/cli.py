@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -278,4 +279,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where it is noticed that nobody reads any more
         return status
 
-    return ended(command, lambda: any(getattr(known, "goes_on", False) for known in order))
+    return ended(command, lambda: getattr(order[0], "goes_on", False) if order else _would_go_on(given))
+
+
+def _would_go_on(given: list[str]) -> bool:
+    """Whether a command goes on where it was, as far as words say that nobody has read yet."""
+    if given[:1] != ["train"]:
+        return given[:1] in (["resume"], ["evaluate"], ["bench"])
+    named = dict(pairwise(word for text in given for word in text.split("=", 1)))
+    return named.get("--resume") == "auto" and "--out" in named and has_checkpoint(Path(named["--out"]).expanduser())

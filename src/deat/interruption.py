@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from deat.errors import Interrupted
 from deat.ranks import ALONE, Ranks
@@ -62,34 +62,51 @@ class Interruption:
                 return
             self._since = monotonic()
             self.ask(f"interrupted by {signal.Signals(number).name}")
-            if former not in USUAL:
+            if former not in USUAL and not isinstance(former, Heard):
                 former(number, frame)
 
         return handle
 
 
+class Asked(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM. Of a KeyboardInterrupt itself, Python remembers that code it ran had not caught it."""
+
+
+class Heard:
+    """Whether a signal has come, which an import that was cut short may say in words of its own."""
+
+    def __init__(self) -> None:
+        self.signal = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+        """A handler that ends work."""
+        self.signal = True
+        raise Asked
+
+
 @contextmanager
-def terminable() -> Iterator[None]:
-    """Inside, SIGTERM ends work as Ctrl-C does, where nothing else was made of it."""
-    usual = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    mine = usual and threading.current_thread() is threading.main_thread()
-    if mine:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+def terminable() -> Iterator[Heard]:
+    """Inside, SIGTERM and SIGINT raise Asked, where nothing else was made of them."""
+    heard, before = Heard(), {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) in USUAL}
+    for number in before:
+        signal.signal(number, heard)
     try:
-        yield
+        yield heard
     finally:
-        if mine:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
-def leaving(status: Callable[[], int]) -> Iterator[None]:
+def leaving(status: Callable[[], int]) -> Iterator[Heard]:
     """Inside, SIGTERM and SIGINT end this process at once, where nothing else was made of them; `status` gives its own.
 
     A thread does so: Python's handlers wait for the call that is running, which may wait for a process that is gone.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield Heard()
         return
     heard, told = os.pipe()
     os.set_blocking(told, False)
@@ -101,7 +118,7 @@ def leaving(status: Callable[[], int]) -> Iterator[None]:
     former = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     threading.Thread(target=_listen, args=(heard, status), daemon=True).start()
     try:
-        yield
+        yield Heard()
     finally:
         signal.set_wakeup_fd(former)
         for number, handler in before.items():

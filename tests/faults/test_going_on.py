@@ -278,6 +278,7 @@ BROKEN = {
     ),
     "no tensor": lambda state: state["state"].update(model={"weight": {"$tensor": "nowhere"}}),
     "bad float": lambda state: state["state"].update(seconds={"$float": "__import__('os').mkdir('marker')"}),
+    "float beyond all": lambda state: state["state"].update(seconds={"$float": "0x1p+2000"}),
     "number for a history": lambda state: state["state"].update(history=5),
     "number for a time": lambda state: state["state"]["callbacks"]["RunFolder-0"].update(timings=[5]),
     "number for the best": lambda state: state["state"].update(best=5),
@@ -301,7 +302,23 @@ def first_epoch(**fields):
     return lambda state: [stats["fields"].update(fields) for stats in state["state"]["history"][:1]]
 
 
+def optimizer(change):
+    """A change of the optimiser's groups and of each weight's entries."""
+
+    def changed(state):
+        held = state["state"]["optimizer"]
+        change(held["param_groups"][0], [entry for _, entry in held["state"]["$dict"]])
+
+    return "optimizer", changed
+
+
 NOT_GIVEN = {
+    "a weight without its momentum": optimizer(lambda group, entries: entries[0].clear()),
+    "momenta that are numbers": optimizer(lambda group, entries: [e.update(momentum_buffer=5) for e in entries]),
+    "momenta of other weights": optimizer(lambda group, entries: entries[0].update(entries[1])),
+    "momentum of text": optimizer(lambda group, entries: group.update(momentum="x")),
+    "decay of nothing": optimizer(lambda group, entries: group.update(weight_decay=None)),
+    "another optimiser": optimizer(lambda group, entries: group.update(betas=[0.9, 0.99])),
     "epoch": part(epoch=1.5),
     "step": part(step=-5),
     "step of text": ("step", part(step="x")),
@@ -337,6 +354,20 @@ def test_part_of_a_state_that_no_training_gives_is_refused_by_name(kind, tmp_pat
     rewrite_state(tmp_path, change)
     with pytest.raises(CheckpointError, match=f"{word} (is|of)"):
         Checkpoints(tmp_path).resume(trainer_of("m+deat", conv_net(), epochs=3))
+
+
+@pytest.mark.parametrize("name", ["delta", "callbacks"])
+def test_files_that_a_manifest_does_not_name_are_not_looked_at(name, tmp_path):
+    trainer = trainer_of("m+deat", conv_net(), epochs=3)
+    Checkpoints(tmp_path / "kept").follow(trainer)
+    trainer.fit()
+    stray = search(tmp_path / "kept").newest / f"{name}.safetensors"
+    assert not stray.exists()
+    (tmp_path / "secret").write_text("not to be read")
+    stray.symlink_to(tmp_path / "secret")
+    again = trainer_of("m+deat", conv_net(), epochs=3)
+    assert Checkpoints(tmp_path / "kept").resume(again)
+    assert again.history == trainer.history
 
 
 @pytest.mark.parametrize("wrong", [{"events": [5]}, {"standing": "x"}, {"healthy": 5}, {"seconds": "x"}])

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,6 +218,45 @@ def test_signal_before_a_run_is_taken_up_again_says_that_it_goes_on(number, whol
         assert main([*SHORT, "--resume", "auto"]) == 75
     assert "the same command goes on" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_while_the_command_line_is_read_says_the_same(number, whole, monkeypatch, capsys):
+    import deat.cli
+
+    shutil.copytree(whole, "run")
+    for order, status in ((["resume", "run"], 75), ([*SHORT, "--resume=auto"], 75), (["report", "run"], 130)):
+        with monkeypatch.context() as patch:
+            send_after(patch, deat.cli.tyro, "cli", 1, number)
+            assert main(order) == status, order
+    assert "no run to resume" in capsys.readouterr().err
+
+
+def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeypatch, capsys):
+    import deat.commands.resume as command
+
+    def cut_short(*args, **options):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise RuntimeError("Error calling __set_name__") from None
+
+    shutil.copytree(whole, "run")
+    monkeypatch.setattr(command, "resolve", cut_short)
+    assert main(["resume", "run"]) == 75
+    assert "defect" not in capsys.readouterr().err
+
+
+def test_signal_inside_code_that_is_executed_does_not_end_a_process_by_a_signal_of_its_own():
+    """CPython ends by SIGINT where `exec` saw a KeyboardInterrupt, whatever was made of it afterwards."""
+    script = (
+        "import os, signal, sys\nfrom deat.commands.ending import ended\n"
+        "def work(): exec('os.kill(os.getpid(), signal.SIGTERM)', {'os': os, 'signal': signal})\n"
+        "sys.exit(ended(work, lambda: True))\n"
+    )
+    Path("script.py").write_text(script)
+    found = subprocess.run([sys.executable, "-m", "script"], capture_output=True, text=True, check=False)
+    assert (found.returncode, "goes on where it was" in found.stderr) == (75, True), found.stderr
 
 
 def test_signal_before_a_run_has_a_checkpoint_says_that_there_is_none(monkeypatch, capsys):

@@ -48,6 +48,11 @@ def verify(path: Path) -> None:
         _verify_file(path / name, files[name])
 
 
+def files_of(path: Path) -> set[str]:
+    """The files that a checkpoint's manifest names."""
+    return set(_manifest(path))
+
+
 def _manifest(path: Path) -> dict[str, Any]:
     if path.is_symlink() or not path.is_dir():
         raise CheckpointError(f"{path.name} is not a folder of its own")

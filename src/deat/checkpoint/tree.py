@@ -22,7 +22,7 @@ def join(shape: Any, tensors: dict[str, Tensor], kinds: Kinds) -> Any:
     """The value that was split; a CheckpointError where the file is not what split writes."""
     try:
         return _decode(shape, tensors, kinds)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         raise CheckpointError(f"a checkpoint's state cannot be read ({type(error).__name__}: {error})") from None
 
 

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 
 from deat.errors import DeatError, Interrupted, NumericalError, UsageError
-from deat.interruption import leaving, terminable
+from deat.interruption import Heard, leaving, terminable
 from deat.loading import blamed
 from deat.plain import plain_lines
 from deat.ranks import is_lost_peer, leave, say_once
@@ -30,11 +30,11 @@ def ended(command: Callable[[], int], goes_on: Callable[[], bool]) -> int:
 
     # Of several processes none may wait for another to notice that it is asked to stop.
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    with terminable() if alone else leaving(interrupted):
-        return leave(_status(command, interrupted))
+    with terminable() if alone else leaving(interrupted) as heard:
+        return leave(_status(command, interrupted, heard))
 
 
-def _status(command: Callable[[], int], interrupted: Callable[[], int]) -> int:
+def _status(command: Callable[[], int], interrupted: Callable[[], int], heard: Heard) -> int:
     try:
         return command()
     except DeatError as error:
@@ -45,6 +45,8 @@ def _status(command: Callable[[], int], interrupted: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return interrupted()
     except Exception as error:
+        if heard.signal:
+            return interrupted()
         if is_lost_peer(error):
             return _say("another process of this run is gone, so this one ends too.", Interrupted.exit_code, last=True)
         if is_shortage(error):

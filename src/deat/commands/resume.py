@@ -2,8 +2,9 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from deat.checkpoint.kinds import fits
 from deat.commands.display import say_if_lent
 from deat.commands.session import Options, Session
 from deat.errors import CheckpointError
@@ -35,6 +36,10 @@ def run_resume(flags: dict[str, Any]) -> int:
         run = resolve(request, recorded=not flags["data_root"], **asdict(found.settings))
     if ranks.main:
         say_if_lent(run)
+    hints = get_type_hints(Options)
     kept = {name: found.options[name] for name in ("test_images", "baseline") if name in found.options}
+    for name, value in kept.items():
+        if not fits(value, hints[name]):
+            raise CheckpointError(f"{str(folder / RUN)!r} is not a run's record (options.{name} is {value!r}).")
     options = Options(out=str(folder), inexact=flags["inexact"], json=flags["json"], **kept)
     return Session(run, options, resuming=True).play(run.trainer(ranks=ranks))

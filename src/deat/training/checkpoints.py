@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deat.checkpoint.find import Search, search
+from deat.checkpoint.find import Search, files_of, search
 from deat.checkpoint.store import NAME, listed, name_of, prune, remove_temporaries, write
 from deat.checkpoint.tree import join, split
 from deat.errors import CheckpointError, UsageError
@@ -215,10 +215,10 @@ class Checkpoints:
 
 def load(path: Path) -> dict[str, Any]:
     """A verified checkpoint's account, its state put together again under `state`."""
-    about = _state_json(path)
+    about, files = _state_json(path), files_of(path)  # what its manifest does not name is not looked at
     tensors: dict[str, dict[str, Tensor]] = {part: {} for part in FILES}
     for part, file in FILES.items():
-        if (path / f"{file}.safetensors").is_file():
+        if f"{file}.safetensors" in files:
             tensors[part] = read(path / f"{file}.safetensors")
     shapes = about["state"]
     try:

@@ -15,6 +15,7 @@ from deat.training.result import Snapshot
 from deat.training.trainer import Trainer
 
 State = dict[str, Any]
+MOMENTUM = "momentum_buffer"
 
 
 def check_kinds(name: str, state: State, trainer: Trainer) -> None:
@@ -70,6 +71,31 @@ def _is_best(value: Any, state: State, trainer: Trainer) -> bool:
     return isinstance(value, Snapshot) and {name: t.shape for name, t in value.weights.items()} == shapes
 
 
+def _is_optimizer(value: Any, state: State, trainer: Trainer) -> bool:
+    """Whether groups are those of this optimiser, and every weight has the same entries, of its own shape."""
+    held, weights = trainer.optimizer.state_dict()["param_groups"], trainer.optimizer.param_groups
+    groups, entries = value["param_groups"], value["state"]
+    shapes = dict(enumerate(p.shape for group in weights for p in group["params"]))
+    alike = len(groups) == len(held) and all(map(_is_group, groups, held))
+    known = len({frozenset(entry) for entry in entries.values()}) <= 1
+    return alike and known and all(_is_entry(name, v, shapes[i]) for i, e in entries.items() for name, v in e.items())
+
+
+def _is_group(group: Any, held: Any) -> bool:
+    return bool(group.keys() == held.keys()) and all(_kind(group[name]) is _kind(held[name]) for name in held)
+
+
+def _kind(value: Any) -> type[Any]:
+    """A value's type; numbers are all of one."""
+    return float if isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool) else type(value)
+
+
+def _is_entry(name: str, value: Any, shape: torch.Size) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.shape in (shape, torch.Size())
+    return value is None or (name != MOMENTUM and isinstance(value, bool | int | float))
+
+
 def _is_random(value: Any, state: State, trainer: Trainer) -> bool:
     torch.Generator().set_state(value["torch"])  # which refuses any other
     return True
@@ -88,5 +114,6 @@ CHECKS: dict[str, Callable[[Any, State, Trainer], bool]] = {
     "history": _is_history,
     "best": _is_best,
     "rng": _is_random,
+    "optimizer": _is_optimizer,
     "callbacks": lambda value, *_: isinstance(value, dict),
 }
