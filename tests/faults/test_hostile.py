@@ -26,7 +26,7 @@ from deat.live import say_aside
 from deat.paths import at_home, tidy
 from deat.plain import markdown, plain
 from deat.report.collect import collect
-from deat.tensorfile import read
+from deat.tensorfile import note_of, read
 from deat.training.folder import claim
 from helpers.children import Children
 from helpers.runs import make_bench, make_run, one_run
@@ -201,6 +201,13 @@ def test_exported_weights_have_the_network_s_own_names_and_can_be_split(capsys):
     assert len(parts) > 1
     assert all(torch.equal(parts[part][name], found[name]) for name, part in index["weight_map"].items())
     assert index["weight_map"].keys() == found.keys()
+    assert "--shard-size 20KB: the file that holds it is larger" in capsys.readouterr().out
+    whole = note_of("run.safetensors")
+    assert "normalize" in json.loads(whole)
+    assert {note_of(Path("run-weights") / part) for part in parts} == {whole}
+    assert index["metadata"]["deat"] == whole
+    assert main(["export", "run", "--shard-size", "1GB", "--out", "one"]) == 0
+    assert "larger" not in capsys.readouterr().out
     assert main(["export", "run"]) == 2
     assert main(["export", "run", "--shard-size", "much", "--out", "x"]) == 2
     assert main(["export", "nowhere"]) == 4
