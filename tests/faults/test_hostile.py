@@ -187,6 +187,30 @@ def test_foreign_weights_are_converted_once_and_train_on(wrap, capsys):
     assert main([*SHORT, "--epochs", "1", "--init", "theirs.safetensors"]) == 0
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.float8_e5m2])
+def test_weights_that_are_not_finite_are_refused_before_anything_is_created(value, kind, capsys):
+    weights = dict(deat.build_model("small", 10, 1, 8).state_dict())
+    name = next(name for name, tensor in weights.items() if tensor.dim() == 4)
+    weights[name] = weights[name].clone().index_fill_(0, torch.tensor(1), value).to(kind)
+    torch.save(weights, "theirs.pt")
+    save_file(weights, "broken.safetensors")
+    for command, file in ((["import", "theirs.pt"], "theirs.pt"), ([*SHORT, "--init", "broken.safetensors"], "broken")):
+        assert main(command) == 4
+        message = capsys.readouterr().err
+        assert name in message
+        assert file in message
+        assert "not finite" in message
+    assert sorted(path.name for path in Path().iterdir()) == ["broken.safetensors", "theirs.pt"]
+
+
+def test_numbers_of_eight_bits_are_weights_if_they_are_finite(capsys):
+    torch.save({"w": torch.ones(3).to(torch.float8_e4m3fn), "count": torch.tensor(3)}, "small.pt")
+    assert main(["import", "small.pt"]) == 0
+    torch.save({"w": torch.full((3,), torch.nan).to(torch.float8_e4m3fn)}, "broken.pt")
+    assert main(["import", "broken.pt"]) == 4
+
+
 def test_exported_weights_have_the_network_s_own_names_and_can_be_split(capsys):
     images(Path("set/train"))
     assert main([*FOLDER, "--model", "small", "--out", "run"]) == 0

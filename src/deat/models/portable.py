@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deat.errors import CheckpointError, UsageError
-from deat.tensorfile import Tensors, dump, identity, note_of, read
+from deat.tensorfile import Tensors, check_finite, dump, identity, note_of, read
 from deat.writing import write_json, write_whole
 
 HOLDERS = ("state_dict", "model_state_dict", "model", "net", "weights")
@@ -46,6 +46,7 @@ def read_foreign(file: Path) -> Tensors:
         _check(file, name, tensor)
     if sum({identity(tensor): _size(tensor) for tensor in tensors.values()}.values()) > REPEATED * file.stat().st_size:
         raise CheckpointError(f"the weights in {str(file)!r} repeat its numbers over and over: save each one whole.")
+    check_finite(tensors, file)
     prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
