@@ -354,17 +354,20 @@ def test_nothing_that_is_written_names_the_user_the_machine_or_the_home(monkeypa
     assert_untold(home / "run", home)
 
 
-def test_record_that_asks_for_a_download_fetches_nothing(whole, monkeypatch, capsys):
+@pytest.mark.parametrize("root", ["nowhere", None], ids=["root of its own", "usual root"])
+def test_record_that_asks_for_a_download_fetches_nothing(root, whole, monkeypatch, capsys):
     import deat.data.download as net
 
+    monkeypatch.setenv("DEAT_DATA", str(Path("usual").resolve()))
     monkeypatch.setattr(net, "fetch", lambda *_, **__: pytest.fail("something was fetched"))
     shutil.copytree(whole, "run")
     record = json.loads(Path("run/run.json").read_text())
-    record["request"] |= {"data": "cifar10", "download": True, "data_root": str(Path("nowhere").resolve())}
+    record["request"] |= {"data": "cifar10", "download": True, "data_root": root and str(Path(root).resolve())}
     Path("run/run.json").write_text(json.dumps(record))
     assert main(["resume", "run"]) == 3
     assert "cifar10 is not in" in capsys.readouterr().err
     assert not Path("nowhere").exists()
+    assert not Path("usual").exists()
 
 
 def test_network_and_method_from_files_at_home_leave_no_trace_of_it(monkeypatch, tmp_path, capsys):
