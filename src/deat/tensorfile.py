@@ -49,6 +49,23 @@ def note_of(file: str | os.PathLike[str]) -> str | None:
         return None
 
 
+def check_finite(tensors: Tensors, file: str | os.PathLike[str]) -> None:
+    """Refuse weights from elsewhere that hold a NaN or an infinity, from which no training recovers."""
+    for name, tensor in {identity(tensor): (name, tensor) for name, tensor in tensors.items()}.values():
+        if not _is_finite(tensor):
+            raise CheckpointError(
+                f"{name!r} in {str(file)!r} holds numbers that are not finite (NaN or infinity): use weights from "
+                "before they went wrong."
+            )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    wide = tensor.float() if tensor.element_size() == 1 else tensor  # torch cannot tell for some 8-bit kinds
+    return bool(wide.isfinite().all())
+
+
 def identity(tensor: Tensor) -> tuple[object, ...]:
     """What two names of one tensor have in common."""
     return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()

@@ -26,7 +26,7 @@ from deat.live import say_aside
 from deat.paths import at_home, tidy
 from deat.plain import markdown, plain
 from deat.report.collect import collect
-from deat.tensorfile import read
+from deat.tensorfile import note_of, read
 from deat.training.folder import claim
 from helpers.children import Children
 from helpers.runs import make_bench, make_run, one_run
@@ -187,6 +187,30 @@ def test_foreign_weights_are_converted_once_and_train_on(wrap, capsys):
     assert main([*SHORT, "--epochs", "1", "--init", "theirs.safetensors"]) == 0
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.float8_e5m2])
+def test_weights_that_are_not_finite_are_refused_before_anything_is_created(value, kind, capsys):
+    weights = dict(deat.build_model("small", 10, 1, 8).state_dict())
+    name = next(name for name, tensor in weights.items() if tensor.dim() == 4)
+    weights[name] = weights[name].clone().index_fill_(0, torch.tensor(1), value).to(kind)
+    torch.save(weights, "theirs.pt")
+    save_file(weights, "broken.safetensors")
+    for command, file in ((["import", "theirs.pt"], "theirs.pt"), ([*SHORT, "--init", "broken.safetensors"], "broken")):
+        assert main(command) == 4
+        message = capsys.readouterr().err
+        assert name in message
+        assert file in message
+        assert "not finite" in message
+    assert sorted(path.name for path in Path().iterdir()) == ["broken.safetensors", "theirs.pt"]
+
+
+def test_numbers_of_eight_bits_are_weights_if_they_are_finite(capsys):
+    torch.save({"w": torch.ones(3).to(torch.float8_e4m3fn), "count": torch.tensor(3)}, "small.pt")
+    assert main(["import", "small.pt"]) == 0
+    torch.save({"w": torch.full((3,), torch.nan).to(torch.float8_e4m3fn)}, "broken.pt")
+    assert main(["import", "broken.pt"]) == 4
+
+
 def test_exported_weights_have_the_network_s_own_names_and_can_be_split(capsys):
     images(Path("set/train"))
     assert main([*FOLDER, "--model", "small", "--out", "run"]) == 0
@@ -201,6 +225,13 @@ def test_exported_weights_have_the_network_s_own_names_and_can_be_split(capsys):
     assert len(parts) > 1
     assert all(torch.equal(parts[part][name], found[name]) for name, part in index["weight_map"].items())
     assert index["weight_map"].keys() == found.keys()
+    assert "--shard-size 20KB: the file that holds it is larger" in capsys.readouterr().out
+    whole = note_of("run.safetensors")
+    assert "normalize" in json.loads(whole)
+    assert {note_of(Path("run-weights") / part) for part in parts} == {whole}
+    assert index["metadata"]["deat"] == whole
+    assert main(["export", "run", "--shard-size", "1GB", "--out", "one"]) == 0
+    assert "larger" not in capsys.readouterr().out
     assert main(["export", "run"]) == 2
     assert main(["export", "run", "--shard-size", "much", "--out", "x"]) == 2
     assert main(["export", "nowhere"]) == 4
@@ -323,17 +354,20 @@ def test_nothing_that_is_written_names_the_user_the_machine_or_the_home(monkeypa
     assert_untold(home / "run", home)
 
 
-def test_record_that_asks_for_a_download_fetches_nothing(whole, monkeypatch, capsys):
+@pytest.mark.parametrize("root", ["nowhere", None], ids=["root of its own", "usual root"])
+def test_record_that_asks_for_a_download_fetches_nothing(root, whole, monkeypatch, capsys):
     import deat.data.download as net
 
+    monkeypatch.setenv("DEAT_DATA", str(Path("usual").resolve()))
     monkeypatch.setattr(net, "fetch", lambda *_, **__: pytest.fail("something was fetched"))
     shutil.copytree(whole, "run")
     record = json.loads(Path("run/run.json").read_text())
-    record["request"] |= {"data": "cifar10", "download": True, "data_root": str(Path("nowhere").resolve())}
+    record["request"] |= {"data": "cifar10", "download": True, "data_root": root and str(Path(root).resolve())}
     Path("run/run.json").write_text(json.dumps(record))
     assert main(["resume", "run"]) == 3
     assert "cifar10 is not in" in capsys.readouterr().err
     assert not Path("nowhere").exists()
+    assert not Path("usual").exists()
 
 
 def test_network_and_method_from_files_at_home_leave_no_trace_of_it(monkeypatch, tmp_path, capsys):

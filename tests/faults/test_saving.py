@@ -170,6 +170,22 @@ def test_third_failure_in_a_row_ends_training_with_the_last_whole_checkpoint_nam
     assert CheckpointError.exit_code == 4
 
 
+def test_success_between_failures_starts_their_count_anew(tmp_path, monkeypatch):
+    trainer, said = trainer_of("fgsm", conv_net(), epochs=6), []
+    Checkpoints(tmp_path, say=said.append).follow(trainer)
+    real = store._write_file
+
+    def full(path: Path, data: bytes) -> None:
+        if trainer.epoch in (1, 2, 4, 5):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(store, "_write_file", full)
+    trainer.fit()
+    assert (trainer.epoch, len(said)) == (6, 4)
+    assert trainer_at(tmp_path, 6).epoch == 6
+
+
 def test_final_save_that_fails_is_an_error(tmp_path, monkeypatch):
     trainer = trainer_of("fgsm", conv_net(), epochs=1)
     Checkpoints(tmp_path, say=lambda text: None).follow(trainer)

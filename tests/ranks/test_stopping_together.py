@@ -137,7 +137,7 @@ def _ask_after(trainer: deat.Trainer, batches: int) -> None:
     trainer.turn_to = counted  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("name", ["m+deat", "m+trades", "persistent"])
+@pytest.mark.parametrize("name", ["m+deat", "m+trades", "persistent", "fat-5"])
 def test_processes_that_were_interrupted_go_on_exactly(name: str, tmp_path: Path) -> None:
     assert together(in_parts, tmp_path, name) == [["stopped", True] * 3] * 2
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from deat.errors import CheckpointError, UsageError
-from deat.models.portable import note, read_foreign, read_own, size_of, write_sharded
+from deat.models.portable import larger_than, note, read_foreign, read_own, size_of, write_sharded
 from deat.tensorfile import dump
 from deat.writing import write_whole
 
@@ -37,10 +37,12 @@ def run_export(run: str, out: str | None, epoch: str, shard_size: str | None) ->
         _write(target, dump(tensors, note(normalization)))
     else:
         try:
-            parts = write_sharded(tensors, target, most)
+            parts = write_sharded(tensors, target, most, note(normalization))
         except OSError as error:
             raise CheckpointError(f"cannot write {str(target)!r}: {error.strerror}.") from None
     print(f"{len(tensors)} tensors are in {target}" + (f", in {parts} files with an index" if most else ""))
+    for name, size in larger_than(tensors, most).items() if most else ():
+        print(f"{name} alone is {size:,} bytes, more than --shard-size {shard_size}: the file that holds it is larger")
     if normalization:
         print(f"the network expects images normalised by {normalization}")
     return 0

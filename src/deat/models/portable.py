@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deat.errors import CheckpointError, UsageError
-from deat.tensorfile import Tensors, dump, identity, note_of, read
+from deat.tensorfile import Tensors, check_finite, dump, identity, note_of, read
 from deat.writing import write_json, write_whole
 
 HOLDERS = ("state_dict", "model_state_dict", "model", "net", "weights")
@@ -46,6 +46,7 @@ def read_foreign(file: Path) -> Tensors:
         _check(file, name, tensor)
     if sum({identity(tensor): _size(tensor) for tensor in tensors.values()}.values()) > REPEATED * file.stat().st_size:
         raise CheckpointError(f"the weights in {str(file)!r} repeat its numbers over and over: save each one whole.")
+    check_finite(tensors, file)
     prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
@@ -111,15 +112,25 @@ def normalization_of(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) and found.keys() == {"mean", "std"} else {}
 
 
-def write_sharded(tensors: Tensors, folder: Path, most: int) -> int:
-    """Write files of at most so many bytes, and then the index that names them; their number."""
+def write_sharded(tensors: Tensors, folder: Path, most: int, about: str | None = None) -> int:
+    """Write files with tensors of at most so many bytes, and then the index that names them; their number.
+
+    Every file and the index hold the note, since any of them may be all that somebody reads.
+    """
     parts = _parts(tensors, most)
     names = [f"model-{number:05}-of-{len(parts):05}.safetensors" for number in range(1, len(parts) + 1)]
     for name, part in zip(names, parts, strict=True):
-        write_whole(folder / name, dump(part))
+        write_whole(folder / name, dump(part, about))
     places = {key: name for name, part in zip(names, parts, strict=True) for key in part}
-    write_json(folder / INDEX, {"metadata": {"total_size": sum(map(_size, tensors.values()))}, "weight_map": places})
+    noted = {} if about is None else {"deat": about}
+    metadata = {"total_size": sum(map(_size, tensors.values())), **noted}
+    write_json(folder / INDEX, {"metadata": metadata, "weight_map": places})
     return len(parts)
+
+
+def larger_than(tensors: Tensors, most: int) -> dict[str, int]:
+    """The tensors that are too large for any part, and their bytes; each makes its file larger."""
+    return {name: _size(tensor) for name, tensor in tensors.items() if _size(tensor) > most}
 
 
 def _parts(tensors: Tensors, most: int) -> list[Tensors]:

@@ -22,6 +22,7 @@ from deat.numbers import number
 from deat.paths import tidy
 from deat.ranks import ALONE, Ranks
 from deat.seeding import derive
+from deat.tensorfile import check_finite, read
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.fit import make_trainer, open_source
@@ -246,8 +247,10 @@ def _threat(request: Request, corpus: Corpus) -> ThreatModel:
 
 
 def _fine_tune(model: nn.Module, weights: str) -> None:
+    file = locate(Path(weights))
+    check_finite(read(file), file)
     fresh = load_weights(model, weights, fresh_head=True)
-    if pixel_scale(model) is None and normalization_of(locate(Path(weights))):
+    if pixel_scale(model) is None and normalization_of(file):
         warnings.warn(
             f"{weights} was trained behind a normalisation, and this network stands behind none; if that is not meant, "
             "--normalize data puts the data's there.",
