@@ -2,12 +2,7 @@
 
 import gc
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-import torch
-from torch import nn
 
 from deat.bench.grid import Cell, Grid
 from deat.bench.locks import Claim
@@ -17,7 +12,6 @@ from deat.checkpoint.store import listed, remove
 from deat.data.corpus import Part
 from deat.errors import CheckpointError, DataError, DeatError, Interrupted, UsageError
 from deat.evaluation.evaluator import evaluate
-from deat.game.engine import choose_threads
 from deat.live import say_aside
 from deat.models import load_weights
 from deat.report.collect import BESIDE, EVALUATION, collect_run
@@ -116,7 +110,7 @@ def judge(
     model = run.model()
     weights = path / epoch / "model.safetensors"
     load_weights(model, weights)
-    with _threads(run, model):
+    with run.threads_for(model):
         evaluate(
             model.to(find_device(run.settings.device)),
             test,
@@ -129,17 +123,6 @@ def judge(
             save=out,
             about=run.about(weights, epoch),
         )
-
-
-@contextmanager
-def _threads(run: Run, model: nn.Module) -> Iterator[None]:
-    """As many threads as training has: more would fight over a small network."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(run.settings.threads or choose_threads(sum(p.numel() for p in model.parameters())))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _is_trained(path: Path, epochs: int) -> bool:

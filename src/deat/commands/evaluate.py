@@ -116,7 +116,7 @@ def _judged(
     order: Order, run: Run, model: nn.Module, chosen: list[Attacker], out: Path, about: dict[str, Any], ranks: Ranks
 ) -> Evaluation:
     """The evaluation that was ordered, with a line that says how far it is."""
-    with _progress(order.json or not ranks.main) as progress:
+    with _progress(order.json or not ranks.main) as progress, run.threads_for(model):
         return evaluate(
             model,
             test_part(run),

@@ -1,6 +1,8 @@
 """A run: what a person asks for in one command, resolved against data and checked before anything is created."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from torch import nn
 from deat.data import Augment, Corpus, Source, load
 from deat.data.content import check_fits
 from deat.errors import UsageError, unknown
+from deat.game.engine import choose_threads
 from deat.loading import code_digest, is_file_spec
 from deat.methods import Method
 from deat.methods import method as find_method
@@ -134,6 +137,16 @@ class Run:
     def baseline(self) -> "Run":
         """The same run, on the same training images, by natural training and without validation."""
         return replace(self, method=find_method("natural"), validates=False)
+
+    @contextmanager
+    def threads_for(self, model: nn.Module) -> Iterator[None]:
+        """Inside, a network is judged with as many threads as training has: more would fight over a small one."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.settings.threads or choose_threads(sum(p.numel() for p in model.parameters())))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def watch(self, trainer: Trainer, **options: Any) -> OverfitWatch | None:
         """The overfit watch on this run's validation part; it warns unless told otherwise, or None where it is off."""
