@@ -270,6 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     order: list[Any] = []
 
     def command() -> int:
+        """Read the command line and obey it."""
         status = 0
         if given == ["--version"]:
             print(f"deat {VERSION}")

@@ -56,6 +56,7 @@ class Interruption:
 
     def _handler(self, former: Any) -> Any:
         def handle(number: int, frame: FrameType | None) -> None:
+            """Ask to stop, or leave at once if that was asked before."""
             if self.asked:
                 if not self.ranks.many or monotonic() - self._since > ECHO:
                     _leave()

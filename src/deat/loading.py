@@ -59,6 +59,7 @@ class _FreshLoader(SourceFileLoader):
     """A loader that neither reads nor leaves byte code: a cached one can be as old as a second."""
 
     def path_stats(self, path: str) -> NoReturn:
+        """Say that there is no byte code."""
         raise OSError(path)
 
 

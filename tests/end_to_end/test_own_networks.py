@@ -114,6 +114,8 @@ def test_a_bare_files_normalisation_is_said(here: Path, capsys: pytest.CaptureFi
     assert "says nothing of normalisation, so the data's goes before the network" in capsys.readouterr().err
     main(["evaluate", *how, "--normalize", "none"])
     assert "normalisation" not in capsys.readouterr().err
+    kept, new = (json.loads((here / name).read_text())["settings"]["about"] for name in ("e-1.json", "e.json"))
+    assert (kept["normalize"], new["normalize"]) == ("auto", "none"), "they answer different questions"
 
 
 def test_what_must_be_said_again_to_go_on_is_in_the_command_that_is_shown(here: Path) -> None:

@@ -294,6 +294,15 @@ def test_state_that_is_none_is_one_clean_error(change, unfinished, capsys):
     assert not Path("marker").exists()
 
 
+@pytest.mark.parametrize("wrong", [{"test_images": "x"}, {"baseline": 5}, {"test_images": True}])
+def test_options_of_a_record_that_no_command_gives_are_one_clean_error(wrong, unfinished, capsys):
+    record = json.loads((unfinished / "run.json").read_text())
+    record["options"].update(wrong)
+    (unfinished / "run.json").write_text(json.dumps(record))
+    assert main(["resume", "run"]) == 4
+    assert f"options.{next(iter(wrong))} is" in capsys.readouterr().err
+
+
 def part(**parts):
     return lambda state: state["state"].update(parts)
 

@@ -99,7 +99,7 @@ def test_only_m_plus_minds_a_zero_magnitude():
     for schedule in (Fixed(k=0), EveryEpochs(period=2), AccuracyAbove(percent=40), Linear(first=1, last=2, epochs=3)):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            schedule.observe(schedule.init(), record(3, 0.0))
+            assert schedule.observe(schedule.init(), record(3, 0.0)).keys() == schedule.init().keys()
 
 
 def test_m_plus_ignores_the_first_magnitude_and_sets_its_threshold_by_the_second():

@@ -84,6 +84,7 @@ def _prepared(run: Run, path: Path) -> tuple[Trainer, RunFolder]:
     """A trainer that is watched and written down."""
 
     def say(text: str) -> None:
+        """Tell a person, with the run's name before it."""
         say_aside(f"{path.parent.name}, {path.name}: {text}")
 
     trainer = run.trainer()

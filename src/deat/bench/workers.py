@@ -114,6 +114,7 @@ def _play_quietly(root: str, cells: Sequence[Cell]) -> None:
     parent = os.getppid()
 
     def leave_if_orphaned() -> None:
+        """End where the bench itself is gone."""
         if os.getppid() != parent:
             sys.exit(0)
 

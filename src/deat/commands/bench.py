@@ -129,6 +129,7 @@ def _display(progress: Progress, quiet: bool) -> Iterator[Tick]:
     console = Screen(quiet=quiet, soft_wrap=not is_terminal())
 
     def tell() -> None:
+        """Print a line for each run that has ended."""
         for text in progress.news():
             console.print(plain(text))
 

@@ -36,9 +36,9 @@ def keep_other(out: Path, question: Question) -> None:
 
 
 def question(settings: Question, n: int | None) -> Question:
-    """What an evaluation is asked: of which epoch and data, on how many images, by which attacks, and how."""
+    """What an evaluation is asked: of which epoch, on which images and how many, by which attacks, and how."""
     how = {name: settings.get(name) for name in ("threat", "seed", "block", "cascade")}
-    about = {name: settings.get("about", {}).get(name) for name in ("epoch", "data", "size")}
+    about = {name: settings.get("about", {}).get(name) for name in ("epoch", "data", "size", "normalize")}
     return {"attacks": settings.get("attacks", {}), "n": n, **how, **about}
 
 

@@ -26,6 +26,7 @@ def ended(command: Callable[[], int], goes_on: Callable[[], bool]) -> int:
     """Run a command to its end, good or bad; goes_on says whether one that is interrupted can be given again."""
 
     def interrupted() -> int:
+        """Say whether the command goes on, and with which status it leaves."""
         return _say(GOES_ON, Interrupted.exit_code) if goes_on() else _say(NO_RUN, 130)
 
     # Of several processes none may wait for another to notice that it is asked to stop.

@@ -31,15 +31,21 @@ def run_resume(flags: dict[str, Any]) -> int:
         download=False,  # nothing is fetched on a file's word
         init=None,  # the checkpoint has the weights
     )
+    kept = _kept(folder, found.options)
     ranks = Ranks.join(found.settings.device)
     with ranks.leader_first():
         run = resolve(request, recorded=not flags["data_root"], **asdict(found.settings))
     if ranks.main:
         say_if_lent(run)
+    options = Options(out=str(folder), inexact=flags["inexact"], json=flags["json"], **kept)
+    return Session(run, options, resuming=True).play(run.trainer(ranks=ranks))
+
+
+def _kept(folder: Path, recorded: dict[str, Any]) -> dict[str, Any]:
+    """The options that a run goes on with, checked before any data is read."""
     hints = get_type_hints(Options)
-    kept = {name: found.options[name] for name in ("test_images", "baseline") if name in found.options}
+    kept: dict[str, Any] = {name: recorded[name] for name in ("test_images", "baseline") if name in recorded}
     for name, value in kept.items():
         if not fits(value, hints[name]):
             raise CheckpointError(f"{str(folder / RUN)!r} is not a run's record (options.{name} is {value!r}).")
-    options = Options(out=str(folder), inexact=flags["inexact"], json=flags["json"], **kept)
-    return Session(run, options, resuming=True).play(run.trainer(ranks=ranks))
+    return kept

@@ -59,6 +59,7 @@ def _decode_part(
     out = torch.empty((len(members), *shape), dtype=torch.uint8)
 
     def fill(start: int) -> bool:
+        """Decode one chunk of images; whether they all have the same size."""
         for row, member in enumerate(members[start : start + _CHUNK].tolist(), start):
             pixels = _pixels(files, member, size)
             if pixels.shape != shape:

@@ -49,11 +49,13 @@ _STANDINS: dict[tuple[str, str], Callable[..., Any]] = {
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        """A stand-in for each class that such files name; any other is refused."""
         if (module, name) not in _STANDINS:
             raise DataError(f"it asks for {module}.{name}, and only plain data is read")
         return _STANDINS[module, name]
 
     def persistent_load(self, pid: Any) -> NoReturn:
+        """Refuse what lies elsewhere."""
         raise DataError("it refers to data outside itself")
 
 

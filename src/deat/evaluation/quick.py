@@ -82,6 +82,7 @@ def _compiled(twin: Twin) -> Net:
     compiled: Net = torch.compile(twin, backend=fused if has_triton() else "inductor")
 
     def call(x: Tensor) -> Tensor:
+        """Ask the compiled twin, or the twin itself where it cannot be compiled."""
         torch._dynamo.mark_dynamic(x, 0)
         try:
             return compiled(x) if twin.compiled else twin(x)

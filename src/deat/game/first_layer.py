@@ -42,6 +42,7 @@ class FirstLayer:
         calls = 0
 
         def collect(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> Tensor:
+            """Keep the layer's output, and count its calls."""
             nonlocal calls
             if not isinstance(output, Tensor):
                 raise UsageError(
@@ -66,6 +67,7 @@ def find_first_layer(net: nn.Module, x: Tensor) -> FirstLayer:
     calls: list[tuple[nn.Module, bool]] = []
 
     def cut(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
+        """Note who is called on what depends on x, and cut its output off."""
         seen = (*inputs, *named.values())
         calls.append((module, any(isinstance(i, Tensor) and i.requires_grad for i in seen)))
         return output.detach() if isinstance(output, Tensor) else output

@@ -216,6 +216,7 @@ def _learning(objective: nn.Module, halves: Halves | None) -> Judge:
     weights = halves.learning(objective)
 
     def judge(x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
+        """The objective with halved weights."""
         outcome: Outcome = functional_call(objective, weights, (x, delta, y))
         return outcome
 
@@ -224,6 +225,7 @@ def _learning(objective: nn.Module, halves: Halves | None) -> Judge:
 
 def _attack(net: nn.Module, inner: InnerLoss, halves: Halves | None) -> Attack:
     def attack(x: Tensor, delta: Tensor, y: Tensor, reference: Tensor) -> Outcome:
+        """The inner loss of weights that are differentiated by nobody."""
         weights = halves.frozen() if halves else {name: weight.detach() for name, weight in net.named_parameters()}
         logits: Tensor = functional_call(net, weights, (x + delta,))
         return Outcome(inner(logits, y, reference).mean(), logits)

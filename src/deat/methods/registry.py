@@ -64,6 +64,7 @@ def register(pattern: str) -> Callable[[Builder], Builder]:
     """
 
     def add(build: Builder) -> Builder:
+        """Register the function, and give it back as it is."""
         letters = {c.lower() for c in pattern if c.isupper()}
         missing = letters - set(inspect.signature(build).parameters)
         if missing:

@@ -48,6 +48,7 @@ def register_model(
     """
 
     def register(builder: Builder) -> Builder:
+        """Register the builder, and give it back as it is."""
         _check_free(name, builder)
         _entries[name] = _Entry(ModelInfo(name, description, parameters, input), builder)
         return builder

@@ -141,6 +141,7 @@ def register(name: str, **about: Any) -> Callable[[Callable[[str, str], list[Row
     """Adds a recipe: decorates a function (method, model) -> rows."""
 
     def add(rows: Callable[[str, str], list[Row]]) -> Callable[[str, str], list[Row]]:
+        """Register the function as a recipe's rows."""
         _RECIPES[name] = Recipe(name, rows, **about)
         return rows
 
@@ -189,6 +190,7 @@ def _within(run: Run, budget: int) -> Run:
     batches = math.ceil((len(run.corpus.train) - run.held_out) / run.settings.batch_size)
 
     def most(epochs: int) -> int:
+        """The most backprops that so many epochs may spend."""
         return batches * backprops_per_batch(run.method, run.method.bind(run.threat, epochs), epochs)[1]
 
     if most(1) > budget:

@@ -29,6 +29,7 @@ def sgd(settings: Settings, on_device: bool = False) -> OptimizerFactory:
     """SGD with momentum and weight decay on all parameters, as every method of the paper uses it."""
 
     def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimiser of these parameters."""
         lr, momentum, decay = settings.lr or DEFAULT_LR, settings.momentum, settings.weight_decay
         if on_device:
             return DeviceSGD(parameters, lr, momentum, decay)

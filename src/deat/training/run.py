@@ -207,7 +207,7 @@ class Run:
 
     def about(self, weights: Path, epoch: str | None) -> dict[str, Any]:
         """What an evaluation's record says of the network and the images that it judged."""
-        asked = {name: getattr(self.request, name) for name in ("data", "data_root", "size")}
+        asked = {name: getattr(self.request, name) for name in ("data", "data_root", "size", "normalize")}
         return {**asked, "model": self.model_name, "weights": str(weights), "epoch": epoch}
 
     def _watch_action(self, trainer: Trainer) -> str:

@@ -119,7 +119,10 @@ def _watching_autograd() -> Iterator[list[str]]:
     grad, backward = torch.autograd.grad, torch.autograd.backward
 
     def spy(real: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """A function that is noted when it is called."""
+
         def called(*args: Any, **kwargs: Any) -> Any:
+            """Note it, and do what the real one does."""
             calls.append(name)
             return real(*args, **kwargs)
 
