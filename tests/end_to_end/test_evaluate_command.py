@@ -68,7 +68,14 @@ def test_the_record_says_which_weights_of_which_model_were_judged_on_which_data_
     for epoch in ("best", "last"):
         assert main([*judged, "--epoch", epoch]) == 0
         told = load_evaluation(run / "evaluation.json").settings
-        known = {"data": "digits", "data_root": None, "size": None, "model": "small", "epoch": epoch}
+        known = {
+            "data": "digits",
+            "data_root": None,
+            "size": None,
+            "model": "small",
+            "normalize": "auto",
+            "epoch": epoch,
+        }
         assert told["about"] == {**known, "weights": f"~/run/{epoch}/model.safetensors"}
         assert (told["device"], told["image"], told["sanity"]) == ("cpu", [1, 8, 8], True)
     assert str(run.parent) not in (run / "evaluation.json").read_text()
