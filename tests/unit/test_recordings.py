@@ -2,7 +2,9 @@
 
 import gc
 import weakref
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,12 +13,16 @@ from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
 import deat
+from deat import recording as recordings
 from deat.evaluation import graphed
 from deat.evaluation import judge as judging
 from deat.evaluation import quick as quick_twins
 from deat.evaluation.graphed import EAGER, Graphed
 from deat.evaluation.quick import Quick
+from deat.training import trainer as training
 from helpers.eval_nets import THREAT, convolutional, digits
+from helpers.games import busy_budget, game_of, trainer_of
+from helpers.nets import conv_net, images, same, weights
 
 
 def cube(x: Tensor) -> Tensor:
@@ -35,6 +41,11 @@ def no_pools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stream:
+    made = 0
+
+    def __init__(self, device: object = None) -> None:
+        Stream.made += device is not None
+
     def wait_stream(self, other: object) -> None:
         pass
 
@@ -47,11 +58,80 @@ class Graph:
 @pytest.fixture
 def idle_device(monkeypatch: pytest.MonkeyPatch, no_pools: None) -> None:
     """Recordings are made, and do nothing."""
+    monkeypatch.setattr(recordings, "_beside", cache(Stream))
     for name in ("Stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, **named: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+
+
+@pytest.fixture
+def recording_engine(monkeypatch: pytest.MonkeyPatch, idle_device: None) -> deat.Engine:
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: nullcontext())
+    return deat.Engine(records=True)
+
+
+def test_a_game_and_its_recordings_go_with_the_last_who_holds_them(recording_engine: deat.Engine) -> None:
+    method = deat.method("pgd-2")
+    game = game_of(method, conv_net(), engine=recording_engine)
+    method.play(game, *images(), busy_budget(method))
+    assert len(game.runner.recorder or ()) == 3  # A, J and the meter
+    held = [weakref.ref(one) for one in (game, game.runner, game.runner.recorder, game.net)]
+    gc.disable()  # which asks how many objects there are, not how much of a GPU's memory they hold
+    try:
+        del game
+        assert not any(one() for one in held)
+    finally:
+        gc.enable()
+
+
+def test_recordings_are_warmed_up_on_one_stream(recording_engine: deat.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stream, "made", 0)
+    method = deat.method("pgd-2")
+    game = game_of(method, conv_net(), engine=recording_engine)
+    for n in (6, 4):
+        method.play(game, *images(n), busy_budget(method))
+    assert len(game.runner.recorder or ()) == 6
+    assert Stream.made == 1, "cuBLAS keeps memory of its own for every stream"
+
+
+def test_a_gpu_that_is_not_the_current_one_is_made_so_while_it_trains_and_judges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entered: list[str] = []
+
+    @contextmanager
+    def noted(device: torch.device) -> Iterator[None]:
+        entered.append(str(device))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", noted)
+    with recordings.on(torch.device("cpu")):
+        assert not entered
+    with quick_twins.exactly(torch.device("cuda:1")):
+        assert entered == ["cuda:1"]
+    trainer = trainer_of("natural", epochs=1)
+    monkeypatch.setattr(training, "lent", lambda *args, **named: nullcontext())
+    monkeypatch.setattr(trainer.streams, "private", lambda device: nullcontext())
+    trainer.engine.device = torch.device("cuda:2")
+    with trainer.session():
+        assert entered == ["cuda:1", "cuda:2"]
+
+
+def test_moves_that_cannot_be_recorded_run_eagerly_and_the_engine_says_so(
+    recording_engine: deat.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **named: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "graph", refuse)
+    method, nets = deat.method("pgd-2"), [conv_net(), conv_net()]
+    method.play(game_of(method, nets[0]), *images(), busy_budget(method))
+    with pytest.warns(UserWarning, match="cannot be recorded.*not permitted"):
+        method.play(game_of(method, nets[1], engine=recording_engine), *images(), busy_budget(method))
+    assert recording_engine.name == "eager"
+    assert same(weights(nets[0]), weights(nets[1])), "warming up left a trace"
 
 
 @pytest.mark.parametrize("net", [Tensor.detach, lambda x: torch.ones_like(x, requires_grad=True)])

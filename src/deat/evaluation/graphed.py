@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deat.recording import recording
+from deat.recording import recording, warming_up
 
 EAGER = 1
 """How often a size comes up before it is worth a recording."""
@@ -126,12 +126,9 @@ class _Pair:
         self.answer = answer.detach()
 
     def _warm_up(self, net: Net) -> None:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        with warming_up(self.x.device):
             answer = net(self.x)
             _gradient(answer, self.x, torch.zeros_like(answer))
-        torch.cuda.current_stream().wait_stream(stream)
 
     def forward(self, x: Tensor) -> None:
         """Answer a batch, which may be shorter than the recording's."""

@@ -16,6 +16,7 @@ from deat.errors import UsageError, unknown
 from deat.evaluation.graphed import Graphed, Net
 from deat.kernels import has_triton
 from deat.kernels.fuse import fused
+from deat.recording import on
 
 ENGINES = ("auto", "graph", "compile")
 WORTH_COMPILING = 3_000_000
@@ -196,7 +197,7 @@ def full_precision(tf32: bool = False) -> Iterator[None]:
 @contextmanager
 def exactly(device: torch.device) -> Iterator[None]:
     """float32 without TF32 and without a caller's autocast: what verdicts are given in."""
-    with full_precision(), torch.autocast(device.type, enabled=False):
+    with on(device), full_precision(), torch.autocast(device.type, enabled=False):
         yield
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deat.game.round import Round
-from deat.recording import recording
+from deat.recording import recording, warming_up
 
 Move = Callable[[Round], None]
 WARM_UP = 3
@@ -59,13 +59,10 @@ class Recorder:
     def _untouched(self, r: Round) -> Iterator[None]:
         """Warm up on a stream of its own, and put every tensor and random stream back as it was."""
         held = [(tensor, tensor.detach().clone()) for tensor in self._changing(r)]
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
         try:
-            with torch.random.fork_rng(devices=[r.x.device]), torch.cuda.stream(stream):
+            with torch.random.fork_rng(devices=[r.x.device]), warming_up(r.x.device):
                 yield
         finally:
-            torch.cuda.current_stream().wait_stream(stream)
             with torch.no_grad():
                 for tensor, before in held:
                     tensor.copy_(before)

@@ -4,6 +4,7 @@ Two moves cost one backprop each: A (ascend) takes delta's gradient alone and st
 both gradients in one pass and steps theta. Nothing here reads the device.
 """
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,8 +84,9 @@ class Game:
         self.cost = Cost()
         self.carry: Tensor | None = None
         self.among: int | None = None
-        alone = not ranks.many
-        self.runner = Runner(net, objective, ascent.inner, threat, optimizer, self.engine, self.changing, alone=alone)
+        own = weakref.proxy(self)  # else recordings would stay, and all they hold, until garbage is collected
+        held = net, objective, ascent.inner, threat, optimizer, self.engine, lambda: own.changing()
+        self.runner = Runner(*held, alone=not ranks.many)
         self.holds_gradients = False
         self._first_layer: FirstLayer | None = None
         self._rounds: OrderedDict[torch.Size, Round] = OrderedDict()

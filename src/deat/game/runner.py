@@ -198,7 +198,7 @@ class Runner:
             self.use_compiled(False)
             return
         warnings.warn(f"this network cannot be recorded as a CUDA graph, so it runs eagerly: {reason}", stacklevel=4)
-        self.recorder = None
+        self.recorder, self.engine.records = None, False
 
 
 def _quick_move(threat: ThreatModel, engine: Engine) -> Step:

@@ -25,6 +25,7 @@ from deat.methods.method import Method
 from deat.models import pixel_scale
 from deat.models.weights import bare, tensors_of
 from deat.ranks import ALONE, Ranks
+from deat.recording import on
 from deat.threat import ThreatModel
 from deat.training.failures import check_determinism, is_shortage, located, shortage
 from deat.training.following import Callback as Callback
@@ -313,5 +314,5 @@ class Trainer:
         """Threads and torch's random state are the trainer's inside, and the caller's again afterwards."""
         # A recording is made once and played often, so the fastest convolutions are worth a search.
         modes = lent(self.threads, search=self.engine.records, deterministic=self.settings.deterministic)
-        with modes, self.streams.private(self.engine.device):
+        with on(self.engine.device), modes, self.streams.private(self.engine.device):
             yield
