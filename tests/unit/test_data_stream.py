@@ -1,3 +1,4 @@
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,18 @@ def test_the_number_of_workers_changes_nothing(workers, lazy):
     stream = Stream(lazy, 5, seed=1, workers=workers)
     assert same(list(stream.epoch(0)), batches(lazy, 0))
     assert same(list(stream.epoch(3)), batches(lazy, 3))
+
+
+def test_workers_stay_for_the_next_epoch_and_an_epoch_that_was_left_leaves_nothing_behind(lazy):
+    stream = Stream(lazy, 5, seed=1, workers=2)
+    first = stream.epoch(0)
+    next(first)
+    working = {child.pid for child in multiprocessing.active_children()}
+    assert len(working) == 2
+    first.close()
+    for epoch in (0, 3):
+        assert same(list(stream.epoch(epoch)), batches(lazy, epoch))
+    assert {child.pid for child in multiprocessing.active_children()} == working
 
 
 def test_batches_are_a_pure_function_of_seed_and_epoch(lazy):

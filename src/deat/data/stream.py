@@ -129,6 +129,7 @@ class Stream:
             _Decoded(images, size, seed, augment),
             batch_sampler=self._batches,
             num_workers=workers,
+            persistent_workers=workers > 0,  # else every epoch would wait for new ones to start
             collate_fn=_collate,
             worker_init_fn=ignore_interrupts,
             pin_memory=self.device.type == "cuda",
