@@ -3,26 +3,32 @@
 Every cell trains a fresh network on random images for a few batches with a fixed number of attack steps: its first
 pass is the warm-up, whose seconds are reported apart; then whole passes are timed, data and augmentation included.
 `plain` is the loop of paper repositories: torch's default precision (float32 whose convolutions may use TF32), a
-DataLoader with workers, a full backward in every attack step.
-Cells that are in the file already are kept, so that the command may be given again:
+DataLoader with workers, attack steps that do more than they need; it makes as many backprops a batch as the others do.
+What stands side by side, the engines of one network, method and batch size, is measured in one call. What is in the
+file already is kept, unless a cell failed, so that the command may be given again:
 
     python bench/gpu.py --out docs/results/speed.json
-    python bench/gpu.py --out docs/results/speed.json preact_resnet18/pgd-7/128/compile
+    python bench/gpu.py --out docs/results/speed.json preact_resnet18/pgd-7/128
 
 It writes the JSON file and a table beside it. TFLOP/s count multiplications and additions of convolutions and matrix
-products; the share is of what this device reached on a large bf16 matrix product in the same call.
+products, three forwards' worth for a joint backprop and two for an ascend; the share is of what this device reached on
+a large bf16 matrix product in the same call. Memory is the most that was in use at once, warm-up included.
 """
 
 import argparse
+import gc
 import json
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 from gpu_page import render
-from plain import EPOCHS, Images, Script
+from plain import Images, Script, free_epoch, mart_epoch, pgd_epoch, trades_epoch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -33,59 +39,88 @@ from deat.versions import versions
 STEPS = {"pgd-7": 7, "m+deat": 2, "trades": 10, "m+mart": 2, "fat-5": 5, "yopo-5-3": 4}
 """The k that a cell plays with; for methods whose k changes, one they spend most of a run at."""
 SIDES = {"preact_resnet18": 32, "wide_resnet34_10": 32, "densenet121_12": 32, "resnet50": 224}
-PLAIN = {"pgd-7": ("pgd-7", 8), "m+deat": ("free-8", 8)}
-"""The plain loop that makes the same moves, and its backprops a batch."""
+PLAIN: dict[str, tuple[Callable[[Script], None], int]] = {
+    "pgd-7": (pgd_epoch, 3 * 8),
+    "m+deat": (partial(free_epoch, replays=3), 3 * 3),
+    "trades": (trades_epoch, 3 * 10 + 3 * 3),
+    "m+mart": (partial(mart_epoch, steps=2), 2 * 2 + 3 * 2),
+}
+"""The plain loop that makes the same moves, and a batch's work in forwards; fat-5 and yopo-5-3 have none."""
 OTHERS = ("wide_resnet34_10", "densenet121_12", "resnet50")
 MANY, FEW = 20, 6
 """Batches of a timed pass: of PreAct-ResNet 18, and of the larger networks."""
 ENGINES = ("eager", "graph", "compile")
+DEVICE, WORKERS = "cuda", 8
 Record = dict[str, Any]
 
 
-def all_cells() -> list[str]:
-    """network/method/batch/engine, cheapest information first."""
-    table = [f"preact_resnet18/{m}/128/{e}" for m in STEPS for e in (*(("plain",) if m in PLAIN else ()), *ENGINES)]
-    sizes = [f"preact_resnet18/pgd-7/{b}/{e}" for b in (64, 256, 512, 1024) for e in ("graph", "compile")]
-    others = [f"{n}/{m}/128/{e}" for n in OTHERS for m in PLAIN for e in ("plain", "eager", "compile")]
-    return [*table, *sizes, *others]
+def all_groups() -> dict[str, tuple[str, ...]]:
+    """network/method/batch, cheapest information first, and the engines that stand side by side there."""
+    table = {f"preact_resnet18/{m}/128": ("plain",) * (m in PLAIN) + ENGINES for m in STEPS}
+    sizes = {f"preact_resnet18/pgd-7/{size}": ("graph", "compile") for size in (64, 256, 512, 1024)}
+    others = {f"{network}/{m}/128": ("plain", "eager", "compile") for network in OTHERS for m in ("pgd-7", "m+deat")}
+    return table | sizes | others
 
 
 def main() -> None:
-    """Measure the cells that are missing."""
+    """Measure the groups that are missing."""
     parser = argparse.ArgumentParser(description="Training speed on a GPU, cell by cell.")
-    parser.add_argument("cells", nargs="*", metavar="CELL", help="network/method/batch/engine; all by default")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help="network/method/batch; all by default")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write or to add to")
     args = parser.parse_args()
-    if unknown := set(args.cells) - set(all_cells()):
-        parser.error(f"no such cell: {', '.join(sorted(unknown))}")
+    if unknown := set(args.groups) - set(all_groups()):
+        parser.error(f"no such group: {', '.join(sorted(unknown))}; there are {', '.join(all_groups())}")
     result = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"cells": {}}
-    result["machine"] = {"device": torch.cuda.get_device_name(), **versions(), "peak_tflops": round(peak(), 1)}
-    for name in args.cells or all_cells():
-        if name not in result["cells"]:
-            result["cells"][name] = measure(name)
+    missing = [group for group in args.groups or all_groups() if not is_measured(group, result["cells"])]
+    if not missing:
+        sys.exit(f"{args.out} has all of it; remove it to measure anew")
+    machine = {"device": torch.cuda.get_device_name(), **versions(), "peak_tflops": peak()}
+    if (made := without_peak(result.get("machine", machine))) != without_peak(machine):
+        parser.error(f"{args.out} was made by {made}, not {without_peak(machine)}; write to another file")
+    result["machine"] = machine
+    for group in missing:
+        for name in cells_of(group):
+            result["cells"][name] = measure(name) | {"peak_tflops": machine["peak_tflops"]}
             print(name, result["cells"][name], flush=True)
-            args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-            args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+
+
+def cells_of(group: str) -> list[str]:
+    """network/method/batch/engine."""
+    return [f"{group}/{engine}" for engine in all_groups()[group]]
+
+
+def is_measured(group: str, cells: dict[str, Record]) -> bool:
+    """Whether every cell is there, and none failed."""
+    return all(name in cells and "failed" not in cells[name] for name in cells_of(group))
+
+
+def without_peak(machine: Record) -> Record:
+    """What must be the same for cells of two calls to stand in one table."""
+    return {name: value for name, value in machine.items() if name != "peak_tflops"}
 
 
 def measure(name: str) -> Record:
     """One cell; one that fails says why."""
     network, method, size, engine = name.split("/")
     batches = FEW if network in OTHERS else MANY
+    torch._dynamo.reset()
+    gc.collect()  # else the memory of cells before would count
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    torch._dynamo.reset()
     data = images(SIDES[network], int(size) * batches)
     try:
         side = plain_side if engine == "plain" else deat_side
         return side(network, method, int(size), engine, data)
     except (RuntimeError, deat.errors.DeatError) as error:
+        torch.cuda.synchronize()  # ends the command where the device itself is lost
         return {"failed": str(error).split("\n")[0][:200]}
 
 
 def deat_side(network: str, method: str, size: int, engine: str, data: ImageSet) -> Record:
     """deat's trainer, playing passes of a fixed budget."""
-    settings = deat.Settings(epochs=10, batch_size=size, lr=0.01, rate="flat", device="cuda", engine=engine)
+    settings = deat.Settings(epochs=10, batch_size=size, lr=0.01, rate="flat", device=DEVICE, engine=engine)
     pad = Augment(4) if data.shape[-1] == 32 else None
     trainer = deat.make_trainer(net_of(network), data, method=method, settings=settings, augment=pad)
     budget = replace(trainer.schedule.budget(trainer.state, 0), k=STEPS[method], alpha=2 / 255)
@@ -98,21 +133,25 @@ def deat_side(network: str, method: str, size: int, engine: str, data: ImageSet)
         warm = clocked(play)
         seconds = min(clocked(play) for _ in range(3))
     backprops = trainer.method.play.backprops(budget)
-    joint, ascend = (backprops, 0) if not trainer.method.play.crafts else (1, backprops - 1)
-    branches = int(getattr(trainer.method.objective, "branches", 1))
-    flops = size * forward_flops(network) * (3 * joint * branches + 2 * ascend)
+    flops = size * forward_flops(network) * forwards_worth(trainer.method, backprops)
     return summary(seconds, warm, len(data) // size, backprops, size, flops) | {"ran": trainer.engine.name}
+
+
+def forwards_worth(method: deat.Method, backprops: int) -> int:
+    """A batch's work in forwards: a joint backprop is three of each of its branches, an ascend two, a reference one."""
+    joint, ascend = (1, backprops - 1) if method.play.crafts else (backprops, 0)
+    return 3 * joint * method.objective.branches + 2 * ascend + method.ascent.needs_reference
 
 
 def plain_side(network: str, method: str, size: int, engine: str, data: ImageSet) -> Record:
     """The loop of paper repositories, in torch's own precision."""
-    name, backprops = PLAIN[method]
-    net = net_of(network).cuda()
+    backprops, (epoch, worth) = STEPS[method] + 1, PLAIN[method]
+    net = net_of(network).to(DEVICE)
     loader = Images(data.images, data.labels, pad=4 if data.shape[-1] == 32 else 0)
-    script = Script(net, loader, size, 10, 0.01, 8 / 255, 2 / 255, workers=8, device="cuda")
-    warm = clocked(lambda: EPOCHS[name](script))
-    seconds = min(clocked(lambda: EPOCHS[name](script)) for _ in range(2))
-    flops = size * forward_flops(network) * 3 * backprops
+    script = Script(net, loader, size, 10, 0.01, 8 / 255, 2 / 255, workers=WORKERS, device=DEVICE)
+    warm = clocked(lambda: epoch(script))
+    seconds = min(clocked(lambda: epoch(script)) for _ in range(3))
+    flops = size * forward_flops(network) * worth
     return summary(seconds, warm, len(data) // size, backprops, size, flops)
 
 
@@ -162,7 +201,7 @@ def peak() -> float:
     """TFLOP/s of a large bf16 matrix product."""
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     clocked(lambda: [a @ a for _ in range(5)])
-    return 20 * 2 * 8192**3 / clocked(lambda: [a @ a for _ in range(20)]) / 1e12
+    return round(20 * 2 * 8192**3 / clocked(lambda: [a @ a for _ in range(20)]) / 1e12, 1)
 
 
 if __name__ == "__main__":

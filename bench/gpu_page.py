@@ -15,7 +15,8 @@ def render(result: Record) -> str:
             "",
             f"`python bench/gpu.py --out docs/results/speed.json` on {where}, which reached {machine['peak_tflops']}",
             "TFLOP/s on a large bf16 matrix product. Its head says what is measured. A backprop is one forward and",
-            "backward over a batch; times hold data and augmentation, and not the warm-up.",
+            "backward over a batch; times hold data and augmentation, and not the warm-up. Images/s are those of a",
+            "training that makes so many backprops of each batch.",
             "",
             *table(result["cells"], machine["peak_tflops"]),
             "",
@@ -26,20 +27,23 @@ def render(result: Record) -> str:
 def table(cells: dict[str, Record], peak: float) -> list[str]:
     """A row for each cell."""
     rows = [
-        "| network | method | batch | engine | ms a backprop | times plain | images/s | TFLOP/s | of the peak | GiB "
-        "| warm-up, s |",
-        "|---" * 11 + "|",
+        "| network | method | batch | engine | ms a backprop | times plain | backprops | images/s | TFLOP/s "
+        "| of the peak | GiB | warm-up, s |",
+        "|---" * 12 + "|",
     ]
     for name, cell in cells.items():
         network, method, size, engine = name.split("/")
-        head = f"| {network} | {method} | {size} | {engine} "
+        ran = cell.get("ran", engine)
+        head = f"| {network} | {method} | {size} | {engine}{f', fell back: {ran}' * (ran != engine)} "
         if "failed" in cell:
-            rows.append(f"{head}| failed: {cell['failed']} |" + " |" * 6)
+            rows.append(f"{head}| failed: {cell['failed'].replace('|', '/')} |" + " |" * 7)
             continue
         plain = cells.get(f"{network}/{method}/{size}/plain", {}).get("ms_per_backprop")
         ratio = f"{plain / cell['ms_per_backprop']:.1f}" if plain else ""
         rows.append(
-            f"{head}| {cell['ms_per_backprop']:.2f} | {ratio} | {cell['images_per_second']:,} | {cell['tflops']:.0f} "
-            f"| {cell['tflops'] / peak:.0%} | {cell['peak_memory_gib']:.1f} | {cell['warm_up_seconds']:.1f} |"
+            f"{head}| {cell['ms_per_backprop']:.2f} | {ratio} | {cell['backprops_per_batch']} "
+            f"| {cell['images_per_second']:,} | {cell['tflops']:.0f} "
+            f"| {cell['tflops'] / cell.get('peak_tflops', peak):.0%} | {cell['peak_memory_gib']:.1f} "
+            f"| {cell['warm_up_seconds']:.1f} |"
         )
     return rows

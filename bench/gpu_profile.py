@@ -74,6 +74,7 @@ def recorded(engine: str) -> Iterator[dict[str, torch.cuda.CUDAGraph]]:
         trainer.play_epoch(replace(trainer.schedule.budget(trainer.state, 0), k=7))
         recorder = trainer.game.runner.recorder
         assert recorder is not None, "nothing was recorded"
+        assert trainer.engine.name == engine, f"it ran {trainer.engine.name}"
         yield {name: recorder.graph(name) for name in ("ascend", "joint")}
 
 

@@ -1,7 +1,7 @@
-"""PGD and FREE training, and PGD evaluation, as paper repositories write them: what the benchmarks compare with.
+"""PGD, FREE, TRADES and MART training, and PGD evaluation, as paper repositories write them, to compare with.
 
-torch's default precision (float32 whose convolutions may use TF32 on a GPU), a DataLoader, and in every attack step a
-full backward whose parameter gradients are thrown away.
+torch's default precision (float32 whose convolutions may use TF32 on a GPU), a DataLoader, and in every attack step of
+PGD and FREE a full backward whose parameter gradients are thrown away; TRADES asks the clean images again in each.
 """
 
 from collections.abc import Callable, Iterator
@@ -71,6 +71,13 @@ class Script:
         self.backprops += 1
         return loss
 
+    def learn(self, loss: Tensor) -> None:
+        """A backward through every parameter, and an update."""
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.backprops += 1
+        self.optimizer.step()
+        self.end_of_batch(loss)
+
     def step(self, delta: Tensor, x: Tensor) -> None:
         """Move delta by alpha along its gradient's sign, into ball and box."""
         assert delta.grad is not None
@@ -112,6 +119,47 @@ def free_epoch(script: Script, replays: int = 8) -> None:
             script.step(delta, x)
             script.optimizer.step()
         script.end_of_batch(loss)
+
+
+def trades_epoch(script: Script, steps: int = 10, beta: float = 6.0) -> None:
+    """One epoch of TRADES: steps away from the clean answer, in eval mode, then an update towards it."""
+
+    def apart(images: Tensor, x: Tensor) -> Tensor:
+        clean, adv = script.model(x), script.model(images)
+        return F.kl_div(F.log_softmax(adv, 1), F.softmax(clean, 1), reduction="sum")
+
+    for x, y in script.batches():
+        images = _crafted(script, x, steps, lambda images, x=x: apart(images, x))
+        script.optimizer.zero_grad()
+        script.learn(F.cross_entropy(script.model(x), y) + beta / len(x) * apart(images, x))
+
+
+def mart_epoch(script: Script, steps: int = 10, beta: float = 6.0) -> None:
+    """One epoch of MART: PGD in eval mode, then an update that weighs images by how unsure the clean answer is."""
+    for x, y in script.batches():
+        images = _crafted(script, x, steps, lambda images, y=y: F.cross_entropy(script.model(images), y))
+        script.optimizer.zero_grad()
+        clean, adv = script.model(x), script.model(images)
+        p, q = F.softmax(clean, 1), F.softmax(adv, 1)
+        second = torch.where(q.argsort(1)[:, -1] == y, q.argsort(1)[:, -2], q.argsort(1)[:, -1])
+        margin = F.nll_loss(torch.log(1.0001 - q + 1e-12), second)
+        unsure = 1.0000001 - p.gather(1, y[:, None]).squeeze(1)
+        apart = F.kl_div(torch.log(q + 1e-12), p, reduction="none").sum(1)
+        script.learn(F.cross_entropy(adv, y) + margin + beta * (apart * unsure).mean())
+
+
+def _crafted(script: Script, x: Tensor, steps: int, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """Images moved from beside x along the loss's gradient in eval mode, as both repositories do it."""
+    script.model.eval()
+    images = x.detach() + 0.001 * torch.randn_like(x)
+    for _ in range(steps):
+        images.requires_grad_()
+        (grad,) = torch.autograd.grad(loss(images), images)
+        script.backprops += 1
+        images = images.detach() + script.alpha * torch.sign(grad)
+        images = torch.clamp(torch.min(torch.max(images, x - script.eps), x + script.eps), 0, 1)
+    script.model.train()
+    return images
 
 
 EPOCHS: dict[str, Callable[[Script], None]] = {"pgd-7": pgd_epoch, "free-8": free_epoch}

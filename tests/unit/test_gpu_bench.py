@@ -1,0 +1,118 @@
+"""The benchmark of training speed, on a CPU that it takes for a GPU: what it counts, keeps and shows."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import deat
+
+BENCH = Path(__file__).parents[2] / "bench"
+GROUP = "preact_resnet18/{}/4"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """bench/gpu.py with tiny cells."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    known = set(sys.modules)
+    gpu = importlib.import_module("gpu")
+    monkeypatch.setattr(gpu, "DEVICE", "cpu")
+    monkeypatch.setattr(gpu, "WORKERS", 0)
+    monkeypatch.setattr(gpu, "MANY", 2)
+    monkeypatch.setattr(gpu, "SIDES", {"preact_resnet18": 8})
+    monkeypatch.setattr(gpu, "net_of", lambda network: tiny())
+    monkeypatch.setattr(gpu, "peak", lambda: 800.0)
+    monkeypatch.setattr(gpu, "all_groups", lambda: {GROUP.format(m): ("plain", "eager") for m in gpu.PLAIN})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 0)
+    yield gpu
+    for name in set(sys.modules) - known:
+        if name.startswith(("gpu", "plain")):  # bench's modules are nobody else's
+            del sys.modules[name]
+
+
+def tiny() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
+
+
+def run(gpu: ModuleType, out: Path, monkeypatch: pytest.MonkeyPatch, *groups: str) -> Any:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(out), *groups])
+    gpu.main()
+    return json.loads(out.read_text())["cells"]
+
+
+def test_a_backprop_is_counted_as_the_work_that_it_is(gpu: ModuleType) -> None:
+    worth = {name: gpu.forwards_worth(deat.method(name), k + 1) for name, k in gpu.STEPS.items()}
+    assert worth == {
+        "pgd-7": 7 * 2 + 3,
+        "m+deat": 3 * 3,
+        "trades": 1 + 10 * 2 + 2 * 3,  # the clean answer, the ascends, and both branches
+        "m+mart": 2 * 2 + 2 * 3,
+        "fat-5": 5 * 2 + 3,
+        "yopo-5-3": 5 * 3,
+    }
+
+
+def test_every_cell_says_what_it_did_and_both_sides_do_as_much(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    script = gpu.Script
+    monkeypatch.setattr(gpu, "Script", lambda *args, **named: (made.append(script(*args, **named)), made[-1])[1])
+    cells = run(gpu, tmp_path / "speed.json", monkeypatch)
+    assert not [cell for cell in cells.values() if "failed" in cell]
+    for method, plain in zip(gpu.PLAIN, made, strict=True):
+        pair = [cells[f"{GROUP.format(method)}/{engine}"] for engine in ("plain", "eager")]
+        assert [cell["backprops_per_batch"] for cell in pair] == [gpu.STEPS[method] + 1] * 2
+        assert plain.backprops == 4 * gpu.MANY * pair[0]["backprops_per_batch"]  # a warm-up and three passes
+    lines = (tmp_path / "speed.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| preact")]
+    assert len(rows) == len(cells) == 8
+    assert {row.count("|") for row in rows} == {lines[lines.index(rows[0]) - 1].count("|")} == {13}
+    assert all(len(line) <= 120 for line in lines if not line.startswith("|"))
+
+
+def test_what_stands_side_by_side_is_measured_in_one_call_and_what_failed_again(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    found = {"ms_per_backprop": 1.0, "images_per_second": 1, "tflops": 1.0, "peak_memory_gib": 1.0}
+    found |= {"warm_up_seconds": 1.0, "backprops_per_batch": 8}
+    broken = {GROUP.format("trades") + "/eager"}
+    monkeypatch.setattr(
+        gpu, "measure", lambda name: (asked.append(name), {"failed": "a | b"} if name in broken else dict(found))[1]
+    )
+    out, group = tmp_path / "speed.json", GROUP.format("trades")
+    run(gpu, out, monkeypatch)
+    assert len(asked) == 8
+    assert f"| {group.replace('/', ' | ')} | eager | failed: a / b | | |" in (tmp_path / "speed.md").read_text()
+    asked.clear()
+    broken.clear()
+    assert "failed" not in run(gpu, out, monkeypatch)[f"{group}/eager"]
+    assert asked == [f"{group}/plain", f"{group}/eager"]
+    with pytest.raises(SystemExit, match="remove it"):
+        run(gpu, out, monkeypatch)
+    monkeypatch.setattr(gpu, "versions", lambda: {"torch": "another"})
+    out.write_text(json.dumps({**json.loads(out.read_text()), "cells": {}}))
+    with pytest.raises(SystemExit):
+        run(gpu, out, monkeypatch)
+    assert json.loads(out.read_text())["cells"] == {}, "cells of two machines would stand in one table"
+
+
+def test_an_engine_that_fell_back_is_not_shown_as_what_it_was_to_be(gpu: ModuleType) -> None:
+    cell = {"ms_per_backprop": 1.0, "images_per_second": 1, "tflops": 200.0, "peak_memory_gib": 1.0, "ran": "graph"}
+    cell |= {"warm_up_seconds": 1.0, "backprops_per_batch": 8, "peak_tflops": 400.0}
+    machine = {"device": "a GPU", "torch": "2", "python": "3", "peak_tflops": 800.0}
+    page = gpu.render({"machine": machine, "cells": {"net/pgd-7/128/compile": cell}})
+    assert "| compile, fell back: graph |" in page
+    assert "| 50% |" in page, "the share is of what its own call reached"
