@@ -35,10 +35,11 @@ class DeviceScaler:
         return [self.factor, self.tracker]
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale and how long it has held."""
-        return {"scale": float(self.factor), "tracker": int(self.tracker)}
+        """The scale and how long it has held, as torch's own scaler says it, so that either goes on from the other."""
+        rules = {"growth_factor": GROWTH, "backoff_factor": BACKOFF, "growth_interval": INTERVAL}
+        return {"scale": float(self.factor), **rules, "_growth_tracker": int(self.tracker)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         self.factor.fill_(state["scale"])
-        self.tracker.fill_(state["tracker"])
+        self.tracker.fill_(state["_growth_tracker"])

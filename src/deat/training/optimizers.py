@@ -1,6 +1,7 @@
 """The learner's optimiser, and the hand that sets its learning rate before every batch."""
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -46,13 +47,23 @@ class DeviceSGD(torch.optim.Optimizer):
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._settle()
+        self._descend = descend
+        self._copies: dict[Tensor, Tensor] = {}
+
+    def _settle(self) -> None:
+        """Put learning rates and momenta on the device, and give every weight a velocity."""
         for group in self.param_groups:
             for name in ("lr", "momentum"):
                 group[name] = torch.tensor(float(group[name]), device=group["params"][0].device)
             for parameter in group["params"]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        self._descend = descend
-        self._copies: dict[Tensor, Tensor] = {}
+                if self.state[parameter].get("momentum_buffer") is None:
+                    self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there, also from a state of torch's own, whose rates would be frozen when a step is recorded."""
+        super().load_state_dict(state_dict)
+        self._settle()
 
     def use_compiled(self, wanted: bool) -> None:
         """Step in one pass over the weights rather than in several."""
@@ -168,6 +179,17 @@ def described(optimizer: torch.optim.Optimizer) -> list[dict[str, str]]:
 
 def _text(value: Any) -> str:
     return repr(value.tolist() if isinstance(value, Tensor) else value)
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Go on from a state, which SGD on the device and SGD on the host take from each other."""
+    own = [dict(group) for group in optimizer.param_groups]
+    optimizer.load_state_dict(deepcopy(state))  # it would train on the tensors it is given
+    for group, before in zip(optimizer.param_groups, own, strict=True):
+        for name, value in before.items():
+            on_host = isinstance(value, float) and torch.is_tensor(group.get(name))
+            group[name] = float(group[name]) if on_host else group.get(name, value)
+    restore_layout(optimizer)
 
 
 def restore_layout(optimizer: torch.optim.Optimizer) -> None:

@@ -14,7 +14,7 @@ from deat.versions import versions
 
 HARMLESS = ("workers", "threads", "device", "engine", "deterministic", "sync_bn")
 """Settings that change no number by themselves; what they come to is compared as the environment."""
-NOTED_LATER = ("data.content", "data.held_out_content", "compiled", "cpu", "gpu")
+NOTED_LATER = ("data.content", "data.held_out_content", "compiled", "steps", "cpu", "gpu")
 """What not every checkpoint says of itself; it is compared where both sides do."""
 
 
@@ -49,6 +49,7 @@ def environment_of(trainer: Trainer) -> dict[str, Any]:
         "precision": trainer.engine.precision,
         "deterministic": trainer.settings.deterministic,
         "compiled": trainer.settings.engine == "compile",  # moves that are recorded have the bits of eager ones
+        "steps": type(trainer.optimizer).__name__,  # but not the optimiser's
         **_processor(trainer.engine.device),
         "threads": trainer.threads if device == "cpu" else None,
         "processes": trainer.ranks.size,

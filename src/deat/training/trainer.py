@@ -1,6 +1,5 @@
 """The training loop, in plain sight. It knows neither which method it runs nor what a method is made of."""
 
-import copy
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -33,7 +32,7 @@ from deat.training.following import Keeper
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
 from deat.training.modes import lent
-from deat.training.optimizers import OptimizerFactory, Steering, check_factory, described, restore_layout, sgd
+from deat.training.optimizers import OptimizerFactory, Steering, check_factory, described, load_state, sgd
 from deat.training.pace import Pace, Paced, Steady
 from deat.training.rest import rest_of
 from deat.training.result import Best, Result
@@ -258,8 +257,7 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state_dict()."""
         bare(self.model).load_state_dict(state["model"])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # it would train on the tensors it is given
-        restore_layout(self.optimizer)
+        load_state(self.optimizer, state["optimizer"])
         self.game.runner.forget()  # the optimiser has new tensors
         self.schedule = replace(self.schedule, **state["lengths"])
         self.epoch, self.state, self.seconds = state["epoch"], dict(state["schedule"]), state["seconds"]
