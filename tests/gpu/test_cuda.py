@@ -1,6 +1,7 @@
 """What only a GPU can show; skipped where there is none."""
 
 import copy
+import gc
 import math
 import threading
 from pathlib import Path
@@ -77,10 +78,10 @@ def test_every_precision_trains_and_agrees_on_the_first_magnitude(method: str, p
 def deterministic_run(engine: str, method: str) -> tuple[dict[str, torch.Tensor], list[object]]:
     torch.manual_seed(0)
     own = None if engine == "graph" else (lambda p: DeviceSGD(p, 0.01, 0.9, 5e-4))
-    trainer = make_trainer(method, "bf16", epochs=4, optimizer=own, engine=engine)
+    trainer = make_trainer(method, "bf16", epochs=7, optimizer=own, engine=engine)
     with trainer.session():
         torch.backends.cudnn.benchmark = False
-        history = [trainer.run_epoch() for _ in range(4)]
+        history = [trainer.run_epoch() for _ in range(7)]  # of three steps each, a short one among them
     assert trainer.engine.records == (engine == "graph")
     assert engine == "eager" or trainer.game.runner.recorder is not None, "the recording fell back"
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}, history
@@ -105,14 +106,39 @@ def test_recorded_moves_equal_eager_ones_bit_for_bit(method: str) -> None:
 def test_recordings_do_not_grow_while_k_and_momentum_change() -> None:
     trainer = make_trainer("deat-1", "bf16", epochs=4, engine="graph")
     counts, ks = [], []
+    momentum, momenta, close = trainer.optimizer.param_groups[0]["momentum"], [], trainer.game.close
+
+    def note(r: Round) -> None:
+        close(r)
+        momenta.append(float(momentum))
+
+    trainer.game.close = note  # type: ignore[method-assign]
     with trainer.session():
         for _ in range(4):
             ks.append(trainer.run_epoch().k)
             counts.append(len(trainer.game.runner.recorder or ()))
     assert ks == [0, 1, 2, 3]
-    assert counts[1] == counts[2] == counts[3]
-    momentum = trainer.optimizer.param_groups[0]["momentum"]
-    assert float(momentum) == pytest.approx(trainer.steering.rate.at(11, 12)[1])
+    assert counts[1] == counts[2] == counts[3] > 0
+    assert momenta == pytest.approx([trainer.steering.rate.at(step, 12)[1] for step in range(12)])
+    assert min(momenta) < 0.82 < 0.88 < min(momenta[0], momenta[-1]), "it goes down and comes back"
+
+
+def test_a_trainer_gives_back_the_memory_of_its_recordings() -> None:
+    held = []
+    gc.collect()
+    gc.disable()  # which asks how many objects there are, not how much memory they hold
+    try:
+        for _ in range(3):
+            trainer = make_trainer("pgd-3", "bf16", engine="graph")
+            with trainer.session():
+                trainer.run_epoch()
+            assert len(trainer.game.runner.recorder or ()) > 3
+            del trainer
+            torch.cuda.empty_cache()
+            held.append(torch.cuda.memory_reserved())
+    finally:
+        gc.enable()
+    assert held[2] < held[1] + 2**26  # what torch's libraries keep is theirs
 
 
 def test_moves_are_recorded_while_another_thread_pins_memory() -> None:

@@ -257,6 +257,24 @@ def test_auto_compiles_once_the_pace_shows_that_it_pays(seconds, compiled):
     assert wanted[:1] == [True] * compiled
 
 
+def test_auto_compiles_sooner_where_kernels_were_built_before(monkeypatch, tmp_path):
+    monkeypatch.setattr(deat.Engine, "fuses", property(lambda self: True))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    trainer = trainer_of("pgd-1", epochs=9)
+    wanted: list[bool] = []
+    trainer.game.runner.use_compiled = wanted.append
+    left = 7 * len(trainer.train) * 2  # backprops
+    trainer.epoch, trainer.game.cost.backprops = 2, 1
+    for built in (False, True):
+        pace = Pace()
+        pace.look(trainer, EpochTiming(0, 1.0, 0.0, 1.0))
+        trainer.game.cost.backprops += 1
+        pace.look(trainer, EpochTiming(1, 6 / 0.3 / left, 0.0, 1.0))  # six seconds could be saved
+        assert wanted == [True] * built
+        (tmp_path / "A1").mkdir(exist_ok=True)
+        (tmp_path / "A1" / "forth.cubin").touch()
+
+
 def test_auto_takes_compiling_back_where_it_was_no_faster():
     trainer = trainer_of("pgd-1", epochs=9)
     wanted: list[bool] = []

@@ -1,6 +1,8 @@
 """Kernels of our own, for GPUs, and the pass that puts them into a network's graph."""
 
+import os
 from functools import cache
+from pathlib import Path
 
 
 @cache
@@ -9,3 +11,9 @@ def has_triton() -> bool:
     from torch.utils._triton import has_triton as found
 
     return found()
+
+
+def are_built() -> bool:
+    """Whether an earlier process has left them in Triton's cache."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+    return any(Path(os.environ.get("TRITON_CACHE_DIR") or home).glob("*/forth.*"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import nn
 
+from deat.kernels import are_built
 from deat.training.history import EpochTiming
 
 if TYPE_CHECKING:
@@ -16,21 +17,25 @@ if TYPE_CHECKING:
 
 
 class Deal(NamedTuple):
-    """What compiling is expected to save, as a share of a recorded backprop, and to cost, in seconds."""
+    """What compiling is expected to save, as a share of a recorded backprop, and to cost, in seconds.
+
+    once is for kernels that no process has built before, again for those that are in the cache.
+    """
 
     gain: float
     once: float
+    again: float
     a_layer: float
 
     def seconds(self, model: nn.Module) -> float:
         """About how long a network takes."""
         layers = sum(any(True for _ in m.parameters(recurse=False)) for m in model.modules())
-        return self.once + self.a_layer * layers
+        return (self.again if are_built() else self.once) + self.a_layer * layers
 
 
-OURS = Deal(gain=0.3, once=13, a_layer=0.1)
-"""Our own kernels: docs/results/speed.md has what they gain, docs/results/fast.md what they cost the first time."""
-TORCHS = Deal(gain=0.15, once=0, a_layer=1)
+OURS = Deal(gain=0.3, once=13, again=2, a_layer=0.1)
+"""Our own kernels: docs/results/speed.md has what they gain, docs/results/fast.md what they cost, each time."""
+TORCHS = Deal(gain=0.15, once=0, again=0, a_layer=1)
 """torch's compiler, which serves float32: what it brought to half precision; its seconds are a guess."""
 
 
@@ -71,7 +76,8 @@ class Pace:
         left = (trainer.settings.epochs - trainer.epoch) * len(trainer.train)
         budget = trainer.schedule.budget(trainer.state, trainer.epoch)
         deal = OURS if trainer.engine.fuses else TORCHS
-        if left * trainer.method.play.backprops(budget) * pace * deal.gain > deal.seconds(trainer.model):
+        wait = trainer.ranks.broadcast(deal.seconds(trainer.model))  # not every machine has the same cache
+        if left * trainer.method.play.backprops(budget) * pace * deal.gain > wait:
             self.recorded, self._epochs = pace, 0
             trainer.game.runner.use_compiled(True)
 
