@@ -13,15 +13,16 @@ def on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> AbstractContextManager[None]:
+def recording(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = None) -> AbstractContextManager[None]:
     """What is launched inside becomes the graph; other threads, such as one that pins memory, may go on meanwhile."""
-    return torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+    # torch's own stream is of whichever GPU was recorded on first: on another one, nothing would be recorded.
+    return torch.cuda.graph(graph, pool=pool, stream=_stream(device, "record"), capture_error_mode="thread_local")
 
 
 @contextmanager
 def warming_up(device: torch.device) -> Iterator[None]:
     """What is launched inside runs on a stream of its own: always the same, since cuBLAS keeps memory for each."""
-    beside, here = _beside(device), torch.cuda.current_stream()
+    beside, here = _stream(device, "warm up"), torch.cuda.current_stream()
     beside.wait_stream(here)
     try:
         with torch.cuda.stream(beside):
@@ -31,5 +32,5 @@ def warming_up(device: torch.device) -> Iterator[None]:
 
 
 @cache
-def _beside(device: torch.device) -> torch.cuda.Stream:
+def _stream(device: torch.device, use: str) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

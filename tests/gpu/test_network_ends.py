@@ -75,7 +75,7 @@ def gradients(branches: bool, replays: int, train: bool) -> list[list[Tensor]]:
         slope()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with recording(graph):
+        with recording(graph, x.device):
             found = slope()
         seen = []
         for _ in range(replays):

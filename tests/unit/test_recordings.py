@@ -43,8 +43,8 @@ def no_pools(monkeypatch: pytest.MonkeyPatch) -> None:
 class Stream:
     made = 0
 
-    def __init__(self, device: object = None) -> None:
-        Stream.made += device is not None
+    def __init__(self, device: torch.device | None = None, use: str = "") -> None:
+        Stream.made += use == "warm up"
 
     def wait_stream(self, other: object) -> None:
         pass
@@ -58,7 +58,7 @@ class Graph:
 @pytest.fixture
 def idle_device(monkeypatch: pytest.MonkeyPatch, no_pools: None) -> None:
     """Recordings are made, and do nothing."""
-    monkeypatch.setattr(recordings, "_beside", cache(Stream))
+    monkeypatch.setattr(recordings, "_stream", cache(Stream))
     for name in ("Stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
@@ -132,6 +132,15 @@ def test_moves_that_cannot_be_recorded_run_eagerly_and_the_engine_says_so(
         method.play(game_of(method, nets[1], engine=recording_engine), *images(), busy_budget(method))
     assert recording_engine.name == "eager"
     assert same(weights(nets[0]), weights(nets[1])), "warming up left a trace"
+
+
+def test_each_gpu_is_recorded_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(recordings, "_stream", lambda device, use: (device, use))
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **named: asked.append(named["stream"]))
+    for name in ("cuda:0", "cuda:1"):
+        recordings.recording(torch.cuda.CUDAGraph, torch.device(name))  # type: ignore[arg-type]
+    assert asked == [(torch.device(name), "record") for name in ("cuda:0", "cuda:1")]
 
 
 @pytest.mark.parametrize("net", [Tensor.detach, lambda x: torch.ones_like(x, requires_grad=True)])

@@ -118,10 +118,10 @@ class _Pair:
             if warm_up:
                 self._warm_up(net)
             self.forth, self.back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-            with recording(self.forth, pool):
+            with recording(self.forth, x.device, pool):
                 answer = net(self.x)
             self.slope = torch.zeros_like(answer)
-            with recording(self.back, pool):
+            with recording(self.back, x.device, pool):
                 self.grad = _gradient(answer, self.x, self.slope)
         self.answer = answer.detach()
 

@@ -51,7 +51,7 @@ class Recorder:
             for _ in range(WARM_UP):
                 move(r)
         graph = torch.cuda.CUDAGraph()
-        with recording(graph):
+        with recording(graph, r.x.device):
             move(r)
         return graph
 
