@@ -47,7 +47,7 @@ PLAIN: dict[str, tuple[Callable[[Script], None], int]] = {
 }
 """The plain loop that makes the same moves, and a batch's work in forwards; fat-5 and yopo-5-3 have none."""
 OTHERS = ("wide_resnet34_10", "densenet121_12", "resnet50")
-MANY, FEW = 20, 6
+MANY, FEW = 40, 6
 """Batches of a timed pass: of PreAct-ResNet 18, and of the larger networks."""
 ENGINES = ("eager", "graph", "compile")
 DEVICE, WORKERS = "cuda", 8

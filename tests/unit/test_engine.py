@@ -14,7 +14,6 @@ import deat
 from deat.errors import UsageError
 from deat.game.engine import choose_precision, choose_threads
 from deat.game.round import Budget
-from deat.training.history import EpochTiming
 from deat.training.optimizers import DeviceSGD
 from deat.training.pace import Pace
 from helpers.games import THREATS, busy_budget, game_of, trainer_of
@@ -243,63 +242,6 @@ def test_what_cannot_be_recorded_is_said_and_compiled(options, said, monkeypatch
     trainer = trainer_of(method, conv_net(), **options)
     assert re.search(said, trainer.engine_news)
     assert isinstance(trainer.pace, Pace) == ("once" in said)
-
-
-@pytest.mark.parametrize(("seconds", "compiled"), [(0.001, False), (1e4, True)])
-def test_auto_compiles_once_the_pace_shows_that_it_pays(seconds, compiled):
-    trainer = trainer_of("pgd-1", epochs=9)
-    wanted: list[bool] = []
-    trainer.game.runner.use_compiled = wanted.append
-    pace = Pace()
-    for epoch in range(3):
-        trainer.epoch, trainer.game.cost.backprops = epoch + 1, 6 * (epoch + 1)
-        pace.look(trainer, EpochTiming(epoch, 1e5 if epoch == 0 else seconds, 0.0, 1.0))
-    assert wanted[:1] == [True] * compiled
-
-
-def test_auto_compiles_sooner_where_kernels_were_built_before(monkeypatch, tmp_path):
-    monkeypatch.setattr(deat.Engine, "fuses", property(lambda self: True))
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    trainer = trainer_of("pgd-1", epochs=9)
-    wanted: list[bool] = []
-    trainer.game.runner.use_compiled = wanted.append
-    left = 7 * len(trainer.train) * 2  # backprops
-    trainer.epoch, trainer.game.cost.backprops = 2, 1
-    for built in (False, True):
-        pace = Pace()
-        pace.look(trainer, EpochTiming(0, 1.0, 0.0, 1.0))
-        trainer.game.cost.backprops += 1
-        pace.look(trainer, EpochTiming(1, 6 / 0.3 / left, 0.0, 1.0))  # six seconds could be saved
-        assert wanted == [True] * built
-        (tmp_path / "A1").mkdir(exist_ok=True)
-        (tmp_path / "A1" / "forth.cubin").touch()
-
-
-def test_auto_takes_compiling_back_where_it_was_no_faster():
-    trainer = trainer_of("pgd-1", epochs=9)
-    wanted: list[bool] = []
-
-    def use(yes):
-        wanted.append(yes)
-        trainer.game.runner.compiled = object() if yes else None
-
-    trainer.game.runner.use_compiled = use
-    pace = Pace()
-    for epoch, seconds in enumerate((1e5, 1e4, 1e6, 2e4, 2e4)):
-        trainer.epoch, trainer.game.cost.backprops = epoch + 1, 6 * (epoch + 1)
-        pace.look(trainer, EpochTiming(epoch, seconds, 0.0, 1.0))
-    assert wanted == [True, False]
-
-
-def test_auto_compiles_once_where_that_fell_back():
-    trainer = trainer_of("pgd-1", epochs=20)
-    wanted: list[bool] = []
-    trainer.game.runner.use_compiled = wanted.append
-    pace = Pace()
-    for epoch in range(8):
-        trainer.epoch, trainer.game.cost.backprops = epoch + 1, 6 * (epoch + 1)
-        pace.look(trainer, EpochTiming(epoch, 1e5, 0.0, 1.0))
-    assert wanted == [True]
 
 
 def test_a_skipped_step_leaves_weights_and_momentum_as_they_were():

@@ -39,6 +39,10 @@ TORCHS = Deal(gain=0.15, once=0, again=0, a_layer=1)
 """torch's compiler, which serves float32: what it brought to half precision; its seconds are a guess."""
 
 
+LONG = 60
+"""Seconds of an epoch in which recording hardly matters."""
+
+
 class Paced(Protocol):
     """What decides after an epoch how the next one runs."""
 
@@ -61,16 +65,18 @@ class Pace:
         self._epochs, self._settled, self._spent = 0, False, 0
 
     def look(self, trainer: "Trainer", timing: EpochTiming) -> None:
-        """Compare seconds a backprop; an engine's first epoch holds its set-up and does not count."""
-        spent, self._spent = trainer.game.cost.backprops - self._spent, trainer.game.cost.backprops
+        """Compare seconds a backprop; an engine's first epoch holds its set-up and does not count unless it is long."""
+        whole = trainer.method.play.backprops(trainer.budget) * len(trainer.train)
+        spent = min(whole, trainer.game.cost.backprops - self._spent)  # less than what was spent before going on
+        self._spent = trainer.game.cost.backprops
         self._epochs += 1
-        if self._settled or self._epochs < 2 or not spent:
+        if self._settled or not spent:
             return
-        pace = trainer.ranks.broadcast(timing.train_seconds / spent)  # what one decides, all must do
-        if self.recorded is None:
-            self._consider(trainer, pace)
-        else:
-            self._settle(trainer, pace, self.recorded)
+        seconds = trainer.ranks.broadcast(timing.train_seconds)  # what one decides, all must do
+        if self.recorded is None and (self._epochs > 1 or seconds > LONG):
+            self._consider(trainer, seconds / spent)
+        elif self.recorded is not None and self._epochs > 1:
+            self._settle(trainer, seconds / spent, self.recorded)
 
     def _consider(self, trainer: "Trainer", pace: float) -> None:
         left = (trainer.settings.epochs - trainer.epoch) * len(trainer.train)
