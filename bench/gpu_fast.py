@@ -96,7 +96,7 @@ def measure(data: str, side: Record, seed: int, epochs: int | None) -> Record:
         "seconds": [round(s, 3) for s in seconds],
         "bp_epochs": spent,
         "seconds_per_bp_epoch": round(pace, 4),
-        "warm_up_seconds": round(seconds[0] - spent[0] * pace, 1),
+        "warm_up_seconds": round(max(0.0, seconds[0] - spent[0] * pace), 1),
         "first": first,
         "ran": trainer.engine.name,
         "accuracy": {name: found.accuracy[name] for name in ATTACKS},
