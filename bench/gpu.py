@@ -121,8 +121,7 @@ def measure(name: str) -> Record:
 def deat_side(network: str, method: str, size: int, engine: str, data: ImageSet) -> Record:
     """deat's trainer, playing passes of a fixed budget."""
     settings = deat.Settings(epochs=10, batch_size=size, lr=0.01, rate="flat", device=DEVICE, engine=engine)
-    pad = Augment(4) if data.shape[-1] == 32 else None
-    trainer = deat.make_trainer(net_of(network), data, method=method, settings=settings, augment=pad)
+    trainer = deat.make_trainer(net_of(network), data, method=method, settings=settings, augment=Augment(4))
     budget = replace(trainer.schedule.budget(trainer.state, 0), k=STEPS[method], alpha=2 / 255)
 
     def play() -> None:
@@ -147,7 +146,7 @@ def plain_side(network: str, method: str, size: int, engine: str, data: ImageSet
     """The loop of paper repositories, in torch's own precision."""
     backprops, (epoch, worth) = STEPS[method] + 1, PLAIN[method]
     net = net_of(network).to(DEVICE)
-    loader = Images(data.images, data.labels, pad=4 if data.shape[-1] == 32 else 0)
+    loader = Images(data.images, data.labels, pad=4)
     script = Script(net, loader, size, 10, 0.01, 8 / 255, 2 / 255, workers=WORKERS, device=DEVICE)
     warm = clocked(lambda: epoch(script))
     seconds = min(clocked(lambda: epoch(script)) for _ in range(3))

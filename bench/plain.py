@@ -141,8 +141,8 @@ def mart_epoch(script: Script, steps: int = 10, beta: float = 6.0) -> None:
         script.optimizer.zero_grad()
         clean, adv = script.model(x), script.model(images)
         p, q = F.softmax(clean, 1), F.softmax(adv, 1)
-        second = torch.where(q.argsort(1)[:, -1] == y, q.argsort(1)[:, -2], q.argsort(1)[:, -1])
-        margin = F.nll_loss(torch.log(1.0001 - q + 1e-12), second)
+        second, first = torch.argsort(q, 1)[:, -2:].T
+        margin = F.nll_loss(torch.log(1.0001 - q + 1e-12), torch.where(first == y, second, first))
         unsure = 1.0000001 - p.gather(1, y[:, None]).squeeze(1)
         apart = F.kl_div(torch.log(q + 1e-12), p, reduction="none").sum(1)
         script.learn(F.cross_entropy(adv, y) + margin + beta * (apart * unsure).mean())

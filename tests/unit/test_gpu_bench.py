@@ -82,6 +82,20 @@ def test_every_cell_says_what_it_did_and_both_sides_do_as_much(
     assert all(len(line) <= 120 for line in lines if not line.startswith("|"))
 
 
+@pytest.mark.parametrize("name", ["trades", "mart"])
+def test_the_plain_loops_learn_from_the_same_loss(name: str, gpu: ModuleType) -> None:
+    data, net = gpu.images(8, 4), tiny()
+    script = gpu.Script(net, gpu.Images(data.images, data.labels), 4, 1, 0.1, 0.1, 0.1)
+    ((x, y),) = batches = list(script.batches())
+    script.batches = lambda: iter(batches)
+    torch.manual_seed(3)
+    delta = 0.001 * torch.randn_like(x)
+    expected = deat.method(name).objective(tiny(), x, delta, y).loss.detach()
+    torch.manual_seed(3)
+    {"trades": gpu.trades_epoch, "mart": gpu.mart_epoch}[name](script, steps=0)
+    assert script.losses == pytest.approx([float(expected)], rel=1e-5)
+
+
 def test_what_stands_side_by_side_is_measured_in_one_call_and_what_failed_again(
     gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
