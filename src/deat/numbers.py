@@ -1,6 +1,7 @@
-"""Numbers that people write, or the reason why a text is none."""
+"""Numbers that people write, or the reason why one is not accepted."""
 
 import math
+from collections.abc import Callable
 from typing import SupportsFloat
 
 from deat.errors import UsageError
@@ -25,3 +26,15 @@ def whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise UsageError(f"{text[:40]!r} is not a whole number. Write one in digits, such as 30.") from None
+
+
+def check_number(name: str, value: object, accepted: Callable[[float], bool], text: str) -> None:
+    """Refuse what is not a finite number, or not an accepted one; text says which are, such as ">= 0"."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not accepted(value):
+        raise UsageError(f"{name} must be a number {text}, not {value!r}.")
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse what is not a whole number, or a smaller one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} must be a whole number >= {least}, not {value!r}.")

@@ -14,6 +14,7 @@ from typing import Any, Self
 from deat.errors import NumericalError, UsageError
 from deat.game.meter import EpochRecord
 from deat.game.round import Budget
+from deat.numbers import check_number, check_whole
 
 __all__ = [
     "AccuracyAbove",
@@ -45,7 +46,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("alpha", "level", "stretch"):
-            _require(name, getattr(self, name), lambda v: v >= 0, "a finite number >= 0")
+            check_number(name, getattr(self, name), lambda v: v >= 0, ">= 0")
 
     @property
     def attacks(self) -> bool:
@@ -98,7 +99,7 @@ class Fixed(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require("k", self.k, lambda v: v >= 0 and isinstance(v, int), "a whole number >= 0")
+        check_whole("k", self.k, 0)
 
     @property
     def attacks(self) -> bool:
@@ -128,8 +129,8 @@ class EveryEpochs(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require("period", self.period, lambda v: v >= 1 and isinstance(v, int), "a whole number of epochs >= 1")
-        _require_cap(self.max_steps)
+        check_whole("period", self.period, 1)
+        _check_cap(self.max_steps)
 
     def k_at(self, state: State, epoch: int) -> int:
         """floor(t / period), bounded."""
@@ -145,8 +146,8 @@ class AccuracyAbove(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require("percent", self.percent, lambda v: 0 <= v <= 100, "a percentage from 0 to 100")
-        _require_cap(self.max_steps)
+        check_number("percent", self.percent, lambda v: 0 <= v <= 100, "from 0 to 100")
+        _check_cap(self.max_steps)
 
     def init(self) -> State:
         """k = 0."""
@@ -173,9 +174,9 @@ class GradientMagnitude(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require("gamma", self.gamma, lambda v: v > 0, "a finite number > 0, such as 1.01")
-        _require("ramp", self.ramp, lambda v: v >= 0, "a finite number >= 0")
-        _require_cap(self.max_steps)
+        check_number("gamma", self.gamma, lambda v: v > 0, "> 0, such as 1.01")
+        check_number("ramp", self.ramp, lambda v: v >= 0, ">= 0")
+        _check_cap(self.max_steps)
 
     def init(self) -> State:
         """k = 0 and no threshold yet."""
@@ -222,8 +223,8 @@ class Linear(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require("first", self.first, lambda v: v >= 0 and isinstance(v, int), "a whole number >= 0")
-        _require("last", self.last, lambda v: v >= self.first and isinstance(v, int), f"a whole number >= {self.first}")
+        check_whole("first", self.first, 0)
+        check_whole("last", self.last, self.first)
 
     def bind(self, eps: float, epochs: int) -> Self:
         """Lengths times eps, and the number of epochs."""
@@ -256,14 +257,9 @@ def _bounded(k: int, cap: int | None) -> int:
     return k if cap is None else min(k, cap)
 
 
-def _require(name: str, value: float, accepted: Any, text: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not accepted(value):
-        raise UsageError(f"{name} must be {text}, not {value!r}.")
-
-
-def _require_cap(cap: int | None) -> None:
+def _check_cap(cap: int | None) -> None:
     if cap is not None:
-        _require("max_steps", cap, lambda v: v >= 1 and isinstance(v, int), "a whole number >= 1, or None for no cap")
+        check_whole("max_steps", cap, 1)
 
 
 def _check_magnitude(record: EpochRecord) -> None:

@@ -1,6 +1,5 @@
 """Single settings of a method changed by hand; a setting that the method does not have is refused."""
 
-import math
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_type_hints
 
@@ -8,6 +7,7 @@ from deat.errors import UsageError, unknown
 from deat.game.ascent import Friendly
 from deat.game.moves import Probe
 from deat.methods.method import Method
+from deat.numbers import check_number, check_whole
 from deat.threat import STARTS, ThreatModel
 
 SPACES = get_args(get_type_hints(Probe)["space"])
@@ -33,19 +33,11 @@ def tune(
 
     alpha is absolute, as the threat's eps is, and then the same at every k. space is where l_X is measured.
     """
-    if tau is not None and tau < 0:
-        raise UsageError(f"tau must be a whole number >= 0, not {tau}.")
-    if tau is not None and not isinstance(method.ascent.freeze, Friendly):
-        raise UsageError(f"tau belongs to methods that stop early (fat-K, f+trades, f+mart); {method.name} has none.")
-    if start is not None and start not in STARTS:
-        raise unknown("start", start, STARTS)
-    if space is not None and space not in SPACES:
-        raise unknown("space", space, SPACES)
-    relative = None if alpha is None else _relative(alpha, threat)
+    _check(method, beta, tau, start, space)
     schedule = {
         "gamma": gamma,
         "max_steps": max_steps,
-        "alpha": relative,
+        "alpha": None if alpha is None else _relative(alpha, threat),
         "stretch": None if alpha is None else 0.0,
         "level": None if tau is None else float(tau),
     }
@@ -53,6 +45,20 @@ def tune(
     method = _change(method, "probe", {"space": space}, "")
     method = _change(method, "objective", {"beta": beta}, "beta belongs to trades and mart")
     return _change(method, "ascent", {"start": start, "persistent": persistent, "compact": compact}, "")
+
+
+def _check(method: Method, beta: float | None, tau: int | None, start: str | None, space: str | None) -> None:
+    """Refuse values that no method takes; the others are checked by the part that they belong to."""
+    if beta is not None:
+        check_number("beta", beta, lambda v: v >= 0, ">= 0")
+    if tau is not None:
+        check_whole("tau", tau, 0)
+        if not isinstance(method.ascent.freeze, Friendly):
+            raise UsageError(f"tau belongs to methods that stop early, such as fat-K and f+trades, not {method.name}.")
+    if start is not None and start not in STARTS:
+        raise unknown("start", start, STARTS)
+    if space is not None and space not in SPACES:
+        raise unknown("space", space, SPACES)
 
 
 def _change(method: Method, part: str, values: dict[str, Any], hint: str) -> Method:
@@ -64,8 +70,6 @@ def _change(method: Method, part: str, values: dict[str, Any], hint: str) -> Met
     for name in given:
         if name not in known:
             raise UsageError(f"{method.name} has no setting {name!r}: {hint}.")
-    if not 0 <= given.get("beta", 0) < math.inf:
-        raise UsageError(f"beta must be a number >= 0, not {given['beta']!r}.")
     return replace(method, **{part: replace(held, **given)})
 
 
