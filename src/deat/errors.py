@@ -66,6 +66,11 @@ class Interrupted(DeatError):
 def unknown(what: str, value: str, known: Iterable[str], hint: str = "") -> UsageError:
     """The error for a name nobody knows, with the nearest known ones."""
     names = sorted(known)
-    near = get_close_matches(value.lower(), names, n=3, cutoff=0.5)
-    guess = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    return UsageError(f"unknown {what} {value!r}.{guess} Known: {', '.join(names)}.{' ' + hint if hint else ''}")
+    hint = f" {hint}" if hint else ""
+    return UsageError(f"unknown {what} {value!r}.{guess(value, names)} Known: {', '.join(names)}.{hint}")
+
+
+def guess(value: str, known: Iterable[str]) -> str:
+    """The question whether one of the nearest known names was meant; nothing where none is near."""
+    near = get_close_matches(value.lower(), list(known), n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

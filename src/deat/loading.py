@@ -48,6 +48,11 @@ def load_object(spec: str) -> object:
     return value
 
 
+def origin(thing: object) -> tuple[object, object]:
+    """Where a function or class was written, by which it is known again when its file or cell is run anew."""
+    return getattr(thing, "__module__", None), getattr(thing, "__qualname__", thing)
+
+
 def blamed(error: BaseException) -> str | None:
     """The place in a user's own file that an error came out of, if it came through one."""
     frames = [(f.f_globals.get("__name__", ""), f, line) for f, line in traceback.walk_tb(error.__traceback__)]

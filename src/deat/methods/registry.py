@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from deat.errors import UsageError, unknown
-from deat.loading import is_file_spec, load_object
+from deat.loading import is_file_spec, load_object, origin
 from deat.methods.compose import friendly, mplus
 from deat.methods.method import Method
 from deat.methods.rules import PAPER, Rules, rules_named
@@ -69,17 +69,12 @@ def register(pattern: str) -> Callable[[Builder], Builder]:
         missing = letters - set(inspect.signature(build).parameters)
         if missing:
             raise UsageError(f"register({pattern!r}): {build.__name__} takes no parameter {sorted(missing)}.")
-        if pattern in _ENTRIES and _origin(_ENTRIES[pattern].build) != _origin(build):
+        if pattern in _ENTRIES and origin(_ENTRIES[pattern].build) != origin(build):
             raise UsageError(f"register({pattern!r}): a method with this pattern is registered already.")
         _ENTRIES[pattern] = Entry(pattern, build)
         return build
 
     return add
-
-
-def _origin(build: Builder) -> tuple[object, object]:
-    """Where a function was written, by which it is known again when its file or cell is run anew."""
-    return build.__module__, build.__qualname__
 
 
 def names() -> list[str]:

@@ -4,14 +4,13 @@ import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, TypeVar
 
 from torch import nn
 
-from deat.errors import UsageError, unknown
-from deat.loading import is_file_spec, load_object
+from deat.errors import UsageError, guess, unknown
+from deat.loading import is_file_spec, load_object, origin
 from deat.models.normalize import normalized, pixel_scale
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
@@ -93,12 +92,8 @@ def _check_free(name: str, builder: Callable[..., nn.Module]) -> None:
     if not name or ":" in name or name != name.lower():
         raise UsageError(f"model name {name!r} must be lower case, not empty and without a colon: choose another")
     old = _entries.get(name)
-    if old is not None and _origin(old.builder) != _origin(builder):
+    if old is not None and origin(old.builder) != origin(builder):
         raise UsageError(f"model name {name!r} is already registered: choose another")
-
-
-def _origin(builder: Callable[..., nn.Module]) -> tuple[object, object]:
-    return getattr(builder, "__module__", None), getattr(builder, "__qualname__", builder)
 
 
 def _check_shape(shape: dict[str, int]) -> None:
@@ -214,7 +209,5 @@ def _package(name: str) -> ModuleType:
 
 
 def _unknown_in(package: str, name: str, known: Sequence[str]) -> UsageError:
-    near = get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    guess = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     where = "timm.list_models()" if package == "timm" else "torchvision.models.list_models()"
-    return UsageError(f"unknown {package} model {name!r}.{guess} {where} lists all {len(known)}.")
+    return UsageError(f"unknown {package} model {name!r}.{guess(name, known)} {where} lists all {len(known)}.")
