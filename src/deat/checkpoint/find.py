@@ -6,8 +6,8 @@ import os
 import re
 import stat
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
 
 from deat.checkpoint.store import MANIFEST, listed
 from deat.errors import CheckpointError
@@ -53,7 +53,7 @@ def files_of(path: Path) -> set[str]:
     return set(_manifest(path))
 
 
-def _manifest(path: Path) -> dict[str, Any]:
+def _manifest(path: Path) -> dict[str, tuple[int, str]]:
     if path.is_symlink() or not path.is_dir():
         raise CheckpointError(f"{path.name} is not a folder of its own")
     data = _regular(path / MANIFEST, LARGEST_MANIFEST)
@@ -74,7 +74,7 @@ def _regular(path: Path, most: int) -> bytes:
         data = file.read(most + 1)
     if len(data) > most:
         raise CheckpointError(f"{path.parent.name}/{path.name} is larger than any manifest")
-    return bytes(data)
+    return data
 
 
 def _verify_file(path: Path, expected: tuple[int, str]) -> None:
@@ -98,7 +98,7 @@ def _check_regular(path: Path, size: int | None) -> None:
         raise CheckpointError(f"{shown} has {found.st_size:,} bytes instead of {size:,}")
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path) -> BufferedReader:
     try:
         handle = os.open(path, os.O_RDONLY | NO_FOLLOW)
         return os.fdopen(handle, "rb")

@@ -25,7 +25,7 @@ def check_all(kind: type[T], values: Any) -> list[T]:
     return list(values)
 
 
-def built(kind: type[Any], parts: dict[str, Any]) -> Any:
+def built(kind: type[T], parts: dict[str, Any]) -> T:
     """A dataclass from its parts; a TypeError that names the part which is of another kind."""
     hints = get_type_hints(kind)
     wrong = [name for name, value in parts.items() if name in hints and not fits(value, hints[name])]
