@@ -10,13 +10,12 @@ from deat.errors import UsageError
 from deat.game.ascent import Friendly
 from deat.methods.method import Method
 from deat.methods.rules import PAPER, Rules
-from deat.schedules import GradientMagnitude
 
 
 def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, rules: Rules = PAPER) -> Method:
     """M+base: k starts at 0 and grows with l_X, up to max_steps (by default the base's own k)."""
     crafts = base.play.crafts
-    schedule: GradientMagnitude = base.schedule.guided(
+    schedule = base.schedule.guided(
         gamma, max_steps, stretch=rules.stretch if crafts else 0.0, ramp=rules.ramp if crafts else 0.0
     )
     return replace(base, name=f"m+{base.name}", schedule=schedule, summary=f"{base.summary}, k guided by l_X")
@@ -28,13 +27,9 @@ def friendly(base: Method, tau: int = 3) -> Method:
         raise UsageError(f"f+ needs a method that crafts before it updates; {base.name} moves both at once. Use fat-K.")
     if base.ascent.freeze is not None:
         raise UsageError(f"f+ cannot be put before {base.name}: it already has a rule that stops single examples.")
-    if _never_steps(base):
+    if not base.schedule.attacks:
         raise UsageError("f+ needs a method with an adversary: natural training takes no steps to stop.")
     ascent = replace(base.ascent, freeze=Friendly(), batch_norm="eval")
     schedule = replace(base.schedule, level=float(tau))
     summary = f"{base.summary}, friendly"
     return replace(base, name=f"f+{base.name}", ascent=ascent, schedule=schedule, summary=summary)
-
-
-def _never_steps(base: Method) -> bool:
-    return getattr(base.schedule, "k", None) == 0

@@ -11,7 +11,6 @@ of which `active` examples really moved.
 from dataclasses import replace
 
 from deat.game.ascent import Converged
-from deat.game.plays import Craft
 from deat.methods.method import Method
 from deat.methods.pgd import pgd
 from deat.methods.registry import register
@@ -25,4 +24,4 @@ def dat(rules: Rules) -> Method:
     base = pgd(rules)
     schedule = Linear(first=10, last=10, alpha=0.25, level=0.5, level_until=5 / 6)
     ascent = replace(base.ascent, freeze=Converged())
-    return replace(base, name="dat", play=Craft(), schedule=schedule, ascent=ascent, summary="steps until converged")
+    return replace(base, name="dat", schedule=schedule, ascent=ascent, summary="steps until converged")
