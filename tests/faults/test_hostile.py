@@ -225,7 +225,7 @@ def test_exported_weights_have_the_network_s_own_names_and_can_be_split(capsys):
     assert len(parts) > 1
     assert all(torch.equal(parts[part][name], found[name]) for name, part in index["weight_map"].items())
     assert index["weight_map"].keys() == found.keys()
-    assert "--shard-size 20KB: the file that holds it is larger" in capsys.readouterr().out
+    assert "more than the 20,000 of --shard-size: its file is larger" in capsys.readouterr().out
     whole = note_of("run.safetensors")
     assert "normalize" in json.loads(whole)
     assert {note_of(Path("run-weights") / part) for part in parts} == {whole}

@@ -1,10 +1,11 @@
 """`deat list`: what can be named."""
 
 import json
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from rich.table import Table
+from tyro.conf import Positional
 
 from deat import data, methods, models, recipes
 from deat.evaluation.attacks import FAMILIES
@@ -14,10 +15,24 @@ from deat.threat import Linf
 from deat.training.plan import backprops_per_batch
 
 
-def list_things(kind: str, *, as_json: bool = False) -> int:
-    """`deat list`: what can be named."""
-    rows = LISTS[kind]()
-    if as_json:
+@dataclass(frozen=True)
+class List:
+    """List what can be named: methods, models, data, attacks or recipes."""
+
+    kind: Positional[Literal["methods", "models", "data", "attacks", "recipes"]]
+    """What to list."""
+    json: bool = False
+    """Print one JSON document."""
+
+    def run(self) -> int:
+        """Print the list."""
+        return list_things(self)
+
+
+def list_things(order: List) -> int:
+    """Print the rows of one kind, as a table or as JSON."""
+    rows = LISTS[order.kind]()
+    if order.json:
         print(json.dumps(rows, indent=2))
         return 0
     shown = [{name: value for name, value in row.items() if name not in LONG} for row in rows]

@@ -1,25 +1,135 @@
 """`deat train`: resolve, check, and hand over to a session."""
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from deat.commands.display import describe_run, show_plan
+from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Shape, Start, Watch, Whole
 from deat.commands.session import Options, Session
 from deat.errors import UsageError
+from deat.numbers import check_whole
 from deat.ranks import Ranks
-from deat.training.folder import check_free, check_links, is_run, is_unborn
+from deat.training.folder import check_free, check_links, has_checkpoint, is_run, is_unborn
 from deat.training.plan import plan
 from deat.training.run import Request, resolve
 from deat.training.settings import Settings
 
+Part = TypeVar("Part", Request, Options)
 
-def run_training(flags: dict[str, Any]) -> int:
-    """`deat train`: resolve, check, train, score, report."""
-    request, options = (_pick(kind, flags) for kind in (Request, Options))
-    ranks = Ranks.join(flags["device"])
+
+@dataclass(frozen=True)
+class Train:
+    """Train a classifier robustly. Without flags: m+deat on digits, and a table beside natural training."""
+
+    data: str = "digits"
+    """digits, cifar10, cifar100, or folder:PATH (a folder or archive with one folder of images a class)."""
+    model: str = "auto"
+    """A name from `deat list models`, timm:NAME, torchvision:NAME or my_file.py:NAME; auto fits the images."""
+    method: str = "m+deat"
+    """A name from `deat list methods` (numbers may change, m+ and f+ compose) or my_file.py:NAME."""
+    epochs: MaybeWhole = None
+    """How often the training set is seen (30)."""
+    eps: MaybeNumber = None
+    """The threat model's radius in [0, 1] pixels, such as 8/255; each data set has a default."""
+    norm: Norm = None
+    """The threat model's norm (linf)."""
+    out: MaybeText = None
+    """The run's folder, which must not exist; by default a new one under runs/."""
+    overwrite: bool = False
+    """Replace the run that is in --out."""
+    resume: Literal["no", "auto"] = "no"
+    """auto goes on with the run that is in --out, if there is one of the same settings, and else starts it."""
+    inexact: bool = False
+    """--resume: go on even where the numbers will differ from an uninterrupted run's."""
+    seed: Whole = 0
+    """Where every random draw comes from."""
+    batch_size: MaybeWhole = None
+    """Images in a batch (128; digits 64)."""
+    lr: MaybeNumber = None
+    """The (peak) learning rate (0.1; digits 0.05)."""
+    rate: Shape = None
+    """The learning rate's shape (cyclic)."""
+    weight_decay: MaybeNumber = None
+    """Weight decay (5e-4)."""
+    momentum: MaybeNumber = None
+    """SGD's momentum (0.9)."""
+    init: MaybeText = None
+    """Weights to fine-tune: a safetensors file or a run's folder."""
+    rules: Literal["paper", "released"] = "paper"
+    """The paper as written, or the code that made its tables."""
+    alpha: MaybeNumber = None
+    """The adversary's step size, such as 10/255; each method has a default."""
+    gamma: MaybeNumber = None
+    """M+: how far l_X must outgrow its last threshold (1.01)."""
+    max_steps: MaybeWhole = None
+    """M+: the largest k."""
+    beta: MaybeNumber = None
+    """TRADES and MART: the weight of the robust term (6)."""
+    tau: MaybeWhole = None
+    """FAT and F+: steps granted after an example is misclassified (3)."""
+    start: Start = None
+    """Where the perturbation starts."""
+    persistent: bool = False
+    """Carry the perturbation from batch to batch, as FREE originally does."""
+    compact: bool = False
+    """FAT and F+: shrink the batch instead of masking it."""
+    held_out: MaybeWhole = None
+    """Training images held out to choose the best epoch (a tenth, at most 1000)."""
+    val_attack: MaybeText = None
+    """The attack on them: cw-20 (default), pgd-20, ..., or none."""
+    watch: Watch = None
+    """On catastrophic overfitting: warn (default where images are held out), stop, roll back and step less, or none."""
+    normalize: Literal["auto", "data", "none"] = "auto"
+    """What goes before the network: the data's mean and deviation; auto takes a network of your own as it is."""
+    augment: Literal["auto", "none"] = "auto"
+    """Random crops and flips, where the data set has them; none trains on the images as they are."""
+    test_images: Whole = 1000
+    """Test images scored at the end by natural, FGSM and PGD-20; 0 for none."""
+    baseline: Literal["auto", "yes", "no"] = "auto"
+    """Also train naturally, to compare; auto does so on digits only."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """auto is bf16 where the hardware is fast at it."""
+    sync_bn: bool = False
+    """With several processes on GPUs: batch-norm statistics of the whole batch, not of each process's share."""
+    engine: Literal["auto", "eager", "graph", "compile"] = "auto"
+    """How moves run: graph records them as CUDA graphs, compile compiles them first; auto records on a GPU, and
+    compiles where the run is long enough to earn that back."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    threads: MaybeWhole = None
+    """CPU threads; small networks use one by default."""
+    deterministic: bool = False
+    """On a GPU, the same bits every time, so that a resumed run is exact; slower. A CPU is so anyway."""
+    workers: MaybeWhole = None
+    """Processes that decode images which do not fit in memory."""
+    data_root: MaybeText = None
+    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    download: bool = False
+    """Fetch the data set by name if it is not on disk."""
+    size: MaybeWhole = None
+    """folder: side to which images are resized and cropped (their own where all have the same, else 224)."""
+    dry_run: bool = False
+    """Say what the run would cost in backprops, time and memory, and create nothing."""
+    json: bool = False
+    """Print one JSON document instead of lines."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the same command goes on where it was: there is a run, and it may be taken up."""
+        return self.resume == "auto" and self.out is not None and has_checkpoint(Path(self.out).expanduser())
+
+    def run(self) -> int:
+        """Train."""
+        return run_training(self)
+
+
+def run_training(order: Train) -> int:
+    """Resolve, check, train, score, report."""
+    request, options = _pick(Request, order), _pick(Options, order)
+    ranks = Ranks.join(order.device)
     going_on = ranks.by_main(lambda: _check_options(options))
-    settings: dict[str, Any] = {f.name: flags.get(f.name) for f in fields(Settings)}
+    settings: dict[str, Any] = {f.name: vars(order).get(f.name) for f in fields(Settings)}
     request = replace(request, persistent=request.persistent or None, compact=request.compact or None)
     with ranks.leader_first():
         run = resolve(request, **settings)
@@ -33,8 +143,7 @@ def run_training(flags: dict[str, Any]) -> int:
 
 def _check_options(options: Options) -> bool:
     """Refuse what cannot be, before any data is read; whether the run that is in --out goes on."""
-    if options.test_images < 0:
-        raise UsageError(f"test_images must be a whole number >= 0, not {options.test_images}.")
+    check_whole("test_images", options.test_images, 0)
     if options.out == "":
         raise UsageError("--out '' names no folder; leave it away for one under runs/.")
     place = options.place
@@ -59,13 +168,11 @@ def _check_path(path: Path) -> None:
         return
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"--out {shortened(str(path))!r} cannot be a folder: {reason}. Choose another.") from None
+        shown = f"{str(path)[:80]!r}" + ("..." if len(str(path)) > 80 else "")
+        raise UsageError(f"--out {shown} cannot be a folder: {reason}. Choose another.") from None
 
 
-def shortened(text: str, most: int = 80) -> str:
-    """A long text for a message."""
-    return text if len(text) <= most else f"{text[:most]}..."
-
-
-def _pick(kind: type[Any], flags: dict[str, Any]) -> Any:
-    return kind(**{f.name: flags[f.name] for f in fields(kind) if f.name in flags})
+def _pick(kind: type[Part], order: Train) -> Part:
+    """The part of a command line that is of one kind."""
+    given = vars(order)
+    return kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given})

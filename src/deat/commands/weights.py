@@ -1,17 +1,54 @@
 """`deat import` and `deat export`: weights from elsewhere, and to elsewhere."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+from tyro.conf import Positional, arg
+
+from deat.commands.flags import MaybeText
 from deat.errors import CheckpointError, UsageError
 from deat.models.portable import larger_than, note, read_foreign, read_own, size_of, write_sharded
-from deat.tensorfile import dump
+from deat.tensorfile import Tensors, dump
 from deat.writing import write_whole
 
 
-def run_import(file: str, out: str | None) -> int:
+@dataclass(frozen=True)
+class Import:
+    """Convert a .pt or .pth file of weights to safetensors, once; nothing in it is run."""
+
+    file: Annotated[Positional[str], arg(metavar="FILE")]
+    """The file: a state dict, or a checkpoint that holds one."""
+    out: MaybeText = None
+    """The new file (FILE with the ending .safetensors)."""
+
+    def run(self) -> int:
+        """Convert."""
+        return run_import(self)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run's weights under the network's own names, for use without deat."""
+
+    run_folder: Annotated[Positional[str], arg(name="run", metavar="RUN")]
+    """The run's folder."""
+    out: MaybeText = None
+    """The new file (RUN.safetensors), or with --shard-size the new folder."""
+    epoch: Literal["best", "last"] = "best"
+    """Which of the run's weights."""
+    shard_size: MaybeText = None
+    """Several files of at most this size, such as 500MB or 2GB, with an index."""
+
+    def run(self) -> int:
+        """Export."""
+        return run_export(self)
+
+
+def run_import(order: Import) -> int:
     """Convert a file of weights to safetensors."""
-    source = Path(file).expanduser()
-    target = Path(out).expanduser() if out else source.with_suffix(".safetensors")
+    source = Path(order.file).expanduser()
+    target = Path(order.out).expanduser() if order.out else source.with_suffix(".safetensors")
     _check_new(target)
     if target.suffix != ".safetensors":
         raise UsageError(f"--out {str(target)!r} must end in .safetensors.")
@@ -21,31 +58,37 @@ def run_import(file: str, out: str | None) -> int:
     return 0
 
 
-def run_export(run: str, out: str | None, epoch: str, shard_size: str | None) -> int:
+def run_export(order: Export) -> int:
     """Write a run's weights under the network's own names."""
-    most = size_of(shard_size) if shard_size else None
-    folder = Path(run).expanduser()
-    file = folder / epoch / "model.safetensors"
+    most = size_of(order.shard_size) if order.shard_size else None
+    folder = Path(order.run_folder).expanduser()
+    file = folder / order.epoch / "model.safetensors"
     if not file.is_file():
-        raise CheckpointError(f"{run!r} has no {epoch} weights: give a run's folder, with --epoch best or last.")
+        raise CheckpointError(
+            f"{order.run_folder!r} has no {order.epoch} weights: give a run's folder, with --epoch best or last."
+        )
     tensors, normalization = read_own(file)
-    usual = Path(f"{folder.resolve().name}.safetensors" if most is None else f"{folder.resolve().name}-weights")
-    target = Path(out).expanduser() if out else usual
+    usual = f"{folder.resolve().name}.safetensors" if most is None else f"{folder.resolve().name}-weights"
+    target = Path(order.out or usual).expanduser()
     _check_new(target)
-    parts = 1
     if most is None:
         _write(target, dump(tensors, note(normalization)))
+        print(f"{len(tensors)} tensors are in {target}")
     else:
-        try:
-            parts = write_sharded(tensors, target, most, note(normalization))
-        except OSError as error:
-            raise CheckpointError(f"cannot write {str(target)!r}: {error.strerror}.") from None
-    print(f"{len(tensors)} tensors are in {target}" + (f", in {parts} files with an index" if most else ""))
-    for name, size in larger_than(tensors, most).items() if most else ():
-        print(f"{name} alone is {size:,} bytes, more than --shard-size {shard_size}: the file that holds it is larger")
+        _write_parts(tensors, target, most, note(normalization))
     if normalization:
         print(f"the network expects images normalised by {normalization}")
     return 0
+
+
+def _write_parts(tensors: Tensors, target: Path, most: int, about: str | None) -> None:
+    try:
+        parts = write_sharded(tensors, target, most, about)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {str(target)!r}: {error.strerror}.") from None
+    print(f"{len(tensors)} tensors are in {target}, in {parts} files with an index")
+    for name, size in larger_than(tensors, most).items():
+        print(f"{name} alone is {size:,} bytes, more than the {most:,} of --shard-size: its file is larger")
 
 
 def _check_new(path: Path) -> None:
