@@ -82,9 +82,8 @@ class LiveLine:
             return Text("")
         epochs, spent = trainer.settings.epochs, trainer.game.cost.backprops
         done = (trainer.epoch + trainer.step / len(trainer.train)) / epochs
-        bar = "━" * round(BAR * done) + "╌" * (BAR - round(BAR * done))
         now = f"epoch {trainer.epoch + 1}/{epochs}  k {trainer.budget.k}  {spent:,} backprops"
-        line = f"{plain(trainer.method.name)} {bar} {self._left(trainer)}  {now}"
+        line = f"{plain(trainer.method.name)} {bar(done)} {self._left(trainer)}  {now}"
         return Text(line, no_wrap=True, overflow="ellipsis")
 
     def _left(self, trainer: Trainer) -> str:
@@ -108,6 +107,12 @@ def brief(stats: EpochStats, epochs: int, seconds: float) -> str:
     """A finished epoch in one line of at most 80 columns."""
     spent = f"{seconds:.1f}s" if seconds < 100 else f"{seconds:.0f}s"
     return f"epoch {stats.epoch + 1}/{epochs}  k {stats.k}  {_scores(stats)}  {spent}"
+
+
+def bar(share: float) -> str:
+    """How much of something is done, drawn."""
+    full = round(BAR * share)
+    return "━" * full + "╌" * (BAR - full)
 
 
 def clock(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The house in order: who may import whom, what importing deat costs, how long a file may be."""
+"""The house in order: who may import whom, what importing deat loads, how long a file may be."""
 
 import ast
 import subprocess
@@ -134,31 +134,17 @@ def test_order_is_not_satisfied_by_a_wrong_import(tmp_path, monkeypatch):
     assert forbidden(judge) == ["training.trainer"]
 
 
-UNWANTED = ("torchvision", "timm", "tensorboard", "torch.utils.tensorboard", "matplotlib", "PIL", "pandas", "sklearn")
-
-
-IMPORTING = f"""import sys, time, torch
-start = time.process_time()
-import deat
-print(time.process_time() - start)
+SLOW = ("torch._dynamo", "triton", "torchvision", "timm", "tyro", "rich", "matplotlib", "PIL", "pyautoattack", "ray")
+"""Whatever takes long to import, or need not be there."""
+IMPORTING = f"""import sys, deat
 deat.build_model("small")
-print([name for name in {UNWANTED!r} if name in sys.modules])
+print([name for name in {SLOW!r} if name in sys.modules])
 """
 
 
-@pytest.fixture(scope="module")
-def imported() -> subprocess.CompletedProcess[str]:
-    """deat, imported by a fresh Python, and one network built."""
-    return subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=True)
-
-
-def test_importing_deat_and_building_a_network_load_nothing_they_do_not_need(imported):
-    assert imported.stdout.splitlines()[1] == "[]"
-    assert imported.stderr == ""
-
-
-def test_importing_deat_adds_less_than_two_seconds_to_importing_torch(imported):
-    assert float(imported.stdout.splitlines()[0]) < 2
+def test_importing_deat_and_building_a_network_load_nothing_they_do_not_need():
+    found = subprocess.run([sys.executable, "-c", IMPORTING], capture_output=True, text=True, check=True)
+    assert (found.stdout, found.stderr) == ("[]\n", "")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: module_of(p) or "deat")

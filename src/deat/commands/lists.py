@@ -8,7 +8,7 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from deat import data, methods, models, recipes
-from deat.evaluation.attacks import FAMILIES
+from deat.evaluation.attacks import FAMILIES, Attack
 from deat.evaluation.autoattack import PARTS
 from deat.live import Screen, is_terminal
 from deat.threat import Linf
@@ -61,12 +61,18 @@ def _cost(m: methods.Method) -> str:
 
 
 def _attacks() -> list[dict[str, Any]]:
-    ours = {pattern: build(20) for pattern, build in FAMILIES.items()}
-    rows = [{"name": n, "loss": a.loss, "start": a.start, "step": f"{a.alpha:g} eps"} for n, a in ours.items()]
-    forms = {"pgd-NxR, cw-NxR": "the same from R starts", "pgd-N-last, cw-N-last": "scores the last iterate"}
-    rows += [{"name": n, "loss": "", "start": "", "step": what} for n, what in forms.items()]
-    theirs = [{"name": n, "loss": "", "start": "", "step": "a part of AutoAttack"} for n in PARTS]
-    return [*rows, *theirs, {"name": "aa", "loss": "", "start": "", "step": "standard AutoAttack"}]
+    ours = {pattern: _described(build(20)) for pattern, build in FAMILIES.items()}
+    forms = {"pgd-NxR, cw-NxR": "the same from R starts", "pgd-N-last, cw-N-last": "the same, the last step scored"}
+    theirs = dict.fromkeys(PARTS, "a part of AutoAttack")
+    found = {**ours, **forms, **theirs, "aa": "standard AutoAttack: its four parts, survivors going on"}
+    return [{"name": name, "what": what} for name, what in found.items()]
+
+
+def _described(how: Attack) -> str:
+    if not how.steps:
+        return "no attack"
+    steps = "one step" if how.steps == 1 else "N steps"
+    return f"{steps} of {how.alpha:g} eps, {how.start} start, on {LOSSES[how.loss]}"
 
 
 def _recipes() -> list[dict[str, Any]]:
@@ -87,6 +93,7 @@ def _recipes() -> list[dict[str, Any]]:
     ]
 
 
+LOSSES = {"ce": "cross-entropy", "margin": "the margin"}
 LONG = ("methods", "settings", "models")
 """What is too long for a column."""
 WIDTH = 160
