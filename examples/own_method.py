@@ -5,7 +5,7 @@ Registered, it has a name, composes and is listed; from the command line, withou
 """
 
 import deat
-from deat.schedules import EveryEpochs
+from deat.schedules import EveryEpochs, Fixed
 
 GROWING = deat.Method("growing-free", deat.Replay(), EveryEpochs(period=2, alpha=1.0), deat.Ascent(start="bernoulli"))
 
@@ -13,7 +13,7 @@ GROWING = deat.Method("growing-free", deat.Replay(), EveryEpochs(period=2, alpha
 @deat.register("bold-K")
 def bold(k: int = 3) -> deat.Method:
     """PGD with k steps of half the radius."""
-    return deat.Method("bold", deat.Craft(), deat.schedules.Fixed(k=k, alpha=0.5))
+    return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha=0.5))
 
 
 if __name__ == "__main__":

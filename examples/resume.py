@@ -6,13 +6,12 @@ import torch
 
 import deat
 from deat.errors import Interrupted
-from deat.training.history import EpochStats, EpochTiming
 
 
 class Impatient:
     """Interrupts training after an epoch, as Ctrl-C or SIGTERM would."""
 
-    def on_epoch(self, trainer: deat.Trainer, stats: EpochStats, timing: EpochTiming) -> None:
+    def on_epoch(self, trainer: deat.Trainer, stats: deat.EpochStats, timing: deat.EpochTiming) -> None:
         """Ask once."""
         print(f"epoch {stats.epoch + 1}: k {stats.k}, loss {stats.loss:.4f}")
         if stats.epoch == 2:

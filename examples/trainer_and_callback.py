@@ -1,7 +1,6 @@
 """The Trainer: callbacks between epochs, and a state to stop and go on from."""
 
 import deat
-from deat.training.history import EpochStats, EpochTiming
 
 
 class StopWhenGood:
@@ -10,7 +9,7 @@ class StopWhenGood:
     def __init__(self, mark: float) -> None:
         self.mark = mark
 
-    def on_epoch(self, trainer: deat.Trainer, stats: EpochStats, timing: EpochTiming) -> None:
+    def on_epoch(self, trainer: deat.Trainer, stats: deat.EpochStats, timing: deat.EpochTiming) -> None:
         """Shorten the run when the mark is passed."""
         print(f"epoch {stats.epoch + 1}: k {stats.k}, robust {stats.val_robust:.1%}, {timing.train_seconds:.2f} s")
         if (stats.val_robust or 0) > self.mark:

@@ -20,6 +20,7 @@ from deat.ranks import Ranks
 from deat.threat import L1, L2, Linf, ThreatModel
 from deat.training.checkpoints import Checkpoints
 from deat.training.fit import fit, make_trainer
+from deat.training.history import EpochStats, EpochTiming
 from deat.training.result import Result
 from deat.training.settings import Settings
 from deat.training.trainer import Trainer
@@ -37,6 +38,8 @@ __all__ = [
     "Craft",
     "CrossEntropy",
     "Engine",
+    "EpochStats",
+    "EpochTiming",
     "Evaluation",
     "Game",
     "Linf",
