@@ -121,6 +121,18 @@ def test_what_makes_no_sense_is_refused_with_the_reason(name, why):
         deat.method(name)
 
 
+@pytest.mark.parametrize("value", [7, None, deat.mplus])
+def test_what_is_neither_a_name_nor_a_method_is_refused(value):
+    with pytest.raises(UsageError, match="give a name, such as m"):
+        deat.method(value)
+
+
+@pytest.mark.parametrize(("compose", "prefix"), [(deat.mplus, "m+"), (deat.friendly, "f+")])
+def test_prefix_before_a_name_says_how_names_are_composed(compose, prefix):
+    with pytest.raises(UsageError, match=re.escape(f"not 'pgd-7'; of a name, deat.method('{prefix}NAME')")):
+        compose("pgd-7")
+
+
 def test_unknown_rule_set_names_the_two():
     with pytest.raises(UsageError, match="paper, released"):
         deat.method("m+deat", rules="papre")

@@ -14,6 +14,7 @@ from deat.methods.rules import PAPER, Rules
 
 def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, rules: Rules = PAPER) -> Method:
     """M+base: k starts at 0 and grows with l_X, up to max_steps (by default the base's own k)."""
+    _check(base, "m+")
     crafts = base.play.crafts
     schedule = base.schedule.guided(
         gamma, max_steps, stretch=rules.stretch if crafts else 0.0, ramp=rules.ramp if crafts else 0.0
@@ -23,6 +24,7 @@ def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, ru
 
 def friendly(base: Method, tau: int = 3) -> Method:
     """F+base: crafting in eval mode, with each example stopped tau steps after it is first misclassified."""
+    _check(base, "f+")
     if not base.play.crafts:
         raise UsageError(f"f+ needs a method that crafts before it updates; {base.name} moves both at once. Use fat-K.")
     if base.ascent.freeze is not None:
@@ -33,3 +35,9 @@ def friendly(base: Method, tau: int = 3) -> Method:
     schedule = replace(base.schedule, level=float(tau))
     summary = f"{base.summary}, friendly"
     return replace(base, name=f"f+{base.name}", ascent=ascent, schedule=schedule, summary=summary)
+
+
+def _check(base: object, prefix: str) -> None:
+    """Refuse a name, which the prefix can be written before."""
+    if not isinstance(base, Method):
+        raise UsageError(f"{prefix} is put before a deat.Method, not {base!r}; of a name, deat.method('{prefix}NAME').")

@@ -86,8 +86,9 @@ def method(name: str | Method, *, rules: str | Rules = PAPER) -> Method:
     """The method of that name: registered, composed with m+ or f+, or from a file (``my_file.py:NAME``)."""
     if isinstance(name, Method):
         return name
-    chosen = rules_named(rules)
-    return _build(name.strip() if is_file_spec(name) else _spelling(name), chosen, name)
+    if not isinstance(name, str):
+        raise UsageError(f"{name!r} is no method; give a name, such as m+deat, or a deat.Method.")
+    return _build(name.strip() if is_file_spec(name) else _spelling(name), rules_named(rules), name)
 
 
 def _build(name: str, rules: Rules, asked: str) -> Method:

@@ -200,7 +200,7 @@ def _package(name: str) -> ModuleType:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in _packages:
             raise UsageError(
-                f"{name}:NAME needs {error.name}, which is not installed: pip install deat[vision]"
+                f"{name}:NAME needs {error.name}, which is not installed: pip install {error.name}"
             ) from error
         raise UsageError(
             f"{name} is installed but cannot be imported ({type(error).__name__}: {error}): install builds "
