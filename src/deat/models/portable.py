@@ -29,26 +29,26 @@ def read_foreign(file: Path) -> Tensors:
     if not file.is_file():
         raise CheckpointError(f"there is no file {str(file)!r}.")
     _check_packing(file)
+    found = _opened(file)
+    tensors = _weights_in(found)
+    if tensors is None:
+        raise CheckpointError(
+            f"{str(file)!r} holds a {type(found).__name__} and no state dict, nor one under {', '.join(HOLDERS)}."
+        )
+    _check_tensors(file, tensors)
+    prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def _opened(file: Path) -> Any:
     try:
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        return torch.load(file, map_location="cpu", weights_only=True)
     except Exception:  # whatever is in the file: it was not opened in any other way
         raise CheckpointError(
             f"{str(file)!r} is not a file of weights alone: it is damaged, or it holds a whole model or other objects, "
             "which can run code when opened. A state dict is accepted. Where the file was made, save one with "
             "torch.save(model.state_dict(), 'weights.pt'), and import that."
         ) from None
-    tensors = _weights_in(found)
-    if tensors is None:
-        raise CheckpointError(
-            f"{str(file)!r} holds a {type(found).__name__} and no state dict, nor one under {', '.join(HOLDERS)}."
-        )
-    for name, tensor in tensors.items():
-        _check(file, name, tensor)
-    if sum({identity(tensor): _size(tensor) for tensor in tensors.values()}.values()) > REPEATED * file.stat().st_size:
-        raise CheckpointError(f"the weights in {str(file)!r} repeat its numbers over and over: save each one whole.")
-    check_finite(tensors, file)
-    prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 def _check_packing(file: Path) -> None:
@@ -69,6 +69,15 @@ def _check_packing(file: Path) -> None:
             f"{str(file)!r} is compressed or would unpack to more than it is, which no file that torch saves does. "
             "Where it was made, save model.state_dict() again."
         )
+
+
+def _check_tensors(file: Path, tensors: Tensors) -> None:
+    """Refuse weights that no file can hold, that grow beyond their own file, or that are not finite."""
+    for name, tensor in tensors.items():
+        _check(file, name, tensor)
+    if sum({identity(tensor): _size(tensor) for tensor in tensors.values()}.values()) > REPEATED * file.stat().st_size:
+        raise CheckpointError(f"the weights in {str(file)!r} repeat its numbers over and over: save each one whole.")
+    check_finite(tensors, file)
 
 
 def _check(file: Path, name: str, tensor: Tensor) -> None:
