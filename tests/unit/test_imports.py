@@ -1,6 +1,7 @@
 """The house in order: who may import whom, what importing deat loads, how long a file may be."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,17 @@ def test_every_module_has_its_place_in_the_line():
     homeless = {module_of(p) for p in FILES if room_of(module_of(p)) is None}
     assert homeless <= {"", "game"}
     assert {room_of(module_of(p)) for p in FILES} - {None} == set(PLACE)
+
+
+def test_every_room_stands_in_the_architecture_s_table():
+    page = (Path(__file__).parents[2] / "docs/architecture.md").read_text(encoding="utf-8")
+    table = page.split("| room | holds |")[1].split("\n\n")[0]
+    shown = {
+        name.replace("/", ".")
+        for row in table.splitlines()
+        for name in re.findall(r"`([\w/]+)`", row.partition(" | ")[0])
+    }
+    assert set(PLACE) - {"__main__"} <= shown
 
 
 def test_order_is_not_satisfied_by_a_wrong_import(tmp_path, monkeypatch):
