@@ -22,8 +22,17 @@ def train(folder: str | None, *callbacks: Impatient) -> deat.Result:
     torch.manual_seed(0)  # the first weights; once there is a checkpoint it has them
     model = deat.build_model("small", in_channels=1, image_size=8)
     digits = deat.load_data("digits")
-    options = {"epochs": 5, "batch_size": 64, "lr": 0.05, "val": 0.1, "val_attack": "pgd-5"}
-    return deat.fit(model, digits, callbacks=callbacks, checkpoints=folder, **options)
+    return deat.fit(
+        model,
+        digits,
+        epochs=5,
+        batch_size=64,
+        lr=0.05,
+        val=0.1,
+        val_attack="pgd-5",
+        callbacks=callbacks,
+        checkpoints=folder,
+    )
 
 
 def main() -> None:
