@@ -192,7 +192,7 @@ class GradientMagnitude(Schedule):
         _warn_if_vanished(record)
         if record.epoch == 0:
             return {**state, "k": _bounded(int(state["k"]) + 1, self.max_steps)}
-        if record.epoch == 1 or state["threshold"] is None:
+        if state["threshold"] is None:
             return {**state, "threshold": self.gamma * record.magnitude}
         if self._grows(state, record):
             return {**state, "k": int(state["k"]) + 1, "threshold": self.gamma * record.magnitude}

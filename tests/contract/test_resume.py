@@ -59,6 +59,15 @@ def interrupt_at(trainer: deat.Trainer, batches: int) -> None:
     trainer.game.close = lambda r: (real(r), count())
 
 
+def hand_over(first: deat.Trainer, second: deat.Trainer, batches: int, folder: Path) -> None:
+    """Play so many batches with the first trainer and stop it; the second takes up what it left."""
+    interrupt_at(first, batches)
+    Checkpoints(folder).follow(first)
+    with pytest.raises(Interrupted):
+        first.fit()
+    assert Checkpoints(folder).follow(second)
+
+
 @pytest.fixture(scope="module")
 def wholes() -> dict[str, list[object]]:
     return {}
@@ -73,12 +82,7 @@ def test_resumed_training_equals_an_uninterrupted_one(name, stop, tmp_path, whol
         whole.fit()
         wholes[name] = everything(whole)
     first, second = fresh(method), fresh(method, seed=7)
-    interrupt_at(first, stop)
-    first.keeper = Checkpoints(tmp_path)
-    with pytest.raises(Interrupted):
-        first.fit()
-    second.keeper = Checkpoints(tmp_path)
-    assert second.keeper.resume(second)
+    hand_over(first, second, stop, tmp_path)
     assert (second.epoch * PER_EPOCH + second.step, second.game.cost) == (stop, first.game.cost)
     second.fit()
     assert everything(second) == wholes[name]
@@ -89,11 +93,7 @@ def test_resumed_training_is_exact_in_any_setting(options, tmp_path):
     method = METHODS["persistent m+deat"]
     whole, first, second = (fresh(method, **options) for _ in range(3))
     whole.fit()
-    interrupt_at(first, PER_EPOCH * 2 + 1)
-    Checkpoints(tmp_path).follow(first)
-    with pytest.raises(Interrupted):
-        first.fit()
-    assert Checkpoints(tmp_path).follow(second)
+    hand_over(first, second, PER_EPOCH * 2 + 1, tmp_path)
     second.fit()
     assert everything(second) == everything(whole)
 
@@ -136,11 +136,7 @@ OWN = {
 def test_optimiser_of_one_s_own_goes_on_exactly_with_a_short_last_batch(name, tmp_path):
     whole, first, second = (fresh(METHODS["m+deat"], optimizer=OWN[name], batch_size=7) for _ in range(3))
     whole.fit()
-    interrupt_at(first, 5)
-    Checkpoints(tmp_path).follow(first)
-    with pytest.raises(Interrupted):
-        first.fit()
-    assert Checkpoints(tmp_path).follow(second)
+    hand_over(first, second, 5, tmp_path)
     second.fit()
     assert everything(second) == everything(whole)
 
@@ -162,11 +158,7 @@ def test_loader_of_one_s_own_is_taken_up_at_its_batch(tmp_path):
 
     whole, first, second = build(), build(), build()
     whole.fit()
-    interrupt_at(first, 4)
-    Checkpoints(tmp_path).follow(first)
-    with pytest.raises(Interrupted):
-        first.fit()
-    assert Checkpoints(tmp_path).follow(second)
+    hand_over(first, second, 4, tmp_path)
     second.fit()
     assert everything(second) == everything(whole)
 
@@ -191,11 +183,7 @@ class Counted(torch.utils.data.Dataset):
 def in_mid_epoch(data: object, folder: Path) -> deat.Trainer:
     """A trainer that goes on before the last of three batches."""
     first, second = (trainer_of("pgd-1", conv_net(), data=data, epochs=2) for _ in range(2))
-    interrupt_at(first, 2)
-    Checkpoints(folder).follow(first)
-    with pytest.raises(Interrupted):
-        first.fit()
-    assert Checkpoints(folder).follow(second)
+    hand_over(first, second, 2, folder)
     assert second.step == 2
     return second
 

@@ -107,6 +107,7 @@ REFUSED = {
     "m+pdg": "Did you mean 'm\\+pgd'",
     "free-0": "at least once",
     "yopo-0-3": "at least one",
+    "yopo-5-0": "at least one",
     "deat-0": "period",
     "deat-140%": "percent",
     "amata-10-2": "last",
@@ -350,6 +351,13 @@ def test_nothing_else_forks():
 
 
 # Single settings changed by hand
+
+
+def test_tuned_alpha_is_the_same_at_every_k():
+    stretched, tuned = paper("m+pgd"), tune(paper("m+pgd"), EPS, alpha=1 / 255)
+    alphas = [[m.bind(EPS, 9).step_size(k) for k in (1, 2, 7)] for m in (stretched, tuned)]
+    assert alphas[0] == pytest.approx([8 / 255, 4 / 255, 2 / 255])
+    assert alphas[1] == pytest.approx([1 / 255] * 3)
 
 
 def test_tuned_settings_reach_the_declaration_and_nothing_else_changes():

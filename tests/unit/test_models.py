@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -272,6 +273,13 @@ def test_package_broken_at_import_shows_its_error(tmp_path, monkeypatch):
         models.build("torchvision:resnet18")
 
 
+def stand_in(name, code, monkeypatch):
+    """Put a package of our own in the place of an optional one."""
+    package = ModuleType(name)
+    exec(code, vars(package))
+    monkeypatch.setitem(sys.modules, name, package)
+
+
 FAKE_TIMM = """
 from types import SimpleNamespace
 from torch import nn
@@ -288,12 +296,8 @@ def create_model(model_name, num_classes, in_chans, **options):
 
 
 @pytest.fixture
-def timm(tmp_path, monkeypatch):
-    (tmp_path / "timm.py").write_text(FAKE_TIMM)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "timm", raising=False)
-    yield
-    sys.modules.pop("timm", None)
+def timm(monkeypatch):
+    stand_in("timm", FAKE_TIMM, monkeypatch)
 
 
 @pytest.mark.usefixtures("timm")
@@ -326,12 +330,8 @@ models = SimpleNamespace(
 
 
 @pytest.fixture
-def torchvision(tmp_path, monkeypatch):
-    (tmp_path / "torchvision.py").write_text(FAKE_TORCHVISION)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-    yield
-    sys.modules.pop("torchvision", None)
+def torchvision(monkeypatch):
+    stand_in("torchvision", FAKE_TORCHVISION, monkeypatch)
 
 
 @pytest.mark.usefixtures("torchvision")

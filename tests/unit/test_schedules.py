@@ -199,6 +199,17 @@ def test_bind_makes_every_length_absolute_and_leaves_the_rest():
     assert (linear.stretch, linear.epochs, linear.level) == (0.25, 50, 0.5)
 
 
+def test_ramp_that_k_steps_reach_but_for_rounding_is_reached():
+    assert 49 * (1 / 49) < 1
+    ramped = GradientMagnitude(alpha=1 / 49, ramp=1.0, max_steps=2)
+    assert ramped.observe({"k": 49, "threshold": 9.0}, record(60))["k"] == 49
+    assert ramped.observe({"k": 48, "threshold": 9.0}, record(60))["k"] == 49
+
+
+def test_linear_growth_ends_at_its_last_k():
+    assert Linear(first=2, last=10, epochs=5).budget({}, 99).k == 10
+
+
 @pytest.mark.parametrize(
     ("build", "says"),
     [

@@ -15,7 +15,7 @@ from deat.training.plan import plan
 from deat.training.run import Request, resolve
 from deat.training.settings import Settings
 
-Part = TypeVar("Part", Request, Options)
+Kind = TypeVar("Kind", Request, Options)
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _check_path(path: Path) -> None:
         raise UsageError(f"--out {shown} cannot be a folder: {reason}. Choose another.") from None
 
 
-def _pick(kind: type[Part], order: Train) -> Part:
+def _pick(kind: type[Kind], order: Train) -> Kind:
     """The part of a command line that is of one kind."""
     given = vars(order)
     return kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given})
