@@ -34,8 +34,8 @@ $(VENV)/.ray: $(STAMP)
 	touch $@
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests bench examples
-	$(BIN)/ruff format --check src tests bench examples
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
 bench: $(STAMP)

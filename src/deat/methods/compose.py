@@ -9,16 +9,15 @@ from dataclasses import replace
 from deat.errors import UsageError
 from deat.game.ascent import Friendly
 from deat.methods.method import Method
-from deat.methods.rules import PAPER, Rules
+from deat.methods.rules import Rules, rules_named
 
 
-def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, rules: Rules = PAPER) -> Method:
+def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, rules: str | Rules = "paper") -> Method:
     """M+base: k starts at 0 and grows with l_X, up to max_steps (by default the base's own k)."""
     _check(base, "m+")
-    crafts = base.play.crafts
-    schedule = base.schedule.guided(
-        gamma, max_steps, stretch=rules.stretch if crafts else 0.0, ramp=rules.ramp if crafts else 0.0
-    )
+    chosen = rules_named(rules)
+    stretch, ramp = (chosen.stretch, chosen.ramp) if base.play.crafts else (0.0, 0.0)
+    schedule = base.schedule.guided(gamma, max_steps, stretch, ramp)
     return replace(base, name=f"m+{base.name}", schedule=schedule, summary=f"{base.summary}, k guided by l_X")
 
 

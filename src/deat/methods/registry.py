@@ -14,7 +14,7 @@ from deat.errors import UsageError, unknown
 from deat.loading import is_file_spec, load_object, origin
 from deat.methods.compose import friendly, mplus
 from deat.methods.method import Method
-from deat.methods.rules import PAPER, Rules, rules_named
+from deat.methods.rules import Rules, rules_named
 
 Builder = Callable[..., Method]
 PREFIXES: dict[str, Callable[[Method, Rules], Method]] = {
@@ -82,7 +82,7 @@ def names() -> list[str]:
     return [entry.name() for entry in _ENTRIES.values()]
 
 
-def method(name: str | Method, *, rules: str | Rules = PAPER) -> Method:
+def method(name: str | Method, *, rules: str | Rules = "paper") -> Method:
     """The method of that name: registered, composed with m+ or f+, or from a file (``my_file.py:NAME``)."""
     if isinstance(name, Method):
         return name
