@@ -134,6 +134,12 @@ def test_prefix_before_a_name_says_how_names_are_composed(compose, prefix):
         compose("pgd-7")
 
 
+@pytest.mark.parametrize("tau", [-1, 0.5])
+def test_friendly_refuses_what_is_no_number_of_steps_by_name(tau):
+    with pytest.raises(UsageError, match="tau must be a whole number >= 0"):
+        deat.friendly(deat.method("pgd-7"), tau)
+
+
 def test_unknown_rule_set_names_the_two():
     with pytest.raises(UsageError, match="paper, released"):
         deat.method("m+deat", rules="papre")

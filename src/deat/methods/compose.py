@@ -10,6 +10,7 @@ from deat.errors import UsageError
 from deat.game.ascent import Friendly
 from deat.methods.method import Method
 from deat.methods.rules import Rules, rules_named
+from deat.numbers import check_whole
 
 
 def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, rules: str | Rules = "paper") -> Method:
@@ -24,6 +25,7 @@ def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, ru
 def friendly(base: Method, tau: int = 3) -> Method:
     """F+base: crafting in eval mode, with each example stopped tau steps after it is first misclassified."""
     _check(base, "f+")
+    check_whole("tau", tau, 0)
     if not base.play.crafts:
         raise UsageError(f"f+ needs a method that crafts before it updates; {base.name} moves both at once. Use fat-K.")
     if base.ascent.freeze is not None:
