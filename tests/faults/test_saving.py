@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deat.checkpoint import store
+from deat.checkpoint import lock, store
 from deat.checkpoint.find import search, verify
 from deat.checkpoint.lock import LOCK, owned
 from deat.cli import main
@@ -303,6 +303,22 @@ def test_lock_says_which_machine_s_process_holds_it_but_not_its_name(tmp_path, m
         assert platform.node() not in (tmp_path / LOCK).read_text()
         monkeypatch.setattr(platform, "node", lambda: "a-machine-elsewhere")
         with pytest.raises(BusyError, match=f"process {os.getpid()} on another machine, since 2"), owned(tmp_path):
+            pass
+
+
+def test_lock_whose_file_its_last_holder_removes_just_then_is_taken_on_a_new_one(tmp_path, monkeypatch):
+    real, taken = lock._take, []
+
+    def take(handle, folder):
+        real(handle, folder)
+        if not taken:
+            (folder / LOCK).unlink()
+        taken.append(handle)
+
+    monkeypatch.setattr(lock, "_take", take)
+    with owned(tmp_path):
+        assert len(taken) == 2
+        with pytest.raises(BusyError), owned(tmp_path):
             pass
 
 
