@@ -107,3 +107,11 @@ def test_a_malformed_spec_says_the_form(spec):
 )
 def test_file_specs_are_told_from_names(spec, is_file):
     assert is_file_spec(spec) is is_file
+
+
+def test_what_lies_beside_the_file_hides_nothing_that_is_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "sched", raising=False)
+    (tmp_path / "sched.py").write_text("scheduler = None")
+    (tmp_path / "m.py").write_text("from sched import scheduler")
+    assert load_object(f"{tmp_path / 'm.py'}:scheduler") is not None
