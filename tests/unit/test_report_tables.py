@@ -98,7 +98,7 @@ def test_latex_table_is_for_booktabs_and_no_name_is_a_command(tmp_path):
     text = latex_table(sheet(gather(paths(tmp_path)), None))
     body = text[text.index("\\midrule") : text.index("\\bottomrule")]
     ours = {"midrule", "textbackslash", "textasciitilde", "textasciicircum", "textbar", "textless", "textgreater"}
-    assert set(re.findall(r"\\([a-z]+)", body)) <= ours
+    assert set(re.findall(r"\\([a-z]+)", body)) <= ours | {"quad", "deatinterval"}
     assert "\\input" not in text
     assert "\x1b" not in text
     assert {line.count(" & ") for line in body.splitlines()[1:]} == {
@@ -107,7 +107,7 @@ def test_latex_table_is_for_booktabs_and_no_name_is_a_command(tmp_path):
     assert not any(line.startswith("[") for line in body.splitlines())
 
 
-def test_latex_table_has_means_and_deviations_alone_and_the_papers_numbers_below(tmp_path):
+def test_latex_table_has_every_column_intervals_tests_and_the_papers_numbers_below(tmp_path):
     names = {"a": "m+deat", "b": "mart", "c": "a name of more characters than a column of its own takes"}
     rows = []
     for folder, name in names.items():
@@ -122,15 +122,18 @@ def test_latex_table_has_means_and_deviations_alone_and_the_papers_numbers_below
     spec = re.search(r"\\begin\{tabular\}\{(.*)\}", text)[1]
     body = text[text.index("\\toprule\n") : text.index("\\bottomrule")].splitlines()[1:]
     lines = [line for line in body if line != "\\midrule"]
-    assert spec == "p{48mm}rrrrrr"
-    assert {len(line.removesuffix(" \\\\").split(" & ")) for line in lines} == {7}
+    assert spec == "p{48mm}rrrrrrr"
+    assert {len(line.removesuffix(" \\\\").split(" & ")) for line in lines} == {8}
+    assert lines[0].endswith("seeds & \\shortstack[r]{vs m+deat,\\\\PGD-20} \\\\")
     assert lines[1].startswith("m+deat & 78.50\\deatsd{0.71} & 50.00\\deatsd{0.00} &")
-    cells = [cell.strip() for cell in lines[2].removesuffix(" \\\\").split(" & ")]
+    assert "& \\deatinterval{72.3--83.6} & \\deatinterval{43.1--56.9} &" in lines[2]
+    cells = [cell.strip() for cell in lines[3].removesuffix(" \\\\").split(" & ")]
     assert cells[:3] == ["\\quad\\deatpaper{paper}", "\\deatpaper{83.93}\\phantom{\\deatsd{0.71}}", ""]
-    assert "78.04\\dag{} (75.86)" in lines[4]
-    assert len(lines) == 6  # the last row is not in the paper
-    assert lines[5].endswith("2 of 3 \\\\")
-    assert not any(word in text for word in (" to ", "out of memory", "p = "))
+    assert "78.04\\dag{} (75.86)" in lines[6]
+    assert len(lines) == 9  # the last row is not in the paper
+    assert lines[7].endswith("2 of 3 & +0.00 \\\\")
+    assert lines[8].endswith("& \\deatinterval{p = 1.000} \\\\")
+    assert "out of memory" not in text
     assert text.count("{") == text.count("}")
 
 
@@ -200,7 +203,7 @@ def test_minutes_of_a_crowded_machine_and_flagged_rows_are_marked(tmp_path):
     make_run(tmp_path / "a", shares={"natural": 0.9}, flags=(flag,))
     bench = make_bench(tmp_path, [{"name": "x", "method": "x", "model": "small", "runs": [one_run("a", jobs=3)]}])
     of = sheet(gather([str(bench)]), None)
-    assert "| 0.3* |" in markdown_table(of)
+    assert "| 0.30* |" in markdown_table(of)
     assert "⚑ one_step_wins" in markdown_table(of)
     assert any(note.startswith("*") for note in notes(of))
     assert any(note.startswith("⚑") for note in notes(of))
@@ -277,7 +280,7 @@ def test_the_papers_numbers_beside_other_settings_are_marked_and_the_settings_to
     assert "paper 78.04† (75.86)‡" in markdown_table(of)
     assert "paper 102.1‡" in markdown_table(of)
     assert "<small>paper 83.93‡</small>" in table(of)
-    assert "83.93\\ddag{}" in latex_table(of)
+    assert "\\deatpaper{paper\\ddag{}} & \\deatpaper{83.93}" in latex_table(of)
     assert next(csv.DictReader(io.StringIO(csv_table(of))))["given"] == told.replace(", ", "; ")
     for text in (claims_table(claims), claims_section(claims)):
         assert "50 %‡" in text
@@ -435,7 +438,7 @@ def test_accuracies_on_a_sample_are_said_to_be_also_those_of_autoattack_alone(tm
     found = json.loads((tmp_path / "b" / "evaluation.json").read_text())
     found["settings"]["sample"] = True
     (folder / "evaluation-aa.json").write_text(json.dumps(found))
-    assert "On the first 50 test images alone, a sample: AA of m+deat seed 0." in gather([str(folder)]).notes
+    assert "On the first 50 test images alone, a sample: AA of seed 0 of m+deat." in gather([str(folder)]).notes
 
 
 def test_the_last_epoch_stands_beside_a_chosen_one(tmp_path):
@@ -455,9 +458,10 @@ def test_the_worst_of_other_attacks_is_not_set_beside_and_what_it_covers_is_told
         make_run(tmp_path / "c", shares={"natural": 0.9, "aa": 0.4}, images=50)
         (tmp_path / "c" / "evaluation.json").rename(folder / "evaluation-aa.json")
     of = sheet(gather([str(folder)]), None)
-    assert ("last worst" in of.rows[0].columns) is aside
+    assert ("worst" in of.attacks) is not aside
+    assert "last worst" not in of.rows[0].columns
     told = " ".join(notes(of))
-    assert f"stands against all of natural, PGD-20{'; AA was run apart' if aside else ', AA.'}" in told
+    assert ("AA was run apart" if aside else "stands against all of natural, PGD-20, AA.") in told
     assert "The last epoch was not judged by AA" in told
     assert ("its worst would be another" in told) is not aside
 

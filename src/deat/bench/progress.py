@@ -10,7 +10,7 @@ from rich.text import Text
 
 from deat.bench.grid import Cell, Grid
 from deat.live import clock
-from deat.report.collect import OneRun, collect_run
+from deat.report.collect import COST, OneRun, collect_run
 from deat.training.folder import HISTORY, RUN
 
 TRAINING = 0.9
@@ -74,6 +74,6 @@ class Progress:
 
 
 def _found(run: OneRun) -> str:
-    accuracy = run.evaluation.accuracy if run.evaluation else {}
-    shown = [f"{name} {value:.1%}" for name, value in accuracy.items() if name != "worst"]
+    told = {n: v for n, v in run.numbers.items() if n not in (*COST, "worst") and not n.startswith("last ")}
+    shown = [f"{name} {value:.1%}" for name, value in told.items()]
     return f"{', '.join(shown)}, {run.history[-1].backprops:,} backprops, {run.seconds:.1f} s"

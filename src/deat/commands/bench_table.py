@@ -6,8 +6,9 @@ from rich.table import Table
 
 from deat.live import Screen, clock, is_terminal
 from deat.plain import plain
-from deat.report.cells import coverage
+from deat.report.cells import coverage, samples
 from deat.report.collect import COST, Bench, Row, Spread
+from deat.report.gather import flags_of, unchecked
 
 WIDTH = 160
 """Columns of a table that is piped."""
@@ -40,18 +41,15 @@ def table(found: Bench) -> Table:
 def notes(found: Bench) -> list[str]:
     """What went wrong, what is unfinished, which times say little and which numbers should not be believed."""
     said = [f"{row.name} failed: {row.why}" for row in found.rows if row.why]
-    said += coverage(found.rows)
+    said += [*coverage(found.rows), *samples(found.rows)]
     if any(row.crowded for row in found.rows):
         said.append("* taken while other runs shared the machine")
     open_runs = [run for row in found.rows for run in row.runs if run.status in ("waiting", "running")]
     if open_runs:
         said.append(f"{len(open_runs)} runs are not finished: they wait for another bench, or run in one")
     for row in found.rows:
-        for run in row.done:
-            flags = run.evaluation.flags if run.evaluation else []
-            said += [f"FLAG {flag.name} of {row.name}, seed {run.seed}: {flag.seen}" for flag in flags]
-            if run.evaluation and not run.evaluation.checked:
-                said.append(f"sanity not checked: {row.name}, seed {run.seed}")
+        said += [f"FLAG {flag.name} of {row.name}, seed {seed}: {flag.seen}" for seed, flag in flags_of(row)]
+        said += [f"sanity not checked: {row.name}, seed {seed}" for seed in unchecked(row)]
     return said
 
 

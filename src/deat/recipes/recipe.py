@@ -31,8 +31,8 @@ class Judging:
     """How a run's weights are judged: by which attacks, on how many test images, and of which epoch.
 
     epoch "best" judges the epoch chosen on held-out training images, and the last one beside it, without AutoAttack.
-    aa_n judges by AutoAttack on fewer images than by the rest, but for the seeds of aa_whole; "worst" is then over
-    the rest.
+    aa_n judges by AutoAttack on fewer images than by the rest, but for the seeds of aa_whole; there is then no "worst"
+    of all.
     """
 
     attacks: tuple[str, ...] = ("natural", "fgsm", "pgd-20", "cw-20")

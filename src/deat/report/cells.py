@@ -2,19 +2,25 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deat.evaluation.intervals import wilson_share
 from deat.report.collect import COST, OneRun, Row, columns_of
 
+MIXED = "Where another seed of a row has more of them, the deviation over seeds holds the choice of images too."
 STRENGTH = ("fgsm", "square", "pgd", "apgd-ce", "cw", "fab-t", "apgd-t", "aa")
 """Attacks from weak to strong, by what their name begins with."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An accuracy: mean and standard deviation over seeds, and the 95 % interval that the choice of images leaves."""
+    """An accuracy: mean and standard deviation over seeds, and the 95 % interval that the choice of images leaves.
+
+    each is how many images stand behind each seed's, images the fewest of them, which the interval is for. behind says
+    what of this is not as in the rest of the row; it is empty where all is.
+    """
 
     mean: float
     sd: float | None
@@ -22,6 +28,8 @@ class Cell:
     high: float
     seeds: int
     images: int
+    each: tuple[int, ...]
+    behind: str
 
 
 @dataclass(frozen=True)
@@ -64,25 +72,47 @@ def cell(row: Row, attack: str) -> Cell | None:
     spread = row.spread(attack)
     if spread is None or not math.isfinite(spread.mean):
         return None
-    images = min(_images(run, attack) for run in row.done if attack in run.numbers)
-    low, high = wilson_share(spread.mean, images)
-    return Cell(spread.mean, spread.sd, low, high, len(spread.values), images)
+    each = tuple(run.images[attack] for run in row.done if attack in run.numbers)
+    low, high = wilson_share(spread.mean, min(each))
+    return Cell(spread.mean, spread.sd, low, high, len(each), min(each), each, _behind(row, attack, each))
 
 
 def coverage(rows: Sequence[Row]) -> Iterator[str]:
-    """What "worst" is the worst of, and which attacks the last epoch was not judged by."""
-    groups: dict[str, list[str]] = {}
+    """What "worst" is the worst of, where there is none, and which attacks the last epoch was not judged by."""
+    groups: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for told in dict.fromkeys(_covered(run) for run in row.done):
             groups.setdefault(told, []).append(row.name)
-    for told, names in groups.items():
+    for (what, how), names in groups.items():
         whose = "" if len(groups) == 1 else f" of {', '.join(names)}"
-        yield f"worst{whose} {told}"
+        yield f"{what}{whose} {how}"
     both = [row for row in rows if "last natural" in row.columns]
     spared = [n for n in attacks_of(both) if any(n in r.columns and f"last {n}" not in r.columns for r in both)]
     if attacks := [title(name) for name in spared if name != "worst"]:
         hence = ", so its worst would be another and is not shown" if "worst" in spared else ""
         yield f"The last epoch was not judged by {', '.join(attacks)}{hence}."
+
+
+def samples(rows: Sequence[Row]) -> Iterator[str]:
+    """Which accuracies come from the first images of the test set alone."""
+    found: dict[tuple[str, int], dict[str, list[str]]] = {}
+    for row in rows:
+        held: dict[tuple[str, int], list[int]] = {}
+        for run in row.done:
+            for name, one in (("", run.evaluation), ("AA of ", run.beside["aa"] if run.apart else None)):
+                if one and one.settings["sample"]:
+                    held.setdefault((name, len(one.labels)), []).append(run.seed)
+        for key, seeds in held.items():
+            found.setdefault(key, {}).setdefault(_seeds(seeds), []).append(row.name)
+    for (name, images), groups in found.items():
+        told = "; ".join(f"{seeds} of {', '.join(names)}" for seeds, names in groups.items())
+        mixed = f" {MIXED}" if name and _mixes(rows, images) else ""
+        yield f"On the first {images:,} test images alone, a sample: {name}{told}.{mixed}"
+
+
+def _mixes(rows: Sequence[Row], images: int) -> bool:
+    """Whether some row's AutoAttack was run on so many images for one seed and on more for another."""
+    return any({images} < {run.images["aa"] for run in row.done if run.apart} for row in rows)
 
 
 def cost(row: Row) -> Cost | None:
@@ -99,19 +129,26 @@ def front(points: Sequence[tuple[float, float]]) -> list[bool]:
     return [not any(c <= cost and a >= acc and (c, a) != (cost, acc) for c, a in points) for cost, acc in points]
 
 
-def _covered(run: OneRun) -> str:
+def _covered(run: OneRun) -> tuple[str, str]:
+    """What one run's "worst" is, or why there is none."""
+    if run.apart:
+        return "AA", "was run apart, on fewer images for some or all seeds, so no worst of all attacks is shown."
     names = [r.name for r in run.evaluation.results] if run.evaluation else []
-    aside = (
-        "; AA was run apart, on fewer images for some or all seeds, and is not among them"
-        if "aa" in run.beside and "aa" not in names
-        else ""
-    )
-    return f"counts an image only if it stands against all of {', '.join(map(title, names))}{aside}."
+    return "worst", f"counts an image only if it stands against all of {', '.join(map(title, names))}."
 
 
-def _images(run: OneRun, attack: str) -> int:
-    last = run.beside.get("last")
-    return len(last.labels) if attack.startswith("last ") and last else run.images[attack]
+def _behind(row: Row, attack: str, each: Sequence[int]) -> str:
+    """The seeds and images behind an accuracy, where they are fewer than behind the rest of its row."""
+    seeds = [run.seed for run in row.done if attack in run.numbers]
+    usual = [len(run.evaluation.labels) for run in row.done if run.evaluation and attack in run.numbers]
+    fewer = f"{_seeds(seeds)} alone" if len(seeds) < len(row.done) else ""
+    counts = Counter(each)
+    images = " + ".join(f"{n:,}" if times == 1 else f"{times} × {n:,}" for n, times in counts.items())
+    return ", ".join(filter(None, (fewer, f"{images} images" if list(each) != usual else "")))
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}"
 
 
 def _order(name: str) -> tuple[int, int, str]:

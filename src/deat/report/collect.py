@@ -61,18 +61,30 @@ class OneRun:
 
     @cached_property  # counted from thousands of verdicts
     def numbers(self) -> dict[str, float]:
-        """Accuracies by attack ("last pgd-20": of the last epoch), "worst", and the cost; none unless it is done."""
+        """Accuracies by attack ("last pgd-20": of the last epoch), "worst", and the cost; none unless it is done.
+
+        Where AutoAttack was run apart there is no "worst": without the strongest attack it would mislead.
+        """
         if self.status != "done" or not self.evaluation or not self.history:
             return {}
-        aa = self.beside["aa"].accuracy if "aa" in self.beside else {}
-        found = {**self.evaluation.accuracy, **{k: v for k, v in aa.items() if k == "aa"}}
-        return {**found, **self._last(self.evaluation), **self._cost()}
+        found = {**self.evaluation.accuracy, **self._last(self.evaluation)}
+        if self.apart:
+            told = {name: share for name, share in found.items() if not name.endswith("worst")}
+            found = {**told, "aa": self.beside["aa"].accuracy["aa"]}
+        return {**found, **self._cost()}
+
+    @property
+    def apart(self) -> bool:
+        """Whether AutoAttack has an evaluation of its own, on as many images as the rest or fewer."""
+        main, held = self.evaluation, self.beside.get("aa")
+        return main is not None and held is not None and "aa" in held.accuracy and "aa" not in main.accuracy
 
     @property
     def images(self) -> dict[str, int]:
         """How many test images stand behind each accuracy."""
-        held = {"": self.evaluation, "aa": self.beside.get("aa")}
-        return {name: len(e.labels) for key, e in held.items() if e for name in e.accuracy if key in ("", name)}
+        held = {"": self.evaluation, "last ": self.beside.get("last")}
+        found = {f"{key}{name}": len(e.labels) for key, e in held.items() if e for name in e.accuracy}
+        return found | ({"aa": len(self.beside["aa"].labels)} if self.apart else {})
 
     def _last(self, main: Evaluation) -> dict[str, float]:
         """The last epoch's accuracies; "worst" only where it is over the same attacks and images as the main one."""

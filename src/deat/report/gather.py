@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from deat.errors import DataError, UsageError, unknown
+from deat.evaluation.sanity import Flag
 from deat.paths import tidy
 from deat.plain import plain
+from deat.report.cells import samples
 from deat.report.collect import BENCH, Bench, OneRun, Row, collect, collect_run
-from deat.report.setups import marked, notes_on
+from deat.report.setups import SAME, marked, notes_on
 from deat.training.folder import RUN, WATCH
 
 ASIDE = ("seed", "data_root", "download", "device", "threads", "workers", "deterministic")
@@ -38,20 +40,14 @@ class Subject:
 
 
 def gather(paths: Sequence[str]) -> Subject:
-    """Read run folders and bench folders; runs that differ in their seed alone make one row."""
+    """Read run folders and bench folders; runs that differ in their seed alone make one row, of several benches too."""
     if not paths:
         raise UsageError("name at least one run folder or bench folder, such as runs/demo.")
-    rows: list[Row] = []
-    benches: list[Bench] = []
-    loose: list[OneRun] = []
     folders = [Path(text).expanduser() for text in paths]
-    for path in {folder.resolve(): folder for folder in folders}.values():  # a folder named twice counts once
-        if (path / BENCH).is_file():
-            benches.append(collect(path))
-            rows += [replace(row, runs=tuple(map(_explained, row.runs))) for row in marked(benches[-1])]
-        else:
-            loose.append(_alone(path))
-    found = tuple(_renamed([*rows, *_grouped(loose)]))
+    named = list({folder.resolve(): folder for folder in folders}.values())  # a folder named twice counts once
+    benches = [collect(path) for path in named if (path / BENCH).is_file()]
+    loose = [_alone(path) for path in named if not (path / BENCH).is_file()]
+    found = tuple(_renamed([*_joined(benches), *_grouped(loose)]))
     places = dict.fromkeys(plain(bench.table) for bench in benches if bench.table)
     return Subject(found, tuple(bench.recipe for bench in benches), tuple(_notes(found)), tuple(places))
 
@@ -70,15 +66,17 @@ def troubles(row: Row) -> list[str]:
     return [f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(seeds)}: {why}" for why, seeds in found.items()]
 
 
-def flags_of(row: Row) -> list[tuple[int, Any]]:
-    """The sanity flags of a row's evaluations, each with its seed."""
-    return [
-        (run.seed, flag)
-        for run in row.runs
-        for found in (run.evaluation, *run.beside.values())
-        if found
-        for flag in found.flags
-    ]
+def flags_of(row: Row) -> list[tuple[int, Flag]]:
+    """The sanity flags of a row's evaluations, each with its seed; what the last epoch's alone raised says so."""
+    return [(run.seed, flag) for run in row.runs for flag in _flags(run)]
+
+
+def _flags(run: OneRun) -> list[Flag]:
+    held = {"": run.evaluation, **run.beside}
+    raised = [(key, flag) for key, found in held.items() if found for flag in found.flags]
+    first = dict.fromkeys(flag for key, flag in raised if key != "last")
+    late = dict.fromkeys(flag for key, flag in raised if key == "last" and flag not in first)
+    return [*first, *(replace(flag, seen=f"in the last epoch {flag.seen}") for flag in late)]
 
 
 def unchecked(row: Row) -> list[int]:
@@ -115,6 +113,35 @@ def _stopped(path: Path) -> bool:
     """Whether the last thing that the overfit watch did was to end the training."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
     return bool(lines) and json.loads(lines[-1]).get("action") == "stop"
+
+
+def _joined(benches: Sequence[Bench]) -> list[Row]:
+    """The rows of all benches; pieces of one bench that were run apart are put together, row by row."""
+    held: dict[str, list[Row]] = {}
+    for bench in benches:
+        for row in marked(bench):
+            mine = replace(row, runs=tuple(map(_explained, row.runs)))
+            same = held.setdefault(json.dumps([*_setup(bench), row.name, row.method, row.model]), [])
+            place = next((n for n, other in enumerate(same) if not _seeds(other) & _seeds(mine)), len(same))
+            same[place:] = [_together(same[place], mine) if place < len(same) else mine, *same[place + 1 :]]
+    return [row for same in held.values() for row in same]
+
+
+def _setup(bench: Bench) -> tuple[str, str]:
+    """What two benches have in common that are pieces of one."""
+    given = bench.settings.get("set")
+    told = {name: text for name, text in given.items() if name not in SAME} if isinstance(given, dict) else given
+    return bench.recipe, json.dumps({**bench.settings, "set": told}, sort_keys=True)
+
+
+def _seeds(row: Row) -> set[int]:
+    return {run.seed for run in row.done}
+
+
+def _together(row: Row, other: Row) -> Row:
+    """Two pieces of a row as one: of a seed that both have, the run that is finished."""
+    best = {run.seed: run for run in sorted((*row.runs, *other.runs), key=lambda run: bool(run.numbers))}
+    return replace(row, runs=tuple(best[seed] for seed in sorted(best)))
 
 
 def _grouped(runs: Sequence[OneRun]) -> Iterator[Row]:
@@ -193,22 +220,10 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
             judged, trained = _judged(run, "data"), run.record["request"].get("data") if run.record else None
             if judged and trained and judged != trained:
                 yield f"{row.name} seed {run.seed} was trained on {trained} and judged on other images, of {judged}."
-    yield from _samples(rows)
+    yield from samples(rows)
     for row in rows:
         if seeds := unchecked(row):
             yield f"Sanity not checked: {row.name} seed {', '.join(map(str, seeds))}, so no flag there means nothing."
-
-
-def _samples(rows: Sequence[Row]) -> Iterator[str]:
-    """Which accuracies come from the first images of the test set alone."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        for run in row.done:
-            for name, held in (("", run.evaluation), ("AA of ", run.beside.get("aa"))):
-                if held and held.settings["sample"]:
-                    found.setdefault(f"{len(held.labels):,}", []).append(f"{name}{row.name} seed {run.seed}")
-    for images, runs in found.items():
-        yield f"On the first {images} test images alone, a sample: {', '.join(runs)}."
 
 
 def _judged(run: OneRun, what: str) -> str | None:

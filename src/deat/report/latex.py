@@ -1,4 +1,4 @@
-"""The table of a report in LaTeX: means and deviations alone, and the paper's numbers in grey below each row."""
+"""The table of a report in LaTeX: a line of means and deviations a row, its intervals and the paper's numbers below."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,44 +9,47 @@ from deat.report.gather import flags_of
 from deat.report.setups import OTHER
 from deat.report.tables import (
     FLAGGED,
+    INTERVALS,
     MISPRINT,
     SPREAD,
     Sheet,
     backprops,
+    chance,
+    difference,
     marks,
     mean,
     minutes,
     paper_accuracy,
     paper_cost,
     source,
+    tested,
     whole,
 )
 
 HEAD = (
-    "% needs \\usepackage{booktabs,xcolor}; intervals, tests, last epochs and remarks are in table.md and table.csv",
+    "% needs \\usepackage{booktabs,xcolor}; last epochs and remarks are in table.md and table.csv",
+    "% too wide for the page? put it into \\resizebox{\\linewidth}{!}{...}, or delete the lines of intervals",
     "\\providecommand{\\deatsd}[1]{{\\scriptsize$\\,\\pm\\,$#1}}",
+    "\\providecommand{\\deatinterval}[1]{{\\scriptsize #1}}",
     "\\providecommand{\\deatpaper}[1]{\\textcolor{gray}{#1}}",
 )
-SIGNS = {MISPRINT: "\\dag{}", OTHER: "\\ddag{}", FLAGGED: "\\textbf{!}", "—": "--", "×": "$\\times$"}
+SIGNS = {MISPRINT: "\\dag{}", OTHER: "\\ddag{}", FLAGGED: "\\textbf{!}", "—": "--", "×": "$\\times$", "−": "$-$"}
 LONGEST = 32
 """Characters of a row's name that need no column of fixed width."""
 
 
 def latex_table(of: Sheet) -> str:
     """The table, for booktabs."""
-    seeds = len({whole(row) for row in of.rows}) > 1
-    head = ["row", *map(title, of.attacks), "backprops", "minutes", *(["seeds"] if seeds else [])]
-    name = "l" if max(len(row.name) for row in of.rows) <= LONGEST else "p{48mm}"
-    lines = [list(map(_tex, head)), *(cells for row in of.rows for cells in _rows(of, row, seeds))]
+    head = ["row", *map(title, of.attacks), "backprops", "minutes", "seeds"]
+    lines = [[*map(_tex, head), *_against(of)], *(cells for row in of.rows for cells in _rows(of, row))]
     top, *body = [" & ".join(cells) + " \\\\" for cells in lines]
-    same = [] if seeds else [f"Seeds: {whole(of.rows[0])} in every row."]
-    told = [SPREAD.format(rest=""), *same, *coverage(of.rows), *source(of.rows), *marks(of), *of.subject.notes]
+    name = "l" if max(len(row.name) for row in of.rows) <= LONGEST else "p{48mm}"
     return "\n".join(
         [
             *HEAD,
-            *(f"% {latex(note).replace(FLAGGED, '!')}" for note in told),
+            *(f"% {latex(note).replace(FLAGGED, '!')}" for note in _told(of)),
             "{\\footnotesize\\setlength{\\tabcolsep}{4pt}%",
-            f"\\begin{{tabular}}{{{name}{'r' * (len(head) - 1)}}}",
+            f"\\begin{{tabular}}{{{name}{'r' * (len(lines[0]) - 1)}}}",
             *("\\toprule", top, "\\midrule", *body, "\\bottomrule"),
             "\\end{tabular}}",
             "",
@@ -54,20 +57,49 @@ def latex_table(of: Sheet) -> str:
     )
 
 
-def _rows(of: Sheet, row: Row, seeds: bool) -> Iterator[list[str]]:
-    """A row, and the paper's below it where it has one."""
-    ours = [*(_accuracy(cell(row, a)) for a in of.attacks), _tex(backprops(row)), _tex(minutes(cost(row)))]
-    yield [_tex(row.name) + (_tex(f" {FLAGGED}") if flags_of(row) else ""), *ours, *([whole(row)] if seeds else [])]
-    theirs = [_paper(paper_accuracy(row, a), _sd(cell(row, a))) for a in of.attacks]
-    theirs += [_paper(paper_cost(row, "per_batch")), _paper(paper_cost(row, "minutes", "hours"))]
+def _told(of: Sheet) -> list[str]:
+    """What a caption must say."""
+    spread = SPREAD.format(rest=INTERVALS.format(where="below them"))
+    return [spread, *coverage(of.rows), *source(of.rows), *tested(of), *marks(of), *of.subject.notes]
+
+
+def _against(of: Sheet) -> list[str]:
+    """The head of the column of tests, if there is one."""
+    if not of.against or not of.headline:
+        return []
+    return [f"\\shortstack[r]{{vs {_tex(of.against.name)},\\\\{_tex(title(of.headline))}}}"]
+
+
+def _rows(of: Sheet, row: Row) -> Iterator[list[str]]:
+    """A row, its intervals, and the paper's numbers where it has any."""
+    cells = [cell(row, a) for a in of.attacks]
+    found = of.versus[of.headline].get(row.name) if of.against and of.headline else None
+    ours = [*map(_accuracy, cells), _tex(backprops(row)), _tex(minutes(cost(row))), whole(row)]
+    name = _tex(row.name) + (_tex(f" {FLAGGED}") if flags_of(row) else "")
+    yield _line(of, name, ours, _tex(difference(found)) if found else "")
+    if any(cells):
+        spans = [*map(_interval, cells), "", "", ""]
+        yield _line(of, "\\quad\\deatinterval{95\\,\\% interval}", spans, _small(chance(found)) if found else "")
+    theirs = [_paper(paper_accuracy(row, a), _sd(c)) for a, c in zip(of.attacks, cells, strict=True)]
+    theirs += [_paper(paper_cost(row, "per_batch")), _paper(paper_cost(row, "minutes", "hours")), ""]
     if any(theirs):
-        yield ["\\quad\\deatpaper{paper}", *theirs, *([""] if seeds else [])]
+        yield _line(of, f"\\quad\\deatpaper{{paper{_tex(OTHER) if row.differs else ''}}}", theirs, "")
+
+
+def _line(of: Sheet, name: str, cells: Sequence[str], versus: str) -> list[str]:
+    return [name, *cells, *([versus] if _against(of) else [])]
 
 
 def _accuracy(found: Cell | None) -> str:
-    if found is None:
-        return _tex("—")
-    return mean(found) + _sd(found)
+    return _tex("—") if found is None else mean(found) + _sd(found)
+
+
+def _interval(found: Cell | None) -> str:
+    return "" if found is None else _small(f"{100 * found.low:.1f}--{100 * found.high:.1f}")
+
+
+def _small(text: str) -> str:
+    return f"\\deatinterval{{{_tex(text)}}}"
 
 
 def _sd(found: Cell | None) -> str:
@@ -75,9 +107,9 @@ def _sd(found: Cell | None) -> str:
 
 
 def _paper(held: Sequence[str], behind: str = "") -> str:
-    """The paper's number, with as much room behind it as ours has, so that both stand below each other."""
+    """The paper's number, with as much room behind it as ours has; that its setup is another is said once a line."""
     room = f"\\phantom{{{behind}}}" if behind else ""
-    return "".join(f"\\deatpaper{{{_tex(text)}}}{room}" for text in held)
+    return "".join(f"\\deatpaper{{{_tex(text.removesuffix(OTHER))}}}{room}" for text in held)
 
 
 def _tex(text: str) -> str:

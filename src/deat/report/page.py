@@ -232,7 +232,8 @@ def _row(of: Sheet, row: Row) -> dict[str, Any]:
 def _accuracy(found: Cell) -> dict[str, Any]:
     """An accuracy to draw, and in words, so that it is rounded in one place."""
     said = f"{mean(found)}{deviation(found)} %"
-    return {"mean": found.mean, "low": found.low, "high": found.high, "said": said, "interval": f"{interval(found)} %"}
+    shown = {"said": said, "interval": f"{interval(found)} %", "behind": found.behind}
+    return {"mean": found.mean, "low": found.low, "high": found.high, **shown}
 
 
 def _seed(of: Sheet, run: OneRun) -> dict[str, Any]:

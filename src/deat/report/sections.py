@@ -246,7 +246,8 @@ def _accuracy(found: Cell | None, last: Cell | None, paper: Sequence[str]) -> st
     beside = end + _small(paper)
     if found is None:
         return f'<td data-v="">—{beside}</td>'
-    shown = f"<b>{mean(found)}</b>{deviation(found)}<small>{interval(found)}</small>"
+    behind = f"<small>{markup(found.behind)}</small>" if found.behind else ""
+    shown = f"<b>{mean(found)}</b>{deviation(found)}<small>{interval(found)}</small>{behind}"
     return f'<td data-v="{found.mean!r}">{shown}{beside}</td>'
 
 

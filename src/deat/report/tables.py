@@ -120,7 +120,7 @@ def accuracy(found: Cell | None) -> str:
     """An accuracy for people: mean, standard deviation and interval."""
     if found is None:
         return "—"
-    return f"{mean(found)}{deviation(found)} ({interval(found)})"
+    return f"{mean(found)}{deviation(found)} ({'; '.join(filter(None, (interval(found), found.behind)))})"
 
 
 def mean(found: Cell) -> str:
@@ -148,7 +148,7 @@ def minutes(spent: Cost | None) -> str:
     """Minutes for people, marked where several jobs ran at once."""
     if spent is None or spent.minutes is None:
         return "—"
-    shown = f"{spent.minutes:.1f}" if spent.minutes >= 10 else f"{spent.minutes:.2g}"
+    shown = f"{spent.minutes:.1f}" if spent.minutes >= 10 else f"{spent.minutes:#.2g}"
     return shown + (CROWDED if spent.crowded else "")
 
 
@@ -171,9 +171,13 @@ def chance(found: Versus) -> str:
 
 def notes(of: Sheet, where: str = "in brackets") -> list[str]:
     """What a reader of the table must know; `where` is where the intervals stand in it."""
-    tests = [HOW.format(against=of.against.name)] if of.against else []
     covered = [*coverage(of.rows), *source(of.rows)]
-    return [SPREAD.format(rest=INTERVALS.format(where=where)), *covered, *tests, *marks(of), *of.subject.notes]
+    return [SPREAD.format(rest=INTERVALS.format(where=where)), *covered, *tested(of), *marks(of), *of.subject.notes]
+
+
+def tested(of: Sheet) -> list[str]:
+    """How rows were tested against another, if they were."""
+    return [HOW.format(against=of.against.name)] if of.against else []
 
 
 def marks(of: Sheet) -> list[str]:
@@ -220,9 +224,9 @@ def paper_accuracy(row: Row, attack: str) -> list[str]:
 
 def paper_cost(row: Row, *names: str) -> list[str]:
     """What the paper has for a cost, by the first of these names that it uses."""
-    units = {"minutes": "", "hours": " h", "per_batch": " a batch"}
-    found = [(name, paper_value(row.table, row.paper_row, name)) for name in names]
-    return [f"{printed(value, 'g')}{units[name]}{_other(row)}" for name, value in found if value][:1]
+    units = {"minutes": (".1f", ""), "hours": (".2f", " h"), "per_batch": (".0f", " a batch")}
+    found = [(units[name], paper_value(row.table, row.paper_row, name)) for name in names]
+    return [f"{printed(value, form)}{unit}{_other(row)}" for (form, unit), value in found if value][:1]
 
 
 def remarks(row: Row) -> list[str]:
@@ -282,10 +286,11 @@ def _record(of: Sheet, row: Row) -> dict[str, Any]:
 def _accuracy_record(of: Sheet, row: Row, attack: str) -> dict[str, Any]:
     found, paper = cell(row, attack), paper_value(row.table, row.paper_row, attack)
     versus = of.versus.get(attack, {}).get(row.name)
-    ours = (found.mean, found.sd, found.low, found.high, found.images) if found else (None,) * 5
+    each = " ".join(map(str, found.each)) if found else None
+    ours = (found.mean, found.sd, found.low, found.high, found.images, each) if found else (None,) * 6
     theirs = (paper.printed, paper.logged) if paper else (None,) * 2
     tested = (versus.difference, versus.p) if versus else (None,) * 2
-    names = ("", "sd", "low", "high", "images", "paper", "paper_logged", "difference", "p")
+    names = ("", "sd", "low", "high", "images", "images_each", "paper", "paper_logged", "difference", "p")
     fields = dict(zip(names, (*ours, *theirs, *tested), strict=True))
     return {f"{attack} {name}".strip(): value for name, value in fields.items()}
 

@@ -175,7 +175,7 @@
       const lines = () => [
         html("div", "", html("strong", "", mark(p.i), p.row.name)),
         pair(data.titles[attack], p.cell.said), ...(p.seeds ?? []).map((s) => seedLine(s.seed, s.said[attack])),
-        pair("95 % interval", p.cell.interval), pair("backprops", p.row.said.backprops),
+        pair("95 % interval", p.cell.interval), ...(p.cell.behind ? [pair("from", p.cell.behind)] : []), pair("backprops", p.row.said.backprops),
         pair("minutes", `${p.row.said.minutes}${p.row.crowded ? " several jobs at once" : ""}`),
         ...p.row.flags.map((flag) => pair(`⚑ ${flag}`, "not to be believed")),
         pair(p.beaten ? "another row is as good and cheaper" : "on the Pareto front", ""),

@@ -1,0 +1,51 @@
+"""Reports of grids that are not whole: seeds judged on fewer images, pieces of a bench run apart."""
+
+import csv
+import io
+import json
+
+from deat.evaluation.sanity import Flag
+from deat.report.gather import flags_of, gather
+from deat.report.tables import csv_table, markdown_table, sheet
+from helpers.runs import make_bench, make_run, one_run
+
+
+def test_each_accuracy_says_on_how_many_images_and_seeds_it_stands_where_they_are_fewer(tmp_path):
+    for seed, images in enumerate((200, 50, 50, 0)):
+        folder = make_run(tmp_path / f"s{seed}", seed=seed, shares={"natural": 0.9, "pgd-20": 0.5})
+        if images:
+            make_run(tmp_path / "aside" / str(seed), shares={"natural": 0.9, "aa": 0.4}, images=images)
+            found = json.loads((tmp_path / "aside" / str(seed) / "evaluation.json").read_text())
+            found["settings"]["sample"] = images < 200
+            (folder / "evaluation-aa.json").write_text(json.dumps(found))
+    of = sheet(gather([str(tmp_path / f"s{seed}") for seed in range(4)]), None)
+    (record,) = csv.DictReader(io.StringIO(csv_table(of)))
+    assert (record["aa images"], record["aa images_each"]) == ("50", "200 50 50")
+    assert record["pgd-20 images_each"] == "200 200 200 200"
+    text = markdown_table(of)
+    assert "40.00 ± 0.00 (27.6 to 53.8; seeds 0, 1, 2 alone, 200 + 2 × 50 images) |" in text
+    assert "On the first 50 test images alone, a sample: AA of seeds 1, 2 of m+deat. Where another seed" in text
+    assert "images) |" not in text.replace("2 × 50 images) |", "")
+
+
+def test_pieces_of_a_bench_run_apart_make_one_table_and_repetitions_do_not(tmp_path):
+    pieces = {"p0": (0, "done"), "p1": (1, "done"), "p2": (2, "waiting"), "p3": (2, "done"), "p4": (1, "done")}
+    for piece, (seed, status) in pieces.items():
+        make_run(tmp_path / piece / "a", "a", seed=seed, shares={"natural": 0.9, "pgd-20": 0.5})
+        rows = [{"name": "a", "method": "a", "model": "m", "runs": [one_run("a", seed, status)]}]
+        aa = {"aa_n": "1000"} if piece == "p1" else {}  # tells of images, not of another row
+        make_bench(tmp_path / piece, rows, set={"epochs": "4", **aa})
+    folders = [str(tmp_path / piece) for piece in pieces]
+    assert [[run.seed for run in row.done] for row in gather(folders[:4]).rows] == [[0, 1, 2]]
+    assert [[run.seed for run in row.done] for row in gather(folders).rows] == [[0, 1, 2], [1]]
+    make_bench(tmp_path / "p1", json.loads((tmp_path / "p1" / "bench.json").read_text())["rows"], set={"epochs": "5"})
+    assert [row.name for row in gather(folders[:2]).rows] == ["a", "a (2)"]
+
+
+def test_a_flag_that_both_epochs_raised_is_told_once_and_one_of_the_last_alone_as_such(tmp_path):
+    both, late = Flag("one_step_wins", "x", "y"), Flag("invalid", "z", "y")
+    folder = make_run(tmp_path / "a", shares={"natural": 0.9}, flags=(both,))
+    make_run(tmp_path / "b", shares={"natural": 0.9}, flags=(both, late))
+    (tmp_path / "b" / "evaluation.json").rename(folder / "evaluation-last.json")
+    found = [flag.seen for _, flag in flags_of(gather([str(folder)]).rows[0])]
+    assert found == ["x", "in the last epoch z"]
