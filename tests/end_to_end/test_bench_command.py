@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -102,6 +103,25 @@ def test_a_finished_run_with_a_damaged_evaluation_is_judged_again(capsys: pytest
     again = capsys.readouterr()
     assert again.err.count("evaluation.json is damaged, so this run is judged again") == 1
     assert json.loads(again.out)["rows"] == found
+
+
+def test_records_brought_from_elsewhere_without_weights_are_neither_run_again_nor_lost_to_a_report(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    order = ["bench", "quick", "--methods", "natural", *SMALL]
+    assert main([*order, "--seeds", "0"]) == 0
+    for file in Path("runs").rglob("*"):
+        if file.is_file() and file.suffix not in (".json", ".jsonl"):
+            file.unlink()
+    shutil.rmtree("runs/bench-quick/.claims")
+    before = written()
+    assert main([*order, "--seeds", "0,1"]) == 0  # a seed more is run beside it
+    assert before.items() <= written().items()
+    assert sum(name.endswith("model.safetensors") for name in written()) == 2
+    capsys.readouterr()
+    assert main(["report", "runs/bench-quick", "--gallery", "0", "--no-figures", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["seeds"], row["troubles"]) == ([0, 1], [])
 
 
 @pytest.fixture

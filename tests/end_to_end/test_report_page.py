@@ -331,7 +331,7 @@ def test_a_number_is_rounded_in_one_place(broad):
 def test_a_row_has_one_mark_wherever_it_is_named(broad):
     broad.js("document.querySelector('[data-panel=\"0 0\"] svg').focus()")
     broad.press("right")
-    for row, kind in ((0, "circle"), (11, "rect")):
+    for row, kind in ((0, "circle"), (11, "path")):
         assert broad.js("return document.querySelector(arguments[0]).tagName", f".point[data-row='{row}'] .dot") == kind
         name = broad.js("return document.querySelector(arguments[0]).title", f".chip[data-row='{row}']")
         marks = broad.js(
@@ -340,7 +340,7 @@ def test_a_row_has_one_mark_wherever_it_is_named(broad):
             name,
         )
         assert len(marks) == 3
-        assert set(marks) == {f"mark h{row % 10} m{row // 10}"}
+        assert set(marks) == {f"mark h{row % 10} m{row % 3}"}
 
 
 CONTRAST = """

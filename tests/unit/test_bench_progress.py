@@ -7,6 +7,7 @@ import pytest
 from deat import recipes
 from deat.bench.grid import Grid, cells_of
 from deat.bench.progress import TRAINING, Progress
+from helpers.runs import make_run
 
 QUICK = recipes.recipe("quick")
 CELLS = cells_of(QUICK.table(["natural", "pgd-7"]), (0,), None, None)
@@ -47,6 +48,16 @@ def test_a_run_that_ended_is_news_once_and_one_that_had_ended_before_is_none(gri
     assert line.startswith("pgd-7, seed 0: failed: no such luck")
     assert "2/2" in line
     assert progress.news() == []
+
+
+def test_news_tell_autoattack_also_where_it_was_run_apart(grid):
+    progress = Progress(grid, CELLS)
+    folder = make_run(grid.root / CELLS[0].folder, shares={"natural": 0.9, "pgd-20": 0.5})
+    make_run(grid.root / "aside", shares={"natural": 0.9, "aa": 0.4}, images=50)
+    (grid.root / "aside" / "evaluation.json").rename(folder / "evaluation-aa.json")
+    grid.finish(CELLS[0], "done")
+    (line,) = progress.news()
+    assert line.startswith("natural, seed 0: natural 90.0%, pgd-20 50.0%, aa 40.0%, 120 backprops")
 
 
 def test_dearer_runs_weigh_more():

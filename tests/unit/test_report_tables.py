@@ -20,16 +20,17 @@ from deat.report import sections
 from deat.report.cells import attacks_of, cell, front, headline, title
 from deat.report.claims import check_claims
 from deat.report.collect import collect
-from deat.report.draw import HUES, label, mean_of, unit
+from deat.report.draw import HUES, _panel, label, mean_of, unit
 from deat.report.escape import latex, markup
 from deat.report.gather import gather, troubles
 from deat.report.latex import latex_table
 from deat.report.page import asset
 from deat.report.sections import answer, claims_section, scores_section, table
-from deat.report.series import Line, Panel, alpha_gamma, figures, table_of, trade_off
+from deat.report.series import Line, Panel, alpha_gamma, backprops, figures, table_of, trade_off, validation
 from deat.report.settings import differing, setting
 from deat.report.summary import Score
 from deat.report.tables import claims_table, csv_table, markdown_table, notes, remarks, saving, scores_tables, sheet
+from helpers.eyes import EYES, distance
 from helpers.runs import make_bench, make_run, one_run
 
 SHARES = [0.41, 0.43, 0.45]
@@ -527,6 +528,43 @@ def test_a_setting_in_which_rows_differ_is_told_once_and_with_its_unit():
 def test_an_axis_says_its_unit_and_a_difference_of_shares_is_in_points(y, percent, shown, kind):
     panel = Panel("gain", "epoch", y, [], percent=percent)
     assert (label(panel), unit(panel)) == (shown, kind)
+
+
+def test_runs_that_were_never_validated_have_no_figure_of_that_name(tmp_path):
+    folder = make_run(tmp_path / "a")
+    assert validation(gather([str(folder)]).rows).title == "Validation accuracy and loss"
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    silent = dict.fromkeys(("val_natural", "val_robust", "val_loss"))
+    (folder / "history.jsonl").write_text("".join(json.dumps(line | silent) + "\n" for line in lines))
+    figure = validation(gather([str(folder)]).rows)
+    assert (figure.title, [panel.title for panel in figure.panels]) == ("Training loss", ["training loss"])
+
+
+def test_the_figure_of_cost_has_the_tables_intervals(three_seeds):
+    rows = gather(paths(three_seeds)).rows
+    head, *body = table_of(trade_off(rows, "aa"))
+    drawn = {row[1]: row[head.index("low") :] for row in body if row[0] == "AA accuracy against backprops"}
+    assert drawn == {row.name: [cell(row, "aa").low, cell(row, "aa").high] for row in rows} | {"Pareto front": ["", ""]}
+
+
+def test_epochs_and_steps_are_counted_in_whole_numbers_on_every_axis(tmp_path):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    rows = gather([str(make_run(tmp_path / "a", epochs=3, cost=2))]).rows
+    canvas, ax = plt.subplots()
+    _panel(ax, backprops(rows).panels[0], {})
+    canvas.canvas.draw()
+    ticks = [*ax.get_xticks(), *ax.get_yticks()]
+    plt.close(canvas)
+    assert all(tick == int(tick) for tick in ticks)
+
+
+@pytest.mark.parametrize("scheme", ["color-scheme: light", "color-scheme: dark"])
+def test_rows_of_one_shape_have_colours_that_every_kind_of_eye_tells_apart(scheme):
+    block = asset("page.css").split(scheme)[1].split("}")[0]
+    hues = re.findall(r"--c\d: #([0-9a-f]{6});", block)
+    assert len(hues) == len(HUES)
+    pairs = [(a, b) for n, a in enumerate(hues) for b in hues[n + 3 :: 3]]
+    assert min(distance(a, b, eye) for a, b in pairs for eye in EYES.values()) > 15
 
 
 def test_pictures_and_page_give_a_row_the_same_colour():

@@ -13,8 +13,9 @@ from deat.plain import plain
 from deat.report.gallery import Gallery
 from deat.report.series import Figure, Line, Panel
 
-HUES = ("#2563eb", "#c2410c", "#0b7a53", "#a21caf", "#a16207", "#0e7490", "#be123c", "#4d7c0f", "#6d28d9", "#475569")
+HUES = ("#2563eb", "#be123c", "#4d7c0f", "#c2410c", "#a21caf", "#0e7490", "#0b7a53", "#a16207", "#6d28d9", "#475569")
 DASHES, MARKERS = ("-", "--", ":"), ("o", "s", "D")
+"""They change from row to row, so that colours which some eyes take for each other differ in them."""
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "deat",
     "font.size": 9,
@@ -22,13 +23,18 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#e6e6e2",
     "legend.frameon": False,
     "figure.dpi": 110,
     "text.parse_math": False,  # a name with dollars in it is a name
 }
 FRONT = "Pareto front"
-LONGEST, WIDEST = 32, 44
+ROW = 3
+"""Panels that stand in one row; more of them stand in rows of two."""
+WHOLE = ("epoch", "k")
+"""What is counted in whole numbers."""
+LONGEST, WIDEST = 32, 40
 """Characters of a name in a legend, and of a line of a panel's title."""
 
 
@@ -46,16 +52,19 @@ def draw(figure: Figure, order: Sequence[str], folder: Path) -> None:
     """Write a figure as NAME.svg and NAME.png; `order` gives every row its colour."""
     places = {name: i for i, name in enumerate(order)}
     with _picture(figure.name, folder) as plt:
-        tall = figure.name == "training-process"
-        shape = (len(figure.panels), 1) if tall else (1, len(figure.panels))
-        size = (6.4, 1.55 * shape[0] + 0.6) if tall else (max(4.6, 3.7 * shape[1]), 3.3)
+        tall, count = figure.name == "training-process", len(figure.panels)
+        wide = 1 if tall else count if count <= ROW else 2
+        shape = (-(-count // wide), wide)
+        size = (6.4, 1.55 * shape[0] + 0.6) if tall else (max(4.6, 3.4 * wide), 2.9 * shape[0] + 0.2)
         canvas, axes = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False, sharex=tall)
-        for ax, panel in zip(axes.flat, figure.panels, strict=True):
+        for ax in list(axes.flat)[count:]:
+            ax.remove()
+        for ax, panel in zip(axes.flat, figure.panels, strict=False):
             _panel(ax, panel, places)
         if tall:
             for ax in list(axes.flat)[:-1]:
                 ax.set_xlabel("")
-        _legend(canvas, axes.flat)
+        _legend(canvas, list(axes.flat)[:count])
 
 
 def draw_gallery(gallery: Gallery, folder: Path) -> None:
@@ -69,7 +78,7 @@ def draw_gallery(gallery: Gallery, folder: Path) -> None:
                 ax.imshow(image, interpolation="nearest")
                 ax.set_axis_off()
                 ax.set_title(plain(head), fontsize=8)
-        canvas.suptitle(plain(f"{gallery.row}, {gallery.attack}"), fontsize=9)
+        canvas.suptitle(plain(f"{gallery.row}, {gallery.attack}; a perturbation's grey is none"), fontsize=9)
 
 
 @contextmanager
@@ -104,6 +113,16 @@ def _panel(ax: Any, panel: Panel, places: dict[str, int]) -> None:
     ax.set_title(fill(plain(panel.title), WIDEST), loc="left")
     ax.set_xlabel(panel.x)
     ax.set_ylabel(label(panel))
+    _axes(ax, panel)
+
+
+def _axes(ax: Any, panel: Panel) -> None:
+    """Ticks at whole epochs and steps, a line at no gain, and costs that lie far apart on a logarithmic axis."""
+    for axis, name in ((ax.xaxis, panel.x), (ax.yaxis, panel.y)):
+        if name in WHOLE:
+            axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    if unit(panel) == "points":
+        ax.axhline(0, color="#8a8f98", lw=0.8, ls=(0, (2, 3)), zorder=1)
     costs = [x for line in panel.lines for x in line.x]
     if panel.kind == "point" and max(costs) > 6 * min(costs) > 0:
         _log(ax)
@@ -151,10 +170,12 @@ def _line(ax: Any, panel: Panel, line: Line, place: int, shift: float, **look: A
     if line.row == FRONT:
         ax.step(line.x, y, where="post", color="#8a8f98", ls="--", lw=1, label=look["label"], zorder=1)
     elif panel.kind == "point":
-        ax.plot(line.x, y, ls="none", marker=MARKERS[place // len(HUES) % 3], **look)
+        ax.plot(line.x, y, ls="none", marker=MARKERS[place % 3], **look)
+        for x, (low, high) in zip(line.x, line.spans, strict=False):
+            ax.vlines(x, 100 * low, 100 * high, color=look["color"], lw=1, alpha=0.5, zorder=1)
     else:
         style = "steps-mid" if panel.kind == "step" else "default"
-        (drawn,) = ax.plot(line.x, y, ls=DASHES[place // len(HUES) % 3], drawstyle=style, **look)
+        (drawn,) = ax.plot(line.x, y, ls=DASHES[place % 3], drawstyle=style, **look)
         if panel.kind == "step":
             _beside(ax, drawn, shift)
 

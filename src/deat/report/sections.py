@@ -62,8 +62,8 @@ def answer(of: Sheet) -> str:
 
 
 def mark(i: int) -> str:
-    """The sign of row i wherever it is named: its colour, and another shape for each ten rows."""
-    return f'<i class="mark h{i % HUES} m{i // HUES % SHAPES}"></i>'
+    """The sign of row i wherever it is named: a colour, and a shape that tells colours apart for eyes that cannot."""
+    return f'<i class="mark h{i % HUES} m{i % SHAPES}"></i>'
 
 
 def percent(share: float) -> str:

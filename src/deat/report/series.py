@@ -13,12 +13,13 @@ from deat.training.history import EpochStats
 
 @dataclass(frozen=True)
 class Line:
-    """One run's values in a panel; a value that is not there is None."""
+    """One run's values in a panel; a value that is not there is None. spans are the values' 95 % intervals, if told."""
 
     row: str
     seed: int | None
     x: list[float]
     y: list[float | None]
+    spans: list[tuple[float, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def validation(rows: Sequence[Row]) -> Figure:
         by_epoch(rows, "natural loss, held out", "loss", lambda h: h.val_loss),
         by_epoch(rows, "training loss", "loss", lambda h: h.loss),
     ]
-    return _whole("validation", "Validation accuracy and loss", panels, "runs with a history")
+    what = "Validation accuracy and" if any(panel.lines for panel in panels[:-1]) else "Training"
+    return _whole("validation", f"{what} loss", panels, "runs with a history")
 
 
 def backprops(rows: Sequence[Row]) -> Figure:
@@ -99,12 +101,13 @@ def trade_off(rows: Sequence[Row], attack: str | None) -> Figure:
     panels = []
     for name in ("backprops", "minutes"):
         points = [
-            (row.name, spent, found.mean)
+            (row.name, spent, found)
             for row in rows
             if attack and (found := cell(row, attack)) and (spent := _spent(row, name))
         ]
-        best = sorted((c, a) for (_, c, a), good in zip(points, front([p[1:] for p in points]), strict=True) if good)
-        lines = [Line(row, None, [c], [a]) for row, c, a in points]
+        good = front([(c, found.mean) for _, c, found in points])
+        best = sorted((c, found.mean) for (_, c, found), is_good in zip(points, good, strict=True) if is_good)
+        lines = [Line(row, None, [c], [found.mean], [(found.low, found.high)]) for row, c, found in points]
         if best:
             lines.append(Line("Pareto front", None, [c for c, _ in best], [a for _, a in best]))
         about = f"{title(attack or '')} accuracy against {name}{_crowd(rows) if name == 'minutes' else ''}"
@@ -140,14 +143,16 @@ def gains(panel: Panel) -> Panel:
 
 def table_of(figure: Figure) -> list[list[Any]]:
     """A figure's data as rows of a CSV file; an empty field is a value that is not there."""
-    return [["panel", "row", "seed", "x", "y"], *_fields(figure)]
+    ends = ["low", "high"] if any(line.spans for panel in figure.panels for line in panel.lines) else []
+    return [["panel", "row", "seed", "x", "y", *ends], *(row[: 5 + len(ends)] for row in _fields(figure))]
 
 
 def _fields(figure: Figure) -> Iterator[list[Any]]:
     for panel in figure.panels:
         for line in panel.lines:
-            for x, y in zip(line.x, line.y, strict=True):
-                yield [panel.title, line.row, "" if line.seed is None else line.seed, x, "" if y is None else y]
+            for n, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
+                span = line.spans[n] if line.spans else ("", "")
+                yield [panel.title, line.row, "" if line.seed is None else line.seed, x, "" if y is None else y, *span]
 
 
 def _line(name: str, run: OneRun, read: Read) -> Line:

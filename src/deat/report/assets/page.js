@@ -21,7 +21,7 @@
     return node;
   };
   const hue = (i) => `h${i % 10}`;
-  const shape = (i) => Math.floor(i / 10) % 3;
+  const shape = (i) => i % 3; // so that colours which some eyes take for each other differ in it
   const mark = (i) => html("i", `mark ${hue(i)} m${shape(i)}`);
   const compact = (v) => {
     const size = Math.abs(v);
@@ -215,7 +215,11 @@
     for (const end of ends) { end.y = Math.min(end.y, free); free = end.y - 12; }
     free = 16;
     for (const end of ends.reverse()) { end.y = Math.max(end.y, free); free = end.y + 12; }
-    for (const { s, y } of ends) node.append(svg("text", { class: `end ${hue(s.i)}`, x, y }, s.row.length > 14 ? `${s.row.slice(0, 13)}…` : s.row));
+    for (const { s, y } of ends) {
+      const name = svg("text", { class: `end ${hue(s.i)}`, x, y }, s.row);
+      node.append(name);
+      for (let left = s.row.length - 1; left > 0 && x + name.getComputedTextLength() > node.width.baseVal.value; left--) name.textContent = `${s.row.slice(0, left).trimEnd()}…`;
+    }
   };
   const curve = (home, panel) => {
     const sets = merged(panel);
@@ -250,7 +254,6 @@
       if (scatter || s.points.length === 1)
         s.points.forEach((p) => node.append(svg("g", { class: `point ${hue(s.i)}` }, marker(s.i, px(p.x), py(p.y), 4.5))));
     }
-    if (named) endNames(node, sets, beside, width - pad.right + 6, height - pad.bottom);
     const cross = svg("line", { class: "cross", y1: pad.top, y2: height - pad.bottom, visibility: "hidden" });
     node.append(cross);
     const stops = [...new Set(xs)].sort((a, b) => a - b);
@@ -287,6 +290,7 @@
     });
     const foreign = sets.filter((s) => !s.own);
     home.replaceChildren(node, ...(foreign.length ? [html("p", "key", ...foreign.map((s) => html("span", "", mark(s.i), s.row)))] : []));
+    if (named) endNames(node, sets, beside, width - pad.right + 6, height - pad.bottom); // measured, so it must be in the page
   };
   redraws.push(costChart);
   $$("[data-panel]").forEach((home) => {
