@@ -205,6 +205,7 @@ def test_minutes_of_a_crowded_machine_and_flagged_rows_are_marked(tmp_path):
     bench = make_bench(tmp_path, [{"name": "x", "method": "x", "model": "small", "runs": [one_run("a", jobs=3)]}])
     of = sheet(gather([str(bench)]), None)
     assert "| 0.30* |" in markdown_table(of)
+    assert "\n\\* minutes taken while" in markdown_table(of)
     assert "⚑ one_step_wins" in markdown_table(of)
     assert any(note.startswith("*") for note in notes(of))
     assert any(note.startswith("⚑") for note in notes(of))

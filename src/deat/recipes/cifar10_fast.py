@@ -1,9 +1,10 @@
 """The FAST setup: short training at a cyclic rate in half precision, on CIFAR-10.
 
 One triangle 0 -> 0.1 -> 0 with momentum 0.9 -> 0.8 -> 0.9 against it, batches of 128, weight decay 5e-4, all 50,000
-images, the last model. DEAT-3 takes 12 epochs, DEAT-40% and M+DEAT 11, the others 10. gamma is 1.0 on PreAct-ResNet
-18 and 1.01 on WRN. Table 6 is PreAct-ResNet 18, Table 7 needs --model wide_resnet34_10. The paper says 10 epochs of
-U-FGSM, its time fits 15: both are run. Half precision is bf16 (the authors: fp16 without loss scaling).
+images, the last model. DEAT-3 takes 12 epochs, DEAT-40% and M+DEAT 11, the others 10. DEAT, in all its forms, and
+U-FGSM step by 10/255, FREE by 8/255, PGD-7 by 2/255. gamma is 1.0 on PreAct-ResNet 18 and 1.01 on WRN. Table 6 is
+PreAct-ResNet 18, Table 7 needs --model wide_resnet34_10. The paper says 10 epochs of U-FGSM, its time fits 15: both
+are run, and stand beside its Table 8. Half precision is bf16 (the authors: fp16 without loss scaling).
 """
 
 from dataclasses import replace

@@ -2,8 +2,10 @@
 
 50 epochs of 128, SGD with momentum 0.9 and weight decay 5e-4, the learning rate 0.05 (PreAct-ResNet 18; DenseNet
 0.01) decayed at epochs 25 and 40, fp32. 1,000 training images are held out and choose the best epoch by CW-20; the
-last epoch is judged beside it, without AutoAttack. The authors chose by CW-10 on test images; nothing here does. M+PGD
-took steps of 10/255 on DenseNet, of 2/255 elsewhere. Table 3's rows of DenseNet need --model densenet121_12.
+last epoch is judged beside it, without AutoAttack. The authors chose by CW-10 on test images; nothing here does. gamma
+is 1.01. M+DEAT and U-FGSM step by 10/255, FREE by 8/255, Amata by 20/255 over its steps, the others by 2/255, but
+M+PGD by 10/255 on DenseNet. PGD-7 starts at random, the authors' on DenseNet at zero. Table 3's rows of DenseNet need
+--model densenet121_12; U-FGSM stands beside Table 8.
 """
 
 from deat.recipes.recipe import Judging, Row, register, title

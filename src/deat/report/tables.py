@@ -58,7 +58,8 @@ def markdown_table(of: Sheet) -> str:
     head = [markdown(text) for text in _head(of)]
     body = [[markdown(part) for part in _row(of, row)] for row in of.rows]
     lines = [" | ".join(["", *cells, ""]).strip() for cells in (head, ["---"] + ["---:"] * (len(head) - 1), *body)]
-    return "\n".join([*lines, "", *(f"{markdown(note)}\n" for note in notes(of))])
+    told = (f"\\{note}" if note.startswith(CROWDED) else note for note in map(markdown, notes(of)))  # no item of a list
+    return "\n".join([*lines, "", *(f"{note}\n" for note in told)])
 
 
 def csv_table(of: Sheet) -> str:
