@@ -196,9 +196,11 @@ def test_equal_numbers_of_steps_lie_beside_each_other_and_are_named_at_their_end
         "const k = all.find(p => p.previousSibling.textContent.endsWith(' k'));"
         "return [[...k.querySelectorAll('.line')].map(l => l.getAttribute('d')), "
         "[...k.querySelectorAll('.end')].map(e => e.textContent), "
-        "[...k.querySelectorAll('.end')].map(e => +e.getAttribute('y'))]"
+        "[...k.querySelectorAll('.end')].map(e => +e.getAttribute('y')), "
+        "[...k.querySelectorAll('.end')].map(e => e.getBoundingClientRect().right - k.getBoundingClientRect().right)]"
     )
-    paths, ends, heights = found
+    paths, ends, heights, beyond = found
+    assert max(beyond) <= 1  # no name is cut off
     shapes = {tuple(re.findall(r"H[\d.]+", path)) for path in paths}
     assert len(set(paths)) == len(paths) == 4
     assert len(shapes) == 1  # the same staircase, moved

@@ -56,7 +56,9 @@ def draw(figure: Figure, order: Sequence[str], folder: Path) -> None:
         wide = 1 if tall else count if count <= ROW else 2
         shape = (-(-count // wide), wide)
         size = (6.4, 1.55 * shape[0] + 0.6) if tall else (max(4.6, 3.4 * wide), 2.9 * shape[0] + 0.2)
-        canvas, axes = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False, sharex=tall)
+        alike = figure.name == "alpha-gamma"  # whose panels are there to be compared
+        share = {"sharex": tall or alike, "sharey": alike}
+        canvas, axes = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False, **share)
         for ax in list(axes.flat)[count:]:
             ax.remove()
         for ax, panel in zip(axes.flat, figure.panels, strict=False):

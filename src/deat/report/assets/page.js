@@ -224,7 +224,8 @@
   const curve = (home, panel) => {
     const sets = merged(panel);
     if (!sets.length) { home.replaceChildren(html("p", "empty", "Every run with these values is switched off.")); return; }
-    const named = panel.kind === "step" && sets.length > 1 && sets.length <= 12; // whose values are few: lines lie on each other
+    const told = new Set(sets.map((s) => s.row.slice(0, 11))).size === sets.length; // also by as much of a name as there is room for
+    const named = panel.kind === "step" && sets.length > 1 && sets.length <= 12 && told; // whose values are few: lines lie on each other
     const width = Math.max(home.clientWidth, 240), height = 205, pad = { left: 44, right: named ? 96 : 10, top: 22, bottom: 34 };
     const all = sets.flatMap((s) => s.points), xs = all.map((p) => p.x);
     const left = Math.min(...xs), right = Math.max(...xs), lowY = Math.min(...all.map((p) => p.low)), highY = Math.max(...all.map((p) => p.high));
