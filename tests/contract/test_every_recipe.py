@@ -26,7 +26,7 @@ def test_every_row_is_a_run_that_can_be_built(name, method):
         assert row.check() is row
         assert row.request.method == method
         assert row.request.rules == recipe.rules
-        assert row.weight > 0
+        assert row.training > 0
         assert row.judging.attacks[0] == "natural"
         # Without held-out images there is nothing to choose an epoch by, and the test set must not.
         assert row.judging.epoch == "last" or row.settings.get("val_attack", "cw-20") == "cw-20"

@@ -1,12 +1,14 @@
 """How far a bench is: told from its folder alone, by what runs cost and not by how many there are."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from deat import recipes
 from deat.bench.grid import Grid, cells_of
-from deat.bench.progress import TRAINING, Progress
+from deat.bench.progress import Progress
+from deat.recipes.recipe import Judging
 from helpers.runs import make_run
 
 QUICK = recipes.recipe("quick")
@@ -29,14 +31,32 @@ def test_a_running_cell_counts_by_its_epochs(grid):
     cell, claim = grid.claim(CELLS)
     path = grid.root / cell.folder
     path.mkdir(parents=True)
-    (path / "run.json").write_text(json.dumps({"settings": {"epochs": 4}}))
+    (path / "run.json").write_text(json.dumps({"settings": {"epochs": 4}, "data": {"train": 4000}}))
     (path / "history.jsonl").write_text("{}\n" * 3)
-    share = progress._share(grid.runs()[cell.folder])
+    made = progress._made(cell, grid.runs()[cell.folder])
     claim.drop()
-    assert share == pytest.approx(TRAINING * 3 / 4)
+    assert made == pytest.approx(cell.row.training * 3 / 4)
     line = progress.line().plain
     assert "now: natural, seed 0" in line
     assert "-:--" not in line
+
+
+def test_judging_counts_by_its_rulings_and_autoattack_for_most_of_it(tmp_path):
+    rows = [replace(row, judging=Judging(("natural", "pgd-20", "aa"), "last")) for row in QUICK.table(["pgd-7"])]
+    (cell,) = cells = cells_of(rows, (0,), None, None)
+    grid = Grid(tmp_path)
+    grid.open(QUICK, cells, {})
+    progress = Progress(grid, cells)
+    folder = make_run(tmp_path / cell.folder, epochs=1)
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | {"data": {**record["data"], "train": 4000}}))  # two blocks
+    parts = []
+    for lines in ([], ["natural", "pgd-20"], ["natural", "pgd-20", "aa"]):
+        (folder / ".evaluation-rulings.jsonl").write_text("".join(json.dumps({"attack": n}) + "\n" for n in lines))
+        parts.append(progress._made(cell, {"status": "running"}) / progress.weights[cell.folder])
+    assert parts[0] < parts[1] < 0.3 < 0.5 < parts[2] < 0.7
+    (folder / "evaluation.json").touch()
+    assert progress._made(cell, {"status": "running"}) == pytest.approx(progress.weights[cell.folder])
 
 
 def test_a_run_that_ended_is_news_once_and_one_that_had_ended_before_is_none(grid):
@@ -61,5 +81,5 @@ def test_news_tell_autoattack_also_where_it_was_run_apart(grid):
 
 
 def test_dearer_runs_weigh_more():
-    weights = {cell.row.label: cell.row.weight for cell in CELLS}
+    weights = {cell.row.label: cell.row.training for cell in CELLS}
     assert weights["pgd-7"] > 2 * weights["natural"]

@@ -14,7 +14,8 @@ from deat.errors import CheckpointError, DataError, DeatError, Interrupted, Usag
 from deat.evaluation.evaluator import evaluate
 from deat.live import say_aside
 from deat.models import load_weights
-from deat.report.collect import BESIDE, EVALUATION, collect_run
+from deat.recipes.recipe import Round
+from deat.report.collect import EVALUATIONS, collect_run
 from deat.training.folder import WATCH, RunFolder, check_links, is_run, is_unborn, make_folder
 from deat.training.run import Run
 from deat.training.settings import find_device
@@ -50,15 +51,8 @@ def play(cell: Cell, path: Path) -> None:
     drop_damaged(path)
     if not _is_trained(path, run.settings.epochs):
         train(run, path)
-    judging = cell.row.judging
-    quick = tuple(name for name in judging.attacks if judging.aa_n is None or name != "aa")
-    judge(run, test, path, judging.epoch, quick, judging.n, judging.block, EVALUATION)
-    if judging.epoch == "best":
-        cheap = tuple(name for name in quick if name != "aa")
-        judge(run, test, path, "last", cheap, judging.n, judging.block, BESIDE["last"])
-    if quick != judging.attacks:
-        n = judging.n if cell.seed in judging.aa_whole else judging.aa_n
-        judge(run, test, path, judging.epoch, ("natural", "aa"), n, judging.block, BESIDE["aa"])
+    for name, asked in cell.row.judging.rounds(cell.seed).items():
+        judge(run, test, path / EVALUATIONS[name], asked, cell.row.judging.block)
     for checkpoint in listed(path):  # best/ and last/ keep their weights
         remove(checkpoint)
 
@@ -101,29 +95,31 @@ def _clear(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def judge(
-    run: Run, test: Part, path: Path, epoch: str, attacks: tuple[str, ...], n: int | None, block: int, name: str
-) -> None:
+def judge(run: Run, test: Part, out: Path, asked: Round, block: int) -> None:
     """Judge one epoch's weights into an evaluation's file, unless it is there."""
-    out = path / name
     if out.is_file():
         return
     model = run.model()
-    weights = path / epoch / "model.safetensors"
+    weights = out.parent / asked.epoch / "model.safetensors"
     load_weights(model, weights)
     with run.threads_for(model):
         evaluate(
             model.to(find_device(run.settings.device)),
             test,
             threat=run.threat,
-            attacks=attacks,
-            n=n,
+            attacks=asked.attacks,
+            n=asked.n,
             seed=run.settings.seed,
             block=block,
-            ledger=out.with_name(f".{out.stem}-rulings.jsonl"),
+            ledger=ledger_of(out),
             save=out,
-            about=run.about(weights, epoch),
+            about=run.about(weights, asked.epoch),
         )
+
+
+def ledger_of(out: Path) -> Path:
+    """Where the rulings of an unfinished evaluation are."""
+    return out.with_name(f".{out.stem}-rulings.jsonl")
 
 
 def _is_trained(path: Path, epochs: int) -> bool:

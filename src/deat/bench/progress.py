@@ -3,18 +3,22 @@
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from rich.text import Text
 
+from deat.bench.cell import ledger_of
 from deat.bench.grid import Cell, Grid
 from deat.live import clock
-from deat.report.collect import COST, OneRun, collect_run
+from deat.recipes.recipe import TEST, Round
+from deat.report.collect import COST, EVALUATIONS, OneRun, collect_run
 from deat.training.folder import HISTORY, RUN
 
-TRAINING = 0.9
-"""The part of a run that training is taken to be; the rest is judging."""
+NEARLY = 0.95
+"""How much of a judging under way counts as done, at most, since the number of test images is guessed."""
 BAR = 20
 
 
@@ -23,7 +27,7 @@ class Progress:
 
     def __init__(self, grid: Grid, cells: Sequence[Cell]) -> None:
         self.grid, self.cells = grid, list(cells)
-        self.weights = {cell.folder: cell.row.weight for cell in cells}
+        self.weights = {cell.folder: _weight(cell) for cell in cells}
         self.started, self.first = perf_counter(), self._done(grid.runs())
         self.told = {folder for folder, run in grid.runs().items() if run["status"] == "done"}
 
@@ -60,17 +64,42 @@ class Progress:
         return clock((perf_counter() - self.started) * (total - done) / (done - self.first))
 
     def _done(self, runs: dict[str, dict[str, Any]]) -> float:
-        return sum(weight * self._share(runs[folder]) for folder, weight in self.weights.items())
+        return sum(self._made(cell, runs[cell.folder]) for cell in self.cells)
 
-    def _share(self, run: dict[str, Any]) -> float:
+    def _made(self, cell: Cell, run: dict[str, Any]) -> float:
+        """How much of a cell's weight is behind it."""
         if run["status"] != "running":
-            return float(run["status"] in ("done", "failed"))
-        path = self.grid.root / run["folder"]
+            return self.weights[cell.folder] if run["status"] in ("done", "failed") else 0.0
+        path = self.grid.root / cell.folder
         with suppress(OSError, ValueError, KeyError):  # it may be about to be created
-            epochs = json.loads((path / RUN).read_text(encoding="utf-8"))["settings"]["epochs"]
-            lines: int = (path / HISTORY).read_bytes().count(b"\n")
-            return TRAINING * lines / int(epochs)
+            record = json.loads((path / RUN).read_text(encoding="utf-8"))
+            trained = (path / HISTORY).read_bytes().count(b"\n") / int(record["settings"]["epochs"])
+            images = TEST * record["data"]["train"]
+            rounds = cell.row.judging.rounds(cell.seed)
+            judged = [_judged(cell, asked, path / EVALUATIONS[name], images) for name, asked in rounds.items()]
+            return float(cell.row.training * trained + sum(judged))
         return 0.0
+
+
+def _weight(cell: Cell) -> float:
+    rounds = cell.row.judging.rounds(cell.seed).values()
+    return cell.row.training + sum(asked.weight for asked in rounds)
+
+
+def _judged(cell: Cell, asked: Round, out: Path, images: float) -> float:
+    """How much of a round's weight is behind it: all, or as much as its ledger has rulings for."""
+    if out.is_file():
+        return asked.weight
+    ledger = ledger_of(out)
+    held = ledger.read_bytes() if ledger.is_file() else b""
+    blocks = max(1.0, (asked.n or images) / cell.row.judging.block)
+    made = sum(replace(asked, attacks=(name,)).weight * held.count(_entry(name)) for name in asked.attacks)
+    return min(NEARLY * asked.weight, made / blocks)
+
+
+def _entry(attack: str) -> bytes:
+    """How a ledger's line names an attack."""
+    return b'"attack": ' + json.dumps(attack).encode()
 
 
 def _found(run: OneRun) -> str:

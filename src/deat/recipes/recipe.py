@@ -12,6 +12,7 @@ from deat.data import names as data_names
 from deat.errors import UsageError, unknown
 from deat.evaluation.evaluator import BLOCK
 from deat.evaluation.named import attacker
+from deat.evaluation.pace import LITTLE, weight
 from deat.evaluation.question import check_question
 from deat.loading import is_file_spec
 from deat.methods import method as find_method
@@ -22,8 +23,22 @@ from deat.training.plan import backprops_per_batch
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import Settings
 
-HELD_OUT, TEST, AUTOATTACK = 0.1, 0.25, 2000
-"""Guesses for `weight`: held-out and test images as parts of the training set, and AutoAttack's steps."""
+HELD_OUT, TEST, MANY = 0.1, 0.25, 10_000
+"""Guesses of what takes how long: held-out and test images as parts of the training set, and how many test images."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One judging of a run: of which epoch, by which attacks, on how many test images (None: all)."""
+
+    epoch: str
+    attacks: tuple[str, ...]
+    n: int | None
+
+    @property
+    def weight(self) -> float:
+        """What it costs, in backprops a batch of training, very roughly."""
+        return TEST * min(1.0, (self.n or MANY) / MANY) * sum(_passes(name) for name in self.attacks)
 
 
 @dataclass(frozen=True)
@@ -50,6 +65,17 @@ class Judging:
             raise UsageError(f"aa_n must be a number of images >= 1, not {self.aa_n}.")
         if self.aa_whole and self.aa_n is None:
             raise UsageError("aa_whole names seeds that aa_n does not hold for; give aa_n too, such as aa_n=1000.")
+
+    def rounds(self, seed: int) -> dict[str, Round]:
+        """How a seed is judged: "" is the main round, "last" the last epoch's, "aa" AutoAttack's where it is apart."""
+        apart = self.aa_n is not None and "aa" in self.attacks
+        cheap = tuple(name for name in self.attacks if name != "aa")
+        found = {"": Round(self.epoch, cheap if apart else self.attacks, self.n)}
+        if self.epoch == "best":
+            found["last"] = Round("last", cheap, self.n)
+        if apart:
+            found["aa"] = Round(self.epoch, ("natural", "aa"), self.n if seed in self.aa_whole else self.aa_n)
+        return found
 
 
 @dataclass(frozen=True)
@@ -82,14 +108,13 @@ class Row:
         return run if budget is None else _within(run, budget)
 
     @property
-    def weight(self) -> float:
-        """What training, validating and judging cost, in backprops a batch, very roughly: to tell the time left."""
+    def training(self) -> float:
+        """What training and validating cost, in backprops a batch, very roughly: to tell the time left."""
         method = find_method(self.request.method, rules=self.request.rules)
         settings = Settings(**self.settings)
         few, many = backprops_per_batch(method, method.bind(threat("linf:1.0"), settings.epochs), settings.epochs)
-        validating = 0 if settings.val_attack == "none" else settings.epochs * _steps(settings.val_attack)
-        judging = sum(map(_steps, self.judging.attacks)) * (2 if self.judging.epoch == "best" else 1)
-        return (few + many) / 2 + HELD_OUT * validating + TEST * judging
+        validating = 0.0 if settings.val_attack == "none" else settings.epochs * _passes(settings.val_attack)
+        return (few + many) / 2 + HELD_OUT * validating
 
 
 @dataclass(frozen=True)
@@ -170,9 +195,9 @@ def rescaled(milestones: tuple[int, ...] | None, epochs: int, new: int) -> tuple
     return milestones and tuple(max(1, round(m * new / epochs)) for m in milestones)
 
 
-def _steps(attack: str) -> int:
-    """An attack's passes through the network, its last look included."""
-    return 1 + int(getattr(attacker(attack), "steps", AUTOATTACK))
+def _passes(attack: str) -> float:
+    """An attack's passes through the network, there and back, its last look included."""
+    return weight(attacker(attack)) + LITTLE
 
 
 def _known(method: str) -> str:

@@ -23,6 +23,8 @@ from deat.training.history import EpochStats, read
 BENCH, EVALUATION, SCORES = "bench.json", "evaluation.json", "scores.json"
 BESIDE = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}
 """Evaluations that a run may have beside its main one: of its last epoch, and of AutoAttack on fewer images."""
+EVALUATIONS = {"": EVALUATION, **BESIDE}
+"""Every evaluation of a run, by the round that it is of."""
 COST = ("backprops", "per_batch", "minutes")
 
 
