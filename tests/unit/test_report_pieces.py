@@ -6,6 +6,7 @@ import json
 
 from deat.evaluation.sanity import Flag
 from deat.report.gather import flags_of, gather
+from deat.report.settings import settings_section
 from deat.report.tables import csv_table, markdown_table, sheet
 from helpers.runs import make_bench, make_run, one_run
 
@@ -49,3 +50,15 @@ def test_a_flag_that_both_epochs_raised_is_told_once_and_one_of_the_last_alone_a
     (tmp_path / "b" / "evaluation.json").rename(folder / "evaluation-last.json")
     found = [flag.seen for _, flag in flags_of(gather([str(folder)]).rows[0])]
     assert found == ["x", "in the last epoch z"]
+
+
+def test_the_page_tells_how_autoattack_apart_was_asked_where_it_differs_from_the_rest(tmp_path):
+    folder = make_run(tmp_path / "a", shares={"natural": 0.9, "pgd-20": 0.5})
+    make_run(tmp_path / "b", shares={"natural": 0.9, "aa": 0.4}, images=50)
+    found = json.loads((tmp_path / "b" / "evaluation.json").read_text())
+    found["settings"]["sample"] = True
+    (folder / "evaluation-aa.json").write_text(json.dumps(found))
+    text = settings_section(gather([str(folder)]).rows)
+    assert "<dt>evaluation.sample</dt><dd>False</dd>" in text
+    assert "<dt>evaluation of aa.sample</dt><dd>True</dd>" in text
+    assert "<dt>evaluation of aa.seed</dt>" not in text  # it is the same

@@ -55,7 +55,11 @@ def flat(value: Any, name: str = "") -> dict[str, str]:
 def _settings_of(row: Row, run: OneRun) -> str:
     pairs: Iterable[tuple[str, str]] = flat(run.record or {}).items()
     if run.evaluation:
-        pairs = [*pairs, *flat({"evaluation": run.evaluation.settings}).items()]
+        main = flat(run.evaluation.settings)
+        pairs = [*pairs, *((f"evaluation.{name}", text) for name, text in main.items())]
+        for key, beside in run.beside.items():
+            others = [pair for pair in flat(beside.settings).items() if pair not in main.items()]
+            pairs = [*pairs, *((f"evaluation of {key}.{name}", text) for name, text in others)]
     items = "".join(f"<div><dt>{markup(setting(name))}</dt><dd>{markup(text)}</dd></div>" for name, text in pairs)
     items = items or "<div><dt>no record</dt><dd></dd></div>"
     return f"<details><summary>{markup(row.name)}, seed {run.seed}</summary><dl>{items}</dl></details>"
