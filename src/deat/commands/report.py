@@ -43,7 +43,7 @@ class Report:
     """Compare runs: tables (Markdown, LaTeX, CSV), figures, and one page to look at without a network."""
 
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]
-    """Run folders and bench folders; runs that differ in their seed alone make one row."""
+    """Run and bench folders; runs that differ in their seed alone make one row, pieces of one bench one table."""
     out: MaybeText = None
     """The report's folder (report/ in the only folder named, or beside the first of several)."""
     against: MaybeText = None
