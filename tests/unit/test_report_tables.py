@@ -418,18 +418,20 @@ def test_a_curve_over_seeds_is_the_mean_of_those_that_got_as_far():
 
 
 def test_step_size_and_gamma_are_compared_within_a_method_only(tmp_path):
-    for name, alpha in (("m+deat", 1.25), ("m+pgd", 0.25)):
+    for name, alpha in (("m+deat", 1.25), ("m+deat", 1.0), ("m+pgd", 0.25)):
         schedule = {"method": {"name": name, "schedule": {"alpha": alpha, "gamma": 1.01}}}
-        make_run(tmp_path / name, name, shares={"natural": 0.9, "pgd-20": 0.5}, record=schedule)
-    figure = alpha_gamma(gather(paths(tmp_path)).rows, "pgd-20")
-    assert not figure.panels
-    assert "of one method" in figure.missing
+        make_run(tmp_path / f"{name} {alpha}", name, shares={"natural": 0.9, "pgd-20": 0.5}, record=schedule)
+    rows = gather(paths(tmp_path)).rows
+    assert [panel.title for panel in alpha_gamma(rows, "pgd-20").panels] == ["m+deat, gamma 1.01"]
+    assert "of one method" in alpha_gamma(rows, None).missing
 
 
 def test_step_size_and_gamma_are_not_asked_for_where_no_run_varies_them(tmp_path):
     schedule = {"method": {"name": "m+deat", "schedule": {"alpha": 1.25, "gamma": 1.01}}}
     make_run(tmp_path / "a", shares={"pgd-20": 0.5}, record=schedule)
     make_run(tmp_path / "b", "pgd-7", shares={"pgd-20": 0.5})
+    other = {"method": {"name": "m+pgd", "schedule": {"alpha": 0.25, "gamma": 1.01}}}  # its own, not another choice
+    make_run(tmp_path / "c", "m+pgd", shares={"pgd-20": 0.5}, record=other)
     figure = alpha_gamma(gather(paths(tmp_path)).rows, "pgd-20")
     assert (figure.panels, figure.missing) == ([], "")
 

@@ -112,7 +112,8 @@ def samples(rows: Sequence[Row]) -> Iterator[str]:
 
 def _mixes(rows: Sequence[Row], images: int) -> bool:
     """Whether some row's AutoAttack was run on so many images for one seed and on more for another."""
-    return any({images} < {run.images["aa"] for run in row.done if run.apart} for row in rows)
+    held = [[run.images["aa"] for run in row.done if run.apart] for row in rows]
+    return any(images in counts and images < max(counts) for counts in held)
 
 
 def cost(row: Row) -> Cost | None:
@@ -132,7 +133,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[bool]:
 def _covered(run: OneRun) -> tuple[str, str]:
     """What one run's "worst" is, or why there is none."""
     if run.apart:
-        return "AA", "was run apart, on fewer images for some or all seeds, so no worst of all attacks is shown."
+        return "AA", "was run apart from the other attacks, so no worst of all is shown."
     names = [r.name for r in run.evaluation.results] if run.evaluation else []
     return "worst", f"counts an image only if it stands against all of {', '.join(map(title, names))}."
 

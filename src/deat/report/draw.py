@@ -177,7 +177,8 @@ def _line(ax: Any, panel: Panel, line: Line, place: int, shift: float, **look: A
             ax.vlines(x, 100 * low, 100 * high, color=look["color"], lw=1, alpha=0.5, zorder=1)
     else:
         style = "steps-mid" if panel.kind == "step" else "default"
-        (drawn,) = ax.plot(line.x, y, ls=DASHES[place % 3], drawstyle=style, **look)
+        over = 2 + 0.1 * (place % 3)  # of lines that lie on each other the broken one is above
+        (drawn,) = ax.plot(line.x, y, ls=DASHES[place % 3], drawstyle=style, zorder=over, **look)
         if panel.kind == "step":
             _beside(ax, drawn, shift)
 

@@ -124,7 +124,8 @@ def alpha_gamma(rows: Sequence[Row], attack: str | None) -> Figure:
         for method, found in several.items()
         for gamma, held in sorted(found.items(), reverse=True)
     ]
-    wanted = len({_alpha_gamma(run) for row in rows for run in row.runs} - {None}) > 1  # else nobody varied them
+    chosen = {(row.method, row.model, found) for row in rows for run in row.runs if (found := _alpha_gamma(run))}
+    wanted = len(chosen) > len({about[:2] for about in chosen})  # else nobody varied them
     what = "evaluated M+ runs of one method with different alpha or gamma" if wanted and not panels else ""
     return Figure("alpha-gamma", "Step size alpha and gamma", panels, what)
 

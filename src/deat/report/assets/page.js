@@ -239,7 +239,7 @@
     node.setAttribute("role", "img");
     node.setAttribute("aria-label", `${panel.title}: ${sets.map((s) => `${s.row} ends at ${number(s.points.at(-1).y, panel)}`).join("; ")}. Arrow keys read values${sets.some(several) ? ", up and down the seeds of a row" : ""}.`);
     if (bottom < 0 && top > 0) node.append(svg("line", { class: "zero", x1: pad.left, x2: width - pad.right, y1: py(0), y2: py(0) }));
-    for (const [n, s] of sets.entries()) {
+    for (const [n, s] of [...sets.entries()].sort((a, b) => shape(a[1].i) - shape(b[1].i))) { // broken lines above whole ones
       const py = beside(n);
       const look = { class: `line ${hue(s.i)} dash${shape(s.i)}`, "data-row": s.own ? s.i : undefined };
       if (several(s)) {
