@@ -122,8 +122,11 @@ def _joined(benches: Sequence[Bench]) -> list[Row]:
         for row in marked(bench):
             mine = replace(row, runs=tuple(map(_explained, row.runs)))
             same = held.setdefault(json.dumps([*_setup(bench), row.name, row.method, row.model]), [])
-            place = next((n for n, other in enumerate(same) if not _seeds(other) & _seeds(mine)), len(same))
-            same[place:] = [_together(same[place], mine) if place < len(same) else mine, *same[place + 1 :]]
+            place = next((n for n, other in enumerate(same) if not _seeds(other) & _seeds(mine)), None)
+            if place is None:
+                same.append(mine)
+            else:
+                same[place] = _together(same[place], mine)
     return [row for same in held.values() for row in same]
 
 
