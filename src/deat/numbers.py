@@ -38,3 +38,10 @@ def check_whole(name: str, value: object, least: int) -> None:
     """Refuse what is not a whole number, or a smaller one."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name} must be a whole number >= {least}, not {value!r}.")
+
+
+def level(value: float) -> str:
+    """A radius or a step as people write it: 8/255 or 2.5/255, but 0.15 or 12 where it is a short decimal itself."""
+    short, levels = f"{value:.4g}", f"{255 * value:.1f}".removesuffix(".0")
+    near = math.isclose(float(levels), 255 * value, rel_tol=1e-9)
+    return f"{levels}/255" if near and float(short) != value else short

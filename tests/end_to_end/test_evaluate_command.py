@@ -49,15 +49,17 @@ def test_the_table_says_which_weights_it_judged_on_what_and_where_autoattack_is_
     assert "judged: the last epoch's weights, " in said
     assert "on 20 test images of digits" in said
     for classes, told in ((3, True), (4, False)):
-        how = AutoAttack().describe(Linf(0.1), classes)
+        how = AutoAttack().describe(Linf(8 / 255), classes)
         settings = {
             "about": {"epoch": None, "weights": "w.safetensors", "data": "digits"},
-            **{"threat": {"norm": "linf", "eps": 0.1}, "sample": False, "seed": 0, "cascade": False},
+            **{"threat": {"norm": "linf", "eps": 8 / 255}, "sample": False, "seed": 0, "cascade": False},
             "attacks": {"aa": how},
         }
         result = AttackResult("aa", [True], 0, 1.0, 1, 1)
         _show(Evaluation([result], [0], ["a"], settings), tmp_path / "e.json", Order("w.safetensors"))
-        assert ("not the standard AutoAttack" in capsys.readouterr().out) == told
+        said = capsys.readouterr().out
+        assert "linf eps 8/255, 1 images" in said
+        assert ("not the standard AutoAttack" in said) == told
 
 
 def test_the_record_says_which_weights_of_which_model_were_judged_on_which_data_and_names_no_home(

@@ -60,7 +60,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "recording": (),
     "evaluation": (
         *("errors", "seeding", "modes", "ranks", "versions", "writing", "paths", "recording"),
-        *("kernels", "threat", "game.losses", "models", "data"),
+        *("numbers", "kernels", "threat", "game.losses", "models", "data"),
     ),
 }
 """Rooms that may see less than what lies before them; the judge must not depend on the accused."""

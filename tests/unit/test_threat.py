@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deat.errors import UsageError
-from deat.numbers import number
+from deat.numbers import level, number
 from deat.threat import L1, L2, STARTS, Linf, ThreatModel, threat
 
 SHAPES = [(1, 1, 8, 8), (3, 3, 5, 7), (2, 1, 1, 1), (4, 17)]
@@ -441,6 +441,20 @@ def test_threat_explains_a_text_it_cannot_read(spec, complaint):
 )
 def test_number_reads_fractions_and_decimals(text, value):
     assert number(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["8/255", "2/255", "2.5/255", "128/255", "32/255", "0.15", "0.0375", "0.2", "0.031", "0.03137", "0", "1", "12"],
+)
+def test_radii_and_steps_are_shown_as_people_write_them(text):
+    assert level(number(text)) == text
+    assert level(4 * (number(text) / 4)) == text
+
+
+def test_radii_that_are_neither_levels_nor_short_are_rounded():
+    assert level(0.123456) == "0.1235"
+    assert level(math.pi) == "3.142"
 
 
 NOT_NUMBERS = ["", "/", "8/", "/255", "1/0", "1/2/3", "nan", "inf", "1e999", "1/nan", "8 255", "2**3"]

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from deat.data import LazyImages
 from deat.live import LiveLine, clock, say_aside
+from deat.numbers import level
 from deat.plain import plain
 from deat.ranks import Ranks
 from deat.report.summary import Score
@@ -41,7 +42,7 @@ def describe_run(run: Run, trainer: Trainer) -> str:
     engine = trainer.engine
     return (
         f"{method} on {data}: {model} ({trainer.num_parameters:,} parameters), {run.threat.name} eps "
-        f"{run.threat.eps:.4g}, {run.settings.epochs} epochs, {engine.precision} on {engine.device}\n{_images(run)}"
+        f"{level(run.threat.eps)}, {run.settings.epochs} epochs, {engine.precision} on {engine.device}\n{_images(run)}"
     )
 
 

@@ -29,6 +29,7 @@ from deat.live import Screen, clock, is_terminal
 from deat.methods.tune import LONGEST
 from deat.models import load_weights, normalized, pixel_scale
 from deat.models.portable import normalization_of
+from deat.numbers import level
 from deat.paths import at_home, tidy
 from deat.plain import plain
 from deat.ranks import Ranks
@@ -287,9 +288,10 @@ def _judged_what(found: Evaluation) -> str:
 
 
 def _table(found: Evaluation) -> Table:
-    threat, settings = found.settings["threat"], found.settings
+    settings = found.settings
+    norm, eps = (settings["threat"][name] for name in ("norm", "eps"))
     sample = f" (a sample of {settings['available']:,})" if settings["sample"] else ""
-    title = f"{threat['norm']} eps {threat['eps']:.4g}, {len(found.labels):,} images{sample}, seed {settings['seed']}"
+    title = f"{norm} eps {level(eps)}, {len(found.labels):,} images{sample}, seed {settings['seed']}"
     title += ", cascade: each attack saw survivors only" if settings["cascade"] else ""
     table = Table(
         "attack", "accuracy", "95 % interval", "first to fool", "seconds", title=title, box=None, pad_edge=False

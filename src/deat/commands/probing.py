@@ -15,6 +15,7 @@ from deat.evaluation.evaluator import blocks, evaluate
 from deat.evaluation.judge import block_seed
 from deat.evaluation.ledger import fingerprint_model
 from deat.modes import evaluating
+from deat.numbers import level
 from deat.report.collect import OneRun, Row
 from deat.report.gallery import Gallery, Tile, pixels
 from deat.report.series import Figure, Line, Panel
@@ -87,7 +88,7 @@ def gallery(row: Row, count: int, lab: Lab) -> Gallery:
     tiles = _tiles(
         x.cpu(), adv.cpu(), _seen(model, x, part.classes), _seen(model, adv, part.classes), y.tolist(), part.classes
     )
-    return Gallery(row.name, f"{how.name.upper()}, {threat.name} eps {threat.eps:.4g}", tuple(tiles))
+    return Gallery(row.name, f"{how.name.upper()}, {threat.name} eps {level(threat.eps)}", tuple(tiles))
 
 
 def has_weights(run: OneRun) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from deat.errors import DataError, UsageError, unknown
 from deat.evaluation.sanity import Flag
+from deat.numbers import level
 from deat.paths import tidy
 from deat.plain import plain
 from deat.report.cells import samples
@@ -237,4 +238,4 @@ def _judged(run: OneRun, what: str) -> str | None:
 
 def _threat(run: OneRun) -> str:
     threat = run.evaluation.settings["threat"] if run.evaluation else {}
-    return f"{threat.get('norm')} eps {threat.get('eps', 0):.4g}"
+    return f"{threat.get('norm')} eps {level(threat.get('eps', 0))}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from deat.numbers import level
 from deat.plain import plain
 from deat.report.cells import Cell, cell, cost, title
 from deat.report.claims import Checked
@@ -118,7 +119,7 @@ def _setting(rows: Sequence[Row]) -> str:
     facts = [
         {str(r["data"]["name"]) for r in records},
         {str(r["model"]["name"]) for r in records},
-        {f"{r['threat']['norm']} eps {r['threat']['eps']:.4g}" for r in records},
+        {f"{r['threat']['norm']} eps {level(r['threat']['eps'])}" for r in records},
     ]
     return "".join(f" · {fact.pop()}" for fact in facts if len(fact) == 1)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from deat.numbers import level
 from deat.report.cells import cell, cost, front, title
 from deat.report.collect import OneRun, Row
 from deat.training.history import EpochStats
@@ -203,7 +204,7 @@ def _alpha_gamma(run: OneRun) -> tuple[float, float] | None:
 def _alphas(held: dict[float, list[tuple[float, float]]]) -> Iterator[Line]:
     for alpha, points in sorted(held.items()):
         points.sort()
-        yield Line(f"alpha {alpha:.4g} ({255 * alpha:.3g}/255)", None, [c for c, _ in points], [e for _, e in points])
+        yield Line(f"alpha {level(alpha)}", None, [c for c, _ in points], [e for _, e in points])
 
 
 def _attack_used(rows: Sequence[Row]) -> str:

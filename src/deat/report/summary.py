@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deat.evaluation.sanity import slack
+from deat.numbers import level
 from deat.plain import markdown, plain
 from deat.training.history import EpochStats
 from deat.writing import write_whole
@@ -69,7 +70,7 @@ def epoch_table(history: Sequence[EpochStats]) -> str:
     rows = [["epoch", "k", "alpha", "l_X", "threshold", "loss", "train", "val natural", "val robust", "backprops"]]
     for h in history:
         shares = [_percent(v) for v in (h.train_accuracy, h.val_natural, h.val_robust)]
-        numbers = [f"{h.alpha:.4g}", f"{h.magnitude:.5g}", "" if h.threshold is None else f"{h.threshold:.5g}"]
+        numbers = [level(h.alpha), f"{h.magnitude:.5g}", "" if h.threshold is None else f"{h.threshold:.5g}"]
         rows.append([str(h.epoch + 1), str(h.k), *numbers, f"{h.loss:.4f}", *shares, f"{h.backprops:,}"])
     return _markdown(rows)
 
@@ -77,7 +78,7 @@ def epoch_table(history: Sequence[EpochStats]) -> str:
 def _setting(record: dict[str, Any]) -> list[str]:
     model, threat, settings = record["model"], record["threat"], record["settings"]
     return [
-        f"{markdown(model['name'])} ({model['parameters']:,} parameters), {threat['norm']} eps {threat['eps']:.4g}, "
+        f"{markdown(model['name'])} ({model['parameters']:,} parameters), {threat['norm']} eps {level(threat['eps'])}, "
         f"{settings['epochs']} epochs of {record['data']['train']:,} images in batches of {settings['batch_size']}, "
         f"{record['data']['held_out']:,} training images held out to choose the best epoch, seed {settings['seed']}, "
         f"{record['precision']} on {record['device']}. Every setting is in run.json."

@@ -4,11 +4,12 @@ import torch
 
 from deat.errors import NumericalError, UsageError
 from deat.game.round import Budget
+from deat.numbers import level
 
 
 def located(message: str, *, epoch: int, batch: int, budget: Budget, lr: float, seed: int) -> NumericalError:
     """An error that says where training was, in words and as facts for the run's record; epoch counts from 0."""
-    where = f"k {budget.k}, alpha {budget.alpha:.4g}, lr {lr:.4g}, seed {seed}"
+    where = f"k {budget.k}, alpha {level(budget.alpha)}, lr {lr:.4g}, seed {seed}"
     facts = {"epoch": epoch + 1, "batch": batch, "k": budget.k, "alpha": budget.alpha, "lr": lr, "seed": seed}
     return NumericalError(f"{message} It happened at {where}.", **facts)
 

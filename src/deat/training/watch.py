@@ -23,6 +23,7 @@ from deat.data.resident import Resident
 from deat.errors import UsageError, unknown
 from deat.evaluation.attacks import attack
 from deat.evaluation.scoring import accuracies
+from deat.numbers import level
 from deat.threat import ThreatModel
 from deat.training.history import EpochStats, EpochTiming, EpochWatch, append, rewrite
 from deat.training.trainer import Trainer
@@ -200,7 +201,7 @@ class OverfitWatch:
             return f"Stopped at the weights of epoch {trainer.epoch}."
         trainer.shorten_steps(self.shrink)
         alpha = trainer.schedule.budget(trainer.state, trainer.epoch).alpha
-        return f"Back to epoch {trainer.epoch}, and on with alpha {alpha:.4g}."
+        return f"Back to epoch {trainer.epoch}, and on with alpha {level(alpha)}."
 
     def _note(self, event: EpochWatch) -> None:
         self.events.append(event)

@@ -10,6 +10,7 @@ from deat.errors import UsageError
 from deat.evaluation.attacks import Attack, attack, correct
 from deat.evaluation.quick import exactly
 from deat.evaluation.sanity.flag import Flag, raised, slack
+from deat.numbers import level
 from deat.threat import Linf, ThreatModel
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _sweep(probe: Probe) -> Flag | None:
     rises = [i for i in range(1, len(radii)) if shares[i] > min(shares[:i]) + probe.slack]
     if not rises:
         return None
-    seen = ", ".join(f"{share:.1%} at {radius:.3g}" for share, radius in zip(shares, radii, strict=True))
+    seen = ", ".join(f"{share:.1%} at {level(radius)}" for share, radius in zip(shares, radii, strict=True))
     return raised("not_monotone", f"accuracy rises with the radius: {seen}")
 
 
@@ -118,7 +119,7 @@ def _half(probe: Probe) -> Flag | None:
         return None
     return raised(
         "robust_to_anything",
-        f"{share:.1%} stand at a radius of {radius:.3g}, where every image can become grey; chance is {chance:.1%}",
+        f"{share:.1%} stand at a radius of {level(radius)}, where every image can become grey; chance is {chance:.1%}",
     )
 
 
