@@ -70,6 +70,12 @@ def batch_normed(net: nn.Module) -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), net)
 
 
+def by_backward(loss: Tensor, inputs: Tensor) -> tuple[Tensor]:
+    loss.backward(inputs=[inputs])
+    assert inputs.grad is not None
+    return (inputs.grad,)
+
+
 @nets
 @pytest.mark.parametrize("threat", ["linf:0.15", "l2:0.5", "l1:2"])
 def test_an_honest_model_raises_no_flag(build, threat):
@@ -138,6 +144,7 @@ def test_an_honest_model_raises_no_flag_at_radii_without_room_to_grow(build):
         (lambda: batch_normed(robust()), {"batch_dependent"}),
         (lambda: Around(robust(), lambda x: x / 255, same), {"at_chance"}),
         (lambda: Purifying(robust()), {"autograd_inside"}),
+        (lambda: Purifying(robust(), by_backward), {"autograd_inside"}),
         (lambda: masked(robust(), nowhere), {"robust_to_anything"}),
         (lambda: masked(undefended(), true_at_data_only), {"one_step_wins", "robust_to_anything"}),
         (lambda: Remembering(undefended(), *digits(100), 1.2 * EPS), {"not_monotone", "robust_to_anything"}),
@@ -155,6 +162,7 @@ def test_an_honest_model_raises_no_flag_at_radii_without_room_to_grow(build):
         "batch norm of the batch",
         "another input range",
         "autograd inside",
+        "autograd inside, by backward()",
         "gradients that tell nothing",
         "gradients at data only",
         "looks far images up",
@@ -246,10 +254,10 @@ def test_a_model_that_is_only_in_training_mode_is_switched_over_and_not_accused(
 
 
 def test_checks_leave_the_model_the_generator_and_autograd_as_they_were():
-    net, real = Purifying(robust()).train(), (torch.autograd.grad, torch.autograd.backward)
+    net, real = Purifying(robust()).train(), dict(vars(torch.autograd))
     state = torch.get_rng_state()
     flags(net, n=20)
-    assert (torch.autograd.grad, torch.autograd.backward) == real
+    assert vars(torch.autograd) == real
     assert torch.equal(torch.get_rng_state(), state)
     assert all(m.training for m in net.modules())
     assert all(p.grad is None and p.requires_grad for p in net.parameters())

@@ -1,6 +1,6 @@
 """What a model shows of itself before any attack: things that make every number about it doubtful."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,21 +115,18 @@ def _size(logits: Tensor) -> Tensor:
 
 @contextmanager
 def _watching_autograd() -> Iterator[list[str]]:
+    """What is noted each time that autograd's engine runs, whichever of its functions a model holds, and since when."""
     calls: list[str] = []
-    grad, backward = torch.autograd.grad, torch.autograd.backward
+    autograd: Any = torch.autograd
+    engine = autograd._engine_run_backward
 
-    def spy(real: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """A function that is noted when it is called."""
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            """Note it, and do what the real one does."""
-            calls.append(name)
-            return real(*args, **kwargs)
-
-        return called
+    def spied(*args: Any, **kwargs: Any) -> Any:
+        """Note it, and run."""
+        calls.append("backward")
+        return engine(*args, **kwargs)
 
     try:
-        torch.autograd.grad, torch.autograd.backward = spy(grad, "grad"), spy(backward, "backward")
+        autograd._engine_run_backward = spied
         yield calls
     finally:
-        torch.autograd.grad, torch.autograd.backward = grad, backward
+        autograd._engine_run_backward = engine
