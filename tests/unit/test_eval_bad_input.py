@@ -8,7 +8,7 @@ from deat.errors import DataError, DeatError, UsageError
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.named import attacker, attackers
 from helpers.eval_attackers import Own
-from helpers.eval_nets import Around
+from helpers.eval_nets import Around, same
 from helpers.nets import conv_net, images
 
 
@@ -175,6 +175,15 @@ def test_an_error_of_the_model_s_own_is_not_explained_away():
 def test_a_model_that_does_not_answer_with_logits_is_refused(behind, shown):
     with pytest.raises(UsageError, match=rf"{shown}.*return logits of shape \(images, classes\)"):
         evaluate(Around(conv_net(), lambda x: x, behind), images(), threat="linf:0.1")
+
+
+@pytest.mark.parametrize("sanity", [True, False])
+def test_a_model_that_changes_the_images_it_is_given_is_refused_and_they_are_left_as_they_were(sanity):
+    x, y = images()
+    held = x.clone()
+    with pytest.raises(UsageError, match="the model changes the images it is given: write x = x - mean"):
+        evaluate(Around(conv_net(), lambda x: x.sub_(0.1), same), (x, y), threat="linf:0.1", sanity=sanity)
+    assert torch.equal(x, held)
 
 
 @pytest.mark.parametrize("bad", ["text", 3, {"model": object()}, {"size": float("nan")}])

@@ -15,7 +15,10 @@ from deat.modes import evaluating
 
 def count_outputs(model: nn.Module, x: Tensor, num_classes: int) -> int:
     """The number of the model's logits, which may be more than the classes that the data shows, but not fewer."""
-    logits: Any = first_answer(model, x[:1])
+    given = x[:1].clone()
+    logits: Any = first_answer(model, given)
+    if not torch.equal(given, x[:1]):
+        raise UsageError("the model changes the images it is given: write x = x - mean, say, in place of x -= mean.")
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1 or not logits.is_floating_point():
         shown = f"shape {tuple(logits.shape)}, {logits.dtype}" if isinstance(logits, Tensor) else f"{type(logits)!r}"
         raise UsageError(f"the model answers one image with {shown}; let it return logits of shape (images, classes).")
