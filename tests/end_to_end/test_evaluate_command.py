@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 import deat
 from deat.cli import main
 from deat.commands.evaluate import Order, _show
+from deat.evaluation.attacks import Attack
 from deat.evaluation.autoattack import AutoAttack
 from deat.evaluation.evaluation import AttackResult, Evaluation, load_evaluation
 from deat.threat import Linf
@@ -185,6 +187,25 @@ def test_only_an_earlier_evaluation_is_replaced(run: Path, name: str, capsys: py
     assert main(["evaluate", str(run), "--attacks", "natural", "--out", str(run / name)]) == 2
     assert "--out" in capsys.readouterr().err
     assert not before or (run / name).read_bytes() == before
+
+
+def test_what_another_command_wrote_meanwhile_is_kept(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, real = tmp_path / "e.json", Attack.__call__
+    command = ["evaluate", str(run), "--n", "10", "--out", str(out), "--attacks"]
+
+    def beside(*args: Any) -> torch.Tensor:
+        monkeypatch.setattr(Attack, "__call__", real)
+        assert main([*command, "natural"]) == 0
+        return real(*args)
+
+    monkeypatch.setattr(Attack, "__call__", beside)
+    assert main([*command, "fgsm"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e-1.json", "e.json"]
+    assert "fgsm" in load_evaluation(out).accuracy
+    assert "natural" in load_evaluation(tmp_path / "e-1.json").accuracy
+    assert "e.json answers another question; it is kept as e-1.json" in capsys.readouterr().err
 
 
 def test_no_other_epoch_is_judged_than_the_one_asked_for(run: Path, tmp_path: Path) -> None:

@@ -6,18 +6,26 @@ from pathlib import Path
 from typing import Any
 
 from deat.errors import UsageError
+from deat.evaluation.evaluation import Evaluation
 from deat.live import say_aside
-from deat.writing import write_whole
+from deat.writing import refuse_links, write_whole
 
 Question = dict[str, Any]
 
 
 def check_out(out: Path) -> None:
-    """Refuse to replace anything but an earlier evaluation."""
+    """Refuse to replace anything but an earlier evaluation, and to write through a link."""
+    refuse_links([out])
     if not out.name or out.is_dir():
         raise UsageError(f"--out {str(out)!r} is a folder; name a file, such as evaluation.json.")
     if out.exists() and _read(out) is None:
         raise UsageError(f"{str(out)!r} exists and is no evaluation, so it is not replaced. Choose another --out.")
+
+
+def put(found: Evaluation, out: Path, question: Question) -> None:
+    """Write an evaluation, and keep another that is there by then: a second command may have written it meanwhile."""
+    keep_other(out, question)
+    found.save(out)
 
 
 def keep_other(out: Path, question: Question) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 from torch import nn
 
 from deat.commands.display import say_if_lent
-from deat.commands.earlier import Question, check_out, keep_other, question
+from deat.commands.earlier import Question, check_out, put, question
 from deat.data.corpus import Part
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.evaluation.attacks import Attack
@@ -95,7 +95,6 @@ def run_evaluation(flags: dict[str, Any]) -> int:
         _say_if_other_classes(target, run)
         _say_if_normalized(run, weights, order)
     about = run.about(weights, order.epoch if (target / RUN).is_file() else None)
-    ranks.by_main(lambda: keep_other(out, _question(order, run, chosen, about)))
     found = _judged(order, run, model, chosen, out, about, ranks)
     if ranks.main:
         _show(found, out, order)
@@ -117,6 +116,7 @@ def _judged(
     order: Order, run: Run, model: nn.Module, chosen: list[Attacker], out: Path, about: dict[str, Any], ranks: Ranks
 ) -> Evaluation:
     """The evaluation that was ordered, with a line that says how far it is."""
+    asked = _question(order, run, chosen, about)
     with _progress(order.json or not ranks.main) as progress, run.threads_for(model):
         return evaluate(
             model,
@@ -130,7 +130,7 @@ def _judged(
             precision=order.precision,
             engine=order.engine,
             ledger=out.with_name(f".{out.stem}-rulings.jsonl"),
-            save=out,
+            save=lambda found: put(found, out, asked),
             about=about,
             progress=progress,
             tell=lambda flag: print(f"deat: {flag.line}", file=sys.stderr),

@@ -34,6 +34,8 @@ Progress = Callable[[Pace], None]
 """Called when an evaluation begins and after each ruling."""
 Tell = Callable[[Flag], None]
 """Called with a flag on the model itself, before the first attack."""
+Save = Callable[[Evaluation], None]
+"""Called with the Evaluation, to put it where it is safe."""
 Images = tuple[Tensor, Tensor]
 """Images and labels."""
 Block = tuple[Tensor, Tensor, int]
@@ -54,7 +56,7 @@ def evaluate(
     precision: str = "auto",
     engine: str = "auto",
     ledger: str | Path | None = None,
-    save: str | Path | None = None,
+    save: str | Path | Save | None = None,
     about: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     tell: Tell | None = None,
@@ -64,19 +66,19 @@ def evaluate(
 
     data is a loader, a Dataset, a pair of tensors or an ImageSet; `n` takes its first images only. Verdicts depend on
     model, seed and block size. With `ledger`, a file, an interrupted call goes on where it was; `save` names the
-    evaluation.json that then takes its place, and `about` holds what it shall say of model and data. `cascade` sends
-    only survivors on. precision is what attacks compute in: "auto" is half on a GPU and fp32 elsewhere; whom they fool
-    is always settled in float32. engine "compile" compiles what they ask there, which pays for long work; "auto" does
-    where it would. The model is checked before the first attack, and `tell` hears of a flag on it at once. With
-    ranks=Ranks.join() the processes that torchrun started take blocks in turn, and all return the same; the first one
-    writes.
+    evaluation.json that then takes its place, or is called to write it, and `about` holds what it shall say of model
+    and data. `cascade` sends only survivors on. precision is what attacks compute in: "auto" is half on a GPU and fp32
+    elsewhere; whom they fool is always settled in float32. engine "compile" compiles what they ask there, which pays
+    for long work; "auto" does where it would. The model is checked before the first attack, and `tell` hears of a flag
+    on it at once. With ranks=Ranks.join() the processes that torchrun started take blocks in turn, and all return the
+    same; the first one writes.
     """
     chosen = attackers(attacks)
     check_question(chosen, n, block, seed)
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # numpy's become ours
     check_model(model)
     told = {"model": type(model).__name__, "data": type(data).__name__, **check_about(about)}
-    ranks.by_main(lambda: refuse_links(Path(file) for file in (ledger, save) if file is not None))
+    ranks.by_main(lambda: refuse_links(Path(file) for file in (ledger, save) if isinstance(file, str | Path)))
     radius = find_threat(threat)
     device = device_of(model)
     source = as_source(data, batch_size=block, device=device, shuffle=False)
@@ -87,7 +89,7 @@ def evaluate(
     session.about = told
     found = session.run(source, sanity, progress or (lambda pace: None), tell or (lambda flag: None))
     if save is not None and ranks.main:
-        found.save(Path(save))
+        save(found) if callable(save) else found.save(Path(save))
     session.ledger.close()  # not before what it held is safe elsewhere
     return found
 
