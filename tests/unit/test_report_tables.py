@@ -211,6 +211,21 @@ def test_minutes_of_a_crowded_machine_and_flagged_rows_are_marked(tmp_path):
     assert any(note.startswith("⚑") for note in notes(of))
 
 
+def test_a_row_judged_in_a_cascade_is_labelled_and_fills_no_attack_s_column(tmp_path):
+    for name, eps, cascade in (("a", 8 / 255, False), ("b", 4 / 255, True)):
+        threat = {"threat": {"norm": "linf", "eps": eps}}
+        make_run(tmp_path / name, shares={"natural": 0.9, "pgd-20": 0.5}, record=threat)
+        file = tmp_path / name / "evaluation.json"
+        told = json.loads(file.read_text())
+        file.write_text(json.dumps({**told, "settings": {**told["settings"], "cascade": cascade}}))
+    subject = gather([str(tmp_path / "a"), str(tmp_path / "b")])
+    lines = [line.split("|") for line in markdown_table(sheet(subject, None)).splitlines()]
+    pgd = {cells[1].strip(): cells[3].strip() for cells in lines if len(cells) > 3}
+    assert (pgd["m+deat eps=8/255"][:5], pgd["m+deat eps=4/255"]) == ("50.00", "—")
+    said = "Judged in a cascade, each attack on those alone that stood against the ones before it"
+    assert f"{said}: m+deat eps=4/255 seed 0." in subject.notes
+
+
 def test_a_row_judged_without_sanity_checks_is_not_taken_for_a_clean_one(tmp_path):
     make_run(tmp_path / "a", shares={"natural": 0.9})
     make_run(tmp_path / "b", "pgd-7", seed=3, shares={"natural": 0.9})

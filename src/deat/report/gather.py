@@ -195,12 +195,15 @@ def _difference(row: Row, twins: Sequence[Row]) -> list[str]:
     mine, others = _identity(row.runs[0]), [_identity(twin.runs[0]) for twin in twins]
     differ = [name for name in mine if len({json.dumps(o.get(name), default=str) for o in others}) > 1]
     return [
-        str(mine[name]) if name in ("model", "data", "rules") else f"{name}={_short(mine[name])}" for name in differ
+        str(mine[name]) if name in ("model", "data", "rules") else f"{name}={_short(name, mine[name])}"
+        for name in differ
     ]
 
 
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else "default" if value is None else str(value)
+def _short(name: str, value: Any) -> str:
+    if isinstance(value, float):
+        return level(value) if name in ("eps", "alpha") else f"{value:.4g}"
+    return "default" if value is None else str(value)
 
 
 def _notes(rows: Sequence[Row]) -> Iterator[str]:
@@ -225,9 +228,22 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
             if judged and trained and judged != trained:
                 yield f"{row.name} seed {run.seed} was trained on {trained} and judged on other images, of {judged}."
     yield from samples(rows)
+    yield from _cascades(rows)
     for row in rows:
         if seeds := unchecked(row):
             yield f"Sanity not checked: {row.name} seed {', '.join(map(str, seeds))}, so no flag there means nothing."
+
+
+def _cascades(rows: Sequence[Row]) -> Iterator[str]:
+    """Whose attacks were not each run on all images."""
+    runs = [f"{row.name} seed {run.seed}" for row in rows for run in row.done if _cascaded(run)]
+    if runs:
+        said = "Judged in a cascade, each attack on those alone that stood against the ones before it"
+        yield f"{said}: {', '.join(runs)}."
+
+
+def _cascaded(run: OneRun) -> bool:
+    return any(held and held.settings["cascade"] for held in (run.evaluation, run.beside.get("aa")))
 
 
 def _judged(run: OneRun, what: str) -> str | None:
