@@ -185,6 +185,23 @@ def test_weights_that_are_not_finite_are_called_that_and_not_randomised():
     assert not found & {"randomised", "zero_gradients", "probabilities"}
 
 
+def test_one_answer_for_all_is_no_wonder_where_most_images_are_of_one_class():
+    x, y = digits(130)
+    net = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2)))
+    net[1].bias.data = torch.tensor([9.0, -9.0])
+    found = evaluate(net, (x, (y == 8).long()), threat=THREAT)
+    assert found.worst == found.accuracy["natural"] > 0.85
+    assert found.flags == []
+
+
+def test_a_sorted_set_hides_no_model_that_is_robust_to_anything():
+    x, y = (part.repeat(4, *[1] * (part.dim() - 1)) for part in digits(400))
+    order = y.argsort(stable=True)
+    assert y[order][:128].tolist() == 128 * [0]
+    found = evaluate(masked(robust(), nowhere), (x[order], y[order]), threat=THREAT, attacks=["natural"])
+    assert "robust_to_anything" in {flag.name for flag in found.flags}
+
+
 def test_gradients_turned_round_lose_to_noise():
     assert "noise_wins" in flags(masked(undefended(), backwards), ["natural", "pgd-20"], threat=deat.Linf(0.3))
 
