@@ -1,11 +1,15 @@
 """The time that an evaluation says it has left."""
 
 import pytest
+import torch
 
 from deat.commands.evaluate import line
+from deat.evaluation.attacks import correct
 from deat.evaluation.evaluator import evaluate
+from deat.evaluation.judge import Judge, Ruling
 from deat.evaluation.named import attackers
 from deat.evaluation.pace import Pace
+from deat.evaluation.sanity import passes_after, probes
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, robust
 
@@ -13,11 +17,11 @@ from helpers.eval_nets import THREAT, digits, robust
 class Clock:
     """A judge's counter and a clock, both moved by hand."""
 
-    def __init__(self, attacks, images, block):
+    def __init__(self, attacks, images, block, checks=0):
         self.seconds = self.passed = 0
         self.attacks = attackers(attacks)
         rulings = -(-images // block) * len(self.attacks)
-        self.pace = Pace(self.attacks, images, rulings, lambda: self.passed, lambda: self.seconds)
+        self.pace = Pace(self.attacks, images, rulings, lambda: self.passed, lambda: self.seconds, checks)
 
     def begin(self, how, images):
         self.pace.begin(self.attacks[how], images)
@@ -54,7 +58,7 @@ def test_one_long_ruling_shows_how_far_it_is_and_never_claims_to_be_over():
     assert shown[:3] == pytest.approx([90, 50, 10], rel=0.01)
     assert min(shown) >= 1
     clock.end(1, 10_000)
-    assert line(clock.pace) == "evaluating  2/2  checking what was found"
+    assert line(clock.pace).endswith("left  checking what was found")
 
 
 def test_time_left_follows_the_clock_between_rulings():
@@ -77,6 +81,41 @@ def test_rulings_of_an_earlier_call_say_nothing_about_the_time_left():
     clock.end(0, 100)
     assert clock.pace.left == 10
     assert clock.pace.done == 3
+
+
+def test_time_left_holds_the_checks_that_come_after_the_attacks():
+    clock = Clock("pgd-20", 100, 100, checks=6000)
+    clock.seconds = 10
+    clock.end(0, 100)
+    assert clock.pace.left == pytest.approx(30)
+    clock.pace.check()
+    clock.seconds, clock.passed = 30, 4000
+    assert line(clock.pace) == "evaluating  1/1  0:10 left  checking what was found"
+
+
+@pytest.mark.parametrize("attacks", ["natural", "fgsm,square", "pgd-10,cw-20x2", "pgd-40-last"])
+def test_the_checks_are_expected_to_cost_what_they_cost_where_nobody_falls(attacks, monkeypatch):
+    paces, net = [], robust()
+    monkeypatch.setattr(Judge, "rule", lambda self, how, x, *_: Ruling([True] * len(x), 0, 0.0, 0, 0))
+    net[-1].bias.data[0] = 1e3
+    found = evaluate(
+        net, (digits(20)[0], torch.zeros(20).long()), threat=THREAT, attacks=attacks, progress=paces.append
+    )
+    made, expected = paces[-1]._asked(), 20 * passes_after(attackers(attacks))
+    assert len(found.labels) == 20
+    assert 0.9 * expected <= made <= 1.5 * expected
+
+
+def test_no_check_asks_again_what_another_has_asked(monkeypatch):
+    asked = []
+
+    def noted(model, x, y, how, threat, generator):
+        asked.append((how, threat, generator.initial_seed()))
+        return correct(model, x, y, how, threat, generator)
+
+    monkeypatch.setattr(probes, "correct", noted)
+    evaluate(robust(), digits(20), threat=THREAT, attacks="pgd-20,cw-20")
+    assert len(asked) == len(set(asked)) == 3 + 3 + 5 + 1 + 5
 
 
 def test_an_attack_of_somebody_else_s_weighs_more_than_nothing():

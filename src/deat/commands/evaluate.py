@@ -255,10 +255,9 @@ def _progress(quiet: bool) -> Iterator[Progress]:
 
 def line(pace: Pace) -> str:
     """Where an evaluation stands."""
-    if pace.done == pace.total:
-        return f"evaluating  {pace.done}/{pace.total}  checking what was found"
     left = "-:--" if pace.left is None else clock(pace.left)
-    return f"evaluating  {pace.done}/{pace.total}  {left} left  {pace.name}".rstrip()
+    name = "checking what was found" if pace.done == pace.total else pace.name
+    return f"evaluating  {pace.done}/{pace.total}  {left} left  {name}".rstrip()
 
 
 def _show(found: Evaluation, out: Path, order: Order) -> None:

@@ -19,7 +19,7 @@ from deat.evaluation.named import attackers, describe, passes
 from deat.evaluation.pace import Pace
 from deat.evaluation.question import check_about, check_model, check_question, count_outputs
 from deat.evaluation.quick import choose_compiled
-from deat.evaluation.sanity import SLICE, Flag, after, before, compare
+from deat.evaluation.sanity import SLICE, Flag, after, before, compare, passes_after
 from deat.modes import device_of
 from deat.paths import tidy
 from deat.ranks import ALONE, Ranks
@@ -133,21 +133,29 @@ class Session:
         outputs = count_outputs(self.model, first[0], source.num_classes)
         early = self._check(first, source.num_classes, tell) if sanity else []
         self.ledger = self._take_up(first[0])
-        results, labels = self._rule_all(cut, images, progress)
+        pace = self._pace(images, len(first[1]) if sanity else 0)
+        results, labels = self._rule_all(cut, images, progress, pace)
         classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
         found = Evaluation(results, labels, classes, self._settings(source, images, outputs, sanity))
         flags = [*early, *compare(found)]
         if sanity and self.ranks.main:
-            flags += after(found, self.model, self.threat, *first)
+            pace.check()
+            flags += after(found, self.judge.model, self.threat, *first)
         flags = [Flag(**flag) for flag in self.ranks.broadcast([asdict(flag) for flag in flags])]
         return Evaluation(results, labels, classes, found.settings, flags)
 
-    def _rule_all(self, cut: Iterator[Images], images: int, progress: Progress) -> tuple[list[AttackResult], list[int]]:
+    def _pace(self, images: int, checked: int) -> Pace:
+        """The work ahead: attacks on all images, and checks of a few."""
+        total = -(-images // self.block) * len(self.attacks)
+        checks = checked * passes_after(self.attacks) if self.threat.eps else 0
+        return Pace(self.attacks, images, total, lambda: self.judge.counted()[0], checks=checks)
+
+    def _rule_all(
+        self, cut: Iterator[Images], images: int, progress: Progress, pace: Pace
+    ) -> tuple[list[AttackResult], list[int]]:
         """Every attack's result on all blocks, of which each process takes its turn, and all labels."""
         rulings: dict[str, list[Ruling]] = {a.name: [] for a in self.attacks}
         labels: list[int] = []
-        total = -(-images // self.block) * len(self.attacks)
-        pace = Pace(self.attacks, images, total, lambda: self.judge.counted()[0])
         progress(pace)
         mine: Block | None = None
         for number, (x, y) in enumerate(cut):

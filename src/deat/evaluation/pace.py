@@ -19,7 +19,8 @@ EARLY = 0.005
 class Pace:
     """Rulings made and ahead, weighed by passes times images; those from an earlier call cost no time and tell none.
 
-    asked says how many images have passed through the model so far, so that a long ruling shows how far it is.
+    asked says how many images have passed through the model so far, so that a long ruling shows how far it is; checks
+    are the passes that are made of them when all rulings are there.
     """
 
     def __init__(
@@ -29,15 +30,20 @@ class Pace:
         rulings: int,
         asked: Callable[[], int],
         now: Callable[[], float] = perf_counter,
+        checks: float = 0.0,
     ) -> None:
         self.done, self.total, self.name = 0, rulings, ""
-        self.made, self.ahead = 0.0, images * sum(map(weight, attacks))
+        self.made, self.ahead, self._checks = 0.0, images * sum(map(weight, attacks)) + checks, checks
         self._asked, self._now, self._started = asked, now, now()
         self._running, self._before = 0.0, 0
 
     def begin(self, how: Attacker, images: int) -> None:
         """A ruling begins to be made here."""
         self.name, self._running, self._before = how.name, weight(how) * images, self._asked()
+
+    def check(self) -> None:
+        """The rulings are there, and what they say is looked into."""
+        self._running, self._before = self._checks, self._asked()
 
     def end(self, how: Attacker, images: int, made: bool) -> None:
         """A ruling is there: made just now, or by an earlier call."""

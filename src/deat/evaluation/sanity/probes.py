@@ -1,7 +1,8 @@
 """A few more attacks on a slice of images, whose results show whether an attack works on the model at all."""
 
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from deat.evaluation.evaluation import Evaluation
 
 
+OTHERS = 75
+"""An image's passes through the checks that any evaluation gets: a sweep, the radius of 0.5 and noise."""
+
+
 def after(found: "Evaluation", model: nn.Module, threat: ThreatModel, x: Tensor, y: Tensor) -> list[Flag]:
     """Flags about the attacks' results, from a few more attacks on the first images."""
     if threat.eps == 0:
@@ -25,6 +30,12 @@ def after(found: "Evaluation", model: nn.Module, threat: ThreatModel, x: Tensor,
     probe = Probe(model, threat, x, y, found)
     with exactly(x.device):
         return [flag for check in (_doubling, _sweep, _half, _noise) if (flag := check(probe)) is not None]
+
+
+def passes_after(attacks: Sequence[Any]) -> int:
+    """About how many times the checks pass an image through a robust model: an attack from two starts, and doubled."""
+    own = [claimed_steps(a) * a.restarts for a in attacks if isinstance(a, Attack) and claimed_steps(a) > 1]
+    return 4 * sum(own) + (OTHERS if own else OTHERS + 20)
 
 
 @dataclass(frozen=True)
@@ -36,12 +47,15 @@ class Probe:
     x: Tensor
     y: Tensor
     found: "Evaluation"
+    known: dict[tuple[Attack, float | None, int], Tensor] = field(default_factory=dict)
 
     def correct(self, how: Attack, eps: float | None = None, seed: int = 0) -> Tensor:
-        """Which images of the slice stand under an attack, of another radius where given."""
-        threat = self.threat if eps is None else replace(self.threat, eps=eps)
-        generator = torch.Generator(self.x.device).manual_seed(seed)
-        return correct(self.model, self.x, self.y, how, threat, generator)
+        """Which images of the slice stand under an attack, of another radius where given; asked once for all checks."""
+        if (how, eps, seed) not in self.known:
+            threat = self.threat if eps is None else replace(self.threat, eps=eps)
+            generator = torch.Generator(self.x.device).manual_seed(seed)
+            self.known[how, eps, seed] = correct(self.model, self.x, self.y, how, threat, generator)
+        return self.known[how, eps, seed]
 
     def accuracy(self, how: Attack, eps: float | None = None, seed: int = 0) -> float:
         """The share of the slice that stands under an attack."""
