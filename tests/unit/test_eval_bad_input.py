@@ -142,6 +142,16 @@ def test_a_model_that_is_no_module_is_refused(model):
         evaluate(model, images(), threat="linf:0.1")
 
 
+def test_a_model_made_in_inference_mode_is_refused_and_one_made_outside_is_judged_in_it():
+    options = {"threat": "linf:0.1", "attacks": "fgsm"}
+    outside = conv_net()
+    with torch.inference_mode():
+        with pytest.raises(UsageError, match=r"made in torch.inference_mode\(\).*make it outside"):
+            evaluate(conv_net(), images(), **options)
+        found = evaluate(outside, images(), **options)
+    assert found.verdicts == evaluate(outside, images(), **options).verdicts
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_a_model_whose_weights_cannot_take_float32_images_is_refused_with_what_to_do(dtype):
     with pytest.raises(UsageError, match=rf"weights are {dtype}, and images torch.float32: give it as model.float\(\)"):

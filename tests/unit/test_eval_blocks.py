@@ -17,7 +17,7 @@ from deat.evaluation.judge import Judge
 from deat.evaluation.ledger import answers, are_close
 from deat.loading import load_object
 from helpers.eval_attackers import Fragile, Interrupted
-from helpers.eval_nets import Around
+from helpers.eval_nets import Around, same
 from helpers.games import THREATS
 from helpers.nets import conv_net, images
 
@@ -223,6 +223,21 @@ def test_a_ledger_of_another_question_is_not_used(change, tmp_path, rulings):
     del rulings[:]
     assert judged(ledger, **change).verdicts == whole.verdicts
     assert len(rulings) == 3 * -(-IMAGES // change.get("block", BLOCK))
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(1.0, True), (0.5, False)])
+def test_a_ledger_of_a_network_that_answers_otherwise_is_not_used_though_weights_and_code_are_the_same(
+    factor, kept, tmp_path, rulings
+):
+    def model(share):
+        return Around(net(), lambda x: share * x, same)
+
+    ledger = tmp_path / "rulings.jsonl"
+    with pytest.raises(Interrupted):
+        judged(ledger, model=model(1.0), progress=interrupt_after(10))
+    del rulings[:]
+    judged(ledger, model=model(factor))
+    assert len(rulings) == 3 * BLOCKS - 10 * kept
 
 
 NET = """

@@ -42,9 +42,14 @@ def first_answer(model: nn.Module, x: Tensor) -> Any:
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no network: a function has no weights to tell it from another, and no modes."""
+    """Refuse what is no network (a function has no weights to tell it from another, no modes) or has no gradients."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}; wrap it in a torch.nn.Module that returns logits.")
+    if any(held.is_inference() for held in (*model.parameters(), *model.buffers())):
+        raise UsageError(
+            "the model was made in torch.inference_mode(), so that nothing can be differentiated through it: make it "
+            "outside, or under torch.no_grad()."
+        )
 
 
 def check_about(about: Any) -> dict[str, Any]:
