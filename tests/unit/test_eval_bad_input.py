@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from deat.errors import DataError, DeatError, UsageError
+from deat.errors import CheckpointError, DataError, DeatError, UsageError
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.named import attacker, attackers
 from helpers.eval_attackers import Own
@@ -205,6 +205,13 @@ def test_a_network_that_cannot_tell_all_classes_apart_is_refused():
     x, y = images(12)
     with pytest.raises(UsageError, match="tells 3 classes apart, but the data has 5"):
         evaluate(conv_net(), (x, torch.where(y == 2, 4, y)), threat="linf:0.1", attacks=["fgsm"])
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    for save in (tmp_path, tmp_path / "file" / "e.json", str(tmp_path / "file" / "folder" / "e.json")):
+        assert_refused("cannot be written; name a file", error=CheckpointError, save=save)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_ledger_that_cannot_be_written_or_read_is_refused(tmp_path):

@@ -10,9 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import deat
+from deat.errors import CheckpointError
+from deat.evaluation import evaluation, judge
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluation import load_evaluation
-from deat.evaluation.evaluator import evaluate
+from deat.evaluation.evaluator import Session, evaluate
 from deat.evaluation.judge import Judge
 from deat.evaluation.ledger import answers, are_close
 from deat.loading import load_object
@@ -240,6 +242,13 @@ def test_a_ledger_of_a_network_that_answers_otherwise_is_not_used_though_weights
     assert len(rulings) == 3 * BLOCKS - 10 * kept
 
 
+def test_a_ledger_of_another_precision_is_another_question_s(monkeypatch):
+    monkeypatch.setattr(judge, "choose_quick", lambda wanted, device: wanted)
+    monkeypatch.setattr(judge, "Quick", lambda *_: None)
+    asked = [Session(net(), THREATS[0], [], 0, BLOCK, False, None, None, how)._question for how in ("fp32", "fp16")]
+    assert asked[0] != asked[1]
+
+
 NET = """
 from torch import nn
 class Net(nn.Module):
@@ -332,11 +341,15 @@ def test_a_finished_evaluation_leaves_no_ledger_and_no_other_file(tmp_path):
     assert list((tmp_path / "deep").iterdir()) == []
 
 
-def test_rulings_are_kept_until_the_evaluation_s_own_file_is_written(tmp_path, rulings):
-    ledger, file = tmp_path / "rulings.jsonl", tmp_path / "file"
-    file.write_text("")
-    with pytest.raises(OSError):
-        judged(ledger, save=file / "evaluation.json")
+def test_rulings_are_kept_until_the_evaluation_s_own_file_is_written(tmp_path, rulings, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    ledger = tmp_path / "rulings.jsonl"
+    said = r"cannot write '.*evaluation\.json': No space left"
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match=said):
+        patch.setattr(evaluation, "write_json", full)
+        judged(ledger, save=tmp_path / "evaluation.json")
     assert len(rows(ledger)) == len(rulings) == 3 * BLOCKS
     found = judged(ledger, save=tmp_path / "evaluation.json")
     assert len(rulings) == 3 * BLOCKS

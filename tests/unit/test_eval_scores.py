@@ -113,7 +113,8 @@ def test_a_cascade_shows_no_accuracy_of_a_single_attack_but_natural(order):
     assert sum(found.added.values()) == 100 - sum(found.verdicts["worst"])
 
 
-def test_a_cascade_shows_each_attack_the_survivors_of_all_before_it_only():
+@pytest.mark.parametrize("place", range(4))
+def test_a_cascade_shows_each_attack_the_survivors_of_all_before_it_only_wherever_natural_stands(place):
     def fool_first(count):
         def act(model, x, y, threat):
             adv = attack("pgd-20")(model, x, y, threat, torch.Generator().manual_seed(0))
@@ -123,7 +124,8 @@ def test_a_cascade_shows_each_attack_the_survivors_of_all_before_it_only():
 
     net, (x, y) = undefended(), digits(40)
     chain = [Own("a", fool_first(10)), Own("b", fool_first(5)), Own("c")]
-    found = evaluate(net, (x, y), threat=THREAT, attacks=["natural", *chain], cascade=True, sanity=False)
+    order = [*chain[:place], "natural", *chain[place:]]
+    found = evaluate(net, (x, y), threat=THREAT, attacks=order, cascade=True, sanity=False)
     alive = torch.tensor(found.verdicts["natural"])
     for own in chain:
         assert torch.equal(torch.cat(own.seen), x[alive])

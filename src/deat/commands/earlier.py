@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from deat.errors import UsageError
+from deat.errors import CheckpointError, UsageError
 from deat.evaluation.evaluation import Evaluation
 from deat.live import say_aside
 from deat.writing import refuse_links, write_whole
@@ -24,7 +24,10 @@ def check_out(out: Path) -> None:
 
 def put(found: Evaluation, out: Path, question: Question) -> None:
     """Write an evaluation, and keep another that is there by then: a second command may have written it meanwhile."""
-    keep_other(out, question)
+    try:
+        keep_other(out, question)
+    except OSError as error:
+        raise CheckpointError(f"cannot keep the {out.name} that is there: {error.strerror}.") from None
     found.save(out)
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deat.errors import DataError, NewerError
+from deat.errors import CheckpointError, DataError, NewerError
 from deat.evaluation.intervals import wilson
 from deat.evaluation.judge import Ruling
 from deat.evaluation.packing import pack_bits, pack_labels, unpack_bits, unpack_labels
@@ -132,7 +132,10 @@ class Evaluation:
 
     def save(self, path: Path) -> None:
         """Write evaluation.json, whole or not at all."""
-        write_json(path, self.as_json())
+        try:
+            write_json(path, self.as_json())
+        except OSError as error:
+            raise CheckpointError(f"cannot write {str(path)!r}: {error.strerror}.") from None
 
 
 def load_evaluation(path: str | Path) -> Evaluation:

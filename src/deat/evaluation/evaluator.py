@@ -17,7 +17,7 @@ from deat.evaluation.judge import Attacker, Judge, Ruling
 from deat.evaluation.ledger import Ledger, answers, fingerprint, fingerprint_code, fingerprint_model
 from deat.evaluation.named import attackers, describe, passes
 from deat.evaluation.pace import Pace
-from deat.evaluation.question import check_about, check_model, check_question, count_outputs
+from deat.evaluation.question import check_about, check_files, check_model, check_question, count_outputs
 from deat.evaluation.quick import choose_compiled
 from deat.evaluation.sanity import SLICE, Flag, after, before, compare, passes_after
 from deat.modes import device_of
@@ -26,7 +26,6 @@ from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.versions import versions
-from deat.writing import refuse_links
 
 BLOCK = 500
 DEFAULT = ("natural", "fgsm", "pgd-20", "cw-20")
@@ -78,7 +77,7 @@ def evaluate(
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # numpy's become ours
     check_model(model)
     told = {"model": type(model).__name__, "data": type(data).__name__, **check_about(about)}
-    ranks.by_main(lambda: refuse_links(Path(file) for file in (ledger, save) if isinstance(file, str | Path)))
+    ranks.by_main(lambda: check_files(ledger, save))
     radius = find_threat(threat)
     device = device_of(model)
     source = as_source(data, batch_size=block, device=device, shuffle=False)

@@ -1,16 +1,19 @@
 """What can be asked of an evaluation: everything else is refused, before any work."""
 
 import json
+import os
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from deat.errors import UsageError
+from deat.errors import CheckpointError, UsageError
 from deat.evaluation.judge import Attacker
 from deat.evaluation.quick import exactly
 from deat.modes import evaluating
+from deat.writing import refuse_links
 
 
 def count_outputs(model: nn.Module, x: Tensor, num_classes: int) -> int:
@@ -58,6 +61,16 @@ def check_about(about: Any) -> dict[str, Any]:
         return dict(json.loads(json.dumps(dict(about or {}), allow_nan=False)))
     except (TypeError, ValueError):
         raise UsageError(f"about must be a dict of values that JSON has, not {about!r}.") from None
+
+
+def check_files(ledger: Any, save: Any) -> None:
+    """Refuse files that cannot be written, not after hours."""
+    refuse_links(Path(file) for file in (ledger, save) if isinstance(file, str | Path))
+    if isinstance(save, str | Path):
+        path = Path(save).absolute()
+        nearest = next(folder for folder in path.parents if folder.exists())
+        if path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
+            raise CheckpointError(f"save {str(save)!r} cannot be written; name a file in a folder of yours.")
 
 
 def check_question(attacks: list[Attacker], n: int | None, block: int, seed: int = 0) -> None:
