@@ -27,7 +27,7 @@ from deat.report.latex import latex_table
 from deat.report.page import asset
 from deat.report.sections import answer, claims_section, scores_section, table
 from deat.report.series import Line, Panel, alpha_gamma, backprops, figures, table_of, trade_off, validation
-from deat.report.settings import differing, setting
+from deat.report.settings import differing, flat, setting
 from deat.report.summary import Score
 from deat.report.tables import claims_table, csv_table, markdown_table, notes, remarks, saving, scores_tables, sheet
 from helpers.eyes import EYES, distance
@@ -209,6 +209,12 @@ def test_minutes_of_a_crowded_machine_and_flagged_rows_are_marked(tmp_path):
     assert "⚑ one_step_wins" in markdown_table(of)
     assert any(note.startswith("*") for note in notes(of))
     assert any(note.startswith("⚑") for note in notes(of))
+
+
+def test_the_page_s_settings_show_radii_and_steps_as_people_write_them_but_for_those_in_units_of_eps():
+    told = {"threat": {"eps": 8 / 255}, "method": {"schedule": {"alpha": 1 / 3}}, "attacks": {"x": {"alpha": 2 / 255}}}
+    shown = {"threat.eps": "8/255", "method.schedule.alpha": "0.333333", "attacks.x.alpha": "2/255"}
+    assert flat(told) == shown
 
 
 def test_a_row_judged_in_a_cascade_is_labelled_and_fills_no_attack_s_column(tmp_path):

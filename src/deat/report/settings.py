@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from deat.numbers import level
 from deat.report.collect import OneRun, Row
 from deat.report.escape import markup
 from deat.report.sections import mark, record_row
@@ -49,7 +50,12 @@ def flat(value: Any, name: str = "") -> dict[str, str]:
         }
     if isinstance(value, list):
         return {name: ", ".join(map(str, value))}
-    return {name: "—" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)}
+    return {name: "—" if value is None else _number(name, value) if isinstance(value, float) else str(value)}
+
+
+def _number(name: str, value: float) -> str:
+    """A number; a radius or a step as people write it, where it is none in units of eps."""
+    return level(value) if name.endswith(("eps", "alpha")) and name not in IN_EPS else f"{value:.6g}"
 
 
 def _settings_of(row: Row, run: OneRun) -> str:
