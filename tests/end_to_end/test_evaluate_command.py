@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -62,6 +63,30 @@ def test_the_table_says_which_weights_it_judged_on_what_and_where_autoattack_is_
         said = capsys.readouterr().out
         assert "linf eps 8/255, 1 images" in said
         assert ("not the standard AutoAttack" in said) == told
+
+
+@pytest.mark.parametrize(("cascade", "pgd"), [(False, ["50.00%", "29.9% to 70.1%"]), (True, [])])
+def test_the_table_shows_intervals_by_class_too_and_what_each_attack_added_and_a_cascade_fills_no_attack_s_column(
+    cascade: bool, pgd: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    standing = {"natural": 18, "pgd-20": 10, "cw-20": 11}
+    results = [AttackResult(name, [i < n for i in range(20)], 0, 1.0, 1, 1) for name, n in standing.items()]
+    settings = {
+        "about": {"epoch": None, "weights": "w.safetensors", "data": "digits"},
+        **{"threat": {"norm": "l2", "eps": 0.5}, "sample": True, "available": 4000, "seed": 0, "cascade": cascade},
+        "attacks": {name: {} for name in standing},
+    }
+    found = Evaluation(results, [0] * 10 + [1] * 10, ["cat", "dog"], settings)
+    _show(found, tmp_path / "e.json", Order("w.safetensors"))
+    shown = capsys.readouterr().out
+    rows = {row[0]: row[1:] for line in shown.splitlines() if (row := re.split(" {2,}", line.strip()))}
+    assert rows["natural"] == ["90.00%", "69.9% to 97.2%", "2", "1.0"]
+    assert rows["pgd-20"] == [*pgd, "8", "1.0"]
+    assert rows["cw-20"][-2:] == ["0", "1.0"]
+    assert rows["worst of all"] == ["50.00%", "29.9% to 70.1%"]
+    assert (rows["cat"], rows["dog"]) == (["100.0%", "72.2% to 100.0%", "10"], ["0.0%", "0.0% to 27.8%", "10"])
+    assert "l2 eps 0.5, 20 images (a sample of 4,000), seed 0" in shown
+    assert "a sample of 20 images: not comparable with numbers on the whole test set" in shown
 
 
 def test_the_record_says_which_weights_of_which_model_were_judged_on_which_data_and_names_no_home(
