@@ -184,19 +184,6 @@ _said: list[Any] = []
 """Where the processes note what was said; a store outlives a process that dies."""
 
 
-@contextmanager
-def apart(objective: nn.Module) -> Iterator[None]:
-    """Inside, gradients stay in their own process and accumulate there."""
-    if not isinstance(objective, DistributedDataParallel):
-        yield
-        return
-    from torch._dynamo import config as compiler  # here, since it takes a second
-
-    # Compiled in one piece: cut up to meet others early, a forward would lose what YOPO records in it.
-    with objective.no_sync(), compiler.patch(optimize_ddp=False):
-        yield
-
-
 def leave(status: int = 0) -> int:
     """End this process if it has joined others, else do nothing.
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import deat
+from deat.game.first_layer import FirstLayer
 from deat.game.round import Budget, Round
 from deat.methods import Method
 from deat.models import pixel_scale
@@ -72,8 +73,8 @@ class WatchedGame(deat.Game):
         super().ascend(r)
         self._look(r)
 
-    def take_both_gradients(self, r: Round, *, watched: bool = False) -> Tensor | None:
-        finite = super().take_both_gradients(r, watched=watched)
+    def take_both_gradients(self, r: Round, layer: FirstLayer | None = None) -> Tensor | None:
+        finite = super().take_both_gradients(r, layer)
         self._look(r)
         return finite
 

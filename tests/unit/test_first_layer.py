@@ -1,5 +1,7 @@
 """YOPO's first layer, found by itself on networks it has never seen, and the steps through it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -158,12 +160,62 @@ def test_yopo_trains_every_network(build, expected):
 
 def test_clean_branch_of_an_objective_does_not_disturb_the_costates():
     net = seeded(TwoStems).double()
-    (x, y), game = images(), game_of(deat.method("yopo-5-3"), net)
-    game.objective = deat.Objective(net, deat.Trades(beta=6.0))
+    method = replace(deat.method("yopo-5-3"), objective=deat.Trades(beta=6.0))
+    (x, y), game = images(), game_of(method, net)
     r = game.open(x.double(), y, Budget(4, 0.05))
     layer = game.first_layer(r)
     costates = _joint_with_costates(game, r, layer)
     torch.testing.assert_close(_costate_gradient(game, r, layer, costates), r.grad)
+
+
+class InPieces(nn.Module):
+    """A network that its compiler takes apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(64, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(x)
+        torch._dynamo.graph_break()
+        return self.head(torch.tanh(self.norm(h)).flatten(1))
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Compiling is quick, and says what was compiled."""
+    found, compile = [], torch.compile
+
+    def backend(graph, inputs):
+        found.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compile(function, dynamic=False, backend=backend))
+    return found
+
+
+COMPILED = [(name, build, deat.CrossEntropy()) for name, (build, _) in NETS.items()]
+COMPILED += [("in pieces", InPieces, loss) for loss in (deat.CrossEntropy(), deat.Trades())]
+COMPILED += [("two stems, clean branch", TwoStems, deat.Trades()), ("shared, clean branch", Twice, deat.Trades())]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")  # of torch's compiler
+@pytest.mark.parametrize(("name", "build", "loss"), COMPILED)
+def test_compiled_passes_and_steps_are_the_eager_ones_whatever_k(name, build, loss, graphs):
+    method, ends, counts = replace(deat.method("yopo-4-3"), objective=loss), [], []
+    for compiles in (False, True):
+        net = seeded(build).double()
+        game = game_of(method, net, engine=deat.Engine(compiles=compiles))
+        for seed, k in enumerate((3, 1, 3)):
+            x, y = images(seed=seed)
+            method.play(game, x.double(), y, Budget(k, 0.02))
+            counts.append(len(graphs))
+        ends.append([game._rounds[x.shape].delta, *weights(net), *net.buffers()])
+        assert not any(m._forward_hooks for m in net.modules())
+    assert game.runner.compiled is not None, "compiling fell back"
+    assert counts[2] == 0 < counts[3] == counts[5]
+    torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-12)
 
 
 def test_first_layer_steps_run_no_other_layer():
@@ -175,7 +227,7 @@ def test_first_layer_steps_run_no_other_layer():
     for index in calls:
         net[index].register_forward_hook(lambda *_, i=index: calls.__setitem__(i, calls[i] + 1))
     method.play(game, *images(), busy_budget(method))
-    assert calls == {0: 3 + 2 * 4, len(net) - 1: 3}
+    assert calls == {0: 3 + 2 * (4 - 1), len(net) - 1: 3}  # a full pass shows the first step's gradient itself
 
 
 def test_yopo_takes_n_steps_of_delta_between_full_passes():

@@ -26,7 +26,7 @@ from deat.game.round import Budget, Round
 from deat.game.runner import Runner
 from deat.game.scaler import DeviceScaler
 from deat.modes import evaluating, spread
-from deat.ranks import ALONE, Ranks, apart
+from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 
 MEETINGS = ("joint", "close")
@@ -135,8 +135,7 @@ class Game:
         if self.engine.records and not self.holds_gradients:
             self._hold_gradients()
         self.runner.ready(r)
-        with apart(self.objective):
-            self._play("accumulate", partial(self._accumulated, move), r)
+        self._play("accumulate", partial(self._accumulated, move), r)
 
     def forget_gradients(self) -> None:
         """Drop what has accumulated; where recordings add to it, it stays in its place."""
@@ -174,18 +173,19 @@ class Game:
         if finite is not None:
             r.valid.logical_and_(finite)
 
-    def take_both_gradients(self, r: Round, *, watched: bool = False) -> Tensor | None:
-        """Both gradients; under a loss scaler, whether delta's did not overflow. `watched` layers run as they are."""
+    def take_both_gradients(self, r: Round, layer: FirstLayer | None = None) -> Tensor | None:
+        """Both gradients, and those by a layer's probes; under a loss scaler, whether delta's did not overflow."""
         delta = r.delta.detach().requires_grad_()
         with self.engine.autocast():
-            loss, logits = (self.objective if watched else self.runner.objective)(r.x, delta, r.y)
-        # Not autograd.grad: DDP would not synchronise.
-        torch.autograd.backward(self.engine.scale(self._weighed(loss, r)))
+            loss, logits = self.runner.objective(r, delta, layer)
+        torch.autograd.backward(self.engine.scale(self._weighed(loss, r)))  # autograd.grad would not meet others
         self.runner.hand_back(keep=True)
         if delta.grad is None:
             raise UsageError("the loss does not depend on the input: the model detaches or rounds it away.")
-        finite = self.engine.is_finite(delta.grad)
         self.engine.unscale_into(r.grad, delta.grad, self.mean_over(r))
+        if layer is not None:
+            return None  # the rest is read of a round's last pass alone
+        finite = self.engine.is_finite(delta.grad)
         r.loss.copy_(loss.detach())
         r.hits.copy_((logits.detach().argmax(1) == r.y).sum())
         if self.probe.move == "joint":
@@ -231,10 +231,12 @@ class Game:
         return loss if weight == 1 else loss * weight
 
     def first_layer(self, r: Round) -> FirstLayer:
-        """The network's first layer, found once."""
-        if self._first_layer is None:
-            self._first_layer = find_first_layer(self.net, r.x[:1])
-        return self._first_layer
+        """The network's first layer, found once, with probes for this round."""
+        layer = self._first_layer = self._first_layer or find_first_layer(self.net, r.x[:1])
+        if r not in layer.probes:
+            with self.engine.autocast():
+                layer.probe(self.runner.bare, r, self.engine.layout)
+        return layer
 
     @contextmanager
     def crafting(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """What the learner minimises: losses of (net, x, delta, y), and the module that DDP and compile wrap."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -13,6 +14,10 @@ class Outcome(NamedTuple):
 
     loss: Tensor
     logits_adv: Tensor
+
+
+Judge = Callable[[Tensor, Tensor, Tensor], Outcome]
+"""Who is asked for the outcome on (x, delta, y)."""
 
 
 class Loss(Protocol):

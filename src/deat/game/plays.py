@@ -99,23 +99,25 @@ class Relay:
     def _pass_and_steps(self, game: Game, layer: FirstLayer, r: Round) -> None:
         """J0 a^n."""
         costates = _joint_with_costates(game, r, layer)
-        for _ in range(self.inner):
+        game.step_delta(r)  # the full pass has just taken the gradient of the first step
+        for _ in range(self.inner - 1):
             r.grad.copy_(_costate_gradient(game, r, layer, costates))
             game.step_delta(r)
 
 
 def _joint_with_costates(game: Game, r: Round, layer: FirstLayer) -> list[Tensor]:
     """J0: accumulate theta's gradient, and the loss's gradient by the first layer's outputs."""
-    with layer.recorded() as outputs:
-        game.take_both_gradients(r, watched=True)
-    seen = sum(layer.sees_input)  # an objective with a clean branch runs it first
-    return [out.grad for out in outputs[-seen:] if out.grad is not None]
+    probes = [probe for probe in layer.probes[r] if probe is not None]
+    for probe in probes:
+        probe.grad = None
+    game.take_both_gradients(r, layer)
+    return [probe.grad for probe in probes if probe.grad is not None]
 
 
 def _costate_gradient(game: Game, r: Round, layer: FirstLayer, costates: list[Tensor]) -> Tensor:
     """a: the gradient of <costate, first layer(x + delta)> by delta."""
     delta = r.delta.detach().requires_grad_()
     with game.engine.autocast():
-        outputs = layer.outputs(game.net, r.x + delta)
+        outputs = game.runner.first_outputs(r, delta, layer)
     (grad,) = torch.autograd.grad(outputs, delta, grad_outputs=costates)
     return game.engine.unscale(grad, game.mean_over(r))

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -12,24 +12,25 @@ from torch.func import functional_call
 from deat.game.ascent import InnerLoss
 from deat.game.capture import Move, Recorder
 from deat.game.engine import Engine
+from deat.game.first_layer import FirstLayer, Probed, Replayed
 from deat.game.halves import Halves
-from deat.game.objectives import Outcome
+from deat.game.objectives import Judge, Outcome
 from deat.game.round import Round
 from deat.kernels.forked import join
-from deat.kernels.fuse import fused
+from deat.kernels.fuse import convolved, fused
 from deat.threat import Linf, ThreatModel
 
 Attack = Callable[[Tensor, Tensor, Tensor, Tensor], Outcome]
-Judge = Callable[[Tensor, Tensor, Tensor], Outcome]
 Step = Callable[..., Tensor]
 
 
 class Compiled:
-    """The objective, for J, the inner loss, for A, and delta's step, compiled for batches of one shape.
+    """The objective, for J, the inner loss, for A, YOPO's first layer and delta's step, compiled for one batch shape.
 
     In half precision on a GPU batch norms run by our own kernels, and large weights are halved ahead of a move; where J
     meets other processes, which wait for the weights' own gradients, torch's compiler serves it instead.
-    In A the weights are detached inside the compiled function; otherwise its backward would compute their gradients.
+    In A and in steps through the first layer the weights are detached inside the compiled function; otherwise its
+    backward would compute their gradients.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class Compiled:
     ) -> None:
         self.shape = shape
         self.halves = Halves(net, engine.dtype) if engine.fuses else None
-        how: dict[str, Any] = {"dynamic": False, "backend": fused if engine.fuses else "inductor"}
+        how, own = (backend if engine.fuses else "inductor" for backend in (fused, convolved))
         self.move: Step = _quick_move(threat, engine)
-        learns: Judge = _learning(objective, self.halves) if alone else objective
-        self.objective: Judge = torch.compile(learns, **(how if alone else {"dynamic": False}))
-        self.attack: Attack = torch.compile(_attack(net, inner, self.halves), **how)
+        learns, frozen = _learning(_bare(objective), self.halves), _frozen(net, self.halves)
+        self.objective: Judge = _compiled(learns, how) if alone else _compiled(objective, "inductor")
+        self.attack: Attack = _compiled(_attack(frozen, inner), how)
+        self.probed: Callable[[FirstLayer], Probed] = cache(lambda layer: _compiled(layer.probed(learns), how))
+        self.replayed: Callable[[FirstLayer], Replayed] = cache(lambda layer: _compiled(layer.replayed(frozen), own))
 
 
 class Runner:
@@ -71,6 +74,7 @@ class Runner:
         alone: bool = True,
     ) -> None:
         self._net, self._objective, self._inner, self.engine = net, objective, inner, engine
+        self.bare = _bare(objective)
         self._threat, self._optimizer, self._alone = threat, optimizer, alone
         self.recorder = Recorder(state) if engine.records else None
         self.compiled: Compiled | None = None
@@ -109,7 +113,7 @@ class Runner:
 
     def ready(self, r: Round) -> None:
         """A move that asks the network comes next: halve the weights, unless that was done since they changed."""
-        if self.compiled and self._halves and self.compiled.shape == r.x.shape:
+        if self._compiled_for(r.x) and self._halves:
             self._halves.cast()
 
     def moved(self, by_optimizer: bool = False) -> None:
@@ -126,28 +130,40 @@ class Runner:
         """What changes with the weights."""
         return self._halves.tensors() if self._follows and self._halves else []
 
+    def _compiled_for(self, x: Tensor) -> Compiled | None:
+        return self.compiled if self.compiled and self.compiled.shape == x.shape else None
+
     @property
     def _halves(self) -> Halves | None:
         return self.compiled.halves if self.compiled else None
 
-    def objective(self, x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
-        """The objective's outcome on a batch."""
-        found = self.compiled
-        outcome: Outcome = (found.objective if found and found.shape == x.shape else self._objective)(x, delta, y)
-        return outcome
+    def objective(self, r: Round, delta: Tensor, layer: FirstLayer | None = None) -> Outcome:
+        """The objective's outcome on a round; a layer that is given adds its probes, and meets no other processes."""
+        found = self._compiled_for(r.x)
+        if layer is None:
+            judge: Judge = found.objective if found else self._objective
+            return judge(r.x, delta, r.y)
+        probed = found.probed(layer) if found else layer.probed(self.bare)
+        with layer.adding():
+            return probed(r.x, delta, r.y, layer.probes[r])
+
+    def first_outputs(self, r: Round, delta: Tensor, layer: FirstLayer) -> list[Tensor]:
+        """The first layer's outputs on a round, to be differentiated by delta alone."""
+        found = self._compiled_for(r.x)
+        ask = found.replayed(layer) if found else layer.replayed(self._net)
+        with layer.leaving():
+            return ask(r.x, delta)
 
     def attack(self, x: Tensor, delta: Tensor, y: Tensor, reference: Tensor) -> Outcome:
         """The inner loss's outcome on a batch, to be differentiated by delta alone."""
-        found = self.compiled
-        if found and found.shape == x.shape:
+        if found := self._compiled_for(x):
             return found.attack(x, delta, y, reference)
         logits: Tensor = self._net(x + delta)
         return Outcome(self._inner(logits, y, reference).mean(), logits)
 
     def move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: Tensor, *, out: Tensor) -> Tensor:
         """The next delta, written to `out`, which may be delta itself."""
-        found = self.compiled
-        if found and found.shape == x.shape:
+        if found := self._compiled_for(x):
             return found.move(x, delta, grad, alpha, out=out)
         return out.copy_(self._threat.move(x, delta, grad, alpha))
 
@@ -201,6 +217,13 @@ class Runner:
         self.recorder, self.engine.records = None, False
 
 
+def _compiled(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
+    """A function compiled for tensors of one shape, and anew where a network has other hooks: YOPO's come and go."""
+    asking = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
+    asked: Callable[..., Any] = asking(torch.compile(function, dynamic=False, backend=backend))
+    return asked
+
+
 def _quick_move(threat: ThreatModel, engine: Engine) -> Step:
     if engine.fuses and type(threat) is Linf:
         from deat.kernels.step import linf_move
@@ -208,6 +231,11 @@ def _quick_move(threat: ThreatModel, engine: Engine) -> Step:
         return partial(linf_move, eps=threat.eps)
     moved = torch.compile(threat.move, dynamic=False) if threat.pointwise else threat.move
     return lambda x, delta, grad, alpha, *, out: out.copy_(moved(x, delta, grad, alpha))
+
+
+def _bare(objective: nn.Module) -> nn.Module:
+    """The objective that meets no other processes."""
+    return getattr(objective, "module", objective)
 
 
 def _learning(objective: nn.Module, halves: Halves | None) -> Judge:
@@ -223,11 +251,20 @@ def _learning(objective: nn.Module, halves: Halves | None) -> Judge:
     return judge
 
 
-def _attack(net: nn.Module, inner: InnerLoss, halves: Halves | None) -> Attack:
-    def attack(x: Tensor, delta: Tensor, y: Tensor, reference: Tensor) -> Outcome:
-        """The inner loss of weights that are differentiated by nobody."""
+def _frozen(net: nn.Module, halves: Halves | None) -> Callable[[Tensor], Tensor]:
+    def ask(x: Tensor) -> Tensor:
+        """The network with weights that are differentiated by nobody."""
         weights = halves.frozen() if halves else {name: weight.detach() for name, weight in net.named_parameters()}
-        logits: Tensor = functional_call(net, weights, (x + delta,))
+        logits: Tensor = functional_call(net, weights, (x,))
+        return logits
+
+    return ask
+
+
+def _attack(net: Callable[[Tensor], Tensor], inner: InnerLoss) -> Attack:
+    def attack(x: Tensor, delta: Tensor, y: Tensor, reference: Tensor) -> Outcome:
+        """The inner loss of a network."""
+        logits = net(x + delta)
         return Outcome(inner(logits, y, reference).mean(), logits)
 
     return attack

@@ -25,9 +25,24 @@ def fused(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     A graph without any is handed on to torch's own compiler, and so is one with graphs inside it, such as those of
     checkpointed activations, which cannot run as it is.
     """
-    nested = any(isinstance(node.target, HigherOrderOperator) for node in graph.graph.nodes)
-    if not nested and fuse(graph):
-        return graph.forward
+    return graph.forward if not _nests(graph) and fuse(graph) else _torchs_own(graph, inputs)
+
+
+def convolved(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    """A backend for a first layer alone: its convolution becomes a call of our kernels and the rest runs as it is."""
+    if _nests(graph):
+        return _torchs_own(graph, inputs)
+    replace_convolutions(graph.graph)
+    graph.graph.lint()
+    graph.recompile()
+    return graph.forward
+
+
+def _nests(graph: fx.GraphModule) -> bool:
+    return any(isinstance(node.target, HigherOrderOperator) for node in graph.graph.nodes)
+
+
+def _torchs_own(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     inductor: Callable[..., Any] = torch._dynamo.lookup_backend("inductor")(graph, inputs)
     return inductor
 
