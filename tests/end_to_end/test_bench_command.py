@@ -224,7 +224,7 @@ def test_two_benches_share_a_folder_and_a_killed_one_is_gone_on_with(children: C
 
 
 def test_ray_spreads_the_cells_over_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
-    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'deat[ray]'")
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install ray")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         assert main([*BENCH, "--parallel", "ray"]) == 0

@@ -187,7 +187,7 @@ def test_what_cannot_be_reported_is_refused_in_words(run, tmp_path, capsys, argu
     assert words in capsys.readouterr().err
 
 
-def test_without_matplotlib_the_extra_is_named_before_any_work(run, tmp_path, capsys, monkeypatch):
+def test_without_matplotlib_what_to_install_is_said_before_any_work(run, tmp_path, capsys, monkeypatch):
     real = builtins.__import__
 
     def missing(name, *rest, **more):
@@ -197,7 +197,7 @@ def test_without_matplotlib_the_extra_is_named_before_any_work(run, tmp_path, ca
 
     monkeypatch.setattr(builtins, "__import__", missing)
     assert main(["report", str(run), "--out", str(tmp_path / "r")]) == 2
-    assert "deat[report]" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
     assert main(["report", str(run), "--out", str(tmp_path / "r"), "--no-figures", "--gallery", "0"]) == 0
 

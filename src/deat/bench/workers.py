@@ -155,5 +155,5 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise UsageError("--parallel ray needs the package ray: pip install 'deat[ray]'.") from None
+        raise UsageError("--parallel ray needs the package ray: pip install ray.") from None
     return ray

@@ -44,7 +44,7 @@ def check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UsageError(
-            "figures need matplotlib, which is not installed: pip install 'deat[report]', or add --no-figures."
+            "figures need matplotlib, which is not installed: pip install matplotlib, or add --no-figures."
         ) from None
 
 
