@@ -358,8 +358,15 @@ def test_double_network_is_watched_too():
 # What a run's folder and command say
 
 
+def new_folder(path):
+    path.mkdir()
+    folder = RunFolder(path)
+    folder.write_record({})
+    return folder
+
+
 def test_folder_has_one_line_for_each_epoch_that_stands_and_the_events_beside_it(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", {})
+    folder = new_folder(tmp_path / "run")
     watch = silent("rollback", log=folder.path / "watch.jsonl")
     trainer = sabotage(trainer_with(watch, folder=folder), 4, times=2)
     result = trainer.fit()
@@ -373,7 +380,7 @@ def test_folder_has_one_line_for_each_epoch_that_stands_and_the_events_beside_it
 
 @pytest.mark.parametrize("val", [0.25, None])
 def test_folder_s_best_and_last_are_never_the_collapsed_epoch(tmp_path, val):
-    folder = RunFolder.create(tmp_path / "run", {})
+    folder = new_folder(tmp_path / "run")
     watch = silent("stop", log=folder.path / "watch.jsonl")
     trainer = sabotage(trainer_with(watch, folder=folder, val=val, val_attack="pgd-2"), 4)
     result = trainer.fit()
@@ -386,7 +393,7 @@ def test_folder_s_best_and_last_are_never_the_collapsed_epoch(tmp_path, val):
 
 
 def test_history_is_written_anew_where_the_folder_comes_before_the_watch(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", {})
+    folder = new_folder(tmp_path / "run")
     trainer = sabotage(trainer_with(folder, silent("rollback")), 4)
     result = trainer.fit()
     assert read(folder.path / "history.jsonl") == result.history

@@ -12,14 +12,13 @@ from rich.text import Text
 
 from deat.bench.cell import ledger_of
 from deat.bench.grid import Cell, Grid
-from deat.live import clock
+from deat.live import bar, clock
 from deat.recipes.recipe import TEST, Round
 from deat.report.collect import COST, EVALUATIONS, OneRun, collect_run
 from deat.training.folder import HISTORY, RUN
 
 NEARLY = 0.95
 """How much of a judging under way counts as done, at most, since the number of test images is guessed."""
-BAR = 20
 
 
 class Progress:
@@ -37,8 +36,7 @@ class Progress:
         share = self._done(runs) / sum(self.weights.values())
         ended = sum(runs[cell.folder]["status"] in ("done", "failed") for cell in self.cells)
         now = [cell.name for cell in self.cells if runs[cell.folder]["status"] == "running"]
-        bar = "━" * round(BAR * share) + "╌" * (BAR - round(BAR * share))
-        text = f"{bar} {ended}/{len(self.cells)} runs  {self._left(runs)} left  now: {'; '.join(now)}"
+        text = f"{bar(share)} {ended}/{len(self.cells)} runs  {self._left(runs)} left  now: {'; '.join(now)}"
         return Text(text, no_wrap=True, overflow="ellipsis")
 
     def news(self) -> list[str]:

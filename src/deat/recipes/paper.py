@@ -14,11 +14,6 @@ class Value:
     printed: float
     logged: float | None = None
 
-    @property
-    def misprint(self) -> bool:
-        """Whether the authors' log contradicts the table."""
-        return self.logged is not None
-
 
 @dataclass(frozen=True)
 class Table:

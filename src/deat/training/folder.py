@@ -45,14 +45,6 @@ class RunFolder:
         self.timings: list[EpochTiming] = []
         self._lines = 0
 
-    @classmethod
-    def create(cls, path: Path, record: dict[str, Any], **options: Any) -> "RunFolder":
-        """A new folder with its run.json; run folders are never shared, so one that exists is refused."""
-        make_folder(path)
-        folder = cls(path, **options)
-        folder.write_record(record)
-        return folder
-
     def write_record(self, record: dict[str, Any]) -> None:
         """Write run.json."""
         try:
