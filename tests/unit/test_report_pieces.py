@@ -4,10 +4,13 @@ import csv
 import io
 import json
 
+from deat.commands.probing import Lab, sweep
 from deat.evaluation.sanity import Flag
 from deat.report.gather import flags_of, gather
+from deat.report.series import figures
 from deat.report.settings import settings_section
 from deat.report.tables import csv_table, markdown_table, sheet
+from deat.training.folder import FIGURES
 from helpers.runs import make_bench, make_run, one_run
 
 
@@ -62,3 +65,8 @@ def test_the_page_tells_how_autoattack_apart_was_asked_where_it_differs_from_the
     assert "<dt>evaluation.sample</dt><dd>False</dd>" in text
     assert "<dt>evaluation of aa.sample</dt><dd>True</dd>" in text
     assert "<dt>evaluation of aa.seed</dt>" not in text  # it is the same
+
+
+def test_a_run_s_folder_knows_every_figure_that_a_report_may_write():
+    drawn = {figure.name for figure in (*figures([], None), sweep([], 1, Lab()))}
+    assert drawn | {"gallery"} == set(FIGURES)

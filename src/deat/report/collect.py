@@ -17,10 +17,10 @@ from typing import Any
 from deat.errors import DataError, DeatError
 from deat.evaluation.evaluation import Evaluation, load_evaluation
 from deat.report.summary import Score
-from deat.training.folder import HISTORY, RUN, TIMING
-from deat.training.history import EpochStats, read
+from deat.training.folder import HISTORY, RUN, SCORES, TIMING
+from deat.training.history import EpochStats, read, whole_lines
 
-BENCH, EVALUATION, SCORES = "bench.json", "evaluation.json", "scores.json"
+BENCH, EVALUATION = "bench.json", "evaluation.json"
 BESIDE = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}
 """Evaluations that a run may have beside its main one: of its last epoch, and of AutoAttack on fewer images."""
 EVALUATIONS = {"": EVALUATION, **BESIDE}
@@ -207,7 +207,6 @@ def collect_run(folder: str | Path, seed: int | None = None, **about: Any) -> On
 
 def _collect_run(path: Path, seed: int | None, about: dict[str, Any]) -> OneRun:
     record = _json(path / RUN) if (path / RUN).is_file() else None
-    history = read(path / HISTORY) if (path / HISTORY).is_file() else []
     own = _seed(record) if (path / RUN).is_file() else 0
     main = load_evaluation(path / EVALUATION) if (path / EVALUATION).is_file() else None
     beside = {key: load_evaluation(path / name) for key, name in BESIDE.items() if (path / name).is_file()}
@@ -215,7 +214,7 @@ def _collect_run(path: Path, seed: int | None, about: dict[str, Any]) -> OneRun:
         own if seed is None else seed,
         path,
         record=record,
-        history=history,
+        history=read(path / HISTORY),
         seconds=_train_seconds(path / TIMING),
         evaluation=main,
         beside=beside,
@@ -245,11 +244,8 @@ def _row(path: Path, row: dict[str, Any]) -> Row:
 
 
 def _train_seconds(path: Path) -> float:
-    """The clock of training alone; a torn last line is dropped."""
-    if not path.is_file():
-        return 0.0
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return sum(float(json.loads(line)["train_seconds"]) for line in lines)
+    """The clock of training alone."""
+    return sum((float(json.loads(line)["train_seconds"]) for line in whole_lines(path)), 0.0)
 
 
 def _json(path: Path) -> Any:

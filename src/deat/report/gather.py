@@ -15,6 +15,7 @@ from deat.report.cells import samples
 from deat.report.collect import BENCH, Bench, OneRun, Row, collect, collect_run
 from deat.report.setups import SAME, marked, notes_on
 from deat.training.folder import RUN, WATCH
+from deat.training.history import whole_lines
 
 ASIDE = ("seed", "data_root", "download", "device", "threads", "workers", "deterministic")
 """Settings that do not make another row: the seed, and how a run was carried out."""
@@ -112,7 +113,7 @@ def _explained(run: OneRun) -> OneRun:
 
 def _stopped(path: Path) -> bool:
     """Whether the last thing that the overfit watch did was to end the training."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    lines = whole_lines(path)
     return bool(lines) and json.loads(lines[-1]).get("action") == "stop"
 
 

@@ -83,9 +83,13 @@ def rewrite(path: Path, records: Iterable[Record]) -> None:
 
 
 def read(path: Path) -> list[EpochStats]:
-    """The history of a run; a torn last line is dropped."""
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [EpochStats(**json.loads(line)) for line in lines]
+    """The history of a run."""
+    return [EpochStats(**json.loads(line)) for line in whole_lines(path)]
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file, none where there is no file; a torn last one is dropped."""
+    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
 
 
 def is_torn(path: Path) -> bool:
