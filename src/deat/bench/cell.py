@@ -10,13 +10,14 @@ from deat.bench.mending import drop_damaged
 from deat.checkpoint.lock import owned
 from deat.checkpoint.store import listed, remove
 from deat.data.corpus import Part
-from deat.errors import CheckpointError, DataError, DeatError, Interrupted, UsageError
+from deat.errors import CheckpointError, DeatError, Interrupted, UsageError
 from deat.evaluation.evaluator import evaluate
 from deat.live import say_aside
 from deat.models import load_weights
 from deat.recipes.recipe import Round
 from deat.report.collect import EVALUATIONS, collect_run
-from deat.training.folder import WATCH, RunFolder, check_links, is_run, is_unborn, make_folder
+from deat.training.folder import WATCH, WEIGHTS, RunFolder, check_links, is_run, is_unborn, make_folder
+from deat.training.judging import ledger_of, test_part
 from deat.training.run import Run
 from deat.training.settings import find_device
 from deat.training.trainer import Trainer
@@ -46,7 +47,7 @@ def work(grid: Grid, cell: Cell, claim: Claim) -> bool:
 def play(cell: Cell, path: Path) -> None:
     """Train and judge one cell; what an earlier attempt finished is kept."""
     run = cell.row.resolve(cell.seed, cell.budget, cell.threads)
-    test = _test_part(run)
+    test = test_part(run)
     check_links(path)
     drop_damaged(path)
     if not _is_trained(path, run.settings.epochs):
@@ -100,7 +101,7 @@ def judge(run: Run, test: Part, out: Path, asked: Round, block: int) -> None:
     if out.is_file():
         return
     model = run.model()
-    weights = out.parent / asked.epoch / "model.safetensors"
+    weights = out.parent / asked.epoch / WEIGHTS
     load_weights(model, weights)
     with run.threads_for(model):
         evaluate(
@@ -117,11 +118,6 @@ def judge(run: Run, test: Part, out: Path, asked: Round, block: int) -> None:
         )
 
 
-def ledger_of(out: Path) -> Path:
-    """Where the rulings of an unfinished evaluation are."""
-    return out.with_name(f".{out.stem}-rulings.jsonl")
-
-
 def _is_trained(path: Path, epochs: int) -> bool:
     """Whether an earlier attempt reached the last epoch, and its records can be read."""
     try:
@@ -130,12 +126,6 @@ def _is_trained(path: Path, epochs: int) -> bool:
         say_aside(f"{path.parent.name}, {path.name}: begun again: {error}")
         return False
     return found.record is not None and len(found.history) == epochs and (path / "last").is_dir()
-
-
-def _test_part(run: Run) -> Part:
-    if run.corpus.test is None:
-        raise DataError(f"{run.corpus.name} has no test part to judge on: put one beside train/, as test/ or val/.")
-    return run.corpus.test
 
 
 def _reason(error: Exception) -> str:

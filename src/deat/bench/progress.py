@@ -10,12 +10,12 @@ from typing import Any
 
 from rich.text import Text
 
-from deat.bench.cell import ledger_of
 from deat.bench.grid import Cell, Grid
 from deat.live import bar, clock
 from deat.recipes.recipe import TEST, Round
 from deat.report.collect import COST, EVALUATIONS, OneRun, collect_run
 from deat.training.folder import HISTORY, RUN
+from deat.training.judging import ledger_of
 
 NEARLY = 0.95
 """How much of a judging under way counts as done, at most, since the number of test images is guessed."""

@@ -10,6 +10,7 @@ from deat.commands.flags import MaybeText
 from deat.errors import CheckpointError, UsageError
 from deat.models.portable import larger_than, note, read_foreign, read_own, size_of, write_sharded
 from deat.tensorfile import Tensors, dump
+from deat.training.folder import WEIGHTS
 from deat.writing import write_whole
 
 
@@ -62,7 +63,7 @@ def run_export(order: Export) -> int:
     """Write a run's weights under the network's own names."""
     most = size_of(order.shard_size) if order.shard_size else None
     folder = Path(order.run_folder).expanduser()
-    file = folder / order.epoch / "model.safetensors"
+    file = folder / order.epoch / WEIGHTS
     if not file.is_file():
         raise CheckpointError(
             f"{order.run_folder!r} has no {order.epoch} weights: give a run's folder, with --epoch best or last."
