@@ -5,19 +5,20 @@ import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 from torch import nn
+from tyro.conf import Positional, arg
 
 from deat.commands.display import say_if_lent
 from deat.commands.earlier import Question, check_out, put, question
-from deat.data.corpus import Part
-from deat.errors import CheckpointError, DataError, UsageError
+from deat.commands.evaluation_table import show
+from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Whole
+from deat.errors import CheckpointError, UsageError
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluation import Evaluation
 from deat.evaluation.evaluator import Progress, evaluate
@@ -25,60 +26,79 @@ from deat.evaluation.judge import Attacker
 from deat.evaluation.named import attackers, describe
 from deat.evaluation.pace import Pace
 from deat.evaluation.question import check_question
-from deat.live import Screen, clock, is_terminal
+from deat.live import clock, is_terminal
 from deat.methods.tune import LONGEST
 from deat.models import load_weights, normalized, pixel_scale
 from deat.models.portable import normalization_of
-from deat.numbers import level
 from deat.paths import at_home, tidy
 from deat.plain import plain
 from deat.ranks import Ranks
 from deat.threat import ThreatModel
-from deat.training.folder import HISTORY, RUN
+from deat.training.folder import HISTORY, RUN, WEIGHTS
+from deat.training.judging import ledger_of, test_part
 from deat.training.record import confirmed, read_record, recorded_root
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import find_device
 
-MOST_CLASSES = 20
-"""Classes above which the table by class stays in the file."""
-FEW_CLASSES = (
-    "with fewer than four classes its targeted DLR loss is undefined and cross-entropy takes its place, "
-    "so this is not the standard AutoAttack"
-)
-"""What is said of AutoAttack on two or three classes."""
+Epoch = Literal["best", "last"]
 FLAGGED = 6
 """The exit status of an evaluation that finished but should not be believed."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What `deat evaluate` was asked for."""
+class Evaluate:
+    """Judge a run or a weights file by attacks. Exits with 6 where the number should not be believed."""
 
-    target: str
-    data: str | None = None
-    model: str | None = None
+    goes_on: ClassVar[bool] = True
+
+    target: Annotated[Positional[str], arg(metavar="RUN")]
+    """A run's folder, or a .safetensors file."""
+    data: MaybeText = None
+    """The data set, as for train; a run knows its own. Its test part is judged."""
+    model: MaybeText = None
+    """The network, as for train; a run knows its own, unless it came from a file."""
     attacks: str = "natural,fgsm,pgd-20,cw-20"
-    n: int | None = None
-    norm: str | None = None
-    eps: float | None = None
-    alpha: float | None = None
-    epoch: str = "best"
+    """Names from `deat list attacks`, with commas: pgd-N, cw-N, apgd-ce, apgd-t, fab-t, square, aa, ..."""
+    n: MaybeWhole = None
+    """The first images only; the number is then marked as a sample."""
+    eps: MaybeNumber = None
+    """Another radius than the run's or the data set's."""
+    norm: Norm = None
+    """Another norm."""
+    alpha: MaybeNumber = None
+    """The step of pgd and cw (a quarter of eps)."""
+    epoch: Epoch = "best"
+    """Which of a run's weights."""
+    normalize: Literal["auto", "data", "none"] = "auto"
+    """What goes before the network of a weights file that says nothing of it, as for train; a run knows."""
     cascade: bool = False
-    seed: int = 0
-    normalize: str = "auto"
-    block: int = 500
-    precision: str = "auto"
-    engine: str = "auto"
+    """Send only survivors on to the next attack; faster, but single attacks then have no accuracy."""
+    seed: Whole = 0
+    """Where every random draw comes from."""
+    block: Whole = 500
+    """Images attacked at once; verdicts depend on it, so it is recorded."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """What attacks compute in: auto is fp16 on a GPU and fp32 elsewhere. Verdicts are always settled in float32."""
+    engine: Literal["auto", "graph", "compile"] = "auto"
+    """How attacks run on a GPU: graph records passes, compile compiles them first; auto compiles long evaluations."""
     device: str = "auto"
-    out: str | None = None
-    data_root: str | None = None
-    size: int | None = None
+    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    out: MaybeText = None
+    """The result's file (evaluation.json in the run's folder, or beside the weights)."""
+    data_root: MaybeText = None
+    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    size: MaybeWhole = None
+    """folder: side to which images are resized and cropped (their own where all have the same, else 224)."""
     json: bool = False
+    """Print evaluation.json instead of a table."""
+
+    def run(self) -> int:
+        """Evaluate."""
+        return run_evaluation(self)
 
 
-def run_evaluation(flags: dict[str, Any]) -> int:
+def run_evaluation(order: Evaluate) -> int:
     """Evaluate, write evaluation.json and show the table; 6 where a sanity flag was raised."""
-    order = Order(**{f.name: flags[f.name] for f in fields(Order)})
     named = attackers(order.attacks)
     check_question(named, order.n, order.block, order.seed)
     ranks = Ranks.join(order.device)
@@ -97,11 +117,11 @@ def run_evaluation(flags: dict[str, Any]) -> int:
     about = run.about(weights, order.epoch if (target / RUN).is_file() else None)
     found = _judged(order, run, model, chosen, out, about, ranks)
     if ranks.main:
-        _show(found, out, order)
+        print(json.dumps(found.as_json())) if order.json else show(found, out)
     return FLAGGED if found.flags else 0
 
 
-def _question(order: Order, run: Run, chosen: list[Attacker], about: dict[str, Any]) -> Question:
+def _question(order: Evaluate, run: Run, chosen: list[Attacker], about: dict[str, Any]) -> Question:
     classes, test = run.corpus.train.num_classes, test_part(run)
     settings = {
         "threat": {"norm": run.threat.name, "eps": run.threat.eps},
@@ -113,7 +133,7 @@ def _question(order: Order, run: Run, chosen: list[Attacker], about: dict[str, A
 
 
 def _judged(
-    order: Order, run: Run, model: nn.Module, chosen: list[Attacker], out: Path, about: dict[str, Any], ranks: Ranks
+    order: Evaluate, run: Run, model: nn.Module, chosen: list[Attacker], out: Path, about: dict[str, Any], ranks: Ranks
 ) -> Evaluation:
     """The evaluation that was ordered, with a line that says how far it is."""
     asked = _question(order, run, chosen, about)
@@ -129,7 +149,7 @@ def _judged(
             cascade=order.cascade,
             precision=order.precision,
             engine=order.engine,
-            ledger=out.with_name(f".{out.stem}-rulings.jsonl"),
+            ledger=ledger_of(out),
             save=lambda found: put(found, out, asked),
             about=about,
             progress=progress,
@@ -138,7 +158,7 @@ def _judged(
         )
 
 
-def find_run(order: Order) -> tuple[Run, Path]:
+def find_run(order: Evaluate) -> tuple[Run, Path]:
     """The run whose data, model and threat are meant, and the weights to judge."""
     target = Path(order.target).expanduser()
     if not _exists(target):
@@ -175,7 +195,7 @@ def _say_if_other_classes(target: Path, run: Run) -> None:
         print(f"deat: this data names other classes than the run's, matched by their order: {shown}.", file=sys.stderr)
 
 
-def _say_if_normalized(run: Run, weights: Path, order: Order) -> None:
+def _say_if_normalized(run: Run, weights: Path, order: Evaluate) -> None:
     """A bare file of weights says nothing of normalisation, so what is put before the network is said."""
     if order.normalize == "auto" and run.normalization and not normalization_of(weights):
         mean, std = (", ".join(f"{value:.4g}" for value in part) for part in run.normalization)
@@ -186,17 +206,17 @@ def _say_if_normalized(run: Run, weights: Path, order: Order) -> None:
         )
 
 
-def _weights(target: Path, order: Order) -> Path:
+def _weights(target: Path, order: Evaluate) -> Path:
     """The file to judge: the one given, or the epoch that was asked for and no other."""
     if not (target / RUN).is_file():
         return target
-    file = target / order.epoch / "model.safetensors"
+    file = target / order.epoch / WEIGHTS
     if not file.is_file():
         raise CheckpointError(f"{order.target!r} has no {order.epoch} weights; try --epoch best or --epoch last.")
     return file
 
 
-def _recorded(target: Path, order: Order) -> Request:
+def _recorded(target: Path, order: Evaluate) -> Request:
     found = read_record(target)
     model = confirmed("model", found.model, order.model)
     if order.eps is None and order.norm not in (None, found.norm):
@@ -206,7 +226,7 @@ def _recorded(target: Path, order: Order) -> Request:
     return replace(before, data=data, model=model, norm=found.norm, eps=found.eps)
 
 
-def _described(target: Path, order: Order) -> Request:
+def _described(target: Path, order: Evaluate) -> Request:
     if order.data is None:
         raise UsageError(
             f"{str(target)!r} does not say which data it is for: add --data, and --model if not the usual."
@@ -214,20 +234,13 @@ def _described(target: Path, order: Order) -> Request:
     return Request()
 
 
-def load_model(run: Run, weights: Path, order: Order) -> nn.Module:
+def load_model(run: Run, weights: Path, order: Evaluate) -> nn.Module:
     """The run's network with these weights, behind the normalisation that they say, on the device asked for."""
     model, carried = run.model(), normalization_of(weights)
     if carried and order.normalize == "auto" and pixel_scale(model) is None:
         model = normalized(model, **carried)
     load_weights(model, weights)
     return model.to(find_device(order.device))
-
-
-def test_part(run: Run) -> Part:
-    """The run's test images."""
-    if run.corpus.test is None:
-        raise DataError(f"{run.corpus.name} has no test part: put one beside train/, as test/ or val/.")
-    return run.corpus.test
 
 
 def _with_step(how: Attacker, alpha: float | None, threat: ThreatModel) -> Attacker:
@@ -258,57 +271,3 @@ def line(pace: Pace) -> str:
     left = "-:--" if pace.left is None else clock(pace.left)
     name = "checking what was found" if pace.done == pace.total else pace.name
     return f"evaluating  {pace.done}/{pace.total}  {left} left  {name}".rstrip()
-
-
-def _show(found: Evaluation, out: Path, order: Order) -> None:
-    if order.json:
-        print(json.dumps(found.as_json()))
-        return
-    console = Screen(soft_wrap=not is_terminal())
-    console.print(plain(_judged_what(found)))
-    console.print(_table(found))
-    if len(found.classes) <= MOST_CLASSES:
-        console.print(_class_table(found))
-    if found.settings["sample"]:
-        console.print(f"a sample of {len(found.labels):,} images: not comparable with numbers on the whole test set")
-    for name, how in found.settings["attacks"].items():
-        if how.get("targeted_loss") == "ce" and "apgd-t" in how["parts"]:
-            console.print(f"{name}: {FEW_CLASSES}")
-    for flag in found.flags:
-        console.print(flag.line, style="bold red")
-    console.print(f"every setting and verdict is in {out}")
-
-
-def _judged_what(found: Evaluation) -> str:
-    """Whose weights the numbers are about, and on which images."""
-    about = found.settings["about"]
-    whose = f"the {about['epoch']} epoch's weights, " if about["epoch"] else ""
-    return f"judged: {whose}{about['weights']}, on {len(found.labels):,} test images of {about['data']}"
-
-
-def _table(found: Evaluation) -> Table:
-    settings = found.settings
-    norm, eps = (settings["threat"][name] for name in ("norm", "eps"))
-    sample = f" (a sample of {settings['available']:,})" if settings["sample"] else ""
-    title = f"{norm} eps {level(eps)}, {len(found.labels):,} images{sample}, seed {settings['seed']}"
-    title += ", cascade: each attack saw survivors only" if settings["cascade"] else ""
-    table = Table(
-        "attack", "accuracy", "95 % interval", "first to fool", "seconds", title=title, box=None, pad_edge=False
-    )
-    for r in found.results:
-        shown = r.name in found.accuracy
-        share = [f"{found.accuracy[r.name]:.2%}", _interval(found.intervals[r.name])] if shown else ["", ""]
-        table.add_row(r.name, *share, f"{found.added[r.name]:,}", f"{r.seconds:.1f}")
-    table.add_row("worst of all", f"{found.worst:.2%}", _interval(found.intervals["worst"]), "", "", style="bold")
-    return table
-
-
-def _class_table(found: Evaluation) -> Table:
-    table = Table("class", "worst of all", "95 % interval", "images", box=None, pad_edge=False)
-    for name, (hits, images, pair) in found.per_class().items():
-        table.add_row(Text(plain(name)), f"{hits / images:.1%}" if images else "", _interval(pair), f"{images:,}")
-    return table
-
-
-def _interval(pair: tuple[float, float]) -> str:
-    return f"{pair[0]:.1%} to {pair[1]:.1%}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from deat.commands.evaluate import Order, find_run, load_model, test_part
+from deat.commands.evaluate import Epoch, Evaluate, find_run, load_model
 from deat.data import as_source
 from deat.errors import CheckpointError, DeatError
 from deat.evaluation.attacks import attack
@@ -20,6 +20,8 @@ from deat.report.collect import OneRun, Row
 from deat.report.gallery import Gallery, Tile, pixels
 from deat.report.series import Figure, Line, Panel
 from deat.threat import ThreatModel
+from deat.training.folder import WEIGHTS
+from deat.training.judging import test_part
 from deat.training.record import read_record
 
 SWEEP = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
@@ -42,9 +44,9 @@ Loaded = tuple[torch.nn.Module, Any, ThreatModel]
 def load(run: OneRun, lab: Lab) -> Loaded:
     """The network that a run's evaluation judged, be it its best or its last, its test images and its threat model."""
     files = _kept(run)
-    epoch = files[0].parent.name if files else "best"
+    epoch: Epoch = "last" if files and files[0].parent.name == "last" else "best"
     named = _named(read_record(run.path).model, lab.models)
-    order = Order(str(run.path), model=named, epoch=epoch, device=lab.device, data_root=lab.data_root)
+    order = Evaluate(str(run.path), model=named, epoch=epoch, device=lab.device, data_root=lab.data_root)
     found, _ = find_run(order)
     for file in files:
         model = load_model(found, file, order).eval()
@@ -97,7 +99,7 @@ def has_weights(run: OneRun) -> bool:
 
 
 def _kept(run: OneRun) -> list[Path]:
-    files = [run.path / epoch / "model.safetensors" for epoch in ("best", "last")]
+    files = [run.path / epoch / WEIGHTS for epoch in ("best", "last")]
     return [file for file in files if file.is_file()]
 
 
