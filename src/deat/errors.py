@@ -52,7 +52,7 @@ class NumericalError(DeatError, ArithmeticError):
 
 
 class BusyError(DeatError):
-    """A run that another process is working on."""
+    """A run or an evaluation that another process is working on."""
 
     exit_code = 7
 

@@ -214,23 +214,43 @@ def test_only_an_earlier_evaluation_is_replaced(run: Path, name: str, capsys: py
     assert not before or (run / name).read_bytes() == before
 
 
-def test_what_another_command_wrote_meanwhile_is_kept(
+def test_a_second_command_on_the_same_file_leaves_with_7_and_the_first_one_s_rulings_stay(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, real = tmp_path / "e.json", Attack.__call__
+    out, real = tmp_path / "deep/e.json", Attack.__call__
     command = ["evaluate", str(run), "--n", "10", "--out", str(out), "--attacks"]
 
     def beside(*args: Any) -> torch.Tensor:
         monkeypatch.setattr(Attack, "__call__", real)
-        assert main([*command, "natural"]) == 0
+        rulings = (out.parent / ".e-rulings.jsonl").read_bytes()
+        assert main([*command, "fgsm"]) == 7
+        assert (out.parent / ".e-rulings.jsonl").read_bytes() == rulings != b""
+        assert main([*command[:-2], str(tmp_path / "other.json"), "--attacks", "fgsm"]) == 0
         return real(*args)
 
     monkeypatch.setattr(Attack, "__call__", beside)
+    assert main([*command, "natural,fgsm"]) == 0
+    assert re.search(r"process \d+ on this machine, .* is working on '.*e.json'", capsys.readouterr().err)
+    assert [path.name for path in out.parent.iterdir()] == ["e.json"]
     assert main([*command, "fgsm"]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["e-1.json", "e.json"]
-    assert "fgsm" in load_evaluation(out).accuracy
-    assert "natural" in load_evaluation(tmp_path / "e-1.json").accuracy
-    assert "e.json answers another question; it is kept as e-1.json" in capsys.readouterr().err
+
+
+def test_an_evaluation_of_other_weights_is_kept_though_their_file_has_the_same_name(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights, out = tmp_path / "w.safetensors", tmp_path / "e.json"
+    deat.save_weights(deat.build_model("small", 10, 1, 8), weights)
+    command = ["evaluate", str(weights), "--data", "digits", "--attacks", "natural", "--n", "50", "--out", str(out)]
+    for _ in range(2):
+        main(command)
+    first = out.read_bytes()
+    assert not (tmp_path / "e-1.json").exists()
+    weights.write_bytes((run / "last/model.safetensors").read_bytes())
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "e.json is about other weights; it is kept as e-1.json" in capsys.readouterr().err
+    assert (tmp_path / "e-1.json").read_bytes() == first
+    assert load_evaluation(out).accuracy != load_evaluation(tmp_path / "e-1.json").accuracy
 
 
 def test_no_other_epoch_is_judged_than_the_one_asked_for(run: Path, tmp_path: Path) -> None:

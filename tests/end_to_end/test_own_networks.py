@@ -13,7 +13,7 @@ from PIL import Image
 
 import deat
 from deat.cli import main
-from deat.commands.earlier import keep_other, question
+from deat.commands.earlier import keep_other
 from deat.methods import registry
 from deat.models.portable import normalization_of
 from deat.training.run import Request, resolve
@@ -167,21 +167,24 @@ def test_the_page_on_your_own_network_runs(here: Path) -> None:
 def test_an_evaluation_is_replaced_by_one_that_says_as_much_and_kept_beside_any_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def asked(n: int | None = None, epoch: str = "best", *attacks: str) -> dict[str, Any]:
+    def asked(n: int | None = None, epoch: str = "best", *attacks: str, model: str = "hash") -> dict[str, Any]:
         settings = {"attacks": {name: {"name": name} for name in attacks or ("fgsm",)}, "about": {"epoch": epoch}}
-        return {"settings": {**settings, "sample": n is not None}, "images": n or 100, "n": n}
+        return {"settings": {**settings, "sample": n is not None, "model": model}, "images": n or 100}
 
-    def judge(held: dict[str, Any]) -> None:
-        keep_other(tmp_path / "evaluation.json", question(held["settings"], held["n"]))
+    def judge(held: dict[str, Any]) -> str:
+        keep_other(tmp_path / "evaluation.json", held)
         (tmp_path / "evaluation.json").write_text(json.dumps({"schema": 2, "accuracy": {}, "attacks": [], **held}))
+        return capsys.readouterr().err
 
     for held in (asked(), asked(), asked(None, "best", "fgsm", "pgd-20")):
         judge(held)
     assert [p.name for p in tmp_path.iterdir()] == ["evaluation.json"]
-    judge(asked(20))
+    assert "evaluation.json answers another question; it is kept as evaluation-1.json" in judge(asked(20))
     judge(asked(None, "last"))
     judge(asked(20))
     judge(asked(None, "last"))
     kept = sorted(p.name for p in tmp_path.iterdir())
     assert kept == ["evaluation-1.json", "evaluation-2.json", "evaluation-3.json", "evaluation.json"]
-    assert "it is kept as evaluation-1.json" in capsys.readouterr().err
+    judge(asked(30))
+    said = judge(asked(30, model="other"))
+    assert "evaluation.json is about other weights; it is kept as evaluation-4.json" in said

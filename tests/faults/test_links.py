@@ -61,6 +61,7 @@ PLANTED = [
     ("lock", "new", ("resume",)),
     (".evaluation-rulings.jsonl", "notes", ("evaluate",)),
     (".evaluation-rulings.jsonl", "new", ("evaluate",)),
+    (".evaluation-lock", "new", ("evaluate",)),
     ("evaluation.json", "new", ("evaluate",)),
     ("report", "", ("resume", "report")),
     ("report/figures", "figures", ("report",)),

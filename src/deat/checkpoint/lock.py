@@ -1,4 +1,4 @@
-"""One process a run: an advisory lock that the system lets go of when its holder dies, however it dies."""
+"""One process a run or an evaluation: a lock that the system lets go of when its holder dies, however it dies."""
 
 import json
 import os
@@ -44,26 +44,26 @@ class Holder:
 
 
 @contextmanager
-def owned(folder: Path, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
-    """Own a run's folder inside; the file that says so is gone afterwards."""
-    handle = _acquire(folder, say)
+def owned(place: Path, say: Callable[[str], None] = lambda text: None, *, lock: Path | None = None) -> Iterator[None]:
+    """Own a run's folder inside, or whatever `lock` stands for; the file that says so is gone afterwards."""
+    path = lock or place / LOCK
+    handle = _acquire(path, place, say)
     try:
         yield
     finally:
         with suppress(OSError):
-            (folder / LOCK).unlink()
+            path.unlink()
         os.close(handle)
 
 
-def _acquire(folder: Path, say: Callable[[str], None]) -> int:
-    path = folder / LOCK
+def _acquire(path: Path, place: Path, say: Callable[[str], None]) -> int:
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o644)
         except OSError as error:
-            raise CheckpointError(f"cannot write to {str(folder)!r}: {error.strerror}. Choose another --out.") from None
+            raise CheckpointError(f"cannot write to {str(place)!r}: {error.strerror}. Choose another --out.") from None
         try:
-            _take(handle, folder)
+            _take(handle, place)
         except BaseException:
             os.close(handle)
             raise
@@ -74,14 +74,14 @@ def _acquire(folder: Path, say: Callable[[str], None]) -> int:
     return handle
 
 
-def _take(handle: int, folder: Path) -> None:
+def _take(handle: int, place: Path) -> None:
     if fcntl is None:
         return
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise BusyError(
-            f"{_holder(handle) or 'another process'} is working on {str(folder)!r}. Wait for it, stop it, or choose "
+            f"{_holder(handle) or 'another process'} is working on {str(place)!r}. Wait for it, stop it, or choose "
             "another --out."
         ) from None
     except OSError:

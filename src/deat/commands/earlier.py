@@ -10,7 +10,8 @@ from deat.evaluation.evaluation import Evaluation
 from deat.live import say_aside
 from deat.writing import refuse_links, write_whole
 
-Question = dict[str, Any]
+Held = dict[str, Any]
+"""An evaluation.json, or a part of one."""
 
 
 def check_out(out: Path) -> None:
@@ -22,49 +23,50 @@ def check_out(out: Path) -> None:
         raise UsageError(f"{str(out)!r} exists and is no evaluation, so it is not replaced. Choose another --out.")
 
 
-def put(found: Evaluation, out: Path, question: Question) -> None:
-    """Write an evaluation, and keep another that is there by then: a second command may have written it meanwhile."""
+def put(found: Evaluation, out: Path) -> None:
+    """Write an evaluation, and keep another that is there by then."""
     try:
-        keep_other(out, question)
+        keep_other(out, {"settings": found.settings, "images": len(found.labels)})
     except OSError as error:
         raise CheckpointError(f"cannot keep the {out.name} that is there: {error.strerror}.") from None
     found.save(out)
 
 
-def keep_other(out: Path, question: Question) -> None:
+def keep_other(out: Path, found: Held) -> None:
     """Keep an earlier evaluation that the new one does not answer anew, under the next free number."""
     held = _read(out) if out.exists() else None
-    if held is None or _is_answered(_asked(held), question):
+    if held is None or _is_answered(old := _asked(held), new := _asked(found)):
         return
+    why = "answers another question" if old["model"] == new["model"] else "is about other weights"
     data = out.read_bytes()
     for number in count(1):
         copy = out.with_name(f"{out.stem}-{number}{out.suffix}")
         if not copy.exists():
             write_whole(copy, data)
-            say_aside(f"{out.name} answers another question; it is kept as {copy.name}.")
+            say_aside(f"{out.name} {why}; it is kept as {copy.name}.")
         if copy.read_bytes() == data:
             return
 
 
-def question(settings: Question, n: int | None) -> Question:
-    """What an evaluation is asked: of which epoch, on which images and how many, by which attacks, and how."""
-    how = {name: settings.get(name) for name in ("threat", "seed", "block", "cascade")}
+def _asked(held: Held) -> Held:
+    """What an evaluation was asked: of which weights, on which images and how many, by which attacks, and how.
+
+    Weights are known by their hash, since a file of the same name may hold others.
+    """
+    settings = held.get("settings", {})
+    how = {name: settings.get(name) for name in ("model", "threat", "seed", "block", "cascade")}
     about = {name: settings.get("about", {}).get(name) for name in ("epoch", "data", "size", "normalize")}
+    n = held.get("images") if settings.get("sample") else None
     return {"attacks": settings.get("attacks", {}), "n": n, **how, **about}
 
 
-def _asked(held: dict[str, Any]) -> Question:
-    settings = held.get("settings", {})
-    return question(settings, held.get("images") if settings.get("sample") else None)
-
-
-def _is_answered(old: Question, new: Question) -> bool:
+def _is_answered(old: Held, new: Held) -> bool:
     """Whether the new question is the old one, by the same attacks or by more."""
     rest = [{name: value for name, value in asked.items() if name != "attacks"} for asked in (old, new)]
     return rest[0] == rest[1] and old["attacks"].items() <= new["attacks"].items()
 
 
-def _read(out: Path) -> dict[str, Any] | None:
+def _read(out: Path) -> Held | None:
     try:
         held = json.loads(out.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -4,7 +4,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,7 +15,7 @@ from torch import nn
 from tyro.conf import Positional, arg
 
 from deat.commands.display import say_if_lent
-from deat.commands.earlier import Question, check_out, put, question
+from deat.commands.earlier import check_out, put
 from deat.commands.evaluation_table import show
 from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Whole
 from deat.errors import CheckpointError, UsageError
@@ -23,19 +23,19 @@ from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluation import Evaluation
 from deat.evaluation.evaluator import Progress, evaluate
 from deat.evaluation.judge import Attacker
-from deat.evaluation.named import attackers, describe
+from deat.evaluation.named import attackers
 from deat.evaluation.pace import Pace
 from deat.evaluation.question import check_question
 from deat.live import clock, is_terminal
 from deat.methods.tune import LONGEST
 from deat.models import load_weights, normalized, pixel_scale
 from deat.models.portable import normalization_of
-from deat.paths import at_home, tidy
+from deat.paths import at_home
 from deat.plain import plain
 from deat.ranks import Ranks
 from deat.threat import ThreatModel
 from deat.training.folder import HISTORY, RUN, WEIGHTS
-from deat.training.judging import ledger_of, test_part
+from deat.training.judging import alone, ledger_of, test_part
 from deat.training.record import confirmed, read_record, recorded_root
 from deat.training.run import Request, Run, resolve
 from deat.training.settings import find_device
@@ -115,28 +115,18 @@ def run_evaluation(order: Evaluate) -> int:
         _say_if_other_classes(target, run)
         _say_if_normalized(run, weights, order)
     about = run.about(weights, order.epoch if (target / RUN).is_file() else None)
-    found = _judged(order, run, model, chosen, out, about, ranks)
+    with ExitStack() as stack:
+        ranks.by_main(lambda: stack.enter_context(alone(out)))
+        found = _judged(order, run, model, chosen, out, about, ranks)
     if ranks.main:
         print(json.dumps(found.as_json())) if order.json else show(found, out)
     return FLAGGED if found.flags else 0
-
-
-def _question(order: Evaluate, run: Run, chosen: list[Attacker], about: dict[str, Any]) -> Question:
-    classes, test = run.corpus.train.num_classes, test_part(run)
-    settings = {
-        "threat": {"norm": run.threat.name, "eps": run.threat.eps},
-        "attacks": {how.name: describe(how, run.threat, classes) for how in chosen},
-        "about": {name: tidy(value) for name, value in about.items()},
-        **{name: getattr(order, name) for name in ("seed", "block", "cascade")},
-    }
-    return question(settings, order.n if order.n is not None and order.n < len(test) else None)
 
 
 def _judged(
     order: Evaluate, run: Run, model: nn.Module, chosen: list[Attacker], out: Path, about: dict[str, Any], ranks: Ranks
 ) -> Evaluation:
     """The evaluation that was ordered, with a line that says how far it is."""
-    asked = _question(order, run, chosen, about)
     with _progress(order.json or not ranks.main) as progress, run.threads_for(model):
         return evaluate(
             model,
@@ -150,7 +140,7 @@ def _judged(
             precision=order.precision,
             engine=order.engine,
             ledger=ledger_of(out),
-            save=lambda found: put(found, out, asked),
+            save=lambda found: put(found, out),
             about=about,
             progress=progress,
             tell=lambda flag: print(f"deat: {flag.line}", file=sys.stderr),

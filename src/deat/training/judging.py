@@ -1,10 +1,14 @@
-"""What an evaluation of a run needs beside its network: the test images, and a place for rulings."""
+"""What an evaluation of a run needs beside its network: test images, a place for rulings, and to be alone with it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from deat.checkpoint.lock import owned
 from deat.data.corpus import Part
-from deat.errors import DataError
+from deat.errors import CheckpointError, DataError
 from deat.training.run import Run
+from deat.writing import refuse_links
 
 
 def test_part(run: Run) -> Part:
@@ -17,3 +21,16 @@ def test_part(run: Run) -> Part:
 def ledger_of(out: Path) -> Path:
     """Where the rulings of an unfinished evaluation are."""
     return out.with_name(f".{out.stem}-rulings.jsonl")
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Be the only process that writes an evaluation and its rulings; a second one is refused."""
+    lock = out.with_name(f".{out.stem}-lock")
+    refuse_links([lock])
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {str(out)!r}: {error.strerror}. Choose another --out.") from None
+    with owned(out, lock=lock):
+        yield
