@@ -360,6 +360,21 @@ def test_runs_that_differ_in_their_seed_alone_make_one_row_and_others_are_told_a
     assert [(row.name, len(row.runs)) for row in rows] == [("m+deat epochs=4", 2), ("m+deat epochs=5", 1)]
 
 
+def test_rows_are_told_apart_by_no_more_settings_than_that_needs(tmp_path):
+    def run(data, eps, batch_size=64):
+        about = {"data": {"name": data, "train": 640, "held_out": 64, "classes": ["0", "1"]}}
+        settings = {"epochs": 4, "seed": 0, "batch_size": batch_size, "val_attack": "pgd-20", "lr": batch_size / 1000}
+        record = {**about, "threat": {"norm": "linf", "eps": eps}, "settings": settings}
+        return str(make_run(tmp_path / f"{data} {eps:.3f} {batch_size}", shares={"natural": 0.9}, record=record))
+
+    digits, photos = run("digits", 0.15), run("cifar10", 8 / 255, 128)
+    assert [row.name for row in gather([digits, photos]).rows] == ["m+deat digits", "m+deat cifar10"]
+    near, often = run("cifar10", 4 / 255, 128), run("cifar10", 4 / 255, 32)
+    names = [row.name for row in gather([digits, photos, near]).rows]
+    assert names == ["m+deat digits eps=0.15", "m+deat cifar10 eps=8/255", "m+deat cifar10 eps=4/255"]
+    assert [row.name for row in gather([near, often]).rows] == ["m+deat batch_size=128", "m+deat batch_size=32"]
+
+
 def test_a_run_that_the_watch_stopped_is_whole_and_one_that_was_cut_off_is_not(tmp_path):
     shares = {"natural": 0.9}
     cut = make_run(tmp_path / "a", shares=shares, finished=3, record={"watch": "warn"})

@@ -160,20 +160,15 @@ def _grouped(runs: Sequence[OneRun]) -> Iterator[Row]:
 
 
 def _identity(run: OneRun) -> dict[str, Any]:
-    """What makes a run's row: its settings, resolved, without the seed."""
+    """What makes a run's row: its settings, resolved, without the seed; what tells most comes first."""
     record = run.record or {}
-    chosen = {
-        **record["request"],
-        **record["settings"],
-        "eps": record["threat"]["eps"],
-        "norm": record["threat"]["norm"],
-    }
-    return {
-        **{name: value for name, value in chosen.items() if name not in ASIDE},
-        "watch": record.get("watch"),
-        "model": record["model"]["name"],
+    resolved = {
         "data": record["data"]["name"],
+        "model": record["model"]["name"],
+        **{name: record["threat"][name] for name in ("norm", "eps")},
     }
+    chosen = {**resolved, **record["request"], **record["settings"], **resolved, "watch": record.get("watch")}
+    return {name: value for name, value in chosen.items() if name not in ASIDE}
 
 
 def _renamed(rows: Sequence[Row]) -> Iterator[Row]:
@@ -181,7 +176,7 @@ def _renamed(rows: Sequence[Row]) -> Iterator[Row]:
     taken: set[str] = set()
     for row in rows:
         twins = [other for other in rows if other.name == row.name]
-        name = plain(row.name if len(twins) == 1 else " ".join([row.name, *_difference(row, twins)]))
+        name = plain(" ".join([row.name, *_difference(row, twins)]))
         number = 1
         while (unique := name if number == 1 else f"{name} ({number})") in taken:
             number += 1
@@ -190,15 +185,22 @@ def _renamed(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _difference(row: Row, twins: Sequence[Row]) -> list[str]:
-    """The settings in which a row differs from its twins."""
+    """As many settings as tell a row from its twins, and no more."""
     if any(not twin.runs or twin.runs[0].record is None for twin in twins):
         return []
     mine, others = _identity(row.runs[0]), [_identity(twin.runs[0]) for twin in twins]
-    differ = [name for name in mine if len({json.dumps(o.get(name), default=str) for o in others}) > 1]
-    return [
-        str(mine[name]) if name in ("model", "data", "rules") else f"{name}={_short(name, mine[name])}"
-        for name in differ
-    ]
+    told: list[str] = []
+    apart = 1
+    for name in dict.fromkeys(name for other in others for name in other):
+        found = len({tuple(_setting(other, n) for n in (*told, name)) for other in others})
+        if found > apart:
+            told, apart = [*told, name], found
+    return [_setting(mine, name) for name in told]
+
+
+def _setting(held: dict[str, Any], name: str) -> str:
+    shown = _short(name, held.get(name))
+    return shown if name in ("model", "data", "rules") else f"{name}={shown}"
 
 
 def _short(name: str, value: Any) -> str:
