@@ -89,6 +89,14 @@ def test_the_table_shows_intervals_by_class_too_and_what_each_attack_added_and_a
     assert "a sample of 20 images: not comparable with numbers on the whole test set" in shown
 
 
+@pytest.mark.parametrize(("order", "told"), [("natural,fgsm", False), ("fgsm", True), ("fgsm,natural", True)])
+def test_the_table_says_where_images_that_nobody_had_to_fool_are_counted_among_the_fooled(
+    order: str, told: bool, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(run), "--attacks", order, "--n", "20"]) == 0
+    assert ("counts images that are wrong without any attack" in capsys.readouterr().out) == told
+
+
 def test_the_record_says_which_weights_of_which_model_were_judged_on_which_data_and_names_no_home(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

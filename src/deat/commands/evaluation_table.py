@@ -12,6 +12,8 @@ from deat.plain import plain
 
 MOST_CLASSES = 20
 """Classes above which the table by class stays in the file."""
+FROM_THE_START = "first to fool counts images that are wrong without any attack; name natural first to count them apart"
+"""What is said where the first attack is given images that it did not have to fool."""
 FEW_CLASSES = (
     "with fewer than four classes its targeted DLR loss is undefined and cross-entropy takes its place, "
     "so this is not the standard AutoAttack"
@@ -26,6 +28,8 @@ def show(found: Evaluation, out: Path) -> None:
     console.print(_table(found))
     if len(found.classes) <= MOST_CLASSES:
         console.print(_class_table(found))
+    if found.results[0].name != "natural":
+        console.print(FROM_THE_START)
     if found.settings["sample"]:
         console.print(f"a sample of {len(found.labels):,} images: not comparable with numbers on the whole test set")
     for name, how in found.settings["attacks"].items():
