@@ -266,6 +266,26 @@ def test_a_phone_scrolls_in_one_direction_only(shown, page):
     assert shown.js("return document.querySelector('#cost-chart svg').clientWidth") <= 390
 
 
+@pytest.mark.parametrize(("width", "seeds"), [(1200, 1), (390, 2)])
+def test_a_single_row_opens_with_scores_and_curves_and_is_compared_with_nobody(window, tmp_path, width, seeds):
+    runs = [make_run(tmp_path / f"{seed}", seed=seed, shares={"natural": 0.9, "pgd-20": 0.5}) for seed in range(seeds)]
+    score = {"accuracy": {"natural": 0.9}, "images": 200, "backprops": 40, "seconds": 1.0}
+    (runs[0] / "scores.json").write_text(json.dumps([{"name": name, **score} for name in ("m+deat", "natural")]))
+    assert main(["report", *map(str, runs), "--no-figures", "--out", str(tmp_path / "report")]) == 0
+    window.size(width, 900)
+    window.open(tmp_path / "report" / "index.html")
+    heads = window.js("return [...document.querySelectorAll('main section > h2')].map(h => h.innerText)")
+    assert heads[:3] == ["At the end of training", "The training process", "Results"]
+    assert window.js("return document.querySelectorAll('#cost-chart, #filter, .pill.front').length") == 0
+    drawn = "return document.querySelectorAll('[data-panel] .line').length"
+    assert window.js(drawn) == window.js("return document.querySelectorAll('[data-panel]').length") > 8
+    if seeds > 1:
+        window.click("#seeds")
+        assert window.js(drawn) > 16
+    assert window.js("return document.documentElement.scrollWidth") <= width
+    quiet(window)
+
+
 def test_flags_failures_and_every_setting_can_be_read(shown):
     text = shown.js("return [...document.querySelectorAll('details')].map(d => (d.open = true, d.innerText)).join(' ')")
     for setting in ("settings.epochs", "threat.eps", "method.schedule.alpha", "evaluation.block"):

@@ -24,6 +24,7 @@ from deat.report.sections import (
     front_of,
     gallery_section,
     scores_section,
+    several,
     table,
     warnings_of,
 )
@@ -125,33 +126,58 @@ def _setting(rows: Sequence[Row]) -> str:
 
 
 def _body(story: Story) -> str:
-    of = story.sheet
-    parts = [
-        answer(of),
-        _legend(of),
-        *([_cost_section(of)] if of.headline else []),
-        warnings_of(of.subject),
-        _section("results", "Results", _table_bar(of) + table(of)),
-    ]
-    if scores := scores_section(of.rows):
-        parts.append(_section("scores", "At the end of training", scores))
-    parts += _figures(story.figures)
+    parts = [*(_opening if several(story.sheet) else _opening_of_one)(story)]
     if story.gallery.tiles:
         parts.append(_section("gallery", "Adversarial examples", gallery_section(story.gallery)))
     if story.claims:
         parts.append(_section("claims", "The paper's claims", claims_section(story.claims)))
-    parts.append(_section("settings", "Settings", settings_section(of.rows)))
+    parts.append(_section("settings", "Settings", settings_section(story.sheet.rows)))
     parts += [f'<p class="note">Left out. {markup(text)}.</p>' for text in story.missing]
     return "\n".join(parts)
 
 
+def _opening(story: Story) -> Iterator[str]:
+    """What rows are compared by: the front, the table, then how each was trained."""
+    of = story.sheet
+    yield answer(of)
+    yield _legend(of)
+    if of.headline:
+        yield _cost_section(of)
+    yield warnings_of(of.subject)
+    yield _section("results", "Results", _table_bar(of) + table(of))
+    yield from _scores(of)
+    yield from _figures(story.figures)
+
+
+def _opening_of_one(story: Story) -> Iterator[str]:
+    """A row that has none to be compared with: what training ended with and how it went, then the judging."""
+    of, curves = story.sheet, list(_figures(story.figures))
+    yield answer(of)
+    yield warnings_of(of.subject)
+    yield from _scores(of)
+    if _has_seeds(of):
+        yield _legend(of)
+    yield from curves[:1]
+    yield _section("results", "Results", table(of))
+    yield from curves[1:]
+
+
+def _scores(of: Sheet) -> Iterator[str]:
+    if scores := scores_section(of.rows):
+        yield _section("scores", "At the end of training", scores)
+
+
+def _has_seeds(of: Sheet) -> bool:
+    """Whether some row has the curves of several seeds."""
+    return any(sum(bool(run.history) for run in row.runs) > 1 for row in of.rows)
+
+
 def _legend(of: Sheet) -> str:
-    seeds = any(sum(bool(run.history) for run in row.runs) > 1 for row in of.rows)
     toggle = '<button type="button" class="chip" id="seeds" aria-pressed="false"><span>each seed</span></button>'
     return (
         '<nav class="legend" aria-label="Rows on and off"><div class="switches">'
         '<button type="button" class="chip plain" id="all">all</button>'
-        f'<button type="button" class="chip plain" id="none">none</button>{toggle if seeds else ""}</div>'
+        f'<button type="button" class="chip plain" id="none">none</button>{toggle if _has_seeds(of) else ""}</div>'
         f'<div class="chips">{chips(of.rows)}</div></nav>'
     )
 

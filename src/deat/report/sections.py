@@ -90,9 +90,14 @@ def ranking(of: Sheet) -> list[Ranked]:
     ]
 
 
+def several(of: Sheet) -> bool:
+    """Whether there are rows to compare with each other."""
+    return len(of.rows) > 1
+
+
 def on_front(of: Sheet) -> set[int]:
     """The places of the rows that no other one beats in robustness and backprops."""
-    ranked = ranking(of)
+    ranked = ranking(of) if several(of) else []
     good = front([(spent, share) for _, _, share, spent in ranked])
     return {item[0] for item, is_good in zip(ranked, good, strict=True) if is_good}
 
@@ -152,7 +157,7 @@ def front_of(of: Sheet) -> str:
 
 
 def _front_note(of: Sheet) -> list[str]:
-    if not of.headline:
+    if not of.headline or not several(of):
         return []
     return [f"On the front: no other row is as good and cheaper, by {front_of(of)}."]
 

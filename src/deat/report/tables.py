@@ -102,7 +102,7 @@ def scores_note(row: Row, run: OneRun) -> str:
     """What the table of such a run is."""
     return (
         f"What deat train showed at the end of {row.name}, seed {run.seed}: accuracy on {run.scores[0].images:,} test "
-        "images. A model beside the run itself was not evaluated further, so it has no row above."
+        "images. A model beside the run itself was not evaluated further, so it has no row among the results."
     )
 
 

@@ -320,6 +320,7 @@
     });
   });
   const filter = () => {
+    if (!$("#filter")) return; // a single row needs none
     const words = $("#filter").value.toLowerCase().split(/\s+/).filter(Boolean), only = $("#only-front").checked;
     let shown = 0;
     $$("tr", body).forEach((tr) => {
@@ -344,7 +345,7 @@
   // ---- what stays in sight ------------------------------------------------------------------------------------
   const fit = () => {
     const box = $(".results"), style = document.documentElement.style;
-    style.setProperty("--legend", `${$(".legend").offsetHeight}px`);
+    style.setProperty("--legend", `${$(".legend")?.offsetHeight ?? 0}px`);
     box.classList.remove("fits"); // a box that scrolls keeps the head at its own top, one that does not at the window's
     box.classList.toggle("fits", box.scrollWidth <= box.clientWidth);
   };
