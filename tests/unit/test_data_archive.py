@@ -5,12 +5,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from data_helpers import WRITERS, add, load, png, tree, write_tar, write_zip
 from PIL import Image
 
 from deat.data import archive
 from deat.data.decode import open_image
 from deat.errors import DataError
+from helpers.data_sets import WRITERS, add, load, png, tree, write_tar, write_zip
 
 
 def hostile_tar(path: Path, name: str, data: bytes = b"", **fields: object) -> Path:

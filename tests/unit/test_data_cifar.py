@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data_helpers import Payload, add, cifar_archive, cifar_files, shrink, write_folder
 
 import deat.data
 from deat.data import cifar
 from deat.data.download import fetch
 from deat.errors import DataError
+from helpers.data_sets import Payload, add, cifar_archive, cifar_files, shrink, write_folder
 
 NAMES = ["cifar10", "cifar100"]
 

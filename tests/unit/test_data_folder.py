@@ -3,7 +3,6 @@ import os
 
 import pytest
 import torch
-from data_helpers import WRITERS, load, png, real_set, tree, write_folder, write_tar
 from PIL import Image
 
 import deat.data
@@ -11,6 +10,7 @@ from deat.data import ImageSet, LazyImages, archive, decoded
 from deat.data.decode import fit_centre, open_image, to_tensor
 from deat.data.folder import arrange
 from deat.errors import DataError, UsageError
+from helpers.data_sets import WRITERS, load, png, real_set, tree, write_folder, write_tar
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from data_helpers import NoHostReads, random_set
 
 from deat.data import Augment, ImageSet, Resident
 from deat.errors import DataError, UsageError
+from helpers.data_sets import NoHostReads, random_set
 
 
 def labels_of(source: Resident, epoch: int) -> list[int]:

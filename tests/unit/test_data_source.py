@@ -4,13 +4,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_helpers import random_set
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from deat.data import Augment, Resident, Source, as_source
 from deat.data.source import Seekable
 from deat.errors import DataError, UsageError
 from deat.ranks import Share
+from helpers.data_sets import random_set
 
 
 class Numbers(Dataset[Any]):

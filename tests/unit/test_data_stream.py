@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from data_helpers import png, tree, write_folder, write_zip
 
 import deat.data
 from deat.data import LazyImages, Stream, decoded
 from deat.errors import DataError
 from deat.ranks import Share
+from helpers.data_sets import png, tree, write_folder, write_zip
 
 
 @pytest.fixture
@@ -36,6 +36,10 @@ def test_batches_are_decoded_scaled_and_complete(lazy):
     assert x.dtype == torch.float32
     assert 0 <= float(x.min()) < float(x.max()) <= 1
     assert sorted(torch.cat([y for _, y in found]).tolist()) == [0] * 6 + [1] * 6
+
+
+def test_files_are_printed_in_a_line_and_not_by_their_names(lazy):
+    assert repr(lazy) == "LazyImages(12 of 3x12x12, 2 classes)"
 
 
 def test_processes_decode_their_own_rows_alone(lazy):
