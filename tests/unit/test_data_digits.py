@@ -50,3 +50,10 @@ def test_size_is_refused_where_the_set_has_its_own():
 def test_every_known_set_has_a_line_for_people():
     assert [info.name for info in deat.data.infos()] == list(deat.data.names())
     assert all(info.description and info.threat for info in deat.data.infos())
+
+
+def test_a_set_is_printed_in_a_line_and_not_as_its_pixels():
+    corpus = deat.data.load("digits")
+    assert repr(corpus.train) == "ImageSet(1,397 of 1x8x8, 10 classes)"
+    parts = "train=ImageSet(1,397 of 1x8x8, 10 classes), test=ImageSet(400 of 1x8x8, 10 classes)"
+    assert repr(corpus) == f"Corpus('digits', {parts}, linf 0.15)"

@@ -6,12 +6,9 @@ from pathlib import Path
 
 from deat.data import digits
 from deat.data.augment import Augment
-from deat.data.imageset import ImageSet
-from deat.data.stream import LazyImages
+from deat.data.stream import Part
 from deat.errors import UsageError, unknown
 from deat.paths import tidy
-
-Part = ImageSet | LazyImages
 
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -33,6 +30,9 @@ class Corpus:
     flip: bool = False
     lent: Path | None = None
     """The folder it was found in, where that is not the user's own."""
+
+    def __repr__(self) -> str:
+        return f"Corpus({self.name!r}, train={self.train!r}, test={self.test!r}, {self.norm} {self.eps:.4g})"
 
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -17,11 +17,9 @@ from torch import Tensor
 from deat.data import archive, cache, decoded
 from deat.data.files import Files, Loose, Slices
 from deat.data.imageset import ImageSet
-from deat.data.stream import LazyImages
+from deat.data.stream import LazyImages, Part
 from deat.errors import DataError
 from deat.seeding import derive
-
-Part = ImageSet | LazyImages
 
 _TRAIN = "train"
 _TEST = ("test", "val", "valid", "validation")

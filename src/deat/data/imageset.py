@@ -1,6 +1,6 @@
 """A labelled set of images held in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,12 @@ def split_indices(num_examples: int, held_out: int, seed: int) -> tuple[Tensor, 
     return order[held_out:].sort().values, order[:held_out].sort().values
 
 
+def in_words(images: Sized, shape: tuple[int, ...], num_classes: int) -> str:
+    """A set of images as people read it, whose tensors would fill pages."""
+    size = "x".join(map(str, shape))
+    return f"{type(images).__name__}({len(images):,} of {size}, {num_classes:,} classes)"
+
+
 @dataclass(frozen=True, eq=False)
 class ImageSet:
     """Images (N, C, H, W), uint8 or float32 in [0, 1], with a class number each."""
@@ -30,6 +36,9 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def __repr__(self) -> str:
+        return in_words(self, self.shape, self.num_classes)
 
     @property
     def shape(self) -> tuple[int, ...]:

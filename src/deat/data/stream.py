@@ -15,7 +15,7 @@ from deat.data.content import check_fits, check_labels, hashed, sampled, to_unit
 from deat.data.decode import fit_centre, open_image, random_crop, to_tensor
 from deat.data.files import Files
 from deat.data.foreign import EpochBatches, ignore_interrupts
-from deat.data.imageset import split_indices
+from deat.data.imageset import ImageSet, in_words, split_indices
 from deat.errors import DataError
 from deat.ranks import Share
 from deat.seeding import derive
@@ -35,6 +35,9 @@ class LazyImages:
 
     def __len__(self) -> int:
         return len(self.members)
+
+    def __repr__(self) -> str:
+        return in_words(self, self.shape, self.num_classes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,6 +76,10 @@ class LazyImages:
         """Disjoint training and validation parts, fixed by the seed."""
         train, val = split_indices(len(self), held_out, seed)
         return self.subset(train), self.subset(val)
+
+
+Part = ImageSet | LazyImages
+"""A data set's training or test images, decoded or not."""
 
 
 class _Decoded(Dataset[Any]):
