@@ -4,12 +4,13 @@ from deat.data.augment import Augment
 from deat.data.corpus import Corpus, DataInfo, infos, load, names
 from deat.data.imageset import ImageSet
 from deat.data.resident import Resident
-from deat.data.source import Source, as_source
+from deat.data.source import Data, Source, as_source
 from deat.data.stream import LazyImages, Stream
 
 __all__ = [
     "Augment",
     "Corpus",
+    "Data",
     "DataInfo",
     "ImageSet",
     "LazyImages",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deat.data import digits
 from deat.data.augment import Augment
-from deat.data.stream import Part
+from deat.data.stream import Part as Part
 from deat.errors import UsageError, unknown
 from deat.paths import tidy
 

@@ -1,7 +1,7 @@
 """Whatever a person trains on, as one kind of thing: a Source of batches on the device."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from deat.data.augment import Augment
 from deat.data.content import check_fits
+from deat.data.corpus import Corpus, Part
 from deat.data.foreign import Batches, load_items
 from deat.data.imageset import ImageSet
 from deat.data.resident import Resident
@@ -55,8 +56,21 @@ class Seekable(Protocol):
         """The epoch's batches, from the first-th on."""
 
 
+class Indexed(Protocol):
+    """Images and their labels by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> tuple[Any, Any]: ...
+
+
+Array = Tensor | np.ndarray[Any, Any]
+Data = Part | Sequence[Array] | Dataset[Any] | Indexed | Iterable[tuple[Any, ...] | list[Any]]
+"""What images are read from: a set, a pair (images, labels), a Dataset or its like, a loader or a list of batches."""
+
+
 def as_source(
-    data: Any,
+    data: Data | None,
     *,
     batch_size: int,
     device: torch.device | str = "cpu",
@@ -68,9 +82,11 @@ def as_source(
 ) -> Source:
     """A Source over an ImageSet, LazyImages, pair of tensors, Dataset, DataLoader or re-iterable of batches.
 
-    A loader keeps its own batch size, order and augmentation; a Dataset its own augmentation.
+    A loader keeps its own batch size, order and augmentation; a Dataset its own augmentation. None, which a Corpus has
+    for a test part that is not there, is refused.
     """
     refuse_text(data)
+    _refuse_whole(data)
     if batch_size < 1:
         raise UsageError(f"the batch size is {batch_size}; it must be at least 1.")
     if isinstance(data, LazyImages):
@@ -90,6 +106,14 @@ def refuse_text(data: Any) -> None:
         raise UsageError(
             f"{str(data)!r} only names data. Load it: deat.load_data({spec!r}), which fit takes as it is, and "
             f"evaluate its .test part. Also accepted: {_ACCEPTED}."
+        )
+
+
+def _refuse_whole(data: Any) -> None:
+    if isinstance(data, Corpus):
+        raise UsageError(
+            f"{data.name!r} is a Corpus, which has parts: judge its .test part. Only fit's train= takes it whole, and "
+            "val=0.1 holds images out of it."
         )
 
 

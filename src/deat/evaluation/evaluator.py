@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.data import Source, as_source
+from deat.data import Data, Source, as_source
 from deat.data.content import check_images
 from deat.errors import DataError
 from deat.evaluation.evaluation import AttackResult, Evaluation
@@ -43,7 +43,7 @@ Block = tuple[Tensor, Tensor, int]
 
 def evaluate(
     model: nn.Module,
-    data: Any,
+    data: Data | None,
     *,
     threat: str | ThreatModel,
     attacks: str | Sequence[str | Attacker] = DEFAULT,

@@ -15,6 +15,7 @@ from deat.models.normalize import normalized, pixel_scale
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 Normalization = tuple[Sequence[float], Sequence[float]]
+"""Mean and standard deviation by channel."""
 
 ELSEWHERE = "Also timm:NAME, torchvision:NAME and file.py:NAME."
 

@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from deat.checkpoint.lock import owned
-from deat.data import Augment, Corpus, ImageSet, LazyImages, Source, as_source
+from deat.data import Augment, Corpus, Data, ImageSet, LazyImages, Source, as_source
 from deat.data.content import check_fits
 from deat.data.imageset import split_indices
 from deat.data.source import as_images, refuse_text
 from deat.errors import CheckpointError, DataError, UsageError, unknown
+from deat.evaluation.question import check_model
 from deat.methods import Method
 from deat.methods import method as find_method
 from deat.models import normalized
-from deat.modes import evaluating
+from deat.models.registry import Normalization
+from deat.modes import device_of, evaluating
 from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
@@ -31,8 +33,6 @@ from deat.training.result import Result
 from deat.training.settings import Settings, find_device
 from deat.training.trainer import Callback, Trainer
 
-Normalization = tuple[Sequence[float], Sequence[float]]
-"""Mean and standard deviation by channel."""
 RADIUS = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
 OTHER_NAMES = {"learning_rate": "The learning rate is lr.", "eps": RADIUS, "epsilon": RADIUS, "norm": RADIUS}
 """What to use in place of a keyword that fit does not have, where its spelling does not tell."""
@@ -40,12 +40,12 @@ OTHER_NAMES = {"learning_rate": "The learning rate is lr.", "eps": RADIUS, "epsi
 
 def fit(
     model: nn.Module,
-    train: Any,
+    train: Data | Source | Corpus,
     *,
     method: str | Method = "m+deat",
     threat: str | ThreatModel | None = None,
     epochs: int = 30,
-    val: Any = None,
+    val: Data | Source | float | None = None,
     optimizer: OptimizerFactory | None = None,
     normalize: Normalization | None = None,
     augment: Augment | None = None,
@@ -109,12 +109,12 @@ def _own(path: Path, stack: ExitStack) -> None:
 
 def make_trainer(
     model: nn.Module,
-    train: Any,
+    train: Data | Source | Corpus,
     *,
     method: str | Method = "m+deat",
     threat: str | ThreatModel | None = None,
     settings: Settings | None = None,
-    val: Any = None,
+    val: Data | Source | float | None = None,
     optimizer: OptimizerFactory | None = None,
     normalize: Normalization | None = None,
     augment: Augment | None = None,
@@ -122,18 +122,19 @@ def make_trainer(
     ranks: Ranks = ALONE,
 ) -> Trainer:
     """A Trainer on whatever `fit` accepts, with model and data checked against each other."""
+    check_model(model)
     settings = settings or Settings()
     chosen, radius = find_method(method), find_threat(_usual_threat(train) if threat is None else threat)
     if isinstance(train, Corpus):
         normalize = normalize or train.normalization
         augment = augment or train.augment
         train = train.train
-    train, val = _split(train, val, settings)
-    source = open_source(train, settings, augment=augment)
+    rest, held_out = _split(train, val, settings)
+    source = open_source(rest, settings, augment=augment)
     source.check()
-    held = _held_out(val, source, settings)
+    held = _held_out(held_out, source, settings)
     network = normalized(model, *normalize) if normalize else model
-    check_model(network, source, ranks.size)
+    check_fit(network, source, ranks.size)
     if ranks.many:
         share(source, network, chosen, ranks)
     return Trainer(
@@ -169,14 +170,12 @@ def share(source: Source, model: nn.Module, chosen: Method, ranks: Ranks) -> Non
 def idle_parameters(model: nn.Module, source: Source) -> list[str]:
     """The parameters that want a gradient and that the model's answer does not depend on."""
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    first = next(model.parameters())
-    x = torch.zeros(2, *source.shape, device=first.device, dtype=torch.promote_types(torch.float32, first.dtype))
     with evaluating(model):
-        found = torch.autograd.grad(model(x).sum(), list(learning.values()), allow_unused=True)
+        found = torch.autograd.grad(model(_two_images(model, source)).sum(), list(learning.values()), allow_unused=True)
     return [name for name, grad in zip(learning, found, strict=True) if grad is None]
 
 
-def check_model(model: nn.Module, source: Source, processes: int = 1) -> None:
+def check_fit(model: nn.Module, source: Source, processes: int = 1) -> None:
     """Refuse a model that has nothing to train or does not give one logit per class, before any work."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("the model has no parameter that requires a gradient; there is nothing to train.")
@@ -189,9 +188,7 @@ def check_model(model: nn.Module, source: Source, processes: int = 1) -> None:
             f"{source.num_examples} images in batches of {source.batch_size} leave a process with a batch of one, on "
             "which BatchNorm1d cannot train. Use another batch size, or one image less."
         )
-    device = next(model.parameters()).device
-    dtype = torch.promote_types(torch.float32, next(model.parameters()).dtype)
-    x = torch.zeros(2, *source.shape, device=device, dtype=dtype)
+    x = _two_images(model, source)
     try:
         with torch.no_grad(), evaluating(model):
             logits = model(x)
@@ -207,6 +204,11 @@ def check_model(model: nn.Module, source: Source, processes: int = 1) -> None:
         )
 
 
+def _two_images(model: nn.Module, source: Source) -> Tensor:
+    dtype = torch.promote_types(torch.float32, next(model.parameters()).dtype)
+    return torch.zeros(2, *source.shape, device=device_of(model), dtype=dtype)
+
+
 def _order_hint(shape: Sequence[int]) -> str:
     """What to do about images whose channels seem to come last."""
     if shape[-1] not in (1, 3) or shape[0] in (1, 3):
@@ -217,11 +219,11 @@ def _order_hint(shape: Sequence[int]) -> str:
     )
 
 
-def _usual_threat(train: Any) -> str:
+def _usual_threat(train: object) -> str:
     return f"{train.norm}:{train.eps!r}" if isinstance(train, Corpus) else "linf:8/255"
 
 
-def _held_out(val: Any, train: Source, settings: Settings) -> Source | None:
+def _held_out(val: Data | Source | None, train: Source, settings: Settings) -> Source | None:
     """The validation data as a source, checked against the training data's classes."""
     if val is None:
         return None
@@ -258,10 +260,10 @@ def _split(train: Any, val: Any, settings: Settings) -> tuple[Any, Any]:
     return rest, held
 
 
-def open_source(data: Any, settings: Settings, **options: Any) -> Source:
+def open_source(data: Data | Source, settings: Settings, **options: Any) -> Source:
     """Batches of whatever `fit` accepts, under these settings; a Source is passed through."""
     if hasattr(data, "epoch") and hasattr(data, "check"):
-        return data  # type: ignore[no-any-return]
+        return data  # type: ignore[return-value]
     decoders = min(8, os.cpu_count() or 1) if isinstance(data, LazyImages) else 0
     return as_source(
         data,
