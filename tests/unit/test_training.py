@@ -500,6 +500,24 @@ def test_network_that_does_not_fit_is_refused_before_any_work(build, says):
         trainer_of("natural", build())
 
 
+@pytest.mark.parametrize("build", [lambda: conv_net().state_dict(), lambda: conv_net, lambda: "resnet"])
+def test_a_model_that_is_no_module_is_refused_in_words(build):
+    says = f"the model is a {type(build()).__name__}; wrap it in a torch.nn.Module"
+    with pytest.raises(UsageError, match=says):
+        deat.fit(build(), (X, Y), normalize=([0.5], [0.5]))
+    made = trainer_of("natural")
+    with pytest.raises(UsageError, match=says):
+        deat.Trainer(build(), made.train, method=made.method, threat=made.threat, settings=made.settings)
+
+
+def test_a_trainer_finds_method_and_threat_by_their_names():
+    made = trainer_of("m+deat", threat=deat.L2(0.5))
+    found = deat.Trainer(conv_net(), made.train, method="m+deat", threat="l2:0.5", settings=made.settings)
+    assert (found.method, found.threat, found.schedule) == (made.method, made.threat, made.schedule)
+    with pytest.raises(UsageError, match="unknown method 'm\\+daet'"):
+        deat.Trainer(conv_net(), made.train, method="m+daet", threat="l2:0.5", settings=made.settings)
+
+
 def test_more_logits_than_classes_are_welcome():
     net = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 10)))
     assert trainer_of("pgd-2", net).fit().history[-1].examples == 24
@@ -596,6 +614,16 @@ def test_an_optimizer_in_place_of_its_factory_is_refused_with_the_fix():
 def test_the_name_of_data_is_refused_with_the_call_that_loads_it(name, val):
     for call in (lambda: deat.fit(conv_net(), name, val=val), lambda: deat.evaluate(conv_net(), name, threat="linf:0")):
         with pytest.raises(UsageError, match=r"deat\.load_data\('folder:photos'\).*a torch Dataset"):
+            call()
+
+
+def test_a_whole_corpus_is_refused_where_one_of_its_parts_belongs():
+    digits = deat.load_data("digits")
+    for call in (
+        lambda: deat.evaluate(conv_net(), digits, threat="linf:0"),
+        lambda: deat.fit(conv_net(), (X, Y), val=digits, **QUICK),
+    ):
+        with pytest.raises(UsageError, match=r"'digits' is a Corpus.*judge its \.test part"):
             call()
 
 

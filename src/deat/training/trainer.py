@@ -14,18 +14,21 @@ from torch import nn
 from deat.data.resident import batch_length
 from deat.data.source import Source
 from deat.errors import Interrupted, NumericalError
+from deat.evaluation.question import check_model
 from deat.game.engine import Engine, choose_precision, choose_records, choose_threads
 from deat.game.meter import EpochRecord
 from deat.game.moves import Game
 from deat.game.objectives import Objective
 from deat.game.round import Budget
 from deat.interruption import Interruption
-from deat.methods.method import Method
+from deat.methods import Method
+from deat.methods import method as find_method
 from deat.models import pixel_scale
 from deat.models.weights import bare, tensors_of
 from deat.ranks import ALONE, Ranks
 from deat.recording import on
 from deat.threat import ThreatModel
+from deat.threat import threat as find_threat
 from deat.training.failures import check_determinism, is_shortage, located, shortage
 from deat.training.following import Callback as Callback
 from deat.training.following import Keeper
@@ -58,17 +61,18 @@ class Trainer:
         model: nn.Module,
         train: Source,
         *,
-        method: Method,
-        threat: ThreatModel,
+        method: str | Method,
+        threat: str | ThreatModel,
         settings: Settings,
         val: Source | None = None,
         optimizer: OptimizerFactory | None = None,
         callbacks: Sequence[Callback] = (),
         ranks: Ranks = ALONE,
     ) -> None:
+        check_model(model)
         check_factory(optimizer)
-        self.train, self.val, self.method, self.threat, self.settings = train, val, method, threat, settings
-        self.callbacks, self.ranks = list(callbacks), ranks
+        self.method, self.threat = method, threat = find_method(method), find_threat(threat)
+        self.train, self.val, self.settings, self.callbacks, self.ranks = train, val, settings, list(callbacks), ranks
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = settings.threads or choose_threads(self.num_parameters)
         self.engine = self._engine(own_optimizer=optimizer is not None)
