@@ -1,10 +1,14 @@
 """Numbers that people write, or the reason why one is not accepted."""
 
 import math
+import sys
 from collections.abc import Callable
 from typing import SupportsFloat
 
 from deat.errors import UsageError
+
+MOST = sys.float_info.max
+"""The largest finite number; a whole one may be larger still, and would be none in a computation."""
 
 
 def number(text: str | SupportsFloat) -> float:
@@ -30,7 +34,7 @@ def whole(text: str) -> int:
 
 def check_number(name: str, value: object, accepted: Callable[[float], bool], text: str) -> None:
     """Refuse what is not a finite number, or not an accepted one; text says which are, such as ">= 0"."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not accepted(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST or not accepted(value):
         raise UsageError(f"{name} must be a number {text}, not {value!r}.")
 
 

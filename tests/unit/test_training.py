@@ -567,9 +567,9 @@ BAD = {
     "epochs": [0, -1, 1.5, True],
     "batch_size": [0, 2.0],
     "lr": [0, -0.1, math.nan, math.inf, "0.1"],
-    "peak": [0.0, 1.0, math.nan],
-    "momentum": [-0.1, 1.0, math.nan],
-    "weight_decay": [-1e-4, math.nan, math.inf],
+    "peak": [0.0, 1.0, -0.5, math.nan],
+    "momentum": [-0.1, -1e-10, 1.0, math.nan],
+    "weight_decay": [-1e-13, math.nan, math.inf],
     "rate": ["cycle"],
     "precision": ["fp8"],
     "seed": [-1, 0.5],
@@ -583,6 +583,16 @@ BAD = {
 def test_setting_that_is_not_accepted_is_refused_by_name(name, value):
     with pytest.raises(UsageError, match=f"{name}|learning-rate schedule|attack"):
         deat.Settings(**{name: value})
+
+
+def test_a_whole_number_too_large_to_compute_with_is_refused_as_infinity_is():
+    with pytest.raises(UsageError, match="lr must be a number > 0"):
+        deat.Settings(lr=10**400)
+
+
+@pytest.mark.parametrize("name", ["momentum", "weight_decay"])
+def test_zero_is_a_setting_where_it_means_none(name):
+    assert getattr(deat.Settings(**{name: 0}), name) == 0
 
 
 @pytest.mark.parametrize(
@@ -607,6 +617,12 @@ def test_an_optimizer_in_place_of_its_factory_is_refused_with_the_fix():
     net = conv_net()
     with pytest.raises(UsageError, match=r"optimizer is of type Adam; it must be a function.*lambda params"):
         deat.fit(net, (X, Y), optimizer=torch.optim.Adam(net.parameters()), **QUICK)
+
+
+@pytest.mark.parametrize("lr", [0.0, math.inf])
+def test_an_optimizer_whose_learning_rate_cannot_be_steered_is_refused(lr):
+    with pytest.raises(UsageError, match=f"the optimiser's learning rate must be a number > 0, .*not {lr}"):
+        trainer_of("natural", optimizer=lambda p: torch.optim.SGD(p, lr=lr))
 
 
 @pytest.mark.parametrize("val", [None, 0.1])

@@ -14,6 +14,7 @@ from deat.checkpoint.find import Search, files_of, search
 from deat.checkpoint.store import NAME, listed, name_of, prune, remove_temporaries, write
 from deat.checkpoint.tree import join, split
 from deat.errors import CheckpointError, UsageError
+from deat.numbers import check_whole
 from deat.tensorfile import dump, read
 from deat.training.history import EpochStats, EpochTiming, EpochWatch
 from deat.training.kinds import check_kinds
@@ -57,8 +58,7 @@ class Checkpoints:
         say: Say | None = None,
         published: Callable[[Path, Trainer], None] | None = None,
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise UsageError(f"every must be a whole number of epochs >= 1, not {every!r}.")
+        check_whole("every", every, 1)
         self.path, self.every, self.extra = Path(path), every, extra or {}
         self.say, self.published = say or _warn, published
         self._saved: tuple[int, int, int] | None = None

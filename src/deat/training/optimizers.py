@@ -10,6 +10,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from deat.errors import UsageError
 from deat.kernels import has_triton
+from deat.numbers import check_number
 from deat.training.rates import rate
 from deat.training.settings import Settings
 
@@ -141,10 +142,7 @@ class Steering:
         self.optimizer, self.total = optimizer, total
         groups = optimizer.param_groups
         self.base = float(groups[0]["lr"])
-        if not self.base > 0:
-            raise UsageError(
-                f"the optimiser's learning rate is {self.base:g}; it must be > 0, or there is nothing to steer."
-            )
+        check_number("the optimiser's learning rate", self.base, lambda v: v > 0, "> 0, such as 0.01")
         self.ratios = [float(group["lr"]) / self.base for group in groups]
         high = float(groups[0].get("momentum", 0.0))
         cycles = settings.cycle_momentum and all("momentum" in group for group in groups)

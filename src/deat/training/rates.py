@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from deat.errors import UsageError, unknown
+from deat.errors import unknown
 
 
 class Rate(Protocol):
@@ -88,10 +88,6 @@ def rate(
     momentum: tuple[float, float] | None = None,
 ) -> Rate:
     """A learning rate by name."""
-    if not (math.isfinite(lr) and lr > 0):
-        raise UsageError(f"lr must be a finite number > 0, not {lr!r}.")
-    if not 0 < peak < 1:
-        raise UsageError(f"the peak of the cyclic rate must lie between 0 and 1, not at {peak!r}.")
     match name:
         case "cyclic":
             return Cyclic(lr, peak, momentum)

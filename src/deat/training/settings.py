@@ -1,14 +1,13 @@
 """The numbers of a training run, checked before any work begins."""
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from deat.errors import UsageError, unknown
 from deat.evaluation.attacks import attack
 from deat.game.engine import ENGINES, PRECISIONS
+from deat.numbers import check_number, check_whole
 from deat.training.rates import RATES
 
 MOST_THREADS, MOST_EPOCHS = 1024, 100_000
@@ -45,24 +44,24 @@ class Settings:
     sync_bn: bool = False
 
     def __post_init__(self) -> None:
-        _whole("epochs", self.epochs, 1)
+        check_whole("epochs", self.epochs, 1)
         if self.epochs > MOST_EPOCHS:
             raise UsageError(f"epochs must be at most {MOST_EPOCHS:,}, not {self.epochs:,}.")
-        _whole("batch_size", self.batch_size, 1)
-        _whole("seed", self.seed, 0)
+        check_whole("batch_size", self.batch_size, 1)
+        check_whole("seed", self.seed, 0)
         if self.workers is not None:
-            _whole("workers", self.workers, 0)
+            check_whole("workers", self.workers, 0)
         if self.threads is not None:
-            _whole("threads", self.threads, 1)
+            check_whole("threads", self.threads, 1)
             if self.threads > MOST_THREADS:
                 raise UsageError(f"threads must be at most {MOST_THREADS}, not {self.threads}.")
         if self.lr is not None:
-            _within("lr", self.lr, 0, math.inf, "> 0, such as 0.1")
-        _within("peak", self.peak, 0, 1, "between 0 and 1, such as 0.5")
-        _within("momentum", self.momentum, -1e-9, 1, "from 0 to below 1, such as 0.9")
-        _within("weight_decay", self.weight_decay, -1e-12, math.inf, ">= 0, such as 5e-4")
+            check_number("lr", self.lr, lambda v: v > 0, "> 0, such as 0.1")
+        check_number("peak", self.peak, lambda v: 0 < v < 1, "between 0 and 1, such as 0.5")
+        check_number("momentum", self.momentum, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.9")
+        check_number("weight_decay", self.weight_decay, lambda v: v >= 0, ">= 0, such as 5e-4")
         for milestone in self.milestones or ():
-            _whole("milestones", milestone, 1)
+            check_whole("milestones", milestone, 1)
         if self.rate not in RATES:
             raise unknown("learning-rate schedule", self.rate, RATES)
         if self.precision not in PRECISIONS:
@@ -85,13 +84,3 @@ def find_device(name: str) -> torch.device:
         there = "'cpu', 'cuda' or 'auto'" if torch.cuda.is_available() else "'cpu' or 'auto'"
         raise UsageError(f"device {name!r} is not available here ({reason}). Use {there}.") from None
     return device
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name} must be a whole number >= {least}, not {value!r}.")
-
-
-def _within(name: str, value: Any, low: float, high: float, text: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
-        raise UsageError(f"{name} must be a number {text}, not {value!r}.")

@@ -6,7 +6,6 @@ undo it. So every epoch is scored both ways on a few held-out images, and a fall
 """
 
 import copy
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +19,10 @@ import torch
 from deat.checkpoint.kinds import check_all
 from deat.data import ImageSet, Source
 from deat.data.resident import Resident
-from deat.errors import UsageError, unknown
+from deat.errors import unknown
 from deat.evaluation.attacks import attack
 from deat.evaluation.scoring import accuracies
-from deat.numbers import level
+from deat.numbers import check_number, check_whole, level
 from deat.threat import ThreatModel
 from deat.training.history import EpochStats, EpochTiming, EpochWatch, append, rewrite
 from deat.training.trainer import Trainer
@@ -54,9 +53,9 @@ class OverfitRule:
     gap: float = 0.10
 
     def __post_init__(self) -> None:
-        _within("fall", self.fall, 0, 1, "between 0 and 1, such as 0.2")
-        _within("jump", self.jump, 1, math.inf, "> 1, such as 2")
-        _within("gap", self.gap, -1 - 1e-9, 1, "from -1 to below 1, such as 0.1")
+        check_number("fall", self.fall, lambda v: 0 < v < 1, "between 0 and 1, such as 0.2")
+        check_number("jump", self.jump, lambda v: v > 1, "> 1, such as 2")
+        check_number("gap", self.gap, lambda v: -1 <= v < 1, "from -1 to below 1, such as 0.1")
 
     def verdict(self, history: Sequence[EpochWatch]) -> str | None:
         """Why the last epoch of a history is a collapse; None if it is healthy."""
@@ -120,9 +119,8 @@ class OverfitWatch:
     ) -> None:
         if action not in ACTIONS:
             raise unknown("action of the overfit watch", action, ACTIONS)
-        _within("shrink", shrink, 0, 1, "between 0 and 1, such as 0.5")
-        if isinstance(rollbacks, bool) or not isinstance(rollbacks, int) or rollbacks < 0:
-            raise UsageError(f"rollbacks must be a whole number >= 0, not {rollbacks!r}.")
+        check_number("shrink", shrink, lambda v: 0 < v < 1, "between 0 and 1, such as 0.5")
+        check_whole("rollbacks", rollbacks, 0)
         self.images, self.threat, self.action, self.seed = images, threat, action, seed
         self.rule, self.shrink, self.rollbacks = OverfitRule(fall, jump, gap), shrink, rollbacks
         self.log, self.say = log, say or _warn
@@ -252,8 +250,3 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
 
 def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-
-def _within(name: str, value: float, low: float, high: float, text: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
-        raise UsageError(f"{name} must be a number {text}, not {value!r}.")
