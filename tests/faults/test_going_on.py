@@ -14,6 +14,7 @@ from deat.checkpoint.find import search
 from deat.cli import main
 from deat.errors import CheckpointError, UsageError
 from deat.training.checkpoints import Checkpoints, load
+from deat.training.record import read_record
 from deat.training.watch import OverfitWatch
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
@@ -534,7 +535,8 @@ TYPES = [
     ("request", "eps", "0.1"),
     ("request", "persistent", "yes"),
     ("settings", "epochs", "3"),
-    ("settings", "milestones", [None]),
+    ("settings", "milestones", [1, None]),
+    pytest.param("settings", "lr", 10**400, id="settings-lr-huge"),
     ("settings", "val_attack", 5),
     ("threat", None, None),
     ("threat", "eps", "__import__('os')"),
@@ -555,6 +557,16 @@ def test_record_with_a_value_of_another_kind_is_one_clean_error(part, name, valu
     (unfinished / "run.json").write_text(json.dumps(record))
     assert main([command, "run"]) == 4, capsys.readouterr().err
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_record_gives_its_lists_back_as_they_were_and_what_a_later_deat_added_is_left(unfinished):
+    record = json.loads((unfinished / "run.json").read_text())
+    record["settings"] |= {"milestones": [2, 3], "novelty": 1}
+    record["request"]["novelty"] = 1
+    (unfinished / "run.json").write_text(json.dumps(record))
+    found = read_record(unfinished)
+    assert found.settings.milestones == (2, 3)
+    assert (found.request.data, found.settings.epochs) == ("digits", 3)
 
 
 def test_unfinished_run_is_judged_with_a_remark(unfinished, capsys):

@@ -13,6 +13,8 @@ def fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) is dict:
         key, item = get_args(hint)
         return isinstance(value, dict) and all(fits(k, key) and fits(v, item) for k, v in value.items())
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(fits(item, get_args(hint)[0]) for item in value)
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, hint) or (hint is float and isinstance(value, int))

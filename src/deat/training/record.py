@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar
 
-from deat.checkpoint.kinds import fits
+from deat.checkpoint.kinds import built
 from deat.errors import CheckpointError, DeatError, UsageError
 from deat.loading import is_file_spec
 from deat.paths import at_home
@@ -15,6 +15,7 @@ from deat.training.run import Request
 from deat.training.settings import Settings
 
 LARGEST = 16 << 20
+T = TypeVar("T", Request, Settings)
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def read_record(folder: Path) -> Record:
         if file.stat().st_size > LARGEST:
             raise ValueError("it is too large")
         found = json.loads(file.read_text(encoding="utf-8"))
-        request, settings = _request(found["request"]), _settings(found.get("settings", {}))
+        request, settings = _built(Request, found["request"]), _settings(found.get("settings", {}))
         norm, eps = found["threat"]["norm"], found["threat"]["eps"]
         find_threat(f"{norm}:{eps!r}")
         options = found.get("options", {})
@@ -63,24 +64,15 @@ def recorded_root(request: Request) -> str | None:
     return at_home(request.data_root) if request.data_root else None
 
 
-def _request(found: Any) -> Request:
-    hints = get_type_hints(Request)
-    known = {name: value for name, value in found.items() if name in hints}
-    for name, value in known.items():
-        if not fits(value, hints[name]):
-            raise TypeError(f"request.{name} is {value!r}")
-    return Request(**known)
-
-
 def _settings(found: Any) -> Settings:
-    known = {name: value for name, value in found.items() if name in {f.name for f in fields(Settings)}}
-    hints = get_type_hints(Settings)
-    if isinstance(known.get("milestones"), list):
-        known["milestones"] = tuple(known["milestones"])
-    for name, value in known.items():
-        if name != "milestones" and not fits(value, hints[name]):
-            raise TypeError(f"settings.{name} is {value!r}")
-    return Settings(**known)
+    listed = found.get("milestones")  # JSON has no tuples
+    return _built(Settings, {**found, "milestones": tuple(listed)} if isinstance(listed, list) else found)
+
+
+def _built(kind: type[T], found: Any) -> T:
+    """A dataclass from a record's account of it; what it does not know was written by another deat."""
+    known = {field.name for field in fields(kind)}
+    return built(kind, {name: value for name, value in found.items() if name in known})
 
 
 def _shown(error: Exception) -> str:
