@@ -19,6 +19,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Weights that get no gradient; those that did before do so again afterwards."""
+    learning = [p for p in model.parameters() if p.requires_grad]
+    try:
+        for p in learning:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in learning:
+            p.requires_grad_(True)
+
+
 def spread(mask: Tensor, like: Tensor) -> Tensor:
     """A per-example mask in a shape that broadcasts over whole examples."""
     return mask.view(-1, *[1] * (like.dim() - 1))

@@ -17,6 +17,7 @@ from deat.evaluation.evaluation import load_evaluation
 from deat.evaluation.evaluator import Session, evaluate
 from deat.evaluation.judge import Judge
 from deat.evaluation.ledger import answers, are_close
+from deat.evaluation.question import Question
 from deat.loading import load_object
 from helpers.eval_attackers import Fragile, Interrupted
 from helpers.eval_nets import Around, same
@@ -245,8 +246,8 @@ def test_a_ledger_of_a_network_that_answers_otherwise_is_not_used_though_weights
 def test_a_ledger_of_another_precision_is_another_question_s(monkeypatch):
     monkeypatch.setattr(judge, "choose_quick", lambda wanted, device: wanted)
     monkeypatch.setattr(judge, "Quick", lambda *_: None)
-    asked = [Session(net(), THREATS[0], [], 0, BLOCK, False, None, None, how)._question for how in ("fp32", "fp16")]
-    assert asked[0] != asked[1]
+    asked = [Question(net(), THREATS[0], [], BLOCK, precision=how) for how in ("fp32", "fp16")]
+    assert len({Session(question).fingerprint for question in asked}) == 2
 
 
 NET = """

@@ -67,7 +67,7 @@ class Attack:
         )
         clean = x
         for step in range(1, self.steps + 1):
-            delta, fooled = self._step(model, x, y, delta, threat, pushed)
+            delta, fooled = self.step(model, x, y, delta, threat, pushed)
             if self.freeze and step in DROPS and step < self.steps:
                 found[rows] = delta
                 lost = confirmed(model, x + delta, y, fooled)
@@ -78,7 +78,7 @@ class Attack:
         found[rows] = delta
         return (clean + found).detach()
 
-    def _step(
+    def step(
         self, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor, threat: ThreatModel, pushed: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The next delta, and whom the last one fooled; those stay where they are, unless they are pushed on."""

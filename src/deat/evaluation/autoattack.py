@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from deat.errors import UsageError
 from deat.evaluation.attacks import Attack, still_correct
 from deat.evaluation.quick import Quick, full_precision
-from deat.modes import evaluating, spread
+from deat.modes import evaluating, frozen, spread
 from deat.threat import ThreatModel
 
 PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
@@ -49,7 +49,7 @@ class AutoAttack:
             torch.enable_grad(),
             torch.random.fork_rng(devices),
             evaluating(model),
-            _frozen(model),
+            frozen(model),  # FAB would leave gradients in the weights
             _quiet(),
         ):
             return _part_by_part(model, x.clone(), y.clone(), threat, self.parts, seed)
@@ -104,7 +104,7 @@ def _polished(quick: Quick, x: Tensor, y: Tensor, tried: Tensor, threat: ThreatM
     how, clean, delta = Attack("polish", POLISH, alpha=0.1, loss="margin"), x[rows], (tried - x)[rows]
     with full_precision():
         for _ in range(POLISH):
-            delta, _ = how._step(quick.exact, clean, y[rows], delta, threat, torch.zeros_like(claims[rows]))
+            delta, _ = how.step(quick.exact, clean, y[rows], delta, threat, torch.zeros_like(claims[rows]))
     return tried.index_put((rows,), clean + delta)
 
 
@@ -124,19 +124,6 @@ def build_adversary(model: nn.Module, x: Tensor, threat: ThreatModel, part: str,
         targeted.dlr_loss_targeted = targeted.ce_loss_targeted
     adversary.attacks_to_run = [part]
     return adversary
-
-
-@contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """Weights without gradients, which FAB would leave in them."""
-    learning = [p for p in model.parameters() if p.requires_grad]
-    try:
-        for p in learning:
-            p.requires_grad_(False)
-        yield
-    finally:
-        for p in learning:
-            p.requires_grad_(True)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """deat.evaluate: any model, any data, any attacks, in blocks that survive interruption."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from deat.data import Data, Source, as_source
 from deat.data.content import check_images
 from deat.errors import DataError
-from deat.evaluation.evaluation import AttackResult, Evaluation
-from deat.evaluation.judge import Attacker, Judge, Ruling
+from deat.evaluation.evaluation import Evaluation
+from deat.evaluation.judge import Attacker, Judge
 from deat.evaluation.ledger import Ledger, answers, fingerprint, fingerprint_code, fingerprint_model
 from deat.evaluation.named import attackers, describe, passes
 from deat.evaluation.pace import Pace
-from deat.evaluation.question import check_about, check_files, check_model, check_question, count_outputs
+from deat.evaluation.pace import Progress as Progress
+from deat.evaluation.question import Question, check_about, check_files, check_model, check_question, count_outputs
 from deat.evaluation.quick import choose_compiled
+from deat.evaluation.rulings import Images, Rulings
 from deat.evaluation.sanity import SLICE, Flag, after, before, compare, passes_after
 from deat.modes import device_of
 from deat.paths import tidy
@@ -29,16 +31,10 @@ from deat.versions import versions
 
 BLOCK = 500
 DEFAULT = ("natural", "fgsm", "pgd-20", "cw-20")
-Progress = Callable[[Pace], None]
-"""Called when an evaluation begins and after each ruling."""
 Tell = Callable[[Flag], None]
 """Called with a flag on the model itself, before the first attack."""
 Save = Callable[[Evaluation], None]
 """Called with the Evaluation, to put it where it is safe."""
-Images = tuple[Tensor, Tensor]
-"""Images and labels."""
-Block = tuple[Tensor, Tensor, int]
-"""Images, labels and the block's number."""
 
 
 def evaluate(
@@ -82,145 +78,92 @@ def evaluate(
     device = device_of(model)
     source = as_source(data, batch_size=block, device=device, shuffle=False)
     source.check()
-    images = source.num_examples if n is None else min(n, source.num_examples)
-    compiled = choose_compiled(engine, device, images * sum(map(passes, chosen)))
-    session = Session(model, radius, chosen, seed, block, cascade, n, ledger, precision, compiled, ranks)
-    session.about = told
-    found = session.run(source, sanity, progress or (lambda pace: None), tell or (lambda flag: None))
+    asked = Question(model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision)
+    compiled = choose_compiled(engine, device, asked.images_of(source) * sum(map(passes, chosen)))
+    session = Session(replace(asked, compiled=compiled, ledger=ledger, about=told, ranks=ranks))
+    found, rulings = session.run(source, progress or (lambda pace: None), tell or (lambda flag: None))
     if save is not None and ranks.main:
         save(found) if callable(save) else found.save(Path(save))
-    session.ledger.close()  # not before what it held is safe elsewhere
+    rulings.close()  # not before what it held is safe elsewhere
     return found
 
 
 class Session:
     """One evaluation: its judge, its ledger, and the order of its work."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        threat: ThreatModel,
-        attacks: list[Attacker],
-        seed: int,
-        block: int,
-        cascade: bool,
-        n: int | None,
-        ledger: str | Path | None,
-        precision: str = "auto",
-        compiled: bool = False,
-        ranks: Ranks = ALONE,
-    ) -> None:
-        self.model, self.threat, self.attacks, self.cascade, self.block = model, threat, attacks, cascade, block
-        self.n, self.seed, self.ranks = n, seed, ranks
-        self.device = device_of(model)
-        self.about: dict[str, Any] = {}
-        self.judge = Judge(model, threat, seed, precision, compiled)
-        question = {"threat": repr(threat), "seed": seed, "block": block, "cascade": cascade}
+    def __init__(self, asked: Question) -> None:
+        self.asked = asked
+        self.judge = Judge(asked.model, asked.threat, asked.seed, asked.precision, asked.compiled)
+        self._model = fingerprint_model(asked.model)
+        self.fingerprint = self._fingerprint()
+
+    def _fingerprint(self) -> str:
+        """What rulings of an earlier call must have been asked to count."""
+        asked = self.asked
+        question = {"threat": repr(asked.threat), "seed": asked.seed, "block": asked.block, "cascade": asked.cascade}
         question["precision"] = self.judge.precision
         # Alone, an attack's ruling owes nothing to the others.
-        order = [(a.name, describe(a, threat)) for a in attacks] if cascade else None
-        self._path = Path(ledger) if ledger and ranks.main else None
-        self._keeps = bool(ledger)
-        self._fingerprint = fingerprint_model(model)
-        code = fingerprint_code(model) if ledger else ""
-        self._question = fingerprint(question, order, self._fingerprint, code)
+        order = [(a.name, describe(a, asked.threat)) for a in asked.attacks] if asked.cascade else None
+        return fingerprint(question, order, self._model, fingerprint_code(asked.model) if asked.ledger else "")
 
-    def run(self, source: Source, sanity: bool, progress: Progress, tell: Tell) -> Evaluation:
-        """Rule on every block by every attack, with sanity checks before and after."""
-        images = source.num_examples if self.n is None else min(self.n, source.num_examples)
-        first, cut = look_ahead(blocks(source, self.block, images), SLICE)
-        outputs = count_outputs(self.model, first[0], source.num_classes)
-        early = self._check(first, source.num_classes, tell) if sanity else []
-        self.ledger = self._take_up(first[0])
-        pace = self._pace(images, len(first[1]) if sanity else 0)
-        results, labels = self._rule_all(cut, images, progress, pace)
+    def run(self, source: Source, progress: Progress, tell: Tell) -> tuple[Evaluation, Ledger]:
+        """Rule on every block by every attack, with sanity checks before and after; also the ledger of the rulings."""
+        asked, images = self.asked, self.asked.images_of(source)
+        first, cut = look_ahead(blocks(source, asked.block, images), SLICE)
+        outputs = count_outputs(asked.model, first[0], source.num_classes)
+        early = self._check(first, source.num_classes, tell) if asked.sanity else []
+        ledger = self._take_up(first[0])
+        pace = self._pace(images, len(first[1]) if asked.sanity else 0)
+        results, labels = Rulings(asked, self.judge, ledger).on_all(cut, images, progress, pace)
         classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
-        found = Evaluation(results, labels, classes, self._settings(source, images, outputs, sanity))
+        found = Evaluation(results, labels, classes, self._settings(source, outputs))
         flags = [*early, *compare(found)]
-        if sanity and self.ranks.main:
+        if asked.sanity and asked.ranks.main:
             pace.check()
-            flags += after(found, self.judge.model, self.threat, *first)
-        flags = [Flag(**flag) for flag in self.ranks.broadcast([asdict(flag) for flag in flags])]
-        return Evaluation(results, labels, classes, found.settings, flags)
+            flags += after(found, self.judge.model, asked.threat, *first)
+        flags = [Flag(**flag) for flag in asked.ranks.broadcast([asdict(flag) for flag in flags])]
+        return Evaluation(results, labels, classes, found.settings, flags), ledger
 
     def _pace(self, images: int, checked: int) -> Pace:
         """The work ahead: attacks on all images, and checks of a few."""
-        total = -(-images // self.block) * len(self.attacks)
-        checks = checked * passes_after(self.attacks) if self.threat.eps else 0
-        return Pace(self.attacks, images, total, lambda: self.judge.counted()[0], checks=checks)
-
-    def _rule_all(
-        self, cut: Iterator[Images], images: int, progress: Progress, pace: Pace
-    ) -> tuple[list[AttackResult], list[int]]:
-        """Every attack's result on all blocks, of which each process takes its turn, and all labels."""
-        rulings: dict[str, list[Ruling]] = {a.name: [] for a in self.attacks}
-        labels: list[int] = []
-        progress(pace)
-        mine: Block | None = None
-        for number, (x, y) in enumerate(cut):
-            labels += y.tolist()
-            turn = number % self.ranks.size
-            mine = (x, y, number) if turn == self.ranks.rank else mine
-            if turn < self.ranks.size - 1 and len(labels) < images:
-                continue
-            for name, ruling in self._rule(mine, pace):
-                rulings[name].append(ruling)
-                progress(pace)
-            mine = None
-        return [AttackResult.of(name, found) for name, found in rulings.items()], labels
+        attacks = self.asked.attacks
+        total = -(-images // self.asked.block) * len(attacks)
+        checks = checked * passes_after(attacks) if self.asked.threat.eps else 0
+        return Pace(attacks, images, total, lambda: self.judge.counted()[0], checks=checks)
 
     def _check(self, first: Images, num_classes: int, tell: Tell) -> list[Flag]:
         """Flags about the model itself, told as they are found; the first process speaks for all."""
-        flags = before(self.model, *first, num_classes) if self.ranks.main else []
+        flags = before(self.asked.model, *first, num_classes) if self.asked.ranks.main else []
         for flag in flags:
             tell(flag)
         return flags
 
     def _take_up(self, x: Tensor) -> Ledger:
-        """The ledger, with what it holds on this very question."""
-        ledger = Ledger(self._question, self._path, answers(self.model, x) if self._keeps else None)
-        ledger.share(self.ranks)
+        """The ledger, with what it holds on this very question; the first process has its file."""
+        asked = self.asked
+        path = Path(asked.ledger) if asked.ledger and asked.ranks.main else None
+        ledger = Ledger(self.fingerprint, path, answers(asked.model, x) if asked.ledger else None)
+        ledger.share(asked.ranks)
         return ledger
 
-    def _rule(self, mine: Block | None, pace: Pace) -> Iterator[tuple[str, Ruling]]:
-        """Every process's ruling on a block of its own, in the order of blocks, attack after attack."""
-        images, alive = fingerprint(*mine[:2]) if mine and self._keeps else "", None
-        for how in self.attacks:
-            entry = self._entry(how, mine, images, alive, pace) if mine else None
-            if entry and self.cascade and how.name != "natural":  # whose accuracy is shown, wherever it stands
-                alive = entry["ruling"]["correct"]
-            for held in filter(None, self.ranks.gather(entry)):
-                ruling = Ruling(**held.pop("ruling"))
-                pace.end(how, len(ruling.correct), made=self.ledger.add(**held, ruling=ruling))
-                yield how.name, ruling
-
-    def _entry(self, how: Attacker, mine: Block, images: str, alive: list[bool] | None, pace: Pace) -> dict[str, Any]:
-        """The ledger's entry for an attack on a block: found in it, or made now."""
-        x, y, number = mine
-        key = f"{how.name} {fingerprint(describe(how, self.threat))[:8]}"
-        ruling = self.ledger.find(number, key, images)
-        if ruling is None:
-            pace.begin(how, len(y))
-            ruling = self.judge.rule(how, x, y, number, None if how.name == "natural" else alive)
-        return {"block": number, "attack": key, "images": images, "ruling": asdict(ruling)}
-
-    def _settings(self, source: Source, images: int, outputs: int, sanity: bool) -> dict[str, Any]:
+    def _settings(self, source: Source, outputs: int) -> dict[str, Any]:
         """All that this evaluation was asked, and of what."""
+        asked = self.asked
         return {
-            "about": {name: tidy(value) for name, value in self.about.items()},
-            "device": device_name(self.device),
+            "about": {name: tidy(value) for name, value in asked.about.items()},
+            "device": device_name(device_of(asked.model)),
             "image": list(source.shape),
-            "sanity": sanity,
-            "threat": {"norm": self.threat.name, "eps": self.threat.eps},
-            "attacks": {a.name: describe(a, self.threat, outputs) for a in self.attacks},
-            "seed": self.seed,
-            "block": self.block,
-            "cascade": self.cascade,
+            "sanity": asked.sanity,
+            "threat": {"norm": asked.threat.name, "eps": asked.threat.eps},
+            "attacks": {a.name: describe(a, asked.threat, outputs) for a in asked.attacks},
+            "seed": asked.seed,
+            "block": asked.block,
+            "cascade": asked.cascade,
             "precision": self.judge.precision,
             "compiled": self.judge.quick is not None and self.judge.quick.compiled,
-            "sample": images < source.num_examples,
+            "sample": asked.images_of(source) < source.num_examples,
             "available": source.num_examples,
-            "model": self._fingerprint,
+            "model": self._model,
             "versions": versions(),
         }
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.evaluation.quick import Quick, choose_quick, exactly, full_precision
-from deat.modes import device_of, evaluating
+from deat.modes import device_of, evaluating, spread
 from deat.seeding import derive
 from deat.threat import ThreatModel
 
@@ -105,7 +105,7 @@ class Judge:
         if found.shape != x[index].shape or found.dtype != x.dtype:
             return len(index)
         valid = self.threat.contains(x[index], found)
-        found = torch.where(valid.view(-1, *[1] * (x.dim() - 1)), found, x[index])
+        found = torch.where(spread(valid, x), found, x[index])
         stands[index] = self._classify(found, y[index])
         return int((~valid).sum())
 

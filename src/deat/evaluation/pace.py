@@ -16,6 +16,10 @@ EARLY = 0.005
 """The share of the work that must be made here before it says anything about the rest."""
 
 
+Progress = Callable[["Pace"], None]
+"""Called when an evaluation begins and after each ruling."""
+
+
 class Pace:
     """Rulings made and ahead, weighed by passes times images; those from an earlier call cost no time and tell none.
 

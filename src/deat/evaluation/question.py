@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deat.data import Source
 from deat.errors import CheckpointError, UsageError
 from deat.evaluation.judge import Attacker
 from deat.evaluation.quick import exactly
 from deat.modes import evaluating
+from deat.ranks import ALONE, Ranks
+from deat.threat import ThreatModel
 from deat.writing import refuse_links
+
+
+@dataclass(frozen=True)
+class Question:
+    """Who is judged against what, by which attacks and how; about holds what the answer shall say of model and data."""
+
+    model: nn.Module
+    threat: ThreatModel
+    attacks: list[Attacker]
+    block: int
+    seed: int = 0
+    cascade: bool = False
+    n: int | None = None
+    sanity: bool = True
+    precision: str = "auto"
+    compiled: bool = False
+    ledger: str | Path | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    ranks: Ranks = ALONE
+
+    def images_of(self, source: Source) -> int:
+        """How many of a source's images are judged."""
+        return source.num_examples if self.n is None else min(self.n, source.num_examples)
 
 
 def count_outputs(model: nn.Module, x: Tensor, num_classes: int) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from deat.data import Source
 from deat.evaluation.attacks import Attack, attack, attacked
 from deat.game.losses import cross_entropy
+from deat.modes import device_of
 from deat.ranks import ALONE, Ranks
 from deat.seeding import derive
 from deat.threat import ThreatModel
@@ -42,15 +43,15 @@ def scores(
     Several processes take whole batches in turn, so that their number changes nothing.
     """
     chosen = [attack(name) for name in attacks]
-    first = next(model.parameters())
-    dtype = torch.promote_types(torch.float32, first.dtype)
-    sums = torch.zeros(len(chosen), 2, len(source), dtype=torch.float64, device=first.device)
+    device = device_of(model)
+    dtype = torch.promote_types(torch.float32, next(model.parameters()).dtype)
+    sums = torch.zeros(len(chosen), 2, len(source), dtype=torch.float64, device=device)
     for batch, (x, y) in enumerate(source.epoch(0)):
         if batch % ranks.size != ranks.rank:
             continue
         images = prepare(x.to(dtype))
         for index, how in enumerate(chosen):
-            generator = torch.Generator(first.device).manual_seed(derive(seed, f"score {how.name}", batch))
+            generator = torch.Generator(device).manual_seed(derive(seed, f"score {how.name}", batch))
             logits = attacked(model, images, y, how, threat, generator)
             sums[index, 0, batch] = (logits.argmax(1) == y).sum()
             sums[index, 1, batch] = cross_entropy(logits, y).sum(dtype=torch.float64)

@@ -1,0 +1,68 @@
+"""Every attack's ruling on every block, found in the ledger or made now; processes take blocks in turn."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from deat.evaluation.evaluation import AttackResult
+from deat.evaluation.judge import Attacker, Judge, Ruling
+from deat.evaluation.ledger import Ledger, fingerprint
+from deat.evaluation.named import describe
+from deat.evaluation.pace import Pace, Progress
+from deat.evaluation.question import Question
+
+Images = tuple[Tensor, Tensor]
+"""Images and labels."""
+Block = tuple[Tensor, Tensor, int]
+"""Images, labels and the block's number."""
+
+
+class Rulings:
+    """What a judge rules on a question, kept in a ledger as it comes."""
+
+    def __init__(self, asked: Question, judge: Judge, ledger: Ledger) -> None:
+        self.asked, self.judge, self.ledger = asked, judge, ledger
+
+    def on_all(
+        self, cut: Iterator[Images], images: int, progress: Progress, pace: Pace
+    ) -> tuple[list[AttackResult], list[int]]:
+        """Every attack's result on all blocks, of which each process takes its turn, and all labels."""
+        rulings: dict[str, list[Ruling]] = {a.name: [] for a in self.asked.attacks}
+        labels: list[int] = []
+        progress(pace)
+        mine, ranks = None, self.asked.ranks
+        for number, (x, y) in enumerate(cut):
+            labels += y.tolist()
+            turn = number % ranks.size
+            mine = (x, y, number) if turn == ranks.rank else mine
+            if turn < ranks.size - 1 and len(labels) < images:
+                continue
+            for name, ruling in self._in_turn(mine, pace):
+                rulings[name].append(ruling)
+                progress(pace)
+            mine = None
+        return [AttackResult.of(name, found) for name, found in rulings.items()], labels
+
+    def _in_turn(self, mine: Block | None, pace: Pace) -> Iterator[tuple[str, Ruling]]:
+        """Every process's ruling on a block of its own, in the order of blocks, attack after attack."""
+        images, alive = fingerprint(*mine[:2]) if mine and self.asked.ledger else "", None
+        for how in self.asked.attacks:
+            entry = self._entry(how, mine, images, alive, pace) if mine else None
+            if entry and self.asked.cascade and how.name != "natural":  # whose accuracy is shown, wherever it stands
+                alive = entry["ruling"]["correct"]
+            for held in filter(None, self.asked.ranks.gather(entry)):
+                ruling = Ruling(**held.pop("ruling"))
+                pace.end(how, len(ruling.correct), made=self.ledger.add(**held, ruling=ruling))
+                yield how.name, ruling
+
+    def _entry(self, how: Attacker, mine: Block, images: str, alive: list[bool] | None, pace: Pace) -> dict[str, Any]:
+        """The ledger's entry for an attack on a block: found in it, or made now."""
+        x, y, number = mine
+        key = f"{how.name} {fingerprint(describe(how, self.asked.threat))[:8]}"
+        ruling = self.ledger.find(number, key, images)
+        if ruling is None:
+            pace.begin(how, len(y))
+            ruling = self.judge.rule(how, x, y, number, None if how.name == "natural" else alive)
+        return {"block": number, "attack": key, "images": images, "ruling": asdict(ruling)}
