@@ -27,10 +27,10 @@ NEVER = 10**9
 PARTS: dict[str, tuple[Any, str, Any]] = {
     "batch norm's second launch begun early": (normed, "_has_early", lambda device: False),
     "shortcuts beside the rest": (rewire, "MEANWHILE", NEVER),
-    "weight gradients beside the rest": (forked, "_on_gpu", lambda x: False),
+    "weight gradients beside the rest": (forked, "on_gpu", lambda x: False),
     "the first convolution": (stem, "serves", lambda *held: False),
-    "a network's end": (pooled, "_on_gpu", lambda x: False),
-    "cross-entropy": (entropy, "_on_gpu", lambda x: False),
+    "a network's end": (pooled, "on_gpu", lambda x: False),
+    "cross-entropy": (entropy, "on_gpu", lambda x: False),
     "small weights stepped together": (descent, "fits", lambda step: False),
     "halved weights stepped with the others": (DeviceSGD, "follow", None),
 }

@@ -71,7 +71,7 @@ def gradients(branches: bool, replays: int, train: bool) -> list[list[Tensor]]:
     with pytest.MonkeyPatch.context() as patch, torch.cuda.stream(torch.cuda.Stream()):
         patch.setattr(rewire, "MEANWHILE", 2 if branches else 10**9)
         begun, side = [], branch.side
-        patch.setattr(branch, "side", lambda device: (begun.append(device), side(device))[1])
+        patch.setattr(branch, "side", lambda device, use: (begun.append(device), side(device, use))[1])
         slope()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -29,7 +29,7 @@ ENDS = [
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for room in (pooled, entropy):
-        monkeypatch.setattr(room, "_on_gpu", lambda x: True)
+        monkeypatch.setattr(room, "on_gpu", lambda x: True)
     monkeypatch.setattr(pooled, "_wants", lambda dtype, weight: True)
 
 
@@ -182,8 +182,8 @@ def test_a_branch_is_waited_for_before_its_result_is_used(monkeypatch: pytest.Mo
             said.append(f"{self.name} waits for {other.name}")
 
     main, beside = Stream("main"), Stream("branch")
-    monkeypatch.setattr(branch, "_on_gpu", lambda x: True)
-    monkeypatch.setattr(branch, "side", lambda device: beside)
+    monkeypatch.setattr(branch, "on_gpu", lambda x: True)
+    monkeypatch.setattr(branch, "side", lambda device, use: beside)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: (said.append(f"on {stream.name}"), nullcontext())[1])
     monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: said.append(f"kept for {stream.name}"))

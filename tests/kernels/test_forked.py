@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deat.kernels import forked
+from deat.kernels import branch, forked, streams
 
 
 class Stream:
@@ -17,7 +17,7 @@ class Stream:
 
 @pytest.fixture(autouse=True)
 def idle_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forked, "side", lambda device: Stream())
+    monkeypatch.setattr(forked, "side", lambda device, use: Stream())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
@@ -63,3 +63,21 @@ def test_gradients_that_autograd_finds_for_the_weight_are_apart_until_they_are_j
     ours, weight.grad = weight.grad, None
     (torch.conv2d(x, weight, None, 1, 1).square().sum() + weight.square().sum()).backward()
     assert torch.allclose(ours, weight.grad, rtol=1e-5)
+
+
+def test_a_device_has_one_stream_for_each_use_and_branches_and_weight_gradients_are_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
+    asked: list[Any] = []
+    for room in (branch, forked):
+        monkeypatch.setattr(room, "side", lambda device, use: (asked.append(streams.side(device, use)), asked[-1])[1])
+    monkeypatch.setattr(branch, "on_gpu", lambda x: True)
+    x, weight = torch.randn(2, 4, 5, 5), torch.randn(4, 4, 3, 3, requires_grad=True)
+    branch.arrived(branch.begin_conv2d(x, weight))
+    forked.ForkedConv.apply(x, weight, [1, 1], [1, 1], [1, 1], 1).sum().backward()  # type: ignore[no-untyped-call]
+    forked.join()
+    first, second, third, fourth = asked
+    assert first is second is not third
+    assert third is fourth
+    streams.side.cache_clear()

@@ -33,7 +33,7 @@ CASES = [
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     from deat.kernels import narrow
 
-    monkeypatch.setattr(stem, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(stem, "on_gpu", lambda x: True)
     monkeypatch.setattr(narrow, "FORTH", 32)
     monkeypatch.setattr(narrow, "BACK", 32)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)

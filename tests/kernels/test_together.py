@@ -47,9 +47,9 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(Engine, "fuses", property(lambda self: True))
     monkeypatch.setattr(optimizers, "has_triton", lambda: True)
     monkeypatch.setattr(normed, "_fits", lambda x: x.is_contiguous(memory_format=torch.channels_last))
-    monkeypatch.setattr(pooled, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(pooled, "on_gpu", lambda x: True)
     monkeypatch.setattr(pooled, "_wants", lambda dtype, weight: True)
-    monkeypatch.setattr(entropy, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(entropy, "on_gpu", lambda x: True)
     for kind, name in ((pooled.Pooled, "head"), (entropy.Entropy, "entropy")):
         monkeypatch.setattr(kind, "apply", noted(kind.apply, name, ran))
     monkeypatch.setattr(
@@ -179,7 +179,7 @@ def test_weight_gradients_that_are_taken_apart_train_the_same_weights(
 ) -> None:
     torch._dynamo.reset()
     taken: list[Tensor] = []
-    monkeypatch.setattr(forked, "_on_gpu", lambda x: True)
+    monkeypatch.setattr(forked, "on_gpu", lambda x: True)
     monkeypatch.setattr(forked, "_begin", lambda *args: (taken.append(args[3].leaf), _begin_here(*args)))
     monkeypatch.setattr(forked, "join", lambda: None)
     plain, quick = (trainer_of(method, engine, bias=False) for engine in ("eager", "compile"))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from deat.evaluation import graphed
 from deat.evaluation.graphed import Graphed
+from helpers.recorded import count_recordings
 
 
 class Pretended:
@@ -117,7 +118,7 @@ def test_a_second_backward_of_one_forward_is_right_too(net: nn.Module) -> None:
     for column in range(3):
         (grad,) = torch.autograd.grad(answer[:, column].sum(), x, retain_graph=True)
         assert torch.allclose(grad, slope(lambda v, column=column: net(v)[:, column], x))
-    assert ask.recordings() == 1
+    assert count_recordings(ask) == 1
 
 
 def test_an_empty_batch_has_no_answers(net: nn.Module) -> None:
@@ -142,6 +143,6 @@ def test_two_gradients_of_the_same_images_are_both_right(net: nn.Module) -> None
 def test_a_size_is_recorded_once_it_comes_again(net: nn.Module) -> None:
     ask = Graphed(net)
     ask(images(10))
-    assert ask.recordings() == 0
+    assert count_recordings(ask) == 0
     ask(images(12))  # padded to the same size
-    assert ask.recordings() == 1
+    assert count_recordings(ask) == 1

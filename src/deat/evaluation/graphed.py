@@ -58,10 +58,6 @@ class Graphed:
         answers = [self._ask(*how) for how in zip(parts, sizes, slots, strict=True)]
         return answers[0] if len(answers) == 1 else torch.cat(answers)
 
-    def recordings(self) -> int:
-        """How many pairs of graphs there are."""
-        return sum(len(slot.pairs) for slot in self._slots)
-
     def _ask(self, x: Tensor, size: int, number: int) -> Tensor:
         shape = torch.Size((size, *x.shape[1:]))
         self._uses[shape] += 1

@@ -4,20 +4,13 @@ Autograd takes a gradient on the stream of its forward and waits where streams m
 the rest as well.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from deat.kernels import forked
-
-
-@cache
-def side(device: torch.device) -> torch.cuda.Stream:
-    """The stream of branches."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
+from deat.kernels.streams import on_gpu, side
 
 _read: list[Tensor] = []
 """Gradients that are read beside. Nobody may add to them in their place, as autograd does with what it alone holds."""
@@ -25,10 +18,10 @@ _read: list[Tensor] = []
 
 def begin_conv2d(x: Tensor, *rest: Any, **named: Any) -> Tensor:
     """A convolution that is begun beside; nobody but `arrived` may look at its result."""
-    if not _on_gpu(x):
+    if not on_gpu(x):
         return forked.conv2d(x, *rest, **named)
     _read.clear()
-    beside = side(x.device)
+    beside = side(x.device, "branches")
     beside.wait_stream(torch.cuda.current_stream(x.device))
     with torch.cuda.stream(beside):
         y = forked.conv2d(x, *rest, **named)
@@ -40,12 +33,8 @@ def begin_conv2d(x: Tensor, *rest: Any, **named: Any) -> Tensor:
 
 def arrived(y: Tensor) -> Tensor:
     """The result of such a convolution, which is waited for."""
-    if _on_gpu(y):
+    if on_gpu(y):
         here = torch.cuda.current_stream(y.device)
-        here.wait_stream(side(y.device))
+        here.wait_stream(side(y.device, "branches"))
         y.record_stream(here)
     return y
-
-
-def _on_gpu(x: Tensor) -> bool:
-    return x.is_cuda

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deat.kernels.sizes import HALVES
+from deat.kernels.streams import on_gpu
 
 CLASSES = 1024
 """As many as a tile takes."""
@@ -26,12 +27,8 @@ def cross_entropy(logits: Tensor, y: Tensor, *, mean: bool = False) -> Tensor:
 
 def serves(logits: Tensor, y: Tensor) -> bool:
     """Whether our kernels can take these."""
-    plain = _on_gpu(logits) and logits.dim() == 2 and logits.is_contiguous() and y.is_contiguous()
+    plain = on_gpu(logits) and logits.dim() == 2 and logits.is_contiguous() and y.is_contiguous()
     return plain and logits.dtype in HALVES and 0 < logits.shape[1] <= CLASSES and len(logits) > 0
-
-
-def _on_gpu(x: Tensor) -> bool:
-    return x.is_cuda
 
 
 class Entropy(torch.autograd.Function):

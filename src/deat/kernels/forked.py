@@ -3,13 +3,13 @@
 Nothing but the optimiser waits for a weight's gradient, and matrix units are idle while batch norms wait for memory.
 """
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from deat.kernels.sizes import pair
+from deat.kernels.streams import on_gpu, side
 
 BESIDE = "_gradient_is_taken_beside"
 
@@ -19,16 +19,10 @@ def take_beside(leaf: Tensor) -> None:
     setattr(leaf, BESIDE, True)
 
 
-@cache
-def side(device: torch.device) -> torch.cuda.Stream:
-    """The stream beside the others."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
 def join() -> None:
     """Wait for every weight gradient that is on its way; a recording may only wait for what it began itself."""
     for device in list(_begun):
-        torch.cuda.current_stream(device).wait_stream(side(device))
+        torch.cuda.current_stream(device).wait_stream(side(device, "gradients"))
         for leaf, grad in _begun.pop(device).found.items():
             leaf.grad = grad if leaf.grad is None else leaf.grad + grad
 
@@ -69,7 +63,7 @@ class ForkedConv(torch.autograd.Function):
 
 def _begin(dy: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> None:
     """Take a weight's gradient beside."""
-    beside = side(x.device)
+    beside = side(x.device, "gradients")
     beside.wait_stream(torch.cuda.current_stream(x.device))
     read, found = _begun.setdefault(x.device, Begun([], {}))
     read.append(dy)
@@ -109,8 +103,4 @@ def conv2d(
 def _plays(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> bool:
     """Whether gradients will be asked for, on a GPU, of a convolution that nothing is added to."""
     plain = bias is None and not isinstance(padding, str) and x.dtype == weight.dtype
-    return plain and _on_gpu(x) and torch.is_grad_enabled()
-
-
-def _on_gpu(x: Tensor) -> bool:
-    return x.is_cuda
+    return plain and on_gpu(x) and torch.is_grad_enabled()

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deat.kernels.sizes import HALVES
+from deat.kernels.streams import on_gpu
 
 CLASSES, CHANNELS = 64, 4096
 """As many as our kernels take; with more classes a matrix product is better."""
@@ -22,14 +23,10 @@ def pooled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 def serves(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether our kernels can take these: half-precision features, channels last, and few classes."""
-    half = _on_gpu(x) and x.dtype in HALVES and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    half = on_gpu(x) and x.dtype in HALVES and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     kinds = all(t is None or (t.is_contiguous() and t.dtype in (torch.float32, x.dtype)) for t in (weight, bias))
     fits = len(weight) <= CLASSES and x.shape[1] == weight.shape[1] <= CHANNELS and 0 < x.numel() < 2**31
     return half and kinds and fits and _wants(x.dtype, weight)
-
-
-def _on_gpu(x: Tensor) -> bool:
-    return x.is_cuda
 
 
 def _wants(dtype: torch.dtype, weight: Tensor) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from deat.kernels.sizes import HALVES, is_plain, pair
+from deat.kernels.streams import on_gpu
 
 CHANNELS = 8
 """From how many channels on a GPU's matrix units take half-precision images; below, cuDNN does without them."""
@@ -28,7 +29,7 @@ def conv2d_of_few(
 ) -> Tensor:
     """conv2d of x, or of (x - shift) / scale; on a GPU in half precision our own, or with channels of zeros added."""
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    half = _on_gpu(x) and dtype in HALVES and weight.shape[1] == x.shape[1]
+    half = on_gpu(x) and dtype in HALVES and weight.shape[1] == x.shape[1]
     pads = None if isinstance(padding, str) else pair(padding)
     if half and pads and is_plain(stride, dilation, groups) and serves(x, weight, bias, pads):
         y: Tensor = Direct.apply(x, weight, bias, pads, dtype, shift, scale)  # type: ignore[no-untyped-call]
@@ -38,10 +39,6 @@ def conv2d_of_few(
     elif shift is not None and scale is not None:
         x = (x - shift) / scale
     return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
-
-
-def _on_gpu(x: Tensor) -> bool:
-    return x.is_cuda
 
 
 def serves(x: Tensor, weight: Tensor, bias: Tensor | None, pads: Size) -> bool:
