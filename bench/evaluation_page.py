@@ -1,5 +1,6 @@
 """The evaluation benchmark's result as a page of Markdown."""
 
+from collections.abc import Iterable
 from typing import Any
 
 Record = dict[str, Any]
@@ -141,7 +142,7 @@ def share(cell: Record, how: str) -> float:
     return mean(unpack(cell["verdicts"][how]))
 
 
-def mean(hits: Any) -> float:
+def mean(hits: Iterable[bool]) -> float:
     """The share of true values."""
     values = list(hits)
     return sum(values) / len(values)

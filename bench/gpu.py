@@ -186,7 +186,7 @@ def forward_flops(network: str) -> int:
     side = SIDES[network]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net_of(network).eval()(torch.zeros(1, 3, side, side))
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
 
 
 def images(side: int, count: int) -> ImageSet:

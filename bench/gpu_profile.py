@@ -88,7 +88,7 @@ def measure(graph: torch.cuda.CUDAGraph, replays: int = 10) -> Record:
     times: Counter[str] = Counter()
     launches: Counter[str] = Counter()
     for event in found.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type.name == "CUDA":
             times[event.name] += event.device_time / replays
             launches[event.name] += 1
     kinds: Counter[str] = Counter()
@@ -105,7 +105,7 @@ def measure(graph: torch.cuda.CUDAGraph, replays: int = 10) -> Record:
 
 def timed(graph: torch.cuda.CUDAGraph, replays: int = 50) -> float:
     """Milliseconds of one replay among many."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     for _ in range(replays):
         graph.replay()

@@ -34,7 +34,7 @@ def render(result: Record) -> str:
 
 def gaps(move: Record) -> float:
     """Microseconds in which no kernel runs."""
-    return max(0.0, 1000 * float(move["ms"]) - sum(move["kinds"].values()))
+    return max(0.0, 1000 * float(move["ms"]) - float(sum(move["kinds"].values())))
 
 
 def draw(result: Record, out: Path) -> None:

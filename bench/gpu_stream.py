@@ -46,7 +46,7 @@ def main() -> None:
     args = parser.parse_args()
     machine = {"device": torch.cuda.get_device_name(), "cores": os.cpu_count(), **versions()}
     with tempfile.TemporaryDirectory() as folder:
-        kilobytes, rows = make_files(Path(folder), args.images), []
+        kilobytes, rows = make_files(Path(folder), args.images), list[Record]()
         files, held = lazy_images(Path(folder), args.times), images(SIDE, args.images * args.times)
         result = {"machine": machine, "images": len(files), "mean_kilobytes": kilobytes, "rows": rows}
         for method in STEPS:

@@ -6,6 +6,7 @@ PGD and FREE a full backward whose parameter gradients are thrown away; TRADES a
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -129,15 +130,19 @@ def trades_epoch(script: Script, steps: int = 10, beta: float = 6.0) -> None:
         return F.kl_div(F.log_softmax(adv, 1), F.softmax(clean, 1), reduction="sum")
 
     for x, y in script.batches():
-        images = _crafted(script, x, steps, lambda images, x=x: apart(images, x))
+        images = _crafted(script, x, steps, partial(apart, x=x))
         script.optimizer.zero_grad()
         script.learn(F.cross_entropy(script.model(x), y) + beta / len(x) * apart(images, x))
 
 
 def mart_epoch(script: Script, steps: int = 10, beta: float = 6.0) -> None:
     """One epoch of MART: PGD in eval mode, then an update that weighs images by how unsure the clean answer is."""
+
+    def wrong(images: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(script.model(images), y)
+
     for x, y in script.batches():
-        images = _crafted(script, x, steps, lambda images, y=y: F.cross_entropy(script.model(images), y))
+        images = _crafted(script, x, steps, partial(wrong, y=y))
         script.optimizer.zero_grad()
         clean, adv = script.model(x), script.model(images)
         p, q = F.softmax(clean, 1), F.softmax(adv, 1)
@@ -170,7 +175,7 @@ def attack_images(model: nn.Module, x: Tensor, y: Tensor, eps: float, name: str,
     """Who is still correct under fgsm, pgd-N or cw-N; every image takes part in every step until the end."""
     model.eval()
     correct: list[bool] = []
-    for images, labels in zip(x.split(batch_size), y.split(batch_size), strict=True):
+    for images, labels in zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True):
         delta = _plain_attack(model, images, labels, eps, name)
         with torch.no_grad():
             correct += (model(images + delta).argmax(1) == labels).tolist()
