@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import deat
 from deat.data import ImageSet
+from deat.data.imageset import split_indices
 from deat.errors import DataError, NumericalError, UsageError
+from deat.evaluation.attacks import attack
 from deat.training.history import EpochStats, append, read
 from deat.training.lipschitz import log10_lipschitz
 from deat.training.plan import backprops_per_batch
@@ -160,6 +162,31 @@ def test_validation_data_of_its_own_is_never_trained_on():
     assert stats.val_natural is not None
     assert seen.count(True) == 3 * 3  # training
     assert seen.count(False) == 1 + 20 + 1  # natural, cw-20, and its verdict
+
+
+def test_validation_is_by_the_attack_the_threat_and_the_seed_that_were_set(monkeypatch):
+    asked = []
+
+    def look(model, images, attacks, threat, seed, *rest):
+        asked.append((attacks, threat, seed, *rest))
+        return {"natural": (0.9, 0.3), "cw-3": (0.4, 2.0)}
+
+    monkeypatch.setattr("deat.training.validation.scores", look)
+    trainer = trainer_of("pgd-2", val=0.25, val_attack="cw-3", seed=5, threat=deat.L2(0.5))
+    stats = trainer.run_epoch()
+    assert asked == [(("natural", attack("cw-3")), deat.L2(0.5), 5, trainer.engine.layout, trainer.ranks)]
+    assert (stats.val_natural, stats.val_robust, stats.val_loss) == (0.9, 0.4, 0.3)
+    assert deat.Settings().val_attack == "cw-20"
+
+
+@pytest.mark.parametrize("kind", ["tensors", "dataset"])
+def test_held_out_images_are_the_same_in_every_epoch_in_order_and_as_they_are(kind):
+    settings = deat.Settings(epochs=2, batch_size=4, seed=3, workers=0)
+    trainer = deat.make_trainer(conv_net(), DATA[kind], val=0.25, augment=deat.Augment(2), settings=settings)
+    rest, held = split_indices(len(X), 6, seed=3)
+    assert trainer.train.num_examples == len(rest) == 18
+    for epoch in range(2):
+        assert torch.equal(torch.cat([x for x, _ in trainer.val.epoch(epoch)]), X[held])
 
 
 def test_validation_loss_is_the_mean_cross_entropy_of_natural_held_out_images():

@@ -13,6 +13,7 @@ from deat.cli import main
 from deat.data import ImageSet
 from deat.data.resident import Resident
 from deat.errors import UsageError
+from deat.evaluation.attacks import attack
 from deat.tensorfile import note_of
 from deat.training.folder import RunFolder
 from deat.training.history import EpochWatch, read
@@ -86,6 +87,13 @@ def test_leap_between_epochs_of_equal_k_is_a_suspicion_whatever_the_accuracies_s
     assert RULE.suspicion(rows[:1]) is None
 
 
+def test_gap_is_measured_from_the_last_healthy_epoch():
+    rows = [
+        EpochWatch(i, 1, 0.04, *row) for i, row in enumerate([(0.56, 0.5, 10.0), (0.8, 0.4, 30.0), (0.8, 0.4, 70.0)])
+    ]
+    assert fired(rows) == [1, 2]
+
+
 def test_fall_fires_whether_or_not_k_changed():
     assert fired(history((1, 0.5, 10.0), (2, 0.2, 10.0))) == [1]
 
@@ -144,6 +152,13 @@ def test_setting_outside_its_range_is_refused_by_name(wrong):
     (name,) = wrong
     with pytest.raises(UsageError, match=name):
         OverfitWatch(held(), THREAT, **wrong)
+
+
+def test_a_watch_is_as_strict_as_its_page_says():
+    """A fall of 20 points, a leap to twice as much, a gap of 10 points; half the step, three times; 256 images."""
+    watch = OverfitWatch(held(), THREAT)
+    found = watch.action, watch.rule, watch.shrink, watch.rollbacks, MOST
+    assert found == ("warn", OverfitRule(fall=0.20, jump=2.0, gap=0.10), 0.5, 3, 256)
 
 
 def test_unknown_action_is_refused():
@@ -252,6 +267,30 @@ def test_suspicion_fires_and_is_noted_aloud_once_but_nothing_is_put_back(action,
     assert "pgd-10 leaves 50.0%" in said[0]
 
 
+HEALTH, LEAP, FALL = (0.56, 0.5, 1.0), (0.56, 0.5, 3.0), (0.9, 0.0, 30.0)
+
+
+def actions_on(epochs: int, readings: list[tuple[float, float, float]], action: str, **options) -> list[str | None]:
+    """What a watch does about readings of (single, several, l_X), one for each epoch that is played."""
+    watch, left = silent(action, **options), iter(readings)
+    watch._score = lambda trainer, stats: EpochWatch(stats.epoch, 2, 0.04, *next(left))
+    trainer_of("pgd-2", threat=THREAT, epochs=epochs, callbacks=[watch]).fit()
+    return [event.action for event in watch.events]
+
+
+def test_suspicions_use_up_no_rollback():
+    assert actions_on(3, [HEALTH, LEAP, FALL, LEAP], "rollback", rollbacks=1) == [None, "note", "rollback", None]
+
+
+def test_what_was_rolled_back_is_not_what_the_next_epoch_is_compared_with():
+    assert actions_on(2, [HEALTH, FALL, LEAP], "rollback") == [None, "rollback", "note"]
+
+
+@pytest.mark.parametrize(("action", "done"), [("warn", [None, "warn", "warn"]), ("rollback", [None, "stop"])])
+def test_a_watch_that_may_not_roll_back_warns_or_stops(action, done):
+    assert actions_on(3, [HEALTH, FALL, FALL], action, rollbacks=0) == done
+
+
 @pytest.mark.parametrize("val", [0.25, None])
 def test_stop_leaves_the_last_healthy_epoch_in_the_model_and_the_best(val):
     watch, states = silent("stop"), States()
@@ -309,6 +348,7 @@ def test_rollbacks_end_in_a_stop():
     trainer = sabotage(trainer_with(watch), 4, times=9)
     result = trainer.fit()
     assert [event.action for event in watch.fired] == ["rollback", "rollback", "stop"]
+    assert trainer.schedule.alpha == pytest.approx(0.0625 / 16)
     assert [stats.epoch for stats in result.history] == [0, 1, 2, 3]
     assert watch.summary().startswith("catastrophic overfitting in epoch 5 (rollback), 5 (rollback), 5 (stop); first: ")
 
@@ -347,6 +387,25 @@ def test_slice_is_small_and_spread_over_the_held_out_images(count, monkeypatch):
     assert found.min() == 0
     assert found.max() > 0.99 * (1 - 1 / count) - 2 / MOST
     assert all(torch.equal(torch.cat(other), torch.cat(seen[0])) for other in seen)
+
+
+def test_every_epoch_is_scored_by_one_step_and_by_ten_of_the_watch_s_own_threat_and_seed(monkeypatch):
+    asked, scores = [], {"fgsm": 0.25, "pgd-10": 0.5}
+
+    def look(model, images, attacks, threat, seed, *rest):
+        asked.append((attacks, threat, seed, *rest))
+        return scores
+
+    monkeypatch.setattr("deat.training.watch.accuracies", look)
+    watch = silent("warn", seed=7)
+    trainer = trainer_with(watch, method="m+pgd-3", threat=deat.Linf(0.03), epochs=3)
+    history = trainer.fit().history
+    both = attack("fgsm"), attack("pgd-10")
+    assert asked == [(both, THREAT, 7, trainer.engine.layout, trainer.ranks)] * 3
+    assert [(e.epoch, e.k, e.alpha, e.magnitude) for e in watch.events] == [
+        (s.epoch, s.k, s.alpha, s.magnitude) for s in history
+    ]
+    assert {(e.single, e.multi) for e in watch.events} == {(0.25, 0.5)}
 
 
 def test_double_network_is_watched_too():
