@@ -2,7 +2,7 @@
 
 import copy
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from deat.evaluation.attacks import attack
 from deat.tensorfile import note_of
 from deat.training.folder import RunFolder
 from deat.training.history import EpochWatch, read
+from deat.training.run import Request, resolve
 from deat.training.watch import MOST, OverfitRule, OverfitWatch
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable, same, weights
@@ -212,6 +213,16 @@ class States:
         self.kept.append(copy.deepcopy(trainer.state_dict()))
 
 
+class Clock:
+    """Keeps how long each epoch's training took."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_epoch(self, trainer, stats, timing):
+        self.seconds.append(timing.train_seconds)
+
+
 def silent(action: str, **options) -> OverfitWatch:
     return OverfitWatch(held(), THREAT, action, say=lambda text: None, **options)
 
@@ -322,11 +333,14 @@ def test_rollback_goes_on_from_the_healthy_epoch_with_half_the_step():
 
 
 def test_rollback_keeps_what_was_spent():
-    trainer = sabotage(trainer_with(silent("rollback"), val=0.25, val_attack="pgd-2"), 4)
+    clock = Clock()
+    trainer = sabotage(trainer_with(clock, silent("rollback"), val=0.25, val_attack="pgd-2"), 4)
     history = trainer.fit().history
     each, checks = 2 * len(trainer.train), len(trainer.val) * 6
     assert [stats.backprops for stats in history] == [each * n for n in (1, 2, 3, 4, 6, 7, 8, 9)]
     assert [stats.val_passes for stats in history] == [checks * n for n in (1, 2, 3, 4, 6, 7, 8, 9)]
+    assert len(clock.seconds) == 9
+    assert trainer.seconds == pytest.approx(sum(clock.seconds))
     alphas = [stats.alpha for stats in history]
     assert alphas == pytest.approx([0.0625] * 4 + [0.03125] * 4)
 
@@ -358,6 +372,46 @@ def test_last_epoch_can_be_rolled_back():
     assert [stats.epoch for stats in trainer.fit().history] == list(range(8))
 
 
+def test_going_back_keeps_the_steps_that_friendly_attacks_took():
+    trainer = trainer_with(method="fat-3")
+    trainer.run_epoch()
+    state, first = copy.deepcopy(trainer.state_dict()), trainer.active
+    trainer.run_epoch()
+    spent = trainer.active
+    trainer.rewind(state)
+    assert 0 < first < spent == trainer.active
+
+
+def test_validation_computes_as_training_does_and_the_watch_exactly():
+    watch = silent("warn")
+    trainer = trainer_with(watch, val=0.25, val_attack="pgd-2", precision="bf16")
+    seen: list[bool] = []
+    trainer.model.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    trainer.validator(trainer.model)
+    assert set(seen) == {True}
+    seen.clear()
+    watch._accuracies(trainer)
+    assert set(seen) == {False}
+
+
+def test_shorter_steps_are_shorter_where_they_are_stretched_too():
+    trainer = trainer_with(method="m+pgd-3")
+    alpha, stretch = trainer.schedule.alpha, trainer.schedule.stretch
+    assert min(alpha, stretch) > 0
+    trainer.shorten_steps(0.25)
+    assert (trainer.schedule.alpha, trainer.schedule.stretch) == pytest.approx((alpha / 4, stretch / 4))
+
+
+def test_log_is_written_anew_where_a_watch_goes_on(tmp_path):
+    watch = silent("warn", log=tmp_path / "watch.jsonl")
+    trainer_with(watch, epochs=2).fit()
+    other = silent("warn", log=tmp_path / "other.jsonl")
+    other.log.write_text("what a later epoch left\n")
+    other.load_state_dict(watch.state_dict())
+    assert other.log.read_text() == watch.log.read_text()
+    assert len(other.events) == 2
+
+
 def test_continued_run_keeps_its_short_steps():
     first, second = trainer_with(), trainer_with()
     first.run_epoch()
@@ -371,12 +425,15 @@ def test_continued_run_keeps_its_short_steps():
 def test_slice_is_small_and_spread_over_the_held_out_images(count, monkeypatch):
     x = torch.linspace(0, 1, count).view(-1, 1, 1, 1).expand(-1, 1, 4, 4)
     source = Resident(ImageSet(x, torch.arange(count) % 3, ("a", "b", "c")), 100, shuffle=False)
-    watch, seen = OverfitWatch(source, THREAT), []
+    watch, seen, labels, read, epoch = OverfitWatch(source, THREAT), [], [], [], source.epoch
     trainer = trainer_with(watch, epochs=2)
 
     def look(model, images, attacks, *rest):
         seen.append([x for x, _ in images.epoch(0)])
+        labels.append(torch.cat([y for _, y in images.epoch(0)]))
         return {how.name: 0.5 for how in attacks}
+
+    monkeypatch.setattr(source, "epoch", lambda number: (read.append(number), epoch(number))[1])
 
     monkeypatch.setattr("deat.training.watch.accuracies", look)
     trainer.fit()
@@ -387,6 +444,9 @@ def test_slice_is_small_and_spread_over_the_held_out_images(count, monkeypatch):
     assert found.min() == 0
     assert found.max() > 0.99 * (1 - 1 / count) - 2 / MOST
     assert all(torch.equal(torch.cat(other), torch.cat(seen[0])) for other in seen)
+    assert torch.equal(found, found.sort().values)
+    assert torch.equal(labels[0], (found * (count - 1)).round().long() % 3)
+    assert len(read) == 1
 
 
 def test_every_epoch_is_scored_by_one_step_and_by_ten_of_the_watch_s_own_threat_and_seed(monkeypatch):
@@ -494,6 +554,24 @@ def test_json_stays_one_document_and_holds_what_fired(capsys):
     document = json.loads(capsys.readouterr().out)
     assert (3, "rollback") in [(event["epoch"], event["action"]) for event in document["watch"]]
     assert all(event["reason"] for event in document["watch"])
+
+
+def test_a_run_s_watch_looks_at_its_held_out_images_under_its_own_threat_seed_and_action():
+    run = resolve(Request(eps=0.07, watch="rollback", held_out=40), seed=3, device="cpu")
+    trainer = run.trainer()
+    watch = run.watch(trainer)
+    assert trainer.val.num_examples == 40
+    assert watch.images is trainer.val
+    assert (watch.threat, watch.seed, watch.action) == (deat.Linf(0.07), 3, "rollback")
+    assert torch.equal(trainer.val.images.images, run.corpus.train.split(40, 3)[1].images)
+    assert torch.equal(trainer.train.images.images, run.corpus.train.split(40, 3)[0].images)
+
+
+@pytest.mark.parametrize(("images", "held_out"), [(1397, 139), (20_000, 1000)])
+def test_a_run_holds_out_a_tenth_and_at_most_a_thousand(images, held_out):
+    run = resolve(Request(), device="cpu")
+    part = ImageSet(torch.zeros(images, 1, 1, 1), torch.zeros(images, dtype=torch.int64), ("a", "b"))
+    assert replace(run, corpus=replace(run.corpus, train=part)).held_out == held_out
 
 
 @pytest.mark.usefixtures("_collapse_in_epoch_4")
