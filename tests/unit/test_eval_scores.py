@@ -7,10 +7,13 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import deat
+from deat.data import as_source
+from deat.evaluation import scoring
 from deat.evaluation.attacks import Attack, attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.judge import block_seed
 from deat.game.losses import cross_entropy, margin
+from deat.seeding import derive
 from helpers.eval_attackers import Own
 from helpers.eval_nets import THREAT, digits, robust, undefended
 from helpers.games import THREATS
@@ -55,6 +58,29 @@ def test_each_attack_alone_equals_a_slow_computation_image_by_image(threat):
         assert found.verdicts[name] == expected
         assert found.accuracy[name] == sum(expected) / 60
     assert 0 < found.accuracy["pgd-5"] < found.accuracy["natural"]
+
+
+def test_plain_accuracies_equal_a_slow_computation_from_starts_that_each_batch_draws_by_itself(monkeypatch):
+    net, (x, y) = robust(), digits(60)
+    attacked, seeds = scoring.attacked, []
+
+    def noted(*rest):
+        seeds.append(rest[-1].initial_seed())
+        return attacked(*rest)
+
+    monkeypatch.setattr(scoring, "attacked", noted)
+    source = as_source((x, y), batch_size=25, shuffle=False)
+    found = scoring.accuracies(net, source, LIST, THREAT, seed=3)
+    assert seeds == [derive(3, f"score {name}", batch) for batch in range(3) for name in LIST]
+    for name in LIST:
+        how, loss = attack(name), margin if name.startswith("cw") else cross_entropy
+        hits = []
+        for batch, (images, labels) in enumerate(source.epoch(0)):
+            generator = torch.Generator().manual_seed(derive(3, f"score {name}", batch))
+            starts = THREAT.start(images, how.start, generator)
+            hits += [stands(net, *one, how, loss, THREAT) for one in zip(images, labels, starts, strict=True)]
+        assert found[name] == pytest.approx(sum(hits) / 60)
+    assert 0 < found["pgd-5"] < found["natural"]
 
 
 def test_an_attack_s_verdicts_owe_nothing_to_the_others_in_the_list():
