@@ -141,6 +141,12 @@ def test_fraction_is_held_out_of_training_and_fixed_by_the_seed():
     assert not torch.equal(parts[0][1], parts[2][1])
 
 
+@pytest.mark.parametrize("kind", ["tensors", "dataset"])
+def test_a_small_fraction_holds_out_one_image_at_least(kind):
+    trainer = trainer_of("natural", data=DATA[kind], val=0.01)
+    assert (trainer.train.num_examples, trainer.val.num_examples) == (23, 1)
+
+
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 1.5, math.nan])
 def test_fraction_outside_0_to_1_is_refused(fraction):
     with pytest.raises(UsageError, match="fraction"):
