@@ -170,6 +170,14 @@ def test_validation_data_of_its_own_is_never_trained_on():
     assert seen.count(False) == 1 + 20 + 1  # natural, cw-20, and its verdict
 
 
+def test_validation_data_is_checked_before_any_training_and_counts_the_training_data_s_classes():
+    with pytest.raises(DataError, match="divide by 255"):
+        trainer_of("natural", val=(255 * X[:6], Y[:6]))
+    with pytest.raises(DataError, match="class"):
+        trainer_of("natural", val=(X[:6], Y[:6] + CLASSES))
+    assert trainer_of("natural", val=(X[:6], torch.zeros_like(Y[:6]))).val.num_classes == CLASSES
+
+
 def test_validation_is_by_the_attack_the_threat_and_the_seed_that_were_set(monkeypatch):
     asked = []
 
