@@ -144,6 +144,7 @@ SHORTER = {
     "deat report": "deat report --no-figures",
     "int = 3": "int = 2",
     "num_classes=3": "num_classes=2",
+    "natural,pgd-7,m+deat": "natural,m+deat --seeds 0 --set epochs=1 --set batch_size=8 --set held_out=4 --set n=8",
 }
 """What makes the page's work small, and fit for two classes."""
 

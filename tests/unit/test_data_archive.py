@@ -109,6 +109,12 @@ def test_a_broken_image_is_named(kind, tmp_path):
         load(WRITERS[kind](tmp_path / kind, files), tmp_path / "root")
 
 
+def test_a_file_that_is_no_image_is_told_what_is_one():
+    with pytest.raises(DataError) as told:
+        open_image(b"a note, saved under a wrong name", "note.png")
+    assert str(told.value).startswith("'note.png' is no image that can be read (JPEG, PNG,")
+
+
 @pytest.mark.parametrize("kind", ["set.tar", "set.tar.gz", "set.tar.xz", "set.zip"])
 def test_a_truncated_archive_is_refused(kind, tmp_path):
     path = WRITERS[kind](tmp_path / kind, tree(20))

@@ -25,7 +25,7 @@ from deat.report.escape import latex, markup
 from deat.report.gather import gather, troubles
 from deat.report.latex import latex_table
 from deat.report.page import asset
-from deat.report.sections import answer, claims_section, scores_section, table
+from deat.report.sections import answer, claims_section, on_front, ranking, scores_section, table
 from deat.report.series import Line, Panel, alpha_gamma, backprops, figures, table_of, trade_off, validation
 from deat.report.settings import differing, flat, setting
 from deat.report.summary import Score
@@ -406,6 +406,32 @@ def test_a_folder_named_twice_counts_once_and_a_seed_that_ran_twice_is_said_to(t
 def test_the_front_is_what_no_other_row_beats():
     points = [(1, 0.3), (2, 0.5), (3, 0.4), (2, 0.6), (4, 0.6), (1, 0.3)]
     assert front(points) == [True, False, False, True, False, True]
+
+
+def test_a_row_that_should_not_be_believed_neither_wins_nor_is_on_the_front(tmp_path):
+    flag = Flag("at_chance", "one answer for all", "train again")
+    make_run(tmp_path / "a", "free-4", shares={"natural": 0.6, "pgd-20": 0.6}, flags=(flag,))
+    make_run(tmp_path / "b", "pgd-7", shares={"natural": 0.9, "pgd-20": 0.4})
+    subject = gather(paths(tmp_path))
+    of = sheet(subject, None)
+    assert [item[1].name for item in ranking(of)] == ["pgd-7"]
+    assert on_front(of) == {1}
+    for panel in trade_off(subject.rows, "pgd-20").panels:
+        (line,) = [line for line in panel.lines if line.row == "Pareto front"]
+        assert line.y == [0.4]
+
+
+def test_where_every_row_is_flagged_they_are_compared_all_the_same(tmp_path):
+    flag = Flag("at_chance", "one answer for all", "train again")
+    make_run(tmp_path / "a", "free-4", shares={"natural": 0.6, "pgd-20": 0.6}, flags=(flag,))
+    make_run(tmp_path / "b", "pgd-7", shares={"natural": 0.9, "pgd-20": 0.4}, flags=(flag,))
+    assert len(ranking(sheet(gather(paths(tmp_path)), None))) == 2
+
+
+def test_a_run_of_a_network_of_ones_own_is_told_to_be_evaluated_with_it(tmp_path):
+    make_run(tmp_path / "a", record={"request": {"model": "my_net.py:Net", "data": "digits"}})
+    (row,) = gather([str(tmp_path / "a")]).rows
+    assert any(told.endswith("--model my_net.py:Net does it") for told in troubles(row))
 
 
 def test_the_headline_is_the_strongest_attack_that_most_rows_have(tmp_path):

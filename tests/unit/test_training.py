@@ -541,6 +541,13 @@ def test_network_that_does_not_fit_is_refused_before_any_work(build, says):
         trainer_of("natural", build())
 
 
+@pytest.mark.parametrize(("first", "hint"), [(1, True), (2, False)])
+def test_labels_that_count_from_one_are_recognised(first, hint):
+    with pytest.raises(UsageError, match="one for each class") as told:
+        deat.fit(conv_net(), (X, Y + first), batch_size=8)
+    assert ("if your labels count from 1, take 1 off" in str(told.value)) == hint
+
+
 @pytest.mark.parametrize("build", [lambda: conv_net().state_dict(), lambda: conv_net, lambda: "resnet"])
 def test_a_model_that_is_no_module_is_refused_in_words(build):
     says = f"the model is a {type(build()).__name__}; wrap it in a torch.nn.Module"

@@ -31,6 +31,8 @@ def open_image(data: bytes, name: str) -> "Image":
         return image.convert("RGB")
     except DataError:
         raise
+    except PIL.UnidentifiedImageError:
+        raise DataError(f"{name!r} is no image that can be read ({', '.join(FORMATS)}); repair or remove it.") from None
     except Exception as error:
         raise DataError(f"cannot decode the image {name!r} ({error}); repair or remove the file.") from None
 

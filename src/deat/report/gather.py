@@ -8,6 +8,7 @@ from typing import Any
 
 from deat.errors import DataError, UsageError, unknown
 from deat.evaluation.sanity import Flag
+from deat.loading import is_file_spec
 from deat.numbers import level
 from deat.paths import tidy
 from deat.plain import plain
@@ -73,6 +74,11 @@ def flags_of(row: Row) -> list[tuple[int, Flag]]:
     return [(run.seed, flag) for run in row.runs for flag in _flags(run)]
 
 
+def believed(rows: Sequence[Row]) -> list[Row]:
+    """The rows without a sanity flag, who alone may win; all of them where each has one."""
+    return [row for row in rows if not flags_of(row)] or list(rows)
+
+
 def _flags(run: OneRun) -> list[Flag]:
     held = {"": run.evaluation, **run.beside}
     raised = [(key, flag) for key, found in held.items() if found for flag in found.flags]
@@ -107,7 +113,10 @@ def _explained(run: OneRun) -> OneRun:
     if run.evaluation is not None and stopped:
         return replace(run, why=f"stopped by the watch, at the weights of epoch {done} of {asked}")
     if run.evaluation is None:
-        return replace(run, status="incomplete", why=f"not evaluated; deat evaluate {tidy(str(run.path))} does it")
+        own = run.record["request"].get("model", "")
+        named = f" --model {own}" if is_file_spec(str(own)) else ""
+        why = f"not evaluated; deat evaluate {tidy(str(run.path))}{named} does it"
+        return replace(run, status="incomplete", why=why)
     return run
 
 

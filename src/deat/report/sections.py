@@ -8,7 +8,7 @@ from deat.report.claims import Checked, given
 from deat.report.collect import OneRun, Row
 from deat.report.escape import markup
 from deat.report.gallery import Gallery, data_uri
-from deat.report.gather import Subject, flags_of, troubles, unchecked
+from deat.report.gather import Subject, believed, flags_of, troubles, unchecked
 from deat.report.tables import (
     CLAIMED,
     FLAGGED,
@@ -82,12 +82,14 @@ def _cheaper(ranked: Sequence[Ranked], best: Ranked) -> Iterator[tuple[Ranked, s
 
 
 def ranking(of: Sheet) -> list[Ranked]:
-    """Every row that has an accuracy under the headline attack and a cost."""
-    return [
+    """Every row that may be believed and has an accuracy under the headline attack and a cost."""
+    ranked = [
         (i, row, found.mean, spent.backprops)
         for i, row in enumerate(of.rows)
         if of.headline and (found := cell(row, of.headline)) and (spent := cost(row))
     ]
+    sound = {id(row) for row in believed([item[1] for item in ranked])}
+    return [item for item in ranked if id(item[1]) in sound]
 
 
 def several(of: Sheet) -> bool:
@@ -96,7 +98,7 @@ def several(of: Sheet) -> bool:
 
 
 def on_front(of: Sheet) -> set[int]:
-    """The places of the rows that no other one beats in robustness and backprops."""
+    """The places of the rows that may be believed and that no such row beats in robustness and backprops."""
     ranked = ranking(of) if several(of) else []
     good = front([(spent, share) for _, _, share, spent in ranked])
     return {item[0] for item, is_good in zip(ranked, good, strict=True) if is_good}

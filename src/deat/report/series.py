@@ -9,6 +9,7 @@ from typing import Any
 from deat.numbers import level
 from deat.report.cells import cell, cost, front, title
 from deat.report.collect import OneRun, Row
+from deat.report.gather import believed
 from deat.training.history import EpochStats
 
 
@@ -98,17 +99,18 @@ def backprops(rows: Sequence[Row]) -> Figure:
 
 
 def trade_off(rows: Sequence[Row], attack: str | None) -> Figure:
-    """Robustness against cost; a line's points are one row, and the row "Pareto front" is what no other beats."""
+    """Robustness against cost; a line's points are one row, and "Pareto front" are the believed ones none beats."""
     panels = []
     for name in ("backprops", "minutes"):
         points = [
-            (row.name, spent, found)
+            (row, spent, found)
             for row in rows
             if attack and (found := cell(row, attack)) and (spent := _spent(row, name))
         ]
-        good = front([(c, found.mean) for _, c, found in points])
-        best = sorted((c, found.mean) for (_, c, found), is_good in zip(points, good, strict=True) if is_good)
-        lines = [Line(row, None, [c], [found.mean], [(found.low, found.high)]) for row, c, found in points]
+        sound = {id(row) for row in believed([row for row, _, _ in points])}
+        costs = [(c, found.mean) for row, c, found in points if id(row) in sound]
+        best = sorted(point for point, is_good in zip(costs, front(costs), strict=True) if is_good)
+        lines = [Line(row.name, None, [c], [found.mean], [(found.low, found.high)]) for row, c, found in points]
         if best:
             lines.append(Line("Pareto front", None, [c for c, _ in best], [a for _, a in best]))
         about = f"{title(attack or '')} accuracy against {name}{_crowd(rows) if name == 'minutes' else ''}"

@@ -200,8 +200,15 @@ def check_fit(model: nn.Module, source: Source, processes: int = 1) -> None:
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise UsageError(
             f"the model answers two images with {got}; it must give logits of shape (2, {source.num_classes}), "
-            "one for each class."
+            f"one for each class.{_counting_hint(logits, source.num_classes)}"
         )
+
+
+def _counting_hint(logits: object, classes: int) -> str:
+    """What to do about labels that seem to count from 1."""
+    if not isinstance(logits, torch.Tensor) or logits.shape[1:] != (classes - 1,):
+        return ""
+    return f" The largest label is {classes - 1}: if your labels count from 1, take 1 off, since deat's count from 0."
 
 
 def _two_images(model: nn.Module, source: Source) -> Tensor:
