@@ -83,6 +83,12 @@ def test_what_is_done_to_images_is_said_and_recorded(here: Path, capsys: pytest.
     assert (held["image"], held["normalized_by"], held["augmented_by"]) == ([3, 8, 8], None, None)
 
 
+def test_the_numbers_that_images_are_normalised_by_are_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train("--model", "net.py:Net", "--normalize", "data") == 0
+    said = "normalised by mean 0.491 0.482 0.447 and std 0.247 0.243 0.262"
+    assert said in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("normalize", ["none", "data"])
 def test_the_command_line_judges_it_as_python_does(here: Path, normalize: str) -> None:
     assert train("--model", "net.py:Net", "--normalize", normalize) == 0

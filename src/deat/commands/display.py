@@ -49,10 +49,17 @@ def describe_run(run: Run, trainer: Trainer) -> str:
 def _images(run: Run) -> str:
     """What the images are, and what is done to them on their way into the network."""
     shape = "x".join(map(str, run.corpus.train.shape))
-    done = ["normalised by the data's mean and std" if run.normalization else "not normalised", *_changes(run)]
+    done = [_normalised(run), *_changes(run)]
     held = f", {run.held_out:,} of them held out" if run.held_out else ""
     train = run.corpus.train
     return f"{len(train):,} images of {shape} in {train.num_classes} classes{held}; {', '.join(done)}"
+
+
+def _normalised(run: Run) -> str:
+    if run.normalization is None:
+        return "not normalised"
+    mean, std = (" ".join(f"{value:.3f}" for value in values) for values in run.normalization)
+    return f"normalised by mean {mean} and std {std}"
 
 
 def _changes(run: Run) -> list[str]:
