@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from gpu_page import render
-from plain import Images, Script, free_epoch, mart_epoch, pgd_epoch, trades_epoch
+from plain import Images, Script, fat_epoch, free_epoch, mart_epoch, pgd_epoch, trades_epoch, yopo_epoch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -39,13 +39,16 @@ from deat.versions import versions
 STEPS = {"pgd-7": 7, "m+deat": 2, "trades": 10, "m+mart": 2, "fat-5": 5, "yopo-5-3": 4}
 """The k that a cell plays with; for methods whose k changes, one they spend most of a run at."""
 SIDES = {"preact_resnet18": 32, "wide_resnet34_10": 32, "densenet121_12": 32, "resnet50": 224}
+FIRST = ("normalize", "net.conv1")
 PLAIN: dict[str, tuple[Callable[[Script], None], int]] = {
     "pgd-7": (pgd_epoch, 3 * 8),
     "m+deat": (partial(free_epoch, replays=3), 3 * 3),
     "trades": (trades_epoch, 3 * 10 + 3 * 3),
     "m+mart": (partial(mart_epoch, steps=2), 2 * 2 + 3 * 2),
+    "fat-5": (fat_epoch, 3 * 6),
+    "yopo-5-3": (partial(yopo_epoch, first=lambda net: nn.Sequential(*(net.get_submodule(n) for n in FIRST))), 3 * 5),
 }
-"""The plain loop that makes the same moves, and a batch's work in forwards; fat-5 and yopo-5-3 have none."""
+"""The plain loop that makes the same moves, and a batch's work in forwards."""
 OTHERS = ("wide_resnet34_10", "densenet121_12", "resnet50")
 MANY, FEW = 40, 6
 """Batches of a timed pass: of PreAct-ResNet 18, and of the larger networks."""
@@ -56,10 +59,9 @@ Record = dict[str, Any]
 
 def all_groups() -> dict[str, tuple[str, ...]]:
     """network/method/batch, cheapest information first, and the engines that stand side by side there."""
-    table = {f"preact_resnet18/{m}/128": ("plain",) * (m in PLAIN) + ENGINES for m in STEPS}
-    sizes = {f"preact_resnet18/pgd-7/{size}": ("graph", "compile") for size in (64, 256, 512, 1024)}
-    others = {f"{network}/{m}/128": ("plain", "eager", "compile") for network in OTHERS for m in ("pgd-7", "m+deat")}
-    return table | sizes | others
+    table: dict[str, tuple[str, ...]] = {f"preact_resnet18/{m}/128": ("plain", *ENGINES) for m in STEPS}
+    table |= {f"preact_resnet18/pgd-7/{size}": ("graph", "compile") for size in (64, 256, 512, 1024)}
+    return table | {f"{net}/{m}/128": ("plain", "eager", "compile") for net in OTHERS for m in ("pgd-7", "m+deat")}
 
 
 def main() -> None:

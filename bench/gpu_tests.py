@@ -20,15 +20,18 @@ from deat.versions import versions
 
 ROOT = Path(__file__).parents[1]
 RECORDED, RESUMED, SLOW = "recorded", "resumed", "synchronisation"
+TWO_PASSES = "(trades or mart or amata)"
 SHARES = (
     ("tests/gpu/test_kernels.py", "tests/gpu/test_network_ends.py"),
-    ("tests/gpu/test_quick.py", "-k", "verdicts"),
+    ("tests/gpu/test_quick.py", "-k", "verdicts and bf16"),
+    ("tests/gpu/test_quick.py", "-k", "verdicts and not bf16"),
     ("tests/gpu/test_quick.py", "-k", "not verdicts"),
     ("tests/gpu/test_ranks.py", "tests/gpu/test_checks.py"),
     ("tests/gpu/test_cuda.py", "-k", f"{RECORDED} and not {RESUMED}"),
     ("tests/gpu/test_cuda.py", "-k", f"{RESUMED} and auto"),
     ("tests/gpu/test_cuda.py", "-k", f"{RESUMED} and not auto"),
-    ("tests/gpu/test_cuda.py", "-k", SLOW),
+    ("tests/gpu/test_cuda.py", "-k", f"{SLOW} and {TWO_PASSES}"),
+    ("tests/gpu/test_cuda.py", "-k", f"{SLOW} and not {TWO_PASSES}"),
     ("tests/gpu/test_cuda.py", "-k", "precision"),
     ("tests/gpu/test_cuda.py", "-k", f"not ({RECORDED} or {RESUMED} or {SLOW} or precision)"),
 )

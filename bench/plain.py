@@ -1,7 +1,7 @@
-"""PGD, FREE, TRADES and MART training, and PGD evaluation, as paper repositories write them, to compare with.
+"""PGD, FREE, FAT, YOPO, TRADES and MART training, and PGD evaluation, as paper repositories write them.
 
 torch's default precision (float32 whose convolutions may use TF32 on a GPU), a DataLoader, and in every attack step of
-PGD and FREE a full backward whose parameter gradients are thrown away; TRADES asks the clean images again in each.
+PGD, FREE and FAT a full backward whose parameter gradients are thrown away; TRADES asks the clean images again in each.
 """
 
 from collections.abc import Callable, Iterator
@@ -119,6 +119,56 @@ def free_epoch(script: Script, replays: int = 8) -> None:
             loss = script.loss(x + delta, y)
             script.step(delta, x)
             script.optimizer.step()
+        script.end_of_batch(loss)
+
+
+def fat_epoch(script: Script, steps: int = 5, tau: int = 3) -> None:
+    """One epoch of FAT: PGD in eval mode in which an image that is fooled makes tau steps more, then an update.
+
+    Images that stay where they are go along, so that a batch costs the same whatever the network answers.
+    """
+    for x, y in script.batches():
+        script.model.eval()
+        delta, left = torch.zeros_like(x).uniform_(-script.eps, script.eps), torch.full_like(y, tau)
+        delta.data = torch.clamp(x + delta, 0, 1) - x
+        delta.requires_grad_()
+        for _ in range(steps):
+            before, logits = delta.detach().clone(), script.model(x + delta)
+            F.cross_entropy(logits, y).backward()  # type: ignore[no-untyped-call]
+            script.backprops += 1
+            moves = (logits.argmax(1) == y) | (left > 0)
+            left = left - (logits.argmax(1) != y).long()
+            script.step(delta, x)
+            delta.data = torch.where(moves[:, None, None, None], delta.data, before)
+        script.model.train()
+        script.optimizer.zero_grad()
+        script.learn(F.cross_entropy(script.model(x + delta.detach()), y))
+
+
+def yopo_epoch(script: Script, first: Callable[[nn.Module], nn.Module], passes: int = 5, steps: int = 3) -> None:
+    """One epoch of YOPO: full passes, each followed by steps through the first layer alone, then one update.
+
+    `first` is what a network does to images up to its first layer's output, with the layer last.
+    """
+    script.model.train()
+    layer, seen = first(script.model), list[Tensor]()
+    for x, y in script.batches():
+        delta = torch.zeros_like(x).uniform_(-script.eps, script.eps)
+        delta = (torch.clamp(x + delta, 0, 1) - x).requires_grad_()
+        script.optimizer.zero_grad()
+        for _ in range(passes):
+            hook = list(layer.modules())[-1].register_forward_hook(lambda _, __, y: seen.append(y))
+            logits = script.model(x + delta)
+            hook.remove()
+            answer = seen.pop()
+            answer.retain_grad()
+            loss = F.cross_entropy(logits, y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            script.backprops += 1
+            for _ in range(steps):
+                (delta.grad,) = torch.autograd.grad((layer(x + delta) * answer.grad).sum(), delta)
+                script.step(delta, x)
+        script.optimizer.step()
         script.end_of_batch(loss)
 
 

@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -42,7 +43,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 def tiny() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
+    rest = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
+    return deat.normalized(nn.Sequential(OrderedDict(conv1=nn.Conv2d(3, 4, 3), rest=rest)), [0.5] * 3, [0.25] * 3)
 
 
 def run(gpu: ModuleType, out: Path, monkeypatch: pytest.MonkeyPatch, *groups: str) -> Any:
@@ -77,7 +79,7 @@ def test_every_cell_says_what_it_did_and_both_sides_do_as_much(
         assert plain.backprops == 4 * gpu.MANY * pair[0]["backprops_per_batch"]  # a warm-up and three passes
     lines = (tmp_path / "speed.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("| preact")]
-    assert len(rows) == len(cells) == 8
+    assert len(rows) == len(cells) == 2 * len(gpu.PLAIN)
     assert {row.count("|") for row in rows} == {lines[lines.index(rows[0]) - 1].count("|")} == {13}
     assert all(len(line) <= 120 for line in lines if not line.startswith("|"))
 
@@ -108,7 +110,7 @@ def test_what_stands_side_by_side_is_measured_in_one_call_and_what_failed_again(
     )
     out, group = tmp_path / "speed.json", GROUP.format("trades")
     run(gpu, out, monkeypatch)
-    assert len(asked) == 8
+    assert len(asked) == 2 * len(gpu.PLAIN)
     assert f"| {group.replace('/', ' | ')} | eager | failed: a / b | | |" in (tmp_path / "speed.md").read_text()
     asked.clear()
     broken.clear()
