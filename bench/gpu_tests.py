@@ -6,6 +6,7 @@ CI has no GPU, so the page stands for it. The command fails where a test does.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -57,9 +58,10 @@ def main() -> None:
 
 
 def start(share: tuple[str, ...], report: Path) -> "subprocess.Popen[bytes]":
-    """A process of pytest."""
+    """A process of pytest, on one core: threads of many would wait for each other."""
     options = ("-q", "-p", "no:cacheprovider", "--tb=short", "--show-capture=no", f"--junitxml={report}")
-    return subprocess.Popen([sys.executable, "-m", "pytest", *share, *options], cwd=ROOT)
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "pytest", *share, *options, "--durations=3"], cwd=ROOT, env=alone)
 
 
 def wait(process: "subprocess.Popen[bytes]", until: float) -> None:
