@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 import deat
 from deat.models import load_weights
+from deat.models.portable import normalization_of
 from deat.versions import versions
 
 ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw-20")
@@ -82,7 +83,7 @@ def arguments() -> argparse.Namespace:
 def load(data: str, weights: Path) -> tuple[nn.Module, Tensor, Tensor]:
     """The network and the test images, on the device."""
     corpus = deat.load_data(data)
-    model = deat.build_model("preact_resnet18", normalize=corpus.normalization)
+    model = deat.normalized(deat.build_model("preact_resnet18"), **normalization_of(weights))
     load_weights(model, weights)
     images: Any = corpus.test
     return model.cuda().eval(), images.images.cuda().float() / 255, images.labels.cuda()

@@ -1,6 +1,7 @@
 """A network of the user's own: taken as it is, whatever it imports, and gone on with by the command that is shown."""
 
 import json
+import shutil
 import sys
 import warnings
 from io import BytesIO
@@ -14,6 +15,7 @@ from PIL import Image
 import deat
 from deat.cli import main
 from deat.commands.earlier import keep_other
+from deat.data.imageset import split_indices
 from deat.methods import registry
 from deat.models.portable import normalization_of
 from deat.training.run import Request, resolve
@@ -83,10 +85,83 @@ def test_what_is_done_to_images_is_said_and_recorded(here: Path, capsys: pytest.
     assert (held["image"], held["normalized_by"], held["augmented_by"]) == ([3, 8, 8], None, None)
 
 
-def test_the_numbers_that_images_are_normalised_by_are_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_numbers_that_images_are_normalised_by_are_measured_said_and_recorded(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert train("--model", "net.py:Net", "--normalize", "data") == 0
-    said = "normalised by mean 0.491 0.482 0.447 and std 0.247 0.243 0.262"
-    assert said in capsys.readouterr().out
+    found = run_of(model="net.py:Net", normalize="data", held_out=4).statistics
+    mean, std = (" ".join(f"{value:.4g}" for value in values) for values in found[:2])
+    assert f"normalised by mean {mean} and std {std}, measured on 20 training images" in capsys.readouterr().out
+    held = json.loads((here / "run/run.json").read_text())["data"]
+    assert (held["normalized_by"], held["measured_on"]) == ([list(found.mean), list(found.std)], 20)
+    carried = normalization_of(here / "run/last/model.safetensors")
+    assert (carried["mean"], carried["std"]) == (pytest.approx(found.mean), pytest.approx(found.std))
+
+
+def test_held_out_and_test_images_are_not_measured(here: Path) -> None:
+    expected = run_of(normalize="data", held_out=4).statistics
+    run = run_of(normalize="data", held_out=4)
+    run.corpus.train.images[split_indices(24, 4, 0)[1]] = 255
+    run.corpus.test.images.fill_(0)
+    assert run.statistics == expected
+
+
+def never(*_: object) -> None:
+    pytest.fail("measured again")
+
+
+@pytest.mark.parametrize("model", ["net.py:Net", "small"])
+def test_what_a_run_was_normalised_by_is_never_measured_again(
+    here: Path, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--model", model, "--normalize", "data")
+    recorded = normalization_of(here / "run/best/model.safetensors")
+    monkeypatch.setattr("deat.data.corpus.measure", never)
+    shutil.copytree("photos", "others")
+    assert main(["resume", "run", "--model", model]) == 0
+    assert train("--model", model, "--normalize", "data", "--resume", "auto") == 0
+    assert main(["export", "run", "--out", "bare.safetensors"]) == 0
+    assert "normalised by" in capsys.readouterr().out
+    assert normalization_of(here / "bare.safetensors") == recorded
+    accuracies = []
+    for target, data in (("run", "photos"), ("run", "others"), ("bare.safetensors", "others")):
+        how = [target, "--data", f"folder:{data}", "--model", model, "--attacks", "natural,fgsm", "--eps", "0.1"]
+        main(["evaluate", *how, "--out", "e.json"])
+        accuracies.append(json.loads((here / "e.json").read_text())["accuracy"])
+    assert accuracies == [accuracies[0]] * 3
+    assert "says nothing of normalisation" not in capsys.readouterr().err
+
+
+def test_a_run_that_was_killed_goes_on_with_the_numbers_it_began_with(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--model", "small")
+    shutil.rmtree(max(here.glob("run/ckpt-*")))
+    monkeypatch.setattr("deat.data.corpus.measure", never)
+    assert main(["resume", "run"]) == 0
+    said = capsys.readouterr().out.split("going on with run at epoch 2")[1]
+    assert "measured on 20 training images" in said
+
+
+@pytest.mark.parametrize("kept", ["run", "bare.safetensors"])
+def test_fine_tuned_weights_keep_what_they_were_trained_behind(here: Path, kept: str) -> None:
+    train("--model", "small")
+    main(["export", "run", "--out", "bare.safetensors"])
+    recorded = normalization_of(here / "bare.safetensors")
+    for file in here.glob("photos/*/light/*.png"):
+        Image.new("RGB", (8, 8), "white").save(file)
+    tuned = run_of(model="small", init=kept)
+    assert tuned.statistics == (tuple(recorded["mean"]), tuple(recorded["std"]), 0)
+    assert tuned.model().normalize.mean.flatten().tolist() == recorded["mean"]
+
+
+@pytest.mark.parametrize("held", [[[0.5], [0.0]], [["x"], [1]], [[0.5] * 3], "mean", 7])
+def test_a_record_with_no_numbers_to_normalise_by_is_refused(here: Path, held: object) -> None:
+    train("--model", "small")
+    record = json.loads((here / "run/run.json").read_text())
+    record["data"]["normalized_by"] = held
+    (here / "run/run.json").write_text(json.dumps(record))
+    assert main(["evaluate", "run"]) == 4
 
 
 @pytest.mark.parametrize("normalize", ["none", "data"])

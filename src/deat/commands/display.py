@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from rich.table import Table
 
 from deat.data import LazyImages
+from deat.data.statistics import Statistics
 from deat.live import LiveLine, clock, say_aside
 from deat.numbers import level
 from deat.plain import plain
@@ -49,17 +50,18 @@ def describe_run(run: Run, trainer: Trainer) -> str:
 def _images(run: Run) -> str:
     """What the images are, and what is done to them on their way into the network."""
     shape = "x".join(map(str, run.corpus.train.shape))
-    done = [_normalised(run), *_changes(run)]
+    normalised = f"normalised by {in_words(run.statistics)}" if run.statistics else "not normalised"
+    done = [normalised, *_changes(run)]
     held = f", {run.held_out:,} of them held out" if run.held_out else ""
     train = run.corpus.train
     return f"{len(train):,} images of {shape} in {train.num_classes} classes{held}; {', '.join(done)}"
 
 
-def _normalised(run: Run) -> str:
-    if run.normalization is None:
-        return "not normalised"
-    mean, std = (" ".join(f"{value:.3f}" for value in values) for values in run.normalization)
-    return f"normalised by mean {mean} and std {std}"
+def in_words(found: Statistics) -> str:
+    """What images are normalised by, and on how many that was measured."""
+    mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (found.mean, found.std))
+    measured = f", measured on {found.images:,} training images" if found.images else ""
+    return f"mean {mean} and std {std}{measured}"
 
 
 def _changes(run: Run) -> list[str]:

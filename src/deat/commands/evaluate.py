@@ -14,7 +14,7 @@ from rich.text import Text
 from torch import nn
 from tyro.conf import Positional, arg
 
-from deat.commands.display import say_if_lent
+from deat.commands.display import in_words, say_if_lent
 from deat.commands.earlier import check_out, put
 from deat.commands.evaluation_table import show
 from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Whole
@@ -28,12 +28,12 @@ from deat.evaluation.pace import Pace
 from deat.evaluation.question import check_question
 from deat.live import clock, is_terminal
 from deat.methods.tune import LONGEST
-from deat.models import load_weights, normalized, pixel_scale
-from deat.models.portable import normalization_of
+from deat.models import load_weights
 from deat.paths import at_home
 from deat.plain import plain
 from deat.ranks import Ranks
 from deat.threat import ThreatModel
+from deat.training.fine_tuning import statistics_of
 from deat.training.folder import HISTORY, RUN, WEIGHTS
 from deat.training.judging import alone, ledger_of, test_part
 from deat.training.record import confirmed, read_record, recorded_root
@@ -113,7 +113,7 @@ def run_evaluation(order: Evaluate) -> int:
         say_if_lent(run)
         _say_if_unfinished(target)
         _say_if_other_classes(target, run)
-        _say_if_normalized(run, weights, order)
+        _say_if_normalized(run, weights)
     about = run.about(weights, order.epoch if (target / RUN).is_file() else None)
     with ExitStack() as stack:
         ranks.by_main(lambda: stack.enter_context(alone(out)))
@@ -153,12 +153,15 @@ def find_run(order: Evaluate) -> tuple[Run, Path]:
     target = Path(order.target).expanduser()
     if not _exists(target):
         raise CheckpointError(f"there is no {order.target!r}; give a run's folder or a .safetensors file.")
-    request = _recorded(target, order) if (target / RUN).is_file() else _described(target, order)
+    is_run = (target / RUN).is_file()
+    request = _recorded(target, order) if is_run else _described(target, order)
     given = {name: getattr(order, name) for name in ("data", "model", "norm", "eps", "data_root", "size")}
     given["normalize"] = None if order.normalize == "auto" else order.normalize
     request = replace(request, **{name: value for name, value in given.items() if value is not None})
+    weights = _weights(target, order)
+    statistics = read_record(target).statistics if is_run else statistics_of(weights)
     recorded = order.data_root is None
-    return resolve(request, recorded=recorded, device=order.device, val_attack="none"), _weights(target, order)
+    return resolve(request, recorded=recorded, statistics=statistics, device=order.device, val_attack="none"), weights
 
 
 def _exists(path: Path) -> bool:
@@ -185,13 +188,12 @@ def _say_if_other_classes(target: Path, run: Run) -> None:
         print(f"deat: this data names other classes than the run's, matched by their order: {shown}.", file=sys.stderr)
 
 
-def _say_if_normalized(run: Run, weights: Path, order: Evaluate) -> None:
+def _say_if_normalized(run: Run, weights: Path) -> None:
     """A bare file of weights says nothing of normalisation, so what is put before the network is said."""
-    if order.normalize == "auto" and run.normalization and not normalization_of(weights):
-        mean, std = (", ".join(f"{value:.4g}" for value in part) for part in run.normalization)
+    if run.statistics and not run.recorded and run.request.normalize == "auto":
         print(
-            f"deat: {weights.name} says nothing of normalisation, so the data's goes before the network: mean {mean}, "
-            f"std {std}. With --normalize none it is taken as it is.",
+            f"deat: {weights.name} says nothing of normalisation, so the data's goes before the network: "
+            f"{in_words(run.statistics)}. With --normalize none it is taken as it is.",
             file=sys.stderr,
         )
 
@@ -225,10 +227,8 @@ def _described(target: Path, order: Evaluate) -> Request:
 
 
 def load_model(run: Run, weights: Path, order: Evaluate) -> nn.Module:
-    """The run's network with these weights, behind the normalisation that they say, on the device asked for."""
-    model, carried = run.model(), normalization_of(weights)
-    if carried and order.normalize == "auto" and pixel_scale(model) is None:
-        model = normalized(model, **carried)
+    """The run's network with these weights, on the device asked for."""
+    model = run.model()
     load_weights(model, weights)
     return model.to(find_device(order.device))
 

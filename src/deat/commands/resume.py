@@ -61,7 +61,7 @@ def run_resume(order: Resume) -> int:
     kept = _kept(folder, found.options)
     ranks = Ranks.join(found.settings.device)
     with ranks.leader_first():
-        run = resolve(request, recorded=not order.data_root, **asdict(found.settings))
+        run = resolve(request, recorded=not order.data_root, statistics=found.statistics, **asdict(found.settings))
     if ranks.main:
         say_if_lent(run)
     options = Options(out=str(folder), inexact=order.inexact, json=order.json, **kept)

@@ -1,5 +1,6 @@
 """`deat train`: resolve, check, and hand over to a session."""
 
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -7,11 +8,13 @@ from typing import Any, Literal, TypeVar
 from deat.commands.display import describe_run, show_plan
 from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Shape, Start, Watch, Whole
 from deat.commands.session import Options, Session
-from deat.errors import UsageError
+from deat.data.statistics import Statistics
+from deat.errors import CheckpointError, UsageError
 from deat.numbers import check_whole
 from deat.ranks import Ranks
 from deat.training.folder import check_free, check_links, has_checkpoint, is_run, is_unborn
 from deat.training.plan import plan
+from deat.training.record import read_record
 from deat.training.run import Request, resolve
 from deat.training.settings import Settings
 
@@ -81,7 +84,8 @@ class Train:
     watch: Watch = None
     """On catastrophic overfitting: warn (default where images are held out), stop, roll back and step less, or none."""
     normalize: Literal["auto", "data", "none"] = "auto"
-    """What goes before the network: the data's mean and deviation; auto takes a network of your own as it is."""
+    """What goes before the network: the data's mean and deviation (a folder's own are measured); auto takes a network
+    of your own as it is."""
     augment: Literal["auto", "none"] = "auto"
     """Random crops and flips, where the data set has them; none trains on the images as they are."""
     test_images: Whole = 1000
@@ -132,13 +136,20 @@ def run_training(order: Train) -> int:
     settings: dict[str, Any] = {f.name: vars(order).get(f.name) for f in fields(Settings)}
     request = replace(request, persistent=request.persistent or None, compact=request.compact or None)
     with ranks.leader_first():
-        run = resolve(request, **settings)
+        run = resolve(request, statistics=_recorded(options) if going_on else None, **settings)
     trainer = run.trainer(ranks=ranks)
     if options.dry_run:
         if ranks.main and not options.json:
             print(describe_run(run, trainer), flush=True)  # before it is tried out, which takes a while
         return show_plan(plan(trainer), options.json, ranks)
     return Session(run, options, resuming=going_on).play(trainer)
+
+
+def _recorded(options: Options) -> Statistics | None:
+    """What the run that goes on normalises images by, where its record tells; its checkpoint holds that too."""
+    with suppress(CheckpointError):
+        return read_record(options.place or Path()).statistics
+    return None
 
 
 def _check_options(options: Options) -> bool:

@@ -1,11 +1,13 @@
 """Data sets by name, each with the threat model and augmentation it is usually trained under."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from deat.data import digits
 from deat.data.augment import Augment
+from deat.data.statistics import Statistics, measure
 from deat.data.stream import Part as Part
 from deat.errors import UsageError, unknown
 from deat.paths import tidy
@@ -13,6 +15,8 @@ from deat.paths import tidy
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _SMALL, _LARGEST = 64, 4096
+_WORDNET = re.compile(r"n\d{8}")
+"""What ImageNet calls its classes, and so do its subsets."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +32,8 @@ class Corpus:
     norm: str = "linf"
     pad: int = 0
     flip: bool = False
+    measured: bool = False
+    """Whether mean and std, which nobody has published, are those of the training images."""
     lent: Path | None = None
     """The folder it was found in, where that is not the user's own."""
 
@@ -36,8 +42,13 @@ class Corpus:
 
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Mean and standard deviation by channel, where the set has them."""
+        """Published mean and standard deviation by channel, where the set has them."""
         return (self.mean, self.std) if self.mean and self.std else None
+
+    def statistics(self, train: Part) -> Statistics | None:
+        """What its images are normalised by: published numbers, or those of the part of it that is trained on."""
+        known = Statistics(self.mean, self.std) if self.mean and self.std else None
+        return measure(train) if self.measured else known
 
     @property
     def augment(self) -> Augment | None:
@@ -143,6 +154,8 @@ def _folder(path: Path, root: Path, size: int | None, cache: bool) -> Corpus:
     train, test = folder.read(path, root / "decoded" if cache else None, size)
     side = train.shape[-1]
     small = side <= _SMALL
-    mean, std = _CIFAR if small else _IMAGENET
+    imagenet = all(map(_WORDNET.fullmatch, train.classes))
+    mean, std = _IMAGENET if imagenet else (None, None)
     eps, pad = (8 / 255, 4) if small else (4 / 255, side // 8)
-    return Corpus(tidy(f"folder:{path.name}"), train, test, mean=mean, std=std, eps=eps, pad=pad, flip=True)
+    name = tidy(f"folder:{path.name}")
+    return Corpus(name, train, test, mean=mean, std=std, eps=eps, pad=pad, flip=True, measured=not imagenet)

@@ -17,11 +17,12 @@ from deat.data import Augment, Corpus, Data, ImageSet, LazyImages, Source, as_so
 from deat.data.content import check_fits
 from deat.data.imageset import split_indices
 from deat.data.source import as_images, refuse_text
+from deat.data.statistics import measure
 from deat.errors import CheckpointError, DataError, UsageError, unknown
 from deat.evaluation.question import check_model
 from deat.methods import Method
 from deat.methods import method as find_method
-from deat.models import normalized
+from deat.models import normalized, pixel_scale
 from deat.models.registry import Normalization
 from deat.modes import device_of, evaluating
 from deat.ranks import ALONE, Ranks
@@ -47,7 +48,7 @@ def fit(
     epochs: int = 30,
     val: Data | Source | float | None = None,
     optimizer: OptimizerFactory | None = None,
-    normalize: Normalization | None = None,
+    normalize: Normalization | str | None = None,
     augment: Augment | None = None,
     callbacks: Sequence[Callback] = (),
     checkpoints: str | os.PathLike[str] | None = None,
@@ -56,12 +57,18 @@ def fit(
 ) -> Result:
     """Train any classifier that gives logits, on any data, against a threat model.
 
-    train and val take a Dataset, a DataLoader, a pair of tensors or an ImageSet; images are in [0, 1] or uint8. A
-    Corpus brings its own threat model, normalisation and augmentation; otherwise the threat is linf of 8/255. val may
-    also be a fraction of train to hold out. normalize=(mean, std) becomes the model's first layer; augment=Augment(4)
-    crops and flips images that are held in memory. Other keywords are fields of :class:`Settings`, such as batch_size,
-    lr, seed or precision. ranks=Ranks.join() trains with all the processes that torchrun started. The model is
-    trained in place and comes back in eval mode.
+    train and val take a Dataset, a DataLoader, a pair of tensors or an ImageSet; images are in [0, 1] or uint8. val may
+    also be a fraction of train to hold out. A Corpus, which deat.load_data gives, brings its own threat model and
+    augmentation; with anything else the threat is linf of 8/255 and images stay as they are, so that fit(model,
+    photos.train) crops and flips nothing. augment=photos.augment does, or another Augment(4), for images that are held
+    in memory or decoded as they come.
+
+    Nothing is put before the model unless asked for, on the command line as here. normalize=(mean, std) becomes its
+    first layer; normalize="data" takes those of the data, published or measured on the images that are trained on. A
+    model that holds a deat.models.Normalize keeps its own.
+
+    Other keywords are fields of :class:`Settings`, such as batch_size, lr, seed or precision. ranks=Ranks.join() trains
+    with all the processes that torchrun started. The model is trained in place and comes back in eval mode.
 
     checkpoints is a folder that the state is kept in after every epoch: the same call goes on from there, exactly.
     While it is given, SIGTERM and Ctrl-C save first and then raise deat.errors.Interrupted.
@@ -116,7 +123,7 @@ def make_trainer(
     settings: Settings | None = None,
     val: Data | Source | float | None = None,
     optimizer: OptimizerFactory | None = None,
-    normalize: Normalization | None = None,
+    normalize: Normalization | str | None = None,
     augment: Augment | None = None,
     callbacks: Sequence[Callback] = (),
     ranks: Ranks = ALONE,
@@ -125,15 +132,14 @@ def make_trainer(
     check_model(model)
     settings = settings or Settings()
     chosen, radius = find_method(method), find_threat(_usual_threat(train) if threat is None else threat)
-    if isinstance(train, Corpus):
-        normalize = normalize or train.normalization
-        augment = augment or train.augment
-        train = train.train
-    rest, held_out = _split(train, val, settings)
+    corpus = train if isinstance(train, Corpus) else None
+    augment = augment or (corpus.augment if corpus else None)
+    rest, held_out = _split(corpus.train if corpus else train, val, settings)
     source = open_source(rest, settings, augment=augment)
     source.check()
     held = _held_out(held_out, source, settings)
-    network = normalized(model, *normalize) if normalize else model
+    front = None if pixel_scale(model) is not None else _front(normalize, corpus, rest)
+    network = normalized(model, *front) if front else model
     check_fit(network, source, ranks.size)
     if ranks.many:
         share(source, network, chosen, ranks)
@@ -148,6 +154,21 @@ def make_trainer(
         callbacks=callbacks,
         ranks=ranks,
     )
+
+
+def _front(normalize: Normalization | str | None, corpus: Corpus | None, train: Any) -> Normalization | None:
+    """The mean and standard deviation that go before the model, those of the data where they are asked for."""
+    if not isinstance(normalize, str):
+        return normalize
+    if normalize != "data":
+        raise unknown("normalize", normalize, ["data"], "Or give numbers by channel, (mean, std).")
+    images = train if isinstance(train, ImageSet | LazyImages) else as_images(train)
+    if images is None:
+        raise UsageError(
+            f"normalize='data' measures images in memory or in a folder, no {type(train).__name__}; give (mean, std)."
+        )
+    found = corpus.statistics(images) if corpus else measure(images)
+    return (found.mean, found.std) if found else None
 
 
 def share(source: Source, model: nn.Module, chosen: Method, ranks: Ranks) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deat.checkpoint.kinds import built
+from deat.data.statistics import Statistics
 from deat.errors import CheckpointError, DeatError, UsageError
 from deat.loading import is_file_spec
+from deat.models import Normalize
 from deat.paths import at_home
 from deat.threat import threat as find_threat
 from deat.training.folder import RUN
@@ -20,7 +22,7 @@ T = TypeVar("T", Request, Settings)
 
 @dataclass(frozen=True)
 class Record:
-    """A run's request, settings and options; model is the network's name and threat what it was trained against."""
+    """A run's request, settings and options; its network's name, its threat model, classes and normalisation."""
 
     request: Request
     settings: Settings
@@ -29,6 +31,7 @@ class Record:
     norm: str
     eps: float
     classes: tuple[str, ...] = ()
+    statistics: Statistics | None = None
 
 
 def read_record(folder: Path) -> Record:
@@ -44,8 +47,9 @@ def read_record(folder: Path) -> Record:
         options = found.get("options", {})
         if not isinstance(found["model"]["name"], str) or not isinstance(options, dict):
             raise TypeError("its model or its options have another form")
-        classes = tuple(map(str, found.get("data", {}).get("classes", ())))
-        return Record(request, settings, options, found["model"]["name"], str(norm), float(eps), classes)
+        data = found.get("data", {})
+        classes, statistics = tuple(map(str, data.get("classes", ()))), _statistics(data)
+        return Record(request, settings, options, found["model"]["name"], str(norm), float(eps), classes, statistics)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DeatError) as error:
         raise CheckpointError(f"{str(file)!r} is not a run's record ({_shown(error)}).") from None
 
@@ -67,6 +71,14 @@ def recorded_root(request: Request) -> str | None:
 def _settings(found: Any) -> Settings:
     listed = found.get("milestones")  # JSON has no tuples
     return _built(Settings, {**found, "milestones": tuple(listed)} if isinstance(listed, list) else found)
+
+
+def _statistics(data: dict[str, Any]) -> Statistics | None:
+    if data.get("normalized_by") is None:
+        return None
+    mean, std = data["normalized_by"]
+    Normalize(mean, std)  # which refuses what is none
+    return Statistics(tuple(map(float, mean)), tuple(map(float, std)), int(data.get("measured_on", 0)))
 
 
 def _built(kind: type[T], found: Any) -> T:

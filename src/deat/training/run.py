@@ -1,9 +1,9 @@
 """A run: what a person asks for in one command, resolved against data and checked before anything is created."""
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,24 @@ import torch
 from torch import nn
 
 from deat.data import Augment, Corpus, Source, load
-from deat.data.content import check_fits
+from deat.data.content import check_fits, sampled
+from deat.data.imageset import split_indices
+from deat.data.statistics import Statistics
+from deat.data.stream import Part
 from deat.errors import UsageError, unknown
 from deat.game.engine import choose_threads
 from deat.loading import code_digest, is_file_spec
 from deat.methods import Method
 from deat.methods import method as find_method
 from deat.methods.tune import tune
-from deat.models import build, load_weights, pixel_scale
-from deat.models.portable import normalization_of
-from deat.models.weights import locate
+from deat.models import build
 from deat.numbers import number
 from deat.paths import tidy
 from deat.ranks import ALONE, Ranks
 from deat.seeding import derive
-from deat.tensorfile import check_finite, read
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
+from deat.training.fine_tuning import fine_tune, statistics_of
 from deat.training.fit import make_trainer, open_source
 from deat.training.sameness import config_of, digest, reasons_against_exactness
 from deat.training.settings import Settings, find_device
@@ -80,7 +81,10 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A request resolved: data, model, method and threat model that fit together."""
+    """A request resolved: data, model, method and threat model that fit together.
+
+    `recorded` are the statistics that a run's record or a file of weights says, which are never measured again.
+    """
 
     request: Request
     settings: Settings
@@ -89,6 +93,7 @@ class Run:
     method: Method
     model_name: str
     validates: bool = True
+    recorded: Statistics | None = None
 
     def trainer(self, callbacks: tuple[Callback, ...] = (), ranks: Ranks = ALONE) -> Trainer:
         """A trainer on this run's training set, its validation part held out."""
@@ -112,16 +117,32 @@ class Run:
             torch.manual_seed(derive(self.settings.seed, "init"))
             model = build(self.model_name, self.corpus.train.num_classes, channels, side, self.normalization)
         if self.request.init:
-            _fine_tune(model, self.request.init)
+            fine_tune(model, self.request.init)
         return model
 
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Mean and standard deviation that go before the network: the data's; a user's own is taken as it is."""
-        as_it_is = self.request.normalize == "none" or (
-            self.request.normalize == "auto" and is_file_spec(self.model_name)
-        )
-        return None if as_it_is else self.corpus.normalization
+        """Mean and standard deviation that go before the network."""
+        return (self.statistics.mean, self.statistics.std) if self.statistics else None
+
+    @cached_property
+    def statistics(self) -> Statistics | None:
+        """What images are normalised by: what is recorded, what fine-tuned weights expect, or the data's own.
+
+        A user's own network is taken as it is, unless that is asked for. Held-out images are not looked at.
+        """
+        if self.request.normalize == "none":
+            return None
+        if self.recorded or (self.request.normalize == "auto" and is_file_spec(self.model_name)):
+            return self.recorded
+        expected = statistics_of(self.request.init) if self.request.init else None
+        return expected or self.corpus.statistics(self._sample())
+
+    def _sample(self) -> Part:
+        """As many of the images that are trained on as are measured."""
+        train = self.corpus.train
+        kept = split_indices(len(train), self.held_out, self.settings.seed)[0] if self.held_out else range(len(train))
+        return train.subset(kept[sampled(len(kept))])
 
     @property
     def augment(self) -> Augment | None:
@@ -194,6 +215,7 @@ class Run:
                 "classes": list(self.corpus.train.classes),
                 "image": list(self.corpus.train.shape),
                 "normalized_by": self.normalization,
+                "measured_on": self.statistics.images if self.statistics else 0,
                 "augmented_by": asdict(self.augment) if self.augment else None,
             },
             "threat": {"norm": self.threat.name, "eps": self.threat.eps},
@@ -229,11 +251,11 @@ class Run:
         return 0 if self.settings.val_attack == "none" else min(1000, len(self.corpus.train) // 10)
 
 
-def resolve(request: Request, *, recorded: bool = False, **given: Any) -> Run:
+def resolve(request: Request, *, recorded: bool = False, statistics: Statistics | None = None, **given: Any) -> Run:
     """The run that a request means; `given` are settings, None where the default of the data set holds.
 
     What can be refused without the data is refused before they are read, which may take long. A data root that is
-    recorded, and so a file's word, is looked into and never written to.
+    recorded, and so a file's word, is looked into and never written to. Statistics are a record's or a file's.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
     for name, known in CHOICES.items():
@@ -248,7 +270,8 @@ def resolve(request: Request, *, recorded: bool = False, **given: Any) -> Run:
     threat = _threat(request, corpus)
     name = _model_for(corpus) if request.model == "auto" else request.model
     settings = Settings(**{**DEFAULTS.get(corpus.name, {}), **chosen})
-    return Run(request, settings, corpus, threat, tune(method, threat, **request.tuned), name)
+    tuned = tune(method, threat, **request.tuned)
+    return Run(request, settings, corpus, threat, tuned, name, recorded=statistics)
 
 
 def _threat(request: Request, corpus: Corpus) -> ThreatModel:
@@ -257,20 +280,6 @@ def _threat(request: Request, corpus: Corpus) -> ThreatModel:
         raise UsageError(f"norm {norm!r} needs an eps of its own: {corpus.name}'s default is for {corpus.norm}.")
     eps = corpus.eps if request.eps is None else number(request.eps)
     return find_threat(f"{norm}:{eps!r}")
-
-
-def _fine_tune(model: nn.Module, weights: str) -> None:
-    file = locate(Path(weights))
-    check_finite(read(file), file)
-    fresh = load_weights(model, weights, fresh_head=True)
-    if pixel_scale(model) is None and normalization_of(file):
-        warnings.warn(
-            f"{weights} was trained behind a normalisation, and this network stands behind none; if that is not meant, "
-            "--normalize data puts the data's there.",
-            stacklevel=3,
-        )
-    if fresh:
-        warnings.warn(f"{', '.join(fresh)} start anew: the weights are for another number of classes.", stacklevel=3)
 
 
 def _model_for(corpus: Corpus) -> str:
