@@ -10,7 +10,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, subcommand
 
 from deat.commands.bench import Bench
-from deat.commands.ending import ended, tolerate_any_terminal
+from deat.commands.ending import ended, plain_warnings, tolerate_any_terminal
 from deat.commands.evaluate import Evaluate
 from deat.commands.lists import List
 from deat.commands.report import Report
@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where it is noticed that nobody reads any more
         return status
 
-    return ended(command, lambda: getattr(order[0], "goes_on", False) if order else _would_go_on(given))
+    with plain_warnings():
+        return ended(command, lambda: getattr(order[0], "goes_on", False) if order else _would_go_on(given))
 
 
 def _would_go_on(given: list[str]) -> bool:

@@ -1,5 +1,6 @@
 """Bad input ends before training, says what is wrong, what is accepted and what to do, and creates nothing."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 
 import deat
 from deat.cli import main
+from deat.commands.ending import plain_warnings
 from deat.errors import DataError, DeatError, UsageError
 
 CASES = [
@@ -135,6 +137,14 @@ def test_a_folder_with_a_broken_image_names_it(tmp_path: Path, capsys: pytest.Ca
     assert main([*command, "--out", str(tmp_path / "run")]) == 3
     assert "9.png" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_warning_of_deats_own_is_a_line_without_a_place_in_its_code() -> None:
+    usual = warnings.formatwarning
+    with plain_warnings():
+        assert warnings.formatwarning("so it is", UserWarning, deat.__file__, 1) == "deat: so it is\n"
+        assert warnings.formatwarning("no", UserWarning, "other.py", 1) == usual("no", UserWarning, "other.py", 1)
+    assert warnings.formatwarning is usual
 
 
 def net() -> nn.Module:

@@ -5,7 +5,10 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from deat.errors import DeatError, Interrupted, NumericalError, UsageError
 from deat.interruption import Heard, leaving, terminable
@@ -14,6 +17,7 @@ from deat.plain import plain_lines
 from deat.ranks import is_lost_peer, leave, say_once
 from deat.training.failures import is_shortage
 
+PACKAGE = Path(__file__).parents[1]
 NO_RUN = "interrupted; there is no run to resume"
 GOES_ON = "interrupted; the same command goes on where it was"
 SHORTAGE = (
@@ -76,3 +80,22 @@ def tolerate_any_terminal() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Inside, deat's own warnings are shown as lines of its own, without a place in its code."""
+    usual = warnings.formatwarning
+
+    def shown(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        """One warning as text."""
+        own = Path(filename).is_relative_to(PACKAGE)
+        return f"deat: {plain_lines(str(message))}\n" if own else usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = shown
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual

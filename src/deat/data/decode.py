@@ -2,6 +2,8 @@
 
 import io
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -21,14 +23,34 @@ MAX_PIXELS = 89_478_485
 
 def open_image(data: bytes, name: str) -> "Image":
     """An RGB image from the bytes of a file; a DataError that names the file if it is broken or too big."""
-    import PIL.Image
-
-    try:
-        image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
-        _check_size(image.size, name)
+    with _explained(name):
+        image = _opened(data, name)
         if "transparency" in image.info:
             return image.convert("RGBA").convert("RGB")
         return image.convert("RGB")
+
+
+def size_of(data: bytes, name: str) -> tuple[int, int]:
+    """An image's width and height, without decoding it."""
+    with _explained(name):
+        return _opened(data, name).size
+
+
+def _opened(data: bytes, name: str) -> "Image":
+    import PIL.Image
+
+    image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
+    _check_size(image.size, name)
+    return image
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Turns what a broken image raises into a DataError."""
+    import PIL.Image
+
+    try:
+        yield
     except DataError:
         raise
     except PIL.UnidentifiedImageError:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,16 +12,23 @@ import torch
 from torch import Tensor
 
 from deat.data import cache
-from deat.data.decode import fit_centre, open_image, to_tensor
+from deat.data.decode import fit_centre, open_image, size_of, to_tensor
+from deat.data.differing import differing
 from deat.data.files import Files
 from deat.data.imageset import ImageSet
+from deat.errors import DataError
 
 MAX_DECODED = 4 << 30
 _CHUNK = 256
 # Below this, threads wait for the interpreter's lock longer than Pillow works without it.
 _WORTH_THREADS = 3 * 128 * 128
 
+_SHOWN = 10
+"""Images that cannot be read are named up to so many."""
+
 Members = tuple[Tensor, Tensor]
+Broken = dict[str, DataError]
+"""What is wrong with images that cannot be read, by their names."""
 
 
 def decode(
@@ -28,23 +36,35 @@ def decode(
 ) -> tuple[ImageSet, ImageSet | None] | None:
     """Both parts decoded, or None if the images differ in size or would not fit in memory."""
     shape = _common_shape(files, train, size)
-    count = len(train[0]) + (len(test[0]) if test else 0)
-    if shape is None or count * shape.numel() > MAX_DECODED:
+    members = torch.cat([part[0] for part in (train, test) if part]).tolist()
+    if shape and len(members) * shape.numel() > MAX_DECODED:
         return None
-    held = _decode_part(files, train, classes, shape, size)
-    other = _decode_part(files, test, classes, shape, size) if held and test else None
+    held, other, broken = None, None, Broken()
+    if shape:
+        held = _decode_part(files, train, classes, shape, size, broken)
+        other = _decode_part(files, test, classes, shape, size, broken) if held and test else None
+    if broken:
+        raise _unreadable(broken)
     if held is None or (test and other is None):
+        _warn_of_few(files, members)
         return None
     return held, other
 
 
 def _common_shape(files: Files, train: Members, size: int | None) -> torch.Size | None:
-    """The shape all images are likely to have, from the first of each class."""
+    """The shape all images are likely to have, from the first of each class that can be read."""
     if size is not None:
         return torch.Size((3, size, size))
     _, first = np.unique(train[1].numpy(), return_index=True)
-    shapes = {_pixels(files, int(train[0][i]), None).shape for i in first}
-    return shapes.pop() if len(shapes) == 1 else None
+    sizes, broken = set(), Broken()
+    for member in train[0][first].tolist():
+        try:
+            sizes.add(size_of(files.read(member), files.names[member]))
+        except DataError as error:
+            broken[files.names[member]] = error
+    if broken and len(sizes) != 1:
+        raise _unreadable(broken)
+    return torch.Size((3, *reversed(sizes.pop()))) if len(sizes) == 1 else None
 
 
 def _pixels(files: Files, member: int, size: int | None) -> Tensor:
@@ -53,25 +73,49 @@ def _pixels(files: Files, member: int, size: int | None) -> Tensor:
 
 
 def _decode_part(
-    files: Files, part: Members, classes: tuple[str, ...], shape: torch.Size, size: int | None
+    files: Files, part: Members, classes: tuple[str, ...], shape: torch.Size, size: int | None, broken: Broken
 ) -> ImageSet | None:
+    """One part decoded, or None as soon as an image has another shape; what cannot be read is added to broken."""
     members, labels = part
     out = torch.empty((len(members), *shape), dtype=torch.uint8)
 
-    def fill(start: int) -> bool:
-        """Decode one chunk of images; whether they all have the same size."""
+    def fill(start: int) -> tuple[bool, Broken]:
+        """Decode one chunk of images: whether they all have the same size, and those that cannot be read."""
+        bad = Broken()
         for row, member in enumerate(members[start : start + _CHUNK].tolist(), start):
-            pixels = _pixels(files, member, size)
+            try:
+                pixels = _pixels(files, member, size)
+            except DataError as error:
+                bad[files.names[member]] = error
+                continue
             if pixels.shape != shape:
-                return False
+                return False, bad
             out[row] = pixels
-        return True
+        return True, bad
 
     # Pillow decodes without the interpreter's lock, so threads are enough.
     threads = min(8, os.cpu_count() or 1) if shape.numel() >= _WORTH_THREADS else 1
     with ThreadPoolExecutor(threads) as pool:
-        alike = all(pool.map(fill, range(0, len(members), _CHUNK)))
-    return ImageSet(out, labels, classes) if alike else None
+        for alike, bad in pool.map(fill, range(0, len(members), _CHUNK)):
+            broken.update(bad)
+            if not alike:
+                return None
+    return ImageSet(out, labels, classes)
+
+
+def _unreadable(broken: Broken) -> DataError:
+    """What is wrong with the images that cannot be read: the first one in words, several by their names."""
+    first, names = next(iter(broken.values())), list(map(repr, broken))
+    if len(names) == 1:
+        return first
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return DataError(f"{len(names):,} images cannot be read: {', '.join(names[:_SHOWN])}{more}. The first: {first}")
+
+
+def _warn_of_few(files: Files, members: list[int]) -> None:
+    text = differing(files, members, MAX_DECODED)
+    if text:
+        warnings.warn(text, stacklevel=6)  # who called load
 
 
 def save(store: Path, key: str, train: ImageSet, test: ImageSet | None) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from deat.data import archive, cache, decoded
 from deat.data.files import Files, Loose, Slices
 from deat.data.imageset import ImageSet
-from deat.data.stream import LazyImages, Part
+from deat.data.stream import SIDE, LazyImages, Part
 from deat.errors import DataError
 from deat.seeding import derive
 
@@ -66,7 +66,7 @@ def _keep(store: Path, key: str, parts: tuple[ImageSet, ImageSet | None]) -> Non
 
 
 def _lazy(files: Files, layout: Layout, size: int | None) -> tuple[LazyImages, LazyImages | None]:
-    side = size or 224
+    side = size or SIDE
     train = LazyImages(files, *layout.train, layout.classes, side)
     return train, LazyImages(files, *layout.test, layout.classes, side) if layout.test else None
 

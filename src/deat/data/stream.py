@@ -20,6 +20,8 @@ from deat.errors import DataError
 from deat.ranks import Share
 from deat.seeding import derive
 
+SIDE = 224
+"""What images become that have no size in common, unless another is asked for."""
 _ZOOM = 224 / 256
 
 
@@ -31,7 +33,7 @@ class LazyImages:
     members: Tensor
     labels: Tensor
     classes: tuple[str, ...]
-    size: int = 224
+    size: int = SIDE
 
     def __len__(self) -> int:
         return len(self.members)
