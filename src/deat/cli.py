@@ -15,6 +15,7 @@ from deat.commands.evaluate import Evaluate
 from deat.commands.lists import List
 from deat.commands.report import Report
 from deat.commands.resume import Resume
+from deat.commands.synonyms import check_names
 from deat.commands.train import Train
 from deat.commands.weights import Export, Import
 from deat.training.folder import has_checkpoint
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given == ["--version"]:
             print(f"deat {VERSION}")
         else:
+            check_names(given, (Train, Resume, Evaluate, Bench, Report, Import, Export, List))
             order.append(tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,)))
             status = order[0].run()
         sys.stdout.flush()  # here, where it is noticed that nobody reads any more

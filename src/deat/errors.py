@@ -70,6 +70,12 @@ def unknown(what: str, value: str, known: Iterable[str], hint: str = "") -> Usag
     return UsageError(f"unknown {what} {value!r}.{guess(value, names)} Known: {', '.join(names)}.{hint}")
 
 
+def check_called(model: object) -> None:
+    """Refuse a class where the network belongs that it makes."""
+    if isinstance(model, type):
+        raise UsageError(f"the model is the class {model.__name__}, not a network: call it, {model.__name__}(...).")
+
+
 def guess(value: str, known: Iterable[str]) -> str:
     """The question whether one of the nearest known names was meant; nothing where none is near."""
     near = get_close_matches(value.lower(), list(known), n=3, cutoff=0.5)

@@ -73,6 +73,9 @@ CASES = [
     (["--rate", "triangle"], 2, ["triangle", "cyclic"]),
     (["--rules", "both"], 2, ["both", "released"]),
     (["--colour", "red"], 2, ["--colour"]),
+    (["--learning-rate", "0.1"], 2, ["unknown option '--learning-rate'", "Did you mean --lr?"]),
+    (["--learning_rate=0.1"], 2, ["unknown option '--learning_rate'", "Did you mean --lr?"]),
+    (["--lr", "0.1", "--batch", "4"], 2, ["Did you mean --batch-size?"]),
 ]
 
 

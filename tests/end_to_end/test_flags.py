@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from deat.cli import Bench, Evaluate, Export, Import, List, Report, Resume, Train, main
+from deat.commands.synonyms import MEANT, SYNONYMS
 
 TRAIN = """data model method epochs eps norm out overwrite resume inexact seed batch_size lr rate weight_decay
 momentum init rules alpha gamma max_steps beta tau start persistent compact held_out val_attack watch
@@ -38,6 +39,33 @@ def test_help_names_what_a_positional_argument_is(capsys: Any) -> None:
         usage = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
         assert f" {name}" in usage, command
         assert "STR" not in usage, command
+
+
+def test_names_from_other_programs_lead_to_flags_and_are_none_themselves() -> None:
+    flags = {f.name.replace("_", "-") for command in COMMANDS for f in fields(command)}
+    assert set(MEANT) <= flags
+    assert not SYNONYMS.keys() & flags
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("evaluate run --epsilon 0.1", "--eps"),
+        ("bench quick --epochs 3", "--set epochs=..."),
+        ("bench quick --learning-rate=3", "--set lr=..."),
+        ("bench quick --batch 3", "--set batch_size=..."),
+        ("export run --output x", "--out"),
+    ],
+)
+def test_what_a_flag_is_called_here_depends_on_the_command(command: str, hint: str, capsys: Any) -> None:
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err.endswith(f"Did you mean {hint}?\n")
+
+
+def test_a_name_is_not_guessed_for_a_command_that_has_no_such_flag(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["resume", "run", "--learning-rate", "1"])
+    assert "Did you mean" not in capsys.readouterr().err
 
 
 COMMANDS: dict[type[Any], list[str]] = {

@@ -378,6 +378,10 @@ def test_a_network_that_normalises_is_not_normalised_twice(user_file):
         ("def NAME(): return 'net'", r"NAME\(...\) is a str, not a model"),
         ("def NAME(num_classes): return nn.Linear(2, -num_classes)", "could not be built.*RuntimeError"),
         ("def NAME(layers): return nn.Identity()", "could not be built.*'layers'"),
+        (
+            "class NAME(nn.Module):\n    def __init__(self, width): super().__init__()",
+            "could not be built.*'width'.*need defaults, or a function that calls it",
+        ),
     ],
 )
 def test_a_file_that_gives_no_model_is_a_usage_error(user_file, text, told):

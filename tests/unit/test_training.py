@@ -558,6 +558,23 @@ def test_a_model_that_is_no_module_is_refused_in_words(build):
         deat.Trainer(build(), made.train, method=made.method, threat=made.threat, settings=made.settings)
 
 
+def test_a_class_in_place_of_its_network_is_refused_with_the_call(tmp_path):
+    wrong = {
+        "fit": lambda: deat.fit(Tied, (X, Y)),
+        "evaluate": lambda: deat.evaluate(Tied, (X, Y), threat="linf:0.1", attacks=["fgsm"]),
+        "normalized": lambda: deat.normalized(Tied, [0.5], [0.5]),
+        "save": lambda: deat.save_weights(Tied, tmp_path / "w.safetensors"),
+        "load": lambda: deat.load_weights(Tied, tmp_path / "w.safetensors"),
+    }
+    deat.save_weights(conv_net(), tmp_path / "w.safetensors")
+    for name, call in wrong.items():
+        with pytest.raises(UsageError, match=r"the model is the class Tied, not a network: call it, Tied\(\.\.\.\)"):
+            call()
+            pytest.fail(name)
+    with pytest.raises(UsageError, match="by its name, such as 'small'"):
+        deat.build_model(Tied)
+
+
 def test_a_trainer_finds_method_and_threat_by_their_names():
     made = trainer_of("m+deat", threat=deat.L2(0.5))
     found = deat.Trainer(conv_net(), made.train, method="m+deat", threat="l2:0.5", settings=made.settings)

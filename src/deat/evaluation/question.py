@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import Source
-from deat.errors import CheckpointError, UsageError
+from deat.errors import CheckpointError, UsageError, check_called
 from deat.evaluation.judge import Attacker
 from deat.evaluation.quick import exactly
 from deat.modes import evaluating
@@ -73,6 +73,7 @@ def first_answer(model: nn.Module, x: Tensor) -> Any:
 
 def check_model(model: Any) -> None:
     """Refuse what is no network (a function has no weights to tell it from another, no modes) or has no gradients."""
+    check_called(model)
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}; wrap it in a torch.nn.Module that returns logits.")
     if any(held.is_inference() for held in (*model.parameters(), *model.buffers())):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from deat.errors import UsageError
+from deat.errors import UsageError, check_called
 
 
 class Normalize(nn.Module):
@@ -46,6 +46,7 @@ class Normalized(nn.Module):
 
 def normalized(model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> Normalized:
     """The model behind its own normalisation; it then takes images in [0, 1]."""
+    check_called(model)
     return Normalized(model, Normalize(mean, std))
 
 

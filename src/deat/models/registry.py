@@ -79,6 +79,10 @@ def build(
     """
     shape = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
     _check_shape(shape)
+    if not isinstance(name, str):
+        raise UsageError(
+            f"a model is built by its name, such as 'small', not {name!r}; one of your own needs no building"
+        )
     net = _net(name, shape)
     if normalize is None or pixel_scale(net) is not None:
         return net
@@ -151,7 +155,8 @@ def _called(name: str, builder: Callable[..., Any], **options: object) -> Any:
         raise UsageError(
             f"{name} could not be built with {options}: {type(error).__name__}: {error}. "
             "A model is given those of num_classes, in_channels and image_size that it has parameters for; the others "
-            "need defaults. Correct it where it is defined, or choose one that takes such images"
+            "need defaults, or a function that calls it with them. Correct it where it is defined, or choose one that "
+            "takes such images"
         ) from error
 
 

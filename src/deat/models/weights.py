@@ -8,7 +8,7 @@ import safetensors
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from deat.errors import CheckpointError
+from deat.errors import CheckpointError, check_called
 from deat.models.normalize import Normalized
 from deat.tensorfile import Tensors, dump, identity, pickled, read
 from deat.writing import write_whole
@@ -59,6 +59,7 @@ def _head(found: Tensors, expected: Tensors) -> list[str]:
 
 def bare(model: nn.Module) -> nn.Module:
     """The model inside torch.compile's and the data-parallel wrappers, which prefix every key."""
+    check_called(model)
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
