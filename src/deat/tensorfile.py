@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -16,6 +17,9 @@ Tensors = dict[str, Tensor]
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 NOTES = ("format", "deat")
 """What a file's metadata holds beside the other names of its tensors."""
+INDEX = "model.safetensors.index.json"
+"""What names the files of weights that lie in several, as others call it too."""
+LARGEST_INDEX = 64 << 20
 
 
 def dump(tensors: Tensors, note: str | None = None) -> bytes:
@@ -26,8 +30,39 @@ def dump(tensors: Tensors, note: str | None = None) -> bytes:
 
 
 def read(file: str | os.PathLike[str]) -> Tensors:
-    """A file's tensors, under all their names; one error for whatever is wrong with it."""
+    """A file's tensors, or those of the files that an index names, by all their names; one error for what is wrong."""
     path = Path(file)
+    return _gathered(path) if path.name.endswith(INDEX) else _read(path)
+
+
+def _gathered(index: Path) -> Tensors:
+    """The tensors of the files that lie beside their index, each whole."""
+    places = _index(index).get("weight_map")
+    named = isinstance(places, dict) and all(isinstance(n, str) and Path(n).name == n for n in places.values())
+    if not places or not named:
+        raise CheckpointError(f"{index} does not name files of weights beside it: fetch or write it again")
+    files = [index.parent / name for name in sorted(set(places.values()))]
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        raise CheckpointError(f"{absent[0]!r}, which {index} names, is not beside it: fetch or write it again")
+    tensors = {key: tensor for file in files for key, tensor in _read(file).items()}
+    lacking = sorted(places.keys() - tensors.keys())
+    if lacking:
+        raise CheckpointError(f"the files that {index} names lack {lacking[0]!r}: fetch or write them again")
+    return tensors
+
+
+def _index(path: Path) -> dict[str, Any]:
+    """What an index says, believed as data."""
+    try:
+        if path.stat().st_size > LARGEST_INDEX:
+            raise ValueError("it is too large")
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no index of weights ({error}): fetch or write it again") from None
+
+
+def _read(path: Path) -> Tensors:
     try:
         with safetensors.safe_open(path, framework="pt") as opened:
             tensors: Tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
@@ -41,9 +76,13 @@ def read(file: str | os.PathLike[str]) -> Tensors:
 
 
 def note_of(file: str | os.PathLike[str]) -> str | None:
-    """What the file says about itself, if it says anything."""
+    """What the file, or an index, says about itself, if it says anything."""
+    path = Path(file)
     try:
-        with safetensors.safe_open(Path(file), framework="pt") as opened:
+        if path.name.endswith(INDEX):
+            said = _index(path)["metadata"]["deat"]
+            return said if isinstance(said, str) else None
+        with safetensors.safe_open(path, framework="pt") as opened:
             return (opened.metadata() or {}).get("deat")
     except Exception:  # whoever reads the tensors will say what is wrong
         return None

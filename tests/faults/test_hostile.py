@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 import deat
 from deat.cli import main
 from deat.commands.bench_table import show
+from deat.errors import CheckpointError
 from deat.live import say_aside
 from deat.paths import at_home, tidy
 from deat.plain import markdown, plain
@@ -235,6 +236,57 @@ def test_exported_weights_have_the_network_s_own_names_and_can_be_split(capsys):
     assert main(["export", "run"]) == 2
     assert main(["export", "run", "--shard-size", "much", "--out", "x"]) == 2
     assert main(["export", "nowhere"]) == 4
+
+
+def test_weights_in_parts_are_weights_wherever_a_file_of_them_is(capsys):
+    images(Path("set/train"))
+    images(Path("set/test"))
+    main([*FOLDER, "--model", "small", "--out", "run"])
+    main(["export", "run", "--out", "whole.safetensors"])
+    main(["export", "run", "--shard-size", "20KB", "--out", "parts"])
+    index = Path("parts/model.safetensors.index.json")
+    assert len(list(Path("parts").glob("*.safetensors"))) > 1
+    assert note_of(index) == note_of("whole.safetensors")
+    nets = [deat.build_model("small", 2, 3, 8) for _ in range(2)]
+    for net, weights in zip(nets, ("whole.safetensors", "parts"), strict=True):
+        deat.load_weights(net, weights)
+    assert all(torch.equal(a, b) for a, b in zip(*(net.state_dict().values() for net in nets), strict=True))
+    assert main([*FOLDER, "--model", "small", "--init", "parts", "--out", "tuned"]) == 0
+    how, judged = ["--data", "folder:set", "--data-root", "cache", "--attacks", "natural", "--out", "e.json"], set()
+    capsys.readouterr()
+    for target in ("parts", str(index), "whole.safetensors"):
+        main(["evaluate", target, "--model", "small", *how])
+        judged.add(json.loads(Path("e.json").read_text())["settings"]["model"])
+    assert len(judged) == 1
+    assert "says nothing of normalisation" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        '{"weight_map": {}}',
+        '{"weight_map": ["w.safetensors"]}',
+        '{"weight_map": {"w": ["w.safetensors"]}}',
+        '{"weight_map": {"w": "../w.safetensors"}}',
+        '{"weight_map": {"w": "/etc/passwd"}}',
+        '{"weight_map": {"w": "pipe.safetensors"}}',
+        '{"weight_map": {"w": "absent.safetensors"}}',
+        '{"weight_map": {"other": "w.safetensors"}}',
+    ],
+    ids=lambda text: text[:50],
+)
+def test_index_that_names_no_weights_beside_it_is_refused(index):
+    Path("parts").mkdir()
+    os.mkfifo("parts/pipe.safetensors")
+    for place in ("w.safetensors", "parts/w.safetensors"):
+        save_file({"w": torch.ones(1)}, place)
+    Path("parts/model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=r"index\.json"):
+        deat.load_weights(torch.nn.Linear(1, 1), "parts")
+    assert note_of("parts/model.safetensors.index.json") is None
 
 
 def test_pipe_among_the_images_is_refused_and_does_not_hang(capsys):

@@ -29,6 +29,7 @@ from deat.evaluation.question import check_question
 from deat.live import clock, is_terminal
 from deat.methods.tune import LONGEST
 from deat.models import load_weights
+from deat.models.weights import locate
 from deat.paths import at_home
 from deat.plain import plain
 from deat.ranks import Ranks
@@ -52,7 +53,7 @@ class Evaluate:
     goes_on: ClassVar[bool] = True
 
     target: Annotated[Positional[str], arg(metavar="RUN")]
-    """A run's folder, or a .safetensors file."""
+    """A run's folder, a .safetensors file, or a folder of them that `deat export --shard-size` made."""
     data: MaybeText = None
     """The data set, as for train; a run knows its own. Its test part is judged."""
     model: MaybeText = None
@@ -201,7 +202,7 @@ def _say_if_normalized(run: Run, weights: Path) -> None:
 def _weights(target: Path, order: Evaluate) -> Path:
     """The file to judge: the one given, or the epoch that was asked for and no other."""
     if not (target / RUN).is_file():
-        return target
+        return locate(target)
     file = target / order.epoch / WEIGHTS
     if not file.is_file():
         raise CheckpointError(f"{order.target!r} has no {order.epoch} weights; try --epoch best or --epoch last.")

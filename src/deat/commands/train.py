@@ -58,7 +58,7 @@ class Train:
     momentum: MaybeNumber = None
     """SGD's momentum (0.9)."""
     init: MaybeText = None
-    """Weights to fine-tune: a safetensors file or a run's folder."""
+    """Weights to fine-tune: a safetensors file, a run's folder, or one that `deat export --shard-size` made."""
     rules: Literal["paper", "released"] = "paper"
     """The paper as written, or the code that made its tables."""
     alpha: MaybeNumber = None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deat.errors import CheckpointError, UsageError
-from deat.tensorfile import Tensors, check_finite, dump, identity, note_of, read
+from deat.tensorfile import INDEX, Tensors, check_finite, dump, identity, note_of, read
 from deat.writing import write_json, write_whole
 
 HOLDERS = ("state_dict", "model_state_dict", "model", "net", "weights")
@@ -21,7 +21,6 @@ DEEPEST = 4
 REPEATED = 4
 """How often weights may share a file's numbers before it is a trap."""
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-INDEX = "model.safetensors.index.json"
 
 
 def read_foreign(file: Path) -> Tensors:

@@ -10,11 +10,11 @@ from torch.nn.parameter import is_lazy
 
 from deat.errors import CheckpointError, check_called
 from deat.models.normalize import Normalized
-from deat.tensorfile import Tensors, dump, identity, pickled, read
+from deat.tensorfile import INDEX, Tensors, dump, identity, pickled, read
 from deat.writing import write_whole
 
 PICKLES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".tar"})
-IN_A_RUN = ("best/model.safetensors", "last/model.safetensors", "model.safetensors")
+IN_A_FOLDER = ("best/model.safetensors", "last/model.safetensors", "model.safetensors", INDEX)
 SHOWN = 5
 
 
@@ -32,7 +32,7 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
 def load_weights(
     model: nn.Module, path: str | os.PathLike[str], strict: bool = True, *, fresh_head: bool = False
 ) -> list[str]:
-    """Fill the model from a safetensors file, or from the best (else last) weights of a run folder.
+    """Fill the model from a safetensors file, a run folder's best (else last) weights, or a folder that holds parts.
 
     Weights of a bare network fit its Normalized wrapper, which keeps its own normalisation, and the other
     way round. Without `strict`, keys that only one of the two has are skipped; shapes must always agree.
@@ -101,11 +101,11 @@ def _write(tensors: Tensors, target: Path) -> None:
 
 
 def locate(path: Path) -> Path:
-    """The file of weights that a path means: itself, or the best (else last) one of a run's folder."""
+    """The file of weights that a path means: itself, a run's best (else last) one, or the index of parts."""
     if path.is_dir():
-        file = next((path / name for name in IN_A_RUN if (path / name).is_file()), None)
+        file = next((path / name for name in IN_A_FOLDER if (path / name).is_file()), None)
         if file is None:
-            raise CheckpointError(f"no weights in folder {path}: it has none of {', '.join(IN_A_RUN)}")
+            raise CheckpointError(f"no weights in folder {path}: it has none of {', '.join(IN_A_FOLDER)}")
         return file
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}: give a .safetensors file or a run folder")
