@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations
 from deat.errors import CheckpointError
 from deat.models import build, load_weights, normalized, save_weights
 from deat.models import weights as weights_module
+from deat.models.portable import read_own
 
 MEAN, STD = [0.4], [0.2]
 
@@ -180,6 +181,12 @@ def test_a_user_model_with_a_net_of_its_own_is_not_renamed(file):
     wrapped = normalized(make(), MEAN, STD)
     load_weights(wrapped, file)
     assert same(model, wrapped.net)
+
+
+def test_parts_of_a_network_s_own_that_are_called_net_and_normalize_keep_their_names(tmp_path):
+    save_weights(nn.ModuleDict({"net": nn.Linear(2, 2), "normalize": nn.Linear(2, 2)}), tmp_path / "own.safetensors")
+    tensors, normalization = read_own(tmp_path / "own.safetensors")
+    assert (sorted(tensors)[0], normalization) == ("net.bias", {})
 
 
 @pytest.mark.parametrize("present", [("best", "last", "."), ("last", "."), (".",)])

@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from deat.commands.display import in_words
 from deat.commands.flags import MaybeText
+from deat.data.statistics import Statistics
 from deat.errors import CheckpointError, UsageError
 from deat.models.portable import larger_than, note, read_foreign, read_own, size_of, write_sharded
 from deat.tensorfile import Tensors, dump
@@ -78,7 +80,7 @@ def run_export(order: Export) -> int:
     else:
         _write_parts(tensors, target, most, note(normalization))
     if normalization:
-        print(f"the network expects images normalised by {normalization}")
+        print(f"the network expects images normalised by {in_words(Statistics(**normalization))}")
     return 0
 
 

@@ -103,7 +103,7 @@ def read_own(file: Path) -> tuple[Tensors, dict[str, Any]]:
     tensors = read(file)
     inside = {name: t for name, t in tensors.items() if name.startswith("net.")}
     front = {name: t.flatten().tolist() for name, t in tensors.items() if name.startswith("normalize.")}
-    if not front or len(inside) + len(front) != len(tensors):
+    if front.keys() != {"normalize.mean", "normalize.std"} or len(inside) + len(front) != len(tensors):
         return tensors, {}
     about = {name.removeprefix("normalize."): values for name, values in front.items()}
     return {name.removeprefix("net."): tensor for name, tensor in inside.items()}, about
