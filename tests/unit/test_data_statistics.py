@@ -12,7 +12,7 @@ from deat.data.corpus import Corpus
 from deat.data.imageset import split_indices
 from deat.data.statistics import Statistics, measure
 from deat.errors import UsageError
-from helpers.data_sets import load, random_set, tree, write_folder
+from helpers.data_sets import load, png, random_set, tree, write_folder
 
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -68,6 +68,11 @@ def test_sets_with_published_numbers_keep_them(tmp_path):
     files = {name.replace("cat", "n01440764").replace("dog", "n02102040"): data for name, data in tree().items()}
     imagenet = load(write_folder(tmp_path / "set", files), tmp_path / "root")
     assert (imagenet.statistics(imagenet.train), imagenet.normalization) == (Statistics(*IMAGENET), IMAGENET)
+    for side, known in ((32, True), (8, False)):
+        names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+        files = {f"train/{name}/{i}.png": png(i, side, side) for i in range(2) for name in names}
+        copy = load(write_folder(tmp_path / f"cifar-{side}", files), tmp_path / "root")
+        assert (copy.normalization == CIFAR) is known, "a copy of CIFAR-10 is known by its classes and its size"
     cifar = Corpus("cifar10", random_set(), None, *CIFAR, eps=8 / 255)
     assert cifar.statistics(cifar.train) == Statistics(*CIFAR)
     digits = deat.load_data("digits")

@@ -17,6 +17,7 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _SMALL, _LARGEST = 64, 4096
 _WORDNET = re.compile(r"n\d{8}")
 """What ImageNet calls its classes, and so do its subsets."""
+_CIFAR_10 = {"airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,8 +155,14 @@ def _folder(path: Path, root: Path, size: int | None, cache: bool) -> Corpus:
     train, test = folder.read(path, root / "decoded" if cache else None, size)
     side = train.shape[-1]
     small = side <= _SMALL
-    imagenet = all(map(_WORDNET.fullmatch, train.classes))
-    mean, std = _IMAGENET if imagenet else (None, None)
+    mean, std = _published(train) or (None, None)
     eps, pad = (8 / 255, 4) if small else (4 / 255, side // 8)
     name = tidy(f"folder:{path.name}")
-    return Corpus(name, train, test, mean=mean, std=std, eps=eps, pad=pad, flip=True, measured=not imagenet)
+    return Corpus(name, train, test, mean=mean, std=std, eps=eps, pad=pad, flip=True, measured=mean is None)
+
+
+def _published(train: Part) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and standard deviation of a set that its classes show to be a copy of one, or a part of it."""
+    if train.shape == (3, 32, 32) and set(train.classes) == _CIFAR_10:
+        return _CIFAR
+    return _IMAGENET if all(map(_WORDNET.fullmatch, train.classes)) else None
