@@ -1,4 +1,4 @@
-"""How sure an accuracy is: Wilson's 95 % interval."""
+"""How sure an accuracy is, and a difference between two: Wilson's and Newcombe's 95 % intervals."""
 
 import math
 
@@ -16,3 +16,10 @@ def wilson_share(share: float, n: int) -> tuple[float, float]:
     half = Z / (1 + Z * Z / n) * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
     # Rounding would miss 0 and 1 by a hair.
     return centre - half if share > 0 else 0.0, centre + half if share < 1 else 1.0
+
+
+def difference(one: float, other: float, n: int) -> tuple[float, float]:
+    """The 95 % interval of one share less another, each of n images; of the same images it is narrower, if anything."""
+    (one_low, one_high), (other_low, other_high) = wilson_share(one, n), wilson_share(other, n)
+    below, above = math.hypot(one - one_low, other_high - other), math.hypot(one_high - one, other - other_low)
+    return one - other - below, one - other + above

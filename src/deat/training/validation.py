@@ -1,9 +1,12 @@
 """Accuracy and loss on held-out training images, natural and under attack: what the best epoch is chosen by."""
 
 from collections.abc import Iterator
+from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 
+from deat.data import ImageSet, LazyImages
 from deat.data.source import Source
 from deat.evaluation.attacks import Attack, attack
 from deat.evaluation.scoring import scores
@@ -52,6 +55,19 @@ class Validator:
         self.passes += (2 + 2 * self.how.steps) * len(self.source)
         natural, loss = found["natural"]
         return natural, found[self.how.name][0], loss
+
+    @cached_property
+    def chance(self) -> float:
+        """The natural accuracy of a network that gives one answer for all."""
+        return chance_of(self.source)
+
+
+def chance_of(source: Source) -> float:
+    """The share of a source's commonest label, which is what one answer for all gets at most."""
+    held = getattr(source, "images", None)
+    known = held.labels if isinstance(held, ImageSet | LazyImages) else None
+    labels = torch.cat([y for _, y in source.epoch(0)]) if known is None else known
+    return int(labels.bincount().max()) / len(labels)
 
 
 class Interruptible:

@@ -2,13 +2,15 @@
 
 It happens within an epoch. Accuracy against a single step rises towards 100 % while accuracy against several
 falls to nothing, and l_X leaps, only to fall again while the network stays broken; adding steps then does not
-undo it. So every epoch is scored both ways on a few held-out images, and a fall or a leap is an alarm.
+undo it. So every epoch is scored both ways on a few held-out images, and a fall or a leap that parts the two is an
+alarm. Where both fall alike, the network got worse, but not by overfitting.
 """
 
 import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -21,11 +23,13 @@ from deat.data import ImageSet, Source
 from deat.data.resident import Resident
 from deat.errors import unknown
 from deat.evaluation.attacks import attack
+from deat.evaluation.intervals import difference
 from deat.evaluation.scoring import accuracies
 from deat.numbers import check_number, check_whole, level
 from deat.threat import ThreatModel
 from deat.training.history import EpochStats, EpochTiming, EpochWatch, append, rewrite
 from deat.training.trainer import Trainer
+from deat.training.validation import chance_of
 
 SINGLE, SEVERAL = "fgsm", "pgd-10"
 ACTIONS = ("warn", "stop", "rollback")
@@ -41,11 +45,13 @@ Action = Literal["warn", "stop", "rollback"]
 class OverfitRule:
     """When an epoch is a collapse, told from the epochs so far alone.
 
-    It is one where accuracy against several steps lies more than `fall` below the last healthy epoch's, or
-    where l_X is more than `jump` times the epoch before's, both of the same k. Without an adversary (k = 0)
-    nothing can overfit to it. A leap is a collapse if it opened the gap between a single step and several by
-    more than `gap`, and a suspicion otherwise: when a network begins to learn, and when its loss is almost
-    nothing, l_X leaps in good health. gap = -1 takes every leap at its word.
+    It is one where accuracy against several steps lies more than `fall` below the last healthy epoch's while that
+    against a single step does not fall with it, or where l_X is more than `jump` times the epoch before's, both of the
+    same k. Without an adversary (k = 0) nothing can overfit to it. A fall is a collapse if it opened the gap between a
+    single step and several further than chance can on so few images (95 %), and until several steps recover; what one
+    answer for all would get too is nothing to fall from. A leap is a collapse if it opened the gap by more than `gap`,
+    and a suspicion otherwise: when a network begins to learn, and when its loss is almost nothing, l_X leaps in good
+    health. gap = -1 takes every leap at its word.
     """
 
     fall: float = 0.20
@@ -57,13 +63,23 @@ class OverfitRule:
         check_number("jump", self.jump, lambda v: v > 1, "> 1, such as 2")
         check_number("gap", self.gap, lambda v: -1 <= v < 1, "from -1 to below 1, such as 0.1")
 
-    def verdict(self, history: Sequence[EpochWatch]) -> str | None:
-        """Why the last epoch of a history is a collapse; None if it is healthy."""
+    def verdict(self, history: Sequence[EpochWatch], images: int = MOST, chance: float = 0.0) -> str | None:
+        """Why the last epoch of a history is a collapse; None if it is not."""
+        return self.judge(history, images, chance)[1]
+
+    def judge(self, history: Sequence[EpochWatch], images: int, chance: float) -> tuple[EpochWatch, str | None]:
+        """The last healthy epoch, and why the last one is a collapse, if it is; one that fell is not healthy either.
+
+        So many images were scored, of which one answer for all gets `chance`.
+        """
         healthy, reason = history[0], None
         for before, now in pairwise(history):
-            reason = self._reason(healthy, before, now)
-            healthy = healthy if reason else now
-        return reason
+            # 0.9 - 0.7 is more than 0.2 in floating point
+            fell = now.k > 0 and healthy.multi > chance and healthy.multi - now.multi > self.fall + 1e-9
+            parted = reason is not None or _opened(healthy, now, images)
+            reason = self._reason(healthy, before, now, fell and parted)
+            healthy = healthy if fell or reason else now
+        return healthy, reason
 
     def suspicion(self, history: Sequence[EpochWatch]) -> str | None:
         """That l_X leapt in the last epoch of a history, whatever the accuracies say; None if it did not."""
@@ -71,9 +87,9 @@ class OverfitRule:
             return None
         return _leap(*history[-2:])
 
-    def _reason(self, healthy: EpochWatch, before: EpochWatch, now: EpochWatch) -> str | None:
+    def _reason(self, healthy: EpochWatch, before: EpochWatch, now: EpochWatch, fell: bool) -> str | None:
         found = []
-        if now.k and healthy.multi - now.multi > self.fall + 1e-9:  # 0.9 - 0.7 is more than 0.2 in floating point
+        if fell:
             found.append(f"{SEVERAL} accuracy fell from {healthy.multi:.1%} to {now.multi:.1%}")
         if self._leapt(before, now) and now.gap - healthy.gap > self.gap:
             found.append(_leap(before, now))
@@ -81,6 +97,11 @@ class OverfitRule:
 
     def _leapt(self, before: EpochWatch, now: EpochWatch) -> bool:
         return before.k == now.k >= 1 and now.magnitude > self.jump * before.magnitude
+
+
+def _opened(healthy: EpochWatch, now: EpochWatch, images: int) -> bool:
+    """Whether more images stand against a single step alone than before, further than chance makes it of so many."""
+    return difference(max(0.0, now.gap), max(0.0, healthy.gap), images)[0] > 0
 
 
 def _leap(before: EpochWatch, now: EpochWatch) -> str:
@@ -128,7 +149,6 @@ class OverfitWatch:
         self.passes, self.seconds = 0, 0.0
         self._standing: list[EpochWatch] = []
         self._healthy: dict[str, Any] = {}
-        self._slice: Resident | None = None
 
     @property
     def fired(self) -> list[EpochWatch]:
@@ -143,7 +163,7 @@ class OverfitWatch:
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Score the epoch, write it down, and act where it is a collapse."""
         self._standing.append(self._score(trainer, stats))
-        reason = self.rule.verdict(self._standing)
+        healthy, reason = self.rule.judge(self._standing, len(self._slice.images), self._chance)
         suspicion = None if reason else self.rule.suspicion(self._standing)
         action = self._next_action() if reason else NOTED if suspicion else None
         first = suspicion is not None and not self.fired
@@ -153,7 +173,7 @@ class OverfitWatch:
             self.say(f"{suspicion} in epoch {stats.epoch + 1}. {_calm(event)}")
         if reason:
             self.say(f"catastrophic overfitting in epoch {stats.epoch + 1}: {reason}. {self._act(trainer, event)}")
-        elif self.action != "warn":
+        elif self.action != "warn" and healthy is self._standing[-1]:
             self._healthy = _copied(trainer.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
@@ -192,8 +212,8 @@ class OverfitWatch:
                 "Take smaller steps (alpha, --alpha), or more of them; the watch can also stop or roll back "
                 "(action, --watch stop or --watch rollback)."
             )
-        self._standing.pop()
         trainer.rewind(self._healthy)
+        self._standing = [held for held in self._standing if held.epoch < trainer.epoch]
         if event.action == "stop":
             trainer.stop()
             return f"Stopped at the weights of epoch {trainer.epoch}."
@@ -217,11 +237,18 @@ class OverfitWatch:
 
     def _accuracies(self, trainer: Trainer) -> tuple[float, float]:
         """Accuracy against a single step and several, in float32, from the same starts in every epoch."""
-        self._slice = images = self._slice or _held_slice(self.images)
-        both = attack(SINGLE), attack(SEVERAL)
+        images, both = self._slice, (attack(SINGLE), attack(SEVERAL))
         found = accuracies(trainer.model, images, both, self.threat, self.seed, trainer.engine.layout, trainer.ranks)
         self.passes += sum(1 + 2 * how.steps for how in both) * len(images)
         return found[SINGLE], found[SEVERAL]
+
+    @cached_property
+    def _slice(self) -> Resident:
+        return _held_slice(self.images)
+
+    @cached_property
+    def _chance(self) -> float:
+        return chance_of(self._slice)
 
 
 def _calm(event: EpochWatch) -> str:
