@@ -38,12 +38,24 @@ def say_if_lent(run: Run) -> None:
 
 
 def describe_run(run: Run, trainer: Trainer) -> str:
-    """A run in two lines: what is trained how, and on which images."""
+    """A run in two lines: what is trained how, and on which images; in a third, which weights it starts from."""
     method, data, model = map(plain, (run.method.name, run.corpus.name, run.model_name))
     engine = trainer.engine
     return (
         f"{method} on {data}: {model} ({trainer.num_parameters:,} parameters), {run.threat.name} eps "
         f"{level(run.threat.eps)}, {run.settings.epochs} epochs, {engine.precision} on {engine.device}\n{_images(run)}"
+        f"{_beginning(run)}"
+    )
+
+
+def _beginning(run: Run) -> str:
+    """The weights that are fine-tuned, where there are any, and the learning rate that this takes."""
+    if not run.request.init:
+        return ""
+    lr = run.settings.lr or run.usual_lr
+    return (
+        f"\nstarting from {plain(run.request.init)} with a learning rate of {lr:g}, where training from nothing takes "
+        f"{run.usual_lr:g}; --lr sets another"
     )
 
 

@@ -50,7 +50,7 @@ class Train:
     batch_size: MaybeWhole = None
     """Images in a batch (128; digits 64)."""
     lr: MaybeNumber = None
-    """The (peak) learning rate (0.1; digits 0.05)."""
+    """The (peak) learning rate (0.1; digits 0.05; with --init a tenth of that)."""
     rate: Shape = None
     """The learning rate's shape (cyclic)."""
     weight_decay: MaybeNumber = None

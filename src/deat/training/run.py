@@ -30,6 +30,7 @@ from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.fine_tuning import fine_tune, statistics_of
 from deat.training.fit import make_trainer, open_source
+from deat.training.optimizers import DEFAULT_LR
 from deat.training.sameness import config_of, digest, reasons_against_exactness
 from deat.training.settings import Settings, find_device
 from deat.training.trainer import Callback, Trainer
@@ -39,6 +40,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "digits": {"epochs": 30, "batch_size": 64, "lr": 0.05, "peak": 0.3, "cycle_momentum": False},
 }
 """Settings that a data set brings with it, where the general ones would not do."""
+
+FINE_TUNING = 10
+"""What the usual learning rate is divided by where training starts from given weights, which it makes forget."""
 
 CHOICES = {"normalize": ("auto", "data", "none"), "augment": ("auto", "none")}
 """What may stand for what is done to images on their way into the network."""
@@ -143,6 +147,11 @@ class Run:
         train = self.corpus.train
         kept = split_indices(len(train), self.held_out, self.settings.seed)[0] if self.held_out else range(len(train))
         return train.subset(kept[sampled(len(kept))])
+
+    @property
+    def usual_lr(self) -> float:
+        """The learning rate of training from nothing on this data, where none is given."""
+        return float(DEFAULTS.get(self.corpus.name, {}).get("lr", DEFAULT_LR))
 
     @property
     def augment(self) -> Augment | None:
@@ -271,7 +280,10 @@ def resolve(request: Request, *, recorded: bool = False, statistics: Statistics 
     name = _model_for(corpus) if request.model == "auto" else request.model
     settings = Settings(**{**DEFAULTS.get(corpus.name, {}), **chosen})
     tuned = tune(method, threat, **request.tuned)
-    return Run(request, settings, corpus, threat, tuned, name, recorded=statistics)
+    run = Run(request, settings, corpus, threat, tuned, name, recorded=statistics)
+    if not request.init or "lr" in chosen:
+        return run
+    return replace(run, settings=replace(settings, lr=run.usual_lr / FINE_TUNING))
 
 
 def _threat(request: Request, corpus: Corpus) -> ThreatModel:
