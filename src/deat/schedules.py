@@ -8,6 +8,7 @@ eps, and :meth:`Schedule.bind` makes them absolute.
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -78,6 +79,10 @@ class Schedule:
     def step_size(self, k: int) -> float:
         """The step size for k iterations: max(stretch / k, alpha)."""
         return max(self.stretch / k, self.alpha) if k else self.alpha
+
+    def stuck(self, state: State, records: Sequence[EpochRecord]) -> str | None:
+        """Why k was never raised, in words, by a rule that may raise it for what epochs show; None else."""
+        return None
 
     def bind(self, eps: float, epochs: int) -> Self:
         """This schedule with its lengths, declared in units of eps, made absolute."""
@@ -158,6 +163,16 @@ class AccuracyAbove(Schedule):
         above = record.accuracy > self.percent / 100
         return {**super().observe(state, record), "k": _bounded(int(state["k"]) + above, self.max_steps)}
 
+    def stuck(self, state: State, records: Sequence[EpochRecord]) -> str | None:
+        """That no epoch's accuracy passed the mark, so that training never met an adversary."""
+        if state["k"] or len(records) < 2:
+            return None
+        most = max(record.accuracy for record in records)
+        return (
+            f"k stayed at 0, so there was no adversary: it grows above {self.percent:g} % training accuracy, and "
+            f"{most:.1%} was the most. Train for more epochs, or with a lower mark."
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class GradientMagnitude(Schedule):
@@ -197,6 +212,20 @@ class GradientMagnitude(Schedule):
         if self._grows(state, record):
             return {**state, "k": int(state["k"]) + 1, "threshold": self.gamma * record.magnitude}
         return dict(state)
+
+    def stuck(self, state: State, records: Sequence[EpochRecord]) -> str | None:
+        """That l_X never came back to its first threshold, which a spike at the beginning can set too high."""
+        if len(records) < 3 or state["k"] > 1 or self.max_steps == 1:
+            return None
+        first, later = records[1], max(records[2:], key=lambda record: record.magnitude)
+        if not first.magnitude:
+            return None  # which was said when it vanished
+        return (
+            f"k stayed at 1: l_X was {first.magnitude:.4g} in epoch 2, which set its threshold to "
+            f"{state['threshold']:.4g}, and since then at most {later.magnitude:.4g} (epoch {later.epoch + 1}). More "
+            f"epochs help, a learning rate that rises slowly (--rate cyclic, a smaller --lr), or a --gamma below "
+            f"{later.magnitude / first.magnitude:.3g}."
+        )
 
     def _grows(self, state: State, record: EpochRecord) -> bool:
         k = int(state["k"])

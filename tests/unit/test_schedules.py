@@ -134,6 +134,59 @@ def test_m_plus_never_falls_never_jumps_and_never_passes_its_cap(magnitudes, cap
     assert max(found) <= cap
 
 
+SPIKE = [5.0, 655.1, 519.4, 386.8, 1.5]
+
+
+def told(schedule: Schedule, magnitudes: list[float], accuracy: float = 0.5) -> str | None:
+    """What a schedule says of itself after epochs with these l_X."""
+    state, records = schedule.init(), [record(t, magnitude, accuracy) for t, magnitude in enumerate(magnitudes)]
+    for seen in records:
+        state = schedule.observe(state, seen)
+    return schedule.stuck(state, records)
+
+
+def test_m_plus_that_never_raised_k_says_by_which_magnitudes_and_what_helps():
+    said = told(M_PLUS, SPIKE)
+    assert said.startswith(
+        "k stayed at 1: l_X was 655.1 in epoch 2, which set its threshold to 661.7, "
+        "and since then at most 519.4 (epoch 3)"
+    )
+    assert all(way in said for way in ("More epochs", "--rate cyclic", "a --gamma below 0.793"))
+    helped = GradientMagnitude(gamma=0.79, max_steps=7, alpha=10 / 255)
+    assert told(helped, SPIKE) is None
+    assert max(ks(helped, SPIKE)) == 2
+
+
+QUIET = {
+    "k was raised": (M_PLUS, [5.0, 10.0, 11.0, 1.0]),
+    "k was raised after the last epoch": (M_PLUS, [5.0, 10.0, 11.0]),
+    "no epoch was compared yet": (M_PLUS, [5.0, 10.0]),
+    "k may not be raised": (GradientMagnitude(max_steps=1), SPIKE),
+    "the ramp raised it": (GradientMagnitude(alpha=0.1, ramp=0.2, max_steps=7), SPIKE),
+    "a k of its own": (Fixed(k=1, alpha=0.1), SPIKE),
+    "epochs raise it": (EveryEpochs(period=9), SPIKE),
+    "linear": (Linear(first=1, last=1, epochs=5), SPIKE),
+}
+
+
+@pytest.mark.parametrize(("schedule", "magnitudes"), QUIET.values(), ids=QUIET.keys())
+def test_a_schedule_that_raised_k_or_may_not_says_nothing(schedule, magnitudes):
+    assert told(schedule, magnitudes) is None
+
+
+def test_m_plus_without_any_gradient_says_no_more_than_its_warnings():
+    with pytest.warns(RuntimeWarning, match="is zero"):
+        assert told(M_PLUS, [1.0, 0.0, 0.0]) is None
+
+
+def test_a_mark_of_accuracy_that_was_never_passed_is_told():
+    above = AccuracyAbove(percent=40, alpha=0.1)
+    said = told(above, SPIKE, accuracy=0.4)
+    assert said.startswith("k stayed at 0, so there was no adversary: it grows above 40 % training accuracy, and 40.0%")
+    assert told(above, SPIKE, accuracy=0.41) is None
+    assert told(above, SPIKE[:1], accuracy=0.1) is None
+
+
 def test_ramp_grows_k_past_the_cap_until_k_steps_cover_it():
     ramped = GradientMagnitude(alpha=2 / 255, ramp=8 / 255, max_steps=2)
     assert ks(ramped, [5.0, 4.0, 3.0, 2.0, 1.0, 0.9, 0.8]) == [0, 1, 1, 2, 3, 4, 4]
