@@ -18,6 +18,8 @@ from deat.commands.earlier import keep_other
 from deat.data.imageset import split_indices
 from deat.methods import registry
 from deat.models.portable import normalization_of
+from deat.recipes import recipe as find_recipe
+from deat.recipes.overrides import override
 from deat.training.run import Request, resolve
 
 ROOT = Path(__file__).parents[2]
@@ -197,6 +199,42 @@ def test_a_bare_files_normalisation_is_said(here: Path, capsys: pytest.CaptureFi
     assert "normalisation" not in capsys.readouterr().err
     kept, new = (json.loads((here / name).read_text())["settings"]["about"] for name in ("e-1.json", "e.json"))
     assert (kept["normalize"], new["normalize"]) == ("auto", "none"), "they answer different questions"
+
+
+def test_the_usual_learning_rate_is_for_training_from_nothing_and_a_tenth_of_it_for_given_weights(here: Path) -> None:
+    assert run_of().settings.lr is None
+    assert run_of(init="w").settings.lr == pytest.approx(0.1 * run_of().usual_lr) == pytest.approx(0.01)
+    assert resolve(Request(init="w"), device="cpu").settings.lr == pytest.approx(0.005)
+    assert resolve(Request(init="w"), device="cpu", lr=0.3).settings.lr == 0.3
+
+
+def test_a_recipe_keeps_its_learning_rate_whatever_it_starts_from(here: Path) -> None:
+    for recipe in ("quick", "cifar10-fast", "cifar10-standard"):
+        (row,) = find_recipe(recipe).rows("m+deat", "small")[:1]
+        (changed,) = override([row], {"init": "w"})
+        assert changed.request.init == "w"
+        assert changed.settings["lr"] == row.settings["lr"] > 0
+    assert override(find_recipe("quick").rows("fgsm", "small"), {"init": "w"})[0].resolve(0).settings.lr == 0.05
+
+
+def test_a_run_at_chance_on_few_images_says_so_before_and_after_on_the_screen_and_in_its_records(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "stuck.py").write_text(
+        "import torch\nfrom torch import nn\nclass Net(nn.Module):\n"
+        "    def __init__(self, num_classes):\n        super().__init__()\n"
+        "        self.bias = nn.Parameter(torch.zeros(num_classes))\n"
+        "    def forward(self, x):\n        return self.bias + 0 * x.flatten(1).sum(1, keepdim=True)\n"
+    )
+    assert train("--model", "stuck.py:Net", "--method", "pgd-2") == 0
+    told = capsys.readouterr()
+    assert told.err.count("only 4 images are held out to choose the best epoch: each is worth 25.0 points") == 1
+    line = "are at chance: without any attack"
+    assert line in told.out
+    assert line in (here / "run/report.md").read_text()
+    assert main(["resume", "run", "--model", "stuck.py:Net", "--json"]) == 0
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert line in note
 
 
 def test_what_must_be_said_again_to_go_on_is_in_the_command_that_is_shown(here: Path) -> None:

@@ -16,11 +16,13 @@ from deat.data import ImageSet
 from deat.data.imageset import split_indices
 from deat.errors import DataError, NumericalError, UsageError
 from deat.evaluation.attacks import attack
+from deat.training.fit import open_source
 from deat.training.history import EpochStats, append, read
 from deat.training.lipschitz import log10_lipschitz
 from deat.training.plan import backprops_per_batch
 from deat.training.result import Best
 from deat.training.streams import Streams
+from deat.training.validation import chance_of
 from helpers.games import THREATS, trainer_of
 from helpers.nets import CLASSES, SIDE, conv_net, images, learnable, same, seeded, weights
 
@@ -251,6 +253,50 @@ def test_best_epoch_is_chosen_by_robustness_then_natural_accuracy_then_age(score
         best.offer(stats_with(epoch, robust, natural), net)
     assert best.snapshot.epoch == expected
     assert best.snapshot.weights["weight"].item() == expected
+
+
+AT_CHANCE = {
+    "a constant answer that no attack changes": ([(0.25, 0.25), (0.05, 0.6), (0.24, 0.24)], 1),
+    "among those that are not, the usual rule": ([(0.25, 0.25), (0.05, 0.6), (0.1, 0.5), (0.25, 0.2)], 2),
+    "where all are, the usual rule": ([(0.1, 0.2), (0.25, 0.25), (0.2, 0.25)], 1),
+    "just above chance": ([(0.25, 0.25), (0.0, 0.26)], 1),
+    "nan never wins": ([(0.2, 0.25), (NAN, 0.99), (0.1, NAN)], 0),
+}
+
+
+@pytest.mark.parametrize(("scores", "expected"), AT_CHANCE.values(), ids=AT_CHANCE.keys())
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_an_epoch_at_chance_never_beats_one_that_is_not(scores, expected, goes_on):
+    best, net = Best(), nn.Linear(1, 1)
+    for epoch, (robust, natural) in enumerate(scores):
+        best = Best(best.held) if goes_on else best
+        best.offer(stats_with(epoch, robust, natural), net, 0.25)
+    assert best.snapshot.epoch == expected
+
+
+def test_a_training_keeps_no_constant_classifier_where_an_epoch_knew_something(monkeypatch):
+    found = iter([(0.5, 0.5), (0.75, 0.25), (0.5, 0.5)])
+    monkeypatch.setattr(
+        "deat.training.validation.scores",
+        lambda *_: dict(zip(("natural", "pgd-2"), ((share, 1.0) for share in next(found)), strict=True)),
+    )
+    held = X[:4], torch.tensor([0, 1, 1, 2])  # one answer gets a half
+    result = trainer_of("pgd-2", val=held, val_attack="pgd-2").fit()
+    assert [stats.val_robust for stats in result.history] == [0.5, 0.25, 0.5]
+    assert result.best.epoch == 1
+
+
+@pytest.mark.parametrize("kind", ["tensors", "dataset", "loader", "image set"])
+def test_chance_is_the_share_of_the_commonest_label_whatever_the_data_is(kind):
+    data, labels = DATA[kind], torch.tensor([2] * 7 + [1] * 5)
+    kinds = {
+        "tensors": (X[:12], labels),
+        "dataset": Plain(X[:12], labels),
+        "loader": DataLoader(TensorDataset(X[:12], labels), batch_size=5),
+        "image set": ImageSet(X[:12], labels, ("a", "b", "c")),
+    }
+    assert type(kinds[kind]) is type(data)
+    assert chance_of(open_source(kinds[kind], deat.Settings(batch_size=5, workers=0), shuffle=False)) == 7 / 12
 
 
 @pytest.mark.parametrize(("name", "expected"), [("natural", 2), ("m+deat", 0), ("pgd-2", 0)])
@@ -585,7 +631,8 @@ def test_a_trainer_finds_method_and_threat_by_their_names():
 
 def test_more_logits_than_classes_are_welcome():
     net = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 10)))
-    assert trainer_of("pgd-2", net).fit().history[-1].examples == 24
+    with pytest.warns(UserWarning, match="the model has 10 outputs, and the data 3 classes. That works"):
+        assert trainer_of("pgd-2", net).fit().history[-1].examples == 24
 
 
 def test_nan_weights_are_a_numerical_error():

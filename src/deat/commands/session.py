@@ -31,6 +31,7 @@ from deat.training.folder import (
     put_back,
     unwritable,
 )
+from deat.training.remarks import beforehand
 from deat.training.result import Result
 from deat.training.run import Run
 from deat.training.trainer import Trainer
@@ -174,7 +175,7 @@ class Session:
         try:
             write_json(self.out / SCORES, [asdict(score) for score in self.scores], make_folder=False)
             seen = self.watch.summary() if self.watch else None
-            write_summary(self.out / REPORT, record, self.scores, result.history, seen)
+            write_summary(self.out / REPORT, record, self.scores, result.history, seen, result.notes)
         except OSError as error:
             raise unwritable(self.out, error) from None
         self._show(result)
@@ -227,6 +228,8 @@ class Session:
         self.console.print(describe_run(self.run, trainer) + self._company())
         if trainer.engine_news:
             self.console.print(trainer.engine_news)
+        for line in beforehand(trainer):
+            self.say(line)
 
     def _launcher(self) -> str:
         return f"torchrun (again with {self.ranks.size} processes) -m " if self.ranks.many else ""
@@ -239,7 +242,8 @@ class Session:
         if self.options.json:
             fired = self.watch.fired if self.watch else []
             parts: dict[str, list[Any]] = {"scores": self.scores, "watch": fired, "history": result.history}
-            print(json.dumps({"out": str(self.out), **{n: [asdict(r) for r in rows] for n, rows in parts.items()}}))
+            found = {name: [asdict(row) for row in rows] for name, rows in parts.items()}
+            print(json.dumps({"out": str(self.out), **found, "notes": list(result.notes)}))
             return
         if self.scores:
             self.console.print(score_table(self.scores))
@@ -249,6 +253,8 @@ class Session:
             self.console.print(plain(_unscored(self.run.corpus.name, self.out)))
         if self.watch and self.watch.collapses:
             self.console.print(plain(f"the watch saw {self.watch.summary()}"))
+        for line in result.notes:
+            self.console.print(line)
         self.console.print(f"everything is in {self.out}; report.md tells it whole")
 
     @contextmanager

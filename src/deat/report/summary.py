@@ -35,13 +35,18 @@ def read_scores(path: Path) -> list[Score]:
 
 
 def write_summary(
-    path: Path, record: dict[str, Any], scores: Sequence[Score], history: Sequence[EpochStats], seen: str | None = None
+    path: Path,
+    record: dict[str, Any],
+    scores: Sequence[Score],
+    history: Sequence[EpochStats],
+    seen: str | None = None,
+    notes: Sequence[str] = (),
 ) -> None:
-    """Write report.md; `seen` is what the watch saw, if it fired."""
+    """Write report.md; `seen` is what the watch saw, if it fired, and notes what else a person should know."""
     parts = [markdown(f"# {record['method']['name']} on {record['data']['name']}"), *_setting(record)]
     if scores:
         parts += ["## Scores", score_table(scores), _caveat(record, scores), *map(markdown, doubts(scores))]
-    parts += ["## Epochs", epoch_table(history)]
+    parts += [*map(markdown, notes), "## Epochs", epoch_table(history)]
     parts += [f"The watch saw {markdown(seen)}. Every epoch's reading is in watch.jsonl."] if seen else []
     write_whole(path, ("\n\n".join(parts) + "\n").encode(), make_folder=False)
 

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
@@ -30,6 +31,7 @@ from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.checkpoints import Checkpoints
 from deat.training.optimizers import OptimizerFactory
+from deat.training.remarks import odd_outputs
 from deat.training.result import Result
 from deat.training.settings import Settings, find_device
 from deat.training.trainer import Callback, Trainer
@@ -140,7 +142,9 @@ def make_trainer(
     held = _held_out(held_out, source, settings)
     front = None if pixel_scale(model) is not None else _front(normalize, corpus, rest)
     network = normalized(model, *front) if front else model
-    check_fit(network, source, ranks.size)
+    outputs = check_fit(network, source, ranks.size)
+    for line in odd_outputs(outputs, source.num_classes) if ranks.main else ():
+        warnings.warn(line, stacklevel=2)
     if ranks.many:
         share(source, network, chosen, ranks)
     return Trainer(
@@ -196,8 +200,8 @@ def idle_parameters(model: nn.Module, source: Source) -> list[str]:
     return [name for name, grad in zip(learning, found, strict=True) if grad is None]
 
 
-def check_fit(model: nn.Module, source: Source, processes: int = 1) -> None:
-    """Refuse a model that has nothing to train or does not give one logit per class, before any work."""
+def check_fit(model: nn.Module, source: Source, processes: int = 1) -> Tensor:
+    """Refuse a model that has nothing to train or does not give one logit per class; its answer to two images."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("the model has no parameter that requires a gradient; there is nothing to train.")
     if source.num_classes < 2:
@@ -223,6 +227,7 @@ def check_fit(model: nn.Module, source: Source, processes: int = 1) -> None:
             f"the model answers two images with {got}; it must give logits of shape (2, {source.num_classes}), "
             f"one for each class.{_counting_hint(logits, source.num_classes)}"
         )
+    return logits
 
 
 def _counting_hint(logits: object, classes: int) -> str:
@@ -233,8 +238,10 @@ def _counting_hint(logits: object, classes: int) -> str:
 
 
 def _two_images(model: nn.Module, source: Source) -> Tensor:
+    """Noise, of which a network makes something, drawn from a stream of its own."""
     dtype = torch.promote_types(torch.float32, next(model.parameters()).dtype)
-    return torch.zeros(2, *source.shape, device=device_of(model), dtype=dtype)
+    noise = torch.rand(2, *source.shape, generator=torch.Generator().manual_seed(0))
+    return noise.to(device_of(model), dtype)
 
 
 def _order_hint(shape: Sequence[int]) -> str:

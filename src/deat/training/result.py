@@ -1,6 +1,7 @@
 """What training gives back, and how the best epoch is chosen."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -21,12 +22,13 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The model at its last epoch, the history, and the best epoch's weights."""
+    """The model at its last epoch, the history, the best epoch's weights, and what a person should know of them."""
 
     model: nn.Module
     history: list[EpochStats]
     best: Snapshot
     seconds: float
+    notes: Sequence[str] = ()
 
     def __repr__(self) -> str:
         shares = {"natural": self.best.natural, "robust": self.best.robust}
@@ -45,8 +47,10 @@ class Result:
 class Best:
     """Keeps the epoch with the highest validation robustness; ties go to natural accuracy, then to the earlier.
 
-    Training that never meets an adversary (robust=False) is after natural accuracy, and ties go to the later. Without
-    validation the last epoch is the best. A NaN never wins.
+    An epoch at chance, whose natural accuracy one answer for all would get too, never beats one that is not: no attack
+    changes such an answer, and on few images it can look robust. Training that never meets an adversary (robust=False)
+    is after natural accuracy, and ties go to the later. Without validation the last epoch is the best. A NaN never
+    wins.
     """
 
     def __init__(self, held: Snapshot | None = None, *, robust: bool = True) -> None:
@@ -58,20 +62,23 @@ class Best:
         assert self.held is not None, "no epoch was offered"
         return self.held
 
-    def offer(self, stats: EpochStats, model: nn.Module) -> None:
-        """Keep this epoch's weights if it beats the best so far."""
+    def offer(self, stats: EpochStats, model: nn.Module, chance: float | None = None) -> None:
+        """Keep this epoch's weights if it beats the best so far; chance is what one answer for all gets, if known."""
         held = self.held
         if (
             held is None
             or stats.val_robust is None
-            or self._score(stats.epoch, stats.val_robust, stats.val_natural)
-            > self._score(held.epoch, held.robust, held.natural)
+            or self._score(stats.epoch, stats.val_robust, stats.val_natural, chance)
+            > self._score(held.epoch, held.robust, held.natural, chance)
         ):
             weights = {name: value.detach().cpu().clone() for name, value in bare(model).state_dict().items()}
             self.held = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, weights)
 
-    def _score(self, epoch: int, robust: float | None, natural: float | None) -> tuple[float, float]:
-        return (_number(robust), _number(natural)) if self.robust else (_number(natural), epoch)
+    def _score(
+        self, epoch: int, robust: float | None, natural: float | None, chance: float | None
+    ) -> tuple[bool, float, float]:
+        able = chance is not None and _number(natural) > chance and _number(robust) > -math.inf
+        return (able, _number(robust), _number(natural)) if self.robust else (able, _number(natural), epoch)
 
 
 def _number(value: float | None) -> float:

@@ -37,6 +37,7 @@ from deat.training.lipschitz import log10_lipschitz
 from deat.training.modes import lent
 from deat.training.optimizers import OptimizerFactory, Steering, check_factory, described, load_state, sgd
 from deat.training.pace import Pace, Paced, Steady
+from deat.training.remarks import afterwards
 from deat.training.rest import rest_of
 from deat.training.result import Best, Result
 from deat.training.settings import Settings, find_device
@@ -100,8 +101,7 @@ class Trainer:
         self.schedule = method.bind(threat, settings.epochs)
         self.state = self.schedule.init()
         self.budget = self.schedule.budget(self.state, 0)
-        self.epoch, self.step, self.seconds = 0, 0, 0.0
-        self._started = perf_counter()
+        self.epoch, self.step, self.seconds, self._started = 0, 0, 0.0, perf_counter()
         self.active, self._stopping, self.ended = 0, False, False
         self.history: list[EpochStats] = []
         self.best = Best(robust=self.schedule.attacks)
@@ -151,7 +151,7 @@ class Trainer:
                     raise
                 raise self.numerical_error(shortage(self.epoch, self.train.batch_size)) from error
             self._keep(now=True)
-        return Result(self.model.eval(), self.history, self.best.snapshot, self.seconds)
+        return Result(self.model.eval(), self.history, self.best.snapshot, self.seconds, afterwards(self))
 
     def _play_on(self) -> None:
         while self.epoch < self.settings.epochs and not self._stopping:
@@ -196,7 +196,7 @@ class Trainer:
         )
         self.state = self.schedule.observe(self.state, record)
         self.history.append(stats)
-        self.best.offer(stats, self.model)
+        self.best.offer(stats, self.model, self.validator.chance if self.validator else None)
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
         self.pace.look(self, timing)
         for callback in self.callbacks:

@@ -5,11 +5,11 @@ between two accuracies counts beyond max(0.5 points, 2 images).
 """
 
 from deat.evaluation.sanity.flag import ADVICE, Flag, slack
-from deat.evaluation.sanity.model import before
+from deat.evaluation.sanity.model import are_probabilities, before
 from deat.evaluation.sanity.probes import after, passes_after
 from deat.evaluation.sanity.results import compare
 
 SLICE = 128
 """The first images, at which the checks before and after the attacks look."""
 
-__all__ = ["ADVICE", "SLICE", "Flag", "after", "before", "compare", "passes_after", "slack"]
+__all__ = ["ADVICE", "SLICE", "Flag", "after", "are_probabilities", "before", "compare", "passes_after", "slack"]

@@ -54,10 +54,15 @@ def _still_training(model: nn.Module) -> Flag | None:
 
 
 def _probabilities(logits: Tensor) -> Flag | None:
+    if not are_probabilities(logits):
+        return None
+    return raised("probabilities", "the outputs are probabilities: none is negative and each row sums to one")
+
+
+def are_probabilities(logits: Tensor) -> bool:
+    """Whether no output is negative and every row sums to one, as behind a softmax."""
     out = logits.double()
-    if bool((out >= 0).all()) and bool(((out.sum(1) - 1).abs() < 1e-4).all()):
-        return raised("probabilities", "the outputs are probabilities: none is negative and each row sums to one")
-    return None
+    return bool((out >= 0).all()) and bool(((out.sum(1) - 1).abs() < 1e-4).all())
 
 
 def _randomised(model: nn.Module, x: Tensor) -> Flag | None:

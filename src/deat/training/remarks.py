@@ -1,0 +1,62 @@
+"""What a person should know of a training beside its numbers: before it begins, and when it has ended."""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from deat.evaluation.intervals import difference
+from deat.evaluation.sanity import are_probabilities
+from deat.schedules import EpochRecord
+
+if TYPE_CHECKING:
+    from deat.training.trainer import Trainer
+
+FEW = 100
+"""Held-out images below which one is worth more than a point, and epochs differ by less than chance does."""
+
+
+def odd_outputs(outputs: Tensor, classes: int) -> list[str]:
+    """What is strange about a network's outputs, with which training works badly or not as it may be meant."""
+    found = []
+    if are_probabilities(outputs):
+        found.append(
+            "the model's outputs are probabilities: none is negative and each row sums to one. Return logits, without "
+            "the softmax, which the loss takes itself; twice, the loss hardly falls."
+        )
+    if outputs.shape[1] > classes:
+        found.append(
+            f"the model has {outputs.shape[1]:,} outputs, and the data {classes:,} classes. That works, as the others "
+            "learn to be no answer; a last layer of as many outputs as classes learns faster."
+        )
+    return found
+
+
+def beforehand(trainer: "Trainer") -> list[str]:
+    """That few images choose the best epoch, where so few are held out."""
+    n = trainer.validator.source.num_examples if trainer.validator else FEW
+    if n >= FEW:
+        return []
+    told_apart = 100 * difference(0.5, 0.5, n)[1]
+    return [
+        f"only {n} images are held out to choose the best epoch: each is worth {100 / n:.1f} points, and epochs less "
+        f"than about {told_apart:.0f} points apart cannot be told apart. Hold out more (--held-out), or judge the last "
+        "epoch too (deat evaluate --epoch last)."
+    ]
+
+
+def afterwards(trainer: "Trainer") -> list[str]:
+    """That the kept weights are at chance, or that k stood still, where that is so."""
+    records = [EpochRecord(s.epoch, s.loss, s.train_accuracy, s.magnitude, s.examples) for s in trainer.history]
+    return [line for line in (_at_chance(trainer), trainer.schedule.stuck(trainer.state, records)) if line]
+
+
+def _at_chance(trainer: "Trainer") -> str | None:
+    best, validator = trainer.best.snapshot, trainer.validator
+    if validator is None or best.natural is None or best.natural > validator.chance:
+        return None
+    n = validator.source.num_examples
+    return (
+        f"the weights that were kept (epoch {best.epoch + 1}) are at chance: without any attack {best.natural:.1%} of "
+        f"{n:,} held-out images are right, and one answer for all gets {validator.chance:.1%}. Train with a smaller "
+        "learning rate (lr, --lr), for more epochs or in smaller batches, or hold out more images (val, --held-out)."
+    )

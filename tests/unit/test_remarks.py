@@ -1,0 +1,136 @@
+"""What a training says of itself beside its numbers: odd outputs, few held-out images, chance, and a k that stands."""
+
+import copy
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deat.evaluation.intervals import difference, wilson_share
+from deat.ranks import Ranks
+from deat.training.remarks import FEW, beforehand, odd_outputs
+from helpers.games import trainer_of
+from helpers.nets import conv_net, learnable, same, weights
+
+EVEN = torch.zeros(2, 3)
+
+
+class Ending(nn.Module):
+    """A network with something behind its logits."""
+
+    def __init__(self, end: nn.Module) -> None:
+        super().__init__()
+        self.net, self.end = conv_net(batch_norm=True, dropout=0.5), end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.net(x))
+
+
+def warned(net: nn.Module, **options) -> list[str]:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        trainer_of("pgd-2", net, **options)
+    return [str(warning.message) for warning in seen]
+
+
+@pytest.mark.parametrize("normalize", [None, ([0.5], [0.5])])
+def test_a_network_that_returns_probabilities_is_noticed_once_before_training(normalize):
+    (said,) = warned(Ending(nn.Softmax(1)), normalize=normalize)
+    assert "the model's outputs are probabilities" in said
+    assert "Return logits" in said
+
+
+@pytest.mark.parametrize("end", [nn.Identity(), nn.LogSoftmax(1), nn.Sigmoid(), nn.ReLU()], ids=repr)
+def test_other_ends_of_a_network_are_not_taken_for_probabilities(end):
+    assert warned(Ending(end)) == []
+
+
+def test_outputs_for_more_classes_than_the_data_has_are_named():
+    (said,) = odd_outputs(torch.zeros(2, 1000), 10)
+    assert "the model has 1,000 outputs, and the data 10 classes. That works" in said
+    assert odd_outputs(torch.zeros(2, 10), 10) == []
+    assert len(odd_outputs(torch.full((2, 4), 0.25), 3)) == 2
+
+
+def test_looking_at_the_outputs_touches_no_weight_statistic_mode_or_random_stream():
+    net, before = Ending(nn.Softmax(1)), torch.get_rng_state()
+    held = copy.deepcopy(net.state_dict())
+    net.net[3].eval()
+    assert warned(net)
+    assert all(torch.equal(value, held[name]) for name, value in net.state_dict().items())
+    assert [module.training for module in net.net[:5]] == [True, True, True, False, True]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_noticing_odd_outputs_changes_nothing_in_the_training():
+    def trained(notice: bool) -> list[Tensor]:
+        with pytest.MonkeyPatch.context() as patch:
+            if not notice:
+                patch.setattr("deat.training.fit.check_fit", lambda *_: EVEN)
+            net = Ending(nn.Softmax(1))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                trainer_of("m+pgd-3", net).fit()
+        return [*weights(net), *net.buffers()]
+
+    assert same(trained(True), trained(False))
+
+
+def test_one_process_of_several_speaks():
+    assert [len(warned(Ending(nn.Softmax(1)), ranks=Ranks(rank=rank))) for rank in (0, 1)] == [1, 0]
+
+
+def test_few_held_out_images_are_told_with_what_one_is_worth_and_the_flag_that_helps():
+    (said,) = beforehand(trainer_of("pgd-2", data=learnable(60), val=learnable(29, seed=1)))
+    assert "only 29 images are held out to choose the best epoch: each is worth 3.4 points" in said
+    assert "less than about 24 points apart" in said
+    assert "--held-out" in said
+
+
+def test_a_hundred_held_out_images_are_enough_and_so_are_none():
+    assert FEW == 100
+    for count, lines in ((99, 1), (100, 0)):
+        assert len(beforehand(trainer_of("pgd-2", val=learnable(count, seed=1)))) == lines
+    assert beforehand(trainer_of("pgd-2")) == []
+    assert beforehand(trainer_of("pgd-2", val=learnable(29, seed=1), val_attack="none")) == []
+
+
+@pytest.mark.parametrize("n", [10, 29, 1000])
+@pytest.mark.parametrize(("one", "other"), [(0.5, 0.5), (0.9, 0.1), (0.3, 0.0), (1.0, 0.0)])
+def test_interval_of_a_difference_holds_it_and_is_newcombe_s(one, other, n):
+    low, high = difference(one, other, n)
+    assert low < one - other <= high
+    assert -1 <= low <= high <= 1
+    (lone, _), (_, upper) = wilson_share(one, n), wilson_share(other, n)
+    assert low == pytest.approx(one - other - math.hypot(one - lone, upper - other))
+    assert difference(other, one, n) == pytest.approx((-high, -low))
+
+
+def test_weights_at_chance_are_told_with_the_numbers_and_what_helps(monkeypatch):
+    monkeypatch.setattr("deat.training.validation.scores", lambda *_: {"natural": (0.5, 1.0), "pgd-2": (0.5, 1.0)})
+    held = learnable(4)[0], torch.tensor([0, 1, 1, 2])
+    (said,) = trainer_of("pgd-2", val=held, val_attack="pgd-2").fit().notes
+    assert said.startswith(
+        "the weights that were kept (epoch 1) are at chance: without any attack 50.0% of 4 held-out images are right, "
+        "and one answer for all gets 50.0%."
+    )
+    assert all(way in said for way in ("--lr", "more epochs", "--held-out"))
+
+
+def test_weights_that_know_something_and_those_that_nobody_judged_are_not_said_to_be_at_chance(monkeypatch):
+    assert trainer_of("pgd-2").fit().notes == []
+    monkeypatch.setattr("deat.training.validation.scores", lambda *_: {"natural": (0.75, 1.0), "pgd-2": (0.0, 1.0)})
+    held = learnable(4)[0], torch.tensor([0, 1, 1, 2])
+    assert trainer_of("pgd-2", val=held, val_attack="pgd-2").fit().notes == []
+
+
+def test_a_training_whose_k_was_never_raised_says_so_at_its_end(monkeypatch):
+    trainer = trainer_of("m+deat", epochs=4)
+    read, spikes = trainer.check_meter, iter([1.0, 90.0, 30.0, 45.0])
+    monkeypatch.setattr(trainer, "check_meter", lambda: replace(read(), magnitude=next(spikes)))
+    (said,) = trainer.fit().notes
+    assert "k stayed at 1: l_X was 90 in epoch 2" in said
+    assert "at most 45 (epoch 4)" in said
