@@ -223,8 +223,8 @@ class GradientMagnitude(Schedule):
         return (
             f"k stayed at 1: l_X was {first.magnitude:.4g} in epoch 2, which set its threshold to "
             f"{state['threshold']:.4g}, and since then at most {later.magnitude:.4g} (epoch {later.epoch + 1}). More "
-            f"epochs help, a learning rate that rises slowly (--rate cyclic, a smaller --lr), or a --gamma below "
-            f"{later.magnitude / first.magnitude:.3g}."
+            "epochs help, a learning rate that rises slowly (--rate cyclic, a smaller --lr), or a smaller gamma "
+            f"(--gamma; below {later.magnitude / first.magnitude:.3g} k would have grown)."
         )
 
     def _grows(self, state: State, record: EpochRecord) -> bool:

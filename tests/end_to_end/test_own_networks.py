@@ -224,10 +224,12 @@ def test_a_run_at_chance_on_few_images_says_so_before_and_after_on_the_screen_an
         "import torch\nfrom torch import nn\nclass Net(nn.Module):\n"
         "    def __init__(self, num_classes):\n        super().__init__()\n"
         "        self.bias = nn.Parameter(torch.zeros(num_classes))\n"
-        "    def forward(self, x):\n        return self.bias + 0 * x.flatten(1).sum(1, keepdim=True)\n"
+        "    def forward(self, x):\n"
+        "        return (self.bias + 0 * x.flatten(1).sum(1, keepdim=True)).softmax(1)\n"
     )
-    assert train("--model", "stuck.py:Net", "--method", "pgd-2") == 0
+    assert train("--model", "stuck.py:Net", "--method", "pgd-2", "--baseline", "yes") == 0
     told = capsys.readouterr()
+    assert told.err.count("deat: the model's outputs are probabilities") == 1
     assert told.err.count("only 4 images are held out to choose the best epoch: each is worth 25.0 points") == 1
     line = "are at chance: without any attack"
     assert line in told.out

@@ -631,7 +631,7 @@ def test_a_trainer_finds_method_and_threat_by_their_names():
 
 def test_more_logits_than_classes_are_welcome():
     net = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(SIDE**2, 10)))
-    with pytest.warns(UserWarning, match="the model has 10 outputs, and the data 3 classes. That works"):
+    with pytest.warns(RuntimeWarning, match="the model has 10 outputs, and the data 3 classes. That works"):
         assert trainer_of("pgd-2", net).fit().history[-1].examples == 24
 
 

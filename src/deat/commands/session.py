@@ -33,7 +33,7 @@ from deat.training.folder import (
 )
 from deat.training.remarks import beforehand
 from deat.training.result import Result
-from deat.training.run import Run
+from deat.training.run import Run, say_nothing
 from deat.training.trainer import Trainer
 from deat.training.validation import Interruptible
 from deat.training.watch import OverfitWatch
@@ -96,7 +96,7 @@ class Session:
         """Share the work with other processes, silently unless this is the first one."""
         self.ranks, self.interruption.ranks = ranks, ranks
         if not ranks.main:
-            self.console.quiet, self.say = True, _say_nothing
+            self.console.quiet, self.say = True, say_nothing
             warnings.simplefilter("ignore")
 
     def _place(self, stack: ExitStack) -> Path:
@@ -273,10 +273,6 @@ def _unscored(data: str, out: Path) -> str:
         f"nothing was scored: {data} has no test images. Put class folders into train/ and test/ (or val/) there, or "
         f"score this run on such a folder: deat evaluate {out} --data folder:PATH"
     )
-
-
-def _say_nothing(text: str) -> None:
-    """Leave it to the process that speaks."""
 
 
 def _kept(options: Options) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Shape,
 from deat.commands.session import Options, Session
 from deat.data.statistics import Statistics
 from deat.errors import CheckpointError, UsageError
+from deat.live import say_aside
 from deat.numbers import check_whole
 from deat.ranks import Ranks
 from deat.training.folder import check_free, check_links, has_checkpoint, is_run, is_unborn
@@ -137,7 +138,7 @@ def run_training(order: Train) -> int:
     request = replace(request, persistent=request.persistent or None, compact=request.compact or None)
     with ranks.leader_first():
         run = resolve(request, statistics=_recorded(options) if going_on else None, **settings)
-    trainer = run.trainer(ranks=ranks)
+    trainer = run.trainer(ranks=ranks, say=say_aside)
     if options.dry_run:
         if ranks.main and not options.json:
             print(describe_run(run, trainer), flush=True)  # before it is tried out, which takes a while

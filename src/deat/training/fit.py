@@ -3,7 +3,7 @@
 import inspect
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
@@ -129,8 +129,12 @@ def make_trainer(
     augment: Augment | None = None,
     callbacks: Sequence[Callback] = (),
     ranks: Ranks = ALONE,
+    say: Callable[[str], None] | None = None,
 ) -> Trainer:
-    """A Trainer on whatever `fit` accepts, with model and data checked against each other."""
+    """A Trainer on whatever `fit` accepts, with model and data checked against each other.
+
+    say is told what is strange about the model's outputs, and is a RuntimeWarning by default.
+    """
     check_model(model)
     settings = settings or Settings()
     chosen, radius = find_method(method), find_threat(_usual_threat(train) if threat is None else threat)
@@ -144,7 +148,7 @@ def make_trainer(
     network = normalized(model, *front) if front else model
     outputs = check_fit(network, source, ranks.size)
     for line in odd_outputs(outputs, source.num_classes) if ranks.main else ():
-        warnings.warn(line, stacklevel=2)
+        (say or _warn)(line)
     if ranks.many:
         share(source, network, chosen, ranks)
     return Trainer(
@@ -173,6 +177,10 @@ def _front(normalize: Normalization | str | None, corpus: Corpus | None, train: 
         )
     found = corpus.statistics(images) if corpus else measure(images)
     return (found.mean, found.std) if found else None
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def share(source: Source, model: nn.Module, chosen: Method, ranks: Ranks) -> None:

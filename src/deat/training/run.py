@@ -1,6 +1,6 @@
 """A run: what a person asks for in one command, resolved against data and checked before anything is created."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -46,6 +46,10 @@ FINE_TUNING = 10
 
 CHOICES = {"normalize": ("auto", "data", "none"), "augment": ("auto", "none")}
 """What may stand for what is done to images on their way into the network."""
+
+
+def say_nothing(text: str) -> None:
+    """Leave it to whoever speaks, or spoke."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,13 @@ class Run:
     validates: bool = True
     recorded: Statistics | None = None
 
-    def trainer(self, callbacks: tuple[Callback, ...] = (), ranks: Ranks = ALONE) -> Trainer:
-        """A trainer on this run's training set, its validation part held out."""
+    def trainer(
+        self,
+        callbacks: tuple[Callback, ...] = (),
+        ranks: Ranks = ALONE,
+        say: Callable[[str], None] = say_nothing,
+    ) -> Trainer:
+        """A trainer on this run's training set, its validation part held out; say is told of strange outputs."""
         train, val = self._parts()
         return make_trainer(
             self.model(),
@@ -112,6 +121,7 @@ class Run:
             augment=self.augment,
             callbacks=callbacks,
             ranks=ranks,
+            say=say,
         )
 
     def model(self) -> nn.Module:
