@@ -2,8 +2,7 @@
 
 It happens within an epoch. Accuracy against a single step rises towards 100 % while accuracy against several
 falls to nothing, and l_X leaps, only to fall again while the network stays broken; adding steps then does not
-undo it. So every epoch is scored both ways on a few held-out images, and a fall or a leap that parts the two is an
-alarm. Where both fall alike, the network got worse, but not by overfitting.
+undo it. So every epoch is scored both ways on a few held-out images, and a fall or a leap is an alarm.
 """
 
 import copy
@@ -45,13 +44,12 @@ Action = Literal["warn", "stop", "rollback"]
 class OverfitRule:
     """When an epoch is a collapse, told from the epochs so far alone.
 
-    It is one where accuracy against several steps lies more than `fall` below the last healthy epoch's while that
-    against a single step does not fall with it, or where l_X is more than `jump` times the epoch before's, both of the
-    same k. Without an adversary (k = 0) nothing can overfit to it. A fall is a collapse if it opened the gap between a
-    single step and several further than chance can on so few images (95 %), and until several steps recover; what one
-    answer for all would get too is nothing to fall from. A leap is a collapse if it opened the gap by more than `gap`,
-    and a suspicion otherwise: when a network begins to learn, and when its loss is almost nothing, l_X leaps in good
-    health. gap = -1 takes every leap at its word.
+    It is one where accuracy against several steps lies more than `fall` below the last healthy epoch's, further than
+    chance can make it on so few images (95 %), or where l_X is more than `jump` times the epoch before's, both of the
+    same k. Without an adversary (k = 0) nothing can overfit to it; what one answer for all would get too is nothing to
+    fall from. A leap is a collapse if it opened the gap between a single step and several by more than `gap`, and a
+    suspicion otherwise: when a network begins to learn, and when its loss is almost nothing, l_X leaps in good health.
+    gap = -1 takes every leap at its word.
     """
 
     fall: float = 0.20
@@ -76,8 +74,8 @@ class OverfitRule:
         for before, now in pairwise(history):
             # 0.9 - 0.7 is more than 0.2 in floating point
             fell = now.k > 0 and healthy.multi > chance and healthy.multi - now.multi > self.fall + 1e-9
-            parted = reason is not None or _opened(healthy, now, images)
-            reason = self._reason(healthy, before, now, fell and parted)
+            surely = difference(healthy.multi, now.multi, images)[0] > 0
+            reason = self._reason(healthy, before, now, fell and surely)
             healthy = healthy if fell or reason else now
         return healthy, reason
 
@@ -97,11 +95,6 @@ class OverfitRule:
 
     def _leapt(self, before: EpochWatch, now: EpochWatch) -> bool:
         return before.k == now.k >= 1 and now.magnitude > self.jump * before.magnitude
-
-
-def _opened(healthy: EpochWatch, now: EpochWatch, images: int) -> bool:
-    """Whether more images stand against a single step alone than before, further than chance makes it of so many."""
-    return difference(max(0.0, now.gap), max(0.0, healthy.gap), images)[0] > 0
 
 
 def _leap(before: EpochWatch, now: EpochWatch) -> str:
