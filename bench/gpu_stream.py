@@ -3,8 +3,9 @@
 ResNet-50 at 224 x 224, batches of 128, bf16. The files are made here: smooth noise of 500 x 375 pixels, JPEG quality
 85, about as large as photos, and an epoch holds each of them several times. `resident` trains on as many decoded
 images, which it crops and mirrors on the GPU; `stream` reads, decodes, crops and mirrors the files in worker processes.
-Busy is the resident epoch's seconds over the streamed one's: 1 where nothing waits. An epoch begins with a wait for
-its first images, which its seconds hold.
+Busy is the resident epoch's seconds over the streamed one's: 1 where nothing waits. Epochs follow each other as in
+training, so that workers decode the next one's first images while this one ends. The first is not counted: it finds
+what they had decoded during the warm-up.
 
     python bench/gpu_stream.py --out docs/results/stream.json
 
@@ -33,22 +34,25 @@ from gpu import clocked, images, net_of
 
 BATCH, SIDE, WARM_UP, DEVICE = 128, 224, 8, "cuda"
 STEPS = {"natural": 0, "m+deat": 2}
+DEFAULTS = {"images": 4096, "times": 4, "workers": [8, 16]}
 Record = dict[str, Any]
 
 
 def main() -> None:
     """Measure every method, streamed and resident."""
     parser = argparse.ArgumentParser(description="Training from JPEG files, beside training from decoded images.")
-    parser.add_argument("--images", type=int, default=4096, help="how many files to make")
-    parser.add_argument("--times", type=int, default=4, help="how often an epoch holds each")
-    parser.add_argument("--workers", type=int, nargs="*", default=[8, 16], help="processes that decode")
+    parser.add_argument("--images", type=int, help="how many files to make")
+    parser.add_argument("--times", type=int, help="how often an epoch holds each")
+    parser.add_argument("--workers", type=int, nargs="*", help="processes that decode")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.set_defaults(**DEFAULTS)
     args = parser.parse_args()
     machine = {"device": torch.cuda.get_device_name(), "cores": os.cpu_count(), **versions()}
     with tempfile.TemporaryDirectory() as folder:
         kilobytes, rows = make_files(Path(folder), args.images), list[Record]()
         files, held = lazy_images(Path(folder), args.times), images(SIDE, args.images * args.times)
-        result = {"machine": machine, "images": len(files), "mean_kilobytes": kilobytes, "rows": rows}
+        result = {"machine": machine, "images": len(files), "times": args.times, "mean_kilobytes": kilobytes}
+        result |= {"workers": args.workers, "rows": rows}
         for method in STEPS:
             resident = seconds_of(method, held, None)
             for workers in args.workers:
@@ -87,7 +91,7 @@ def lazy_images(folder: Path, times: int) -> LazyImages:
 
 
 def seconds_of(method: str, data: Any, workers: int | None) -> float:
-    """A pass over the data, after a part of one that warms up."""
+    """A pass over the data, after a part of one that warms up and a whole one."""
     settings = deat.Settings(
         epochs=10, batch_size=BATCH, lr=0.01, rate="flat", device=DEVICE, engine="compile", workers=workers
     )
@@ -97,12 +101,24 @@ def seconds_of(method: str, data: Any, workers: int | None) -> float:
     def play(first: int) -> None:
         trainer.step = first
         trainer.play_epoch(budget)
+        trainer.epoch += 1
 
     with trainer.session():
         clocked(lambda: play(max(0, len(trainer.train) - WARM_UP)))
-        found = round(min(clocked(lambda: play(0)) for _ in range(2)), 3)
+        _, *counted = (clocked(lambda: play(0)) for _ in range(3))
     assert trainer.engine.name == "compile", f"it ran {trainer.engine.name}"
-    return found
+    return round(min(counted), 3)
+
+
+def command(result: Record) -> str:
+    """What made a result, defaults left out; `images` there are those of an epoch."""
+    given = {**DEFAULTS, **result, "images": result["images"] // result["times"]}
+    words = [
+        f"--{name} {' '.join(map(str, np.atleast_1d(given[name])))}"
+        for name, usual in DEFAULTS.items()
+        if given[name] != usual
+    ]
+    return " ".join(["python bench/gpu_stream.py", *words, "--out docs/results/stream.json"])
 
 
 def render(result: Record) -> str:
@@ -111,7 +127,7 @@ def render(result: Record) -> str:
     lines = [
         "# Training from JPEG files",
         "",
-        f"`python bench/gpu_stream.py --out docs/results/stream.json` on {machine['device']} with {machine['cores']}",
+        f"`{command(result)}` on {machine['device']} with {machine['cores']}",
         f"CPU cores, torch {machine['torch']}. Epochs of {result['images']:,} JPEG images of 500 x 375 pixels,",
         f"{result['mean_kilobytes']} kB each; its head says more.",
         "",

@@ -132,3 +132,25 @@ def test_an_engine_that_fell_back_is_not_shown_as_what_it_was_to_be(gpu: ModuleT
     page = gpu.render({"machine": machine, "cells": {"net/pgd-7/128/compile": cell}})
     assert "| compile, fell back: graph |" in page
     assert "| 50% |" in page, "the share is of what its own call reached"
+
+
+def test_the_page_about_files_says_the_command_that_made_it(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, out = importlib.import_module("gpu_stream"), tmp_path / "stream.json"
+    monkeypatch.setattr(
+        stream,
+        "make_files",
+        lambda folder, count: (folder / "0").mkdir() or stream.make_file(str(folder / "0" / "0.jpg"), 0) / 1000,
+    )
+    monkeypatch.setattr(stream, "seconds_of", lambda method, data, workers: len(data) / (1 + bool(workers)))
+    words = ["--images", "1", "--times", "3", "--workers", "2", "5"]
+    monkeypatch.setattr(sys, "argv", ["gpu_stream.py", *words, "--out", str(out)])
+    stream.main()
+    page, result = out.with_suffix(".md").read_text(), json.loads(out.read_text())
+    assert f"`python bench/gpu_stream.py {' '.join(words)} --out docs/results/stream.json` on a GPU" in page
+    assert [row["workers"] for row in result["rows"]] == [2, 5] * 2
+    assert "| natural | 1 | 5 | 2 | 1 | 100% |" in page
+    usual = {**stream.DEFAULTS, "images": 4096 * 4}
+    assert stream.command(usual) == "python bench/gpu_stream.py --out docs/results/stream.json"
+    assert stream.render(result) == page

@@ -1,6 +1,5 @@
 """Batches that come from somebody else's loader or data set."""
 
-import signal
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -8,11 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from deat.data.ahead import EpochBatches, EpochLoader
 from deat.data.content import check_fits, check_images, check_labels, hashed, to_unit
 from deat.data.randomness import PrivateState
-from deat.data.resident import batch_length, epoch_order, num_batches
+from deat.data.resident import batch_length
 from deat.errors import DataError
 from deat.ranks import Share
 from deat.seeding import derive
@@ -27,29 +27,6 @@ class Survey(NamedTuple):
     num_batches: int
     num_classes: int
     batch_size: int
-
-
-class EpochBatches(Sampler[list[tuple[int, int]]]):
-    """Batches of (epoch, index), from the first-th on, in an order by (seed, epoch) alone; or one share of each."""
-
-    def __init__(self, num_examples: int, batch_size: int, seed: int, shuffle: bool) -> None:
-        self.num_examples, self.batch_size, self.seed, self.shuffle = num_examples, batch_size, seed, shuffle
-        self.epoch, self.first, self.share = 0, 0, Share()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch whose order comes next."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return num_batches(self.num_examples, self.batch_size)
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        count = self.num_examples
-        order = epoch_order(count, self.seed, self.epoch) if self.shuffle else torch.arange(count)
-        keys = [(self.epoch, index) for index in order.tolist()]
-        for start in range(self.first * self.batch_size, count, self.batch_size):
-            batch = keys[start : start + self.batch_size]
-            yield batch[self.share.rows(len(batch))]
 
 
 class Items(Dataset[Any]):
@@ -67,29 +44,24 @@ class Items(Dataset[Any]):
             return self.dataset[index]
 
 
-def load_items(dataset: Any, batch_size: int, seed: int, shuffle: bool, workers: int) -> DataLoader[Any]:
+def load_items(
+    dataset: Any, batch_size: int, seed: int, shuffle: bool, workers: int, device: torch.device | str
+) -> EpochLoader:
     """A loader over a map-style data set, its order a pure function of (seed, epoch)."""
-    sampler = EpochBatches(len(dataset), batch_size, seed, shuffle)
-    return DataLoader(
-        Items(dataset, seed), batch_sampler=sampler, num_workers=workers, worker_init_fn=ignore_interrupts
-    )
-
-
-def ignore_interrupts(worker: int) -> None:
-    """Leave Ctrl-C, which reaches every process of a terminal, to the one that trains and saves."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    batches = EpochBatches(len(dataset), batch_size, seed, shuffle)
+    return EpochLoader(Items(dataset, seed), batches, workers=workers, device=device)
 
 
 class Batches:
     """A re-iterable of (images, labels) batches as a Source, its labels checked before each transfer.
 
     The order is the loader's own; what it draws from torch's generators is fixed by (seed, epoch).
-    Without num_classes, or a length, one pass over the loader finds them out.
+    Without num_classes, or a length, one pass over the loader finds them out. An EpochLoader begins anywhere.
     """
 
     def __init__(
         self,
-        loader: Iterable[Any],
+        loader: Iterable[Any] | EpochLoader,
         *,
         device: torch.device | str,
         seed: int,
@@ -98,12 +70,12 @@ class Batches:
     ) -> None:
         self.loader, self.seed, self.training, self.device = loader, seed, training, torch.device(device)
         self.share = Share()
-        first = next(self._host(0), None)
-        if first is None:
-            raise DataError("the loader gave no batches; it must hold at least one image.")
-        self._first = first
-        self.shape = tuple(first[0].shape[1:])
-        found = _declared(loader, num_classes) or self._survey(num_classes)
+        try:
+            self._first = self._look()
+            found = _declared(loader, num_classes) or self._survey(num_classes)
+        finally:
+            self.dismiss()  # it may be long until training begins, if it does
+        self.shape = tuple(self._first[0].shape[1:])
         self.num_examples, self._len, self.num_classes, self.batch_size = found
 
     @cached_property
@@ -114,12 +86,7 @@ class Batches:
     @property
     def begins_anywhere(self) -> bool:
         """A data set's items, in an order of ours, do; a loader of one's own is drawn from its first batch on."""
-        return self._ours is not None
-
-    @property
-    def _ours(self) -> EpochBatches | None:
-        sampler = getattr(self.loader, "batch_sampler", None)
-        return sampler if isinstance(sampler, EpochBatches) else None
+        return isinstance(self.loader, EpochLoader)
 
     def __len__(self) -> int:
         return self._len
@@ -146,13 +113,15 @@ class Batches:
                 " Pass a loader that starts again, or a Dataset."
             )
 
+    def dismiss(self) -> None:
+        """End a data set's workers; whatever is asked for next has new ones. A loader of one's own is left as it is."""
+        if isinstance(self.loader, EpochLoader):
+            self.loader.dismiss()
+
     def _shared(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's rows of every batch: the only ones loaded where the order is ours, else cut out."""
-        ours = self._ours
-        if ours is not None:
-            ours.first, ours.share = first, self.share
-        if ours is not None or self.share.size == 1:
-            yield from self._host(epoch)
+        if self.begins_anywhere or self.share.size == 1:
+            yield from self._host(epoch, first)
             return
         self._check_divisible()
         for step, (x, y) in enumerate(self._host(epoch)):
@@ -179,11 +148,23 @@ class Batches:
         if tuple(x.shape[1:]) != self.shape:
             raise DataError(f"image {first} has shape {tuple(x.shape[1:])}; the first one has {self.shape}.")
 
-    def _host(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _look(self) -> tuple[Tensor, Tensor]:
+        first = next(self._host(0), None)
+        if first is None:
+            raise DataError("the loader gave no batches; it must hold at least one image.")
+        return first
+
+    def _host(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The loader's batches; of a data set's, this process's rows from the first-th on."""
+        if isinstance(self.loader, EpochLoader):
+            return map(_pair, self.loader.epoch(epoch, first, self.share))
+        return self._drawn(self.loader, epoch)
+
+    def _drawn(self, loader: Iterable[Any], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         state = PrivateState(derive(self.seed, "loader", epoch))
         with state:
-            _set_epoch(self.loader, epoch, self.seed)
-            batches = iter(self.loader)
+            _set_epoch(loader, epoch, self.seed)
+            batches = iter(loader)
         while True:
             with state:
                 batch = next(batches, None)
@@ -199,17 +180,16 @@ class Batches:
         return Survey(sum(sizes), len(sizes), num_classes or max(top, 1), _batch_size(self.loader) or max(sizes))
 
 
-def _declared(loader: Iterable[Any], num_classes: int | None) -> Survey | None:
-    """What a DataLoader says of itself, or nothing if a pass is needed."""
+def _declared(loader: Iterable[Any] | EpochLoader, num_classes: int | None) -> Survey | None:
+    """What a loader says of itself, or nothing if a pass is needed."""
     dataset = getattr(loader, "dataset", None)
-    if not isinstance(loader, DataLoader) or not hasattr(dataset, "__len__"):
+    if not isinstance(loader, DataLoader | EpochLoader) or not hasattr(dataset, "__len__"):
         return None
     num_classes = num_classes or declared_classes(dataset.dataset if isinstance(dataset, Items) else dataset)
     batches, batch_size = len(loader), _batch_size(loader)
     if not num_classes or not batch_size:
         return None
-    owner = loader.batch_sampler if isinstance(loader.batch_sampler, EpochBatches) else loader.sampler
-    count = owner.num_examples if isinstance(owner, EpochBatches) else len(owner)  # type: ignore[arg-type]
+    count = len(dataset) if isinstance(loader, EpochLoader) else len(loader.sampler)  # type: ignore[arg-type]
     return Survey(min(count, batches * batch_size), batches, num_classes, batch_size)
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from deat.data.ahead import EpochLoader
 from deat.data.augment import Augment
 from deat.data.content import check_fits
 from deat.data.corpus import Corpus, Part
@@ -56,6 +58,25 @@ class Seekable(Protocol):
         """The epoch's batches, from the first-th on."""
 
 
+@runtime_checkable
+class Staffed(Protocol):
+    """What a Source is that has worker processes."""
+
+    def dismiss(self) -> None:
+        """End them; whatever is asked for next has new ones."""
+
+
+@contextmanager
+def staffed(*sources: Source | None) -> Iterator[None]:
+    """Workers that the sources take on inside have ended afterwards."""
+    try:
+        yield
+    finally:
+        for source in sources:
+            if isinstance(source, Staffed):
+                source.dismiss()
+
+
 class Indexed(Protocol):
     """Images and their labels by number."""
 
@@ -95,7 +116,7 @@ def as_source(
     held = as_images(data, num_classes)
     if held is not None:
         return Resident(held, batch_size, device=device, seed=seed, augment=augment, shuffle=shuffle)
-    loader = _as_loader(data, batch_size, seed, shuffle, workers)
+    loader = _as_loader(data, batch_size, seed, shuffle, workers, device)
     return Batches(loader, device=device, seed=seed, num_classes=num_classes, training=shuffle)
 
 
@@ -142,14 +163,16 @@ def _pair(images: Tensor, labels: Tensor, num_classes: int | None) -> ImageSet:
     return ImageSet(images, labels.to(torch.int64), tuple(str(c) for c in range(count)))
 
 
-def _as_loader(data: Any, batch_size: int, seed: int, shuffle: bool, workers: int) -> Iterable[Any]:
+def _as_loader(
+    data: Any, batch_size: int, seed: int, shuffle: bool, workers: int, device: torch.device | str
+) -> Iterable[Any] | EpochLoader:
     if isinstance(data, DataLoader):
         return data
     if isinstance(data, IterableDataset):
         return DataLoader(data, batch_size=batch_size, num_workers=workers)
     if isinstance(data, Dataset) or (hasattr(data, "__getitem__") and not hasattr(data, "__iter__")):
         check_fits(len(data), 1)
-        return load_items(data, batch_size, seed, shuffle, workers)
+        return load_items(data, batch_size, seed, shuffle, workers, device)
     if not hasattr(data, "__iter__"):
         raise UsageError(f"cannot read images from a {type(data).__name__}; pass {_ACCEPTED}.")
     if iter(data) is data:

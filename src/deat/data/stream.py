@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
+from deat.data.ahead import EpochBatches, EpochLoader
 from deat.data.content import check_fits, check_labels, hashed, sampled, to_unit
 from deat.data.decode import fit_centre, open_image, random_crop, to_tensor
 from deat.data.files import Files
-from deat.data.foreign import EpochBatches, ignore_interrupts
 from deat.data.imageset import ImageSet, in_words, split_indices
 from deat.errors import DataError
 from deat.ranks import Share
@@ -111,7 +111,8 @@ def _collate(items: list[tuple[Tensor, int] | str]) -> tuple[Tensor, Tensor] | s
 class Stream:
     """Batches of LazyImages decoded by worker processes; every draw depends on (seed, epoch, index) alone.
 
-    `share` makes every batch this process's rows of it, and only those are decoded.
+    `share` makes every batch this process's rows of it, and only those are decoded. Shuffled, the next epoch's first
+    batches are decoded while this one's last are trained on.
     """
 
     begins_anywhere = True
@@ -133,16 +134,12 @@ class Stream:
         self.device = torch.device(device)
         self.num_examples, self.num_classes, self.share = len(images), images.num_classes, Share()
         self.shape: tuple[int, ...] = (3, size, size)
-        self._batches = EpochBatches(len(images), batch_size, seed, shuffle)
-        self._loader: DataLoader[Any] = DataLoader(
+        self._loader = EpochLoader(
             _Decoded(images, size, seed, augment),
-            batch_sampler=self._batches,
-            num_workers=workers,
-            persistent_workers=workers > 0,  # else every epoch would wait for new ones to start
-            collate_fn=_collate,
-            worker_init_fn=ignore_interrupts,
-            pin_memory=self.device.type == "cuda",
-            generator=torch.Generator().manual_seed(seed),
+            EpochBatches(len(images), batch_size, seed, shuffle),
+            workers=workers,
+            device=self.device,
+            collate=_collate,
         )
 
     @cached_property
@@ -151,7 +148,7 @@ class Stream:
         return self.images.digest()
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self._loader)
 
     def check(self) -> None:
         """Refuses content that cannot be trained on, and a set smaller than a training batch."""
@@ -160,10 +157,12 @@ class Stream:
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The epoch's batches from the first-th on: x float32 in [0, 1] and y int64, on the device."""
-        self._batches.set_epoch(epoch)
-        self._batches.first, self._batches.share = first, self.share
-        for batch in self._loader:
+        for batch in self._loader.epoch(epoch, first, self.share):
             if isinstance(batch, str):
                 raise DataError(batch)
             x, y = (part.to(self.device, non_blocking=True) for part in batch)
             yield to_unit(x), y
+
+    def dismiss(self) -> None:
+        """End the workers; whatever is asked for next has new ones."""
+        self._loader.dismiss()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from deat.data.resident import batch_length
-from deat.data.source import Source
+from deat.data.source import Source, staffed
 from deat.errors import Interrupted, NumericalError
 from deat.evaluation.question import check_model
 from deat.game.engine import Engine, choose_precision, choose_records, choose_threads
@@ -313,8 +313,8 @@ class Trainer:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Threads and torch's random state are the trainer's inside, and the caller's again afterwards."""
+        """Threads and torch's random state are the trainer's inside, and the caller's again afterwards; workers end."""
         # A recording is made once and played often, so the fastest convolutions are worth a search.
         modes = lent(self.threads, search=self.engine.records, deterministic=self.settings.deterministic)
-        with on(self.engine.device), modes, self.streams.private(self.engine.device):
+        with on(self.engine.device), modes, staffed(self.train, self.val), self.streams.private(self.engine.device):
             yield
