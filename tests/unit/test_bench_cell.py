@@ -8,9 +8,10 @@ import pytest
 from deat import recipes
 from deat.bench import cell as cells
 from deat.bench.grid import Cell
-from deat.errors import DataError
+from deat.errors import BusyError, DataError
 from deat.evaluation.evaluation import AttackResult, Evaluation
 from deat.recipes import override
+from deat.training.judging import alone
 
 
 @pytest.fixture
@@ -119,3 +120,43 @@ def test_data_without_a_test_part_are_refused_before_training(tmp_path, judged, 
     with pytest.raises(DataError, match="test part"):
         cells.play(cell, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_somebody_else_evaluates_is_not_judged_beside_it(tmp_path, judged):
+    cells.play(cell_of(), tmp_path / "run")
+    (tmp_path / "run/evaluation.json").unlink()
+    judged.clear()
+    with alone(tmp_path / "run/evaluation.json"), pytest.raises(BusyError, match="is working on"):
+        cells.play(cell_of(), tmp_path / "run")
+    assert judged == []
+    cells.play(cell_of(), tmp_path / "run")
+    assert [name for name, _, _ in judged] == ["evaluation.json"]
+
+
+def test_nobody_evaluates_a_run_while_it_is_judged_here(tmp_path, monkeypatch):
+    refused = []
+
+    def evaluate(model, data, *, save, **_):
+        with pytest.raises(BusyError), alone(save):
+            pass
+        refused.append(save.name)
+        Evaluation([AttackResult("natural", [True], 0, 0.1, 1, 1)], [0], ["a"], {"cascade": False}).save(save)
+
+    monkeypatch.setattr(cells, "evaluate", evaluate)
+    cells.play(cell_of(), tmp_path / "run")
+    assert refused == ["evaluation.json", "evaluation-last.json"]
+    with alone(tmp_path / "run/evaluation.json"):
+        pass  # and it is free again
+
+
+def test_what_somebody_evaluated_while_the_run_was_trained_stays(tmp_path, judged, monkeypatch):
+    def train(run, path):
+        real(run, path)
+        Evaluation([AttackResult("fgsm", [True], 0, 0.1, 1, 1)], [0], ["a"], {"cascade": False}).save(
+            path / "evaluation.json"
+        )
+
+    real = cells.train
+    monkeypatch.setattr(cells, "train", train)
+    cells.play(cell_of(), tmp_path / "run")
+    assert [name for name, _, _ in judged] == ["evaluation-last.json"]

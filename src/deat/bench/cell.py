@@ -17,7 +17,7 @@ from deat.models import load_weights
 from deat.recipes.recipe import Round
 from deat.report.collect import EVALUATIONS, collect_run
 from deat.training.folder import WATCH, WEIGHTS, RunFolder, check_links, is_run, is_unborn, make_folder
-from deat.training.judging import ledger_of, test_part
+from deat.training.judging import alone, ledger_of, test_part
 from deat.training.run import Run
 from deat.training.settings import find_device
 from deat.training.trainer import Trainer
@@ -97,9 +97,13 @@ def _clear(path: Path) -> None:
 
 
 def judge(run: Run, test: Part, out: Path, asked: Round, block: int) -> None:
-    """Judge one epoch's weights into an evaluation's file, unless it is there."""
-    if out.is_file():
-        return
+    """Judge one epoch's weights into an evaluation's file, unless it is there; alone, as `deat evaluate` is."""
+    with alone(out):
+        if not out.is_file():
+            _judge(run, test, out, asked, block)
+
+
+def _judge(run: Run, test: Part, out: Path, asked: Round, block: int) -> None:
     model = run.model()
     weights = out.parent / asked.epoch / WEIGHTS
     load_weights(model, weights)
@@ -115,6 +119,7 @@ def judge(run: Run, test: Part, out: Path, asked: Round, block: int) -> None:
             ledger=ledger_of(out),
             save=out,
             about=run.about(weights, asked.epoch),
+            progress=False,
         )
 
 

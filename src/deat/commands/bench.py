@@ -77,7 +77,7 @@ def run_bench(order: Bench) -> int:
         with stoppable(), _display(Progress(grid, cells), order.json) as tick:
             _play(grid, cells, order, tick)
     except (KeyboardInterrupt, Interrupted):
-        say_aside("interrupted; the same command goes on where it was.")
+        say_aside(f"interrupted; what is done is in {grid.root}, and the same command goes on where it was.")
         return Interrupted.exit_code
     found = collect(grid.root)
     print(json.dumps(as_json(found))) if order.json else show(found)
