@@ -1,4 +1,4 @@
-"""How a running training shows itself: a live line on a terminal, plain lines in a pipe."""
+"""How a running training shows itself on a terminal, and where a command prints."""
 
 import sys
 from time import perf_counter
@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from deat.numbers import clock
 from deat.plain import plain, plain_lines
 from deat.training.history import EpochStats, EpochTiming
+from deat.training.lines import brief, short
 from deat.training.trainer import Trainer
 
 BAR = 20
@@ -28,15 +30,6 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         """Let the command end."""
         raise BrokenPipeError
-
-
-class PlainLines:
-    """One line an epoch, for pipes and log files; a callback of the trainer."""
-
-    def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
-        """Print the epoch."""
-        line = describe(stats, trainer.settings.epochs)
-        print(f"{plain(trainer.method.name)}  {line}  {timing.train_seconds:.1f}s", flush=True)
 
 
 class LiveLine:
@@ -69,8 +62,8 @@ class LiveLine:
         self.spent_before = trainer.game.cost.backprops  # by an earlier process, in time that is not ours
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
-        """Leave the epoch's line, and say so when the schedule moved k."""
-        self.console.print(brief(stats, trainer.settings.epochs, timing.train_seconds))
+        """Leave the epoch's line, with all the seconds that it took, and say so when the schedule moved k."""
+        self.console.print(brief(stats, trainer.settings.epochs, timing.seconds))
         k = trainer.schedule.budget(trainer.state, trainer.epoch).k
         if k != stats.k and trainer.epoch < trainer.settings.epochs:
             self.console.print(f"  epoch {trainer.epoch + 1}: k {stats.k} -> {k}{_reason(stats)}")
@@ -96,35 +89,10 @@ class LiveLine:
         return f"{clock(elapsed * ahead * trainer.method.play.backprops(trainer.budget) / spent)} left"
 
 
-def describe(stats: EpochStats, epochs: int) -> str:
-    """A finished epoch in one line, with l_X and its threshold."""
-    against = "" if stats.threshold is None else f"/{short(stats.threshold)}"
-    found = f"l_X {short(stats.magnitude)}{against}  {_scores(stats)}"
-    return f"epoch {stats.epoch + 1}/{epochs}  k {stats.k}  {found}  {stats.backprops:,} backprops"
-
-
-def brief(stats: EpochStats, epochs: int, seconds: float) -> str:
-    """A finished epoch in one line of at most 80 columns."""
-    spent = f"{seconds:.1f}s" if seconds < 100 else f"{seconds:.0f}s"
-    return f"epoch {stats.epoch + 1}/{epochs}  k {stats.k}  {_scores(stats)}  {spent}"
-
-
 def bar(share: float) -> str:
     """How much of something is done, drawn."""
     full = round(BAR * share)
     return "━" * full + "╌" * (BAR - full)
-
-
-def clock(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def short(value: float) -> str:
-    """A magnitude for people."""
-    return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.4g}"
 
 
 def say_aside(text: str) -> None:
@@ -135,13 +103,6 @@ def say_aside(text: str) -> None:
 def is_terminal() -> bool:
     """Whether standard output is a person's screen."""
     return sys.stdout.isatty()
-
-
-def _scores(stats: EpochStats) -> str:
-    parts = [f"loss {stats.loss:.3f}", f"train {stats.train_accuracy:.1%}"]
-    if stats.val_robust is not None and stats.val_natural is not None:
-        parts.append(f"val {stats.val_natural:.1%} robust {stats.val_robust:.1%}")
-    return "  ".join(parts)
 
 
 def _reason(stats: EpochStats) -> str:

@@ -1,4 +1,4 @@
-"""Numbers that people write, or the reason why one is not accepted."""
+"""Numbers that people write, or the reason why one is not accepted, and numbers written for people."""
 
 import math
 import sys
@@ -49,3 +49,15 @@ def level(value: float) -> str:
     short, levels = f"{value:.4g}", f"{255 * value:.1f}".removesuffix(".0")
     near = math.isclose(float(levels), 255 * value, rel_tol=1e-9)
     return f"{levels}/255" if near and float(short) != value else short
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def short_seconds(seconds: float) -> str:
+    """Seconds in about three digits: 0.04, 1.2, 123."""
+    return f"{seconds:.{2 if seconds < 1 else 1 if seconds < 100 else 0}f}"

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import safetensors
@@ -114,7 +115,7 @@ def pickled(file: Path) -> CheckpointError:
     """The refusal of a pickle."""
     return CheckpointError(
         f"{file} looks like a pickle, which can run code when opened; only safetensors weights are read. "
-        f"Convert it once: deat import {file}"
+        f"Convert it once: deat import {quote(str(file))}"
     )
 
 

@@ -239,12 +239,6 @@ def test_a_run_at_chance_on_few_images_says_so_before_and_after_on_the_screen_an
     assert line in note
 
 
-def test_what_must_be_said_again_to_go_on_is_in_the_command_that_is_shown(here: Path) -> None:
-    (here / "way.py").write_text("import deat\nOURS = deat.method('pgd-2')\n")
-    assert run_of(model="net.py:Net", method="way.py:OURS").code == " --method way.py:OURS --model net.py:Net"
-    assert run_of(model="small").code == ""
-
-
 def test_a_file_that_registers_methods_may_be_run_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
     (here / "way.py").write_text(

@@ -74,7 +74,7 @@ def _warm_up() -> None:
     digits = deat.load_data("digits")
     net = deat.build_model("small", in_channels=1, image_size=8)
     images = digits.train.subset(range(64))
-    deat.fit(net, images, method="fgsm", epochs=1, batch_size=64, val=digits.test.subset([0, 1]))
+    deat.fit(net, images, method="fgsm", epochs=1, batch_size=64, val=digits.test.subset([0, 1]), progress=False)
 
 
 def _wait(pid: int) -> int:

@@ -84,7 +84,10 @@ def stop_in_the_second(rank: int) -> None:
 def test_a_signal_to_one_process_stops_all_at_the_same_batch(tmp_path: Path, whole: Path) -> None:
     found = statuses(commands(tmp_path, *RUN, prepare=stop_in_the_second), within=30)
     assert found == [75, 75]
-    assert "".join(errors(tmp_path)).count("go on with: torchrun (again with 2 processes) -m deat resume run") == 1
+    assert (
+        "".join(errors(tmp_path)).count("Go on with: torchrun --standalone --nproc-per-node=2 -m -- deat resume run")
+        == 1
+    )
     assert statuses(commands(tmp_path, "resume", "run")) == [0, 0]
     assert "going on with run at epoch 2, batch 9" in (tmp_path / "out-0").read_text()
     assert (tmp_path / "run/history.jsonl").read_bytes() == (whole / "history.jsonl").read_bytes()

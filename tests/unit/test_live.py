@@ -4,8 +4,9 @@ import io
 
 from rich.table import Table
 
-from deat.live import Screen, brief
+from deat.live import Screen
 from deat.training.history import EpochStats
+from deat.training.lines import brief
 
 
 def test_no_text_becomes_an_emoji_or_markup() -> None:

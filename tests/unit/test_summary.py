@@ -8,10 +8,11 @@ def score(fgsm: float, pgd: float, images: int = 400) -> Score:
 
 
 def test_a_longer_attack_that_leaves_more_is_said_to_be_masked() -> None:
-    (line,) = doubts([score(0.3, 0.5), score(0.5, 0.3)])
+    (line,) = doubts([score(0.3, 0.5), score(0.5, 0.3)], "deat evaluate run")
     assert "mine" in line
     assert "masked" in line
+    assert line.endswith(": deat evaluate run --attacks natural,pgd-20,aa")
 
 
 def test_a_difference_within_chance_is_no_doubt() -> None:
-    assert doubts([score(0.400, 0.404)]) == []
+    assert doubts([score(0.400, 0.404)], "") == []

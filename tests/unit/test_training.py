@@ -314,7 +314,7 @@ def test_a_result_shows_itself_in_one_line_without_its_weights():
     result = deat.fit(conv_net(), learnable(24), val=learnable(8), method="fgsm", val_attack="fgsm", **QUICK)
     best = result.best
     shown = f"best.epoch {best.epoch}, natural {best.natural:.1%}, robust {best.robust:.1%})"
-    assert repr(result).startswith("Result(Sequential, 2 epochs in ")
+    assert repr(result).startswith("Result(Sequential, 2 epochs, ")
     assert repr(result).endswith(shown)
     assert "tensor" not in repr(best)
 

@@ -11,7 +11,8 @@ from typing import Any
 from rich.text import Text
 
 from deat.bench.grid import Cell, Grid
-from deat.live import bar, clock
+from deat.live import bar
+from deat.numbers import clock
 from deat.recipes.recipe import TEST, Round
 from deat.report.collect import COST, EVALUATIONS, OneRun, collect_run
 from deat.training.folder import HISTORY, RUN

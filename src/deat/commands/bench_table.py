@@ -4,7 +4,8 @@ from typing import Any
 
 from rich.table import Table
 
-from deat.live import Screen, clock, is_terminal
+from deat.live import Screen, is_terminal
+from deat.numbers import clock
 from deat.plain import plain
 from deat.report.cells import coverage, samples
 from deat.report.collect import COST, Bench, Row, Spread

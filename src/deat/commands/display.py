@@ -7,8 +7,8 @@ from rich.table import Table
 
 from deat.data import LazyImages
 from deat.data.statistics import Statistics
-from deat.live import LiveLine, clock, say_aside
-from deat.numbers import level
+from deat.live import LiveLine, say_aside
+from deat.numbers import clock, level
 from deat.plain import plain
 from deat.ranks import Ranks
 from deat.report.summary import Score

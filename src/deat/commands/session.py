@@ -10,14 +10,17 @@ from typing import Any
 
 from deat.checkpoint.lock import owned
 from deat.commands.display import Display, describe_run, score_table
+from deat.commands.spent import Spent
 from deat.data import Source
 from deat.errors import CheckpointError, Interrupted, NumericalError
 from deat.evaluation.scoring import accuracies
 from deat.interruption import Interruption
-from deat.live import LiveLine, PlainLines, Screen, describe, is_terminal, say_aside
+from deat.live import LiveLine, Screen, is_terminal, say_aside
+from deat.paths import tidy
 from deat.plain import plain
 from deat.ranks import ALONE, Ranks
 from deat.report.summary import Score, doubts, read_scores, write_summary
+from deat.training.advice import command, stopped_at
 from deat.training.folder import (
     HISTORY,
     REPORT,
@@ -31,6 +34,7 @@ from deat.training.folder import (
     put_back,
     unwritable,
 )
+from deat.training.lines import EpochLines, describe
 from deat.training.remarks import beforehand
 from deat.training.result import Result
 from deat.training.run import Run, say_nothing
@@ -73,6 +77,7 @@ class Session:
         self.ranks, self.say = ALONE, say_aside
         self.interruption = Interruption()
         self.scores: list[Score] = []
+        self.spent = Spent()
         self.watch: OverfitWatch | None = None
         self.images: Source | None = None
         self.out = options.place or Path()
@@ -115,7 +120,8 @@ class Session:
         try:
             return self._play(trainer, folder, record)
         except Interrupted as error:
-            raise Interrupted(f"{error}; go on with: {self._launcher()}deat resume {self.out}{self.run.code}") from None
+            at = stopped_at(trainer)
+            raise Interrupted(f"{error}{at}; saved in {self.out}. Go on with: {self._command('resume')}") from None
         except NumericalError as error:
             if self.ranks.main:
                 folder.failed({"error": str(error), **error.facts})
@@ -143,8 +149,9 @@ class Session:
                 return self._tell(trainer, held)
             self.console.print(f"the training in {self.out} is finished; its scores are not, and are made now")
         self._say_what(trainer)
+        self.spent = Spent()
         with self._display() as display:
-            result = self._fit(trainer, display)
+            result = self._fit(trainer, folder, display)
             if self._wants_baseline():
                 self._compare(display)
         if self.ranks.main:
@@ -175,7 +182,8 @@ class Session:
         try:
             write_json(self.out / SCORES, [asdict(score) for score in self.scores], make_folder=False)
             seen = self.watch.summary() if self.watch else None
-            write_summary(self.out / REPORT, record, self.scores, result.history, seen, result.notes)
+            judging = tidy(self._command("evaluate"))
+            write_summary(self.out / REPORT, record, self.scores, result.history, judging, seen, result.notes)
         except OSError as error:
             raise unwritable(self.out, error) from None
         self._show(result)
@@ -195,9 +203,13 @@ class Session:
         self.console.print(f"going on with {self.out} at {at}")
         return True
 
-    def _fit(self, trainer: Trainer, display: Display) -> Result:
+    def _fit(self, trainer: Trainer, folder: RunFolder, display: Display) -> Result:
         trainer.callbacks += display.following(trainer)
+        before, watched = len(folder.timings), self._watched()
         result, spent = trainer.fit(), trainer.game.cost.backprops
+        mine = folder.timings[before:]
+        seconds = {"training": sum(t.train_seconds for t in mine), "validation": sum(t.val_seconds for t in mine)}
+        self.spent.on("saving", **seconds, **({"watch": self._watched() - watched} if self.watch else {}))
         name, best, last = plain(self.run.method.name), result.best.epoch, result.history[-1].epoch
         self._score(f"{name}, last epoch" if best != last else name, result, spent)
         if best != last:
@@ -207,17 +219,23 @@ class Session:
             result.model.load_state_dict(last_weights)
         return result
 
+    def _watched(self) -> float:
+        return self.watch.seconds if self.watch else 0.0
+
     def _compare(self, display: Display) -> None:
         trainer = self.run.baseline().trainer(ranks=self.ranks)
         trainer.obey(self.interruption)
         trainer.callbacks += display.following(trainer)
-        self._score("natural training", trainer.fit(), trainer.game.cost.backprops)
+        result = trainer.fit()
+        self.spent.on("natural training")
+        self._score("natural training", result, trainer.game.cost.backprops)
 
     def _score(self, name: str, result: Result, backprops: int) -> None:
         images = self.images
         if images is not None:
             found = accuracies(result.model, images, ATTACKS, self.run.threat, self.run.settings.seed, ranks=self.ranks)
             self.scores.append(Score(name, found, images.num_examples, backprops, result.seconds))
+            self.spent.on("scores")
 
     def _wants_baseline(self) -> bool:
         if self.options.baseline != "auto":
@@ -231,8 +249,8 @@ class Session:
         for line in beforehand(trainer):
             self.say(line)
 
-    def _launcher(self) -> str:
-        return f"torchrun (again with {self.ranks.size} processes) -m " if self.ranks.many else ""
+    def _command(self, verb: str) -> str:
+        return command(verb, self.out, vars(self.run.request), self.ranks)
 
     def _company(self) -> str:
         size = self.ranks.size
@@ -247,14 +265,16 @@ class Session:
             return
         if self.scores:
             self.console.print(score_table(self.scores))
-            for line in doubts(self.scores):
+            for line in doubts(self.scores, self._command("evaluate")):
                 self.console.print(line)
         elif self.run.corpus.test is None:
-            self.console.print(plain(_unscored(self.run.corpus.name, self.out)))
+            self.console.print(plain(_unscored(self.run.corpus.name, self._command("evaluate"))))
         if self.watch and self.watch.collapses:
             self.console.print(plain(f"the watch saw {self.watch.summary()}"))
         for line in result.notes:
             self.console.print(line)
+        if self.spent.parts:
+            self.console.print(self.spent.line())
         self.console.print(f"everything is in {self.out}; report.md tells it whole")
 
     @contextmanager
@@ -265,13 +285,13 @@ class Session:
             with LiveLine(self.console) as line:
                 yield Display(line, [line])
         else:
-            yield Display(None, [PlainLines()])
+            yield Display(None, [EpochLines()])
 
 
-def _unscored(data: str, out: Path) -> str:
+def _unscored(data: str, judging: str) -> str:
     return (
         f"nothing was scored: {data} has no test images. Put class folders into train/ and test/ (or val/) there, or "
-        f"score this run on such a folder: deat evaluate {out} --data folder:PATH"
+        f"score this run on such a folder: {judging} --data folder:PATH"
     )
 
 

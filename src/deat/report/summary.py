@@ -39,23 +39,27 @@ def write_summary(
     record: dict[str, Any],
     scores: Sequence[Score],
     history: Sequence[EpochStats],
+    judging: str,
     seen: str | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Write report.md; `seen` is what the watch saw, if it fired, and notes what else a person should know."""
+    """Write report.md; judging is the command that evaluates the run, `seen` what the watch saw, if it fired.
+
+    notes are what else a person should know.
+    """
     parts = [markdown(f"# {record['method']['name']} on {record['data']['name']}"), *_setting(record)]
     if scores:
-        parts += ["## Scores", score_table(scores), _caveat(record, scores), *map(markdown, doubts(scores))]
+        parts += ["## Scores", score_table(scores), _caveat(record, scores), *map(markdown, doubts(scores, judging))]
     parts += [*map(markdown, notes), "## Epochs", epoch_table(history)]
     parts += [f"The watch saw {markdown(seen)}. Every epoch's reading is in watch.jsonl."] if seen else []
     write_whole(path, ("\n\n".join(parts) + "\n").encode(), make_folder=False)
 
 
-def doubts(scores: Sequence[Score]) -> list[str]:
-    """A line for each model whose longer attack is the weaker one, so that its gradients mislead."""
+def doubts(scores: Sequence[Score], judging: str) -> list[str]:
+    """A line for each model whose longer attack is the weaker one, so that its gradients mislead, and what to do."""
     return [
         f"{s.name}: FGSM leaves less than PGD-20, so gradients are masked and PGD-20's number is too high; "
-        "deat evaluate with --attacks natural,pgd-20,aa tells more."
+        f"this tells more: {judging} --attacks natural,pgd-20,aa"
         for s in scores
         if s.accuracy.get("fgsm", 1.0) + slack(s.images) < s.accuracy.get("pgd-20", 0.0)
     ]

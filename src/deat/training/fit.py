@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from deat.data.content import check_fits
 from deat.data.imageset import split_indices
 from deat.data.source import as_images, refuse_text
 from deat.data.statistics import measure
-from deat.errors import CheckpointError, DataError, UsageError, unknown
+from deat.errors import CheckpointError, DataError, Interrupted, UsageError, unknown
 from deat.evaluation.question import check_model
 from deat.methods import Method
 from deat.methods import method as find_method
@@ -29,7 +30,9 @@ from deat.modes import device_of, evaluating
 from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
+from deat.training.advice import stopped_at
 from deat.training.checkpoints import Checkpoints
+from deat.training.lines import EpochLines
 from deat.training.optimizers import OptimizerFactory
 from deat.training.remarks import odd_outputs
 from deat.training.result import Result
@@ -39,6 +42,9 @@ from deat.training.trainer import Callback, Trainer
 RADIUS = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
 OTHER_NAMES = {"learning_rate": "The learning rate is lr.", "eps": RADIUS, "epsilon": RADIUS, "norm": RADIUS}
 """What to use in place of a keyword that fit does not have, where its spelling does not tell."""
+AGAIN = "The same call goes on from there."
+UNKEPT = "nothing was saved, since fit was given no folder: with checkpoints='some/folder' the same call goes on"
+"""What is said to those who interrupt training, with a folder for its checkpoints and without."""
 
 
 def fit(
@@ -54,6 +60,7 @@ def fit(
     augment: Augment | None = None,
     callbacks: Sequence[Callback] = (),
     checkpoints: str | os.PathLike[str] | None = None,
+    progress: bool = True,
     ranks: Ranks = ALONE,
     **settings: Any,
 ) -> Result:
@@ -73,8 +80,10 @@ def fit(
     with all the processes that torchrun started. The model is trained in place and comes back in eval mode.
 
     checkpoints is a folder that the state is kept in after every epoch: the same call goes on from there, exactly.
-    While it is given, SIGTERM and Ctrl-C save first and then raise deat.errors.Interrupted.
+    While it is given, SIGTERM and Ctrl-C save first and then raise deat.errors.Interrupted. Every epoch is a line on
+    standard error, unless progress=False.
     """
+    lines = [EpochLines(sys.stderr)] if progress and ranks.main else []
     trainer = make_trainer(
         model,
         train,
@@ -85,10 +94,10 @@ def fit(
         optimizer=optimizer,
         normalize=normalize,
         augment=augment,
-        callbacks=callbacks,
+        callbacks=[*callbacks, *lines],
         ranks=ranks,
     )
-    return trainer.fit() if checkpoints is None else _fit_with_checkpoints(trainer, Path(checkpoints))
+    return _fit_unkept(trainer) if checkpoints is None else _fit_with_checkpoints(trainer, Path(checkpoints))
 
 
 def _settings(given: dict[str, Any]) -> Settings:
@@ -101,11 +110,25 @@ def _settings(given: dict[str, Any]) -> Settings:
     return Settings(**given)
 
 
+def _fit_unkept(trainer: Trainer) -> Result:
+    """Train without a folder; who interrupts it is told what that costs, and what would have kept it."""
+    try:
+        return trainer.fit()
+    except Interrupted as error:
+        raise Interrupted(f"{error}{stopped_at(trainer)}; {UNKEPT}") from None
+    except KeyboardInterrupt as error:
+        error.add_note(f"interrupted{stopped_at(trainer)}; {UNKEPT}")
+        raise
+
+
 def _fit_with_checkpoints(trainer: Trainer, path: Path) -> Result:
     with ExitStack() as stack, trainer.interruption.listening():
         trainer.ranks.by_main(lambda: _own(path, stack))
         Checkpoints(path).follow(trainer)
-        return trainer.fit()
+        try:
+            return trainer.fit()
+        except Interrupted as error:
+            raise Interrupted(f"{error}{stopped_at(trainer)}; saved in {str(path)!r}. {AGAIN}") from None
 
 
 def _own(path: Path, stack: ExitStack) -> None:

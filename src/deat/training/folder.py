@@ -13,6 +13,7 @@ from deat.checkpoint.store import NAME, listed, remove
 from deat.errors import CheckpointError, UsageError
 from deat.models.weights import tensors_of
 from deat.tensorfile import dump, note_of
+from deat.training.advice import command
 from deat.training.checkpoints import Checkpoints
 from deat.training.history import EpochStats, EpochTiming, append, is_torn, rewrite
 from deat.training.trainer import Trainer
@@ -153,15 +154,22 @@ def check_links(path: Path) -> None:
 
 def is_run(path: Path) -> bool:
     """Whether a folder holds a run's record and nothing that no run writes."""
-    try:
-        record = json.loads((path / RUN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if _record(path) is None:
         return False
     names = [p.name for p in path.iterdir() if not p.name.startswith(".")]
     made = {p.name for p in path.glob("evaluation*.json")} | ({"report"} if is_report(path / "report") else set())
     ours = RECORDS | made | {"best", "last", LOCK}
-    foreign = [n for n in names if n not in ours and not NAME.fullmatch(n)]
-    return isinstance(record, dict) and {"request", "method", "versions"} <= record.keys() and not foreign
+    return all(n in ours or NAME.fullmatch(n) for n in names)
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    """What a folder's run.json holds, if it has a record's form."""
+    try:
+        record = json.loads((path / RUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(record, dict) and {"request", "method", "versions"} <= record.keys()
+    return record if whole and isinstance(record["request"], dict) else None
 
 
 def is_report(path: Path) -> bool:
@@ -240,11 +248,13 @@ def claim(parent: Path, name: str) -> Path:
 
 
 def taken(path: Path) -> UsageError:
-    """The refusal of a folder that exists."""
-    return UsageError(
-        f"{str(path)!r} exists already. Choose another --out, add --overwrite to replace that run, or go on with it: "
-        f"deat resume {path}"
-    )
+    """The refusal of a folder that exists, with what can be done about the run that is in it."""
+    record = _record(path)
+    if record is None:
+        return UsageError(f"{str(path)!r} exists already, and is no run of deat's. Choose another --out.")
+    replaced = ", add --overwrite to replace that run" if is_run(path) else ""
+    going_on = command("resume", path, record["request"])
+    return UsageError(f"{str(path)!r} exists already. Choose another --out{replaced}, or go on with it: {going_on}")
 
 
 def unwritable(path: Path, error: OSError) -> CheckpointError:

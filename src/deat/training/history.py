@@ -39,12 +39,27 @@ class EpochStats:
 
 @dataclass(frozen=True)
 class EpochTiming:
-    """One line of timing.jsonl."""
+    """One line of timing.jsonl.
+
+    other_seconds went by between the epoch before, or the beginning, and this one: what callbacks such as the watch
+    took, the records and the checkpoint. Older runs do not have it.
+    """
 
     epoch: int
     train_seconds: float
     val_seconds: float
     images_per_second: float
+    other_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, epoch: int, images: int, before: float, started: float, played: float, done: float) -> "EpochTiming":
+        """An epoch's clock: the one before was done, this one started, was played to its last batch, and is done."""
+        return cls(epoch, played - started, done - played, images / (played - started), started - before)
+
+    @property
+    def seconds(self) -> float:
+        """All that went by since the epoch before."""
+        return self.train_seconds + self.val_seconds + self.other_seconds
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from deat.loading import is_file_spec
 from deat.models import Normalize
 from deat.paths import at_home
 from deat.threat import threat as find_threat
+from deat.training.advice import flag
 from deat.training.folder import RUN
 from deat.training.run import Request
 from deat.training.settings import Settings
@@ -59,7 +60,7 @@ def confirmed(what: str, recorded: str, given: str | None) -> str:
     if given is not None:
         return given
     if is_file_spec(recorded):
-        raise UsageError(f"this run's {what} is {recorded!r}, which is code. Say so yourself: --{what} {recorded}.")
+        raise UsageError(f"this run's {what} is {recorded!r}, which is code. Say so yourself: {flag(what, recorded)}")
     return recorded
 
 

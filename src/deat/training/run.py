@@ -168,12 +168,6 @@ class Run:
         """The data's crops and flips, unless nothing is to be changed."""
         return None if self.request.augment == "none" else self.corpus.augment
 
-    @property
-    def code(self) -> str:
-        """What a command must say again to go on with a run whose method or model is code."""
-        specs = {"method": self.request.method, "model": self.model_name}
-        return "".join(f" --{what} {spec}" for what, spec in specs.items() if is_file_spec(spec))
-
     def baseline(self) -> "Run":
         """The same run, on the same training images, by natural training and without validation."""
         return replace(self, method=find_method("natural"), validates=False)

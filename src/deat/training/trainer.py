@@ -101,7 +101,8 @@ class Trainer:
         self.schedule = method.bind(threat, settings.epochs)
         self.state = self.schedule.init()
         self.budget = self.schedule.budget(self.state, 0)
-        self.epoch, self.step, self.seconds, self._started = 0, 0, 0.0, perf_counter()
+        self.epoch, self.step, self.seconds = 0, 0, 0.0
+        self._started = self._done = perf_counter()
         self.active, self._stopping, self.ended = 0, False, False
         self.history: list[EpochStats] = []
         self.best = Best(robust=self.schedule.attacks)
@@ -134,7 +135,7 @@ class Trainer:
 
     def fit(self) -> Result:
         """Train until the last epoch; where training is interrupted, its state is kept first."""
-        self._stopping, self.ended = self.ended, False
+        self._stopping, self.ended, self._done = self.ended, False, perf_counter()
         with self.session():
             if self.keeper:
                 self.keeper.begin(self)
@@ -191,9 +192,8 @@ class Trainer:
         record = self.play_epoch(budget)
         played = perf_counter()
         stats = self._stats(budget, record)
-        timing = EpochTiming(
-            self.epoch, played - started, perf_counter() - played, record.examples / (played - started)
-        )
+        before, self._done = self._done, perf_counter()
+        timing = EpochTiming.of(self.epoch, record.examples, before, started, played, self._done)
         self.state = self.schedule.observe(self.state, record)
         self.history.append(stats)
         self.best.offer(stats, self.model, self.validator.chance if self.validator else None)

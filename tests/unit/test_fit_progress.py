@@ -1,0 +1,122 @@
+"""What `deat.fit` shows while it works and says when it is stopped: on standard error, and nothing where not wanted."""
+
+import os
+import re
+import signal
+import traceback
+
+import pytest
+
+import deat
+from deat.errors import Interrupted
+from deat.game.moves import Game
+from deat.ranks import Ranks
+from deat.training import fit as fitting
+from helpers.nets import conv_net, learnable
+
+QUICK = {"method": "fgsm", "epochs": 2, "batch_size": 10, "lr": 0.1, "threat": "linf:0.05", "val_attack": "fgsm"}
+
+
+def fit(**options):
+    return deat.fit(conv_net(), learnable(20), val=learnable(8), **{**QUICK, **options})
+
+
+def test_every_epoch_is_a_line_on_standard_error_and_nothing_is_on_standard_output(capsys):
+    result = fit()
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = said.err.splitlines()
+    assert len(lines) == 2
+    for line, stats in zip(lines, result.history, strict=True):
+        assert line.startswith(f"fgsm  epoch {stats.epoch + 1}/2  k 1  l_X ")
+        assert f"val {stats.val_natural:.1%} robust {stats.val_robust:.1%}" in line
+        assert re.search(r"  [\d.]+s of [\d.]+s$", line)
+
+
+def test_progress_off_is_silent_and_callbacks_of_ones_own_are_told_either_way(capsys):
+    class Heard:
+        epochs = 0
+
+        def on_epoch(self, trainer, stats, timing):
+            Heard.epochs += 1
+
+    fit(progress=False, callbacks=[Heard()])
+    assert capsys.readouterr() == ("", "")
+    fit(callbacks=[Heard()])
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert Heard.epochs == 4
+
+
+def test_a_trainer_of_ones_own_is_silent(capsys):
+    deat.make_trainer(conv_net(), learnable(20), settings=deat.Settings(epochs=1, batch_size=10)).fit()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_of_several_processes_the_first_one_alone_speaks(monkeypatch):
+    told = []
+    monkeypatch.setattr(fitting, "make_trainer", lambda *_, callbacks, **__: told.append(len(callbacks)) or Stopped())
+    for rank in (0, 1):
+        with pytest.raises(Interrupted):
+            deat.fit(conv_net(), learnable(20), ranks=Ranks(rank, 2), **QUICK)
+    assert told == [1, 0]
+
+
+class Stopped:
+    """A trainer that is asked to stop in its third epoch."""
+
+    epoch, step, settings = 2, 0, deat.Settings(epochs=9)
+
+    def fit(self):
+        raise Interrupted("asked to stop")
+
+
+def stop_after(monkeypatch, batches, stop):
+    real, seen = Game.close, []
+
+    def close(self, *args):
+        seen.append(1)
+        if len(seen) == batches:
+            stop()
+        return real(self, *args)
+
+    monkeypatch.setattr(Game, "close", close)
+
+
+@pytest.fixture
+def _interruptible():
+    """Python's own handler: who starts the tests in the background has SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_interrupted_training_says_where_it_is_saved_and_how_it_goes_on(monkeypatch, tmp_path):
+    folder = tmp_path / "kept"
+    with monkeypatch.context() as patch, pytest.raises(Interrupted) as stopped:
+        stop_after(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        fit(checkpoints=folder, progress=False)
+    assert str(stopped.value) == (
+        f"interrupted by SIGINT in epoch 2 of 2, after batch 1; saved in {str(folder)!r}. "
+        "The same call goes on from there."
+    )
+    assert fit(checkpoints=folder, progress=False).history == fit(progress=False).history  # as it says
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_ctrl_c_without_a_folder_says_that_nothing_was_saved_and_what_would_save_it(monkeypatch):
+    stop_after(monkeypatch, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        fit(progress=False)
+    shown = "".join(traceback.format_exception(stopped.value))
+    assert "interrupted in epoch 1 of 2; nothing was saved, since fit was given no folder" in shown
+    assert "with checkpoints='some/folder' the same call goes on" in shown
+
+
+def test_training_that_is_asked_to_stop_without_a_folder_says_the_same():
+    class Stop:
+        def on_epoch(self, trainer, stats, timing):
+            trainer.interruption.ask("asked to stop")
+
+    with pytest.raises(Interrupted, match=r"asked to stop in epoch 2 of 2; nothing was saved.*checkpoints="):
+        fit(callbacks=[Stop()], progress=False)
