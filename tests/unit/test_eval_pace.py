@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from deat.commands.evaluate import line
+from deat.evaluation import lines
 from deat.evaluation.attacks import correct
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.judge import Judge, Ruling
+from deat.evaluation.lines import PaceLines, line
 from deat.evaluation.named import attackers
 from deat.evaluation.pace import Pace
 from deat.evaluation.sanity import passes_after, probes
@@ -58,7 +59,8 @@ def test_one_long_ruling_shows_how_far_it_is_and_never_claims_to_be_over():
     assert shown[:3] == pytest.approx([90, 50, 10], rel=0.01)
     assert min(shown) >= 1
     clock.end(1, 10_000)
-    assert line(clock.pace).endswith("left  checking what was found")
+    clock.pace.check()
+    assert line(clock.pace).endswith("left  sanity checks")
 
 
 def test_time_left_follows_the_clock_between_rulings():
@@ -90,7 +92,71 @@ def test_time_left_holds_the_checks_that_come_after_the_attacks():
     assert clock.pace.left == pytest.approx(30)
     clock.pace.check()
     clock.seconds, clock.passed = 30, 4000
-    assert line(clock.pace) == "evaluating  1/1  0:10 left  checking what was found"
+    assert line(clock.pace) == "evaluating  1/1  0:10 left  sanity checks"
+
+
+def test_where_no_terminal_is_a_short_evaluation_is_silent_and_a_long_one_speaks_now_and_then(capsys):
+    clock = Clock("pgd-20", 300, 100, checks=60_000)
+    say = PaceLines(lambda: clock.seconds)
+    told = []
+
+    def at(seconds):
+        clock.seconds = seconds
+        say(clock.pace)
+        told.append(capsys.readouterr())
+
+    at(0)
+    for seconds in (4, 11, 12):
+        clock.end(0, 100)
+        at(seconds)
+    clock.pace.check()
+    at(12)
+    clock.passed = 30_000
+    for seconds in (13, 72):
+        at(seconds)
+    assert [found.out for found in told] == [""] * 7
+    assert [found.err for found in told] == [
+        *("", "", "deat: evaluating  2/3  2:50 left  pgd-20\n", ""),
+        *("deat: evaluating  3/3  2:00 left  sanity checks\n", "", "deat: evaluating  3/3  1:00 left  sanity checks\n"),
+    ]
+
+
+def test_sanity_checks_that_are_soon_over_are_not_announced(capsys):
+    clock = Clock("pgd-20", 100, 100, checks=4000)
+    say = PaceLines(lambda: clock.seconds)
+    clock.seconds = 4
+    clock.end(0, 100)
+    clock.pace.check()
+    say(clock.pace)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_every_attack_of_the_sanity_checks_tells_how_far_they_are():
+    names = []
+    found = evaluate(
+        robust(), digits(20), threat=THREAT, attacks="natural,pgd-20", progress=lambda pace: names.append(pace.name)
+    )
+    assert names == ["", "natural", "pgd-20", *["sanity checks"] * (1 + 3 + 5 + 1 + 5)]
+    assert found.check_seconds > 0
+
+
+def test_an_evaluation_without_checks_says_nothing_of_them():
+    names = []
+    found = evaluate(
+        robust(), digits(9), threat=THREAT, attacks="fgsm", sanity=False, progress=lambda pace: names.append(pace.name)
+    )
+    assert (names, found.check_seconds) == (["", "fgsm"], 0)
+
+
+def test_progress_goes_to_standard_error_alone_and_can_be_switched_off(monkeypatch, capsys):
+    monkeypatch.setattr(lines, "SILENCE", 0.0)
+    said = [
+        evaluate(robust(), digits(9), threat=THREAT, attacks="fgsm", sanity=False, **chosen) and capsys.readouterr()
+        for chosen in ({}, {"progress": True}, {"progress": False})
+    ]
+    assert [found.out for found in said] == [""] * 3
+    assert ["evaluating  1/1" in found.err for found in said] == [True, True, False]
+    assert said[2].err == ""
 
 
 @pytest.mark.parametrize("attacks", ["natural", "fgsm,square", "pgd-10,cw-20x2", "pgd-40-last"])

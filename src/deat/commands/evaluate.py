@@ -18,15 +18,16 @@ from deat.commands.display import in_words, say_if_lent
 from deat.commands.earlier import check_out, put
 from deat.commands.evaluation_table import show
 from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Whole
-from deat.errors import CheckpointError, UsageError
+from deat.errors import CheckpointError, Interrupted, UsageError
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluation import Evaluation
 from deat.evaluation.evaluator import Progress, evaluate
 from deat.evaluation.judge import Attacker
+from deat.evaluation.lines import PaceLines, line
 from deat.evaluation.named import attackers
 from deat.evaluation.pace import Pace
 from deat.evaluation.question import check_question
-from deat.live import clock, is_terminal
+from deat.live import is_terminal, say_aside
 from deat.methods.tune import LONGEST
 from deat.models import load_weights
 from deat.models.weights import locate
@@ -34,6 +35,7 @@ from deat.paths import at_home
 from deat.plain import plain
 from deat.ranks import Ranks
 from deat.threat import ThreatModel
+from deat.training.advice import command
 from deat.training.fine_tuning import statistics_of
 from deat.training.folder import HISTORY, RUN, WEIGHTS
 from deat.training.judging import alone, ledger_of, test_part
@@ -118,7 +120,10 @@ def run_evaluation(order: Evaluate) -> int:
     about = run.about(weights, order.epoch if (target / RUN).is_file() else None)
     with ExitStack() as stack:
         ranks.by_main(lambda: stack.enter_context(alone(out)))
-        found = _judged(order, run, model, chosen, out, about, ranks)
+        try:
+            found = _judged(order, run, model, chosen, out, about, ranks)
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted; what was judged is kept beside {out}; the same command goes on") from None
     if ranks.main:
         print(json.dumps(found.as_json())) if order.json else show(found, out)
     return FLAGGED if found.flags else 0
@@ -176,7 +181,8 @@ def _say_if_unfinished(target: Path) -> None:
     """A run that was cut short is judged like any other, but never taken for a finished one."""
     if (target / RUN).is_file() and not (target / "report.md").is_file():
         done = (target / HISTORY).read_bytes().count(b"\n") if (target / HISTORY).is_file() else 0
-        print(f"deat: this run is not finished: {done} epochs are. `deat resume {target}` goes on.", file=sys.stderr)
+        going_on = command("resume", target, vars(read_record(target).request))
+        say_aside(f"this run is not finished: {done} epochs are. Go on with: {going_on}")
 
 
 def _say_if_other_classes(target: Path, run: Run) -> None:
@@ -248,17 +254,10 @@ def _beside(target: Path) -> Path:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Progress]:
-    """A line that rich redraws from the clock, however long a ruling takes."""
+    """A line that rich redraws from the clock, however long a ruling takes; in a pipe, lines on standard error."""
     if quiet or not is_terminal():
-        yield lambda pace: None
+        yield (lambda pace: None) if quiet else PaceLines()
         return
     known: deque[Pace] = deque(maxlen=1)
     with Live(get_renderable=lambda: Text(line(known[-1]) if known else ""), transient=True, refresh_per_second=4):
         yield known.append
-
-
-def line(pace: Pace) -> str:
-    """Where an evaluation stands."""
-    left = "-:--" if pace.left is None else clock(pace.left)
-    name = "checking what was found" if pace.done == pace.total else pace.name
-    return f"evaluating  {pace.done}/{pace.total}  {left} left  {name}".rstrip()

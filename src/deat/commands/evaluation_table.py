@@ -6,8 +6,9 @@ from rich.table import Table
 from rich.text import Text
 
 from deat.evaluation.evaluation import Evaluation
+from deat.evaluation.sanity import SLICE
 from deat.live import Screen, is_terminal
-from deat.numbers import level
+from deat.numbers import level, short_seconds
 from deat.plain import plain
 
 MOST_CLASSES = 20
@@ -35,9 +36,23 @@ def show(found: Evaluation, out: Path) -> None:
     for name, how in found.settings["attacks"].items():
         if how.get("targeted_loss") == "ce" and "apgd-t" in how["parts"]:
             console.print(f"{name}: {FEW_CLASSES}")
+    for text in _time(found):
+        console.print(text)
     for flag in found.flags:
         console.print(flag.line, style="bold red")
     console.print(f"every setting and verdict is in {out}")
+
+
+def _time(found: Evaluation) -> list[str]:
+    """How the time was split, where most of it did not go into attacks."""
+    attacks = sum(r.seconds for r in found.results)
+    if found.check_seconds <= attacks:
+        return []
+    seen = min(SLICE, len(found.labels))
+    return [
+        f"sanity checks took {short_seconds(found.check_seconds)} s and the attacks {short_seconds(attacks)} s: the "
+        f"checks look at the first {seen} images, and at no more than {SLICE} however many are judged"
+    ]
 
 
 def _judged_what(found: Evaluation) -> str:

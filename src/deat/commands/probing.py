@@ -114,7 +114,8 @@ def _swept(name: str, seed: int, loaded: Loaded, images: int) -> Line:
     shares: list[float | None] = []
     for factor in SWEEP:
         how, radius = (ATTACK, replace(threat, eps=factor * threat.eps)) if factor else ("natural", threat)
-        shares.append(evaluate(model, part, threat=radius, attacks=[how], n=images, sanity=False).accuracy[how])
+        found = evaluate(model, part, threat=radius, attacks=[how], n=images, sanity=False, progress=False)
+        shares.append(found.accuracy[how])
     return Line(name, seed, [factor * threat.eps for factor in SWEEP], shares)
 
 

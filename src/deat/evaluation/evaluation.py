@@ -48,7 +48,7 @@ class Evaluation:
 
     verdicts[name][i] is True where image i is still classified correctly under that attack. `worst` is the headline:
     the share of images that stand against every attack. In a cascade attacks saw survivors only, so single attacks
-    have no accuracy of their own.
+    have no accuracy of their own. check_seconds went into the sanity checks; older files do not tell.
     """
 
     results: list[AttackResult]
@@ -56,6 +56,7 @@ class Evaluation:
     classes: list[str]
     settings: dict[str, Any]
     flags: list[Flag] = field(default_factory=list)
+    check_seconds: float = 0.0
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{name} {share:.2%}" for name, share in self.accuracy.items())
@@ -121,6 +122,7 @@ class Evaluation:
             "per_class": {name: self._class_rows(name) for name in self.accuracy},
             "flags": [{**asdict(flag), "link": flag.link} for flag in self.flags],
             "settings": self.settings,
+            "check_seconds": self.check_seconds,
             "attacks": [{**asdict(r), "correct": pack_bits(r.correct)} for r in self.results],
             "labels": pack_labels(self.labels),
             "classes": self.classes,
@@ -164,4 +166,6 @@ def _read(found: Any) -> Evaluation:
     results = [AttackResult(**{**r, "correct": unpack_bits(r["correct"])}) for r in found["attacks"]]
     flags = [Flag(flag["name"], flag["seen"], flag["advice"]) for flag in found["flags"]]
     labels = unpack_labels(found["labels"], len(results[0].correct) if results else 0)
-    return Evaluation(results, labels, found["classes"], found["settings"], flags)
+    return Evaluation(
+        results, labels, found["classes"], found["settings"], flags, float(found.get("check_seconds", 0.0))
+    )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from deat.errors import DataError
 from deat.evaluation.evaluation import Evaluation
 from deat.evaluation.judge import Attacker, Judge
 from deat.evaluation.ledger import Ledger, answers, fingerprint, fingerprint_code, fingerprint_model
+from deat.evaluation.lines import PaceLines
 from deat.evaluation.named import attackers, describe, passes
 from deat.evaluation.pace import Pace
 from deat.evaluation.pace import Progress as Progress
@@ -53,7 +55,7 @@ def evaluate(
     ledger: str | Path | None = None,
     save: str | Path | Save | None = None,
     about: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool = True,
     tell: Tell | None = None,
     ranks: Ranks = ALONE,
 ) -> Evaluation:
@@ -65,8 +67,9 @@ def evaluate(
     and data. `cascade` sends only survivors on. precision is what attacks compute in: "auto" is half on a GPU and fp32
     elsewhere; whom they fool is always settled in float32. engine "compile" compiles what they ask there, which pays
     for long work; "auto" does where it would. The model is checked before the first attack, and `tell` hears of a flag
-    on it at once. With ranks=Ranks.join() the processes that torchrun started take blocks in turn, and all return the
-    same; the first one writes.
+    on it at once. A long evaluation says now and then on standard error how far it is, unless progress=False; a
+    function is called with its Pace instead. With ranks=Ranks.join() the processes that torchrun started take blocks
+    in turn, and all return the same; the first one writes.
     """
     chosen = attackers(attacks)
     check_question(chosen, n, block, seed)
@@ -81,11 +84,18 @@ def evaluate(
     asked = Question(model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision)
     compiled = choose_compiled(engine, device, asked.images_of(source) * sum(map(passes, chosen)))
     session = Session(replace(asked, compiled=compiled, ledger=ledger, about=told, ranks=ranks))
-    found, rulings = session.run(source, progress or (lambda pace: None), tell or (lambda flag: None))
+    found, rulings = session.run(source, _told(progress, ranks), tell or (lambda flag: None))
     if save is not None and ranks.main:
         save(found) if callable(save) else found.save(Path(save))
     rulings.close()  # not before what it held is safe elsewhere
     return found
+
+
+def _told(progress: Progress | bool, ranks: Ranks) -> Progress:
+    """Whoever is told how far an evaluation is."""
+    if callable(progress):
+        return progress
+    return PaceLines() if progress and ranks.main else lambda pace: None
 
 
 class Session:
@@ -111,18 +121,16 @@ class Session:
         asked, images = self.asked, self.asked.images_of(source)
         first, cut = look_ahead(blocks(source, asked.block, images), SLICE)
         outputs = count_outputs(asked.model, first[0], source.num_classes)
-        early = self._check(first, source.num_classes, tell) if asked.sanity else []
+        early, seconds = timed(lambda: self._check(first, source.num_classes, tell))
         ledger = self._take_up(first[0])
         pace = self._pace(images, len(first[1]) if asked.sanity else 0)
         results, labels = Rulings(asked, self.judge, ledger).on_all(cut, images, progress, pace)
         classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
         found = Evaluation(results, labels, classes, self._settings(source, outputs))
-        flags = [*early, *compare(found)]
-        if asked.sanity and asked.ranks.main:
-            pace.check()
-            flags += after(found, self.judge.model, asked.threat, *first)
-        flags = [Flag(**flag) for flag in asked.ranks.broadcast([asdict(flag) for flag in flags])]
-        return Evaluation(results, labels, classes, found.settings, flags), ledger
+        late, more = timed(lambda: self._check_after(found, first, progress, pace))
+        flags = [asdict(flag) for flag in (*early, *compare(found), *late)]
+        raised, spent = asked.ranks.broadcast([flags, seconds + more if asked.sanity else 0.0])
+        return replace(found, flags=[Flag(**flag) for flag in raised], check_seconds=spent), ledger
 
     def _pace(self, images: int, checked: int) -> Pace:
         """The work ahead: attacks on all images, and checks of a few."""
@@ -133,10 +141,23 @@ class Session:
 
     def _check(self, first: Images, num_classes: int, tell: Tell) -> list[Flag]:
         """Flags about the model itself, told as they are found; the first process speaks for all."""
-        flags = before(self.asked.model, *first, num_classes) if self.asked.ranks.main else []
+        flags = before(self.asked.model, *first, num_classes) if self._checks else []
         for flag in flags:
             tell(flag)
         return flags
+
+    def _check_after(self, found: Evaluation, first: Images, progress: Progress, pace: Pace) -> list[Flag]:
+        """Flags about what the attacks left, from a few more of them."""
+        if not self._checks:
+            return []
+        pace.check()
+        progress(pace)
+        return after(found, self.judge.model, self.asked.threat, *first, lambda: progress(pace))
+
+    @property
+    def _checks(self) -> bool:
+        """Whether this process makes the sanity checks, of which one makes them for all."""
+        return self.asked.sanity and self.asked.ranks.main
 
     def _take_up(self, x: Tensor) -> Ledger:
         """The ledger, with what it holds on this very question; the first process has its file."""
@@ -166,6 +187,12 @@ class Session:
             "model": self._model,
             "versions": versions(),
         }
+
+
+def timed(work: Callable[[], list[Flag]]) -> tuple[list[Flag], float]:
+    """What was found, and the seconds it took."""
+    started = perf_counter()
+    return work(), perf_counter() - started
 
 
 def look_ahead(cut: Iterator[Images], count: int) -> tuple[Images, Iterator[Images]]:

@@ -17,7 +17,9 @@ EARLY = 0.005
 
 
 Progress = Callable[["Pace"], None]
-"""Called when an evaluation begins and after each ruling."""
+"""Called when an evaluation begins, after each ruling, and after each attack of the sanity checks."""
+CHECKS = "sanity checks"
+"""What is going on when the rulings are there."""
 
 
 class Pace:
@@ -47,7 +49,12 @@ class Pace:
 
     def check(self) -> None:
         """The rulings are there, and what they say is looked into."""
-        self._running, self._before = self._checks, self._asked()
+        self.name, self._running, self._before = CHECKS, self._checks, self._asked()
+
+    @property
+    def checking(self) -> bool:
+        """Whether all rulings are there, and what they say is looked into."""
+        return self.name == CHECKS
 
     def end(self, how: Attacker, images: int, made: bool) -> None:
         """A ruling is there: made just now, or by an earlier call."""

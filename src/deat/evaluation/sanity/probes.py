@@ -1,7 +1,7 @@
 """A few more attacks on a slice of images, whose results show whether an attack works on the model at all."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,18 @@ OTHERS = 75
 """An image's passes through the checks that any evaluation gets: a sweep, the radius of 0.5 and noise."""
 
 
-def after(found: "Evaluation", model: nn.Module, threat: ThreatModel, x: Tensor, y: Tensor) -> list[Flag]:
-    """Flags about the attacks' results, from a few more attacks on the first images."""
+def after(
+    found: "Evaluation",
+    model: nn.Module,
+    threat: ThreatModel,
+    x: Tensor,
+    y: Tensor,
+    tick: Callable[[], None] = lambda: None,
+) -> list[Flag]:
+    """Flags about the attacks' results, from a few more attacks on the first images; each of them ticks."""
     if threat.eps == 0:
         return []
-    probe = Probe(model, threat, x, y, found)
+    probe = Probe(model, threat, x, y, found, tick)
     with exactly(x.device):
         return [flag for check in (_doubling, _sweep, _half, _noise) if (flag := check(probe)) is not None]
 
@@ -47,6 +54,7 @@ class Probe:
     x: Tensor
     y: Tensor
     found: "Evaluation"
+    tick: Callable[[], None]
     known: dict[tuple[Attack, float | None, int], Tensor] = field(default_factory=dict)
 
     def correct(self, how: Attack, eps: float | None = None, seed: int = 0) -> Tensor:
@@ -55,6 +63,7 @@ class Probe:
             threat = self.threat if eps is None else replace(self.threat, eps=eps)
             generator = torch.Generator(self.x.device).manual_seed(seed)
             self.known[how, eps, seed] = correct(self.model, self.x, self.y, how, threat, generator)
+            self.tick()
         return self.known[how, eps, seed]
 
     def accuracy(self, how: Attack, eps: float | None = None, seed: int = 0) -> float:

@@ -1,0 +1,46 @@
+"""What `deat evaluate` says of its time, and what evaluation.json keeps of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deat.commands.evaluation_table import show
+from deat.evaluation.evaluation import AttackResult, Evaluation, load_evaluation
+
+SETTINGS = {
+    "about": {"epoch": "best", "weights": "w", "data": "digits"},
+    "threat": {"norm": "linf", "eps": 0.1},
+    "attacks": {"natural": {}},
+    "seed": 0,
+    "sample": False,
+    "cascade": False,
+}
+
+
+def found(check_seconds: float, seconds: float = 2.0, images: int = 60) -> Evaluation:
+    results = [AttackResult("natural", [True] * images, 0, seconds, 1, 1)]
+    return Evaluation(results, [0] * images, ["a"], SETTINGS, [], check_seconds)
+
+
+def test_checks_that_took_more_than_the_attacks_are_said_with_both_times(capsys: pytest.CaptureFixture[str]) -> None:
+    show(found(36.0), Path("e.json"))
+    said = capsys.readouterr().out
+    assert "sanity checks took 36.0 s and the attacks 2.0 s: the checks look at the first 60 images" in said
+    show(found(36.0, images=500), Path("e.json"))
+    assert "the first 128 images, and at no more than 128 however many are judged" in capsys.readouterr().out
+
+
+def test_checks_that_took_less_are_not_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    show(found(1.9), Path("e.json"))
+    assert "sanity" not in capsys.readouterr().out
+
+
+def test_the_checks_seconds_are_kept_and_older_files_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    found(1.5).save(path)
+    assert load_evaluation(path).check_seconds == 1.5
+    held = json.loads(path.read_text())
+    del held["check_seconds"]
+    path.write_text(json.dumps(held))
+    assert load_evaluation(path).check_seconds == 0
