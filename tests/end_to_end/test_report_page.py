@@ -403,3 +403,31 @@ def test_fingers_can_hit_everything_on_a_phone(broad, large):
     )
     assert len(sizes) > 30
     assert [size for size in sizes if min(size[1:]) < 40] == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_a_page_on_runs_that_are_not_evaluated_shows_their_held_out_figures_and_what_to_do(
+    window, tmp_path, width, scheme
+):
+    for name in ("m+deat", "pgd-7"):
+        make_run(tmp_path / name, name)
+    assert main(["report", *(str(tmp_path / name) for name in ("m+deat", "pgd-7")), "--no-figures"]) == 0
+    window.colours(scheme)
+    window.size(width, 900)
+    window.open(tmp_path / "report/index.html")
+    quiet(window)
+    heads, rows = (
+        window.js(f"return [...document.querySelectorAll('.apart {part}')].map(n => n.innerText)")
+        for part in ("thead th", "tbody tr")
+    )
+    assert heads[:3] == ["row", "held-out natural", "held-out PGD-20"]
+    assert len(rows) == 2
+    assert window.js("return document.querySelector('pre').innerText").splitlines() == [
+        f"deat evaluate {tmp_path / name}" for name in ("m+deat", "pgd-7")
+    ]
+    assert window.js("return [document.querySelector('#table'), document.querySelector('.answer')]") == [None, None]
+    assert window.js("return document.documentElement.scrollWidth") <= width
+    assert window.js("return document.querySelectorAll('svg.chart').length") > 3  # the script ran to its end
+    assert window.js(CONTRAST)[1] == []
+    window.click("#theme")
+    quiet(window)

@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from rich.table import Table
 from tyro.conf import Positional, arg
 
 from deat.commands.flags import MaybeText, MaybeWhole, Whole
 from deat.commands.probing import Lab, gallery, has_weights, sweep
 from deat.errors import CheckpointError, UsageError
-from deat.live import is_terminal
+from deat.live import Screen, is_terminal
 from deat.loading import FORM, is_file_spec
 from deat.plain import markdown, plain
 from deat.report.cells import cell, cost
@@ -20,7 +21,9 @@ from deat.report.collect import Row
 from deat.report.draw import check_matplotlib, draw, draw_gallery
 from deat.report.gallery import Gallery
 from deat.report.gallery import table_of as gallery_table
-from deat.report.gather import Subject, flags_of, gather, troubles, unchecked
+from deat.report.gather import UNEVALUATED, Subject, flags_of, gather, troubles, unchecked
+from deat.report.held_out import held_out, to_evaluate
+from deat.report.held_out_tables import FILLS, HEADING, cells, heads, held_out_markdown
 from deat.report.latex import latex_table
 from deat.report.page import Story, page
 from deat.report.series import figures, table_of
@@ -36,6 +39,9 @@ from deat.report.tables import (
 )
 from deat.training.folder import REPORT_FILES, is_report
 from deat.writing import refuse_links, write_whole
+
+WIDTH = 160
+"""Columns of a table that is piped."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +172,15 @@ def _write(story: Story, out: Path, wish: Report) -> None:
 def _markdown(story: Story) -> str:
     of = story.sheet
     place = f"In the paper: {markdown('; '.join(of.subject.tables))}.\n\n" if of.subject.tables else ""
-    table = f"# {story.heading}\n\n{place}{markdown_table(of)}{scores_tables(of.rows)}"
+    results = markdown_table(of) if any(row.done for row in of.rows) else _unevaluated(of)
+    table = f"# {story.heading}\n\n{place}{results}{held_out_markdown(of.rows)}{scores_tables(of.rows)}"
     return f"{table}\n## The paper's claims\n\n{claims_table(story.claims)}" if story.claims else table
+
+
+def _unevaluated(of: Sheet) -> str:
+    """What stands in place of a table in which there would be no number."""
+    told = [f"{row.name}, {text}" for row in of.rows for text in troubles(row, UNEVALUATED)]
+    return "\n".join(f"{markdown(text)}\n" for text in ("No run is evaluated yet.", *told, *of.subject.notes))
 
 
 def _draw(story: Story, folder: Path) -> None:
@@ -192,10 +205,25 @@ def _show(story: Story, out: Path, wish: Report) -> None:
     for text in story.missing:
         print(plain(f"left out: {text}"))
     for row in story.sheet.rows:
-        for text in troubles(row):
+        for text in troubles(row, UNEVALUATED):
             print(plain(f"not whole: {row.name}, {text}"))
+    _show_held_out(story.sheet.rows)
     page_file = (out / "index.html").resolve() if is_terminal() else out / "index.html"
     print(f"the report is {page_file}; tables and figures are beside it")
+
+
+def _show_held_out(rows: Sequence[Row]) -> None:
+    """What is known of runs that have no test figures, and what gives them some."""
+    console = Screen(soft_wrap=True, width=None if is_terminal() else WIDTH)
+    if found := held_out(rows):
+        shown = Table(title=f"{HEADING.lower()}, in percent", title_justify="left", box=None, pad_edge=False)
+        for n, head in enumerate(heads(found)):
+            shown.add_column(head, justify="right" if n else "left")
+        for one in found:
+            shown.add_row(plain(one.row), *cells(one, found))
+        console.print(shown)
+    if judging := to_evaluate(rows):
+        console.print("\n".join([FILLS, *(f"  {plain(text)}" for text in judging)]))
 
 
 def as_json(story: Story) -> dict[str, Any]:
@@ -211,6 +239,7 @@ def as_json(story: Story) -> dict[str, Any]:
         "figures": [figure.name for figure in story.figures if figure.panels],
         "notes": list(story.sheet.subject.notes),
         "left_out": list(story.missing),
+        "to_evaluate": to_evaluate(story.sheet.rows),
     }
 
 
@@ -226,6 +255,7 @@ def _row(of: Sheet, row: Row) -> dict[str, Any]:
         "accuracy": {attack: asdict(found) for attack, found in cells.items()},
         "cost": asdict(spent) if spent else None,
         "versus": versus,
+        "held_out": next((one.as_json() for one in held_out([row])), None),
         "flags": sorted({flag.name for _, flag in flags_of(row)}),
         "unchecked": unchecked(row),
         "given": list(row.differs),

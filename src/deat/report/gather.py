@@ -8,9 +8,7 @@ from typing import Any
 
 from deat.errors import DataError, UsageError, unknown
 from deat.evaluation.sanity import Flag
-from deat.loading import is_file_spec
 from deat.numbers import level
-from deat.paths import tidy
 from deat.plain import plain
 from deat.report.cells import samples
 from deat.report.collect import BENCH, Bench, OneRun, Row, collect, collect_run
@@ -20,6 +18,8 @@ from deat.training.history import whole_lines
 
 ASIDE = ("seed", "data_root", "download", "device", "threads", "workers", "deterministic")
 """Settings that do not make another row: the seed, and how a run was carried out."""
+UNEVALUATED = "unevaluated"
+"""The status of a run that was trained to its end and lacks its evaluation alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +60,11 @@ def reason(run: OneRun) -> str | None:
     return None if run.numbers and not run.why else run.why or run.status
 
 
-def troubles(row: Row) -> list[str]:
-    """What is wrong with a row's runs, each reason with its seeds."""
+def troubles(row: Row, but: str = "") -> list[str]:
+    """What is wrong with a row's runs, each reason with its seeds; runs of the status `but` are left out."""
     found: dict[str, list[str]] = {}
     for run in row.runs:
-        if why := reason(run):
+        if run.status != but and (why := reason(run)):
             found.setdefault(why, []).append(str(run.seed))
     return [f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(seeds)}: {why}" for why, seeds in found.items()]
 
@@ -113,10 +113,7 @@ def _explained(run: OneRun) -> OneRun:
     if run.evaluation is not None and stopped:
         return replace(run, why=f"stopped by the watch, at the weights of epoch {done} of {asked}")
     if run.evaluation is None:
-        own = run.record["request"].get("model", "")
-        named = f" --model {own}" if is_file_spec(str(own)) else ""
-        why = f"not evaluated; deat evaluate {tidy(str(run.path))}{named} does it"
-        return replace(run, status="incomplete", why=why)
+        return replace(run, status=UNEVALUATED, why="not evaluated")
     return run
 
 

@@ -27,7 +27,7 @@ from deat.report.tables import (
 )
 
 HEAD = (
-    "% needs \\usepackage{booktabs,xcolor}; last epochs and remarks are in table.md and table.csv",
+    "% needs \\usepackage{booktabs,xcolor}; last epochs, held-out figures and remarks are in table.md and table.csv",
     "% too wide for the page? put it into \\resizebox{\\linewidth}{!}{...}, or delete the lines of intervals",
     "\\providecommand{\\deatsd}[1]{{\\scriptsize$\\,\\pm\\,$#1}}",
     "\\providecommand{\\deatinterval}[1]{{\\scriptsize #1}}",

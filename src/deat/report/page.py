@@ -17,6 +17,7 @@ from deat.report.draw import label, unit
 from deat.report.escape import markup
 from deat.report.gallery import Gallery
 from deat.report.gather import Subject, flags_of
+from deat.report.held_out_tables import HEADING, held_out_section
 from deat.report.sections import (
     answer,
     chips,
@@ -144,7 +145,7 @@ def _opening(story: Story) -> Iterator[str]:
     if of.headline:
         yield _cost_section(of)
     yield warnings_of(of.subject)
-    yield _section("results", "Results", _table_bar(of) + table(of))
+    yield from _results(of, _table_bar(of))
     yield from _scores(of)
     yield from _figures(story.figures)
 
@@ -158,8 +159,16 @@ def _opening_of_one(story: Story) -> Iterator[str]:
     if _has_seeds(of):
         yield _legend(of)
     yield from curves[:1]
-    yield _section("results", "Results", table(of))
+    yield from _results(of)
     yield from curves[1:]
+
+
+def _results(of: Sheet, bar: str = "") -> Iterator[str]:
+    """The table, once a run is evaluated, and what is known of those that are not."""
+    if any(row.done for row in of.rows):
+        yield _section("results", "Results", bar + table(of))
+    if known := held_out_section(of.rows):
+        yield _section("held-out", HEADING, known)
 
 
 def _scores(of: Sheet) -> Iterator[str]:

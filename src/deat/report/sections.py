@@ -8,7 +8,7 @@ from deat.report.claims import Checked, given
 from deat.report.collect import OneRun, Row
 from deat.report.escape import markup
 from deat.report.gallery import Gallery, data_uri
-from deat.report.gather import Subject, believed, flags_of, troubles, unchecked
+from deat.report.gather import UNEVALUATED, Subject, believed, flags_of, troubles, unchecked
 from deat.report.tables import (
     CLAIMED,
     FLAGGED,
@@ -112,7 +112,9 @@ def warnings_of(subject: Subject) -> str:
         for row in subject.rows
         for seed, flag in flags_of(row)
     ]
-    broken = [f"<b>{markup(row.name)}</b>, {markup(text)}" for row in subject.rows for text in troubles(row)]
+    broken = [
+        f"<b>{markup(row.name)}</b>, {markup(text)}" for row in subject.rows for text in troubles(row, UNEVALUATED)
+    ]
     parts = [
         ("Sanity flags: these numbers should not be believed as they stand", flags),
         ("Runs that are not whole", broken),

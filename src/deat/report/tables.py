@@ -12,6 +12,7 @@ from deat.report.cells import Cell, Cost, attacks_of, cell, cost, coverage, head
 from deat.report.claims import Checked, given
 from deat.report.collect import OneRun, Row
 from deat.report.gather import Subject, flags_of, troubles, unchecked
+from deat.report.held_out import held_out, held_out_record
 from deat.report.paired import HOW, Versus, compare
 from deat.report.setups import OTHER
 from deat.report.summary import score_table
@@ -64,7 +65,8 @@ def markdown_table(of: Sheet) -> str:
 
 def csv_table(of: Sheet) -> str:
     """Every number of the table in full, one column each; a number that is not there is an empty field."""
-    records = [_record(of, row) for row in of.rows]
+    apart = any(held_out(of.rows))
+    records = [_record(of, row) | (held_out_record(row) if apart else {}) for row in of.rows]
     return csv_text([list(records[0]), *(list(record.values()) for record in records)])
 
 
@@ -94,15 +96,16 @@ def claimed(c: Checked) -> list[str]:
 
 
 def compared(rows: Sequence[Row]) -> list[tuple[Row, OneRun]]:
-    """The runs that training itself set beside others, such as natural training."""
-    return [(row, run) for row in rows for run in row.runs if len(run.scores) > 1]
+    """The runs whose training scored what no evaluation did: others beside it, such as natural training, or itself."""
+    return [(row, run) for row in rows for run in row.runs if len(run.scores) > (1 if run.evaluation else 0)]
 
 
 def scores_note(row: Row, run: OneRun) -> str:
     """What the table of such a run is."""
+    beside = " A model beside the run itself was not evaluated further, so it has no row among the results."
     return (
         f"What deat train showed at the end of {row.name}, seed {run.seed}: accuracy on {run.scores[0].images:,} test "
-        "images. A model beside the run itself was not evaluated further, so it has no row among the results."
+        f"images, without sanity checks.{beside if len(run.scores) > 1 else ''}"
     )
 
 

@@ -34,7 +34,7 @@ class Result:
         shares = {"natural": self.best.natural, "robust": self.best.robust}
         held_out = "".join(f", {name} {share:.1%}" for name, share in shares.items() if share is not None)
         return (
-            f"Result({type(self.model).__name__}, {len(self.history)} epochs in {self.seconds:.1f} s, "
+            f"Result({type(self.model).__name__}, {len(self.history)} epochs, {self.seconds:.1f} s of training, "
             f"best.epoch {self.best.epoch}{held_out})"
         )
 
@@ -79,6 +79,13 @@ class Best:
     ) -> tuple[bool, float, float]:
         able = chance is not None and _number(natural) > chance and _number(robust) > -math.inf
         return (able, _number(robust), _number(natural)) if self.robust else (able, _number(natural), epoch)
+
+
+def best_of(history: Sequence[EpochStats]) -> EpochStats | None:
+    """The epoch of a history that is kept as the best; None where none was validated."""
+    rule = Best(robust=any(stats.k for stats in history))
+    scored = [stats for stats in history if stats.val_robust is not None]
+    return max(scored, key=lambda s: rule._score(s.epoch, s.val_robust, s.val_natural, None), default=None)
 
 
 def _number(value: float | None) -> float:

@@ -331,7 +331,7 @@
     $("#shown").textContent = `${shown} of ${data.rows.length} rows`;
     $("#nothing").hidden = shown > 0;
   };
-  $("#clear").addEventListener("click", () => { $("#filter").value = ""; $("#only-front").checked = false; filter(); $("#filter").focus(); });
+  $("#clear")?.addEventListener("click", () => { $("#filter").value = ""; $("#only-front").checked = false; filter(); $("#filter").focus(); });
   $("#filter")?.addEventListener("input", filter);
   $("#only-front")?.addEventListener("change", filter);
 
@@ -346,6 +346,7 @@
   const fit = () => {
     const box = $(".results"), style = document.documentElement.style;
     style.setProperty("--legend", `${$(".legend")?.offsetHeight ?? 0}px`);
+    if (!box) return; // nothing is evaluated
     box.classList.remove("fits"); // a box that scrolls keeps the head at its own top, one that does not at the window's
     box.classList.toggle("fits", box.scrollWidth <= box.clientWidth);
   };

@@ -1,0 +1,169 @@
+"""Runs that were trained and not evaluated: their held-out figures are shown, and never taken for test figures."""
+
+import csv
+import io
+import json
+import math
+import random
+
+import pytest
+from torch import nn
+
+from deat.commands.report import Report, as_json, tell
+from deat.report.collect import collect_run
+from deat.report.gather import gather, troubles
+from deat.report.held_out import held_out, to_evaluate
+from deat.report.held_out_tables import FILLS, HEADING, cells, heads, held_out_markdown, held_out_section
+from deat.report.page import page
+from deat.report.sections import on_front, ranking, warnings_of
+from deat.report.series import trade_off
+from deat.report.tables import attacks_of, csv_table, markdown_table, sheet
+from deat.training.history import EpochStats
+from deat.training.result import Best, best_of
+from helpers.runs import make_bench, make_run, one_run
+
+
+def stats(epoch: int, natural: float | None, robust: float | None, k: int) -> EpochStats:
+    zeros = dict.fromkeys(("alpha", "level", "magnitude", "loss", "train_accuracy", "log10_lipschitz", "lr"), 0.0)
+    counts = dict.fromkeys(("examples", "skipped", "active", "backprops", "passes", "val_passes"), 0)
+    return EpochStats(epoch=epoch, k=k, threshold=None, val_natural=natural, val_robust=robust, **zeros, **counts)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_the_best_epoch_of_a_history_is_the_one_that_training_kept(k):
+    draw = random.Random(k)
+    for _ in range(300):
+        shares = [(draw.choice((0.1, 0.5, 0.9, math.nan)), draw.choice((0.1, 0.5, math.nan))) for _ in range(4)]
+        history, best = [stats(n, *pair, k) for n, pair in enumerate(shares)], Best(robust=k > 0)
+        for one in history:
+            best.offer(one, nn.Linear(1, 1))
+        assert best_of(history).epoch == best.snapshot.epoch, shares
+    assert best_of([stats(0, None, None, k)]) is None
+    assert best_of([]) is None
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """Two evaluated runs, and a cheaper one of two seeds that is not, whose held-out accuracy is the highest."""
+    make_run(tmp_path / "a", shares={"natural": 0.9, "pgd-20": 0.3}, cost=4)
+    make_run(tmp_path / "b", "pgd-7", shares={"natural": 0.8, "pgd-20": 0.4}, cost=8)
+    for seed in (0, 1):
+        make_run(tmp_path / f"c{seed}", "free-4", seed=seed, cost=2)
+    return tmp_path
+
+
+def reported(folder):
+    return sheet(gather([str(path) for path in sorted(folder.iterdir())]), None)
+
+
+def test_held_out_figures_are_those_of_the_best_epochs_over_the_seeds(mixed):
+    of = reported(mixed)
+    (one,) = held_out(of.rows)
+    best = [best_of(collect_run(mixed / name).history) for name in ("c0", "c1")]
+    assert (one.row, one.seeds, one.attack, one.images, one.asked) == ("free-4", (0, 1), "pgd-20", 64, 4)
+    assert one.natural.values == tuple(b.val_natural for b in best)
+    assert one.robust.values == tuple(b.val_robust for b in best)
+    assert one.epochs == tuple(b.epoch + 1 for b in best)
+    shown = cells(one, [one])
+    assert shown[1] == f"{100 * one.robust.mean:.2f} ± {100 * one.robust.sd:.2f}"
+    assert heads([one])[:3] == ["row", "held-out natural", "held-out PGD-20"]
+    assert shown[-3:] == ["80", "0.20", "0, 1"]  # backprops and minutes, which are known as well
+
+
+def test_held_out_figures_stand_in_no_test_column_and_win_nothing(mixed):
+    of = reported(mixed)
+    assert attacks_of(of.rows) == ["natural", "pgd-20", "worst"]
+    assert {row.name for _, row, *_ in ranking(of)} == {"m+deat", "pgd-7"}
+    assert on_front(of) == {0, 1}
+    assert all(line.row != "free-4" for panel in trade_off(of.rows, of.headline).panels for line in panel.lines)
+    (line,) = [text for text in markdown_table(of).splitlines() if text.startswith("| free-4")]
+    assert [part.strip() for part in line.split("|")[2:7]] == ["—"] * 5
+    (row,) = [r for r in csv.DictReader(io.StringIO(csv_table(of))) if r["row"] == "free-4"]
+    assert (row["natural"], row["pgd-20"], row["backprops"]) == ("", "", "")
+    assert float(row["held_out_robust"]) == held_out(of.rows)[0].robust.mean
+
+
+def test_markdown_and_page_show_them_under_their_own_heading_with_the_command_that_fills_the_columns(mixed):
+    of = reported(mixed)
+    command = f"deat evaluate {mixed / 'c0'} --attacks natural,pgd-20"
+    text, part = held_out_markdown(of.rows), held_out_section(of.rows)
+    assert f"## {HEADING}" in text
+    assert command in text.split("```")[1].splitlines()
+    for told in (text, part):
+        assert "no test figures" in told
+        assert FILLS in told
+    assert command in part
+    whole = page(tell(of.subject, Report((str(mixed),), gallery=0, no_figures=True)))
+    assert part in whole
+    assert "Runs that are not whole" not in warnings_of(of.subject)  # nothing is wrong with them
+
+
+def test_json_has_them_apart(mixed):
+    of = reported(mixed)
+    told = as_json(tell(of.subject, Report((str(mixed),), gallery=0, no_figures=True)))
+    assert [row["held_out"] is None for row in told["rows"]] == [True, True, False]
+    assert told["rows"][2]["accuracy"] == {}
+    assert told["to_evaluate"] == to_evaluate(of.rows)
+    json.dumps(told, allow_nan=False)
+
+
+def test_runs_are_to_be_evaluated_by_the_attacks_and_on_the_images_of_those_that_are(tmp_path):
+    make_run(tmp_path / "new")
+    assert to_evaluate(reported(tmp_path).rows) == [f"deat evaluate {tmp_path / 'new'}"]
+    make_run(tmp_path / "old", "pgd-7", shares={"natural": 0.9, "aa": 0.3}, images=50)
+    path = tmp_path / "old/evaluation.json"
+    held = json.loads(path.read_text())
+    path.write_text(json.dumps({**held, "settings": {**held["settings"], "sample": True, "available": 200}}))
+    assert to_evaluate(reported(tmp_path).rows) == [f"deat evaluate {tmp_path / 'new'} --attacks natural,aa --n 50"]
+
+
+def test_a_network_of_ones_own_is_named_in_the_command_and_a_folder_s_spaces_are_quoted(tmp_path):
+    make_run(tmp_path / "my run", record={"request": {"model": "my_net.py:Net", "data": "digits"}})
+    (told,) = to_evaluate(reported(tmp_path).rows)
+    assert told == f"deat evaluate '{tmp_path / 'my run'}' --model my_net.py:Net"
+
+
+def test_where_nothing_is_evaluated_no_table_of_dashes_is_shown_and_what_is_unfinished_is_said(tmp_path):
+    from deat.commands.report import _markdown
+
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", "pgd-7", finished=2, record={"settings": {**settings(), "val_attack": "fgsm"}})
+    of = reported(tmp_path)
+    story = tell(of.subject, Report((str(tmp_path),), gallery=0, no_figures=True))
+    text, whole = _markdown(story), page(story)
+    assert "—" not in text
+    assert "No run is evaluated yet.\n\npgd-7, seed 0: 2 of 4 epochs\n" in text
+    assert 'id="table"' not in whole
+    found = held_out(of.rows)
+    assert heads(found)[2] == "held-out under attack"
+    assert cells(found[1], found)[1].endswith(" (FGSM)")
+    assert cells(found[1], found)[2].endswith(" of 4")
+    assert to_evaluate(of.rows) == [f"deat evaluate {tmp_path / 'a'}"]  # the other one goes on first
+
+
+def settings():
+    return {"epochs": 4, "seed": 0, "batch_size": 64, "lr": 0.05}
+
+
+def test_runs_that_failed_or_were_not_validated_have_no_held_out_figures(tmp_path):
+    make_run(tmp_path / "failed")
+    make_run(tmp_path / "blind", "pgd-7")
+    lines = (tmp_path / "blind/history.jsonl").read_text().splitlines()
+    blind = [json.dumps({**json.loads(line), "val_natural": None, "val_robust": None}) for line in lines]
+    (tmp_path / "blind/history.jsonl").write_text("\n".join(blind) + "\n")
+    rows = [{"name": "x", "method": "x", "model": "small", "runs": [one_run("failed", 0, "failed", "out of memory")]}]
+    make_bench(tmp_path / ".", rows)
+    failed, blind = gather([str(tmp_path), str(tmp_path / "blind")]).rows
+    assert held_out([failed, blind]) == []
+    assert held_out_markdown([failed]) == held_out_section([failed]) == ""
+    assert (troubles(failed), troubles(blind)) == (["seed 0: out of memory"], ["seed 0: not evaluated"])
+    assert FILLS in held_out_section([blind])
+
+
+def test_a_hostile_name_in_a_record_is_harmless(tmp_path):
+    make_run(tmp_path / "a", record={"request": {"model": "<b>`|\x1b[31m\nx.py:Net", "data": "digits"}})
+    of = reported(tmp_path)
+    for told in (held_out_markdown(of.rows), held_out_section(of.rows)):
+        assert "\x1b" not in told
+    assert "<b>" not in held_out_section(of.rows)
+    assert held_out_markdown(of.rows).count("```") == 2
