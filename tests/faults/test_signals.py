@@ -18,6 +18,7 @@ from deat.checkpoint import store
 from deat.checkpoint.find import search
 from deat.cli import main
 from deat.errors import Interrupted
+from deat.evaluation.attacks import Attack
 from deat.game.moves import Game
 from deat.interruption import Interruption
 from deat.training import watch
@@ -283,6 +284,22 @@ def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, numbe
         assert main(order) == 75
     assert "the same command goes on" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert main(order) in (0, 6)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_in_an_attack_keeps_what_was_judged_and_says_where(number, whole, monkeypatch, capsys):
+    shutil.copytree(whole, "run")
+    order = ["evaluate", "run", "--attacks", "natural,fgsm,pgd-2", "--n", "20"]
+    with monkeypatch.context() as patch:
+        send_after(patch, Attack, "__call__", 2, number)
+        assert main(order) == 75
+    said = capsys.readouterr().err
+    assert (
+        f"interrupted; what was judged is kept beside {Path('run/evaluation.json')}; the same command goes on" in said
+    )
+    assert Path("run/.evaluation-rulings.jsonl").read_text().count("\n") == 2
+    assert not Path("run/.evaluation-lock").exists()
     assert main(order) in (0, 6)
 
 

@@ -266,9 +266,9 @@ class Session:
         if self.scores:
             self.console.print(score_table(self.scores))
             for line in doubts(self.scores, self._command("evaluate")):
-                self.console.print(line)
+                self.console.print(line, soft_wrap=True)  # what is to be copied is on one line
         elif self.run.corpus.test is None:
-            self.console.print(plain(_unscored(self.run.corpus.name, self._command("evaluate"))))
+            self.console.print(plain(_unscored(self.run.corpus.name, self._command("evaluate"))), soft_wrap=True)
         if self.watch and self.watch.collapses:
             self.console.print(plain(f"the watch saw {self.watch.summary()}"))
         for line in result.notes:
