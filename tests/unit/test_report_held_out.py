@@ -9,6 +9,7 @@ import random
 import pytest
 from torch import nn
 
+from deat.cli import main
 from deat.commands.report import Report, as_json, tell
 from deat.report.collect import collect_run
 from deat.report.gather import gather, troubles
@@ -150,6 +151,7 @@ def test_runs_that_failed_or_were_not_validated_have_no_held_out_figures(tmp_pat
     make_run(tmp_path / "blind", "pgd-7")
     lines = (tmp_path / "blind/history.jsonl").read_text().splitlines()
     blind = [json.dumps({**json.loads(line), "val_natural": None, "val_robust": None}) for line in lines]
+    blind[1] = json.dumps({**json.loads(lines[1]), "val_natural": math.nan, "val_robust": math.nan})
     (tmp_path / "blind/history.jsonl").write_text("\n".join(blind) + "\n")
     rows = [{"name": "x", "method": "x", "model": "small", "runs": [one_run("failed", 0, "failed", "out of memory")]}]
     make_bench(tmp_path / ".", rows)
@@ -160,9 +162,16 @@ def test_runs_that_failed_or_were_not_validated_have_no_held_out_figures(tmp_pat
     assert FILLS in held_out_section([blind])
 
 
-def test_a_hostile_name_in_a_record_is_harmless(tmp_path):
-    make_run(tmp_path / "a", record={"request": {"model": "<b>`|\x1b[31m\nx.py:Net", "data": "digits"}})
+def test_a_hostile_name_in_a_record_is_harmless(tmp_path, capsys):
+    hostile = "<b>`|\x1b[31m\nx.py:Net"
+    make_run(
+        tmp_path / "a",
+        record={"request": {"model": hostile, "data": "digits"}, "settings": {**settings(), "val_attack": hostile}},
+    )
     of = reported(tmp_path)
+    assert main(["report", str(tmp_path / "a"), "--no-figures", "--out", str(tmp_path / "r")]) == 0
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
     for told in (held_out_markdown(of.rows), held_out_section(of.rows)):
         assert "\x1b" not in told
     assert "<b>" not in held_out_section(of.rows)

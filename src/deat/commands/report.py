@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from rich.table import Table
 from tyro.conf import Positional, arg
 
+from deat.commands.bench_table import WIDTH
 from deat.commands.flags import MaybeText, MaybeWhole, Whole
 from deat.commands.probing import Lab, gallery, has_weights, sweep
 from deat.errors import CheckpointError, UsageError
@@ -39,9 +40,6 @@ from deat.report.tables import (
 )
 from deat.training.folder import REPORT_FILES, is_report
 from deat.writing import refuse_links, write_whole
-
-WIDTH = 160
-"""Columns of a table that is piped."""
 
 
 @dataclass(frozen=True)
@@ -218,9 +216,9 @@ def _show_held_out(rows: Sequence[Row]) -> None:
     if found := held_out(rows):
         shown = Table(title=f"{HEADING.lower()}, in percent", title_justify="left", box=None, pad_edge=False)
         for n, head in enumerate(heads(found)):
-            shown.add_column(head, justify="right" if n else "left")
+            shown.add_column(plain(head), justify="right" if n else "left")
         for one in found:
-            shown.add_row(plain(one.row), *cells(one, found))
+            shown.add_row(*map(plain, (one.row, *cells(one, found))))
         console.print(shown)
     if judging := to_evaluate(rows):
         console.print("\n".join([FILLS, *(f"  {plain(text)}" for text in judging)]))

@@ -3,6 +3,7 @@
 These figures stand apart: no column of the results has them, and nothing is ranked by them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -47,8 +48,8 @@ class HeldOut:
             tuple(run.seed for run, _ in runs),
             Spread(tuple(float(best.val_natural or 0) for _, best in runs)),
             Spread(tuple(float(best.val_robust or 0) for _, best in runs)),
-            str(record["settings"]["val_attack"]),
-            int(record["data"]["held_out"]),
+            str(record["settings"].get("val_attack")),
+            int(record["data"].get("held_out") or 0),
             tuple(best.epoch + 1 for _, best in runs),
             int(record["settings"]["epochs"]),
             Cost(spent, clock or None, any(run.concurrent_jobs > 1 for run, _ in runs)),
@@ -68,9 +69,13 @@ def held_out(rows: Sequence[Row]) -> list[HeldOut]:
     found = []
     for place, row in enumerate(rows):
         lacking = [run for run in row.runs if not run.numbers and run.status != "failed" and run.record]
-        if scored := [(run, best) for run in lacking if (best := best_of(run.history))]:
+        if scored := [(run, best) for run in lacking if (best := best_of(run.history)) and _is_finite(best)]:
             found.append(HeldOut.of(row, place, scored))
     return found
+
+
+def _is_finite(best: EpochStats) -> bool:
+    return all(math.isfinite(share or 0.0) for share in (best.val_natural, best.val_robust))
 
 
 def held_out_record(row: Row) -> dict[str, Any]:
