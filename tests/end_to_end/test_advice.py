@@ -77,11 +77,10 @@ def test_a_folder_that_is_taken_names_the_command_that_goes_on_with_it(capsys: p
 
 
 def test_a_folder_that_is_no_run_is_not_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("taken").mkdir()
-    assert main([*TRAIN[:-1], "taken"]) == 2
-    said = capsys.readouterr().err
-    assert "resume" not in said
-    assert "--overwrite" not in said
+    Path("empty").mkdir()
+    assert main([*TRAIN[:-1], "empty"]) == 2
+    assert "--resume auto" in capsys.readouterr().err
+    assert main([*TRAIN[:-1], "empty", "--resume", "auto"]) == 0
     Path("my run/notes.txt").write_text("mine")  # then it may go on, and may not be replaced
     assert main(TRAIN) == 2
     said = capsys.readouterr().err

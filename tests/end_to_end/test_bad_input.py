@@ -118,8 +118,11 @@ def test_nothing_is_decoded_for_a_command_that_is_refused(
 def test_an_existing_folder_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     assert main(["train", "--out", str(tmp_path / "mine")]) == 2
-    assert "--overwrite" in capsys.readouterr().err
+    assert "Choose another --out, or add --resume auto to begin in it." in capsys.readouterr().err
     assert list((tmp_path / "mine").iterdir()) == []
+    (tmp_path / "mine" / "thesis.docx").write_text("mine")
+    assert main(["train", "--out", str(tmp_path / "mine")]) == 2
+    assert capsys.readouterr().err.endswith("is no run of deat's. Choose another --out.\n")
 
 
 def test_a_folder_that_cannot_be_written_ends_before_training(

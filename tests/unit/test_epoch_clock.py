@@ -113,7 +113,7 @@ def test_a_run_ends_with_where_its_seconds_went(
     said = capsys.readouterr().out
     (line,) = [text for text in said.splitlines() if " s in all: " in text]
     names = [part.rsplit(" ", 1)[0] for part in line.split(" s in all: ")[1].split(", ")]
-    assert names == ["training", "validation", "watch", "saving", "scores", "natural training"]
+    assert names == ["training", "validation", "watch", "saving", "scores", "baseline"]
     assert "s of " in next(text for text in said.splitlines() if "epoch 1/1" in text)
     assert "other_seconds" in json.loads((tmp_path / "run/timing.jsonl").read_text())
     assert main(["resume", "run"]) == 0

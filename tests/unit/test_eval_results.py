@@ -159,6 +159,7 @@ SHAPE = {
     "per_class": {str: {str: ROW}},
     "flags": [{"name": str, "seen": str, "advice": str, "link": str}],
     "settings": SETTINGS,
+    "check_seconds": float,
     "attacks": [{"name": str, "correct": str, "invalid": int, "felled": {str: int}, **COST}],
     "labels": str,
     "classes": [str],

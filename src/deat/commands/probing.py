@@ -16,6 +16,7 @@ from deat.evaluation.judge import block_seed
 from deat.evaluation.ledger import fingerprint_model
 from deat.modes import evaluating
 from deat.numbers import level
+from deat.paths import tidy
 from deat.report.collect import OneRun, Row
 from deat.report.gallery import Gallery, Tile, pixels
 from deat.report.series import Figure, Line, Panel
@@ -69,7 +70,7 @@ def sweep(rows: Sequence[Row], images: int, lab: Lab) -> Figure:
             try:
                 lines.append(_swept(row.name, run.seed, load(run, lab), images))
             except (DeatError, OSError) as error:
-                lacking.append(f"{row.name}: {error}")
+                lacking.append(tidy(f"{row.name}: {error}"))
     name = "Accuracy by radius"
     if not lines:
         return Figure("sweep", name, missing="; ".join(lacking) or "an evaluated run")
@@ -82,7 +83,7 @@ def gallery(row: Row, count: int, lab: Lab) -> Gallery:
     try:
         model, part, threat = load(row.done[0], lab)
     except (DeatError, OSError) as error:
-        return Gallery(missing=str(error))
+        return Gallery(missing=tidy(str(error)))
     x, y = _first(model, part, count)
     how = attack(ATTACK)
     generator = torch.Generator(x.device).manual_seed(block_seed(0, how.name, 0))

@@ -186,6 +186,7 @@ class Session:
             write_summary(self.out / REPORT, record, self.scores, result.history, judging, seen, result.notes)
         except OSError as error:
             raise unwritable(self.out, error) from None
+        self.console.print(self.spent.line())
         self._show(result)
 
     def _resume(self, trainer: Trainer, folder: RunFolder, record: dict[str, Any]) -> bool:
@@ -227,7 +228,7 @@ class Session:
         trainer.obey(self.interruption)
         trainer.callbacks += display.following(trainer)
         result = trainer.fit()
-        self.spent.on("natural training")
+        self.spent.on("baseline")
         self._score("natural training", result, trainer.game.cost.backprops)
 
     def _score(self, name: str, result: Result, backprops: int) -> None:
@@ -273,8 +274,6 @@ class Session:
             self.console.print(plain(f"the watch saw {self.watch.summary()}"))
         for line in result.notes:
             self.console.print(line)
-        if self.spent.parts:
-            self.console.print(self.spent.line())
         self.console.print(f"everything is in {self.out}; report.md tells it whole")
 
     @contextmanager

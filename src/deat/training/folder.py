@@ -251,7 +251,8 @@ def taken(path: Path) -> UsageError:
     """The refusal of a folder that exists, with what can be done about the run that is in it."""
     record = _record(path)
     if record is None:
-        return UsageError(f"{str(path)!r} exists already, and is no run of deat's. Choose another --out.")
+        begun = ", or add --resume auto to begin in it" if is_unborn(path) else ""
+        return UsageError(f"{str(path)!r} exists already, and is no run of deat's. Choose another --out{begun}.")
     replaced = ", add --overwrite to replace that run" if is_run(path) else ""
     going_on = command("resume", path, record["request"])
     return UsageError(f"{str(path)!r} exists already. Choose another --out{replaced}, or go on with it: {going_on}")
