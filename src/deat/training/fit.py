@@ -5,7 +5,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
-from deat.checkpoint.lock import owned
 from deat.data import Augment, Corpus, Data, ImageSet, LazyImages, Source, as_source
 from deat.data.content import check_fits
 from deat.data.imageset import split_indices
 from deat.data.source import as_images, refuse_text
 from deat.data.statistics import measure
-from deat.errors import CheckpointError, DataError, Interrupted, UsageError, unknown
+from deat.errors import DataError, UsageError, unknown
 from deat.evaluation.question import check_model
 from deat.methods import Method
 from deat.methods import method as find_method
@@ -30,8 +28,7 @@ from deat.modes import device_of, evaluating
 from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
-from deat.training.advice import stopped_at
-from deat.training.checkpoints import Checkpoints
+from deat.training.kept import fit_kept, fit_unkept
 from deat.training.lines import EpochLines
 from deat.training.optimizers import OptimizerFactory
 from deat.training.remarks import odd_outputs
@@ -42,9 +39,6 @@ from deat.training.trainer import Callback, Trainer
 RADIUS = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
 OTHER_NAMES = {"learning_rate": "The learning rate is lr.", "eps": RADIUS, "epsilon": RADIUS, "norm": RADIUS}
 """What to use in place of a keyword that fit does not have, where its spelling does not tell."""
-AGAIN = "The same call goes on from there."
-UNKEPT = "nothing was saved, since fit was given no folder: with checkpoints='some/folder' the same call goes on"
-"""What is said to those who interrupt training, with a folder for its checkpoints and without."""
 
 
 def fit(
@@ -97,7 +91,7 @@ def fit(
         callbacks=[*callbacks, *lines],
         ranks=ranks,
     )
-    return _fit_unkept(trainer) if checkpoints is None else _fit_with_checkpoints(trainer, Path(checkpoints))
+    return fit_unkept(trainer) if checkpoints is None else fit_kept(trainer, Path(checkpoints))
 
 
 def _settings(given: dict[str, Any]) -> Settings:
@@ -108,35 +102,6 @@ def _settings(given: dict[str, Any]) -> Settings:
             accepted = known | inspect.signature(fit).parameters.keys() - {"settings"}
             raise unknown("keyword of fit", name, accepted, OTHER_NAMES.get(name, ""))
     return Settings(**given)
-
-
-def _fit_unkept(trainer: Trainer) -> Result:
-    """Train without a folder; who interrupts it is told what that costs, and what would have kept it."""
-    try:
-        return trainer.fit()
-    except Interrupted as error:
-        raise Interrupted(f"{error}{stopped_at(trainer)}; {UNKEPT}") from None
-    except KeyboardInterrupt as error:
-        error.add_note(f"interrupted{stopped_at(trainer)}; {UNKEPT}")
-        raise
-
-
-def _fit_with_checkpoints(trainer: Trainer, path: Path) -> Result:
-    with ExitStack() as stack, trainer.interruption.listening():
-        trainer.ranks.by_main(lambda: _own(path, stack))
-        Checkpoints(path).follow(trainer)
-        try:
-            return trainer.fit()
-        except Interrupted as error:
-            raise Interrupted(f"{error}{stopped_at(trainer)}; saved in {str(path)!r}. {AGAIN}") from None
-
-
-def _own(path: Path, stack: ExitStack) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot keep checkpoints in {str(path)!r}: {error.strerror}.") from None
-    stack.enter_context(owned(path))
 
 
 def make_trainer(

@@ -1,0 +1,45 @@
+"""Training that is kept in a folder or is not, and what whoever interrupts it is told."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from deat.checkpoint.lock import owned
+from deat.errors import CheckpointError, Interrupted
+from deat.training.advice import stopped_at
+from deat.training.checkpoints import Checkpoints
+from deat.training.result import Result
+from deat.training.trainer import Trainer
+
+AGAIN = "The same call goes on from there."
+UNKEPT = "nothing was saved, since fit was given no folder: with checkpoints='some/folder' the same call goes on"
+"""What is said to those who interrupt training, with a folder for its checkpoints and without."""
+
+
+def fit_unkept(trainer: Trainer) -> Result:
+    """Train without a folder; who interrupts it is told what that costs, and what would have kept it."""
+    try:
+        return trainer.fit()
+    except Interrupted as error:
+        raise Interrupted(f"{error}{stopped_at(trainer)}; {UNKEPT}") from None
+    except KeyboardInterrupt as error:
+        error.add_note(f"interrupted{stopped_at(trainer)}; {UNKEPT}")
+        raise
+
+
+def fit_kept(trainer: Trainer, path: Path) -> Result:
+    """Train with checkpoints in a folder, going on from those that are there; a signal saves first."""
+    with ExitStack() as stack, trainer.interruption.listening():
+        trainer.ranks.by_main(lambda: _own(path, stack))
+        Checkpoints(path).follow(trainer)
+        try:
+            return trainer.fit()
+        except Interrupted as error:
+            raise Interrupted(f"{error}{stopped_at(trainer)}; saved in {str(path)!r}. {AGAIN}") from None
+
+
+def _own(path: Path, stack: ExitStack) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot keep checkpoints in {str(path)!r}: {error.strerror}.") from None
+    stack.enter_context(owned(path))
