@@ -410,7 +410,7 @@ def test_a_page_on_runs_that_are_not_evaluated_shows_their_held_out_figures_and_
     window, tmp_path, width, scheme
 ):
     for name in ("m+deat", "pgd-7"):
-        make_run(tmp_path / name, name)
+        make_run(tmp_path / name, name, kept=3)
     assert main(["report", *(str(tmp_path / name) for name in ("m+deat", "pgd-7")), "--no-figures"]) == 0
     window.colours(scheme)
     window.size(width, 900)

@@ -5,8 +5,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from deat.evaluation.evaluation import AttackResult, Evaluation
 from deat.evaluation.sanity import Flag
+from deat.tensorfile import dump
 from deat.training.history import EpochStats, EpochTiming, append
 
 
@@ -24,8 +27,12 @@ def make_run(
     flags: tuple[Flag, ...] = (),
     classes: tuple[str, ...] = ("0", "1"),
     record: dict[str, Any] | None = None,
+    kept: int | None = None,
 ) -> Path:
-    """A run folder; `shares` are its accuracies by attack, or None for a run that is not evaluated."""
+    """A run folder; `shares` are its accuracies by attack, or None for a run that is not evaluated.
+
+    kept is the epoch, counted from 1, that it holds weights of as its best, if any.
+    """
     folder.mkdir(parents=True)
     about = {
         "request": {"data": "digits", "method": method, "model": "auto"},
@@ -42,6 +49,10 @@ def make_run(
     for epoch in range(epochs if finished is None else finished):
         append(folder / "history.jsonl", _epoch(epoch, epochs, cost, draw))
         append(folder / "timing.jsonl", EpochTiming(epoch, 1.5 * cost, 0.1, 400.0))
+    if kept is not None:
+        (folder / "best").mkdir()
+        note = json.dumps({"epoch": kept, "step": 0})
+        (folder / "best/model.safetensors").write_bytes(dump({"w": torch.zeros(1)}, note))
     if shares is not None:
         _evaluation(shares, images, flags, classes, draw).save(folder / "evaluation.json")
     return folder

@@ -4,10 +4,9 @@ import csv
 import io
 import json
 import math
-import random
 
 import pytest
-from torch import nn
+import torch
 
 from deat.cli import main
 from deat.commands.report import Report, as_json, tell
@@ -19,28 +18,8 @@ from deat.report.page import page
 from deat.report.sections import on_front, ranking, warnings_of
 from deat.report.series import trade_off
 from deat.report.tables import attacks_of, csv_table, markdown_table, sheet
-from deat.training.history import EpochStats
-from deat.training.result import Best, best_of
+from deat.tensorfile import dump
 from helpers.runs import make_bench, make_run, one_run
-
-
-def stats(epoch: int, natural: float | None, robust: float | None, k: int) -> EpochStats:
-    zeros = dict.fromkeys(("alpha", "level", "magnitude", "loss", "train_accuracy", "log10_lipschitz", "lr"), 0.0)
-    counts = dict.fromkeys(("examples", "skipped", "active", "backprops", "passes", "val_passes"), 0)
-    return EpochStats(epoch=epoch, k=k, threshold=None, val_natural=natural, val_robust=robust, **zeros, **counts)
-
-
-@pytest.mark.parametrize("k", [0, 3])
-def test_the_best_epoch_of_a_history_is_the_one_that_training_kept(k):
-    draw = random.Random(k)
-    for _ in range(300):
-        shares = [(draw.choice((0.1, 0.5, 0.9, math.nan)), draw.choice((0.1, 0.5, math.nan))) for _ in range(4)]
-        history, best = [stats(n, *pair, k) for n, pair in enumerate(shares)], Best(robust=k > 0)
-        for one in history:
-            best.offer(one, nn.Linear(1, 1))
-        assert best_of(history).epoch == best.snapshot.epoch, shares
-    assert best_of([stats(0, None, None, k)]) is None
-    assert best_of([]) is None
 
 
 @pytest.fixture
@@ -49,7 +28,7 @@ def mixed(tmp_path):
     make_run(tmp_path / "a", shares={"natural": 0.9, "pgd-20": 0.3}, cost=4)
     make_run(tmp_path / "b", "pgd-7", shares={"natural": 0.8, "pgd-20": 0.4}, cost=8)
     for seed in (0, 1):
-        make_run(tmp_path / f"c{seed}", "free-4", seed=seed, cost=2)
+        make_run(tmp_path / f"c{seed}", "free-4", seed=seed, cost=2, kept=2 + seed)
     return tmp_path
 
 
@@ -57,14 +36,14 @@ def reported(folder):
     return sheet(gather([str(path) for path in sorted(folder.iterdir())]), None)
 
 
-def test_held_out_figures_are_those_of_the_best_epochs_over_the_seeds(mixed):
+def test_held_out_figures_are_those_of_the_epochs_whose_weights_were_kept_as_the_best(mixed):
     of = reported(mixed)
     (one,) = held_out(of.rows)
-    best = [best_of(collect_run(mixed / name).history) for name in ("c0", "c1")]
+    best = [collect_run(mixed / f"c{seed}").history[1 + seed] for seed in (0, 1)]
     assert (one.row, one.seeds, one.attack, one.images, one.asked) == ("free-4", (0, 1), "pgd-20", 64, 4)
     assert one.natural.values == tuple(b.val_natural for b in best)
     assert one.robust.values == tuple(b.val_robust for b in best)
-    assert one.epochs == tuple(b.epoch + 1 for b in best)
+    assert one.epochs == (2, 3)
     shown = cells(one, [one])
     assert shown[1] == f"{100 * one.robust.mean:.2f} ± {100 * one.robust.sd:.2f}"
     assert heads([one])[:3] == ["row", "held-out natural", "held-out PGD-20"]
@@ -119,7 +98,7 @@ def test_runs_are_to_be_evaluated_by_the_attacks_and_on_the_images_of_those_that
 
 
 def test_a_network_of_ones_own_is_named_in_the_command_and_a_folder_s_spaces_are_quoted(tmp_path):
-    make_run(tmp_path / "my run", record={"request": {"model": "my_net.py:Net", "data": "digits"}})
+    make_run(tmp_path / "my run", kept=4, record={"request": {"model": "my_net.py:Net", "data": "digits"}})
     (told,) = to_evaluate(reported(tmp_path).rows)
     assert told == f"deat evaluate '{tmp_path / 'my run'}' --model my_net.py:Net"
 
@@ -127,8 +106,8 @@ def test_a_network_of_ones_own_is_named_in_the_command_and_a_folder_s_spaces_are
 def test_where_nothing_is_evaluated_no_table_of_dashes_is_shown_and_what_is_unfinished_is_said(tmp_path):
     from deat.commands.report import _markdown
 
-    make_run(tmp_path / "a")
-    make_run(tmp_path / "b", "pgd-7", finished=2, record={"settings": {**settings(), "val_attack": "fgsm"}})
+    make_run(tmp_path / "a", kept=4)
+    make_run(tmp_path / "b", "pgd-7", finished=2, kept=1, record={"settings": {**settings(), "val_attack": "fgsm"}})
     of = reported(tmp_path)
     story = tell(of.subject, Report((str(tmp_path),), gallery=0, no_figures=True))
     text, whole = _markdown(story), page(story)
@@ -138,7 +117,7 @@ def test_where_nothing_is_evaluated_no_table_of_dashes_is_shown_and_what_is_unfi
     found = held_out(of.rows)
     assert heads(found)[2] == "held-out under attack"
     assert cells(found[1], found)[1].endswith(" (FGSM)")
-    assert cells(found[1], found)[2].endswith(" of 4")
+    assert cells(found[1], found)[2] == "1 of 4"
     assert to_evaluate(of.rows) == [f"deat evaluate {tmp_path / 'a'}"]  # the other one goes on first
 
 
@@ -147,8 +126,8 @@ def settings():
 
 
 def test_runs_that_failed_or_were_not_validated_have_no_held_out_figures(tmp_path):
-    make_run(tmp_path / "failed")
-    make_run(tmp_path / "blind", "pgd-7")
+    make_run(tmp_path / "failed", kept=4)
+    make_run(tmp_path / "blind", "pgd-7", kept=2)
     lines = (tmp_path / "blind/history.jsonl").read_text().splitlines()
     blind = [json.dumps({**json.loads(line), "val_natural": None, "val_robust": None}) for line in lines]
     blind[1] = json.dumps({**json.loads(lines[1]), "val_natural": math.nan, "val_robust": math.nan})
@@ -166,6 +145,7 @@ def test_a_hostile_name_in_a_record_is_harmless(tmp_path, capsys):
     hostile = "<b>`|\x1b[31m\nx.py:Net"
     make_run(
         tmp_path / "a",
+        kept=4,
         record={"request": {"model": hostile, "data": "digits"}, "settings": {**settings(), "val_attack": hostile}},
     )
     of = reported(tmp_path)
@@ -176,3 +156,10 @@ def test_a_hostile_name_in_a_record_is_harmless(tmp_path, capsys):
         assert "\x1b" not in told
     assert "<b>" not in held_out_section(of.rows)
     assert held_out_markdown(of.rows).count("```") == 2
+
+
+@pytest.mark.parametrize("note", [None, "", "x", "[]", "{}", '{"epoch": 9}', '{"epoch": null}'])
+def test_a_run_whose_best_weights_name_none_of_its_epochs_has_no_held_out_figures(tmp_path, note):
+    folder = make_run(tmp_path / "a", kept=4)
+    (folder / "best/model.safetensors").write_bytes(dump({"w": torch.zeros(1)}, note))
+    assert held_out(reported(tmp_path).rows) == []

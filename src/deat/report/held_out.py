@@ -3,6 +3,7 @@
 These figures stand apart: no column of the results has them, and nothing is ranked by them.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,9 +14,10 @@ from deat.paths import tidy
 from deat.report.cells import Cost
 from deat.report.collect import OneRun, Row, Spread
 from deat.report.gather import UNEVALUATED
+from deat.tensorfile import note_of
 from deat.training.advice import command
+from deat.training.folder import WEIGHTS
 from deat.training.history import EpochStats
-from deat.training.result import best_of
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,23 @@ def held_out(rows: Sequence[Row]) -> list[HeldOut]:
     found = []
     for place, row in enumerate(rows):
         lacking = [run for run in row.runs if not run.numbers and run.status != "failed" and run.record]
-        if scored := [(run, best) for run in lacking if (best := best_of(run.history)) and _is_finite(best)]:
+        if scored := [(run, best) for run in lacking if (best := kept(run)) and _is_finite(best)]:
             found.append(HeldOut.of(row, place, scored))
     return found
 
 
+def kept(run: OneRun) -> EpochStats | None:
+    """The epoch whose weights a run kept as its best, which its file of them names."""
+    try:
+        number = json.loads(note_of(run.path / "best" / WEIGHTS) or "")["epoch"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return next((stats for stats in run.history if stats.epoch + 1 == number), None)
+
+
 def _is_finite(best: EpochStats) -> bool:
-    return all(math.isfinite(share or 0.0) for share in (best.val_natural, best.val_robust))
+    """Whether an epoch was validated, and what was found is a number."""
+    return all(share is not None and math.isfinite(share) for share in (best.val_natural, best.val_robust))
 
 
 def held_out_record(row: Row) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def beforehand(trainer: "Trainer") -> list[str]:
     return [
         f"only {n} images are held out to choose the best epoch: each is worth {100 / n:.1f} points, and epochs less "
         f"than about {told_apart:.0f} points apart cannot be told apart. Hold out more (--held-out), or judge the last "
-        "epoch too (deat evaluate --epoch last)."
+        "epoch too (--epoch last of deat evaluate)."
     ]
 
 

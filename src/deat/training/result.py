@@ -81,12 +81,5 @@ class Best:
         return (able, _number(robust), _number(natural)) if self.robust else (able, _number(natural), epoch)
 
 
-def best_of(history: Sequence[EpochStats]) -> EpochStats | None:
-    """The epoch of a history that is kept as the best; None where none was validated."""
-    rule = Best(robust=any(stats.k for stats in history))
-    scored = [stats for stats in history if stats.val_robust is not None]
-    return max(scored, key=lambda s: rule._score(s.epoch, s.val_robust, s.val_natural, None), default=None)
-
-
 def _number(value: float | None) -> float:
     return -math.inf if value is None or math.isnan(value) else value
