@@ -15,6 +15,7 @@ from deat.errors import Interrupted
 from deat.game.round import Round
 from deat.methods import names
 from deat.training.checkpoints import Checkpoints
+from deat.training.history import EpochTiming
 from deat.training.optimizers import DeviceSGD, OptimizerFactory
 from deat.training.sameness import reasons_against_exactness
 from deat.training.trainer import Trainer
@@ -103,9 +104,20 @@ def test_recorded_moves_equal_eager_ones_bit_for_bit(method: str) -> None:
     assert all(torch.equal(eager[name], graph[name]) for name in eager)
 
 
+class Clocked:
+    """A callback that keeps every epoch's clock."""
+
+    def __init__(self, kept: list[EpochTiming]) -> None:
+        self.kept = kept
+
+    def on_epoch(self, trainer: deat.Trainer, stats: deat.EpochStats, timing: EpochTiming) -> None:
+        self.kept.append(timing)
+
+
 def test_recordings_do_not_grow_while_k_and_momentum_change() -> None:
     trainer = make_trainer("deat-1", "bf16", epochs=4, engine="graph")
-    counts, ks = [], []
+    counts, ks, clocks = [], [], list[EpochTiming]()
+    trainer.callbacks.append(Clocked(clocks))
     momentum, momenta, close = trainer.optimizer.param_groups[0]["momentum"], [], trainer.game.close
 
     def note(r: Round) -> None:
@@ -119,6 +131,7 @@ def test_recordings_do_not_grow_while_k_and_momentum_change() -> None:
             counts.append(len(trainer.game.runner.recorder or ()))
     assert ks == [0, 1, 2, 3]
     assert counts[1] == counts[2] == counts[3] > 0
+    assert clocks[0].train_seconds > clocks[0].warm_up_seconds > 0 == clocks[3].warm_up_seconds
     assert momenta == pytest.approx([trainer.steering.rate.at(step, 12)[1] for step in range(12)])
     assert min(momenta) < 0.82 < 0.88 < min(momenta[0], momenta[-1]), "it goes down and comes back"
 

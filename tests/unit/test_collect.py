@@ -85,6 +85,29 @@ def test_a_single_seed_has_no_standard_deviation_and_an_open_run_no_numbers(tmp_
     assert collect(tmp_path).columns == ["natural", "pgd-20", "worst", "backprops", "per_batch", "minutes"]
 
 
+def test_warm_up_is_no_training_time(tmp_path):
+    write_run(tmp_path / "run", 0, (10, 8))
+    append(tmp_path / "run" / "timing.jsonl", EpochTiming(2, 30.0, 5.0, 1.0, warm_up_seconds=24.0))
+    found = collect_run(tmp_path / "run")
+    assert (found.seconds, found.warm_up) == (66.0, 24.0)
+
+
+def test_minutes_are_those_of_the_seeds_that_ran_alone_where_some_did(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path / f"a/seed-{seed}", seed, (10, 8))
+        append(tmp_path / f"a/seed-{seed}" / "timing.jsonl", EpochTiming(2, 60.0 * seed, 0.0, 1.0))
+    runs = [
+        {"seed": seed, "folder": f"a/seed-{seed}", "status": "done", "concurrent_jobs": jobs}
+        for seed, jobs in enumerate((1, 1, 4))
+    ]
+    write_bench(tmp_path, [("a", None, runs)])
+    (row,) = collect(tmp_path).rows
+    assert (row.minutes, row.crowded) == (1.5, False)
+    write_bench(tmp_path, [("a", None, [{**run, "concurrent_jobs": 2} for run in runs])])
+    (row,) = collect(tmp_path).rows
+    assert (row.minutes, row.crowded) == (2.0, True)
+
+
 def test_a_torn_last_line_of_the_clock_is_dropped(tmp_path):
     write_run(tmp_path / "run", 0, (10, 8))
     with (tmp_path / "run" / "timing.jsonl").open("a") as file:

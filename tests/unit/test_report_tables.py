@@ -29,6 +29,7 @@ from deat.report.series import Line, Panel, alpha_gamma, backprops, figures, tab
 from deat.report.settings import differing, flat, setting
 from deat.report.summary import Score
 from deat.report.tables import claims_table, csv_table, markdown_table, notes, remarks, saving, scores_tables, sheet
+from deat.training.history import EpochTiming, append
 from helpers.eyes import EYES, distance
 from helpers.runs import make_bench, make_run, one_run
 
@@ -196,6 +197,16 @@ def test_failed_and_waiting_runs_stand_in_the_table_with_the_reason(tmp_path):
     (row,) = gather([str(bench)]).rows
     assert troubles(row) == ["seed 1: the loss became NaN", "seed 2: not run yet"]
     assert "1 of 3" in markdown_table(sheet(gather([str(bench)]), None))
+
+
+def test_a_table_says_that_warm_up_is_not_in_its_minutes_where_there_was_some(tmp_path):
+    make_run(tmp_path / "a", shares={"natural": 0.9})
+    of = sheet(gather([str(tmp_path / "a")]), None)
+    assert not [note for note in notes(of) if "warm-up" in note]
+    append(tmp_path / "a" / "timing.jsonl", EpochTiming(9, 30.0, 0.0, 1.0, warm_up_seconds=11.6))
+    of = sheet(gather([str(tmp_path / "a")]), None)
+    for text in (markdown_table(of), latex_table(of)):
+        assert "Minutes are without warm-up, in which moves are compiled and recorded: up to 12 s a run." in text
 
 
 def test_minutes_of_a_crowded_machine_and_flagged_rows_are_marked(tmp_path):

@@ -88,5 +88,5 @@ def _count(found: Spread | None) -> str:
 
 
 def _time(row: Row) -> str:
-    found = row.spread("minutes")
-    return "" if found is None else clock(60 * found.mean) + ("*" if row.crowded else "")
+    found = row.minutes
+    return "" if found is None else clock(60 * found) + ("*" if row.crowded else "")

@@ -5,6 +5,7 @@ k, alpha, level, learning rate and momentum are device values or loop bounds, so
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -17,10 +18,13 @@ WARM_UP = 3
 
 
 class Recorder:
-    """Plays moves as recorded graphs. `state` yields every tensor that a move may change."""
+    """Plays moves as recorded graphs. `state` yields every tensor that a move may change.
+
+    seconds went into warming up, compiling and recording.
+    """
 
     def __init__(self, state: Callable[[], Iterable[Tensor]]) -> None:
-        self.state = state
+        self.state, self.seconds = state, 0.0
         self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, Round]] = {}
 
     def play(self, name: str, move: Move, r: Round) -> None:
@@ -47,12 +51,14 @@ class Recorder:
         return len(self._graphs)
 
     def _record(self, move: Move, r: Round) -> torch.cuda.CUDAGraph:
+        started = perf_counter()
         with self._untouched(r):
             for _ in range(WARM_UP):
                 move(r)
         graph = torch.cuda.CUDAGraph()
         with recording(graph, r.x.device):
             move(r)
+        self.seconds += perf_counter() - started
         return graph
 
     @contextmanager

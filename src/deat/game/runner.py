@@ -81,6 +81,13 @@ class Runner:
         self.whole = 0
         self._learning, self._follows = self._who_learns(), False
 
+    def warm_up(self) -> float:
+        """The seconds that compiling and recording took since this was asked last."""
+        if self.recorder is None:
+            return 0.0
+        seconds, self.recorder.seconds = self.recorder.seconds, 0.0
+        return seconds
+
     def open(self, r: Round) -> bool:
         """A round begins; whether layers were frozen since, or steps are watched, which nothing made before knows."""
         anew = self._learning != (learning := self._who_learns()) or (self._follows and self._is_watched())

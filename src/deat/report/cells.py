@@ -121,8 +121,7 @@ def cost(row: Row) -> Cost | None:
     spent = row.spread("backprops")
     if spent is None:
         return None
-    clocks = [run.seconds / 60 for run in row.done if run.seconds > 0]
-    return Cost(spent.mean, sum(clocks) / len(clocks) if clocks else None, row.crowded)
+    return Cost(spent.mean, row.minutes, row.crowded)
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[bool]:

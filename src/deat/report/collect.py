@@ -57,6 +57,7 @@ class OneRun:
     record: dict[str, Any] | None = None
     history: list[EpochStats] = field(default_factory=list)
     seconds: float = 0.0
+    warm_up: float = 0.0
     evaluation: Evaluation | None = None
     beside: dict[str, Evaluation] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
@@ -136,8 +137,14 @@ class Row:
 
     @property
     def crowded(self) -> bool:
-        """Whether some of its times were taken while other jobs ran, so that they say little."""
-        return any(run.concurrent_jobs > 1 for run in self.done)
+        """Whether all of its times were taken while other jobs ran, so that they say little."""
+        return bool(self.done) and all(run.concurrent_jobs > 1 for run in self.done)
+
+    @property
+    def minutes(self) -> float | None:
+        """The mean over seeds, over those that ran alone where some did; None where no clock was kept."""
+        clocks = [run for run in self.done if run.seconds > 0 and (self.crowded or run.concurrent_jobs == 1)]
+        return sum(run.seconds for run in clocks) / len(clocks) / 60 if clocks else None
 
     @property
     def why(self) -> str | None:
@@ -209,13 +216,15 @@ def _collect_run(path: Path, seed: int | None, about: dict[str, Any]) -> OneRun:
     record = _json(path / RUN) if (path / RUN).is_file() else None
     own = _seed(record) if (path / RUN).is_file() else 0
     main = load_evaluation(path / EVALUATION) if (path / EVALUATION).is_file() else None
+    seconds, warm_up = _train_seconds(path / TIMING)
     beside = {key: load_evaluation(path / name) for key, name in BESIDE.items() if (path / name).is_file()}
     return OneRun(
         own if seed is None else seed,
         path,
         record=record,
         history=read(path / HISTORY),
-        seconds=_train_seconds(path / TIMING),
+        seconds=seconds,
+        warm_up=warm_up,
         evaluation=main,
         beside=beside,
         scores=[Score(**score) for score in _json(path / SCORES)] if (path / SCORES).is_file() else [],
@@ -243,9 +252,11 @@ def _row(path: Path, row: dict[str, Any]) -> Row:
     return Row(row["name"], row["method"], row["model"], runs, paper.get("table"), paper.get("row"))
 
 
-def _train_seconds(path: Path) -> float:
-    """The clock of training alone."""
-    return sum((float(json.loads(line)["train_seconds"]) for line in whole_lines(path)), 0.0)
+def _train_seconds(path: Path) -> tuple[float, float]:
+    """The clock of training alone, and of the warm-up that is not in it, which older runs did not keep apart."""
+    lines = [json.loads(line) for line in whole_lines(path)]
+    warm_up = sum((float(line.get("warm_up_seconds", 0.0)) for line in lines), 0.0)
+    return sum((float(line["train_seconds"]) for line in lines), 0.0) - warm_up, warm_up
 
 
 def _json(path: Path) -> Any:

@@ -23,6 +23,7 @@ from deat.report.tables import (
     paper_cost,
     source,
     tested,
+    warmed_up,
     whole,
 )
 
@@ -60,7 +61,15 @@ def latex_table(of: Sheet) -> str:
 def _told(of: Sheet) -> list[str]:
     """What a caption must say."""
     spread = SPREAD.format(rest=INTERVALS.format(where="below them"))
-    return [spread, *coverage(of.rows), *source(of.rows), *tested(of), *marks(of), *of.subject.notes]
+    return [
+        spread,
+        *coverage(of.rows),
+        *warmed_up(of.rows),
+        *source(of.rows),
+        *tested(of),
+        *marks(of),
+        *of.subject.notes,
+    ]
 
 
 def _against(of: Sheet) -> list[str]:

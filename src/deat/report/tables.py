@@ -175,8 +175,16 @@ def chance(found: Versus) -> str:
 
 def notes(of: Sheet, where: str = "in brackets") -> list[str]:
     """What a reader of the table must know; `where` is where the intervals stand in it."""
-    covered = [*coverage(of.rows), *source(of.rows)]
+    covered = [*coverage(of.rows), *warmed_up(of.rows), *source(of.rows)]
     return [SPREAD.format(rest=INTERVALS.format(where=where)), *covered, *tested(of), *marks(of), *of.subject.notes]
+
+
+def warmed_up(rows: Sequence[Row]) -> list[str]:
+    """What is not in the minutes."""
+    found = [run.warm_up for row in rows for run in row.done if run.warm_up]
+    if not found:
+        return []
+    return [f"Minutes are without warm-up, in which moves are compiled and recorded: up to {max(found):.0f} s a run."]
 
 
 def tested(of: Sheet) -> list[str]:

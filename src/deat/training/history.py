@@ -1,7 +1,7 @@
 """What each epoch leaves: a record that is a pure function of configuration and seed, and its clock apart."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -42,7 +42,8 @@ class EpochTiming:
     """One line of timing.jsonl.
 
     other_seconds went by between the epoch before, or the beginning, and this one: what callbacks such as the watch
-    took, the records and the checkpoint. Older runs do not have it.
+    took, the records and the checkpoint. warm_up_seconds are those of train_seconds in which moves were compiled and
+    recorded on a GPU. Older runs have neither.
     """
 
     epoch: int
@@ -50,11 +51,13 @@ class EpochTiming:
     val_seconds: float
     images_per_second: float
     other_seconds: float = 0.0
+    warm_up_seconds: float = 0.0
 
     @classmethod
-    def of(cls, epoch: int, images: int, before: float, started: float, played: float, done: float) -> "EpochTiming":
+    def of(cls, epoch: int, images: int, clock: Sequence[float], warm_up: float = 0.0) -> "EpochTiming":
         """An epoch's clock: the one before was done, this one started, was played to its last batch, and is done."""
-        return cls(epoch, played - started, done - played, images / (played - started), started - before)
+        before, started, played, done = clock
+        return cls(epoch, played - started, done - played, images / (played - started), started - before, warm_up)
 
     @property
     def seconds(self) -> float:

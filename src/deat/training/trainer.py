@@ -192,12 +192,12 @@ class Trainer:
         record = self.play_epoch(budget)
         played = perf_counter()
         stats = self._stats(budget, record)
-        before, self._done = self._done, perf_counter()
-        timing = EpochTiming.of(self.epoch, record.examples, before, started, played, self._done)
+        clock = self._done, started, played, (done := perf_counter())
+        timing = EpochTiming.of(self.epoch, record.examples, clock, self.game.runner.warm_up())
         self.state = self.schedule.observe(self.state, record)
         self.history.append(stats)
         self.best.offer(stats, self.model, self.validator.chance if self.validator else None)
-        self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
+        self.epoch, self.step, self._done, self.seconds = self.epoch + 1, 0, done, self.seconds + timing.train_seconds
         self.pace.look(self, timing)
         for callback in self.callbacks:
             callback.on_epoch(self, stats, timing)
