@@ -275,14 +275,21 @@ def test_watching_changes_nothing_in_a_healthy_training():
     assert watch.summary() is None
 
 
-def test_warning_is_visible_and_training_goes_on():
+@pytest.mark.parametrize(
+    ("sees", "kind", "cure"),
+    [(False, "catastrophic overfitting", "--alpha"), (True, "a collapse of the whole network", "--lr")],
+)
+def test_warning_is_visible_and_training_goes_on(sees, kind, cure):
     watch = OverfitWatch(held(), THREAT)
     trainer = sabotage(trainer_with(watch), 4)
+    if not sees:
+        watch._accuracies = lambda trainer, read=watch._accuracies: (1.0, read(trainer)[1])
     with pytest.warns(RuntimeWarning) as seen:
         result = trainer.fit()
-    assert "catastrophic overfitting in epoch 5: pgd-10 accuracy fell from 100.0%" in str(seen[0].message)
+    assert f"{kind} in epoch 5: pgd-10 accuracy fell from 100.0%" in str(seen[0].message)
+    assert watch.summary().startswith(f"{kind} in epoch 5 (warn)")
     assert f"fgsm accuracy at {watch.events[4].single:.1%}" in str(seen[0].message)
-    assert all(flag in str(seen[0].message) for flag in ("--alpha", "--watch stop", "--watch rollback"))
+    assert all(flag in str(seen[0].message) for flag in (cure, "--watch stop", "--watch rollback"))
     assert [stats.epoch for stats in result.history] == list(range(8))
     assert (watch.fired[0].epoch, watch.fired[0].action) == (4, "warn")
     assert watch.events[3].reason is None
@@ -420,7 +427,9 @@ def test_rollbacks_end_in_a_stop():
     assert [event.action for event in watch.fired] == ["rollback", "rollback", "stop"]
     assert trainer.schedule.alpha == pytest.approx(0.0625 / 16)
     assert [stats.epoch for stats in result.history] == [0, 1, 2, 3]
-    assert watch.summary().startswith("catastrophic overfitting in epoch 5 (rollback), 5 (rollback), 5 (stop); first: ")
+    assert watch.summary().startswith(
+        "a collapse of the whole network in epoch 5 (rollback), 5 (rollback), 5 (stop); first: "
+    )
 
 
 def test_last_epoch_can_be_rolled_back():

@@ -32,6 +32,11 @@ from deat.training.validation import chance_of
 
 SINGLE, SEVERAL = "fgsm", "pgd-10"
 ACTIONS = ("warn", "stop", "rollback")
+OVERFITTING, COLLAPSE = "catastrophic overfitting", "a collapse of the whole network"
+CURES = {
+    OVERFITTING: "Take smaller steps (alpha, --alpha), or more of them",
+    COLLAPSE: "A single step sees it too, so it is no overfitting to one: take a smaller learning rate (lr, --lr)",
+}
 NOTED = "note"
 """What is done about a leap of l_X that the accuracies do not bear out."""
 MOST = 256
@@ -165,7 +170,7 @@ class OverfitWatch:
         if first:
             self.say(f"{suspicion} in epoch {stats.epoch + 1}. {_calm(event)}")
         if reason:
-            self.say(f"catastrophic overfitting in epoch {stats.epoch + 1}: {reason}. {self._act(trainer, event)}")
+            self.say(f"{self._kind(event)} in epoch {stats.epoch + 1}: {reason}. {self._act(trainer, event)}")
         elif self.action != "warn" and healthy is self._standing[-1]:
             self._healthy = _copied(trainer.state_dict())
 
@@ -192,7 +197,11 @@ class OverfitWatch:
         if not fired:
             return None
         where = ", ".join(f"{event.epoch + 1} ({event.action})" for event in fired)
-        return f"catastrophic overfitting in epoch {where}; first: {fired[0].reason}"
+        return f"{self._kind(fired[0])} in epoch {where}; first: {fired[0].reason}"
+
+    def _kind(self, event: EpochWatch) -> str:
+        """What a collapse is called: one that a single step sees too is no overfitting to it."""
+        return OVERFITTING if event.gap > self.rule.gap else COLLAPSE
 
     def _next_action(self) -> str:
         exhausted = sum(event.action == "rollback" for event in self.events) >= self.rollbacks
@@ -201,10 +210,8 @@ class OverfitWatch:
     def _act(self, trainer: Trainer, event: EpochWatch) -> str:
         """Do what the event says; what was done, in words."""
         if event.action == "warn":
-            return (
-                "Take smaller steps (alpha, --alpha), or more of them; the watch can also stop or roll back "
-                "(action, --watch stop or --watch rollback)."
-            )
+            also = "the watch can also stop or roll back (action, --watch stop or --watch rollback)."
+            return f"{CURES[self._kind(event)]}; {also}"
         trainer.rewind(self._healthy)
         self._standing = [held for held in self._standing if held.epoch < trainer.epoch]
         if event.action == "stop":
