@@ -40,6 +40,7 @@ STEPS = {"pgd-7": 7, "m+deat": 2, "trades": 10, "m+mart": 2, "fat-5": 5, "yopo-5
 """The k that a cell plays with; for methods whose k changes, one they spend most of a run at."""
 SIDES = {"preact_resnet18": 32, "wide_resnet34_10": 32, "densenet121_12": 32, "resnet50": 224}
 FIRST = ("normalize", "net.conv1")
+"""What a network does to images up to its first layer's output."""
 PLAIN: dict[str, tuple[Callable[[Script], None], int]] = {
     "pgd-7": (pgd_epoch, 3 * 8),
     "m+deat": (partial(free_epoch, replays=3), 3 * 3),
