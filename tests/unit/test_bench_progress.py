@@ -8,7 +8,9 @@ import pytest
 from deat import recipes
 from deat.bench.grid import Grid, cells_of
 from deat.bench.progress import Progress
+from deat.evaluation.evaluator import evaluate
 from deat.recipes.recipe import Judging
+from helpers.eval_nets import digits, tiny
 from helpers.runs import make_run
 
 QUICK = recipes.recipe("quick")
@@ -41,6 +43,19 @@ def test_a_running_cell_counts_by_its_epochs(grid):
     assert "-:--" not in line
 
 
+def judged_until(count, ledger):
+    """Have so many rulings on a first block written down: natural, PGD-20, and AutoAttack's four parts."""
+
+    def stop(pace):
+        if pace.done == count:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(
+            tiny(), digits(4), threat="linf:0.5", attacks="natural,pgd-20,aa", block=2, ledger=ledger, progress=stop
+        )
+
+
 def test_judging_counts_by_its_rulings_and_autoattack_for_most_of_it(tmp_path):
     rows = [replace(row, judging=Judging(("natural", "pgd-20", "aa"), "last")) for row in QUICK.table(["pgd-7"])]
     (cell,) = cells = cells_of(rows, (0,), None, None)
@@ -51,10 +66,10 @@ def test_judging_counts_by_its_rulings_and_autoattack_for_most_of_it(tmp_path):
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(record | {"data": {**record["data"], "train": 4000}}))  # two blocks
     parts = []
-    for lines in ([], ["natural", "pgd-20"], ["natural", "pgd-20", "aa"]):
-        (folder / ".evaluation-rulings.jsonl").write_text("".join(json.dumps({"attack": n}) + "\n" for n in lines))
+    for count in (0, 2, 5, 6):
+        judged_until(count, folder / ".evaluation-rulings.jsonl")
         parts.append(progress._made(cell, {"status": "running"}) / progress.weights[cell.folder])
-    assert parts[0] < parts[1] < 0.3 < 0.5 < parts[2] < 0.7
+    assert parts[0] < parts[1] < 0.3 < parts[2] < 0.45 < 0.5 < parts[3] < 0.7
     (folder / "evaluation.json").touch()
     assert progress._made(cell, {"status": "running"}) == pytest.approx(progress.weights[cell.folder])
 

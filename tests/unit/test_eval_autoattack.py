@@ -141,6 +141,35 @@ def test_the_record_says_how_many_images_each_part_felled(tmp_path):
 
 
 @pytest.mark.usefixtures("_small_budget")
+@pytest.mark.parametrize("cascade", [False, True])
+@pytest.mark.parametrize("left", range(1, 8))
+def test_an_interruption_costs_one_part_of_one_block(left, cascade, tmp_path, monkeypatch):
+    net, data, begun = tiny(), digits(12), []
+    options = {"threat": deat.Linf(0.1), "attacks": ["natural", "pgd-1", "aa"], "block": 6, "sanity": False}
+    whole = evaluate(net, data, cascade=cascade, **options)
+    real = autoattack._reference
+
+    def reference(model, x, y, threat, part, seed):
+        begun.append(part)
+        if len(begun) == left + 1:
+            raise KeyboardInterrupt
+        return real(model, x, y, threat, part, seed)
+
+    monkeypatch.setattr(autoattack, "_reference", reference)
+    ledger = tmp_path / "rulings.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(net, data, cascade=cascade, ledger=ledger, **options)
+    found = evaluate(net, data, cascade=cascade, ledger=ledger, **options)
+    parts = [*PARTS, *PARTS]
+    assert begun == [*parts[: left + 1], *parts[left:]]
+    assert found.verdicts == whole.verdicts
+    assert [(r.felled, r.forwards, r.backwards, r.invalid) for r in found.results] == [
+        (r.felled, r.forwards, r.backwards, r.invalid) for r in whole.results
+    ]
+    assert sum(whole.verdicts["aa"]) > 2
+
+
+@pytest.mark.usefixtures("_small_budget")
 def test_a_network_that_only_square_breaks_is_flagged_by_aa_alone():
     found = evaluate(quantised(tiny()), digits(40), threat=deat.Linf(0.25), attacks=["aa"], sanity=False)
     assert found.results[0].felled["square"] > 2

@@ -59,8 +59,8 @@ def rulings(monkeypatch):
     """(attack, block) of every ruling that is made."""
     made, real = [], Judge.rule
 
-    def rule(self, attacker, x, y, block, alive=None):
-        ruling = real(self, attacker, x, y, block, alive)
+    def rule(self, attacker, x, y, block, *rest):
+        ruling = real(self, attacker, x, y, block, *rest)
         made.append((attacker.name, block))
         return ruling
 

@@ -11,6 +11,7 @@ from typing import Any
 from rich.text import Text
 
 from deat.bench.grid import Cell, Grid
+from deat.evaluation.ledger import written
 from deat.live import bar
 from deat.numbers import clock
 from deat.recipes.recipe import TEST, Round
@@ -89,16 +90,9 @@ def _judged(cell: Cell, asked: Round, out: Path, images: float) -> float:
     """How much of a round's weight is behind it: all, or as much as its ledger has rulings for."""
     if out.is_file():
         return asked.weight
-    ledger = ledger_of(out)
-    held = ledger.read_bytes() if ledger.is_file() else b""
     blocks = max(1.0, (asked.n or images) / cell.row.judging.block)
-    made = sum(replace(asked, attacks=(name,)).weight * held.count(_entry(name)) for name in asked.attacks)
-    return min(NEARLY * asked.weight, made / blocks)
-
-
-def _entry(attack: str) -> bytes:
-    """How a ledger's line names an attack."""
-    return b'"attack": ' + json.dumps(attack).encode()
+    stages = [stage for attack, stage in written(ledger_of(out)) if attack in asked.attacks]
+    return min(NEARLY * asked.weight, sum(replace(asked, attacks=(stage,)).weight for stage in stages) / blocks)
 
 
 def _found(run: OneRun) -> str:

@@ -14,7 +14,7 @@ from deat.data import Data, Source, as_source
 from deat.data.content import check_images
 from deat.errors import DataError
 from deat.evaluation.evaluation import Evaluation
-from deat.evaluation.judge import Attacker, Judge
+from deat.evaluation.judge import Attacker, Judge, stages_of
 from deat.evaluation.ledger import Ledger, answers, fingerprint, fingerprint_code, fingerprint_model
 from deat.evaluation.lines import PaceLines
 from deat.evaluation.named import attackers, describe, passes
@@ -135,7 +135,7 @@ class Session:
     def _pace(self, images: int, checked: int) -> Pace:
         """The work ahead: attacks on all images, and checks of a few."""
         attacks = self.asked.attacks
-        total = -(-images // self.asked.block) * len(attacks)
+        total = -(-images // self.asked.block) * sum(len(stages_of(how)) for how in attacks)
         checks = checked * passes_after(attacks) if self.asked.threat.eps else 0
         return Pace(attacks, images, total, lambda: self.judge.counted()[0], checks=checks)
 

@@ -1,5 +1,6 @@
 """The judge distrusts everyone: every adversarial example is verified and classified again, apart from its attack."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
@@ -34,9 +35,9 @@ class Attacker(Protocol):
 
 @dataclass(frozen=True)
 class Ruling:
-    """What an attack left of one block: which images are still correct, and what it took to find out.
+    """What an attack, or a stage of one, left of a block: which images are still correct, and what it took to find out.
 
-    felled counts, for an attack of several stages, whom each of them fooled.
+    felled counts whom each stage fooled, for an attack of several.
     """
 
     correct: list[bool]
@@ -45,6 +46,20 @@ class Ruling:
     forwards: int
     backwards: int
     felled: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, stages: "Sequence[Ruling]") -> "Ruling":
+        """An attack's ruling, from those of its stages one after the other."""
+        felled = {name: count for stage in stages for name, count in stage.felled.items()}
+        sums = [sum(getattr(stage, name) for stage in stages) for name in ("invalid", "forwards", "backwards")]
+        invalid, forwards, backwards = sums
+        return cls(stages[-1].correct, invalid, sum(s.seconds for s in stages), forwards, backwards, felled)
+
+
+def stages_of(attacker: Attacker) -> tuple[Attacker, ...]:
+    """What an attack consists of: itself, if it names no stages."""
+    stages: tuple[Attacker, ...] = getattr(attacker, "stages", (attacker,))
+    return stages
 
 
 class Judge:
@@ -58,18 +73,28 @@ class Judge:
         self._held: tuple[Tensor, Tensor, Tensor, bool] | None = None
         self.quick = None if self.precision == "fp32" else Quick(model, self.model, self.precision, compiled)
 
-    def rule(self, attacker: Attacker, x: Tensor, y: Tensor, block: int, alive: list[bool] | None = None) -> Ruling:
-        """The ruling on a block; images that are wrong to begin with, or not alive, are not attacked."""
+    def rule(
+        self,
+        attacker: Attacker,
+        x: Tensor,
+        y: Tensor,
+        block: int,
+        alive: list[bool] | None = None,
+        stage: Attacker | None = None,
+    ) -> Ruling:
+        """The ruling on a block by an attack, or one stage of it; who is wrong already, or not alive, is left alone."""
         started = perf_counter()
         with exactly(x.device), evaluating(self.model):
             stands = self._clean(x, y).clone()
             before = self.counted()
             if alive is not None:
                 stands &= torch.tensor(alive, device=x.device)
-            invalid, felled = self._attack(attacker, x, y, block, stands)
+            had = int(stands.sum())
+            invalid = self._attack(stage or attacker, x, y, block_seed(self.seed, attacker.name, block), stands)
             correct = stands.tolist()
         forwards, backwards = (now - then for now, then in zip(self.counted(), before, strict=True))
         asked = len(x) if attacker.name == "natural" else 0  # which the other attacks share
+        felled = {stage.name: had - sum(correct)} if stage else {}
         return Ruling(correct, invalid, perf_counter() - started, asked + forwards, backwards, felled)
 
     def counted(self) -> tuple[int, int]:
@@ -79,21 +104,10 @@ class Judge:
             return forwards, backwards
         return forwards + self.quick.forwards, backwards + self.quick.backwards
 
-    def _attack(
-        self, attacker: Attacker, x: Tensor, y: Tensor, block: int, stands: Tensor
-    ) -> tuple[int, dict[str, int]]:
-        """Strike out of `stands` whom the attack fools; examples that were not allowed, and whom each stage felled."""
+    def _attack(self, attacker: Attacker, x: Tensor, y: Tensor, seed: int, stands: Tensor) -> int:
+        """Strike out of `stands` whom an attack fools; how many examples were not allowed."""
         if attacker.name == "natural":
-            return 0, {}
-        seed, stages = block_seed(self.seed, attacker.name, block), getattr(attacker, "stages", (attacker,))
-        invalid, left = 0, [int(stands.sum())]
-        for stage in stages:
-            invalid += self._stage(stage, x, y, seed, stands)
-            left.append(int(stands.sum()))
-        felled = {stage.name: had - has for stage, had, has in zip(stages, left[:-1], left[1:], strict=True)}
-        return invalid, felled if len(stages) > 1 else {}
-
-    def _stage(self, attacker: Attacker, x: Tensor, y: Tensor, seed: int, stands: Tensor) -> int:
+            return 0
         index = stands.nonzero().squeeze(1)
         if len(index) == 0:
             return 0

@@ -1,8 +1,9 @@
 """Rulings written down as they are made, so that an evaluation killed at any moment goes on where it was.
 
-One JSON line a ruling, flushed to disk. A torn last line is dropped; a ruling counts only for the very question
-(model, threat, attacks, seed, block size) and the very images it was made for. Code cannot be compared whole, so a
-model is known again by its weights, by the files its layers are written in, and by what it answers.
+One JSON line a ruling, of an attack or of a stage of it, flushed to disk. A torn last line is dropped; a ruling counts
+only for the very question (model, threat, attacks, seed, block size) and the very images it was made for. Code cannot
+be compared whole, so a model is known again by its weights, by the files its layers are written in, and by what it
+answers.
 """
 
 import json
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.errors import CheckpointError
-from deat.evaluation.judge import Ruling
+from deat.evaluation.judge import Attacker, Ruling, stages_of
 from deat.evaluation.quick import exactly
 from deat.modes import evaluating
 from deat.ranks import Ranks
@@ -33,7 +34,7 @@ CLOSE = 1e-3
 
 
 class Ledger:
-    """Rulings by (block, attack), in memory and, where a path is given, on disk."""
+    """Rulings by (block, attack or stage of one), in memory and, where a path is given, on disk."""
 
     def __init__(self, question: str, path: Path | None = None, logits: list[float] | None = None) -> None:
         self.question, self.path, self.logits = question, path, logits or []
@@ -77,6 +78,18 @@ class Ledger:
             if entry.pop("question", None) == self.question and are_close(entry.pop("logits", None), self.logits):
                 key = entry.pop("block"), entry.pop("attack")
                 self._known[key] = entry.pop("images"), Ruling(**entry)
+
+
+def ruling_name(how: Attacker, stage: Attacker) -> str:
+    """What a ruling is called: by its attack, and by its stage where there are several."""
+    return f"{how.name}:{stage.name}" if len(stages_of(how)) > 1 else how.name
+
+
+def written(path: Path) -> list[tuple[str, str]]:
+    """(attack, stage or attack) of each ruling that a file holds, whatever it was asked."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    names = [str(entry["attack"]).rpartition(" ")[0] for entry in map(_parse, text.split("\n")) if "attack" in entry]
+    return [(name.partition(":")[0], name.rpartition(":")[2]) for name in names]
 
 
 def fingerprint(*parts: Any) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from deat.evaluation.judge import Attacker
+from deat.evaluation.judge import Attacker, stages_of
 from deat.evaluation.named import passes
 
 LITTLE = 0.3
@@ -25,8 +25,8 @@ CHECKS = "sanity checks"
 class Pace:
     """Rulings made and ahead, weighed by passes times images; those from an earlier call cost no time and tell none.
 
-    asked says how many images have passed through the model so far, so that a long ruling shows how far it is; checks
-    are the passes that are made of them when all rulings are there.
+    Each stage of an attack is a ruling. asked says how many images have passed through the model so far, so that a long
+    ruling shows how far it is; checks are the passes that are made of them when all rulings are there.
     """
 
     def __init__(
@@ -73,5 +73,5 @@ class Pace:
 
 
 def weight(how: Attacker) -> float:
-    """What an attack costs an image, in passes there and back."""
-    return LITTLE if how.name == "natural" else passes(how) or GUESS
+    """What an attack costs an image, in passes there and back: the sum of its stages."""
+    return sum(LITTLE if stage.name == "natural" else passes(stage) or GUESS for stage in stages_of(how))

@@ -1,4 +1,4 @@
-"""Every attack's ruling on every block, found in the ledger or made now; processes take blocks in turn."""
+"""Rulings on every block by every attack and stage, found in the ledger or made now; processes take blocks in turn."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from deat.evaluation.evaluation import AttackResult
-from deat.evaluation.judge import Attacker, Judge, Ruling
-from deat.evaluation.ledger import Ledger, fingerprint
+from deat.evaluation.judge import Attacker, Judge, Ruling, stages_of
+from deat.evaluation.ledger import Ledger, fingerprint, ruling_name
 from deat.evaluation.named import describe
 from deat.evaluation.pace import Pace, Progress
 from deat.evaluation.question import Question
@@ -39,30 +39,40 @@ class Rulings:
             mine = (x, y, number) if turn == ranks.rank else mine
             if turn < ranks.size - 1 and len(labels) < images:
                 continue
-            for name, ruling in self._in_turn(mine, pace):
+            for name, ruling in self._in_turn(mine, progress, pace):
                 rulings[name].append(ruling)
-                progress(pace)
             mine = None
         return [AttackResult.of(name, found) for name, found in rulings.items()], labels
 
-    def _in_turn(self, mine: Block | None, pace: Pace) -> Iterator[tuple[str, Ruling]]:
+    def _in_turn(self, mine: Block | None, progress: Progress, pace: Pace) -> Iterator[tuple[str, Ruling]]:
         """Every process's ruling on a block of its own, in the order of blocks, attack after attack."""
         images, alive = fingerprint(*mine[:2]) if mine and self.asked.ledger else "", None
         for how in self.asked.attacks:
-            entry = self._entry(how, mine, images, alive, pace) if mine else None
-            if entry and self.asked.cascade and how.name != "natural":  # whose accuracy is shown, wherever it stands
-                alive = entry["ruling"]["correct"]
-            for held in filter(None, self.asked.ranks.gather(entry)):
-                ruling = Ruling(**held.pop("ruling"))
-                pace.end(how, len(ruling.correct), made=self.ledger.add(**held, ruling=ruling))
-                yield how.name, ruling
+            stands = None if how.name == "natural" else alive
+            rows = list[list[Ruling]]()
+            for stage in stages_of(how):
+                entry = self._entry(how, stage, mine, images, stands, pace) if mine else None
+                stands = entry["ruling"]["correct"] if entry else None
+                rows.append([self._keep(stage, held, pace) for held in self.asked.ranks.gather(entry) if held])
+                progress(pace)
+            if self.asked.cascade and how.name != "natural":  # whose accuracy is shown, wherever it stands
+                alive = stands
+            yield from ((how.name, Ruling.of(stages)) for stages in zip(*rows, strict=True))
 
-    def _entry(self, how: Attacker, mine: Block, images: str, alive: list[bool] | None, pace: Pace) -> dict[str, Any]:
-        """The ledger's entry for an attack on a block: found in it, or made now."""
+    def _entry(
+        self, how: Attacker, stage: Attacker, mine: Block, images: str, alive: list[bool] | None, pace: Pace
+    ) -> dict[str, Any]:
+        """The ledger's entry for a stage of an attack on a block: found in it, or made now."""
         x, y, number = mine
-        key = f"{how.name} {fingerprint(describe(how, self.asked.threat))[:8]}"
+        key = f"{ruling_name(how, stage)} {fingerprint(describe(how, self.asked.threat))[:8]}"
         ruling = self.ledger.find(number, key, images)
         if ruling is None:
-            pace.begin(how, len(y))
-            ruling = self.judge.rule(how, x, y, number, None if how.name == "natural" else alive)
+            pace.begin(stage, len(y))
+            ruling = self.judge.rule(how, x, y, number, alive, stage if len(stages_of(how)) > 1 else None)
         return {"block": number, "attack": key, "images": images, "ruling": asdict(ruling)}
+
+    def _keep(self, stage: Attacker, entry: dict[str, Any], pace: Pace) -> Ruling:
+        """An entry's ruling, written down if it is new."""
+        ruling = Ruling(**entry.pop("ruling"))
+        pace.end(stage, len(ruling.correct), made=self.ledger.add(**entry, ruling=ruling))
+        return ruling
