@@ -85,6 +85,7 @@ def main() -> None:
         for name in cells_of(group):
             result["cells"][name] = measure(name) | {"peak_tflops": machine["peak_tflops"]}
             print(name, result["cells"][name], flush=True)
+        result["cells"] = in_order(result["cells"])
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
 
@@ -92,6 +93,11 @@ def main() -> None:
 def cells_of(group: str) -> list[str]:
     """network/method/batch/engine."""
     return [f"{group}/{engine}" for engine in all_groups()[group]]
+
+
+def in_order(cells: dict[str, Record]) -> dict[str, Record]:
+    """Cells side by side as they were measured, whenever that was."""
+    return {name: cells[name] for group in all_groups() for name in cells_of(group) if name in cells}
 
 
 def is_measured(group: str, cells: dict[str, Record]) -> bool:

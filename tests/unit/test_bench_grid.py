@@ -52,6 +52,16 @@ def test_runs_that_share_the_machine_are_marked_and_others_are_not(grid):
     assert [jobs[cell.folder] for cell, _ in held] == [2, 2]
 
 
+def test_a_crowded_run_stays_marked_when_it_is_taken_up_alone(grid):
+    held = [grid.claim(cells()) for _ in range(2)]
+    for cell, claim in held:
+        grid.finish(cell, "waiting")
+        claim.drop()
+    again, _ = grid.claim(cells())
+    assert again.folder == held[0][0].folder
+    assert grid.runs()[again.folder]["concurrent_jobs"] == 2
+
+
 def test_the_cell_of_a_dead_process_is_free_again_but_not_for_ever(grid):
     for _ in range(ATTEMPTS):
         cell, claim = grid.claim(cells()[:1])

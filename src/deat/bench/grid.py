@@ -124,8 +124,7 @@ class Grid:
         mine = runs[cell.folder]
         mine.update(status="running", why=None, attempts=mine["attempts"] + 1)
         others = [r for r in runs.values() if r is not mine and r["status"] == "running" and not self._is_free(r)]
-        mine["concurrent_jobs"] = 1 + len(others)
-        for run in others:
+        for run in (mine, *others):  # a run that is taken up alone has its crowded epochs still
             run["concurrent_jobs"] = max(run["concurrent_jobs"], 1 + len(others))
 
     def _is_done(self, run: dict[str, Any]) -> bool:
