@@ -157,10 +157,10 @@ def stop_at_the_third_block(rank: int) -> None:
     if rank == 0:
         real = Judge.rule
 
-        def rule(self: Judge, how: Any, x: Any, y: Any, block: int, alive: Any = None) -> Any:
+        def rule(self: Judge, how: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
             if block == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return real(self, how, x, y, block, alive)
+            return real(self, how, x, y, block, *rest)
 
         Judge.rule = rule  # type: ignore[method-assign]
 
@@ -168,9 +168,9 @@ def stop_at_the_third_block(rank: int) -> None:
 def count_blocks(rank: int) -> None:
     real = Judge.rule
 
-    def rule(self: Judge, how: Any, x: Any, y: Any, block: int, alive: Any = None) -> Any:
+    def rule(self: Judge, how: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
         print(f"rules on {block}", file=__import__("sys").stderr)
-        return real(self, how, x, y, block, alive)
+        return real(self, how, x, y, block, *rest)
 
     Judge.rule = rule  # type: ignore[method-assign]
 
@@ -191,11 +191,11 @@ def test_a_shared_evaluation_goes_on_where_it_was_killed(a_run: Path) -> None:
 def stop_all_at_the_third_block(rank: int) -> None:
     real = Judge.rule
 
-    def rule(self: Judge, how: Any, x: Any, y: Any, block: int, alive: Any = None) -> Any:
+    def rule(self: Judge, how: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
         if block >= 2:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)  # as one does that waits for another process
-        return real(self, how, x, y, block, alive)
+        return real(self, how, x, y, block, *rest)
 
     Judge.rule = rule  # type: ignore[method-assign]
 
