@@ -1,8 +1,8 @@
 """Kill a run on digits at random moments, resume it each time, and require the bytes of a run that was never killed.
 
-    python bench/killloop.py [--kills 200] [--seed 0] [--out docs/results/killloop.json]
+    python bench/killloop.py [--kills 200] [--seed 0] [--epochs 30] [--out docs/results/killloop.json]
 
-Runs of 30 epochs are started, killed after a random time (by SIGKILL or SIGTERM, as a coin falls) and resumed until
+Runs are started, killed after a random time (by SIGKILL or SIGTERM, as a coin falls) and resumed until
 they end; then the next one is, until the kills are spent. Processes are forked from one that has torch loaded already,
 so that a kill costs a second and not ten. Leaves with 1 where a run ends with other bytes.
 """
@@ -28,8 +28,8 @@ from deat.training.folder import has_checkpoint
 from deat.versions import versions
 from deat.writing import write_json, write_whole
 
-TRAIN = """train --method m+deat --epochs 30 --batch-size 256 --held-out 200 --val-attack pgd-2 --threads 1
---test-images 0 --baseline no --resume auto --out"""
+TRAIN = """train --method m+deat --batch-size 256 --held-out 200 --val-attack pgd-2 --threads 1
+--test-images 0 --baseline no --resume auto"""
 COMPARED = ("history.jsonl", "watch.jsonl", "best/model.safetensors", "last/model.safetensors")
 IN_CHECKPOINT = ("model.safetensors", "optim.safetensors")
 LONGEST = 1.5
@@ -40,14 +40,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--out", type=Path, default=Path("docs/results/killloop.json"))
     asked = parser.parse_args()
-    out = asked.out.resolve()
+    out, train = asked.out.resolve(), [*TRAIN.split(), "--epochs", str(asked.epochs), "--out"]
     warm_up()
     with tempfile.TemporaryDirectory() as home:
         os.chdir(home)
-        found = loop(asked.kills, random.Random(asked.seed))
-    record = {"kills": asked.kills, "seed": asked.seed, **found, "command": TRAIN.split(), "versions": versions()}
+        found = loop(train, asked.kills, random.Random(asked.seed))
+    record = {"kills": asked.kills, "seed": asked.seed, "epochs": asked.epochs, **found}
+    record |= {"command": train, "versions": versions()}
     write_json(out, record)
     write_whole(out.with_suffix(".md"), page(record).encode())
     print(page(record))
@@ -62,15 +64,15 @@ def warm_up() -> None:
     deat.fit(net, images, epochs=2, batch_size=32, val=0.5, device="cpu")
 
 
-def loop(kills: int, draw: random.Random) -> dict[str, int]:
+def loop(train: list[str], kills: int, draw: random.Random) -> dict[str, int]:
     """Runs that are killed until so many kills are spent, each compared with the first one, which is not."""
-    finish(start("whole"))
+    finish(start(train, "whole"))
     wanted = final_bytes(Path("whole"))
     counts: Counter[str] = Counter(dict.fromkeys(("runs", "identical", "sigkill", "sigterm", "torn_saves", "saved"), 0))
     while counts["sigkill"] + counts["sigterm"] < kills:
         name = f"run-{counts['runs']}"
         left = kills - counts["sigkill"] - counts["sigterm"]
-        kill_until_done(name, left, draw, counts)
+        kill_until_done(train, name, left, draw, counts)
         counts["runs"] += 1
         same = final_bytes(Path(name)) == wanted
         counts["identical"] += same
@@ -80,10 +82,10 @@ def loop(kills: int, draw: random.Random) -> dict[str, int]:
     return dict(counts)
 
 
-def kill_until_done(name: str, most: int, draw: random.Random, counts: Counter[str]) -> None:
+def kill_until_done(train: list[str], name: str, most: int, draw: random.Random, counts: Counter[str]) -> None:
     """Start or resume a run, and kill it after a random time, until it ends by itself or kills run out."""
     for _ in range(most):
-        pid, how = start(name), draw.choice((signal.SIGKILL, signal.SIGTERM))
+        pid, how = start(train, name), draw.choice((signal.SIGKILL, signal.SIGTERM))
         time.sleep(draw.uniform(0, LONGEST))
         if os.waitpid(pid, os.WNOHANG)[0]:
             return
@@ -96,10 +98,10 @@ def kill_until_done(name: str, most: int, draw: random.Random, counts: Counter[s
         counts["sigkill" if how == signal.SIGKILL else "sigterm"] += 1
         counts["torn_saves"] += any(Path(name).glob(".tmp-*")) if Path(name).is_dir() else 0
         counts["saved"] += how == signal.SIGTERM and status == 75
-    finish(start(name))
+    finish(start(train, name))
 
 
-def start(name: str) -> int:
+def start(train: list[str], name: str) -> int:
     """A process that trains, or goes on training, a run of this name."""
     pid = os.fork()
     if pid:
@@ -108,7 +110,7 @@ def start(name: str) -> int:
     with contextlib.suppress(BaseException):
         for number, file in ((1, "out"), (2, "err")):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-        status = command([*TRAIN.split(), name])
+        status = command([*train, name])
     os._exit(status)
 
 
@@ -129,8 +131,8 @@ def final_bytes(run: Path) -> dict[str, bytes]:
 def page(found: dict[str, object]) -> str:
     return f"""# {found["kills"]} kills
 
-`python bench/killloop.py --kills {found["kills"]} --seed {found["seed"]}`: 30-epoch runs of m+deat on digits, killed at
-random moments within {LONGEST:g} s of every start and resumed each time.
+`python bench/killloop.py --kills {found["kills"]} --seed {found["seed"]}`: runs of m+deat on digits, of
+{found["epochs"]} epochs, killed at random moments within {LONGEST:g} s of every start and resumed each time.
 
 | | |
 |---|---|

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_run_that_is_killed_a_few_times_ends_with_the_same_bytes(tmp_path: Path) -> None:
     out = tmp_path / "killloop.json"
-    command = [sys.executable, ROOT / "bench/killloop.py", "--kills", "6", "--seed", "1", "--out", out]
+    command = [sys.executable, ROOT / "bench/killloop.py", "--kills", "6", "--seed", "1", "--epochs", "8", "--out", out]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
     told = json.loads(out.read_text())

@@ -67,6 +67,11 @@ class Browser:
         move = {"type": "pointerMove", "duration": 0, "x": 0, "y": 0, "origin": origin}
         self._post("actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": [move]}]})
 
+    def leave(self) -> None:
+        """Show nothing, and forget what the page before it asked for: a browser begins with one of its own."""
+        self._post("url", {"url": "about:blank"})
+        self.logs("performance")
+
     def cdp(self, command: str, **parameters: Any) -> Any:
         """A command of the DevTools protocol."""
         return self._post("goog/cdp/execute", {"cmd": command, "params": parameters})
@@ -113,7 +118,9 @@ def browser(folder: Path) -> Iterator[Browser]:
     try:
         _wait(base)
         session = _call("POST", f"{base}/session", {"capabilities": {"alwaysMatch": _wishes(folder)}})["sessionId"]
-        yield Browser(base, session)
+        found = Browser(base, session)
+        found.leave()
+        yield found
         _call("DELETE", f"{base}/session/{session}", None)
     finally:
         driver.terminate()

@@ -72,7 +72,7 @@ def test_the_quick_path_trains_like_the_plain_one(
     torch._dynamo.reset()
     monkeypatch.setattr("deat.kernels.head.answer", rounded_answer)
     plain, quick = trainer_of(method, "eager"), trainer_of(method, "compile")
-    for _ in range(2):
+    for _ in range(2 if method == "m+trades" else 1):  # whose k rises then
         one, other = plain.run_epoch(), quick.run_epoch()
         assert other.loss == pytest.approx(one.loss, abs=1e-2)
         assert other.magnitude == pytest.approx(one.magnitude, rel=0.1, abs=2e-6)
@@ -102,10 +102,9 @@ def test_weights_that_are_stepped_with_their_halves_end_as_those_that_are_halved
             monkeypatch.setattr(optimizers.DeviceSGD, "follow", None)
         trainer = trainer_of(method, "compile")
         trainer.run_epoch()
-        trainer.run_epoch()
         assert trainer.game.runner.compiled is not None, "compiling fell back"
         ends.append([p.detach().clone() for p in trainer.model.parameters()])
-        assert not follows or casts.count(False) == 4, "weights are halved anew when a batch begins, and then only"
+        assert not follows or casts.count(False) == 2, "weights are halved anew when a batch begins, and then only"
     # Triton's interpreter cuts bf16 off where a GPU rounds, so halves that were stepped are not quite those of a cast.
     assert all(torch.allclose(one, other, atol=1e-3) for one, other in zip(*ends, strict=True))
 
