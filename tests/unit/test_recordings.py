@@ -42,7 +42,7 @@ def no_pools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stream:
-    made = 0
+    made = device_index = 0
 
     def __init__(self, device: torch.device | None = None, use: str = "") -> None:
         Stream.made += use == "warm up"
@@ -65,6 +65,40 @@ def idle_device(monkeypatch: pytest.MonkeyPatch, no_pools: None) -> None:
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph", lambda graph, **named: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+
+
+class Broken:
+    """A recording as torch leaves one that was broken: its stream stays current, its end raises an error too."""
+
+    begins = False
+
+    def __init__(self) -> None:
+        self.current, self.states = list[object](), list[str]()
+
+    def __enter__(self) -> None:
+        if not self.begins:
+            self.__exit__()
+
+    def __exit__(self, *raised: object) -> None:
+        raise RuntimeError("operation failed due to a previous error, not permitted when stream is capturing")
+
+    def clone_state(self) -> str:
+        return "anew"
+
+    def graphsafe_set_state(self, state: str) -> None:
+        self.states.append(state)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch, idle_device: None) -> Broken:
+    """Recordings break, and with them the stream and the random numbers."""
+    found = Broken()
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **named: found)
+    monkeypatch.setattr(torch.cuda, "set_stream", found.current.append)
+    monkeypatch.setattr(torch.cuda, "default_generators", [found])
+    return found
 
 
 @pytest.fixture
@@ -121,26 +155,64 @@ def test_a_gpu_that_is_not_the_current_one_is_made_so_while_it_trains_and_judges
 
 
 def test_moves_that_cannot_be_recorded_run_eagerly_and_the_engine_says_so(
-    recording_engine: deat.Engine, monkeypatch: pytest.MonkeyPatch
+    recording_engine: deat.Engine, broken: Broken
 ) -> None:
-    def refuse(*args: Any, **named: Any) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(torch.cuda, "graph", refuse)
     method, nets = deat.method("pgd-2"), [conv_net(), conv_net()]
     method.play(game_of(method, nets[0]), *images(), busy_budget(method))
     with pytest.warns(UserWarning, match="cannot be recorded.*not permitted"):
         method.play(game_of(method, nets[1], engine=recording_engine), *images(), busy_budget(method))
     assert recording_engine.name == "eager"
     assert same(weights(nets[0]), weights(nets[1])), "warming up left a trace"
+    assert [type(stream) for stream in broken.current] == [Stream], "the recording's own stream stayed current"
+    assert broken.states == ["anew"], "dropout would fail from here on"
+
+
+def test_what_went_wrong_inside_a_recording_is_said_rather_than_that_it_broke(broken: Broken) -> None:
+    broken.begins = True
+    with (
+        pytest.raises(RuntimeError, match="a value was asked for") as raised,
+        recordings.recording(Graph(), torch.device("cpu")),  # type: ignore[arg-type]
+    ):
+        raise RuntimeError("a value was asked for")
+    assert raised.value.__suppress_context__, "what torch says of it afterwards is of no use"
+
+
+def test_a_move_that_waits_for_the_device_is_not_tried_in_a_recording(
+    recording_engine: deat.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[object] = []
+
+    class Waiting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if modes == ["error"]:
+                raise RuntimeError("called a synchronizing CUDA operation")
+            return self.last(x.flatten(1))
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: pytest.fail("it was recorded"))
+    method = deat.method("natural")
+    with pytest.warns(UserWarning, match="runs eagerly: called a synchronizing CUDA operation"):
+        method.play(game_of(method, Waiting(), engine=recording_engine), *images(), busy_budget(method))
+    assert modes == ["error", 0], "the mode is not the caller's again"
 
 
 def test_each_gpu_is_recorded_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
+
+    def note(graph: object, stream: object, **named: object) -> Any:
+        asked.append(stream)
+        return nullcontext()
+
     monkeypatch.setattr(recordings, "_stream", lambda device, use: (device, use))
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **named: asked.append(named["stream"]))
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "graph", note)
     for name in ("cuda:0", "cuda:1"):
-        recordings.recording(torch.cuda.CUDAGraph, torch.device(name))  # type: ignore[arg-type]
+        with recordings.recording(torch.cuda.CUDAGraph, torch.device(name)):  # type: ignore[arg-type]
+            pass
     assert asked == [(torch.device(name), "record") for name in ("cuda:0", "cuda:1")]
 
 
@@ -155,11 +227,7 @@ def test_a_network_that_lets_no_gradient_through_has_none(net: graphed.Net, idle
     assert not grad.any()
 
 
-def test_a_network_that_cannot_be_recorded_is_asked_eagerly(idle_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **named: Any) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(torch.cuda, "graph", refuse)
+def test_a_network_that_cannot_be_recorded_is_asked_eagerly(broken: Broken) -> None:
     asked, x = Graphed(cube), torch.rand(5, 2)
     for _ in range(EAGER):
         asked(x)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deat.recording import recording, warming_up
+from deat.recording import recording, refusing_waits, warming_up
 
 EAGER = 1
 """How often a size comes up before it is worth a recording."""
@@ -122,7 +122,7 @@ class _Pair:
         self.answer = answer.detach()
 
     def _warm_up(self, net: Net) -> None:
-        with warming_up(self.x.device):
+        with warming_up(self.x.device), refusing_waits():
             answer = net(self.x)
             _gradient(answer, self.x, torch.zeros_like(answer))
 

@@ -5,26 +5,23 @@ k, alpha, level, learning rate and momentum are device values or loop bounds, so
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from deat.game.round import Round
-from deat.recording import recording, warming_up
+from deat.recording import recording, refusing_waits, warming_up
 
 Move = Callable[[Round], None]
-WARM_UP = 3
+WARM_UP = 2
+"""Calls before the one that may not wait for the device."""
 
 
 class Recorder:
-    """Plays moves as recorded graphs. `state` yields every tensor that a move may change.
-
-    seconds went into warming up, compiling and recording.
-    """
+    """Plays moves as recorded graphs. `state` yields every tensor that a move may change."""
 
     def __init__(self, state: Callable[[], Iterable[Tensor]]) -> None:
-        self.state, self.seconds = state, 0.0
+        self.state = state
         self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, Round]] = {}
 
     def play(self, name: str, move: Move, r: Round) -> None:
@@ -51,14 +48,14 @@ class Recorder:
         return len(self._graphs)
 
     def _record(self, move: Move, r: Round) -> torch.cuda.CUDAGraph:
-        started = perf_counter()
         with self._untouched(r):
             for _ in range(WARM_UP):
+                move(r)
+            with refusing_waits():
                 move(r)
         graph = torch.cuda.CUDAGraph()
         with recording(graph, r.x.device):
             move(r)
-        self.seconds += perf_counter() - started
         return graph
 
     @contextmanager
