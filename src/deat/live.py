@@ -11,6 +11,7 @@ from rich.text import Text
 
 from deat.numbers import clock
 from deat.plain import plain, plain_lines
+from deat.training.engines import IN_WORDS
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lines import brief, short
 from deat.training.trainer import Trainer
@@ -33,15 +34,15 @@ class Screen(Console):
 
 
 class LiveLine:
-    """One line that follows the batches, and a lasting one for each epoch and change of k; a callback of the trainer.
+    """One line that follows the batches, and a lasting one for each epoch and each change of k and of the engine.
 
-    It is redrawn by rich's own thread from host numbers alone, so that the batch loop is not disturbed.
+    A callback of the trainer. Rich's own thread redraws it from host numbers alone, so that batches are not disturbed.
     """
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.trainer: Trainer | None = None
-        self.started, self.spent_before = perf_counter(), 0
+        self.started, self.spent_before, self.engine = perf_counter(), 0, ""
         self.live = Live(console=console, get_renderable=self.render, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> "LiveLine":
@@ -58,7 +59,7 @@ class LiveLine:
         """Show this trainer; the first one was announced, and another is named."""
         if self.trainer is not None:
             self.console.print(f"{plain(trainer.method.name)} training, to compare")
-        self.trainer, self.started = trainer, perf_counter()
+        self.trainer, self.started, self.engine = trainer, perf_counter(), trainer.engine.name
         self.spent_before = trainer.game.cost.backprops  # by an earlier process, in time that is not ours
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
@@ -67,6 +68,9 @@ class LiveLine:
         k = trainer.schedule.budget(trainer.state, trainer.epoch).k
         if k != stats.k and trainer.epoch < trainer.settings.epochs:
             self.console.print(f"  epoch {trainer.epoch + 1}: k {stats.k} -> {k}{_reason(stats)}")
+        if self.engine != trainer.engine.name:
+            self.engine = trainer.engine.name
+            self.console.print(f"  moves are {IN_WORDS[self.engine] or 'eager'} from here on")
 
     def render(self) -> Text:
         """The line as it is now."""

@@ -14,6 +14,7 @@ import deat
 from deat.errors import UsageError
 from deat.game.engine import choose_precision, choose_threads
 from deat.game.round import Budget
+from deat.training import engines
 from deat.training.optimizers import DeviceSGD
 from deat.training.pace import Pace
 from helpers.games import THREATS, busy_budget, game_of, trainer_of
@@ -225,8 +226,6 @@ def test_a_compiled_move_that_fails_on_its_way_back_leaves_no_part_of_a_gradient
     ],
 )
 def test_what_cannot_be_recorded_is_said_and_compiled(options, said, monkeypatch):
-    from deat.training import trainer as training
-
     class Gpu:
         """Looks like a GPU to whoever asks, and is none."""
 
@@ -236,9 +235,9 @@ def test_what_cannot_be_recorded_is_said_and_compiled(options, said, monkeypatch
     method = deat.method(options.pop("method", "pgd-2"))
     if options.pop("compact", False):
         method = replace(method, ascent=replace(method.ascent, compact=True))
-    monkeypatch.setattr(training, "find_device", lambda name: Gpu())
-    monkeypatch.setattr(training, "choose_precision", lambda *_: "fp32")
-    monkeypatch.setattr(training, "Engine", lambda _, *rest, **named: deat.Engine(CPU, *rest, **named))
+    monkeypatch.setattr(engines, "find_device", lambda name: Gpu())
+    monkeypatch.setattr(engines, "choose_precision", lambda *_: "fp32")
+    monkeypatch.setattr(engines, "Engine", lambda _, *rest, **named: deat.Engine(CPU, *rest, **named))
     trainer = trainer_of(method, conv_net(), **options)
     assert re.search(said, trainer.engine_news)
     assert isinstance(trainer.pace, Pace) == ("once" in said)

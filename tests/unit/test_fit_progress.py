@@ -11,6 +11,7 @@ import deat
 from deat.errors import Interrupted
 from deat.game.moves import Game
 from deat.ranks import Ranks
+from deat.training import engines
 from deat.training import fit as fitting
 from helpers.nets import conv_net, learnable
 
@@ -47,6 +48,14 @@ def test_progress_off_is_silent_and_callbacks_of_ones_own_are_told_either_way(ca
     assert Heard.epochs == 4
 
 
+def test_what_a_person_should_know_of_the_engine_is_said_first(capsys, monkeypatch):
+    monkeypatch.setattr(engines.Chosen, "news", property(lambda self: "not every move is recorded: it is eager"))
+    fit()
+    assert capsys.readouterr().err.splitlines()[0] == "not every move is recorded: it is eager"
+    fit(progress=False)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_trainer_of_ones_own_is_silent(capsys):
     deat.make_trainer(conv_net(), learnable(20), settings=deat.Settings(epochs=1, batch_size=10)).fit()
     assert capsys.readouterr() == ("", "")
@@ -64,7 +73,7 @@ def test_of_several_processes_the_first_one_alone_speaks(monkeypatch):
 class Stopped:
     """A trainer that is asked to stop in its third epoch."""
 
-    epoch, step, settings = 2, 0, deat.Settings(epochs=9)
+    epoch, step, settings, engine_news = 2, 0, deat.Settings(epochs=9), ""
 
     def fit(self):
         raise Interrupted("asked to stop")

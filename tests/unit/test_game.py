@@ -1,9 +1,7 @@
 """The moves A and J, the starts they begin from and what they measure."""
 
 import itertools
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,10 +9,11 @@ from torch import Tensor, nn
 
 import deat
 from deat.errors import UsageError
-from deat.game import capture
+from deat.game import runner
 from deat.game.capture import Recorder
 from deat.game.losses import cross_entropy, kl
 from deat.game.round import Budget
+from deat.game.runner import Runner
 from helpers.games import THREATS, busy_budget, game_of
 from helpers.nets import conv_net, images, same, weights
 
@@ -462,17 +461,21 @@ def test_recordings_on_images_of_ever_new_sizes_do_not_fill_the_memory(monkeypat
     assert len(game.runner.recorder) <= 2 * 4
 
 
-def test_warm_up_is_what_recording_took_since_it_was_asked_last(monkeypatch):
-    monkeypatch.setattr(capture, "perf_counter", itertools.count(0, 3).__next__)
-    monkeypatch.setattr(capture, "recording", lambda graph, device: nullcontext())
-    monkeypatch.setattr(Recorder, "_untouched", lambda self, r: nullcontext())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
-    game = game_of(deat.method("pgd-1"), conv_net(), engine=deat.Engine(records=True))
+def test_warm_up_is_what_new_moves_took_since_it_was_asked_last_recorded_or_not(monkeypatch):
+    monkeypatch.setattr(runner, "perf_counter", itertools.count(0, 3).__next__)
+    monkeypatch.setattr(Runner, "_attempt", lambda *_: None)
+    game = game_of(deat.method("pgd-1"), conv_net())
     r = game.open(*EASY, Budget(1, 0.1))
+    game.engine.compiles = True
     for move, seconds in ((game.ascend, 3), (game.ascend, 0), (game.joint, 3)):
         move(r)
         assert game.runner.warm_up() == seconds
-    assert game_of(deat.method("pgd-1"), conv_net()).runner.warm_up() == 0
+    game.runner.use_compiled(True)
+    game.ascend(r)
+    assert game.runner.warm_up() == 3, "what is compiled anew is new"
+    game = game_of(deat.method("pgd-1"), conv_net())
+    game.ascend(game.open(*EASY, Budget(1, 0.1)))
+    assert game.runner.warm_up() == 0, "on a CPU a first call is like any other"
 
 
 def test_gradients_that_stay_in_their_place_are_given_anew_when_others_learn():

@@ -22,7 +22,7 @@ from deat.game.engine import Engine
 from deat.game.first_layer import FirstLayer, find_first_layer
 from deat.game.meter import Meter
 from deat.game.objectives import Objective
-from deat.game.round import Budget, Round
+from deat.game.round import Budget, Cost, Round
 from deat.game.runner import Runner
 from deat.game.scaler import DeviceScaler
 from deat.modes import evaluating, spread
@@ -40,14 +40,6 @@ class Probe:
     move: Literal["joint", "ascend"] = "joint"
     over: Literal["epoch", "last_batch"] = "epoch"
     space: Literal["pixel", "normalised"] = "pixel"
-
-
-@dataclass
-class Cost:
-    """What was spent: backprops (the paper's unit), and forwards and backwards of the whole network."""
-
-    backprops: int = 0
-    passes: int = 0
 
 
 class Game:
@@ -281,8 +273,12 @@ class Game:
 
     def _refer_to_clean(self, r: Round) -> None:
         self.cost.passes += 1
+        self.runner.ready(r)
+        self._play("refer", self._take_reference, r)
+
+    def _take_reference(self, r: Round) -> None:
         with torch.no_grad(), self.crafting(), self.engine.autocast():
-            logits: Tensor = self.net(r.x)
+            logits = self.runner.answer(r.x)
         if r.reference.shape != logits.shape:  # the first batch of this shape
             r.reference = torch.zeros_like(logits, dtype=self.dtype)
         r.reference.copy_(logits)

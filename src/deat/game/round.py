@@ -15,6 +15,14 @@ class Budget:
     level: float = 0.0
 
 
+@dataclass
+class Cost:
+    """What was spent: backprops (the paper's unit), and forwards and backwards of the whole network."""
+
+    backprops: int = 0
+    passes: int = 0
+
+
 @dataclass(eq=False)
 class Round:
     """The board of one minibatch game.

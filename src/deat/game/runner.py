@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable
 from functools import cache, partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -51,6 +52,7 @@ class Compiled:
         self.objective: Judge = _compiled(learns, how) if alone else _compiled(objective, "inductor")
         self.attack: Attack = _compiled(_attack(frozen, inner), how)
         self.probed: Callable[[FirstLayer], Probed] = cache(lambda layer: _compiled(layer.probed(learns), how))
+        self.answer: Callable[[Tensor], Tensor] = _compiled(frozen, how)
         self.replayed: Callable[[FirstLayer], Replayed] = cache(lambda layer: _compiled(layer.replayed(frozen), own))
 
 
@@ -80,12 +82,12 @@ class Runner:
         self.compiled: Compiled | None = None
         self.whole = 0
         self._learning, self._follows = self._who_learns(), False
+        self._known: set[tuple[str, torch.Size]] = set()
+        self.warmed = 0.0
 
     def warm_up(self) -> float:
-        """The seconds that compiling and recording took since this was asked last."""
-        if self.recorder is None:
-            return 0.0
-        seconds, self.recorder.seconds = self.recorder.seconds, 0.0
+        """The seconds that moves took which were new, since this was asked last: to be compiled, recorded, set up."""
+        seconds, self.warmed = self.warmed, 0.0
         return seconds
 
     def open(self, r: Round) -> bool:
@@ -103,6 +105,14 @@ class Runner:
 
     def play(self, name: str, move: Move, r: Round, *, recorded: bool = True) -> None:
         """Run a move: replay its recording, make one first, or simply call it, as one that is not to be recorded."""
+        started, new = perf_counter(), (name, r.x.shape) not in self._known
+        self._attempt(name, move, r, recorded)
+        if new and (self.engine.compiles or self.engine.device.type == "cuda"):  # else a first call is like any other
+            self._known.add((name, r.x.shape))
+            self.warmed += perf_counter() - started
+
+    def _attempt(self, name: str, move: Move, r: Round, recorded: bool) -> None:
+        """The same; with less, where it fails with what is tried first."""
         recorder = self.recorder if recorded else None
         blank = [p for group in self._optimizer.param_groups for p in group["params"] if p.grad is None]
         try:
@@ -116,7 +126,7 @@ class Runner:
             self._fall_back(str(error).split("\n")[0])
             for p in blank:  # which may hold a part of a gradient by now
                 p.grad = None
-            self.play(name, move, r, recorded=recorded)
+            self._attempt(name, move, r, recorded)
 
     def ready(self, r: Round) -> None:
         """A move that asks the network comes next: halve the weights, unless that was done since they changed."""
@@ -168,6 +178,12 @@ class Runner:
         logits: Tensor = self._net(x + delta)
         return Outcome(self._inner(logits, y, reference).mean(), logits)
 
+    def answer(self, x: Tensor) -> Tensor:
+        """The network's logits on a batch, to be differentiated by nothing."""
+        found = self._compiled_for(x)
+        logits: Tensor = found.answer(x) if found else self._net(x)
+        return logits
+
     def move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: Tensor, *, out: Tensor) -> Tensor:
         """The next delta, written to `out`, which may be delta itself."""
         if found := self._compiled_for(x):
@@ -199,11 +215,13 @@ class Runner:
 
     def forget(self) -> None:
         """Drop every recording, as when the tensors they were made on are replaced."""
+        self._known.clear()
         if self.recorder:
             self.recorder.forget()
 
     def drop(self, r: Round) -> None:
         """Drop the recordings on a round that will not be played again."""
+        self._known = {key for key in self._known if key[1] != r.x.shape}
         if self.recorder:
             self.recorder.drop(r)
 

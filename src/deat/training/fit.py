@@ -91,6 +91,8 @@ def fit(
         callbacks=[*callbacks, *lines],
         ranks=ranks,
     )
+    if lines and trainer.engine_news:
+        print(trainer.engine_news, file=sys.stderr)
     return fit_unkept(trainer) if checkpoints is None else fit_kept(trainer, Path(checkpoints))
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from deat.writing import append_text, write_whole
 
@@ -42,8 +43,8 @@ class EpochTiming:
     """One line of timing.jsonl.
 
     other_seconds went by between the epoch before, or the beginning, and this one: what callbacks such as the watch
-    took, the records and the checkpoint. warm_up_seconds are those of train_seconds in which moves were compiled and
-    recorded on a GPU. Older runs have neither.
+    took, the records and the checkpoint. warm_up_seconds are those of train_seconds in which moves were new: compiled,
+    recorded, or called on a GPU for the first time; engine played them at the epoch's end. Older runs have less.
     """
 
     epoch: int
@@ -52,12 +53,13 @@ class EpochTiming:
     images_per_second: float
     other_seconds: float = 0.0
     warm_up_seconds: float = 0.0
+    engine: str = ""
 
     @classmethod
-    def of(cls, epoch: int, images: int, clock: Sequence[float], warm_up: float = 0.0) -> "EpochTiming":
+    def of(cls, epoch: int, images: int, clock: Sequence[float], *rest: Any) -> "EpochTiming":
         """An epoch's clock: the one before was done, this one started, was played to its last batch, and is done."""
         before, started, played, done = clock
-        return cls(epoch, played - started, done - played, images / (played - started), started - before, warm_up)
+        return cls(epoch, played - started, done - played, images / (played - started), started - before, *rest)
 
     @property
     def seconds(self) -> float:

@@ -5,6 +5,7 @@ from typing import TextIO
 
 from deat.numbers import short_seconds
 from deat.plain import plain
+from deat.training.engines import IN_WORDS
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.trainer import Trainer
 
@@ -16,10 +17,11 @@ class EpochLines:
         self.file = file
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
-        """Print the epoch, and its training's seconds out of all that it took."""
+        """Print the epoch, its training's seconds out of all that it took, and what played it on a GPU."""
         line = f"{plain(trainer.method.name)}  {describe(stats, trainer.settings.epochs)}"
         spent = f"{short_seconds(timing.train_seconds)}s of {short_seconds(timing.seconds)}s"
-        print(f"{line}  {spent}", file=self.file or sys.stdout, flush=True)
+        how = IN_WORDS.get(timing.engine, "")
+        print(f"{line}  {spent}{how and f' {how}'}", file=self.file or sys.stdout, flush=True)
 
 
 def describe(stats: EpochStats, epochs: int) -> str:

@@ -1,10 +1,12 @@
 """When compiling pays: the engine's choice, made from what an epoch of this very run took.
 
-Recording a network takes a second, compiling it longer. So training begins recorded, or eagerly where that cannot be.
-Once an epoch's pace is known, it is compiled if the backprops that are left would earn the wait back, and goes back to
-recorded moves if the next epoch shows that they do not.
+Recording a network takes seconds, compiling it longer. So training begins recorded, or eagerly where that cannot be.
+Once its pace is known, after an epoch or after a while of a long one, it is compiled if the backprops that are left
+would earn the wait back, and goes back to recorded moves if the next epoch shows that they do not. What is new to be
+compiled or recorded is no part of a pace.
 """
 
+from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import nn
@@ -33,18 +35,21 @@ class Deal(NamedTuple):
         return (self.again if are_built() else self.once) + self.a_layer * layers
 
 
-OURS = Deal(gain=0.3, once=13, again=2, a_layer=0.1)
+OURS = Deal(gain=0.3, once=13, again=0, a_layer=0.1)
 """Our own kernels: docs/results/speed.md has what they gain, docs/results/fast.md what they cost, each time."""
 TORCHS = Deal(gain=0.15, once=0, again=0, a_layer=1)
 """torch's compiler, which serves float32: what it brought to half precision; its seconds are a guess."""
 
 
-LONG = 60
-"""Seconds of an epoch in which recording hardly matters."""
+WHILE = 20
+"""Seconds after which the host, which runs ahead of the device, knows the pace of an epoch that is under way."""
 
 
 class Paced(Protocol):
-    """What decides after an epoch how the next one runs."""
+    """What decides how the next epoch runs, or the rest of a long one."""
+
+    def glance(self, trainer: "Trainer") -> None:
+        """A batch has been handed to the device."""
 
     def look(self, trainer: "Trainer", timing: EpochTiming) -> None:
         """An epoch has ended."""
@@ -53,38 +58,58 @@ class Paced(Protocol):
 class Steady:
     """Keeps to the engine that was asked for."""
 
+    def glance(self, trainer: "Trainer") -> None:
+        """Nothing changes."""
+
     def look(self, trainer: "Trainer", timing: EpochTiming) -> None:
         """Nothing changes."""
 
 
 class Pace:
-    """Compiles a run that is long enough, and takes it back where that was no faster."""
+    """Compiles a run that is long enough, and takes it back where that was no faster.
+
+    recorded is the pace, in seconds a backprop, that compiled moves must beat.
+    """
 
     def __init__(self) -> None:
         self.recorded: float | None = None
-        self._epochs, self._settled, self._spent = 0, False, 0
+        self._settled = self._mixed = False
+        self._spent = 0
+        self._began: tuple[float, float, int] | None = None
+
+    def glance(self, trainer: "Trainer") -> None:
+        """After a while of an epoch, decide; several processes wait for its end, since they must decide together."""
+        if self.recorded is not None or trainer.ranks.many:
+            return
+        now = perf_counter(), trainer.game.runner.warmed, trainer.game.cost.backprops
+        began = self._began = self._began or now
+        seconds = now[0] - began[0] - (now[1] - began[1])
+        if seconds > WHILE:
+            self._consider(trainer, seconds / (now[2] - began[2]))
+            self._mixed, self._began = self.recorded is not None, None
 
     def look(self, trainer: "Trainer", timing: EpochTiming) -> None:
-        """Compare seconds a backprop; an engine's first epoch holds its set-up and does not count unless it is long."""
+        """Compare seconds a backprop; an epoch that was compiled in its middle says nothing."""
         whole = trainer.method.play.backprops(trainer.budget) * len(trainer.train)
         spent = min(whole, trainer.game.cost.backprops - self._spent)  # less than what was spent before going on
-        self._spent = trainer.game.cost.backprops
-        self._epochs += 1
-        if self._settled or not spent:
+        self._spent, self._began = trainer.game.cost.backprops, None
+        mixed, self._mixed = self._mixed, False
+        if self._settled or mixed or not spent:
             return
-        seconds = trainer.ranks.broadcast(timing.train_seconds)  # what one decides, all must do
-        if self.recorded is None and (self._epochs > 1 or seconds > LONG):
-            self._consider(trainer, seconds / spent)
-        elif self.recorded is not None and self._epochs > 1:
-            self._settle(trainer, seconds / spent, self.recorded)
+        pace = trainer.ranks.broadcast(timing.train_seconds - timing.warm_up_seconds) / spent  # all must do the same
+        if self.recorded is None:
+            self._consider(trainer, pace)
+        else:
+            self._settle(trainer, pace, self.recorded)
 
     def _consider(self, trainer: "Trainer", pace: float) -> None:
-        left = (trainer.settings.epochs - trainer.epoch) * len(trainer.train)
+        """Compile if what is left earns it back; at today's k, which schedules hardly ever lower."""
+        left = (trainer.settings.epochs - trainer.epoch) * len(trainer.train) - trainer.step
         budget = trainer.schedule.budget(trainer.state, trainer.epoch)
         deal = OURS if trainer.engine.fuses else TORCHS
         wait = trainer.ranks.broadcast(deal.seconds(trainer.model))  # not every machine has the same cache
         if left * trainer.method.play.backprops(budget) * pace * deal.gain > wait:
-            self.recorded, self._epochs = pace, 0
+            self.recorded = pace
             trainer.game.runner.use_compiled(True)
 
     def _settle(self, trainer: "Trainer", pace: float, recorded: float) -> None:

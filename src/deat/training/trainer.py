@@ -1,7 +1,6 @@
 """The training loop, in plain sight. It knows neither which method it runs nor what a method is made of."""
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from deat.data.resident import batch_length
 from deat.data.source import Source, staffed
 from deat.errors import Interrupted, NumericalError
 from deat.evaluation.question import check_model
-from deat.game.engine import Engine, choose_precision, choose_records, choose_threads
+from deat.game.engine import choose_threads
 from deat.game.meter import EpochRecord
 from deat.game.moves import Game
 from deat.game.objectives import Objective
@@ -29,6 +28,7 @@ from deat.ranks import ALONE, Ranks
 from deat.recording import on
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
+from deat.training.engines import choose
 from deat.training.failures import check_determinism, is_shortage, located, shortage
 from deat.training.following import Callback as Callback
 from deat.training.following import Keeper
@@ -40,7 +40,7 @@ from deat.training.pace import Pace, Paced, Steady
 from deat.training.remarks import afterwards
 from deat.training.rest import rest_of
 from deat.training.result import Best, Result
-from deat.training.settings import Settings, find_device
+from deat.training.settings import Settings
 from deat.training.shared import own_parts, synchronised, take_parts
 from deat.training.streams import Streams
 from deat.training.validation import Validator
@@ -54,7 +54,8 @@ class Trainer:
 
     Weights, optimiser, the schedule's state, the game's carried delta, the meter's sums and the position are all
     there is to continue from: state_dict() has them, and a keeper saves them. interruption ends training between
-    two batches. ended says that the state which was loaded has nothing left to play.
+    two batches. ended says that the state which was loaded has nothing left to play. engine_news is what a person
+    should know of how moves run, if anything.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class Trainer:
         self.train, self.val, self.settings, self.callbacks, self.ranks = train, val, settings, list(callbacks), ranks
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = settings.threads or choose_threads(self.num_parameters)
-        self.engine = self._engine(own_optimizer=optimizer is not None)
+        chosen = choose(settings, method, self.num_parameters, ranks, own_optimizer=optimizer is not None)
+        self.engine, self.engine_news, self.may_compile = chosen.engine, chosen.news, chosen.may_compile
         self.model = self.engine.prepare(synchronised(model, settings, self.engine.device, ranks))
         self.optimizer = (optimizer or sgd(settings, self.engine.records))(self.model.parameters())
         self.own_optimizer = described(self.optimizer) if optimizer else None
@@ -106,32 +108,6 @@ class Trainer:
         self.active, self._stopping, self.ended = 0, False, False
         self.history: list[EpochStats] = []
         self.best = Best(robust=self.schedule.attacks)
-
-    def _engine(self, own_optimizer: bool) -> Engine:
-        settings, device = self.settings, find_device(self.settings.device)
-        if settings.deterministic and device.type == "cuda":
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        precision = choose_precision(settings.precision, device, self.num_parameters)
-        obstacles = {
-            "this method's play cannot be recorded": not self.method.play.records,
-            "a compact batch changes its shape": self.method.ascent.compact,
-            "an optimiser of your own may read the host": own_optimizer,
-            "batch-norm statistics meet those of other processes": settings.sync_bn and self.ranks.many,
-        }
-        obstacle = next((reason for reason, stands in obstacles.items() if stands), None)
-        records, self.engine_note = choose_records(settings.engine, device, obstacle)
-        if records and self.ranks.many:
-            self.engine_note = "joint moves meet other processes; the others are recorded"
-        self.may_compile = settings.engine == "auto" and device.type == "cuda" and not settings.deterministic
-        return Engine(device, precision, records, compiles=settings.engine == "compile")
-
-    @property
-    def engine_news(self) -> str:
-        """Why moves are not recorded, and what is done instead; empty where nothing stands against it."""
-        if not self.engine_note:
-            return ""
-        instead = "compiled" if self.engine.compiles else "compiled once that pays" if self.may_compile else "eager"
-        return f"not every move is recorded ({self.engine_note}): it is {instead}"
 
     def fit(self) -> Result:
         """Train until the last epoch; where training is interrupted, its state is kept first."""
@@ -193,7 +169,7 @@ class Trainer:
         played = perf_counter()
         stats = self._stats(budget, record)
         clock = self._done, started, played, (done := perf_counter())
-        timing = EpochTiming.of(self.epoch, record.examples, clock, self.game.runner.warm_up())
+        timing = EpochTiming.of(self.epoch, record.examples, clock, self.game.runner.warm_up(), self.engine.name)
         self.state = self.schedule.observe(self.state, record)
         self.history.append(stats)
         self.best.offer(stats, self.model, self.validator.chance if self.validator else None)
@@ -213,6 +189,7 @@ class Trainer:
             self.turn_to(self.epoch, step)
             self.method.play(self.game, x, y, budget)
             self.step = step + 1
+            self.pace.glance(self)
         self.ranks.share_buffers(self.model)
         return self.check_meter()
 
