@@ -1,7 +1,8 @@
-"""Where a move's time goes on a GPU: every kernel of one recorded ascent and one recorded joint move.
+"""Where a move's time goes on a GPU, kernel by kernel, and where a whole batch's does.
 
-PreAct-ResNet-18, batches of 128, bf16, in each engine. A move is replayed alone, so its milliseconds hold no data and
-no augmentation; kernels are summed by what they are for. The command
+PreAct-ResNet-18, batches of 128, bf16. A recorded ascent and a recorded joint move, in each engine, are replayed alone,
+so their milliseconds hold no data and no augmentation; kernels are summed by what they are for. Whole batches are
+compiled, and hold both (gpu_batches.py). The command
 
     python bench/gpu_profile.py --out docs/results/profile.json
 
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_profile_page import draw, render
+from gpu_batches import batches
+from gpu_profile_page import batch_lines, draw, render
 from torch.profiler import ProfilerActivity, profile
 
 import deat
@@ -43,7 +45,7 @@ Record = dict[str, Any]
 
 
 def main() -> None:
-    """Profile both moves in each engine."""
+    """Profile both moves in each engine, and whole batches."""
     parser = argparse.ArgumentParser(description="Every kernel of an ascent and of a joint move.")
     parser.add_argument("--engines", nargs="*", default=["graph", "compile"], help="what to record them with")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
@@ -51,11 +53,20 @@ def main() -> None:
     result: Record = {"machine": {"device": torch.cuda.get_device_name(), **versions()}, "moves": {}}
     for engine in args.engines:
         result["moves"] |= {f"{name}, {engine}": found for name, found in moves(engine).items()}
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
-    draw(result, args.out.with_suffix(".svg"))
+    write(result, args.out)
     for name, move in result["moves"].items():
-        print(f"{name}: {move['ms']:.3f} ms, {move['launches']} kernels {move['kinds']}")
+        print(f"{name}: {move['ms']:.3f} ms, {move['launches']} kernels {move['kinds']}", flush=True)
+    result["batches"] = batches()
+    write(result, args.out)
+    for line in batch_lines(result["batches"]):
+        print(line)
+
+
+def write(result: Record, out: Path) -> None:
+    """The file, the page and the picture."""
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+    draw(result, out.with_suffix(".svg"))
 
 
 def moves(engine: str) -> Record:

@@ -1,5 +1,6 @@
 """The kernel profile as a page of Markdown and as a picture."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,72 @@ def render(result: Record) -> str:
     for kind in kinds:
         lines.append(f"| {kind} | " + " | ".join(f"{move['kinds'].get(kind, 0):.0f}" for move in moves.values()) + " |")
     lines.append("| gaps | " + " | ".join(f"{gaps(move):.0f}" for move in moves.values()) + " |")
+    lines += batch_lines(result.get("batches", {}))
     for name, move in moves.items():
         lines += ["", f"## The kernels of {name}", "", "| µs | times | kernel |", "|---|---|---|"]
         lines += [f"| {k['us']:.1f} | {k['times']:.0f} | `{k['name'][:90]}` |" for k in move["kernels"][:20]]
     return "\n".join([*lines, ""])
+
+
+def batch_lines(batches: dict[str, Record]) -> list[str]:
+    """Whole batches side by side, where they were profiled."""
+    if not batches:
+        return []
+    names = [f"{method}, k = {cell['k']}" if "k" in cell else method for method, cell in batches.items()]
+    lines = [
+        "",
+        "## Where a batch's time goes",
+        "",
+        "Whole batches as a trainer plays them, compiled, data and augmentation included; milliseconds a batch. The",
+        "host's are how long it takes to ask for a batch while the device waits for it: where they are fewer, the",
+        "device is the limit. From the busy device on the profiler has measured, under which gaps are longer.",
+        "",
+        "| | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    lines += [f"| {row} | " + " | ".join(shown(cell, show) for cell in batches.values()) + " |" for row, show in ROWS]
+    if any(why := [failure(cell) for cell in batches.values()]):
+        lines.append("| failed | " + " | ".join(why) + " |")
+    return lines
+
+
+ROWS: tuple[tuple[str, Callable[[Record], str]], ...] = (
+    ("**ms a batch**", lambda cell: f"**{cell['ms']:.2f}**"),
+    ("the host's", lambda cell: f"{cell['host_ms']:.2f}"),
+    ("a batch whose replays are left out", lambda cell: f"{cell['rest_ms']:.2f}"),
+    ("the host's", lambda cell: f"{cell['rest_host_ms']:.2f}"),
+    ("device busy", lambda cell: f"{cell['device']['busy_ms']:.2f}"),
+    ("idle inside replays", lambda cell: f"{cell['device']['idle_inside_ms']:.2f}"),
+    ("idle between launches", lambda cell: f"{cell['device']['idle_between_ms']:.2f}"),
+    ("kernels inside replays", lambda cell: in_all(cell["device"]["inside"])),
+    ("kernels outside", lambda cell: in_all(cell["device"]["outside"])),
+    ("replays, by their kernels", lambda cell: ", ".join(map(replay, cell["device"]["replays"]))),
+)
+"""What is shown of a batch, from its record."""
+
+
+def shown(cell: Record, show: Callable[[Record], str]) -> str:
+    """A cell's entry in a row, which is empty where that was not measured."""
+    try:
+        return show(cell)
+    except KeyError:
+        return ""
+
+
+def failure(cell: Record) -> str:
+    """Why a cell, or its profile, is missing; empty where it is not."""
+    why = cell.get("failed") or cell.get("device", {}).get("failed") or ""
+    return str(why).replace("|", "/")
+
+
+def in_all(kernels: Record) -> str:
+    """What a batch's kernels take, one after the other, and how many they are."""
+    return f"{kernels['ms']:.2f} in {kernels['launches']:.0f}"
+
+
+def replay(found: Record) -> str:
+    """How often a batch has a replay, from its first kernel to its last, and of how many kernels."""
+    return f"{found['times']:g} x {found['ms']:.2f} ({found['kernels']})"
 
 
 def gaps(move: Record) -> float:

@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 
-from helpers import stem_cases
+from helpers import crop_cases, stem_cases
+from helpers.crop_cases import Crop, is_same
 from helpers.kernels_cases import Case, cases, compare, distance
 from helpers.stem_cases import Stem
 
@@ -193,3 +194,81 @@ def test_the_first_convolution_repeats_every_bit() -> None:
             y = conv2d_of_few(x, weight, None, 1, 1)
         answers.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), x)])
     assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
+
+
+CROPS = [
+    Crop(shape=(3, 32, 32), num=300, taken=slice(0, 128)),
+    Crop(shape=(3, 32, 32), num=300, taken=slice(1, 97, 2), flip=False),
+    Crop(shape=(3, 32, 32), num=300, dtype=torch.float32),
+    Crop(shape=(3, 32, 32), num=300, last=True, pad=0),
+    Crop(shape=(1, 28, 28), num=65, pad=2),
+    Crop(shape=(3, 75, 41), num=7, pad=5),
+    Crop(shape=(1, 5, 7), num=1),
+    Crop(shape=(3, 224, 224), num=5, taken=slice(3, None)),
+]
+
+
+@pytest.mark.parametrize("case", CROPS, ids=str)
+def test_crops_have_the_bits_of_tensor_operations(case: Crop) -> None:
+    assert is_same(*crop_cases.compare(case, "cuda"))
+
+
+def test_every_byte_is_scaled_as_elsewhere() -> None:
+    from deat.data.content import to_unit
+    from deat.kernels.crop import crop
+
+    x = torch.arange(256, dtype=torch.uint8, device="cuda").view(1, 1, 16, 16)
+    first = torch.zeros(1, dtype=torch.int64, device="cuda")
+    found = crop(x, first, first, first, first.bool(), 0)
+    assert torch.equal(found, to_unit(x))
+    assert torch.equal(found.cpu(), to_unit(x.cpu()))
+
+
+def test_a_set_of_more_bytes_than_32_bits_count_is_cut_at_its_far_end() -> None:
+    from deat.kernels.crop import crop, serves
+
+    num = 2**31 // (3 * 32 * 32) + 9
+    x = torch.zeros(num, 3, 32, 32, dtype=torch.uint8, device="cuda")
+    x[-1] = 255
+    corner, flip = torch.full((num,), 4, device="cuda"), torch.zeros(num, dtype=torch.bool, device="cuda")
+    assert serves(x)
+    found = crop(x, torch.tensor([num - 1, 0], device="cuda"), corner, corner, flip, 4)
+    assert found[0].min() == 1
+    assert found[1].max() == 0
+
+
+def test_a_resident_set_has_the_same_batches_with_our_kernel_and_launches_once_a_batch() -> None:
+    from deat.data import Augment, Resident
+    from deat.kernels import crop, cut
+    from helpers.data_sets import random_set
+
+    images = random_set(300, shape=(3, 32, 32))
+    here = list(Resident(images, 128, seed=1, augment=Augment(4)).epoch(0))
+    source, launched, launch = Resident(images, 128, seed=1, augment=Augment(4), device="cuda"), [], cut.cut
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cut, "cut", lambda *args: (launched.append(len(args[1])), launch(*args))[1])
+        there = list(source.epoch(0))
+        assert launched == [1, 128, 128, 44], "one image is tried first"
+        patch.setattr(crop, "on_gpu", lambda x: False)
+        plain = list(Resident(images, 128, seed=1, augment=Augment(4), device="cuda").epoch(0))
+    assert len(launched) == 4
+    for (x, y), (u, v), (a, _) in zip(here, there, plain, strict=True):
+        assert is_same(x, u)
+        assert is_same(x, a)
+        assert torch.equal(y, v.cpu())
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_a_batch_is_cut_without_waiting_for_the_device() -> None:
+    from deat.data import Augment, Resident
+    from helpers.data_sets import random_set
+
+    source = Resident(random_set(300, shape=(3, 32, 32)), 128, augment=Augment(4), device="cuda")
+    batches = source.epoch(0)
+    next(batches)  # the epoch's order and draws are copied to the device
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rest = list(batches)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(rest) == 2

@@ -11,11 +11,11 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from deat.kernels import copy, descent, head, listed, narrow, norm, step, surprise
+from deat.kernels import copy, cut, descent, head, listed, narrow, norm, step, surprise
 
 TARGET = GPUTarget("cuda", 90, 32)
 IMAGES = ("x", "other", "total", "beside", "y", "dy", "gate", "more", "dx", "by_beside", "pooled", "logits", "grad")
-SIZES = ("M", "N", "C", "HW", "rows", "n", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww")
+SIZES = ("M", "N", "C", "HW", "rows", "n", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww", "pad", "every")
 TILE = {"BM": 128, "BC": 64, "ACC": tl.float32, "EPS": 1e-5, "EARLY": True}
 
 
@@ -82,6 +82,9 @@ def main() -> None:
         kinds = {"table": "*i64", **kinds}
         how = {"COPY": tl.bfloat16, "COLUMNS": listed.COLUMNS, "BLOCK": listed.BLOCK}
         build(listed._descend_listed, others=kinds, DECAY=5e-4, **how)
+    kinds = {"index": "*i64", "top": "*i64", "left": "*i64", "flip": "*i1", "out": "*fp32"}
+    for images in ("*u8", "*fp32"):
+        build(cut.cut_out, images, kinds, C=3, H=32, W=32, BLOCK=cut.BLOCK)
     build(step._move, others={"grad": "*fp32"}, EPS=8 / 255, BLOCK=2048)
     for half, weight in (("*bf16", "*bf16"), ("*fp16", "*fp32")):
         build_end(half, weight, classes=10 if half == "*bf16" else 33)

@@ -1,4 +1,4 @@
-"""A set that lives whole on the device: batches by index, crops and flips as tensor operations."""
+"""A set that lives whole on the device: batches by index, crops and flips made there."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -6,10 +6,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from deat.data.augment import Augment
+from deat.data.augment import Augment, Draws
 from deat.data.content import check_fits, to_unit
 from deat.data.imageset import ImageSet
 from deat.errors import DataError
+from deat.kernels.crop import crop, serves
 from deat.ranks import Share
 from deat.seeding import derive
 
@@ -77,10 +78,21 @@ class Resident:
         for step in range(first, len(self)):
             index = order[step * self.batch_size : (step + 1) * self.batch_size]
             index = index[self.share.rows(len(index))]
-            x = self._x.index_select(0, index)
-            if self.augment and draws:
-                x = self.augment.apply(x, draws.select(index))
-            yield to_unit(x), self._y.index_select(0, index)
+            yield self._images_at(index, draws), self._y.index_select(0, index)
+
+    def _images_at(self, index: Tensor, draws: Draws | None) -> Tensor:
+        """These images as they are trained on; a GPU takes one launch for them where ours can be built."""
+        if self.augment and draws and self._is_served:
+            return crop(self._x, index, draws.top, draws.left, draws.flip, self.augment.pad)
+        x = self._x.index_select(0, index)
+        if self.augment and draws:
+            x = self.augment.apply(x, draws.select(index))
+        return to_unit(x)
+
+    @cached_property
+    def _is_served(self) -> bool:
+        """Whether our own kernel crops; what inherits from Augment may do so in a way of its own."""
+        return type(self.augment) is Augment and serves(self._x)
 
     def _moved(self, tensor: Tensor) -> Tensor:
         try:

@@ -1,0 +1,121 @@
+"""Where a whole batch's time goes on a GPU, beyond its moves: what gpu_profile.py shows beside them.
+
+A trainer plays batches of PreAct-ResNet-18, compiled, as in a run, data and augmentation included. Its milliseconds are
+by the clock, without a profiler. The host's are how long it takes to ask for a batch while the device waits for it: as
+long as that is less than the whole, the device is the limit. Batches whose replays are left out show what
+the rest costs alone. What ran when is the profiler's, under which the host is slower, and so the gaps are longer.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from gpu_timeline import Record, spans_of, timeline
+from torch.profiler import ProfilerActivity, profile
+
+import deat
+import gpu
+from deat.data import Augment
+from deat.training.trainer import Trainer
+
+METHODS = ("pgd-7", "m+deat", "trades")
+SIZE, PROFILED = 128, 20
+"""Images of a batch, and batches under the profiler."""
+
+
+def batches() -> Record:
+    """Each method's batches; one that fails says why."""
+    return {method: attempt(partial(measure, method)) for method in METHODS}
+
+
+def attempt(work: Callable[[], Record]) -> Record:
+    """What work finds, or why it does not."""
+    try:
+        return work()
+    except Exception as error:  # whatever is missing, the rest is still worth showing
+        return {"failed": f"{type(error).__name__}: {error}".split("\n")[0][:200]}
+
+
+def measure(method: str) -> Record:
+    """A batch by the clock, and by the profiler."""
+    torch._dynamo.reset()
+    gc.collect()
+    with trained(method) as player:
+        found = {"k": player.budget.k, **player.clocked()}
+        with patch.object(player.recorder, "play", lambda *held: None):
+            rest = player.clocked()
+        found |= {f"rest_{name}": value for name, value in rest.items()}
+        return found | {"device": attempt(player.profiled)}
+
+
+@contextmanager
+def trained(method: str) -> Iterator["Player"]:
+    """A trainer whose moves are compiled and recorded."""
+    settings = deat.Settings(epochs=10, batch_size=SIZE, lr=0.01, rate="flat", device=gpu.DEVICE, engine="compile")
+    data = gpu.images(32, SIZE * gpu.MANY)
+    net = gpu.net_of("preact_resnet18")
+    trainer = deat.make_trainer(net, data, method=method, settings=settings, augment=Augment(4))
+    player = Player(trainer, gpu.STEPS[method])
+    with trainer.session():
+        player.play()
+        assert trainer.engine.name == "compile", f"it ran {trainer.engine.name}"
+        yield player
+
+
+class Player:
+    """A trainer that plays the same epoch again and again, each batch with k attack steps."""
+
+    def __init__(self, trainer: Trainer, k: int) -> None:
+        self.trainer = trainer
+        self.budget = replace(trainer.schedule.budget(trainer.state, 0), k=k, alpha=2 / 255)
+
+    @property
+    def recorder(self) -> Any:
+        """Who replays moves."""
+        assert self.trainer.game.runner.recorder is not None, "nothing was recorded"
+        return self.trainer.game.runner.recorder
+
+    def play(self) -> None:
+        """An epoch."""
+        self.trainer.step = 0
+        self.trainer.play_epoch(self.budget)
+
+    def each(self) -> Iterator[None]:
+        """The same, batch by batch, so that one may look between them."""
+        trainer = self.trainer
+        for step, (x, y) in enumerate(trainer.train.epoch(trainer.epoch)):
+            trainer.turn_to(trainer.epoch, step)
+            trainer.method.play(trainer.game, x, y, self.budget)
+            yield
+
+    def clocked(self) -> Record:
+        """Milliseconds of a batch among many, and of the host to ask for one."""
+        seconds = min(gpu.clocked(self.play) for _ in range(3)) / len(self.trainer.train)
+        return {"ms": round(1000 * seconds, 4), "host_ms": round(1000 * median(self.asked()), 4)}
+
+    def asked(self) -> Iterator[float]:
+        """Seconds until the host has asked for each batch, none before it being under way."""
+        each = self.each()
+        for _ in range(len(self.trainer.train)):
+            torch.cuda.synchronize()
+            started = perf_counter()
+            next(each)
+            yield perf_counter() - started
+
+    def profiled(self) -> Record:
+        """What the device did in a batch."""
+        each = self.each()
+        next(each)  # an epoch's order and draws are made before its first batch
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
+            for _ in range(PROFILED):
+                next(each)
+            torch.cuda.synchronize()
+        return timeline(*spans_of(found.events()), batches=PROFILED)
