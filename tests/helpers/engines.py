@@ -36,7 +36,7 @@ class Small(nn.Module):
 
 def small_net(dropout: float = 0.0, reads: bool = False) -> nn.Module:
     """The network, its weights always the same."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng():  # a GPU's stream is seeded with the others
         torch.manual_seed(0)
         return deat.normalized(Small(dropout, reads), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
