@@ -12,7 +12,8 @@ file already is kept, unless a cell failed, so that the command may be given aga
 
 It writes the JSON file and a table beside it. TFLOP/s count multiplications and additions of convolutions and matrix
 products, three forwards' worth for a joint backprop and two for an ascend; the share is of what this device reached on
-a large bf16 matrix product in the same call. Memory is the most that was in use at once, warm-up included.
+a large bf16 matrix product in the same call. Memory is the most that was in use at once, warm-up included; "first" is
+that of a compiled cell that found none of our kernels built. Each call notes which deat it measured.
 """
 
 import argparse
@@ -28,12 +29,14 @@ from typing import Any
 
 import torch
 from gpu_page import render
+from gpu_source import made_by
 from plain import Images, Script, fat_epoch, free_epoch, mart_epoch, pgd_epoch, trades_epoch, yopo_epoch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import deat
 from deat.data import Augment, ImageSet
+from deat.kernels import are_built
 from deat.versions import versions
 
 STEPS = {"pgd-7": 7, "m+deat": 2, "trades": 10, "m+mart": 2, "fat-5": 5, "yopo-5-3": 4}
@@ -81,9 +84,10 @@ def main() -> None:
     if (made := without_peak(result.get("machine", machine))) != without_peak(machine):
         parser.error(f"{args.out} was made by {made}, not {without_peak(machine)}; write to another file")
     result["machine"] = machine
+    call = {"peak_tflops": machine["peak_tflops"], "made": made_by()}
     for group in missing:
         for name in cells_of(group):
-            result["cells"][name] = measure(name) | {"peak_tflops": machine["peak_tflops"]}
+            result["cells"][name] = measure(name) | call
             print(name, result["cells"][name], flush=True)
         result["cells"] = in_order(result["cells"])
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -132,6 +136,7 @@ def deat_side(network: str, method: str, size: int, engine: str, data: ImageSet)
     settings = deat.Settings(epochs=10, batch_size=size, lr=0.01, rate="flat", device=DEVICE, engine=engine)
     trainer = deat.make_trainer(net_of(network), data, method=method, settings=settings, augment=Augment(4))
     budget = replace(trainer.schedule.budget(trainer.state, 0), k=STEPS[method], alpha=2 / 255)
+    first = engine == "compile" and not are_built()
 
     def play() -> None:
         trainer.step = 0
@@ -142,7 +147,8 @@ def deat_side(network: str, method: str, size: int, engine: str, data: ImageSet)
         seconds = min(clocked(play) for _ in range(3))
     backprops = trainer.method.play.backprops(budget)
     flops = size * forward_flops(network) * forwards_worth(trainer.method, backprops)
-    return summary(seconds, warm, len(data) // size, backprops, size, flops) | {"ran": trainer.engine.name}
+    found = summary(seconds, warm, len(data) // size, backprops, size, flops)
+    return found | {"ran": trainer.engine.name, "first": first}
 
 
 def forwards_worth(method: deat.Method, backprops: int) -> int:

@@ -1,12 +1,14 @@
 """The whole FAST run of M+DEAT, as fast as it goes and as plainly as it goes: seconds, and what it costs in accuracy.
 
 The recipe cifar10-fast on PreAct-ResNet 18, 11 epochs, data and augmentation included: compiled in bf16, and eager in
-float32, a few seeds each. A BP-epoch is one backprop for every batch of an epoch. The first epoch of an engine holds
-its warm-up, which is what it took beyond its backprops at the pace of the others; "first" are those that found no
-kernel of ours that an earlier process had built. Natural and PGD-20 accuracy are on
-all test images. Then the trained network makes one ascent and one joint move on the same 128 images, compiled and
-eager, both in bf16: how far their losses are apart, and how many signs of delta differ. Runs that are in the file
-already are kept, so that the command may be given again:
+float32, a few seeds each; recorded in bf16, and as `auto` goes from recorded to compiled moves, one seed. A BP-epoch is
+one backprop for every batch of an epoch. An engine's first epoch holds its warm-up, which is what it took beyond its
+backprops at the pace of the engine's others; "first" are those that found no kernel of ours that an earlier process had
+built. "In all" are all epochs, every warm-up included. Natural and PGD-20 accuracy are on all test images. Then the
+trained network makes one ascent, or one full pass of YOPO's, and one joint move of each of a few methods on the same
+128 images, compiled and eager, both in bf16: how far their losses are apart, and how many signs of delta differ; the
+page has the worst of them, the file has each. Runs that are in the file already are kept, so that the command may be
+given again:
 
     python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json
     python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json compile-bf16-0
@@ -24,6 +26,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
+from gpu_source import made_by, told
 from torch import nn
 
 import deat
@@ -31,14 +34,20 @@ from deat.data import ImageSet
 from deat.game.round import Round
 from deat.kernels import are_built
 from deat.recipes import recipe
+from deat.training.history import EpochTiming
 from deat.versions import versions
-from gpu import clocked
+from gpu import DEVICE, clocked
 
 SIDES = {
     "compile-bf16": {"engine": "compile", "precision": "bf16"},
     "eager-fp32": {"engine": "eager", "precision": "fp32"},
+    "graph-bf16": {"engine": "graph", "precision": "bf16"},
+    "auto-bf16": {"engine": "auto", "precision": "bf16"},
 }
-SEEDS = (0, 1, 2)
+COMPARED, SEEDS = ("compile-bf16", "eager-fp32"), (0, 1, 2)
+"""The sides whose accuracy is compared, and their seeds; of the others seconds alone are asked, of one seed."""
+MOVED = ("pgd-1", "trades-1", "mart-1", "fat-1", "yopo-2-2")
+"""Methods whose moves are compared: what they ascend, in which mode and through how much of the network differs."""
 SECONDS = ("seconds", "seconds_per_bp_epoch", "warm_up_seconds")
 ATTACKS = ("natural", "pgd-20")
 Record = dict[str, Any]
@@ -46,7 +55,7 @@ Record = dict[str, Any]
 
 def main() -> None:
     """Train and judge what is missing."""
-    names = [f"{side}-{seed}" for side in SIDES for seed in SEEDS]
+    names = [f"{side}-{seed}" for side in SIDES for seed in (SEEDS if side in COMPARED else SEEDS[:1])]
     parser = argparse.ArgumentParser(description="The whole FAST run of M+DEAT, compiled and plain.")
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"what to run; all of {', '.join(names)}")
     parser.add_argument("--data", required=True, help="CIFAR-10, as deat train takes it")
@@ -84,43 +93,87 @@ def measure(data: str, side: Record, seed: int, epochs: int | None) -> Record:
     row = replace(row, settings={**row.settings, **side, **({"epochs": epochs} if epochs else {})})
     run = row.resolve(seed)
     trainer = run.trainer()
-    seconds, first = [], not are_built()
+    seconds, first = [], side["engine"] in ("compile", "auto") and not are_built()
+    trainer.callbacks.append(noted := Noted())
     with trainer.session():
         for _ in range(run.settings.epochs):
             seconds.append(clocked(trainer.run_epoch))
     spent = [stats.k + 1 for stats in trainer.history]
-    pace = sum(seconds[1:]) / sum(spent[1:])
+    pace, warm_up = paced(seconds, spent, noted.engines)
     test: Any = run.corpus.test
     found = deat.evaluate(trainer.model, test, threat=run.threat, attacks=list(ATTACKS), sanity=False, block=2500)
     return {
         "seconds": [round(s, 3) for s in seconds],
         "bp_epochs": spent,
         "seconds_per_bp_epoch": round(pace, 4),
-        "warm_up_seconds": round(max(0.0, seconds[0] - spent[0] * pace), 1),
+        "warm_up_seconds": round(warm_up, 1),
         "first": first,
-        "ran": trainer.engine.name,
+        "ran": noted.engines[-1],
+        "engines": noted.engines,
+        "made": made_by(),
         "accuracy": {name: found.accuracy[name] for name in ATTACKS},
         "move": agreement(trainer.model, run.corpus.train) if side["engine"] == "compile" else None,
     }
 
 
-def agreement(model: nn.Module, train: Any) -> Record:
-    """How far one ascent and one joint move, compiled, are from the same moves made eagerly."""
+class Noted:
+    """Notes what every epoch ran by; a callback of the trainer."""
+
+    def __init__(self) -> None:
+        self.engines = list[str]()
+
+    def on_epoch(self, trainer: deat.Trainer, stats: deat.EpochStats, timing: EpochTiming) -> None:
+        """An epoch has ended, and a pace has decided about the next one."""
+        self.engines.append(timing.engine)
+
+
+def paced(seconds: list[float], spent: list[int], engines: list[str]) -> tuple[float, float]:
+    """Seconds a BP-epoch of the engine that a run ended with, and what all engines' first epochs took beyond theirs."""
+    begins = [i for i, engine in enumerate(engines) if i == 0 or engine != engines[i - 1]]
+    spans = [range(i, j) for i, j in zip(begins, [*begins[1:], len(engines)], strict=True)]
+    last = _pace(seconds, spent, spans[-1])
+    paces = [_pace(seconds, spent, span) if len(span) > 1 else last for span in spans]
+    beyond = [max(0.0, seconds[span[0]] - spent[span[0]] * pace) for span, pace in zip(spans, paces, strict=True)]
+    return last, sum(beyond)
+
+
+def _pace(seconds: list[float], spent: list[int], span: range) -> float:
+    """Of an engine's epochs but its first, if there are others."""
+    counted = span[1:] or span
+    return sum(seconds[i] for i in counted) / sum(spent[i] for i in counted)
+
+
+def agreement(model: nn.Module, train: Any) -> Record | None:
+    """How far moves that are compiled are from the same ones made eagerly: at worst, and for each method."""
     batch = ImageSet(train.images[:128], train.labels[:128], train.classes)
-    one, other = (moved(copy.deepcopy(model), batch, engine) for engine in ("compile", "eager"))
+    each = {method: apart(model, batch, method) for method in MOVED}
+    known = [found for found in each.values() if found]
+    if not known:
+        return None
+    return {name: max(found[name] for found in known) for name in ("loss", "signs", "steps")} | {"each": each}
+
+
+def apart(model: nn.Module, batch: ImageSet, method: str) -> Record | None:
+    """Of one method: losses, signs of delta, and steps of it that went elsewhere; None where compiling fell back."""
+    one, other = (moved(copy.deepcopy(model), batch, method, engine) for engine in ("compile", "eager"))
+    if one is None or other is None:
+        return None
     signs = float((one.delta.sign() != other.delta.sign()).float().mean())
-    return {"loss": round(abs(float(one.loss) - float(other.loss)), 6), "signs": round(signs, 6)}
+    # A step that is shorter than a pixel's random start cannot turn delta's sign, but it ends elsewhere.
+    steps = float(((one.delta - other.delta).abs() > 1e-3).float().mean())
+    loss = abs(float(one.loss) - float(other.loss))
+    return {"loss": round(loss, 6), "signs": round(signs, 6), "steps": round(steps, 6)}
 
 
-def moved(model: nn.Module, batch: ImageSet, engine: str) -> Round:
-    """A batch after PGD-1's two moves."""
+def moved(model: nn.Module, batch: ImageSet, method: str, engine: str) -> Round | None:
+    """A batch after a method's moves, if they ran as they were to."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    settings = deat.Settings(epochs=2, batch_size=128, lr=1e-6, rate="flat", device="cuda", engine=engine)
-    trainer = deat.make_trainer(model, batch, method="pgd-1", settings=replace(settings, precision="bf16"))
+    settings = deat.Settings(epochs=2, batch_size=len(batch), lr=1e-6, rate="flat", device=DEVICE, engine=engine)
+    trainer = deat.make_trainer(model, batch, method=method, settings=replace(settings, precision="bf16"))
     with trainer.session():
         trainer.run_epoch()
-        return next(iter(trainer.game._rounds.values()))
+        return next(iter(trainer.game._rounds.values())) if trainer.engine.name == engine else None
 
 
 def render(result: Record) -> str:
@@ -133,33 +186,47 @@ def render(result: Record) -> str:
         f"{machine['device']}, torch {machine['torch']}; its head says what is measured. Accuracies in %, on all test",
         "images.",
         "",
-        "| run | BP-epochs | seconds | s a BP-epoch | warm-up, s | natural | PGD-20 | loss apart | other signs |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| run | BP-epochs | seconds | s a BP-epoch | warm-up, s | in all, s | natural | PGD-20 | loss apart "
+        "| other signs |",
+        "|---" * 10 + "|",
     ]
     for name, run in runs.items():
         scores = " | ".join(f"{100 * run['accuracy'][a]:.2f}" for a in ATTACKS)
         columns = (sum(run["bp_epochs"]), *clock(run))
         far = f"{run['move']['loss']:.5f} | {run['move']['signs']:.2%}" if run["move"] else " | "
-        fell = f", fell back: {run['ran']}" * (run["ran"] not in name)
-        lines.append(f"| {name}{fell} | " + " | ".join(map(str, columns)) + f" | {scores} | {far} |")
-    return "\n".join([*lines, "", *compared(runs), ""])
+        lines.append(f"| {name}{ended(name, run['ran'])} | " + " | ".join(map(str, columns)) + f" | {scores} | {far} |")
+    return "\n".join([*lines, "", *compared(runs), "", *makers(runs), ""])
+
+
+def ended(name: str, ran: str) -> str:
+    """What a run ended with, where its name does not say so."""
+    return f", ended with {ran}" if name.startswith("auto") else f", fell back: {ran}" * (ran not in name)
+
+
+def makers(runs: dict[str, Record]) -> list[str]:
+    """Which deat made which runs."""
+    found: dict[str, list[str]] = {}
+    for name, run in runs.items():
+        found.setdefault(told(run.get("made")), []).append(name)
+    return ["| deat | runs |", "|---|---|", *(f"| {made} | {', '.join(names)} |" for made, names in found.items())]
 
 
 def clock(run: Record) -> tuple[str, ...]:
-    """Seconds after the warm-up, seconds a BP-epoch and the warm-up's; nothing of a run that was not alone."""
+    """Seconds after the warm-up, seconds a BP-epoch, the warm-up's, and all; nothing of a run that was not alone."""
     if run["seconds"] is None:
-        return "", "", ""
+        return "", "", "", ""
     paid = sum(run["seconds"]) - run["warm_up_seconds"]
     return (
         f"{paid:.1f}",
         f"{run['seconds_per_bp_epoch']:.3f}",
         f"{run['warm_up_seconds']:.1f}{', first' * run.get('first', False)}",
+        f"{sum(run['seconds']):.1f}",
     )
 
 
 def compared(runs: dict[str, Record]) -> list[str]:
     """The difference of the sides' means, once both have the same seeds."""
-    sides = {side: [runs[f"{side}-{seed}"] for seed in SEEDS if f"{side}-{seed}" in runs] for side in SIDES}
+    sides = {side: [runs[f"{side}-{seed}"] for seed in SEEDS if f"{side}-{seed}" in runs] for side in COMPARED}
     if len({len(held) for held in sides.values()}) > 1 or len(next(iter(sides.values()))) < 2:
         return []
     texts = []

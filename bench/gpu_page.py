@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from gpu_source import told
+
 Record = dict[str, Any]
 
 
@@ -13,12 +15,14 @@ def render(result: Record) -> str:
         [
             "# Training speed on a GPU",
             "",
-            f"`python bench/gpu.py --out docs/results/speed.json` on {where}, which reached {machine['peak_tflops']}",
-            "TFLOP/s on a large bf16 matrix product. Its head says what is measured. A backprop is one forward and",
-            "backward over a batch; times hold data and augmentation, and not the warm-up. Images/s are those of a",
-            "training that makes so many backprops of each batch.",
+            f"`python bench/gpu.py --out docs/results/speed.json` on {where}.",
+            "Its head says what is measured. A backprop is one forward and backward over a batch; times hold data and",
+            "augmentation, and not the warm-up. Images/s are those of a training that makes so many backprops of each",
+            "batch. The peak is what the device reached on a large bf16 matrix product in the same call.",
             "",
             *table(result["cells"], machine["peak_tflops"]),
+            "",
+            *calls(result["cells"], machine["peak_tflops"]),
             "",
         ]
     )
@@ -44,6 +48,17 @@ def table(cells: dict[str, Record], peak: float) -> list[str]:
             f"{head}| {cell['ms_per_backprop']:.2f} | {ratio} | {cell['backprops_per_batch']} "
             f"| {cell['images_per_second']:,} | {cell['tflops']:.0f} "
             f"| {cell['tflops'] / cell.get('peak_tflops', peak):.0%} | {cell['peak_memory_gib']:.1f} "
-            f"| {cell['warm_up_seconds']:.1f} |"
+            f"| {cell['warm_up_seconds']:.1f}{', first' * cell.get('first', False)} |"
         )
     return rows
+
+
+def calls(cells: dict[str, Record], peak: float) -> list[str]:
+    """A row for what was measured with the same peak by the same deat."""
+    found: dict[tuple[float, str], list[str]] = {}
+    for name, cell in cells.items():
+        groups = found.setdefault((cell.get("peak_tflops", peak), told(cell.get("made"))), [])
+        if (group := name.rpartition("/")[0]) not in groups:
+            groups.append(group)
+    head = ["| the peak, TFLOP/s | deat | measured then |", "|---|---|---|"]
+    return head + [f"| {peak} | {made} | {', '.join(groups)} |" for (peak, made), groups in found.items()]

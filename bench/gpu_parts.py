@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 from gpu_profile import recorded, timed
+from gpu_source import made_by, told
 
 from deat.kernels import descent, entropy, forked, normed, pooled, rewire, stem
 from deat.training.optimizers import DeviceSGD
@@ -44,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Both moves with all parts of the compiled engine, and less one.")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     args = parser.parse_args()
-    result: Record = {"machine": {"device": torch.cuda.get_device_name(), **versions()}, "moves": {}}
+    result: Record = {"machine": {"device": torch.cuda.get_device_name(), **versions()}, "made": made_by(), "moves": {}}
     for part, how in ((ALL, None), *PARTS.items(), (AGAIN, None)):
         with patch.object(*how) if how else nullcontext():
             result["moves"][part] = measure()
@@ -67,15 +68,16 @@ def render(result: Record) -> str:
         "# What each part of the compiled engine brings",
         "",
         "`python bench/gpu_parts.py --out docs/results/parts.json` on",
-        f"{machine['device']}, torch {machine['torch']}; its head says what is measured. Milliseconds.",
+        f"{machine['device']}, torch {machine['torch']}, deat {told(result.get('made'))}; its head says what is",
+        "measured. Milliseconds.",
         "",
         "| left out | ascend | joint | more than with all, each |",
         "|---|---|---|---|",
     ]
     for part, found in moves.items():
         more = [f"{found[name] - moves[ALL][name]:+.3f}" for name in ("ascend", "joint")]
-        told = " | ".join(f"{found[name]:.3f}" for name in ("ascend", "joint"))
-        lines.append(f"| {part} | {told} | {', '.join(more)} |")
+        times = " | ".join(f"{found[name]:.3f}" for name in ("ascend", "joint"))
+        lines.append(f"| {part} | {times} | {', '.join(more)} |")
     return "\n".join([*lines, ""])
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from gpu_batches import batches
 from gpu_profile_page import batch_lines, draw, render
+from gpu_source import made_by
 from torch.profiler import ProfilerActivity, profile
 
 import deat
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="*", default=["graph", "compile"], help="what to record them with")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     args = parser.parse_args()
-    result: Record = {"machine": {"device": torch.cuda.get_device_name(), **versions()}, "moves": {}}
+    result: Record = {"machine": {"device": torch.cuda.get_device_name(), **versions()}, "made": made_by(), "moves": {}}
     for engine in args.engines:
         result["moves"] |= {f"{name}, {engine}": found for name, found in moves(engine).items()}
     write(result, args.out)

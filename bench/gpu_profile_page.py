@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gpu_source import told
+
 Record = dict[str, Any]
 
 
@@ -15,8 +17,8 @@ def render(result: Record) -> str:
         "# Where a move's time goes",
         "",
         f"`python bench/gpu_profile.py --out docs/results/profile.json` on {machine['device']},",
-        f"torch {machine['torch']}. PreAct-ResNet 18, batches of 128, bf16; a recorded move replayed alone, so without",
-        "data and augmentation. Microseconds by what a kernel is for;",
+        f"torch {machine['torch']}, deat {told(result.get('made'))}. PreAct-ResNet 18, batches of 128, bf16; a",
+        "recorded move replayed alone, so without data and augmentation. Microseconds by what a kernel is for;",
         '"gaps" is what is left of the move\'s time; kernels that overlap add up to more than it.',
         "",
         "| | " + " | ".join(moves) + " |",

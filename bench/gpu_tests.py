@@ -20,7 +20,7 @@ import torch
 from deat.versions import versions
 
 ROOT = Path(__file__).parents[1]
-RECORDED, RESUMED, SLOW = "recorded", "resumed", "synchronisation"
+RECORDED, RESUMED, SLOW, AGREE = "recorded", "resumed", "synchronisation", "agree_with_eager"
 TWO_PASSES = "(trades or mart or amata)"
 SHARES = (
     ("tests/gpu/test_kernels.py", "tests/gpu/test_network_ends.py"),
@@ -34,7 +34,11 @@ SHARES = (
     ("tests/gpu/test_cuda.py", "-k", f"{SLOW} and {TWO_PASSES}"),
     ("tests/gpu/test_cuda.py", "-k", f"{SLOW} and not {TWO_PASSES}"),
     ("tests/gpu/test_cuda.py", "-k", "precision"),
-    ("tests/gpu/test_cuda.py", "-k", f"not ({RECORDED} or {RESUMED} or {SLOW} or precision)"),
+    ("tests/gpu/test_cuda.py", "-k", f"{AGREE} and {TWO_PASSES}"),
+    ("tests/gpu/test_cuda.py", "-k", f"{AGREE} and not {TWO_PASSES}"),
+    ("tests/gpu/test_cuda.py", "-k", f"not ({RECORDED} or {RESUMED} or {SLOW} or precision or {AGREE})"),
+    ("tests/gpu/test_engines.py", "-k", "compil"),
+    ("tests/gpu/test_engines.py", "-k", "not compil"),
 )
 """What each process runs; most of their time goes into compiling and recording, on a core each."""
 

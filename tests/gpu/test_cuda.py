@@ -15,7 +15,6 @@ from deat.errors import Interrupted
 from deat.game.round import Round
 from deat.methods import names
 from deat.training.checkpoints import Checkpoints
-from deat.training.history import EpochTiming
 from deat.training.optimizers import DeviceSGD, OptimizerFactory
 from deat.training.sameness import reasons_against_exactness
 from deat.training.trainer import Trainer
@@ -102,38 +101,6 @@ def test_recorded_moves_equal_eager_ones_bit_for_bit(method: str) -> None:
         torch.use_deterministic_algorithms(False)
     assert one == other
     assert all(torch.equal(eager[name], graph[name]) for name in eager)
-
-
-class Clocked:
-    """A callback that keeps every epoch's clock."""
-
-    def __init__(self, kept: list[EpochTiming]) -> None:
-        self.kept = kept
-
-    def on_epoch(self, trainer: deat.Trainer, stats: deat.EpochStats, timing: EpochTiming) -> None:
-        self.kept.append(timing)
-
-
-def test_recordings_do_not_grow_while_k_and_momentum_change() -> None:
-    trainer = make_trainer("deat-1", "bf16", epochs=4, engine="graph")
-    counts, ks, clocks = [], [], list[EpochTiming]()
-    trainer.callbacks.append(Clocked(clocks))
-    momentum, momenta, close = trainer.optimizer.param_groups[0]["momentum"], [], trainer.game.close
-
-    def note(r: Round) -> None:
-        close(r)
-        momenta.append(float(momentum))
-
-    trainer.game.close = note  # type: ignore[method-assign]
-    with trainer.session():
-        for _ in range(4):
-            ks.append(trainer.run_epoch().k)
-            counts.append(len(trainer.game.runner.recorder or ()))
-    assert ks == [0, 1, 2, 3]
-    assert counts[1] == counts[2] == counts[3] > 0
-    assert clocks[0].train_seconds > clocks[0].warm_up_seconds > 0 == clocks[3].warm_up_seconds
-    assert momenta == pytest.approx([trainer.steering.rate.at(step, 12)[1] for step in range(12)])
-    assert min(momenta) < 0.82 < 0.88 < min(momenta[0], momenta[-1]), "it goes down and comes back"
 
 
 def test_a_trainer_gives_back_the_memory_of_its_recordings() -> None:
@@ -255,7 +222,7 @@ def test_a_recorded_fp16_step_that_overflows_is_skipped_counted_and_halves_the_s
 
 
 def played(method: str, precision: str, engine: str, double: bool = False) -> list[Round]:
-    """A batch after each of three epochs of one batch, its weights the same in either engine."""
+    """A batch after each of two epochs of one batch, its weights the same in either engine; m+'s k is 0, then 1."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8)
@@ -278,31 +245,18 @@ def played(method: str, precision: str, engine: str, double: bool = False) -> li
     return seen
 
 
-@pytest.mark.parametrize("method", ["pgd-2", "m+trades", "free-4", "fat-5", "yopo-5-3"])
+@pytest.mark.parametrize("method", ["pgd-2", "m+trades", "mart-2", "free-4", "fat-5", "yopo-5-3"])
 def test_compiled_moves_agree_with_eager_ones(method: str) -> None:
     for one, other in zip(played(method, "fp32", "eager", True), played(method, "fp32", "compile", True), strict=True):
         assert float(other.loss) == pytest.approx(float(one.loss), rel=1e-9)
         assert torch.allclose(other.magnitude, one.magnitude, rtol=1e-9, atol=1e-12)
-    one, other = played(method, "bf16", "eager")[0], played(method, "bf16", "compile")[0]
-    assert float(other.loss) == pytest.approx(float(one.loss), abs=1e-2)
+    for one, other in zip(played(method, "bf16", "eager"), played(method, "bf16", "compile"), strict=True):
+        assert float(other.loss) == pytest.approx(float(one.loss), rel=1e-2, abs=1e-2)
+        assert (one.delta.abs().amax() > 0) == (other.delta.abs().amax() > 0)
+    assert one.delta.any(), "no ascend was among them"
 
 
 def test_a_compiled_ascent_in_half_precision_keeps_the_signs_of_delta() -> None:
     one, other = played("pgd-1", "bf16", "eager")[0], played("pgd-1", "bf16", "compile")[0]
     # Gradients of a network that has learnt nothing are mostly rounding: bench/gpu_fast.py asks one that has.
     assert float((one.delta.sign() != other.delta.sign()).float().mean()) < 0.05
-
-
-def test_compilations_do_not_grow_while_k_changes() -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    trainer = make_trainer("deat-1", "bf16", epochs=4, engine="compile")
-    counts, ks = [], []
-    with trainer.session():
-        for _ in range(4):
-            ks.append(trainer.run_epoch().k)
-            counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    assert ks == [0, 1, 2, 3]
-    assert trainer.game.runner.compiled is not None
-    assert counts[0] >= 1
-    assert counts[1] == counts[2] == counts[3]

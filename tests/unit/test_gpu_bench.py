@@ -73,6 +73,7 @@ def test_every_cell_says_what_it_did_and_both_sides_do_as_much(
     monkeypatch.setattr(gpu, "Script", lambda *args, **named: (made.append(script(*args, **named)), made[-1])[1])
     cells = run(gpu, tmp_path / "speed.json", monkeypatch)
     assert not [cell for cell in cells.values() if "failed" in cell]
+    assert len({cell["made"]["source"] for cell in cells.values()}) == 1
     for method, plain in zip(gpu.PLAIN, made, strict=True):
         pair = [cells[f"{GROUP.format(method)}/{engine}"] for engine in ("plain", "eager")]
         assert [cell["backprops_per_batch"] for cell in pair] == [gpu.STEPS[method] + 1] * 2
@@ -132,6 +133,20 @@ def test_an_engine_that_fell_back_is_not_shown_as_what_it_was_to_be(gpu: ModuleT
     page = gpu.render({"machine": machine, "cells": {"net/pgd-7/128/compile": cell}})
     assert "| compile, fell back: graph |" in page
     assert "| 50% |" in page, "the share is of what its own call reached"
+
+
+def test_the_page_says_each_calls_peak_and_which_deat_it_measured(gpu: ModuleType) -> None:
+    cell = {"ms_per_backprop": 1.0, "images_per_second": 1, "tflops": 200.0, "peak_memory_gib": 1.0}
+    cell |= {"warm_up_seconds": 1.0, "backprops_per_batch": 8}
+    new = {**cell, "peak_tflops": 400.0, "made": {"commit": "abc", "source": "012"}, "first": True}
+    machine = {"device": "a GPU", "torch": "2", "python": "3", "peak_tflops": 800.0}
+    cells = {
+        f"{net}/pgd-7/128/{engine}": held for net, held in (("a", cell), ("b", new)) for engine in ("eager", "graph")
+    }
+    page = gpu.render({"machine": machine, "cells": cells})
+    assert "| 800.0 | commit not noted | a/pgd-7/128 |" in page
+    assert "| 400.0 | abc, sources 012 | b/pgd-7/128 |" in page
+    assert page.count("| 1.0, first |") == 2
 
 
 def test_the_page_about_files_says_the_command_that_made_it(
