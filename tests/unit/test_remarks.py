@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deat.evaluation.intervals import difference, wilson_share
+from deat.evaluation.intervals import difference, wilson, wilson_share
 from deat.ranks import Ranks
 from deat.training.remarks import FEW, beforehand, odd_outputs
 from helpers.games import trainer_of
@@ -118,6 +118,39 @@ def test_weights_at_chance_are_told_with_the_numbers_and_what_helps(monkeypatch)
         "and one answer for all gets 50.0%."
     )
     assert all(way in said for way in ("--lr", "more epochs", "--held-out"))
+
+
+def judged(monkeypatch, *found, n=120):
+    """A training whose validations say so, (natural, robust), on n images in three classes of a size."""
+    said = iter(found)
+    monkeypatch.setattr(
+        "deat.training.validation.scores",
+        lambda *_: dict(zip(("natural", "pgd-2"), ((share, 1.0) for share in next(said)), strict=True)),
+    )
+    held = learnable(n)[0], torch.arange(n) % 3
+    return trainer_of("pgd-2", val=held, val_attack="pgd-2", epochs=len(found))
+
+
+def test_an_epoch_one_image_better_than_one_answer_for_all_is_at_chance_and_not_chosen(monkeypatch):
+    trainer = judged(monkeypatch, (0.6, 0.2), (41 / 120, 41 / 120))
+    luck, n = trainer.validator.luck, 120
+    assert trainer.validator.chance == 40 / n < 41 / n < luck < 0.5
+    assert wilson(round(luck * n), n)[0] <= 40 / n < wilson(round(luck * n) + 1, n)[0], "the most that may be chance"
+    assert trainer.fit().best.epoch == 0
+    (said, *_) = judged(monkeypatch, (41 / 120, 41 / 120)).fit().notes
+    assert "are at chance: without any attack 34.2% of 120 held-out images are right" in said
+
+
+def test_few_images_are_not_held_against_an_epoch_that_is_better_than_chance(monkeypatch):
+    assert judged(monkeypatch, (0.5, 0.5), n=48).validator.luck == 1 / 3
+
+
+def test_a_network_that_forgot_what_it_knew_is_told_from_where_to_where_and_what_helps(monkeypatch):
+    (said,) = judged(monkeypatch, (0.99, 0.1), (0.6, 0.5)).fit().notes
+    assert said.startswith("natural accuracy fell from 99.0% (epoch 1) to 60.0% (epoch 2, which was kept")
+    assert all(way in said for way in ("--eps", "--lr"))
+    assert judged(monkeypatch, (0.99, 0.1), (0.8, 0.5)).fit().notes == [], "robustness has its price"
+    assert judged(monkeypatch, (0.6, 0.5), (0.99, 0.1)).fit().notes == []
 
 
 def test_weights_that_know_something_and_those_that_nobody_judged_are_not_said_to_be_at_chance(monkeypatch):

@@ -234,7 +234,9 @@ class Session:
     def _score(self, name: str, result: Result, backprops: int) -> None:
         images = self.images
         if images is not None:
-            found = accuracies(result.model, images, ATTACKS, self.run.threat, self.run.settings.seed, ranks=self.ranks)
+            asked = images, ATTACKS, self.run.threat, self.run.settings.seed
+            with self.run.threads_for(result.model):
+                found = accuracies(result.model, *asked, ranks=self.ranks)
             self.scores.append(Score(name, found, images.num_examples, backprops, result.seconds))
             self.spent.on("scores")
 

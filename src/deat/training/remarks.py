@@ -15,6 +15,10 @@ FEW = 100
 """Held-out images below which one is worth more than a point, and epochs differ by less than chance does."""
 
 
+FORGOT = 0.3
+"""A fall of natural accuracy, from one epoch to the one that is kept, that no training is meant to bring."""
+
+
 def odd_outputs(outputs: Tensor, classes: int) -> list[str]:
     """What is strange about a network's outputs, with which training works badly or not as it may be meant."""
     found = []
@@ -45,18 +49,33 @@ def beforehand(trainer: "Trainer") -> list[str]:
 
 
 def afterwards(trainer: "Trainer") -> list[str]:
-    """That the kept weights are at chance, or that k stood still, where that is so."""
+    """That the kept weights are at chance or have lost what was known, or that k stood still, where that is so."""
     records = [EpochRecord(s.epoch, s.loss, s.train_accuracy, s.magnitude, s.examples) for s in trainer.history]
-    return [line for line in (_at_chance(trainer), trainer.schedule.stuck(trainer.state, records)) if line]
+    found = (_at_chance(trainer), _forgot(trainer), trainer.schedule.stuck(trainer.state, records))
+    return [line for line in found if line]
 
 
 def _at_chance(trainer: "Trainer") -> str | None:
     best, validator = trainer.best.snapshot, trainer.validator
-    if validator is None or best.natural is None or best.natural > validator.chance:
+    if validator is None or best.natural is None or best.natural > validator.luck:
         return None
     n = validator.source.num_examples
     return (
         f"the weights that were kept (epoch {best.epoch + 1}) are at chance: without any attack {best.natural:.1%} of "
         f"{n:,} held-out images are right, and one answer for all gets {validator.chance:.1%}. Train with a smaller "
         "learning rate (lr, --lr), for more epochs or in smaller batches, or hold out more images (val, --held-out)."
+    )
+
+
+def _forgot(trainer: "Trainer") -> str | None:
+    """That the kept weights know far less than an epoch before them did, as where weights that were given are lost."""
+    best = trainer.best.snapshot
+    known = [s for s in trainer.history[: best.epoch] if s.val_natural is not None]
+    once = max(known, key=lambda s: s.val_natural or 0.0, default=None)
+    if once is None or best.natural is None or (once.val_natural or 0.0) - best.natural <= FORGOT:
+        return None
+    return (
+        f"natural accuracy fell from {once.val_natural:.1%} (epoch {once.epoch + 1}) to {best.natural:.1%} (epoch "
+        f"{best.epoch + 1}, which was kept for its robustness), so training lost most of what the network knew. A "
+        "smaller radius (--eps) or learning rate (lr, --lr) keeps more of it."
     )

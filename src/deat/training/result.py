@@ -47,10 +47,10 @@ class Result:
 class Best:
     """Keeps the epoch with the highest validation robustness; ties go to natural accuracy, then to the earlier.
 
-    An epoch at chance, whose natural accuracy one answer for all would get too, never beats one that is not: no attack
-    changes such an answer, and on few images it can look robust. Training that never meets an adversary (robust=False)
-    is after natural accuracy, and ties go to the later. Without validation the last epoch is the best. A NaN never
-    wins.
+    An epoch at chance, whose natural accuracy cannot be told from what one answer for all gets, never beats one that is
+    not: no attack changes such an answer, and on few images it can look robust. Training that never meets an adversary
+    (robust=False) is after natural accuracy, and ties go to the later. Without validation the last epoch is the best. A
+    NaN never wins.
     """
 
     def __init__(self, held: Snapshot | None = None, *, robust: bool = True) -> None:
@@ -62,22 +62,22 @@ class Best:
         assert self.held is not None, "no epoch was offered"
         return self.held
 
-    def offer(self, stats: EpochStats, model: nn.Module, chance: float | None = None) -> None:
-        """Keep this epoch's weights if it beats the best so far; chance is what one answer for all gets, if known."""
+    def offer(self, stats: EpochStats, model: nn.Module, luck: float | None = None) -> None:
+        """Keep this epoch's weights if it beats the best so far; luck is the most that may be chance, if known."""
         held = self.held
         if (
             held is None
             or stats.val_robust is None
-            or self._score(stats.epoch, stats.val_robust, stats.val_natural, chance)
-            > self._score(held.epoch, held.robust, held.natural, chance)
+            or self._score(stats.epoch, stats.val_robust, stats.val_natural, luck)
+            > self._score(held.epoch, held.robust, held.natural, luck)
         ):
             weights = {name: value.detach().cpu().clone() for name, value in bare(model).state_dict().items()}
             self.held = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, weights)
 
     def _score(
-        self, epoch: int, robust: float | None, natural: float | None, chance: float | None
+        self, epoch: int, robust: float | None, natural: float | None, luck: float | None
     ) -> tuple[bool, float, float]:
-        able = chance is not None and _number(natural) > chance and _number(robust) > -math.inf
+        able = luck is not None and _number(natural) > luck and _number(robust) > -math.inf
         return (able, _number(robust), _number(natural)) if self.robust else (able, _number(natural), epoch)
 
 

@@ -172,7 +172,7 @@ class Trainer:
         timing = EpochTiming.of(self.epoch, record.examples, clock, self.game.runner.warm_up(), self.engine.name)
         self.state = self.schedule.observe(self.state, record)
         self.history.append(stats)
-        self.best.offer(stats, self.model, self.validator.chance if self.validator else None)
+        self.best.offer(stats, self.model, self.validator.luck if self.validator else None)
         self.epoch, self.step, self._done, self.seconds = self.epoch + 1, 0, done, self.seconds + timing.train_seconds
         self.pace.look(self, timing)
         for callback in self.callbacks:

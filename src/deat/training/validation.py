@@ -1,5 +1,6 @@
 """Accuracy and loss on held-out training images, natural and under attack: what the best epoch is chosen by."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 from deat.data import ImageSet, LazyImages
 from deat.data.source import Source
 from deat.evaluation.attacks import Attack, attack
+from deat.evaluation.intervals import wilson
+from deat.evaluation.sanity.model import ENOUGH
 from deat.evaluation.scoring import scores
 from deat.game.engine import Engine
 from deat.interruption import Interruption
@@ -60,6 +63,14 @@ class Validator:
     def chance(self) -> float:
         """The natural accuracy of a network that gives one answer for all."""
         return chance_of(self.source)
+
+    @cached_property
+    def luck(self) -> float:
+        """The most that, on so many images, cannot be told from chance (95 %); chance itself where they are few."""
+        n = self.source.num_examples
+        if n < ENOUGH:
+            return self.chance
+        return (bisect_right(range(n + 1), self.chance, key=lambda hits: wilson(hits, n)[0]) - 1) / n
 
 
 def chance_of(source: Source) -> float:
