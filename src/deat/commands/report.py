@@ -51,7 +51,7 @@ class Report:
     out: MaybeText = None
     """The report's folder (report/ in the only folder named, or beside the first of several)."""
     against: MaybeText = None
-    """The row that others are tested against, image by image (the first)."""
+    """The row that others are tested against, image by image (m+deat, or else the most robust)."""
     sweep: MaybeWhole = None
     """Also attack the first so many test images at radii from 0 to 3 eps, and draw the curves."""
     gallery: Whole = 6

@@ -16,6 +16,7 @@ from deat.report.held_out import held_out, held_out_record
 from deat.report.paired import HOW, Versus, compare
 from deat.report.setups import OTHER
 from deat.report.summary import score_table
+from deat.report.winners import usual
 
 CROWDED, MISPRINT, FLAGGED = "*", "†", "⚑"
 NOTES = {
@@ -46,12 +47,12 @@ class Sheet:
 
 
 def sheet(subject: Subject, against: str | None) -> Sheet:
-    """What a table of these rows says. Without a choice, rows stand against the first one that is finished."""
-    attacks, rows = attacks_of(subject.rows), subject.rows
-    finished = [row for row in rows if row.done]
-    chosen = subject.row(against) if against else finished[0] if len(finished) > 1 else None
+    """What a table of these rows says. Without a choice, rows stand against M+DEAT's, or else the most robust one."""
+    attacks, rows, ranked = attacks_of(subject.rows), subject.rows, headline(subject.rows)
+    several = sum(bool(row.done) for row in rows) > 1
+    chosen = subject.row(against) if against else usual(rows, ranked) if several else None
     versus = {attack: compare(rows, chosen, attack) for attack in attacks} if chosen else {}
-    return Sheet(subject, attacks, headline(rows), chosen, versus)
+    return Sheet(subject, attacks, ranked, chosen, versus)
 
 
 def markdown_table(of: Sheet) -> str:
