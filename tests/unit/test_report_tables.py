@@ -29,7 +29,7 @@ from deat.report.series import Line, Panel, alpha_gamma, backprops, figures, tab
 from deat.report.settings import differing, flat, setting
 from deat.report.summary import Score
 from deat.report.tables import claims_table, csv_table, markdown_table, notes, remarks, saving, scores_tables, sheet
-from deat.training.history import EpochTiming, append
+from deat.training.history import EpochTiming, EpochWatch, append
 from helpers.eyes import EYES, distance
 from helpers.runs import make_bench, make_run, one_run
 
@@ -197,6 +197,22 @@ def test_failed_and_waiting_runs_stand_in_the_table_with_the_reason(tmp_path):
     (row,) = gather([str(bench)]).rows
     assert troubles(row) == ["seed 1: the loss became NaN", "seed 2: not run yet"]
     assert "1 of 3" in markdown_table(sheet(gather([str(bench)]), None))
+
+
+@pytest.mark.parametrize(
+    ("status", "finished", "said"),
+    [
+        ("waiting", 2, "2 of 4 epochs; the same command goes on"),
+        ("waiting", 4, "4 of 4 epochs, not evaluated; the same command goes on"),
+        ("waiting", 0, "0 of 4 epochs; the same command goes on"),
+        ("running", 2, "running, or killed while it ran, 2 of 4 epochs"),
+    ],
+)
+def test_an_interrupted_run_of_a_bench_says_how_far_it_came(tmp_path, status, finished, said):
+    make_run(tmp_path / "a", finished=finished)
+    rows = [{"name": "m+deat", "method": "m+deat", "model": "small", "runs": [one_run("a", 0, status)]}]
+    (row,) = gather([str(make_bench(tmp_path, rows))]).rows
+    assert troubles(row) == [f"seed 0: {said}"]
 
 
 def test_a_table_says_that_warm_up_is_not_in_its_minutes_where_there_was_some(tmp_path):
@@ -390,7 +406,7 @@ def test_a_run_that_the_watch_stopped_is_whole_and_one_that_was_cut_off_is_not(t
     cut = make_run(tmp_path / "a", shares=shares, finished=3, record={"watch": "warn"})
     ended = make_run(tmp_path / "b", shares=shares, finished=3, record={"watch": "stop"})
     for run, action in ((cut, "warn"), (ended, "stop")):
-        (run / "watch.jsonl").write_text(json.dumps({"epoch": 3, "action": action}) + "\n")
+        append(run / "watch.jsonl", EpochWatch(3, 2, 0.15, 0.9, 0.1, 900.0, "it fell", action))
     first, second = gather(paths(tmp_path)).rows
     assert (first.name, second.name) == ("m+deat watch=warn", "m+deat watch=stop")
     assert cell(first, "natural") is None

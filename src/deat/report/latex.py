@@ -2,28 +2,23 @@
 
 from collections.abc import Iterator, Sequence
 
-from deat.report.cells import Cell, cell, cost, coverage, title
+from deat.report.cells import Cell, cell, cost, title
 from deat.report.collect import Row
 from deat.report.escape import latex
 from deat.report.gather import flags_of
 from deat.report.setups import OTHER
 from deat.report.tables import (
     FLAGGED,
-    INTERVALS,
     MISPRINT,
-    SPREAD,
     Sheet,
     backprops,
     chance,
     difference,
-    marks,
     mean,
     minutes,
+    notes,
     paper_accuracy,
     paper_cost,
-    source,
-    tested,
-    warmed_up,
     whole,
 )
 
@@ -48,7 +43,7 @@ def latex_table(of: Sheet) -> str:
     return "\n".join(
         [
             *HEAD,
-            *(f"% {latex(note).replace(FLAGGED, '!')}" for note in _told(of)),
+            *(f"% {latex(note).replace(FLAGGED, '!')}" for note in notes(of, "below them")),
             "{\\footnotesize\\setlength{\\tabcolsep}{4pt}%",
             f"\\begin{{tabular}}{{{name}{'r' * (len(lines[0]) - 1)}}}",
             *("\\toprule", top, "\\midrule", *body, "\\bottomrule"),
@@ -56,20 +51,6 @@ def latex_table(of: Sheet) -> str:
             "",
         ]
     )
-
-
-def _told(of: Sheet) -> list[str]:
-    """What a caption must say."""
-    spread = SPREAD.format(rest=INTERVALS.format(where="below them"))
-    return [
-        spread,
-        *coverage(of.rows),
-        *warmed_up(of.rows),
-        *source(of.rows),
-        *tested(of),
-        *marks(of),
-        *of.subject.notes,
-    ]
 
 
 def _against(of: Sheet) -> list[str]:

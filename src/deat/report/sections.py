@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from deat.report.alarms import alarms
 from deat.report.cells import Cell, cell, cost, front, title
 from deat.report.claims import Checked, given
 from deat.report.collect import OneRun, Row
@@ -117,7 +118,7 @@ def on_front(of: Sheet) -> set[int]:
 
 
 def warnings_of(subject: Subject) -> str:
-    """Sanity flags, runs that are not whole, and rows that cannot be compared; empty where all is well."""
+    """Sanity flags, collapses, runs that are not whole, rows that cannot be compared; empty where all is well."""
     flags = [
         f"<b>{markup(row.name)}</b>, seed {seed}: <b>{markup(flag.name)}</b>, {markup(flag.seen)}. "
         f"{markup(flag.advice)}"
@@ -127,8 +128,10 @@ def warnings_of(subject: Subject) -> str:
     broken = [
         f"<b>{markup(row.name)}</b>, {markup(text)}" for row in subject.rows for text in troubles(row, UNEVALUATED)
     ]
+    seen = [f"<b>{markup(row.name)}</b>, {markup(text)}" for row in subject.rows for text in alarms(row)]
     parts = [
         ("Sanity flags: these numbers should not be believed as they stand", flags),
+        ("Training that collapsed on its way, as the overfit watch saw it", seen),
         ("Runs that are not whole", broken),
         ("Before you compare", [markup(note) for note in subject.notes]),
     ]
@@ -232,10 +235,11 @@ def _table_row(of: Sheet, i: int, row: Row, good: bool) -> str:
     cells.append(_number(len(row.done), whole(row)))
     cells.append(_versus(of, row))
     pills = "".join(_pills(row, f"by {front_of(of)}" if good else ""))
+    told = [*alarms(row, short=True), *comments(row)]
     model = f"<small>{markup(row.model)}</small>" if len({other.model for other in of.rows}) > 1 else ""
-    why = "".join(f'<small class="why">{markup(text)}</small>' for text in comments(row))
+    why = "".join(f'<small class="why">{markup(text)}</small>' for text in told)
     mine = f'<th scope="row"><div>{mark(i)}{markup(row.name)}{model}{pills}{why}</div></th>'
-    text = markup(" ".join([row.name, row.method, row.model, *troubles(row), *(f.name for _, f in flags_of(row))]))
+    text = markup(" ".join([row.name, row.method, row.model, *told, *(f.name for _, f in flags_of(row))]))
     is_front = ' data-front="1"' if good else ""
     return f'<tr class="h{i % HUES}" data-row="{i}" data-text="{text}"{is_front}>{mine}{"".join(cells)}</tr>'
 

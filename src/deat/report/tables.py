@@ -8,6 +8,7 @@ from typing import Any
 
 from deat.plain import markdown
 from deat.recipes.paper import Value, paper_table, paper_value
+from deat.report.alarms import alarms, noted
 from deat.report.cells import Cell, Cost, attacks_of, cell, cost, coverage, headline, title
 from deat.report.claims import Checked, given
 from deat.report.collect import OneRun, Row
@@ -176,8 +177,8 @@ def chance(found: Versus) -> str:
 
 def notes(of: Sheet, where: str = "in brackets") -> list[str]:
     """What a reader of the table must know; `where` is where the intervals stand in it."""
-    covered = [*coverage(of.rows), *warmed_up(of.rows), *source(of.rows)]
-    return [SPREAD.format(rest=INTERVALS.format(where=where)), *covered, *tested(of), *marks(of), *of.subject.notes]
+    covered = [*coverage(of.rows), *warmed_up(of.rows), *source(of.rows), *tested(of), *marks(of)]
+    return [SPREAD.format(rest=INTERVALS.format(where=where)), *covered, *noted(of.rows), *of.subject.notes]
 
 
 def warmed_up(rows: Sequence[Row]) -> list[str]:
@@ -243,9 +244,9 @@ def paper_cost(row: Row, *names: str) -> list[str]:
 
 
 def remarks(row: Row) -> list[str]:
-    """What keeps a row from being whole, and its flags."""
+    """A row's flags, what the watch saw, and what keeps it from being whole."""
     raised = sorted({f"{FLAGGED} {flag.name}" for _, flag in flags_of(row)})
-    return [*raised, *(["sanity not checked"] if unchecked(row) else []), *comments(row)]
+    return [*raised, *(["sanity not checked"] if unchecked(row) else []), *alarms(row), *comments(row)]
 
 
 def comments(row: Row) -> list[str]:
