@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 from statistics import fmean, stdev
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deat.commands import bench_table
 from deat.errors import DataError, UsageError
@@ -149,10 +151,32 @@ def test_latex_table_has_every_column_intervals_tests_and_the_papers_numbers_bel
         ("[1]", "{[}1{]}"),
         ("*", "{*}"),
         ("\x1b[0m", "?{[}0m"),
+        ("ε=8 ± 0.1 Δ", r"$\varepsilon$=8 $\pm$ 0.1 $\Delta$"),
+        ("naïve é e\u0301 Łß", r"na\"{i}ve \'{e} \'{e} \L{}\ss{}"),
+        ("日本 a🙂", r"\texttt{U+65E5 U+672C} a\texttt{U+1F642}"),
+        ("ǖ \u0301", r"\texttt{U+01D6} \texttt{U+0301}"),
+        ("“a”–…", "``a''--..."),
     ],
 )
 def test_latex_specials_are_escaped(raw, shown):
     assert latex(raw) == shown
+
+
+@given(st.text(max_size=40))
+def test_latex_is_ascii_whatever_a_row_is_called_and_its_braces_match(name):
+    text = latex(name)
+    assert text.isascii()
+    bare = re.sub(r"\\[{}]", "", text)
+    assert bare.count("{") == bare.count("}")
+
+
+def test_a_latex_table_says_how_it_writes_what_pdflatex_cannot_set(tmp_path):
+    make_run(tmp_path / "a", "日本 ε", shares={"natural": 0.5, "pgd-20": 0.3})
+    make_run(tmp_path / "b", "🙂", shares={"natural": 0.4, "pgd-20": 0.2})
+    text = latex_table(sheet(gather(paths(tmp_path)), None))
+    assert text.isascii()
+    assert "what its fonts lack by number, such as U+65E5" in text.split("\\begin")[0]
+    assert "\\texttt{U+65E5 U+672C} $\\varepsilon$ & 50.00" in text
 
 
 def test_markup_and_markdown_leave_nothing_alive():
