@@ -106,3 +106,9 @@ def test_ablation_changes_one_thing_in_each_of_its_seven_rows():
 def test_quick_judges_digits_by_four_attacks():
     (row, *_) = recipes.recipe("quick").table()
     assert (row.request.data, row.judging.attacks) == ("digits", ("natural", "fgsm", "pgd-20", "cw-20"))
+
+
+def test_quick_says_with_which_flag_it_takes_three_minutes():
+    quick = recipes.recipe("quick")
+    for text in (quick.summary, quick.card):
+        assert "three minutes on two cores (--jobs 2)" in " ".join(text.split())
