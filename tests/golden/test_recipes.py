@@ -3,6 +3,7 @@
 import pytest
 
 from deat import recipes
+from deat.commands.bench import Bench, plan
 from deat.methods import method
 from deat.methods.tune import tune
 from deat.threat import Linf
@@ -59,6 +60,14 @@ def test_u_fgsm_is_compared_under_three_setups():
     assert setups == {("preact_resnet18", 11), ("preact_resnet18", 50), ("wide_resnet34_10", 11)}
 
 
+@pytest.mark.parametrize(("asked", "standard"), [(None, [0]), ("0,1,2", [0, 1, 2])])
+def test_u_fgsm_has_three_seeds_under_fast_and_one_under_the_standard_setup_as_the_paper_does(asked, standard):
+    cells, _ = plan(recipes.recipe("u-fgsm"), Bench("u-fgsm", seeds=asked))
+    found = {cell.row.label: [c.seed for c in cells if c.row.label == cell.row.label] for cell in cells}
+    assert {name for name in found if "standard" in name} == {"m+deat standard", "fgsm standard"}
+    assert all(seeds == (standard if "standard" in name else [0, 1, 2]) for name, seeds in found.items())
+
+
 def test_imagenet_carries_delta_and_measures_in_pixel_space():
     rows = rows_of("imagenet")
     assert set(rows) == {"free-4", "amata-2-4", "m+deat gamma 1.1", "m+deat gamma 1.01"}
@@ -97,3 +106,9 @@ def test_ablation_changes_one_thing_in_each_of_its_seven_rows():
 def test_quick_judges_digits_by_four_attacks():
     (row, *_) = recipes.recipe("quick").table()
     assert (row.request.data, row.judging.attacks) == ("digits", ("natural", "fgsm", "pgd-20", "cw-20"))
+
+
+def test_quick_says_with_which_flag_it_takes_three_minutes():
+    quick = recipes.recipe("quick")
+    for text in (quick.summary, quick.card):
+        assert "three minutes on two cores (--jobs 2)" in " ".join(text.split())

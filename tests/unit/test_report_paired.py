@@ -1,13 +1,14 @@
 """Whether a difference is real: McNemar's test against a slow reference, and how seeds and rows are put together."""
 
 import itertools
+import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deat.report.gather import gather
-from deat.report.paired import combined, compare, holm, mcnemar
+from deat.report.paired import combined, compare, holm, mcnemar, tail
 from helpers.runs import make_run
 
 
@@ -21,19 +22,56 @@ def slow(gained: int, lost: int) -> float:
 @pytest.mark.parametrize("gained", range(7))
 @pytest.mark.parametrize("lost", range(7))
 def test_mcnemar_equals_counting_every_outcome(gained, lost):
-    assert mcnemar(gained, lost) == pytest.approx(slow(gained, lost), rel=1e-12)
+    assert mcnemar([(gained, lost)]) == pytest.approx(slow(gained, lost), rel=1e-12)
 
 
 def test_mcnemar_stays_exact_where_floats_would_overflow():
-    assert mcnemar(2600, 2400) == pytest.approx(0.00489, rel=0.01)
-    assert 0 < mcnemar(5000, 4000) < 1e-24
-    assert mcnemar(0, 0) == 1
+    assert mcnemar([(2600, 2400)]) == pytest.approx(0.00489, rel=0.01)
+    assert 0 < mcnemar([(5000, 4000)]) < 1e-24
+    assert mcnemar([(0, 0)]) == 1
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
 def test_combined_p_is_never_below_the_best_seed_by_more_than_its_share(values):
     assert 0 <= combined(values) <= 1
     assert combined(values) >= min(values)
+
+
+def test_seeds_that_contradict_each_other_show_nothing():
+    assert mcnemar([(620, 520)]) == pytest.approx(0.00336, rel=0.01)
+    assert mcnemar([(620, 520), (520, 620)]) == 1
+    assert mcnemar([(620, 520), (560, 580), (520, 620)]) == 1
+
+
+def test_seeds_that_agree_are_twice_the_mean_of_their_tests():
+    one, other = mcnemar([(620, 520)]), mcnemar([(640, 500)])
+    assert mcnemar([(620, 520), (640, 500)]) == pytest.approx(one + other)
+    assert mcnemar([(520, 620), (500, 640)]) == pytest.approx(one + other)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=5))
+def test_the_p_value_of_seeds_does_not_depend_on_who_is_first_and_is_below_no_seed(tables):
+    assert mcnemar(tables) == mcnemar([(lost, gained) for gained, lost in tables])
+    assert mcnemar(tables) >= min(mcnemar([t]) for t in tables) - 1e-12
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=2, max_size=4))
+@settings(max_examples=25)
+def test_fair_coins_are_called_different_no_more_often_than_p_says(seeds):
+    """Seeds of so many verdicts that differ, each a copy of the first one's coins or its mirror: all outcomes."""
+    n = seeds[0][0]
+    chances = {}
+    for won in range(n + 1):
+        p = mcnemar([(won, n - won) if same else (n - won, won) for _, same in seeds])
+        chances[p] = chances.get(p, 0) + math.comb(n, won) / 2**n
+    for p in chances:
+        assert sum(share for value, share in chances.items() if value <= p) <= p + 1e-12
+
+
+def test_a_tail_is_the_share_of_outcomes_at_least_as_good():
+    assert tail(3, 1) == 5 / 16
+    assert tail(1, 3) == 15 / 16
+    assert tail(0, 0) == 1
 
 
 def test_holm_is_the_textbooks():
@@ -52,7 +90,7 @@ def test_rows_are_compared_on_the_images_both_were_judged_on(tmp_path):
     for ours, theirs in zip(subject.row("free-4").runs, subject.row("pgd-7").runs, strict=True):
         pairs = list(zip(ours.evaluation.verdicts["pgd-20"], theirs.evaluation.verdicts["pgd-20"], strict=True))
         tables.append((pairs.count((True, False)), pairs.count((False, True))))
-    assert found.raw == min(1, 2 * sum(mcnemar(*t) for t in tables) / 2)
+    assert found.raw == mcnemar(tables) == min(1, 2 * sum(tail(lost, gained) for gained, lost in tables))
     assert found.difference == pytest.approx(-0.1)
     assert (found.gained, found.lost) == tuple(map(sum, zip(*tables, strict=True)))
     assert found.seeds == 2

@@ -8,6 +8,8 @@ from dataclasses import asdict, replace
 from statistics import fmean, stdev
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deat.commands import bench_table
 from deat.errors import DataError, UsageError
@@ -29,7 +31,7 @@ from deat.report.series import Line, Panel, alpha_gamma, backprops, figures, tab
 from deat.report.settings import differing, flat, setting
 from deat.report.summary import Score
 from deat.report.tables import claims_table, csv_table, markdown_table, notes, remarks, saving, scores_tables, sheet
-from deat.training.history import EpochTiming, append
+from deat.training.history import EpochTiming, EpochWatch, append
 from helpers.eyes import EYES, distance
 from helpers.runs import make_bench, make_run, one_run
 
@@ -149,10 +151,32 @@ def test_latex_table_has_every_column_intervals_tests_and_the_papers_numbers_bel
         ("[1]", "{[}1{]}"),
         ("*", "{*}"),
         ("\x1b[0m", "?{[}0m"),
+        ("ε=8 ± 0.1 Δ", r"$\varepsilon$=8 $\pm$ 0.1 $\Delta$"),
+        ("naïve é e\u0301 Łß", r"na\"{i}ve \'{e} \'{e} \L{}\ss{}"),
+        ("日本 a🙂", r"\texttt{U+65E5 U+672C} a\texttt{U+1F642}"),
+        ("ǖ \u0301", r"\texttt{U+01D6} \texttt{U+0301}"),
+        ("“a”–…", "``a''--..."),
     ],
 )
 def test_latex_specials_are_escaped(raw, shown):
     assert latex(raw) == shown
+
+
+@given(st.text(max_size=40))
+def test_latex_is_ascii_whatever_a_row_is_called_and_its_braces_match(name):
+    text = latex(name)
+    assert text.isascii()
+    bare = re.sub(r"\\[{}]", "", text)
+    assert bare.count("{") == bare.count("}")
+
+
+def test_a_latex_table_says_how_it_writes_what_pdflatex_cannot_set(tmp_path):
+    make_run(tmp_path / "a", "日本 ε", shares={"natural": 0.5, "pgd-20": 0.3})
+    make_run(tmp_path / "b", "🙂", shares={"natural": 0.4, "pgd-20": 0.2})
+    text = latex_table(sheet(gather(paths(tmp_path)), None))
+    assert text.isascii()
+    assert "what its fonts lack by number, such as U+65E5" in text.split("\\begin")[0]
+    assert "\\texttt{U+65E5 U+672C} $\\varepsilon$ & 50.00" in text
 
 
 def test_markup_and_markdown_leave_nothing_alive():
@@ -197,6 +221,22 @@ def test_failed_and_waiting_runs_stand_in_the_table_with_the_reason(tmp_path):
     (row,) = gather([str(bench)]).rows
     assert troubles(row) == ["seed 1: the loss became NaN", "seed 2: not run yet"]
     assert "1 of 3" in markdown_table(sheet(gather([str(bench)]), None))
+
+
+@pytest.mark.parametrize(
+    ("status", "finished", "said"),
+    [
+        ("waiting", 2, "2 of 4 epochs; the same command goes on"),
+        ("waiting", 4, "4 of 4 epochs, not evaluated; the same command goes on"),
+        ("waiting", 0, "0 of 4 epochs; the same command goes on"),
+        ("running", 2, "running, or killed while it ran, 2 of 4 epochs"),
+    ],
+)
+def test_an_interrupted_run_of_a_bench_says_how_far_it_came(tmp_path, status, finished, said):
+    make_run(tmp_path / "a", finished=finished)
+    rows = [{"name": "m+deat", "method": "m+deat", "model": "small", "runs": [one_run("a", 0, status)]}]
+    (row,) = gather([str(make_bench(tmp_path, rows))]).rows
+    assert troubles(row) == [f"seed 0: {said}"]
 
 
 def test_a_table_says_that_warm_up_is_not_in_its_minutes_where_there_was_some(tmp_path):
@@ -390,7 +430,7 @@ def test_a_run_that_the_watch_stopped_is_whole_and_one_that_was_cut_off_is_not(t
     cut = make_run(tmp_path / "a", shares=shares, finished=3, record={"watch": "warn"})
     ended = make_run(tmp_path / "b", shares=shares, finished=3, record={"watch": "stop"})
     for run, action in ((cut, "warn"), (ended, "stop")):
-        (run / "watch.jsonl").write_text(json.dumps({"epoch": 3, "action": action}) + "\n")
+        append(run / "watch.jsonl", EpochWatch(3, 2, 0.15, 0.9, 0.1, 900.0, "it fell", action))
     first, second = gather(paths(tmp_path)).rows
     assert (first.name, second.name) == ("m+deat watch=warn", "m+deat watch=stop")
     assert cell(first, "natural") is None

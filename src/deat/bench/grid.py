@@ -46,7 +46,8 @@ class Cell:
 
 def cells_of(rows: Sequence[Row], seeds: Iterable[int], budget: int | None, threads: int | None) -> list[Cell]:
     """Every cell, one seed after the other, so that an unfinished table has comparable rows."""
-    return [Cell(row, seed, budget, threads) for seed in seeds for row in rows]
+    pairs = [(row, seed) for seed in seeds for row in rows if row.seeds is None or seed in row.seeds]
+    return [Cell(row, seed, budget, threads) for row, seed in pairs]
 
 
 class Grid:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -96,7 +96,10 @@ def plan(chosen: Recipe, order: Bench) -> tuple[list[Cell], dict[str, Any]]:
     given = settings_of(order.set)
     rows = override(_rows(chosen, order), given) if given else _rows(chosen, order)
     rows = [row.check() for row in rows]
-    seeds = chosen.seeds if order.seeds is None else _seeds(order.seeds)
+    if order.seeds is None:
+        seeds = chosen.seeds
+    else:
+        rows, seeds = [replace(row, seeds=None) for row in rows], _seeds(order.seeds)
     told = {name: tidy(value) for name, value in given.items()}
     settings = {"data": tidy(rows[0].request.data), "rules": rows[0].request.rules, "set": told}
     threads = 1 if order.jobs > 1 or order.parallel else None

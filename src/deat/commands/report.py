@@ -16,6 +16,7 @@ from deat.errors import CheckpointError, UsageError
 from deat.live import Screen, is_terminal
 from deat.loading import FORM, is_file_spec
 from deat.plain import markdown, plain
+from deat.report.alarms import alarms
 from deat.report.cells import cell, cost
 from deat.report.claims import check_claims
 from deat.report.collect import Row
@@ -51,7 +52,7 @@ class Report:
     out: MaybeText = None
     """The report's folder (report/ in the only folder named, or beside the first of several)."""
     against: MaybeText = None
-    """The row that others are tested against, image by image (the first)."""
+    """The row that others are tested against, image by image (m+deat, or else the most robust)."""
     sweep: MaybeWhole = None
     """Also attack the first so many test images at radii from 0 to 3 eps, and draw the curves."""
     gallery: Whole = 6
@@ -205,6 +206,8 @@ def _show(story: Story, out: Path, wish: Report) -> None:
     for row in story.sheet.rows:
         for text in troubles(row, UNEVALUATED):
             print(plain(f"not whole: {row.name}, {text}"))
+        for text in alarms(row):
+            print(plain(f"watch: {row.name}, {text}"))
     _show_held_out(story.sheet.rows)
     page_file = (out / "index.html").resolve() if is_terminal() else out / "index.html"
     print(f"the report is {page_file}; tables and figures are beside it")
@@ -257,6 +260,7 @@ def _row(of: Sheet, row: Row) -> dict[str, Any]:
         "flags": sorted({flag.name for _, flag in flags_of(row)}),
         "unchecked": unchecked(row),
         "given": list(row.differs),
+        "alarms": alarms(row),
         "troubles": troubles(row),
         "remarks": remarks(row),
     }

@@ -83,7 +83,7 @@ class Row:
     """One row of a table: a run without its seed, how it is judged, and where in the paper it is.
 
     about names the settings that this row is there for; where one is set for all rows, it goes if another row is then
-    the same.
+    the same. seeds are those of the recipe's that it is run with where none are asked for, None for all of them.
     """
 
     label: str
@@ -92,6 +92,7 @@ class Row:
     judging: Judging = field(default_factory=Judging)
     paper: tuple[str, str] | None = None
     about: tuple[str, ...] = ()
+    seeds: tuple[int, ...] | None = None
 
     def check(self) -> "Row":
         """Refuse what can be refused without any data."""

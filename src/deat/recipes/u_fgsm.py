@@ -1,7 +1,9 @@
 """M+DEAT against U-FGSM under three setups: FAST on PreAct-ResNet 18 and on WRN-34-10, and standard on PreAct-ResNet
 18.
 
-Each row is that of `cifar10-fast` or `cifar10-standard`, so its settings, rules and selection are theirs.
+Each row is that of `cifar10-fast` or `cifar10-standard`, so its settings, rules and selection are theirs. Under FAST
+the paper's numbers are means over three seeds, and so are ours; under the standard setup they are of a single seed, as
+ours are unless --seeds asks for more.
 """
 
 from dataclasses import replace
@@ -18,13 +20,14 @@ from deat.recipes.recipe import Row, register
     data="cifar10",
     models=("preact_resnet18", "wide_resnet34_10"),
     methods=("m+deat", "fgsm"),
+    seeds=(0, 1, 2),
 )
 def u_fgsm(method: str, model: str) -> list[Row]:
     """M+DEAT and U-FGSM under the FAST and the standard setup."""
     fast = [_named(row, model, "fast") for row in cifar10_fast(method, model)]
     if model == "wide_resnet34_10":
         return fast
-    return fast + [_named(row, model, "standard") for row in cifar10_standard(method, model)]
+    return fast + [replace(_named(row, model, "standard"), seeds=(0,)) for row in cifar10_standard(method, model)]
 
 
 def _named(row: Row, model: str, setup: str) -> Row:

@@ -18,7 +18,7 @@ from deat.errors import DataError, DeatError
 from deat.evaluation.evaluation import Evaluation, load_evaluation
 from deat.report.summary import Score
 from deat.training.folder import HISTORY, RUN, SCORES, TIMING
-from deat.training.history import EpochStats, read, whole_lines
+from deat.training.history import EpochStats, EpochWatch, read, whole_lines
 
 BENCH, EVALUATION = "bench.json", "evaluation.json"
 BESIDE = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}
@@ -47,7 +47,10 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class OneRun:
-    """One run of a row: how it ended, and what its folder holds. Parts that are not there yet are None or empty."""
+    """One run of a row: how it ended, and what its folder holds. Parts that are not there yet are None or empty.
+
+    watch is read for reports alone: nothing that a bench does depends on it.
+    """
 
     seed: int
     path: Path
@@ -61,6 +64,7 @@ class OneRun:
     evaluation: Evaluation | None = None
     beside: dict[str, Evaluation] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
+    watch: tuple[EpochWatch, ...] = ()
 
     @cached_property  # counted from thousands of verdicts
     def numbers(self) -> dict[str, float]:

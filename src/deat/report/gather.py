@@ -14,7 +14,7 @@ from deat.report.cells import samples
 from deat.report.collect import BENCH, Bench, OneRun, Row, collect, collect_run
 from deat.report.setups import SAME, marked, notes_on
 from deat.training.folder import RUN, WATCH
-from deat.training.history import whole_lines
+from deat.training.history import EpochWatch, read_watch
 
 ASIDE = ("seed", "data_root", "download", "device", "threads", "workers", "deterministic")
 """Settings that do not make another row: the seed, and how a run was carried out."""
@@ -96,18 +96,29 @@ def _alone(path: Path) -> OneRun:
     """A run folder that was named by itself."""
     if not (path / RUN).is_file():
         raise DataError(f"{str(path)!r} holds neither {RUN} nor {BENCH}; give folders that deat train or bench wrote.")
-    return _explained(collect_run(path))
+    return _read(collect_run(path))
+
+
+def _read(run: OneRun) -> OneRun:
+    """A run with what the watch saw, and with a reason where it is not whole."""
+    return _explained(replace(run, watch=_watched(run.path)))
+
+
+def _watched(path: Path) -> tuple[EpochWatch, ...]:
+    try:
+        return tuple(read_watch(path / WATCH))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{str(path / WATCH)!r} is not what deat wrote ({error!r}). Leave {path.name} out.") from None
 
 
 def _explained(run: OneRun) -> OneRun:
     """A run with a reason where it is not whole."""
     if run.status in ("failed", "waiting", "running"):
-        said = {"waiting": "not run yet", "running": "running, or killed while it ran"}
-        return replace(run, why=run.why or said.get(run.status, run.status))
+        return replace(run, why=run.why or _unfinished(run))
     if run.record is None or not run.history:
         return replace(run, status="incomplete", why=run.why or "no epoch was finished")
     done, asked = run.history[-1].epoch + 1, run.record["settings"]["epochs"]
-    stopped = done < asked and _stopped(run.path / WATCH)
+    stopped = done < asked and _stopped(run)
     if done < asked and not stopped:
         return replace(run, status="incomplete", why=f"{done} of {asked} epochs")
     if run.evaluation is not None and stopped:
@@ -117,10 +128,26 @@ def _explained(run: OneRun) -> OneRun:
     return run
 
 
-def _stopped(path: Path) -> bool:
+def _unfinished(run: OneRun) -> str:
+    """How far a run of a bench came that is not finished."""
+    if run.status == "failed":
+        return run.status
+    if run.status == "running":
+        return ", ".join(filter(None, ("running, or killed while it ran", _far(run))))
+    return f"{_far(run)}; the same command goes on" if _far(run) else "not run yet"
+
+
+def _far(run: OneRun) -> str:
+    """How many of its epochs a run has; empty where it was never begun."""
+    if run.record is None:
+        return ""
+    done, asked = len(run.history) and run.history[-1].epoch + 1, run.record["settings"]["epochs"]
+    return f"{done} of {asked} epochs" + (", not evaluated" if done == asked else "")
+
+
+def _stopped(run: OneRun) -> bool:
     """Whether the last thing that the overfit watch did was to end the training."""
-    lines = whole_lines(path)
-    return bool(lines) and json.loads(lines[-1]).get("action") == "stop"
+    return bool(run.watch) and run.watch[-1].action == "stop"
 
 
 def _joined(benches: Sequence[Bench]) -> list[Row]:
@@ -128,7 +155,7 @@ def _joined(benches: Sequence[Bench]) -> list[Row]:
     held: dict[str, list[Row]] = {}
     for bench in benches:
         for row in marked(bench):
-            mine = replace(row, runs=tuple(map(_explained, row.runs)))
+            mine = replace(row, runs=tuple(map(_read, row.runs)))
             same = held.setdefault(json.dumps([*_setup(bench), row.name, row.method, row.model]), [])
             place = next((n for n, other in enumerate(same) if not _seeds(other) & _seeds(mine)), None)
             if place is None:

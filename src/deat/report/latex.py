@@ -2,53 +2,47 @@
 
 from collections.abc import Iterator, Sequence
 
-from deat.report.cells import Cell, cell, cost, coverage, title
+from deat.report.cells import Cell, cell, cost, title
 from deat.report.collect import Row
 from deat.report.escape import latex
 from deat.report.gather import flags_of
 from deat.report.setups import OTHER
 from deat.report.tables import (
     FLAGGED,
-    INTERVALS,
-    MISPRINT,
-    SPREAD,
     Sheet,
     backprops,
     chance,
     difference,
-    marks,
     mean,
     minutes,
+    notes,
     paper_accuracy,
     paper_cost,
-    source,
-    tested,
-    warmed_up,
     whole,
 )
 
 HEAD = (
     "% needs \\usepackage{booktabs,xcolor}; last epochs, held-out figures and remarks are in table.md and table.csv",
+    "% names are written for pdflatex: accents and Greek by commands, what its fonts lack by number, such as U+65E5",
     "% too wide for the page? put it into \\resizebox{\\linewidth}{!}{...}, or delete the lines of intervals",
     "\\providecommand{\\deatsd}[1]{{\\scriptsize$\\,\\pm\\,$#1}}",
     "\\providecommand{\\deatinterval}[1]{{\\scriptsize #1}}",
     "\\providecommand{\\deatpaper}[1]{\\textcolor{gray}{#1}}",
 )
-SIGNS = {MISPRINT: "\\dag{}", OTHER: "\\ddag{}", FLAGGED: "\\textbf{!}", "—": "--", "×": "$\\times$", "−": "$-$"}
 LONGEST = 32
-"""Characters of a row's name that need no column of fixed width."""
+"""Characters of a row's name, as it is written, that need no column of fixed width."""
 
 
 def latex_table(of: Sheet) -> str:
     """The table, for booktabs."""
     head = ["row", *map(title, of.attacks), "backprops", "minutes", "seeds"]
-    lines = [[*map(_tex, head), *_against(of)], *(cells for row in of.rows for cells in _rows(of, row))]
+    lines = [[*map(latex, head), *_against(of)], *(cells for row in of.rows for cells in _rows(of, row))]
     top, *body = [" & ".join(cells) + " \\\\" for cells in lines]
-    name = "l" if max(len(row.name) for row in of.rows) <= LONGEST else "p{48mm}"
+    name = "l" if max(len(latex(row.name)) for row in of.rows) <= LONGEST else "p{48mm}"
     return "\n".join(
         [
             *HEAD,
-            *(f"% {latex(note).replace(FLAGGED, '!')}" for note in _told(of)),
+            *(f"% {latex(note)}" for note in notes(of, "below them")),
             "{\\footnotesize\\setlength{\\tabcolsep}{4pt}%",
             f"\\begin{{tabular}}{{{name}{'r' * (len(lines[0]) - 1)}}}",
             *("\\toprule", top, "\\midrule", *body, "\\bottomrule"),
@@ -58,41 +52,27 @@ def latex_table(of: Sheet) -> str:
     )
 
 
-def _told(of: Sheet) -> list[str]:
-    """What a caption must say."""
-    spread = SPREAD.format(rest=INTERVALS.format(where="below them"))
-    return [
-        spread,
-        *coverage(of.rows),
-        *warmed_up(of.rows),
-        *source(of.rows),
-        *tested(of),
-        *marks(of),
-        *of.subject.notes,
-    ]
-
-
 def _against(of: Sheet) -> list[str]:
     """The head of the column of tests, if there is one."""
     if not of.against or not of.headline:
         return []
-    return [f"\\shortstack[r]{{vs {_tex(of.against.name)},\\\\{_tex(title(of.headline))}}}"]
+    return [f"\\shortstack[r]{{vs {latex(of.against.name)},\\\\{latex(title(of.headline))}}}"]
 
 
 def _rows(of: Sheet, row: Row) -> Iterator[list[str]]:
     """A row, its intervals, and the paper's numbers where it has any."""
     cells = [cell(row, a) for a in of.attacks]
     found = of.versus[of.headline].get(row.name) if of.against and of.headline else None
-    ours = [*map(_accuracy, cells), _tex(backprops(row)), _tex(minutes(cost(row))), whole(row)]
-    name = _tex(row.name) + (_tex(f" {FLAGGED}") if flags_of(row) else "")
-    yield _line(of, name, ours, _tex(difference(found)) if found else "")
+    ours = [*map(_accuracy, cells), latex(backprops(row)), latex(minutes(cost(row))), whole(row)]
+    name = latex(row.name) + (latex(f" {FLAGGED}") if flags_of(row) else "")
+    yield _line(of, name, ours, latex(difference(found)) if found else "")
     if any(cells):
         spans = [*map(_interval, cells), "", "", ""]
         yield _line(of, "\\quad\\deatinterval{95\\,\\% interval}", spans, _small(chance(found)) if found else "")
     theirs = [_paper(paper_accuracy(row, a), _sd(c)) for a, c in zip(of.attacks, cells, strict=True)]
     theirs += [_paper(paper_cost(row, "per_batch")), _paper(paper_cost(row, "minutes", "hours")), ""]
     if any(theirs):
-        yield _line(of, f"\\quad\\deatpaper{{paper{_tex(OTHER) if row.differs else ''}}}", theirs, "")
+        yield _line(of, f"\\quad\\deatpaper{{paper{latex(OTHER) if row.differs else ''}}}", theirs, "")
 
 
 def _line(of: Sheet, name: str, cells: Sequence[str], versus: str) -> list[str]:
@@ -100,7 +80,7 @@ def _line(of: Sheet, name: str, cells: Sequence[str], versus: str) -> list[str]:
 
 
 def _accuracy(found: Cell | None) -> str:
-    return _tex("—") if found is None else mean(found) + _sd(found)
+    return latex("—") if found is None else mean(found) + _sd(found)
 
 
 def _interval(found: Cell | None) -> str:
@@ -108,7 +88,7 @@ def _interval(found: Cell | None) -> str:
 
 
 def _small(text: str) -> str:
-    return f"\\deatinterval{{{_tex(text)}}}"
+    return f"\\deatinterval{{{latex(text)}}}"
 
 
 def _sd(found: Cell | None) -> str:
@@ -118,9 +98,4 @@ def _sd(found: Cell | None) -> str:
 def _paper(held: Sequence[str], behind: str = "") -> str:
     """The paper's number, with as much room behind it as ours has; that its setup is another is said once a line."""
     room = f"\\phantom{{{behind}}}" if behind else ""
-    return "".join(f"\\deatpaper{{{_tex(text.removesuffix(OTHER))}}}{room}" for text in held)
-
-
-def _tex(text: str) -> str:
-    """Text in which nothing is a command but our own signs."""
-    return "".join(SIGNS.get(c, c) for c in latex(text))
+    return "".join(f"\\deatpaper{{{latex(text.removesuffix(OTHER))}}}{room}" for text in held)

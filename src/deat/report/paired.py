@@ -7,11 +7,12 @@ from typing import Any
 from deat.report.collect import OneRun, Row
 
 HOW = (
-    "Each row is compared with {against} image by image: for every seed that both have, an exact two-sided McNemar "
-    "test on the verdicts that differ. Seeds share their test images, so their tests are not independent; they are put "
-    "together as twice the mean of their p-values (at most 1), which holds however they depend on each other. Then "
-    "Holm's correction for the number of rows. A small p says that these trained networks differ beyond the choice of "
-    "test images; what another training seed would change is the standard deviation's to tell."
+    "Each row is compared with {against} image by image: for every seed that both have, an exact McNemar test on the "
+    "verdicts that differ, once for better and once for worse. Seeds share their test images, so their tests are not "
+    "independent; those of one direction are put together as twice the mean of their p-values, which holds however "
+    "they depend on each other (a single seed's is taken as it is), and p is twice the smaller of the two directions', "
+    "at most 1. Then Holm's correction for the number of rows. A small p says that these trained networks differ "
+    "beyond the choice of test images; what another training seed would change is the standard deviation's to tell."
 )
 
 
@@ -28,14 +29,24 @@ class Versus:
     lost: int
 
 
-def mcnemar(gained: int, lost: int) -> float:
-    """The exact two-sided p-value of so many verdicts won and lost: a fair coin's, computed in whole numbers."""
-    n, few = gained + lost, min(gained, lost)
+def tail(gained: int, lost: int) -> float:
+    """The exact one-sided p-value of winning so many and losing so few: a fair coin's, computed in whole numbers."""
+    n = gained + lost
     term = total = 1
-    for i in range(few):
+    for i in range(lost):
         term = term * (n - i) // (i + 1)
         total += term
-    return min(1.0, float(2 * total / 2**n))
+    return float(total / 2**n)
+
+
+def mcnemar(tables: Sequence[tuple[int, int]]) -> float:
+    """The two-sided p-value of verdicts won and lost, seed by seed: exact for one seed, for several a bound.
+
+    Wins and losses are put together apart from each other, so that seeds which contradict each other show nothing.
+    """
+    better = combined([tail(gained, lost) for gained, lost in tables])
+    worse = combined([tail(lost, gained) for gained, lost in tables])
+    return min(1.0, 2 * min(better, worse))
 
 
 def combined(values: Sequence[float]) -> float:
@@ -67,7 +78,7 @@ def _pair(row: Row, other: Row, attack: str) -> Versus | None:
     tables = [t for run in row.done if run.seed in theirs and (t := _table(run, theirs[run.seed], attack))]
     if not tables:
         return None
-    raw = combined([mcnemar(gained, lost) for gained, lost, _ in tables])
+    raw = mcnemar([(gained, lost) for gained, lost, _ in tables])
     difference = sum((gained - lost) / images for gained, lost, images in tables) / len(tables)
     gained, lost, images = (sum(column) for column in zip(*tables, strict=True))
     return Versus(difference, raw, raw, len(tables), images // len(tables), gained, lost)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from deat.report.alarms import alarms
 from deat.report.cells import Cell, cell, cost, front, title
 from deat.report.claims import Checked, given
 from deat.report.collect import OneRun, Row
@@ -29,6 +30,7 @@ from deat.report.tables import (
     scores_note,
     whole,
 )
+from deat.report.winners import SURE, doubt
 
 HUES, SHAPES = 10, 3
 NOTHING = (
@@ -40,23 +42,27 @@ Ranked = tuple[int, Row, float, float]
 
 
 def answer(of: Sheet) -> str:
-    """Who wins, in three sentences: the most robust row, the cheapest that comes close, the best on clean images."""
+    """Who wins, in three sentences: the most robust row, the cheapest that comes close, the best on clean images.
+
+    Each says whom its row is not told apart from.
+    """
     ranked = ranking(of)
     if not ranked or not of.headline:
         return '<p class="note">No run is evaluated yet, so there is nothing to rank.</p>'
     best = max(ranked, key=lambda item: (item[2], -item[3]))
     clean = max(ranked, key=lambda item: (_mean(item[1], "natural"), -item[3]))
     name = "the worst of all attacks" if of.headline == "worst" else title(of.headline)
+    tidy = f"{percent(_mean(clean[1], 'natural'))}; {percent(clean[2])} under {name}"
     parts = [
-        (best, f"Most robust under {name}", f"{percent(best[2])} for {best[3]:,.0f} backprops"),
-        *_cheaper(ranked, best),
-        (clean, "Best on clean images", f"{percent(_mean(clean[1], 'natural'))}; {percent(clean[2])} under {name}"),
+        (best, f"Most robust under {name}", f"{percent(best[2])} for {best[3]:,.0f} backprops", ranked, of.headline),
+        *((*card, of.headline) for card in _cheaper(ranked, best)),
+        (clean, "Best on clean images", tidy, ranked, "natural"),
     ]
     items = "".join(
         f'<li class="h{item[0] % HUES}"><div class="what">{markup(what)}</div>'
         f'<div class="who">{mark(item[0])}{markup(item[1].name)}{_raised(item[1])}</div>'
-        f'<div class="how">{markup(how)}</div></li>'
-        for item, what, how in parts
+        f'<div class="how">{markup(how)}{_doubted(item, rivals, attack)}</div></li>'
+        for item, what, how, rivals, attack in parts
     )
     return f'<ul class="answer">{items}</ul>'
 
@@ -71,14 +77,21 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def _cheaper(ranked: Sequence[Ranked], best: Ranked) -> Iterator[tuple[Ranked, str, str]]:
-    """The cheapest row within a point of the best, or else the most robust one that costs less."""
+def _doubted(best: Ranked, rivals: Sequence[Ranked], attack: str) -> str:
+    """Whom a card's row is not told apart from, on a line of its own."""
+    text = doubt(best[1], [item[1] for item in rivals], attack)
+    return f"<br>{markup(text)}" if text else ""
+
+
+def _cheaper(ranked: Sequence[Ranked], best: Ranked) -> Iterator[tuple[Ranked, str, str, Sequence[Ranked]]]:
+    """The cheapest row within a point of the best, or else the most robust one that costs less; and its rivals."""
     near = [item for item in ranked if item[3] < best[3] and item[2] > best[2] - 0.01]
     less = [item for item in ranked if item[3] < best[3]]
     found = min(near, key=lambda item: item[3]) if near else max(less, key=lambda item: item[2], default=None)
     if found:
         what = "Cheapest within a point of it" if near else "Most robust of those that cost less"
-        yield found, what, f"{percent(found[2])} for {100 * found[3] / best[3]:.0f} % of the backprops"
+        share = f"{percent(found[2])} for {100 * found[3] / best[3]:.0f} % of the backprops"
+        yield found, what, share, [] if near else less
 
 
 def ranking(of: Sheet) -> list[Ranked]:
@@ -105,7 +118,7 @@ def on_front(of: Sheet) -> set[int]:
 
 
 def warnings_of(subject: Subject) -> str:
-    """Sanity flags, runs that are not whole, and rows that cannot be compared; empty where all is well."""
+    """Sanity flags, collapses, runs that are not whole, rows that cannot be compared; empty where all is well."""
     flags = [
         f"<b>{markup(row.name)}</b>, seed {seed}: <b>{markup(flag.name)}</b>, {markup(flag.seen)}. "
         f"{markup(flag.advice)}"
@@ -115,8 +128,10 @@ def warnings_of(subject: Subject) -> str:
     broken = [
         f"<b>{markup(row.name)}</b>, {markup(text)}" for row in subject.rows for text in troubles(row, UNEVALUATED)
     ]
+    seen = [f"<b>{markup(row.name)}</b>, {markup(text)}" for row in subject.rows for text in alarms(row)]
     parts = [
         ("Sanity flags: these numbers should not be believed as they stand", flags),
+        ("Training that collapsed on its way, as the overfit watch saw it", seen),
         ("Runs that are not whole", broken),
         ("Before you compare", [markup(note) for note in subject.notes]),
     ]
@@ -148,7 +163,7 @@ def table(of: Sheet) -> str:
         for kind, text, first in heads
     )
     body = "".join(_table_row(of, i, row, i in good) for i, row in enumerate(of.rows))
-    remarks = "".join(f'<p class="note">{markup(text)}</p>' for text in [*_front_note(of), *notes(of, "below them")])
+    remarks = "".join(f'<p class="note">{markup(text)}</p>' for text in [*_top_notes(of), *notes(of, "below them")])
     return (
         '<div class="stage"><div class="scroll results" tabindex="0" role="region" aria-label="Results">'
         f'<table id="table"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{NOTHING}</div></div>{remarks}'
@@ -160,10 +175,13 @@ def front_of(of: Sheet) -> str:
     return f"{title(of.headline or '')} accuracy against backprops"
 
 
-def _front_note(of: Sheet) -> list[str]:
+def _top_notes(of: Sheet) -> list[str]:
+    """What the front is, and how the rows at the top of the page were told apart."""
     if not of.headline or not several(of):
         return []
-    return [f"On the front: no other row is as good and cheaper, by {front_of(of)}."]
+    alike = "At the top of the page, rows are not told apart where the paired test against the named row leaves p ≥"
+    tested = [f"{alike} {SURE}."] if of.against else []
+    return [f"On the front: no other row is as good and cheaper, by {front_of(of)}.", *tested]
 
 
 def claims_section(claims: Sequence[Checked]) -> str:
@@ -217,10 +235,11 @@ def _table_row(of: Sheet, i: int, row: Row, good: bool) -> str:
     cells.append(_number(len(row.done), whole(row)))
     cells.append(_versus(of, row))
     pills = "".join(_pills(row, f"by {front_of(of)}" if good else ""))
+    told = [*alarms(row, short=True), *comments(row)]
     model = f"<small>{markup(row.model)}</small>" if len({other.model for other in of.rows}) > 1 else ""
-    why = "".join(f'<small class="why">{markup(text)}</small>' for text in comments(row))
+    why = "".join(f'<small class="why">{markup(text)}</small>' for text in told)
     mine = f'<th scope="row"><div>{mark(i)}{markup(row.name)}{model}{pills}{why}</div></th>'
-    text = markup(" ".join([row.name, row.method, row.model, *troubles(row), *(f.name for _, f in flags_of(row))]))
+    text = markup(" ".join([row.name, row.method, row.model, *told, *(f.name for _, f in flags_of(row))]))
     is_front = ' data-front="1"' if good else ""
     return f'<tr class="h{i % HUES}" data-row="{i}" data-text="{text}"{is_front}>{mine}{"".join(cells)}</tr>'
 

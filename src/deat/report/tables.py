@@ -8,6 +8,7 @@ from typing import Any
 
 from deat.plain import markdown
 from deat.recipes.paper import Value, paper_table, paper_value
+from deat.report.alarms import alarms, noted
 from deat.report.cells import Cell, Cost, attacks_of, cell, cost, coverage, headline, title
 from deat.report.claims import Checked, given
 from deat.report.collect import OneRun, Row
@@ -16,6 +17,7 @@ from deat.report.held_out import held_out, held_out_record
 from deat.report.paired import HOW, Versus, compare
 from deat.report.setups import OTHER
 from deat.report.summary import score_table
+from deat.report.winners import usual
 
 CROWDED, MISPRINT, FLAGGED = "*", "†", "⚑"
 NOTES = {
@@ -46,12 +48,12 @@ class Sheet:
 
 
 def sheet(subject: Subject, against: str | None) -> Sheet:
-    """What a table of these rows says. Without a choice, rows stand against the first one that is finished."""
-    attacks, rows = attacks_of(subject.rows), subject.rows
-    finished = [row for row in rows if row.done]
-    chosen = subject.row(against) if against else finished[0] if len(finished) > 1 else None
+    """What a table of these rows says. Without a choice, rows stand against M+DEAT's, or else the most robust one."""
+    attacks, rows, ranked = attacks_of(subject.rows), subject.rows, headline(subject.rows)
+    several = sum(bool(row.done) for row in rows) > 1
+    chosen = subject.row(against) if against else usual(rows, ranked) if several else None
     versus = {attack: compare(rows, chosen, attack) for attack in attacks} if chosen else {}
-    return Sheet(subject, attacks, headline(rows), chosen, versus)
+    return Sheet(subject, attacks, ranked, chosen, versus)
 
 
 def markdown_table(of: Sheet) -> str:
@@ -175,8 +177,8 @@ def chance(found: Versus) -> str:
 
 def notes(of: Sheet, where: str = "in brackets") -> list[str]:
     """What a reader of the table must know; `where` is where the intervals stand in it."""
-    covered = [*coverage(of.rows), *warmed_up(of.rows), *source(of.rows)]
-    return [SPREAD.format(rest=INTERVALS.format(where=where)), *covered, *tested(of), *marks(of), *of.subject.notes]
+    covered = [*coverage(of.rows), *warmed_up(of.rows), *source(of.rows), *tested(of), *marks(of)]
+    return [SPREAD.format(rest=INTERVALS.format(where=where)), *covered, *noted(of.rows), *of.subject.notes]
 
 
 def warmed_up(rows: Sequence[Row]) -> list[str]:
@@ -242,9 +244,9 @@ def paper_cost(row: Row, *names: str) -> list[str]:
 
 
 def remarks(row: Row) -> list[str]:
-    """What keeps a row from being whole, and its flags."""
+    """A row's flags, what the watch saw, and what keeps it from being whole."""
     raised = sorted({f"{FLAGGED} {flag.name}" for _, flag in flags_of(row)})
-    return [*raised, *(["sanity not checked"] if unchecked(row) else []), *comments(row)]
+    return [*raised, *(["sanity not checked"] if unchecked(row) else []), *alarms(row), *comments(row)]
 
 
 def comments(row: Row) -> list[str]:

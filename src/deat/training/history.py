@@ -107,6 +107,11 @@ def read(path: Path) -> list[EpochStats]:
     return [EpochStats(**json.loads(line)) for line in whole_lines(path)]
 
 
+def read_watch(path: Path) -> list[EpochWatch]:
+    """What the watch saw in a run, epoch by epoch; empty where there was none."""
+    return [EpochWatch(**json.loads(line)) for line in whole_lines(path)]
+
+
 def whole_lines(path: Path) -> list[str]:
     """The lines of a file, none where there is no file; a torn last one is dropped."""
     return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []

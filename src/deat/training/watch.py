@@ -106,6 +106,11 @@ def _leap(before: EpochWatch, now: EpochWatch) -> str:
     return f"l_X rose from {before.magnitude:.4g} to {now.magnitude:.4g} at k {now.k}"
 
 
+def kind_of(event: EpochWatch, gap: float = OverfitRule.gap) -> str:
+    """What a collapse is called: one that a single step sees too is no overfitting to it."""
+    return OVERFITTING if event.gap > gap else COLLAPSE
+
+
 class OverfitWatch:
     """Scores a held-out slice after every epoch, and fires when training collapses; a callback of the trainer.
 
@@ -200,8 +205,7 @@ class OverfitWatch:
         return f"{self._kind(fired[0])} in epoch {where}; first: {fired[0].reason}"
 
     def _kind(self, event: EpochWatch) -> str:
-        """What a collapse is called: one that a single step sees too is no overfitting to it."""
-        return OVERFITTING if event.gap > self.rule.gap else COLLAPSE
+        return kind_of(event, self.rule.gap)
 
     def _next_action(self) -> str:
         exhausted = sum(event.action == "rollback" for event in self.events) >= self.rollbacks

@@ -1,0 +1,92 @@
+"""What the overfit watch saw, in every table that a reader may open."""
+
+import json
+
+import pytest
+
+from deat.cli import main
+from deat.errors import DataError
+from deat.report.alarms import alarms, noted
+from deat.report.gather import gather, troubles
+from deat.report.latex import latex_table
+from deat.report.sections import table, warnings_of
+from deat.report.tables import csv_table, markdown_table, sheet
+from deat.training.history import EpochWatch, append
+from helpers.runs import make_bench, make_run, one_run
+
+FELL = "pgd-10 accuracy fell from 65.5% to 43.2%, with fgsm accuracy at 63.3%"
+SAID = "catastrophic overfitting in epoch 3 (warned, and went on)"
+
+
+def epoch(n, single=0.6, multi=0.55, reason=None, action=None):
+    return EpochWatch(n, 1, 0.15, single, multi, 300.0, reason, action)
+
+
+@pytest.fixture
+def subject(tmp_path):
+    """A bench of a row that collapsed in its second seed, and of one whose l_X leapt twice."""
+    rows = []
+    for name in ("m+deat", "fgsm"):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{name}{seed}", name, seed=seed, shares={"natural": 0.9, "pgd-20": 0.5})
+        runs = [one_run(f"{name}{seed}", seed) for seed in (0, 1)]
+        rows.append({"name": name, "method": name, "model": "small", "runs": runs})
+    for event in (epoch(0), epoch(1), epoch(2, 0.633, 0.432, FELL, "warn"), epoch(3)):
+        append(tmp_path / "m+deat1/watch.jsonl", event)
+    for event in (epoch(0), epoch(1, reason="l_X rose", action="note"), epoch(2, reason="l_X rose", action="note")):
+        append(tmp_path / "fgsm0/watch.jsonl", event)
+    return gather([str(make_bench(tmp_path, rows))])
+
+
+def test_a_collapse_is_told_with_its_epoch_and_what_was_done_wherever_the_row_is(subject):
+    of = sheet(subject, None)
+    assert [alarms(row) for row in subject.rows] == [[f"seed 1: {SAID}: {FELL}"], []]
+    assert f"seed 1: {SAID}: {FELL} |" in markdown_table(of)
+    assert f"seed 1: {SAID}: {FELL}" in csv_table(of)
+    assert f"<b>m+deat</b>, seed 1: {SAID}: {FELL}" in warnings_of(subject)
+    assert f'<small class="why">seed 1: {SAID}</small>' in table(of)
+    assert troubles(subject.rows[0]) == []  # the run is whole all the same
+
+
+def test_leaps_that_were_only_noted_are_one_line_below_the_table_and_no_warning(subject):
+    of = sheet(subject, None)
+    (line,) = noted(subject.rows)
+    assert line.endswith("and did nothing: fgsm seed 0 in epochs 2, 3.")
+    for text in (markdown_table(of), table(of)):
+        assert line in text
+    assert "fgsm seed 0 in epochs 2, 3" in latex_table(of)
+    assert "l_X" not in warnings_of(subject)
+
+
+@pytest.mark.parametrize(
+    ("single", "action", "said"),
+    [
+        (0.9, "stop", "catastrophic overfitting in epoch 2 (stopped)"),
+        (0.9, "rollback", "catastrophic overfitting in epoch 2 (rolled back, and went on)"),
+        (0.1, "warn", "a collapse of the whole network in epoch 2 (warned, and went on)"),
+    ],
+)
+def test_each_kind_of_collapse_and_each_action_has_its_words(tmp_path, single, action, said):
+    folder = make_run(tmp_path / "a", finished=1, shares={"natural": 0.9})
+    append(folder / "watch.jsonl", epoch(0))
+    append(folder / "watch.jsonl", epoch(1, single, 0.05, FELL, action))
+    (row,) = gather([str(folder)]).rows
+    assert alarms(row, short=True) == [f"seed 0: {said}"]
+    assert ("stopped by the watch, at the weights of epoch 1 of 4" in str(troubles(row))) == (action == "stop")
+
+
+def test_a_report_tells_collapses_on_the_terminal_and_in_its_document(tmp_path, capsys):
+    folder = make_run(tmp_path / "a", shares={"natural": 0.9})
+    append(folder / "watch.jsonl", epoch(2, 0.633, 0.432, FELL, "warn"))
+    call = ["report", str(folder), "--no-figures", "--gallery", "0"]
+    assert main(call) == 0
+    assert f"watch: m+deat, seed 0: {SAID}: {FELL}" in capsys.readouterr().out
+    assert main([*call, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["alarms"] == [f"seed 0: {SAID}: {FELL}"]
+
+
+def test_a_log_that_the_watch_did_not_write_is_refused_by_name(tmp_path):
+    folder = make_run(tmp_path / "a", shares={"natural": 0.9})
+    (folder / "watch.jsonl").write_text('{"epoch": 1}\n')
+    with pytest.raises(DataError, match=r"watch\.jsonl' is not what deat wrote"):
+        gather([str(folder)])
