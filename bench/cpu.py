@@ -6,20 +6,23 @@ the ratio of the two times of a round: its median, and its range over the rounds
 `Trainer.run_epoch`, its records included. A round in which other processes took 5 % of the cores from either side is
 played again, up to four times as many rounds as were asked for.
 
+Compiled: deat's trainer as it is, and compiled by torch's compiler (--engine compile), in the same way.
+
 Accuracy: bench/cpu_accuracy.py.
 
 Run it on an idle machine, for about an hour:
 
     python bench/cpu.py
 
-It writes docs/results/cpu.json and docs/results/cpu.md. `--part speed` and `--part accuracy` renew one part of them;
-only the former needs the machine for itself. `--quick` shows in two minutes that everything works; its numbers mean
-nothing and are only printed unless --out says where to write them.
+It writes docs/results/cpu.json and docs/results/cpu.md. `--part speed`, `--part compiled` and `--part accuracy` renew
+one part of them; only the last does not need the machine for itself. `--quick` shows in two minutes that everything
+works; its numbers mean nothing and are only printed unless --out says where to write them.
 """
 
 import argparse
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -48,12 +51,13 @@ def main() -> None:
     torch.set_num_threads(CORES)
     out = args.out or (None if args.quick else OUT)
     result = json.loads(out.read_text(encoding="utf-8")) if out and out.exists() else {}
-    if args.part != "accuracy":
-        use_two_cores()
-        attempts = 1 if args.quick else ATTEMPTS
-        methods = [measure_speed(name, args.rounds, args.batches, attempts) for name in GOALS]
-        result["speed"] = machine() | {"command": command(args, "speed"), "methods": methods}
-    if args.part != "speed":
+    for part, measure in (("speed", measure_speed), ("compiled", measure_compiled)):
+        if args.part in ("all", part):
+            use_two_cores()
+            attempts = 1 if args.quick else ATTEMPTS
+            methods = [measure(name, args.rounds, args.batches, attempts) for name in GOALS]
+            result[part] = machine() | {"command": command(args, part), "methods": methods}
+    if args.part in ("all", "accuracy"):
         methods = [measure_accuracy(name, args.seeds, args.quick, args.jobs, args.trials) for name in GOALS]
         result["accuracy"] = machine() | {"command": command(args, "accuracy"), "methods": methods}
     publish(result, out)
@@ -74,7 +78,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Plain loops and deat, side by side on two CPU cores.")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds, after one that warms up")
     parser.add_argument("--batches", type=int, default=2, help="batches of 64 in a round")
-    parser.add_argument("--part", choices=("all", "speed", "accuracy"), default="all", help="what to measure")
+    parser.add_argument(
+        "--part", choices=("all", "speed", "compiled", "accuracy"), default="all", help="what to measure"
+    )
     parser.add_argument("--seeds", type=int, default=6, help="training runs of each kind in the accuracy part")
     parser.add_argument(
         "--jobs", type=int, default=1, help="training runs of the accuracy part at once, of two threads"
@@ -93,8 +99,8 @@ def arguments() -> argparse.Namespace:
 def command(args: argparse.Namespace, part: str) -> str:
     """The command that repeats this part."""
     trials = f" --trials {args.trials}" if args.trials else ""
-    sizes = {"speed": f"--rounds {args.rounds} --batches {args.batches}", "accuracy": f"--seeds {args.seeds}{trials}"}
-    return f"python bench/cpu.py --part {part} {'--quick' if args.quick else sizes[part]}"
+    size = f"--seeds {args.seeds}{trials}" if part == "accuracy" else f"--rounds {args.rounds} --batches {args.batches}"
+    return f"python bench/cpu.py --part {part} {'--quick' if args.quick else size}"
 
 
 def use_two_cores() -> None:
@@ -104,27 +110,51 @@ def use_two_cores() -> None:
 
 
 def measure_speed(name: str, rounds: int, batches: int, attempts: int) -> Record:
-    """Alternate rounds of the plain loop and of deat's trainer until enough of them were undisturbed."""
+    """The plain loop and deat's trainer, in turns."""
     data, most = random_images(batches * BATCH), attempts * rounds + 1
     script = plain_script(colour_net(), data, name, lr=0.01, epochs=most, pad=PAD, workers=2)
     trainer = deat_trainer(colour_net(), data, name, lr=0.01, epochs=most, augment=Augment(PAD))
+    laps = in_turns(name, {"plain": lambda: EPOCHS[name](script), "deat": trainer.run_epoch}, rounds, most)
+    counts = {"plain": script.backprops // len(laps), "deat": trainer.game.cost.backprops // len(laps)}
+    about = {"method": name, "goal": GOALS[name], "precision": trainer.engine.precision, "batches_per_round": batches}
+    return about | told(laps, counts)
+
+
+def measure_compiled(name: str, rounds: int, batches: int, attempts: int) -> Record:
+    """deat's trainer eager and compiled, in turns; a compiled first round holds what compiling takes."""
+    data, most = random_images(batches * BATCH), attempts * rounds + 1
+    sides = {
+        engine: deat_trainer(colour_net(), data, name, lr=0.01, epochs=most, augment=Augment(PAD), engine=engine)
+        for engine in ("eager", "compile")
+    }
+    laps = in_turns(name, {engine: side.run_epoch for engine, side in sides.items()}, rounds, most)
+    counts = {engine: side.game.cost.backprops // len(laps) for engine, side in sides.items()}
+    found = told(laps, counts)
+    first = laps[0][1].seconds - found["compile"]["median"]
+    about = {"method": name, "ran": sides["compile"].engine.name, "batches_per_round": batches}
+    return about | {"warm_up_seconds": round(first, 1)} | found
+
+
+def in_turns(name: str, sides: dict[str, Callable[[], object]], rounds: int, most: int) -> list[Pair]:
+    """Alternate rounds of two sides, the first one to warm up, until enough of them were undisturbed."""
     laps: list[Pair] = []
     while len(laps) < most and len(undisturbed(laps[1:])) < rounds:
-        laps.append((lap(lambda: EPOCHS[name](script)), lap(trainer.run_epoch)))
-        show = ", ".join(f"{who} {one.seconds:.2f} s" for who, one in zip(("plain", "deat"), laps[-1], strict=True))
+        one, other = (lap(play) for play in sides.values())
+        laps.append((one, other))
+        show = ", ".join(f"{who} {side.seconds:.2f} s" for who, side in zip(sides, laps[-1], strict=True))
         print(f"{name} round {len(laps) - 1}: {show}; others took {disturbance(laps[-1]):.1%}", flush=True)
-    counts = script.backprops // len(laps), trainer.game.cost.backprops // len(laps)
+    return laps
+
+
+def told(laps: list[Pair], counts: dict[str, int]) -> Record:
+    """What the rounds of two sides say, with the backprops of one."""
     kept = undisturbed(laps[1:]) or laps[1:]
+    sides = {who: summary([pair[i] for pair in kept], count) for i, (who, count) in enumerate(counts.items())}
     return {
-        "method": name,
-        "goal": GOALS[name],
-        "precision": trainer.engine.precision,
-        "batches_per_round": batches,
         "rounds": {"played": len(laps) - 1, "undisturbed": len(undisturbed(laps[1:]))},
         "others": [round(disturbance(pair), 3) for pair in kept],
-        "plain": summary([pair[0] for pair in kept], counts[0]),
-        "deat": summary([pair[1] for pair in kept], counts[1]),
-        "ratio": spread([plain.seconds / ours.seconds for plain, ours in kept]),
+        **sides,
+        "ratio": spread([one.seconds / other.seconds for one, other in kept]),
     }
 
 

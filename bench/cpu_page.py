@@ -8,9 +8,8 @@ Record = dict[str, Any]
 
 def render(result: Record) -> str:
     """The result as a page of Markdown."""
-    pages = [
-        page(result[part]) for part, page in (("speed", speed_page), ("accuracy", accuracy_page)) if part in result
-    ]
+    kinds = {"speed": speed_page, "compiled": compiled_page, "accuracy": accuracy_page}
+    pages = [page(result[part]) for part, page in kinds.items() if part in result]
     return "\n".join(["# Training speed on two CPU cores", "", *(line for lines in pages for line in lines)])
 
 
@@ -33,6 +32,27 @@ def speed_page(part: Record) -> list[str]:
         "Times are medians over the rounds, ratios the median (and range) of each round's own. A round in which",
         f"other processes took 5 % of the cores was played again. {rounds(speed)}",
         "The ratios hold for two free cores: where others take half of them, deat's share shrinks most.",
+        "",
+    ]
+
+
+def compiled_page(part: Record) -> list[str]:
+    """Whether torch's compiler pays on a CPU."""
+    rows = [
+        f"| {s['method']} | {s['eager']['backprops_per_round']} | {s['eager']['median']:.2f} "
+        f"| {s['compile']['median']:.2f} | {spread(s['ratio'])} | {s['warm_up_seconds']:.0f} |"
+        for s in part["methods"]
+    ]
+    return [
+        "## Compiled",
+        "",
+        head(part),
+        "deat's trainer as it is, and with `--engine compile`, in turns as above. The wait is what the first compiled",
+        f"round took longer. {rounds(part['methods'])}",
+        "",
+        "| method | backprops | eager, s | compiled, s | times eager | wait, s |",
+        "|---|---|---|---|---|---|",
+        *rows,
         "",
     ]
 
@@ -66,6 +86,11 @@ def rounds(speed: list[Record]) -> str:
     return ", ".join(notes) + "." + warning
 
 
+def spread(ratio: Record) -> str:
+    """The median of the rounds' ratios, and their range."""
+    return f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+
+
 def speed_table(speed: list[Record]) -> list[str]:
     """Rows of the speed table."""
     rows = [
@@ -73,12 +98,12 @@ def speed_table(speed: list[Record]) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     for s in speed:
-        plain, ours, ratio = s["plain"], s["deat"], s["ratio"]
+        plain, ours = s["plain"], s["deat"]
         count = plain["backprops_per_round"]
         rows.append(
             f"| {s['method']} | {count} | {plain['median']:.2f} | {ours['median']:.2f} "
             f"| {plain['median'] / count:.3f} | {ours['median'] / ours['backprops_per_round']:.3f} "
-            f"| {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f}) | {s['goal']} |"
+            f"| {spread(s['ratio'])} | {s['goal']} |"
         )
     return rows
 
