@@ -217,6 +217,26 @@ def test_the_front_is_drawn_and_follows_the_chosen_attack(shown):
     assert shown.js(front) == ["0", "2"]
 
 
+@pytest.mark.parametrize("doubted", [["b"], ["a", "b", "c"]], ids=["the best", "all"])
+def test_a_flagged_row_is_never_on_the_front_unless_all_are_flagged(window, tmp_path, doubted):
+    for name, cost, robust in (("a", 4, 0.4), ("b", 3, 0.6), ("c", 8, 0.5)):
+        flags = (Flag("masked", "x", "y"),) if name in doubted else ()
+        make_run(tmp_path / name, name, cost=cost, shares={"natural": 0.9, "pgd-20": robust}, flags=flags)
+    runs = [str(tmp_path / name) for name in "abc"]
+    assert main(["report", *runs, "--no-figures", "--out", str(tmp_path / "report")]) == 0
+    window.size(1200, 900)
+    window.open(tmp_path / "report" / "index.html")
+    front = "return [...document.querySelectorAll('#cost-chart .point:not(.beaten)')].map(p => p.dataset.row)"
+    pills = "return [...document.querySelectorAll('tr[data-front]')].map(p => p.dataset.row)"
+    assert window.js(front) == window.js(pills) == (["1"] if len(doubted) > 1 else ["0", "2"])
+    line = "return document.querySelector('#cost-chart .front').getAttribute('d').match(/V/g)?.length ?? 0"
+    assert window.js(line) == (0 if len(doubted) > 1 else 1)
+    window.hover("#cost-chart .point[data-row='1'] .dot")
+    assert ("on the Pareto front" in window.js(TIP)) == (len(doubted) > 1)
+    assert "not to be believed" in window.js("return document.querySelector('.point[data-row=\"1\"]').ariaLabel")
+    quiet(window)
+
+
 def test_hovering_a_point_or_a_curve_shows_its_values(shown):
     shown.hover("#cost-chart .point[data-row='0'] .dot")
     tip = shown.js("return document.querySelector('#tip').innerText")

@@ -16,7 +16,7 @@ from deat.report.collect import OneRun, Row
 from deat.report.draw import label, unit
 from deat.report.escape import markup
 from deat.report.gallery import Gallery
-from deat.report.gather import Subject, flags_of
+from deat.report.gather import Subject, believed, flags_of
 from deat.report.held_out_tables import HEADING, held_out_section
 from deat.report.sections import (
     answer,
@@ -192,6 +192,7 @@ def _legend(of: Sheet) -> str:
 
 
 def _cost_section(of: Sheet) -> str:
+    doubted = " A flagged row (⚑) is never on it." if len(believed(of.rows)) < len(of.rows) else ""
     options = "".join(
         f'<option value="{markup(a)}"{" selected" if a == of.headline else ""}>{markup(title(a))}</option>'
         for a in of.attacks
@@ -200,7 +201,7 @@ def _cost_section(of: Sheet) -> str:
         '<section class="card" aria-labelledby="cost"><h2 id="cost">Robustness against cost</h2>'
         '<p class="note">Up is more robust, left is cheaper. The dashed '
         "line is the Pareto front: filled points are on it; "
-        "no other row is as good and cheaper. Whiskers are 95 % intervals.</p>"
+        f"no other row is as good and cheaper.{doubted} Whiskers are 95 % intervals.</p>"
         f'<div class="bar"><label>accuracy under <select id="cost-attack">{options}</select></label>'
         '<label>cost in <select id="cost-unit"><option value="backprops">backprops</option>'
         '<option value="minutes">minutes</option></select></label><span class="muted" id="cost-note"></span></div>'

@@ -117,6 +117,7 @@
   };
 
   // ---- robustness against cost --------------------------------------------------------------------------------
+  const believed = (points) => { const sound = points.filter((p) => !p.row.flags.length); return sound.length ? sound : points; };
   const beaten = (a, points) => points.some((b) => b.x <= a.x && b.y >= a.y && (b.x < a.x || b.y > a.y));
   const place = (node, points, width, pad) => {
     const taken = points.map((p) => [p.px - 7, p.py - 7, p.px + 7, p.py + 7]);
@@ -155,7 +156,8 @@
     const node = frame(width, height, pad, log ? logTicks(left, right) : ticks(left, right, 6), ticks(bottom, top, 6), px, py, `${unitText}${log ? " (log)" : ""} →`, `${data.titles[attack]} accuracy, %`, true);
     node.setAttribute("role", "group");
     node.setAttribute("aria-label", `${data.titles[attack]} accuracy against ${unitText}`);
-    points.forEach((p) => { p.px = px(p.x); p.py = py(p.y); p.beaten = beaten(p, points) ? 1 : 0; });
+    const sound = believed(points); // who alone may be on the front
+    points.forEach((p) => { p.px = px(p.x); p.py = py(p.y); p.beaten = sound.includes(p) && !beaten(p, sound) ? 0 : 1; });
     const best = points.filter((p) => !p.beaten).sort((a, b) => a.x - b.x);
     const steps = best.map((p, n) => (n ? `H${p.px}V${p.py}` : `M${p.px} ${p.py}`)).join("");
     node.append(svg("path", { class: "front", d: `${steps}H${width - pad.right}` }));
@@ -167,7 +169,7 @@
     }
     for (const p of points) {
       const group = svg("g", { class: `point ${hue(p.i)}${p.beaten ? " beaten" : ""}`, "data-row": p.i, tabindex: "0", role: "img" });
-      const said = `${p.row.name}: ${p.cell.said} ${data.titles[attack]}, ${p.row.said[unit]} ${unitText}${p.beaten ? "" : ", on the Pareto front"}`;
+      const said = `${p.row.name}: ${p.cell.said} ${data.titles[attack]}, ${p.row.said[unit]} ${unitText}${p.beaten ? "" : ", on the Pareto front"}${p.row.flags.length ? ", flagged: not to be believed" : ""}`;
       group.setAttribute("aria-label", said);
       group.append(svg("circle", { cx: p.px, cy: p.py, r: 14, fill: "transparent" }), marker(p.i, p.px, p.py, 6));
       const short = p.row.name.length > 28 ? `${p.row.name.slice(0, 27)}…` : p.row.name;
@@ -178,7 +180,7 @@
         pair("95 % interval", p.cell.interval), ...(p.cell.behind ? [pair("from", p.cell.behind)] : []), pair("backprops", p.row.said.backprops),
         pair("minutes", `${p.row.said.minutes}${p.row.crowded ? " several jobs at once" : ""}`),
         ...p.row.flags.map((flag) => pair(`⚑ ${flag}`, "not to be believed")),
-        pair(p.beaten ? "another row is as good and cheaper" : "on the Pareto front", ""),
+        pair(!p.beaten ? "on the Pareto front" : sound.includes(p) ? "another row is as good and cheaper" : "not compared with the front", ""),
       ];
       group.addEventListener("pointerenter", (event) => showTip(event.clientX, event.clientY, lines()));
       group.addEventListener("focus", () => { const box = group.getBoundingClientRect(); showTip(box.x + box.width / 2, box.y, lines()); });
