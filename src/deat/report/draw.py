@@ -80,7 +80,8 @@ def draw_gallery(gallery: Gallery, folder: Path) -> None:
                 ax.imshow(image, interpolation="nearest")
                 ax.set_axis_off()
                 ax.set_title(plain(head), fontsize=8)
-        canvas.suptitle(plain(f"{gallery.row}, {gallery.attack}; a perturbation's grey is none"), fontsize=9)
+        about = f"{gallery.row}, {gallery.attack}; a perturbation's grey is none; images are {gallery.choice}"
+        canvas.suptitle(fill(plain(about), 2 * WIDEST - 10), fontsize=8)
 
 
 @contextmanager

@@ -204,8 +204,8 @@ def gallery_section(gallery: Gallery) -> str:
         for tile in gallery.tiles
     )
     return (
-        f'<p class="note">The first test images against <b>{markup(gallery.row)}</b>, {markup(gallery.attack)}: '
-        f'image, perturbation (grey is none), and their sum.</p><ul class="gallery">{items}</ul>'
+        f'<p class="note">Attacks on <b>{markup(gallery.row)}</b>, {markup(gallery.attack)}: image, perturbation '
+        f'(grey is none), and their sum. Images are {gallery.choice}.</p><ul class="gallery">{items}</ul>'
     )
 
 
