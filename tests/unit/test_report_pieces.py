@@ -5,11 +5,11 @@ import io
 import json
 
 from deat.commands import report
-from deat.commands.probing import Lab, sweep
+from deat.commands.probing import Lab, _seeds, sweep
 from deat.evaluation.sanity import Flag
 from deat.report.gallery import Gallery, Tile, candidates, choose
 from deat.report.gather import flags_of, gather
-from deat.report.series import figures
+from deat.report.series import Line, figures
 from deat.report.settings import settings_section
 from deat.report.tables import csv_table, markdown_table, sheet
 from deat.training.folder import FIGURES
@@ -106,3 +106,9 @@ def test_examples_show_what_fools_a_network_and_what_does_not():
     told = Gallery(tiles=choose(stand + fooled[:1] + wrong, 6)).choice
     assert told.endswith("not in proportion: 1 that the attack fools and 5 that withstand it")
     assert Gallery(tiles=tuple(wrong[:2])).choice.endswith(": 2 that are wrong even without it")
+
+
+def test_a_sweep_names_the_seed_of_each_row():
+    lines = [Line(name, seed, [], []) for name, seed in (("a", 0), ("b", 1), ("c", 0))]
+    assert _seeds(lines[::2]) == "seed 0 alone"
+    assert _seeds(lines) == "seed 0 of a, c; seed 1 of b"

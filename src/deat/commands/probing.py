@@ -78,8 +78,19 @@ def sweep(rows: Sequence[Row], images: int, lab: Lab) -> Figure:
     name = "Accuracy by radius"
     if not lines:
         return Figure("sweep", name, missing="; ".join(lacking) or "an evaluated run")
-    panel = Panel(f"{ATTACK.upper()} on {images:,} test images", "eps", "accuracy", lines, percent=True)
+    about = f"{ATTACK.upper()} on {images:,} test images, {_seeds(lines)}"
+    panel = Panel(about, "eps", "accuracy", lines, percent=True)
     return Figure("sweep", name, [panel], "; ".join(lacking))
+
+
+def _seeds(lines: Sequence[Line]) -> str:
+    """Which one seed of each row a sweep is of."""
+    held: dict[int | None, list[str]] = {}
+    for line in lines:
+        held.setdefault(line.seed, []).append(line.row)
+    if len(held) == 1:
+        return f"seed {lines[0].seed} alone"
+    return "; ".join(f"seed {seed} of {', '.join(names)}" for seed, names in held.items())
 
 
 def gallery(row: Row, count: int, lab: Lab) -> Gallery:
