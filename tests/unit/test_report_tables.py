@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 import pytest
 
 from deat.commands import bench_table
+from deat.commands.report import Report, tell
 from deat.errors import DataError, UsageError
 from deat.evaluation.intervals import wilson
 from deat.evaluation.packing import unpack_bits
@@ -23,7 +24,7 @@ from deat.report.draw import HUES, _panel, label, mean_of, unit
 from deat.report.escape import latex, markup
 from deat.report.gather import gather, troubles
 from deat.report.latex import latex_table
-from deat.report.page import asset
+from deat.report.page import asset, page
 from deat.report.sections import answer, claims_section, on_front, ranking, scores_section, table
 from deat.report.series import Line, Panel, alpha_gamma, backprops, figures, table_of, trade_off, validation
 from deat.report.settings import differing, flat, setting
@@ -34,6 +35,7 @@ from helpers.eyes import EYES, distance
 from helpers.runs import make_bench, make_run, one_run
 
 SHARES = [0.41, 0.43, 0.45]
+JUDGED = {"shares": {"natural": 0.9, "aa": 0.4}}
 HOSTILE = "<script>alert(1)</script> | \x1b[31mred\x1b[0m\n\\input{x} $a_b^c$ 100% & # ~ [y] \u202egnp"
 
 
@@ -518,6 +520,23 @@ def test_the_last_epoch_stands_beside_a_chosen_one(tmp_path):
     assert "90.00 (85.1 to 93.4); last epoch 80.00 |" in markdown_table(sheet(gather([str(folder)]), None))
 
 
+def test_a_last_epoch_that_is_as_good_looks_other_than_one_that_was_not_judged(tmp_path):
+    both, best = (
+        make_run(tmp_path / "a", shares={"natural": 0.9, "aa": 0.4}),
+        make_run(tmp_path / "b", "pgd-7", **JUDGED),
+    )
+    for share in (0.9, 0.8):
+        late = make_run(tmp_path / f"last {share}", shares={"natural": share})
+        (late / "evaluation.json").rename(both / "evaluation-last.json")
+        of = sheet(gather([str(both), str(best)]), None)
+        mine, other = (line for line in markdown_table(of).splitlines() if line.startswith(("| m+deat", "| pgd-7")))
+        said = "the same" if share == 0.9 else "80.00"
+        assert f"90.00 (85.1 to 93.4); last epoch {said} |" in mine
+        assert "90.00 (85.1 to 93.4); last epoch — |" in other
+        assert "40.00 (33.5 to 46.9) |" in mine  # a note says that no last epoch was judged by it
+        assert all(f"<small>last epoch {text}</small>" in table(of) for text in (said, "—"))
+
+
 @pytest.mark.parametrize("aside", [False, True])
 def test_the_worst_of_other_attacks_is_not_set_beside_and_what_it_covers_is_told(tmp_path, aside):
     main = {"natural": 0.9, "pgd-20": 0.5} | ({} if aside else {"aa": 0.4})
@@ -599,6 +618,12 @@ def test_an_axis_says_its_unit_and_a_difference_of_shares_is_in_points(y, percen
     assert (label(panel), unit(panel)) == (shown, kind)
 
 
+def test_an_axis_says_that_equal_staircases_are_set_apart():
+    lines = [Line(name, 0, [1.0, 2.0], [1.0, 2.0]) for name in "ab"]
+    shown = [label(Panel("k", "epoch", "k", held, "step")) for held in (lines, lines[:1])]
+    assert shown == ["k, equal ones set a little apart", "k"]
+
+
 def test_runs_that_were_never_validated_have_no_figure_of_that_name(tmp_path):
     folder = make_run(tmp_path / "a")
     assert validation(gather([str(folder)]).rows).title == "Validation accuracy and loss"
@@ -607,6 +632,27 @@ def test_runs_that_were_never_validated_have_no_figure_of_that_name(tmp_path):
     (folder / "history.jsonl").write_text("".join(json.dumps(line | silent) + "\n" for line in lines))
     figure = validation(gather([str(folder)]).rows)
     assert (figure.title, [panel.title for panel in figure.panels]) == ("Training loss", ["training loss"])
+
+
+@pytest.mark.parametrize(
+    ("silent", "title", "heads"),
+    [
+        ((), "Validation accuracy and loss", "Validation and training loss"),
+        (("val_loss",), "Validation accuracy and training loss", "Training loss"),
+        (("val_natural", "val_robust"), "Validation and training loss", "Validation and training loss"),
+        (("val_natural", "val_robust", "val_loss"), "Training loss", "Training loss"),
+    ],
+)
+def test_a_heading_promises_no_panel_that_is_not_below_it(tmp_path, silent, title, heads):
+    folder = make_run(tmp_path / "a")
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    (folder / "history.jsonl").write_text("".join(json.dumps(line | dict.fromkeys(silent)) + "\n" for line in lines))
+    subject = gather([str(folder)])
+    assert validation(subject.rows).title == title
+    text = page(tell(subject, Report((str(folder),), gallery=0, no_figures=True)))  # whose accuracies stand further up
+    (section,) = re.findall(r'<section aria-labelledby="validation">.*?</section>', text, re.S)
+    assert f">{heads}</h2>" in section
+    assert "accuracy" not in section
 
 
 def test_the_figure_of_cost_has_the_tables_intervals(three_seeds):

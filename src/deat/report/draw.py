@@ -30,6 +30,7 @@ STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # a name with dollars in it is a name
 }
 FRONT = "Pareto front"
+WRONG = "#b42318"
 ROW = 3
 """Panels that stand in one row; more of them stand in rows of two."""
 WHOLE = ("epoch", "k")
@@ -76,10 +77,11 @@ def draw_gallery(gallery: Gallery, folder: Path) -> None:
         canvas, axes = plt.subplots(count, 3, figsize=(4.6, 1.6 * count), layout="constrained", squeeze=False)
         for row, tile in zip(axes, gallery.tiles, strict=True):
             heads = (f"{tile.label}, seen as {tile.before}", "perturbation", f"seen as {tile.after}")
-            for ax, image, head in zip(row, tile.images, heads, strict=True):
+            inks = ("black", "black", "black" if tile.stands else WRONG)
+            for ax, image, head, ink in zip(row, tile.images, heads, inks, strict=True):
                 ax.imshow(image, interpolation="nearest")
                 ax.set_axis_off()
-                ax.set_title(plain(head), fontsize=8)
+                ax.set_title(plain(head), fontsize=8, color=ink)
         about = f"{gallery.row}, {gallery.attack}; a perturbation's grey is none; images are {gallery.choice}"
         canvas.suptitle(fill(plain(about), 2 * WIDEST - 10), fontsize=8)
 
@@ -139,7 +141,9 @@ def _beside(ax: Any, drawn: Any, n: float) -> None:
 
 
 def label(panel: Panel) -> str:
-    """What stands beside a panel's y axis, with its unit."""
+    """What stands beside a panel's y axis: with its unit, and with why lines do not lie at their whole numbers."""
+    if panel.kind == "step" and len({line.row for line in panel.lines}) > 1:
+        return f"{panel.y}, equal ones set a little apart"
     return f"{panel.y}, %" if unit(panel) == "%" else panel.y
 
 

@@ -85,8 +85,23 @@ def validation(rows: Sequence[Row]) -> Figure:
         by_epoch(rows, "natural loss, held out", "loss", lambda h: h.val_loss),
         by_epoch(rows, "training loss", "loss", lambda h: h.loss),
     ]
-    what = "Validation accuracy and" if any(panel.lines for panel in panels[:-1]) else "Training"
-    return _whole("validation", f"{what} loss", panels, "runs with a history")
+    return _whole("validation", _validated(panels), panels, "runs with a history")
+
+
+def heading(figure: Figure, shown: Sequence[Panel]) -> str:
+    """What a figure is called where these of its panels are shown."""
+    return _validated(shown) if figure.name == "validation" else figure.title
+
+
+def _validated(panels: Sequence[Panel]) -> str:
+    """What the figure on validation is called: what its panels show."""
+    held = {panel.y for panel in panels if panel.lines and panel.title.endswith(", held out")}
+    names = {
+        ("accuracy", "loss"): "Validation accuracy and loss",
+        ("accuracy",): "Validation accuracy and training loss",
+        ("loss",): "Validation and training loss",
+    }
+    return names.get(tuple(sorted(held)), "Training loss")
 
 
 def backprops(rows: Sequence[Row]) -> Figure:
