@@ -237,6 +237,30 @@ def test_a_flagged_row_is_never_on_the_front_unless_all_are_flagged(window, tmp_
     quiet(window)
 
 
+@pytest.mark.parametrize("width", [1200, 390])
+def test_a_row_far_below_does_not_squeeze_the_others_and_no_name_is_lost(window, tmp_path, width):
+    shares = {"natural": 0.1, "free-4": 0.8, "pgd-7": 0.78, "deat-3": 0.79} | {
+        f"m+a-rather-long-{n}": 0.79 for n in "abc"
+    }
+    for name, share in shares.items():
+        make_run(tmp_path / name, name, cost=9, shares={"natural": 0.9, "pgd-20": share})
+    assert main(["report", *(str(tmp_path / n) for n in shares), "--no-figures", "--out", str(tmp_path / "r")]) == 0
+    window.size(width, 900)
+    window.open(tmp_path / "r" / "index.html")
+    heights = "return [...document.querySelectorAll('#cost-chart .dot')].map(d => d.getBoundingClientRect().y)"
+    dots = sorted(window.js(heights))
+    assert dots[-2] - dots[0] > 15  # of two points of accuracy, in a chart of 300 pixels
+    shown = window.js("return [...document.querySelectorAll('#cost-chart .name')].map(n => n.textContent)")
+    assert "natural ↓ 10.00 %" in shown
+    note = window.js("return document.querySelector('#cost-note').textContent")
+    assert "below this axis" in note
+    lost = len(shares) - len(shown)
+    assert (f"no room for {lost} names" if lost > 1 else "no room for one name") in note
+    buttons = window.js("return [...document.querySelectorAll('.chip[data-row]')].map(n => n.innerText)")
+    assert buttons == list(shares)
+    quiet(window)
+
+
 def test_hovering_a_point_or_a_curve_shows_its_values(shown):
     shown.hover("#cost-chart .point[data-row='0'] .dot")
     tip = shown.js("return document.querySelector('#tip').innerText")

@@ -17,7 +17,7 @@ from deat.evaluation.packing import unpack_bits
 from deat.evaluation.sanity import Flag
 from deat.plain import markdown, plain
 from deat.report import sections
-from deat.report.cells import attacks_of, cell, front, headline, title
+from deat.report.cells import attacks_of, cell, far_below, front, headline, title
 from deat.report.claims import check_claims
 from deat.report.collect import collect
 from deat.report.draw import HUES, _panel, label, mean_of, unit
@@ -25,6 +25,7 @@ from deat.report.escape import latex, markup
 from deat.report.gather import gather, troubles
 from deat.report.latex import latex_table
 from deat.report.page import asset, page
+from deat.report.points import name_points
 from deat.report.sections import answer, claims_section, on_front, ranking, scores_section, table
 from deat.report.series import Line, Panel, alpha_gamma, backprops, figures, table_of, trade_off, validation
 from deat.report.settings import differing, flat, setting
@@ -418,6 +419,44 @@ def test_a_folder_named_twice_counts_once_and_a_seed_that_ran_twice_is_said_to(t
 def test_the_front_is_what_no_other_row_beats():
     points = [(1, 0.3), (2, 0.5), (3, 0.4), (2, 0.6), (4, 0.6), (1, 0.3)]
     assert front(points) == [True, False, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("shares", "below"),
+    [
+        ([0.12, 0.75, 0.83], [True, False, False]),
+        ([0.1, 0.2, 0.3, 0.4, 0.5], [False] * 5),  # evenly apart: each is as far from the next
+        ([0.1, 0.8], [False] * 2),  # nothing is squeezed
+        ([0.0, 0.02, 0.4, 0.45], [True, True, False, False]),
+        ([0.0, 0.0], [False] * 2),
+        ([], []),
+    ],
+)
+def test_only_what_squeezes_the_others_together_is_far_below(shares, below):
+    assert far_below(shares) == below
+
+
+def test_the_picture_of_cost_names_its_points_and_leaves_room_for_the_robust_ones(tmp_path):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    flag = Flag("masked", "x", "y")
+    for n, (name, share) in enumerate((("natural", 0.1), ("free-4", 0.8), ("pgd-7", 0.78), ("fgsm", 0.9))):
+        flags = (flag,) if name == "fgsm" else ()
+        make_run(tmp_path / name, name, cost=n + 2, shares={"natural": 0.9, "pgd-20": share}, flags=flags)
+    rows = gather(paths(tmp_path)).rows
+    panel = trade_off(rows, "pgd-20").panels[0]
+    assert {line.row for line in panel.lines if line.good} == {"natural", "free-4"}
+    assert [line.row for line in panel.lines if line.low] == ["natural"]
+    canvas, ax = plt.subplots()
+    _panel(ax, panel, {})
+    canvas.draw_without_rendering()
+    name_points(ax, panel, str, lambda name: "black")
+    low, high = ax.get_ylim()
+    filled = {line.get_label() for line in ax.lines if line.get_markerfacecolor() not in ("white", "#8a8f98")}
+    names = [text.get_text() for text in ax.texts]
+    plt.close(canvas)
+    assert 60 < low < 78 < 90 < high < 100
+    assert filled == {"natural", "free-4"}
+    assert names == ["natural ↓ 10.00 %", "free-4", "fgsm", "pgd-7"]
 
 
 def test_a_row_that_should_not_be_believed_neither_wins_nor_is_on_the_front(tmp_path):

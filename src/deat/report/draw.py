@@ -11,7 +11,8 @@ from typing import Any
 from deat.errors import UsageError
 from deat.plain import plain
 from deat.report.gallery import Gallery
-from deat.report.series import Figure, Line, Panel
+from deat.report.points import name_points, range_of, within
+from deat.report.series import FRONT, Figure, Line, Panel
 
 HUES = ("#2563eb", "#be123c", "#4d7c0f", "#c2410c", "#a21caf", "#0e7490", "#0b7a53", "#a16207", "#6d28d9", "#475569")
 DASHES, MARKERS = ("-", "--", ":"), ("o", "s", "D")
@@ -29,7 +30,6 @@ STYLE: dict[Any, Any] = {
     "figure.dpi": 110,
     "text.parse_math": False,  # a name with dollars in it is a name
 }
-FRONT = "Pareto front"
 WRONG = "#b42318"
 ROW = 3
 """Panels that stand in one row; more of them stand in rows of two."""
@@ -56,7 +56,8 @@ def draw(figure: Figure, order: Sequence[str], folder: Path) -> None:
         tall, count = figure.name == "training-process", len(figure.panels)
         wide = 1 if tall else count if count <= ROW else 2
         shape = (-(-count // wide), wide)
-        size = (6.4, 1.55 * shape[0] + 0.6) if tall else (max(4.6, 3.4 * wide), 2.9 * shape[0] + 0.2)
+        each = (4.2, 3.4) if figure.name == "cost" else (3.4, 2.9)  # there names stand beside points
+        size = (6.4, 1.55 * shape[0] + 0.6) if tall else (max(4.6, each[0] * wide), each[1] * shape[0] + 0.2)
         alike = figure.name == "alpha-gamma"  # whose panels are there to be compared
         share = {"sharex": tall or alike, "sharey": alike}
         canvas, axes = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False, **share)
@@ -68,6 +69,10 @@ def draw(figure: Figure, order: Sequence[str], folder: Path) -> None:
             for ax in list(axes.flat)[:-1]:
                 ax.set_xlabel("")
         _legend(canvas, list(axes.flat)[:count])
+        if figure.name == "cost":
+            canvas.draw_without_rendering()  # which settles where everything is
+            for ax, panel in zip(axes.flat, figure.panels, strict=True):
+                name_points(ax, panel, _short, lambda name: HUES[places[name] % len(HUES)])
 
 
 def draw_gallery(gallery: Gallery, folder: Path) -> None:
@@ -106,7 +111,7 @@ def _picture(name: str, folder: Path) -> Iterator[Any]:
 
 def _panel(ax: Any, panel: Panel, places: dict[str, int]) -> None:
     rows: dict[str, list[Line]] = {}
-    for line in panel.lines:
+    for line in within(panel).lines:
         rows.setdefault(line.row, []).append(line)
     for n, (name, lines) in enumerate(rows.items()):
         place, shift = places.get(name, n), (n - (len(rows) - 1) / 2) * min(2.0, 8 / len(rows))
@@ -128,6 +133,8 @@ def _axes(ax: Any, panel: Panel) -> None:
             axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     if unit(panel) == "points":
         ax.axhline(0, color="#8a8f98", lw=0.8, ls=(0, (2, 3)), zorder=1)
+    if shown := range_of(panel):
+        ax.set_ylim(100 * shown[0], 100 * shown[1])
     costs = [x for line in panel.lines for x in line.x]
     if panel.kind == "point" and max(costs) > 6 * min(costs) > 0:
         _log(ax)
@@ -175,9 +182,10 @@ def _line(ax: Any, panel: Panel, line: Line, place: int, shift: float, **look: A
     y = [float("nan") if v is None else 100 * v if panel.percent else v for v in line.y]
     look = {"color": HUES[place % len(HUES)], "lw": 1.6, **look}
     if line.row == FRONT:
-        ax.step(line.x, y, where="post", color="#8a8f98", ls="--", lw=1, label=look["label"], zorder=1)
+        ax.step(line.x, y, where="post", color="#8a8f98", ls="--", lw=1, label=f"{FRONT} (filled)", zorder=1)
     elif panel.kind == "point":
-        ax.plot(line.x, y, ls="none", marker=MARKERS[place % 3], **look)
+        inside = look["color"] if line.good or not panel.has_front else "white"
+        ax.plot(line.x, y, ls="none", marker=MARKERS[place % 3], markerfacecolor=inside, **look)
         for x, (low, high) in zip(line.x, line.spans, strict=False):
             ax.vlines(x, 100 * low, 100 * high, color=look["color"], lw=1, alpha=0.5, zorder=1)
     else:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from deat.numbers import level
-from deat.report.cells import cell, cost, front, title
+from deat.report.cells import cell, cost, far_below, front, title
 from deat.report.collect import OneRun, Row
 from deat.report.gather import believed
 from deat.training.history import EpochStats
@@ -15,13 +15,18 @@ from deat.training.history import EpochStats
 
 @dataclass(frozen=True)
 class Line:
-    """One run's values in a panel; a value that is not there is None. spans are the values' 95 % intervals, if told."""
+    """One run's values in a panel; a value that is not there is None. spans are the values' 95 % intervals, if told.
+
+    Of a row's point, good says that it is on the Pareto front, and low that it lies far below the others.
+    """
 
     row: str
     seed: int | None
     x: list[float]
     y: list[float | None]
     spans: list[tuple[float, float]] = field(default_factory=list)
+    good: bool = False
+    low: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,11 @@ class Panel:
     kind: str = "line"
     percent: bool = False
 
+    @property
+    def has_front(self) -> bool:
+        """Whether its points are compared with each other."""
+        return any(line.row == FRONT for line in self.lines)
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -46,6 +56,8 @@ class Figure:
     missing: str = ""
 
 
+FRONT = "Pareto front"
+"""What the line is called that stands for no row."""
 Read = Callable[[EpochStats], float | None]
 Guided = dict[float, dict[float, list[tuple[float, float]]]]
 """Costs and errors by gamma and alpha."""
@@ -125,9 +137,13 @@ def trade_off(rows: Sequence[Row], attack: str | None) -> Figure:
         sound = {id(row) for row in believed([row for row, _, _ in points])}
         costs = [(c, found.mean) for row, c, found in points if id(row) in sound]
         best = sorted(point for point, is_good in zip(costs, front(costs), strict=True) if is_good)
-        lines = [Line(row.name, None, [c], [found.mean], [(found.low, found.high)]) for row, c, found in points]
+        below = far_below([found.mean for _, _, found in points])
+        lines = [
+            Line(row.name, None, [c], [a.mean], [(a.low, a.high)], id(row) in sound and (c, a.mean) in best, low)
+            for (row, c, a), low in zip(points, below, strict=True)
+        ]
         if best:
-            lines.append(Line("Pareto front", None, [c for c, _ in best], [a for _, a in best]))
+            lines.append(Line(FRONT, None, [c for c, _ in best], [a for _, a in best]))
         about = f"{title(attack or '')} accuracy against {name}{_crowd(rows) if name == 'minutes' else ''}"
         panels.append(Panel(about, name, "accuracy", lines, "point", True))
     return _whole("cost", "Robustness against cost", panels, "evaluated runs")

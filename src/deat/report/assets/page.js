@@ -119,7 +119,13 @@
   // ---- robustness against cost --------------------------------------------------------------------------------
   const believed = (points) => { const sound = points.filter((p) => !p.row.flags.length); return sound.length ? sound : points; };
   const beaten = (a, points) => points.some((b) => b.x <= a.x && b.y >= a.y && (b.x < a.x || b.y > a.y));
-  const place = (node, points, width, pad) => {
+  const farBelow = (points) => { // as in the static figure: what would squeeze all others together
+    const half = Math.max(...points.map((p) => p.y)) / 2, rest = points.filter((p) => p.y >= half), below = points.filter((p) => p.y < half);
+    const low = Math.min(...rest.map((p) => p.y));
+    return rest.length > 1 && below.length && low - Math.max(...below.map((p) => p.y)) > 2 * half - low ? below : [];
+  };
+  const place = (node, points, width, pad) => { // gives back how many names found no room
+    let unnamed = 0;
     const taken = points.map((p) => [p.px - 7, p.py - 7, p.px + 7, p.py + 7]);
     const free = (box) => box[0] >= pad.left - 4 && box[2] <= width && box[1] > 12 && taken.every((t) => box[2] < t[0] || box[0] > t[2] || box[3] < t[1] || box[1] > t[3]);
     for (const p of [...points].sort((a, b) => a.beaten - b.beaten || b.y - a.y)) {
@@ -129,42 +135,46 @@
         const left = p.px + dx - (anchor === "end" ? wide : anchor === "middle" ? wide / 2 : 0);
         return [left, p.py + dy - 11, left + wide, p.py + dy + 3];
       };
-      const spot = spots.find((s) => free(boxOf(s)));
-      if (!spot) { label.remove(); continue; }
+      const spot = (p.low ? [spots[4], ...spots] : spots).find((s) => free(boxOf(s)));
+      if (!spot) { label.remove(); unnamed++; continue; }
       taken.push(boxOf(spot));
       label.setAttribute("x", p.px + spot[0]);
       label.setAttribute("y", p.py + spot[1]);
       label.setAttribute("text-anchor", spot[2]);
     }
+    return unnamed;
   };
   const costChart = () => {
     const home = $("#cost-chart");
     if (!home) return;
     const attack = $("#cost-attack").value, unit = $("#cost-unit").value;
     const points = data.rows.flatMap((row, i) => (off.has(i) || !row.accuracy[attack] || !row[unit] ? [] : [{ i, row, x: row[unit], y: row.accuracy[attack].mean, cell: row.accuracy[attack] }]));
-    $("#cost-note").textContent = unit === "minutes" && points.some((p) => p.row.crowded) ? "some times were taken while several jobs ran at once" : "";
+    $("#cost-note").textContent = "";
     if (!points.length) { home.replaceChildren(html("p", "empty", "No row that is switched on has both numbers.")); return; }
     const width = Math.max(home.clientWidth, 280), height = width < 560 ? 320 : 400, pad = { left: 40, right: 24, top: 26, bottom: 36 };
     const xs = points.map((p) => p.x);
     if (each()) points.forEach((p) => { p.seeds = p.row.seeds.filter((s) => s[unit] && s.accuracy[attack] !== undefined); xs.push(...p.seeds.map((s) => s[unit])); });
     const lowX = Math.min(...xs), highX = Math.max(...xs), log = highX / lowX > 6;
     const left = log ? lowX / 1.25 : Math.max(0, lowX - (highX - lowX || highX) * 0.12), right = log ? highX * 1.35 : highX + (highX - lowX || highX) * 0.14;
-    const lowY = Math.min(...points.map((p) => p.cell.low)), highY = Math.max(...points.map((p) => p.cell.high)), room = (highY - lowY || 0.1) * 0.08;
-    const bottom = Math.max(0, lowY - room), top = Math.min(1, highY + room);
+    const below = farBelow(points), within = points.filter((p) => !below.includes(p));
+    below.forEach((p) => { p.low = true; });
+    const lowY = Math.min(...within.map((p) => p.cell.low)), highY = Math.max(...within.map((p) => p.cell.high)), room = (highY - lowY || 0.1) * 0.08;
+    const bottom = Math.max(0, lowY - room * (below.length ? 2 : 1)), top = Math.min(1, highY + room);
     const px = scale(left, right, pad.left, width - pad.right, log), py = scale(bottom, top, height - pad.bottom, pad.top);
     const unitText = unit === "minutes" ? "minutes of training" : "backprops";
     const node = frame(width, height, pad, log ? logTicks(left, right) : ticks(left, right, 6), ticks(bottom, top, 6), px, py, `${unitText}${log ? " (log)" : ""} →`, `${data.titles[attack]} accuracy, %`, true);
     node.setAttribute("role", "group");
     node.setAttribute("aria-label", `${data.titles[attack]} accuracy against ${unitText}`);
     const sound = believed(points); // who alone may be on the front
-    points.forEach((p) => { p.px = px(p.x); p.py = py(p.y); p.beaten = sound.includes(p) && !beaten(p, sound) ? 0 : 1; });
+    points.forEach((p) => { p.px = px(p.x); p.py = p.low ? height - pad.bottom - 16 : py(p.y); p.beaten = sound.includes(p) && !beaten(p, sound) ? 0 : 1; });
     const best = points.filter((p) => !p.beaten).sort((a, b) => a.x - b.x);
     const steps = best.map((p, n) => (n ? `H${p.px}V${p.py}` : `M${p.px} ${p.py}`)).join("");
     node.append(svg("path", { class: "front", d: `${steps}H${width - pad.right}` }));
     for (const p of points) { // below all points and names
       const under = svg("g", { class: `under ${hue(p.i)}`, "data-row": p.i });
-      under.append(svg("line", { class: "bar95", x1: p.px, x2: p.px, y1: py(p.cell.low), y2: py(p.cell.high) }));
-      for (const s of p.seeds ?? []) under.append(svg("circle", { class: "seed", cx: px(s[unit]), cy: py(s.accuracy[attack]), r: 3 }));
+      if (p.low) under.append(svg("path", { class: "beyond", d: `M${p.px} ${p.py}v15m-3.5 -4.5l3.5 4.5l3.5 -4.5` }));
+      else under.append(svg("line", { class: "bar95", x1: p.px, x2: p.px, y1: py(p.cell.low), y2: py(p.cell.high) }));
+      for (const s of p.low ? [] : p.seeds ?? []) under.append(svg("circle", { class: "seed", cx: px(s[unit]), cy: py(s.accuracy[attack]), r: 3 }));
       node.append(under);
     }
     for (const p of points) {
@@ -173,7 +183,7 @@
       group.setAttribute("aria-label", said);
       group.append(svg("circle", { cx: p.px, cy: p.py, r: 14, fill: "transparent" }), marker(p.i, p.px, p.py, 6));
       const short = p.row.name.length > 28 ? `${p.row.name.slice(0, 27)}…` : p.row.name;
-      group.append(svg("text", { class: "name", x: p.px, y: p.py }, p.row.flags.length ? `${short} ⚑` : short));
+      group.append(svg("text", { class: "name", x: p.px, y: p.py }, `${short}${p.row.flags.length ? " ⚑" : ""}${p.low ? ` ↓ ${p.cell.said}` : ""}`));
       const lines = () => [
         html("div", "", html("strong", "", mark(p.i), p.row.name)),
         pair(data.titles[attack], p.cell.said), ...(p.seeds ?? []).map((s) => seedLine(s.seed, s.said[attack])),
@@ -190,7 +200,12 @@
       node.append(group);
     }
     home.replaceChildren(node);
-    place(node, points, width, pad);
+    const unnamed = place(node, points, width, pad);
+    $("#cost-note").textContent = [
+      unit === "minutes" && points.some((p) => p.row.crowded) && "some times were taken while several jobs ran at once",
+      below.length && "↓ lies below this axis",
+      unnamed && `no room for ${unnamed === 1 ? "one name" : `${unnamed} names`}: their marks are those of the buttons above`,
+    ].filter(Boolean).join("; ");
   };
   ["#cost-attack", "#cost-unit"].forEach((id) => $(id)?.addEventListener("change", costChart));
 
