@@ -208,6 +208,23 @@ def test_equal_numbers_of_steps_lie_beside_each_other_and_are_named_at_their_end
     assert all(b - a >= 12 for a, b in itertools.pairwise(heights))
 
 
+def test_gains_are_bars_that_no_other_row_covers(broad):
+    box = "const r = n.getBoundingClientRect(); return [r.top, r.bottom]"
+    found = broad.js(
+        "const all = [...document.querySelectorAll('[data-panel]')];"
+        "const home = all.find(p => p.previousSibling.textContent === 'robustness gain');"
+        f"const place = (n) => {{ {box} }};"
+        "return [[...home.querySelectorAll('.bars')].map(place), home.querySelectorAll('.end').length, "
+        "place(home.querySelector('svg')), home.innerHTML.match(/a lane is ([0-9.]+) high/)[1]]"
+    )
+    lanes, names, whole, high = found
+    lanes.sort()
+    assert len(lanes) == names == 16
+    assert all(a[1] <= b[0] + 0.5 for a, b in itertools.pairwise(lanes))
+    assert whole[0] < lanes[0][0] < lanes[-1][1] < whole[1]
+    assert 5 < float(high) < 100
+
+
 def test_the_front_is_drawn_and_follows_the_chosen_attack(shown):
     front = "return [...document.querySelectorAll('#cost-chart .point:not(.beaten)')].map(p => p.dataset.row)"
     assert shown.js(front) == ["0", "1"]

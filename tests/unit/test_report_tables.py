@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import re
 from dataclasses import asdict, replace
@@ -27,7 +28,17 @@ from deat.report.latex import latex_table
 from deat.report.page import asset, page
 from deat.report.points import name_points
 from deat.report.sections import answer, claims_section, on_front, ranking, scores_section, table
-from deat.report.series import Line, Panel, alpha_gamma, backprops, figures, table_of, trade_off, validation
+from deat.report.series import (
+    Line,
+    Panel,
+    alpha_gamma,
+    backprops,
+    figures,
+    table_of,
+    trade_off,
+    training_process,
+    validation,
+)
 from deat.report.settings import differing, flat, setting
 from deat.report.summary import Score
 from deat.report.tables import claims_table, csv_table, markdown_table, notes, remarks, saving, scores_tables, sheet
@@ -660,7 +671,7 @@ def test_an_axis_says_its_unit_and_a_difference_of_shares_is_in_points(y, percen
 def test_an_axis_says_that_equal_staircases_are_set_apart():
     lines = [Line(name, 0, [1.0, 2.0], [1.0, 2.0]) for name in "ab"]
     shown = [label(Panel("k", "epoch", "k", held, "step")) for held in (lines, lines[:1])]
-    assert shown == ["k, equal ones set a little apart", "k"]
+    assert shown == ["k; lines moved a little, so that all show", "k"]
 
 
 def test_runs_that_were_never_validated_have_no_figure_of_that_name(tmp_path):
@@ -699,6 +710,26 @@ def test_the_figure_of_cost_has_the_tables_intervals(three_seeds):
     head, *body = table_of(trade_off(rows, "aa"))
     drawn = {row[1]: row[head.index("low") :] for row in body if row[0] == "AA accuracy against backprops"}
     assert drawn == {row.name: [cell(row, "aa").low, cell(row, "aa").high] for row in rows} | {"Pareto front": ["", ""]}
+
+
+def test_gains_are_drawn_as_bars_in_a_lane_for_each_row(tmp_path):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    for n, name in enumerate(("a rather long name", "b", "c", "d", "e")):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{n}{seed}", name, seed=seed)
+    (panel,) = [p for p in training_process(gather(paths(tmp_path)).rows).panels if p.title == "robustness gain"]
+    canvas, ax = plt.subplots()
+    _panel(ax, panel, {})
+    canvas.draw_without_rendering()
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    bars = [[(bar.get_y(), bar.get_y() + bar.get_height()) for bar in lane] for lane in ax.containers]
+    said = ax.get_title(loc="left")
+    plt.close(canvas)
+    assert names == ["a rather lo…", "b", "c", "d", "e"]
+    assert [len(lane) for lane in bars] == [3] * 5
+    for above, below in itertools.pairwise(bars):
+        assert min(map(min, above)) >= max(map(max, below))
+    assert re.fullmatch(r"robustness gain, means over seeds; a lane is \d+ points high", said)
 
 
 def test_epochs_and_steps_are_counted_in_whole_numbers_on_every_axis(tmp_path):

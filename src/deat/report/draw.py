@@ -11,6 +11,7 @@ from typing import Any
 from deat.errors import UsageError
 from deat.plain import plain
 from deat.report.gallery import Gallery
+from deat.report.lanes import draw_lanes
 from deat.report.points import name_points, range_of, within
 from deat.report.series import FRONT, Figure, Line, Panel
 
@@ -57,9 +58,10 @@ def draw(figure: Figure, order: Sequence[str], folder: Path) -> None:
         wide = 1 if tall else count if count <= ROW else 2
         shape = (-(-count // wide), wide)
         each = (4.2, 3.4) if figure.name == "cost" else (3.4, 2.9)  # there names stand beside points
-        size = (6.4, 1.55 * shape[0] + 0.6) if tall else (max(4.6, each[0] * wide), each[1] * shape[0] + 0.2)
+        rises = [_rise(panel) for panel in figure.panels] if tall else [1.0] * shape[0]
+        size = (6.4, 1.55 * sum(rises) + 0.6) if tall else (max(4.6, each[0] * wide), each[1] * shape[0] + 0.2)
         alike = figure.name == "alpha-gamma"  # whose panels are there to be compared
-        share = {"sharex": tall or alike, "sharey": alike}
+        share = {"sharex": tall or alike, "sharey": alike, "height_ratios": rises}
         canvas, axes = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False, **share)
         for ax in list(axes.flat)[count:]:
             ax.remove()
@@ -72,7 +74,7 @@ def draw(figure: Figure, order: Sequence[str], folder: Path) -> None:
         if figure.name == "cost":
             canvas.draw_without_rendering()  # which settles where everything is
             for ax, panel in zip(axes.flat, figure.panels, strict=True):
-                name_points(ax, panel, _short, lambda name: HUES[places[name] % len(HUES)])
+                name_points(ax, panel, _short, lambda name: _hue(places, name))
 
 
 def draw_gallery(gallery: Gallery, folder: Path) -> None:
@@ -113,6 +115,12 @@ def _panel(ax: Any, panel: Panel, places: dict[str, int]) -> None:
     rows: dict[str, list[Line]] = {}
     for line in within(panel).lines:
         rows.setdefault(line.row, []).append(line)
+    ax.set_title(fill(plain(panel.title), WIDEST), loc="left")
+    ax.set_xlabel(panel.x)
+    if panel.kind == "bar":
+        _bars(ax, panel, [mean_of(lines) for lines in rows.values()], places)
+        return
+    ax.set_ylabel(label(panel))
     for n, (name, lines) in enumerate(rows.items()):
         place, shift = places.get(name, n), (n - (len(rows) - 1) / 2) * min(2.0, 8 / len(rows))
         if len(lines) > 1:
@@ -120,19 +128,30 @@ def _panel(ax: Any, panel: Panel, places: dict[str, int]) -> None:
                 _line(ax, panel, line, place, lw=0.6, alpha=0.35, shift=shift)
             lines = [mean_of(lines)]
         _line(ax, panel, lines[0], place, label=_short(name), shift=shift)
-    ax.set_title(fill(plain(panel.title), WIDEST), loc="left")
-    ax.set_xlabel(panel.x)
-    ax.set_ylabel(label(panel))
     _axes(ax, panel)
 
 
+def _bars(ax: Any, panel: Panel, lines: Sequence[Line], places: dict[str, int]) -> None:
+    """Lanes of bars, with their scale in the title; names beside them stand for values on the axis."""
+    high = draw_lanes(ax, lines, lambda name: _hue(places, name))
+    several = ", means over seeds" if len(panel.lines) > len(lines) else ""
+    ax.set_title(plain(f"{panel.title}{several}; a lane is {high:.0f} points high"), loc="left")
+
+
+def _hue(places: dict[str, int], name: str) -> str:
+    return HUES[places.get(name, 0) % len(HUES)]
+
+
+def _rise(panel: Panel) -> float:
+    """How tall a panel is beside others: lanes need room each."""
+    return max(1.0, 0.2 * len({line.row for line in panel.lines})) if panel.kind == "bar" else 1.0
+
+
 def _axes(ax: Any, panel: Panel) -> None:
-    """Ticks at whole epochs and steps, a line at no gain, and costs that lie far apart on a logarithmic axis."""
+    """Ticks at whole epochs and steps, and costs that lie far apart on a logarithmic axis."""
     for axis, name in ((ax.xaxis, panel.x), (ax.yaxis, panel.y)):
         if name in WHOLE:
             axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    if unit(panel) == "points":
-        ax.axhline(0, color="#8a8f98", lw=0.8, ls=(0, (2, 3)), zorder=1)
     if shown := range_of(panel):
         ax.set_ylim(100 * shown[0], 100 * shown[1])
     costs = [x for line in panel.lines for x in line.x]
@@ -150,7 +169,7 @@ def _beside(ax: Any, drawn: Any, n: float) -> None:
 def label(panel: Panel) -> str:
     """What stands beside a panel's y axis: with its unit, and with why lines do not lie at their whole numbers."""
     if panel.kind == "step" and len({line.row for line in panel.lines}) > 1:
-        return f"{panel.y}, equal ones set a little apart"
+        return f"{panel.y}; lines moved a little, so that all show"
     return f"{panel.y}, %" if unit(panel) == "%" else panel.y
 
 

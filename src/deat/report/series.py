@@ -31,7 +31,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. kind is line, step or point; percent says that y is a share."""
+    """One pair of axes. kind is line, step, bar or point; percent says that y is a share."""
 
     title: str
     x: str
@@ -173,7 +173,7 @@ def by_epoch(rows: Sequence[Row], name: str, y: str, read: Read, *, kind: str = 
 def gains(panel: Panel) -> Panel:
     """The same panel's changes from one epoch to the next."""
     lines = [Line(m.row, m.seed, m.x[1:], [_minus(b, a) for a, b in pairwise(m.y)]) for m in panel.lines]
-    return Panel(panel.title, panel.x, panel.y, [line for line in lines if line.x], panel.kind, panel.percent)
+    return Panel(panel.title, panel.x, panel.y, [line for line in lines if line.x], "bar", panel.percent)
 
 
 def table_of(figure: Figure) -> list[list[Any]]:

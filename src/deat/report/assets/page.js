@@ -226,8 +226,8 @@
   };
   const several = (s) => each() && s.seeds.length > 1;
   const pathOf = (points, px, py, step) => points.map((p, n) => (n === 0 ? `M${px(p.x)} ${py(p.y)}` : step ? `H${(px(points[n - 1].x) + px(p.x)) / 2}V${py(p.y)}H${px(p.x)}` : `L${px(p.x)} ${py(p.y)}`)).join("");
-  const endNames = (node, sets, beside, x, lowest) => { // each as near to its line's end as the others let it
-    const ends = sets.map((s, n) => ({ s, y: beside(n)(s.points.at(-1).y) + 4 })).sort((a, b) => b.y - a.y);
+  const endNames = (node, sets, bars, x, lowest) => { // each as near to its line's end as the others let it
+    const ends = sets.map((s) => ({ s, y: s.up(bars ? 0 : s.points.at(-1).y) + 4 })).sort((a, b) => b.y - a.y);
     let free = lowest + 4;
     for (const end of ends) { end.y = Math.min(end.y, free); free = end.y - 12; }
     free = 16;
@@ -238,26 +238,40 @@
       for (let left = s.row.length - 1; left > 0 && x + name.getComputedTextLength() > node.width.baseVal.value; left--) name.textContent = `${s.row.slice(0, left).trimEnd()}…`;
     }
   };
+  const barsOf = (node, s, px, left, right) => { // up and down from the row's own line, with its mark before it
+    const wide = Math.max(1, 0.7 * (px(1) - px(0))), zero = s.up(0);
+    node.append(svg("line", { class: "grid", x1: left, x2: right, y1: zero, y2: zero }), svg("g", { class: hue(s.i) }, marker(s.i, left - 12, zero, 4)));
+    const d = s.points.map((p) => `M${px(p.x) - wide / 2} ${zero}V${s.up(p.y)}h${wide}V${zero}Z`).join("");
+    node.append(svg("path", { class: `line bars ${hue(s.i)}`, "data-row": s.own ? s.i : undefined, d }));
+    for (const { seed, points } of several(s) ? s.seeds : []) {
+      const marks = points.map((p) => `M${px(p.x) - wide / 2} ${s.up(p.y)}h${wide}`).join("");
+      node.append(svg("path", { class: `line seed ${hue(s.i)}`, "data-row": s.own ? s.i : undefined, "data-seed": seed, d: marks }));
+    }
+  };
   const curve = (home, panel) => {
     const sets = merged(panel);
     if (!sets.length) { home.replaceChildren(html("p", "empty", "Every run with these values is switched off.")); return; }
     const told = new Set(sets.map((s) => s.row.slice(0, 11))).size === sets.length; // also by as much of a name as there is room for
-    const named = panel.kind === "step" && sets.length > 1 && sets.length <= 12 && told; // whose values are few: lines lie on each other
-    const width = Math.max(home.clientWidth, 240), height = 205, pad = { left: 44, right: named ? 96 : 10, top: 22, bottom: 34 };
+    const bars = panel.kind === "bar", lane = Math.max(16, Math.min(149, 176 / sets.length)); // of bars, a lane for each row
+    const named = sets.length > 1 && (bars || (panel.kind === "step" && sets.length <= 12 && told)); // steps' values are few: lines lie on each other
+    const width = Math.max(home.clientWidth, 240), pad = { left: bars ? 22 : 44, right: named ? 96 : 10, top: 22, bottom: 34 };
+    const height = bars ? pad.top + pad.bottom + lane * sets.length : 205;
     const all = sets.flatMap((s) => s.points), xs = all.map((p) => p.x);
-    const left = Math.min(...xs), right = Math.max(...xs), lowY = Math.min(...all.map((p) => p.low)), highY = Math.max(...all.map((p) => p.high));
+    const left = Math.min(...xs), right = Math.max(...xs), ends = all.flatMap((p) => (bars && !each() ? [0, p.y] : bars ? [0, p.low, p.high] : [p.low, p.high])), lowY = Math.min(...ends), highY = Math.max(...ends);
     const room = (highY - lowY || Math.abs(highY) || 1) * 0.06, bottom = lowY >= 0 ? Math.max(0, lowY - room) : lowY - room, top = highY + room;
-    const scatter = panel.kind === "point", side = scatter || left === right ? (right - left || 1) * 0.06 : 0;
+    const scatter = panel.kind === "point", side = scatter || left === right ? (right - left || 1) * 0.06 : bars ? 0.5 : 0;
     const px = scale(left - side, right + side || 1, pad.left, width - pad.right), level = scale(bottom, top, height - pad.bottom, pad.top);
-    const beside = (n) => (v) => level(v) + (panel.kind === "step" ? ((sets.length - 1) / 2 - n) * Math.min(3, 12 / sets.length) : 0);
-    const py = level;
-    const node = frame(width, height, pad, ticks(left - side, right + side, 6), ticks(bottom, top, 4), px, py, panel.x, panel.y, panel.percent, panel.x === "epoch");
+    const rise = (lane - 3) / (highY - lowY || 1), apart = panel.kind === "step" ? Math.min(3, 12 / sets.length) : 0;
+    sets.forEach((s, n) => { s.up = bars ? (v) => pad.top + n * lane + (highY - v) * rise : (v) => level(v) + ((sets.length - 1) / 2 - n) * apart; });
+    const yText = bars ? `${panel.y}; a lane is ${bare(highY - lowY, panel)} high` : panel.y;
+    const node = frame(width, height, pad, ticks(left - side, right + side, 6), bars ? [] : ticks(bottom, top, 4), px, level, panel.x, yText, panel.percent, panel.x === "epoch");
     node.setAttribute("tabindex", "0");
     node.setAttribute("role", "img");
     node.setAttribute("aria-label", `${panel.title}: ${sets.map((s) => `${s.row} ends at ${number(s.points.at(-1).y, panel)}`).join("; ")}. Arrow keys read values${sets.some(several) ? ", up and down the seeds of a row" : ""}.`);
-    if (bottom < 0 && top > 0) node.append(svg("line", { class: "zero", x1: pad.left, x2: width - pad.right, y1: py(0), y2: py(0) }));
-    for (const [n, s] of [...sets.entries()].sort((a, b) => shape(a[1].i) - shape(b[1].i))) { // broken lines above whole ones
-      const py = beside(n);
+    if (!bars && bottom < 0 && top > 0) node.append(svg("line", { class: "zero", x1: pad.left, x2: width - pad.right, y1: level(0), y2: level(0) }));
+    for (const s of [...sets].sort((a, b) => shape(a.i) - shape(b.i))) { // broken lines above whole ones
+      const py = s.up;
+      if (bars) { barsOf(node, s, px, pad.left, width - pad.right); continue; }
       const look = { class: `line ${hue(s.i)} dash${shape(s.i)}`, "data-row": s.own ? s.i : undefined };
       if (several(s)) {
         for (const { seed, points } of s.seeds) {
@@ -284,7 +298,7 @@
       cross.setAttribute("x2", px(stops[n]));
       cross.setAttribute("visibility", "visible");
       const spread = (p) => (p.high > p.low ? ` (${bare(p.low, panel)} to ${bare(p.high, panel)})` : "");
-      const gap = (e) => Math.abs(py(e.p.y) - near);
+      const gap = (e) => Math.abs(e.s.up(bars ? 0 : e.p.y) - near);
       chosen = near === undefined ? Math.max(0, Math.min(here.length - 1, chosen)) : here.reduce((best, e, m) => (gap(e) < gap(here[best]) ? m : best), 0);
       const told = here.map((e, m) => [pair(e.s.row, number(e.p.y, panel) + spread(e.p), e.s.i), ...(m === chosen && several(e.s) ? seedsAt(e.s, stops[n]) : [])]);
       showTip(x, y, [pair(`${panel.x} ${compact(stops[n])}`, ""), ...told.flat()]);
@@ -308,7 +322,7 @@
     });
     const foreign = sets.filter((s) => !s.own);
     home.replaceChildren(node, ...(foreign.length ? [html("p", "key", ...foreign.map((s) => html("span", "", mark(s.i), s.row)))] : []));
-    if (named) endNames(node, sets, beside, width - pad.right + 6, height - pad.bottom); // measured, so it must be in the page
+    if (named) endNames(node, sets, bars, width - pad.right + 6, height - pad.bottom); // measured, so it must be in the page
   };
   redraws.push(costChart);
   $$("[data-panel]").forEach((home) => {
