@@ -467,7 +467,7 @@ def test_the_picture_of_cost_names_its_points_and_leaves_room_for_the_robust_one
     plt.close(canvas)
     assert 60 < low < 78 < 90 < high < 100
     assert filled == {"natural", "free-4"}
-    assert names == ["natural ↓ 10.00 %", "free-4", "fgsm", "pgd-7"]
+    assert names == ["natural ↓ 10.00 %", "free-4", "fgsm ⚑", "pgd-7"]
 
 
 def test_a_row_that_should_not_be_believed_neither_wins_nor_is_on_the_front(tmp_path):

@@ -157,6 +157,8 @@ def _axes(ax: Any, panel: Panel) -> None:
     costs = [x for line in panel.lines for x in line.x]
     if panel.kind == "point" and max(costs) > 6 * min(costs) > 0:
         _log(ax)
+    elif panel.kind == "point":
+        ax.locator_params(axis="x", nbins=5)  # large numbers are wide
 
 
 def _beside(ax: Any, drawn: Any, n: float) -> None:

@@ -48,7 +48,8 @@ def name_points(ax: Any, panel: Panel, short: Callable[[str], str], hue: Callabl
     heights = {line.row: line.y[0] for line in within(panel).lines}
     taken = [_around(ax, line.x[0], heights[line.row]) for line in points]
     for line in sorted(points, key=lambda line: (not line.low, not line.good, -(line.y[0] or 0))):
-        text = f"{short(line.row)} ↓ {100 * (line.y[0] or 0):.2f} %" if line.low else short(line.row)
+        text = f"{short(line.row)}{' ⚑' if line.flagged else ''}"
+        text += f" ↓ {100 * (line.y[0] or 0):.2f} %" if line.low else ""
         at = (line.x[0], 100 * (heights[line.row] or 0))
         look = {"color": hue(line.row), "fontsize": 7.5, "fontweight": "bold" if line.good else "normal"}
         for name, box in _tries(ax, text, at, look):

@@ -9,7 +9,7 @@ from typing import Any
 from deat.numbers import level
 from deat.report.cells import cell, cost, far_below, front, title
 from deat.report.collect import OneRun, Row
-from deat.report.gather import believed
+from deat.report.gather import believed, flags_of
 from deat.training.history import EpochStats
 
 
@@ -17,7 +17,8 @@ from deat.training.history import EpochStats
 class Line:
     """One run's values in a panel; a value that is not there is None. spans are the values' 95 % intervals, if told.
 
-    Of a row's point, good says that it is on the Pareto front, and low that it lies far below the others.
+    Of a row's point, good says that it is on the Pareto front, low that it lies far below the others, and flagged that
+    a sanity flag speaks against it.
     """
 
     row: str
@@ -27,6 +28,7 @@ class Line:
     spans: list[tuple[float, float]] = field(default_factory=list)
     good: bool = False
     low: bool = False
+    flagged: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,10 +140,10 @@ def trade_off(rows: Sequence[Row], attack: str | None) -> Figure:
         costs = [(c, found.mean) for row, c, found in points if id(row) in sound]
         best = sorted(point for point, is_good in zip(costs, front(costs), strict=True) if is_good)
         below = far_below([found.mean for _, _, found in points])
-        lines = [
-            Line(row.name, None, [c], [a.mean], [(a.low, a.high)], id(row) in sound and (c, a.mean) in best, low)
-            for (row, c, a), low in zip(points, below, strict=True)
-        ]
+        lines = []
+        for (row, c, a), low in zip(points, below, strict=True):
+            good = id(row) in sound and (c, a.mean) in best
+            lines.append(Line(row.name, None, [c], [a.mean], [(a.low, a.high)], good, low, bool(flags_of(row))))
         if best:
             lines.append(Line(FRONT, None, [c for c, _ in best], [a for _, a in best]))
         about = f"{title(attack or '')} accuracy against {name}{_crowd(rows) if name == 'minutes' else ''}"
