@@ -4,6 +4,7 @@ import builtins
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,6 +71,8 @@ def test_training_process_has_the_papers_six_rows(report, run):
 def test_sweep_starts_at_natural_accuracy_and_never_rises(report, run):
     rows = rows_of(report / "figures" / "sweep.csv")
     shares = [float(row["y"]) for row in rows]
+    assert {(row["panel"], row["seed"]) for row in rows} == {("PGD-20 on 20 test images, seed 0 alone", "0")}
+    assert "seed 0 alone</h3>" in (report / "index.html").read_text()
     assert [float(row["x"]) for row in rows] == pytest.approx([0, 0.075, 0.15, 0.225, 0.3, 0.45])
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == sum(load_evaluation(run / "evaluation.json").verdicts["natural"][:20]) / 20
@@ -87,7 +90,7 @@ def test_sweep_and_gallery_attack_the_weights_that_were_judged(run, tmp_path, ep
     judged = load_evaluation(folder / "evaluation.json").verdicts["natural"]
     assert float(rows_of(folder / "report/figures/sweep.csv")[0]["y"]) == sum(judged[:20]) / 20
     seen = rows_of(folder / "report/figures/gallery.csv")
-    assert [row["prediction"] == row["label"] for row in seen] == judged[: len(seen)]
+    assert [row["prediction"] == row["label"] for row in seen] == [judged[int(row["image"])] for row in seen]
     (folder / epoch / "model.safetensors").unlink()
     assert main(["report", str(folder), "--no-figures"]) == 0
     assert "other weights than its evaluation judged" in capsys.readouterr().out
@@ -113,12 +116,27 @@ def test_networks_of_ones_own_are_attacked_only_where_the_user_names_them(run, t
     assert (tmp_path / "r/figures/gallery.csv").exists()
 
 
-def test_gallery_shows_the_first_test_images_and_what_becomes_of_them(report, run):
+def test_gallery_shows_test_images_by_their_numbers_and_what_becomes_of_them(report, run):
     rows = rows_of(report / "figures" / "gallery.csv")
     found = load_evaluation(run / "evaluation.json")
-    assert [row["label"] for row in rows] == [str(y) for y in found.labels[:2]]
-    assert [row["prediction"] == row["label"] for row in rows] == found.verdicts["natural"][:2]
-    assert (report / "index.html").read_text().count("data:image/png;base64,") == 6
+    shown = [int(row["image"]) for row in rows]
+    assert len(set(shown)) == 2
+    assert [row["label"] for row in rows] == [str(found.labels[n]) for n in shown]
+    assert [row["prediction"] == row["label"] for row in rows] == [found.verdicts["natural"][n] for n in shown]
+    text = (report / "index.html").read_text()
+    assert text.count("data:image/png;base64,") == 6
+    assert "to show both sides, not in proportion: " in text
+
+
+def test_images_of_a_run_that_was_judged_on_others_are_among_the_first(run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    held = load_evaluation(folder / "evaluation.json")
+    replace(held, labels=[(label + 1) % 10 for label in held.labels]).save(folder / "evaluation.json")
+    assert main(["report", str(folder), "--gallery", "2", "--no-figures"]) == 0
+    shown = rows_of(folder / "report/figures/gallery.csv")
+    assert [row["label"] for row in shown] == [str(held.labels[int(row["image"])]) for row in shown]
+    assert all(int(row["image"]) < 6 for row in shown)
 
 
 def test_json_says_the_same_as_the_evaluation(run, tmp_path, capsys):

@@ -208,6 +208,23 @@ def test_equal_numbers_of_steps_lie_beside_each_other_and_are_named_at_their_end
     assert all(b - a >= 12 for a, b in itertools.pairwise(heights))
 
 
+def test_gains_are_bars_that_no_other_row_covers(broad):
+    box = "const r = n.getBoundingClientRect(); return [r.top, r.bottom]"
+    found = broad.js(
+        "const all = [...document.querySelectorAll('[data-panel]')];"
+        "const home = all.find(p => p.previousSibling.textContent === 'robustness gain');"
+        f"const place = (n) => {{ {box} }};"
+        "return [[...home.querySelectorAll('.bars')].map(place), home.querySelectorAll('.end').length, "
+        "place(home.querySelector('svg')), home.innerHTML.match(/a lane is ([0-9.]+) high/)[1]]"
+    )
+    lanes, names, whole, high = found
+    lanes.sort()
+    assert len(lanes) == names == 16
+    assert all(a[1] <= b[0] + 0.5 for a, b in itertools.pairwise(lanes))
+    assert whole[0] < lanes[0][0] < lanes[-1][1] < whole[1]
+    assert 5 < float(high) < 100
+
+
 def test_the_front_is_drawn_and_follows_the_chosen_attack(shown):
     front = "return [...document.querySelectorAll('#cost-chart .point:not(.beaten)')].map(p => p.dataset.row)"
     assert shown.js(front) == ["0", "1"]
@@ -215,6 +232,50 @@ def test_the_front_is_drawn_and_follows_the_chosen_attack(shown):
         "const s = document.querySelector('#cost-attack'); s.value = 'natural'; s.dispatchEvent(new Event('change'))"
     )
     assert shown.js(front) == ["0", "2"]
+
+
+@pytest.mark.parametrize("doubted", [["b"], ["a", "b", "c"]], ids=["the best", "all"])
+def test_a_flagged_row_is_never_on_the_front_unless_all_are_flagged(window, tmp_path, doubted):
+    for name, cost, robust in (("a", 4, 0.4), ("b", 3, 0.6), ("c", 8, 0.5)):
+        flags = (Flag("masked", "x", "y"),) if name in doubted else ()
+        make_run(tmp_path / name, name, cost=cost, shares={"natural": 0.9, "pgd-20": robust}, flags=flags)
+    runs = [str(tmp_path / name) for name in "abc"]
+    assert main(["report", *runs, "--no-figures", "--out", str(tmp_path / "report")]) == 0
+    window.size(1200, 900)
+    window.open(tmp_path / "report" / "index.html")
+    front = "return [...document.querySelectorAll('#cost-chart .point:not(.beaten)')].map(p => p.dataset.row)"
+    pills = "return [...document.querySelectorAll('tr[data-front]')].map(p => p.dataset.row)"
+    assert window.js(front) == window.js(pills) == (["1"] if len(doubted) > 1 else ["0", "2"])
+    line = "return document.querySelector('#cost-chart .front').getAttribute('d').match(/V/g)?.length ?? 0"
+    assert window.js(line) == (0 if len(doubted) > 1 else 1)
+    window.hover("#cost-chart .point[data-row='1'] .dot")
+    assert ("on the Pareto front" in window.js(TIP)) == (len(doubted) > 1)
+    assert "not to be believed" in window.js("return document.querySelector('.point[data-row=\"1\"]').ariaLabel")
+    quiet(window)
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+def test_a_row_far_below_does_not_squeeze_the_others_and_no_name_is_lost(window, tmp_path, width):
+    shares = {"natural": 0.1, "free-4": 0.8, "pgd-7": 0.78, "deat-3": 0.79} | {
+        f"m+a-rather-long-{n}": 0.79 for n in "abc"
+    }
+    for name, share in shares.items():
+        make_run(tmp_path / name, name, cost=9, shares={"natural": 0.9, "pgd-20": share})
+    assert main(["report", *(str(tmp_path / n) for n in shares), "--no-figures", "--out", str(tmp_path / "r")]) == 0
+    window.size(width, 900)
+    window.open(tmp_path / "r" / "index.html")
+    heights = "return [...document.querySelectorAll('#cost-chart .dot')].map(d => d.getBoundingClientRect().y)"
+    dots = sorted(window.js(heights))
+    assert dots[-2] - dots[0] > 15  # of two points of accuracy, in a chart of 300 pixels
+    shown = window.js("return [...document.querySelectorAll('#cost-chart .name')].map(n => n.textContent)")
+    assert "natural ↓ 10.00 %" in shown
+    note = window.js("return document.querySelector('#cost-note').textContent")
+    assert "below this axis" in note
+    lost = len(shares) - len(shown)
+    assert (f"no room for {lost} names" if lost > 1 else "no room for one name") in note
+    buttons = window.js("return [...document.querySelectorAll('.chip[data-row]')].map(n => n.innerText)")
+    assert buttons == list(shares)
+    quiet(window)
 
 
 def test_hovering_a_point_or_a_curve_shows_its_values(shown):

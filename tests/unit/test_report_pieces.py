@@ -4,10 +4,12 @@ import csv
 import io
 import json
 
-from deat.commands.probing import Lab, sweep
+from deat.commands import report
+from deat.commands.probing import Lab, _seeds, sweep
 from deat.evaluation.sanity import Flag
+from deat.report.gallery import Gallery, Tile, candidates, choose
 from deat.report.gather import flags_of, gather
-from deat.report.series import figures
+from deat.report.series import Line, figures
 from deat.report.settings import settings_section
 from deat.report.tables import csv_table, markdown_table, sheet
 from deat.training.folder import FIGURES
@@ -70,3 +72,43 @@ def test_the_page_tells_how_autoattack_apart_was_asked_where_it_differs_from_the
 def test_a_run_s_folder_knows_every_figure_that_a_report_may_write():
     drawn = {figure.name for figure in (*figures([], None), sweep([], 1, Lab()))}
     assert drawn | {"gallery"} == set(FIGURES)
+
+
+def test_a_gallery_is_of_the_best_row_that_may_be_believed(tmp_path, monkeypatch):
+    flag = Flag("masked", "x", "y")
+    make_run(tmp_path / "a", "free-4", shares={"natural": 0.6, "pgd-20": 0.6}, flags=(flag,), kept=3)
+    make_run(tmp_path / "b", "pgd-7", shares={"natural": 0.9, "pgd-20": 0.4}, kept=3)
+    asked = []
+    monkeypatch.setattr(report, "gallery", lambda row, count, lab: asked.append(row.name) or Gallery())
+    for folders in (["a", "b"], ["a"]):
+        wish = report.Report(tuple(str(tmp_path / name) for name in folders), no_figures=True)
+        report.tell(gather(wish.runs), wish)
+    assert asked == ["pgd-7", "free-4"]
+
+
+def tile(number, before="3", after="3"):
+    return Tile(number, "3", before, after, (None, None, None))
+
+
+def test_examples_show_what_fools_a_network_and_what_does_not():
+    right, stands = [True, True, False, True, True, True, True], [True, False, False, True, True, False, True]
+    assert candidates(right, stands, 3) == [0, 1, 3, 4, 5]
+    assert candidates([False] * 4, [False] * 4, 3) == [0, 1, 2]
+    fooled, stand = [tile(n, after="8") for n in range(9)], [tile(n) for n in range(10, 19)]
+    wrong = [tile(n, "8", "8") for n in range(20, 29)]
+    for held, expected in (
+        (stand + fooled + wrong, [0, 1, 2, 3, 10, 11]),
+        (stand + fooled[:1] + wrong, [0, 10, 11, 12, 13, 14]),
+        (stand[:1] + fooled, [0, 1, 2, 3, 4, 10]),
+        (fooled[:2] + wrong, [0, 1, 20, 21, 22, 23]),
+    ):
+        assert [t.number for t in choose(held, 6)] == expected
+    told = Gallery(tiles=choose(stand + fooled[:1] + wrong, 6)).choice
+    assert told.endswith("not in proportion: 1 that the attack fools and 5 that withstand it")
+    assert Gallery(tiles=tuple(wrong[:2])).choice.endswith(": 2 that are wrong even without it")
+
+
+def test_a_sweep_names_the_seed_of_each_row():
+    lines = [Line(name, seed, [], []) for name, seed in (("a", 0), ("b", 1), ("c", 0))]
+    assert _seeds(lines[::2]) == "seed 0 alone"
+    assert _seeds(lines) == "seed 0 of a, c; seed 1 of b"

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import re
 from dataclasses import asdict, replace
@@ -12,22 +13,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deat.commands import bench_table
+from deat.commands.report import Report, tell
 from deat.errors import DataError, UsageError
 from deat.evaluation.intervals import wilson
 from deat.evaluation.packing import unpack_bits
 from deat.evaluation.sanity import Flag
 from deat.plain import markdown, plain
 from deat.report import sections
-from deat.report.cells import attacks_of, cell, front, headline, title
+from deat.report.cells import attacks_of, cell, far_below, front, headline, title
 from deat.report.claims import check_claims
 from deat.report.collect import collect
 from deat.report.draw import HUES, _panel, label, mean_of, unit
 from deat.report.escape import latex, markup
 from deat.report.gather import gather, troubles
 from deat.report.latex import latex_table
-from deat.report.page import asset
+from deat.report.page import asset, page
+from deat.report.points import name_points
 from deat.report.sections import answer, claims_section, on_front, ranking, scores_section, table
-from deat.report.series import Line, Panel, alpha_gamma, backprops, figures, table_of, trade_off, validation
+from deat.report.series import (
+    Line,
+    Panel,
+    alpha_gamma,
+    backprops,
+    figures,
+    table_of,
+    trade_off,
+    training_process,
+    validation,
+)
 from deat.report.settings import differing, flat, setting
 from deat.report.summary import Score
 from deat.report.tables import claims_table, csv_table, markdown_table, notes, remarks, saving, scores_tables, sheet
@@ -36,6 +49,7 @@ from helpers.eyes import EYES, distance
 from helpers.runs import make_bench, make_run, one_run
 
 SHARES = [0.41, 0.43, 0.45]
+JUDGED = {"shares": {"natural": 0.9, "aa": 0.4}}
 HOSTILE = "<script>alert(1)</script> | \x1b[31mred\x1b[0m\n\\input{x} $a_b^c$ 100% & # ~ [y] \u202egnp"
 
 
@@ -458,6 +472,44 @@ def test_the_front_is_what_no_other_row_beats():
     assert front(points) == [True, False, False, True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("shares", "below"),
+    [
+        ([0.12, 0.75, 0.83], [True, False, False]),
+        ([0.1, 0.2, 0.3, 0.4, 0.5], [False] * 5),  # evenly apart: each is as far from the next
+        ([0.1, 0.8], [False] * 2),  # nothing is squeezed
+        ([0.0, 0.02, 0.4, 0.45], [True, True, False, False]),
+        ([0.0, 0.0], [False] * 2),
+        ([], []),
+    ],
+)
+def test_only_what_squeezes_the_others_together_is_far_below(shares, below):
+    assert far_below(shares) == below
+
+
+def test_the_picture_of_cost_names_its_points_and_leaves_room_for_the_robust_ones(tmp_path):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    flag = Flag("masked", "x", "y")
+    for n, (name, share) in enumerate((("natural", 0.1), ("free-4", 0.8), ("pgd-7", 0.78), ("fgsm", 0.9))):
+        flags = (flag,) if name == "fgsm" else ()
+        make_run(tmp_path / name, name, cost=n + 2, shares={"natural": 0.9, "pgd-20": share}, flags=flags)
+    rows = gather(paths(tmp_path)).rows
+    panel = trade_off(rows, "pgd-20").panels[0]
+    assert {line.row for line in panel.lines if line.good} == {"natural", "free-4"}
+    assert [line.row for line in panel.lines if line.low] == ["natural"]
+    canvas, ax = plt.subplots()
+    _panel(ax, panel, {})
+    canvas.draw_without_rendering()
+    name_points(ax, panel, str, lambda name: "black")
+    low, high = ax.get_ylim()
+    filled = {line.get_label() for line in ax.lines if line.get_markerfacecolor() not in ("white", "#8a8f98")}
+    names = [text.get_text() for text in ax.texts]
+    plt.close(canvas)
+    assert 60 < low < 78 < 90 < high < 100
+    assert filled == {"natural", "free-4"}
+    assert names == ["natural ↓ 10.00 %", "free-4", "fgsm ⚑", "pgd-7"]
+
+
 def test_a_row_that_should_not_be_believed_neither_wins_nor_is_on_the_front(tmp_path):
     flag = Flag("at_chance", "one answer for all", "train again")
     make_run(tmp_path / "a", "free-4", shares={"natural": 0.6, "pgd-20": 0.6}, flags=(flag,))
@@ -558,6 +610,23 @@ def test_the_last_epoch_stands_beside_a_chosen_one(tmp_path):
     assert "90.00 (85.1 to 93.4); last epoch 80.00 |" in markdown_table(sheet(gather([str(folder)]), None))
 
 
+def test_a_last_epoch_that_is_as_good_looks_other_than_one_that_was_not_judged(tmp_path):
+    both, best = (
+        make_run(tmp_path / "a", shares={"natural": 0.9, "aa": 0.4}),
+        make_run(tmp_path / "b", "pgd-7", **JUDGED),
+    )
+    for share in (0.9, 0.8):
+        late = make_run(tmp_path / f"last {share}", shares={"natural": share})
+        (late / "evaluation.json").rename(both / "evaluation-last.json")
+        of = sheet(gather([str(both), str(best)]), None)
+        mine, other = (line for line in markdown_table(of).splitlines() if line.startswith(("| m+deat", "| pgd-7")))
+        said = "the same" if share == 0.9 else "80.00"
+        assert f"90.00 (85.1 to 93.4); last epoch {said} |" in mine
+        assert "90.00 (85.1 to 93.4); last epoch — |" in other
+        assert "40.00 (33.5 to 46.9) |" in mine  # a note says that no last epoch was judged by it
+        assert all(f"<small>last epoch {text}</small>" in table(of) for text in (said, "—"))
+
+
 @pytest.mark.parametrize("aside", [False, True])
 def test_the_worst_of_other_attacks_is_not_set_beside_and_what_it_covers_is_told(tmp_path, aside):
     main = {"natural": 0.9, "pgd-20": 0.5} | ({} if aside else {"aa": 0.4})
@@ -639,6 +708,12 @@ def test_an_axis_says_its_unit_and_a_difference_of_shares_is_in_points(y, percen
     assert (label(panel), unit(panel)) == (shown, kind)
 
 
+def test_an_axis_says_that_equal_staircases_are_set_apart():
+    lines = [Line(name, 0, [1.0, 2.0], [1.0, 2.0]) for name in "ab"]
+    shown = [label(Panel("k", "epoch", "k", held, "step")) for held in (lines, lines[:1])]
+    assert shown == ["k; lines moved a little, so that all show", "k"]
+
+
 def test_runs_that_were_never_validated_have_no_figure_of_that_name(tmp_path):
     folder = make_run(tmp_path / "a")
     assert validation(gather([str(folder)]).rows).title == "Validation accuracy and loss"
@@ -649,11 +724,52 @@ def test_runs_that_were_never_validated_have_no_figure_of_that_name(tmp_path):
     assert (figure.title, [panel.title for panel in figure.panels]) == ("Training loss", ["training loss"])
 
 
+@pytest.mark.parametrize(
+    ("silent", "title", "heads"),
+    [
+        ((), "Validation accuracy and loss", "Validation and training loss"),
+        (("val_loss",), "Validation accuracy and training loss", "Training loss"),
+        (("val_natural", "val_robust"), "Validation and training loss", "Validation and training loss"),
+        (("val_natural", "val_robust", "val_loss"), "Training loss", "Training loss"),
+    ],
+)
+def test_a_heading_promises_no_panel_that_is_not_below_it(tmp_path, silent, title, heads):
+    folder = make_run(tmp_path / "a")
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    (folder / "history.jsonl").write_text("".join(json.dumps(line | dict.fromkeys(silent)) + "\n" for line in lines))
+    subject = gather([str(folder)])
+    assert validation(subject.rows).title == title
+    text = page(tell(subject, Report((str(folder),), gallery=0, no_figures=True)))  # whose accuracies stand further up
+    (section,) = re.findall(r'<section aria-labelledby="validation">.*?</section>', text, re.S)
+    assert f">{heads}</h2>" in section
+    assert "accuracy" not in section
+
+
 def test_the_figure_of_cost_has_the_tables_intervals(three_seeds):
     rows = gather(paths(three_seeds)).rows
     head, *body = table_of(trade_off(rows, "aa"))
     drawn = {row[1]: row[head.index("low") :] for row in body if row[0] == "AA accuracy against backprops"}
     assert drawn == {row.name: [cell(row, "aa").low, cell(row, "aa").high] for row in rows} | {"Pareto front": ["", ""]}
+
+
+def test_gains_are_drawn_as_bars_in_a_lane_for_each_row(tmp_path):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    for n, name in enumerate(("a rather long name", "b", "c", "d", "e")):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{n}{seed}", name, seed=seed)
+    (panel,) = [p for p in training_process(gather(paths(tmp_path)).rows).panels if p.title == "robustness gain"]
+    canvas, ax = plt.subplots()
+    _panel(ax, panel, {})
+    canvas.draw_without_rendering()
+    names = [text.get_text() for text in ax.get_yticklabels()]
+    bars = [[(bar.get_y(), bar.get_y() + bar.get_height()) for bar in lane] for lane in ax.containers]
+    said = ax.get_title(loc="left")
+    plt.close(canvas)
+    assert names == ["a rather lo…", "b", "c", "d", "e"]
+    assert [len(lane) for lane in bars] == [3] * 5
+    for above, below in itertools.pairwise(bars):
+        assert min(map(min, above)) >= max(map(max, below))
+    assert re.fullmatch(r"robustness gain, means over seeds; a lane is \d+ points high", said)
 
 
 def test_epochs_and_steps_are_counted_in_whole_numbers_on_every_axis(tmp_path):

@@ -18,7 +18,7 @@ from deat.modes import evaluating
 from deat.numbers import level
 from deat.paths import tidy
 from deat.report.collect import OneRun, Row
-from deat.report.gallery import Gallery, Tile, pixels
+from deat.report.gallery import Gallery, Tile, candidates, choose, pixels
 from deat.report.series import Figure, Line, Panel
 from deat.threat import ThreatModel
 from deat.training.folder import WEIGHTS
@@ -28,6 +28,8 @@ from deat.training.record import read_record
 SWEEP = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 """The radii of a sweep, in units of the run's own eps."""
 ATTACK = "pgd-20"
+LOOKED, BLOCK = 500, 50
+"""How many test images a gallery is chosen from, and how many of them are read at once."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Lab:
 
 
 Loaded = tuple[torch.nn.Module, Any, ThreatModel]
+Shown = tuple[torch.Tensor, list[str]]
+"""Images, and what a network takes them for."""
 
 
 def load(run: OneRun, lab: Lab) -> Loaded:
@@ -74,24 +78,36 @@ def sweep(rows: Sequence[Row], images: int, lab: Lab) -> Figure:
     name = "Accuracy by radius"
     if not lines:
         return Figure("sweep", name, missing="; ".join(lacking) or "an evaluated run")
-    panel = Panel(f"{ATTACK.upper()} on {images:,} test images", "eps", "accuracy", lines, percent=True)
+    about = f"{ATTACK.upper()} on {images:,} test images, {_seeds(lines)}"
+    panel = Panel(about, "eps", "accuracy", lines, percent=True)
     return Figure("sweep", name, [panel], "; ".join(lacking))
 
 
+def _seeds(lines: Sequence[Line]) -> str:
+    """Which one seed of each row a sweep is of."""
+    held: dict[int | None, list[str]] = {}
+    for line in lines:
+        held.setdefault(line.seed, []).append(line.row)
+    if len(held) == 1:
+        return f"seed {lines[0].seed} alone"
+    return "; ".join(f"seed {seed} of {', '.join(names)}" for seed, names in held.items())
+
+
 def gallery(row: Row, count: int, lab: Lab) -> Gallery:
-    """The first test images, attacked through a row's first finished run."""
+    """A few test images, some fooled and some not if there are such, attacked through a row's first finished run."""
     try:
         model, part, threat = load(row.done[0], lab)
     except (DeatError, OSError) as error:
         return Gallery(missing=tidy(str(error)))
-    x, y = _first(model, part, count)
+    numbers, x, y = _worth_showing(row.done[0], model, part, count)
     how = attack(ATTACK)
     generator = torch.Generator(x.device).manual_seed(block_seed(0, how.name, 0))
     adv = how(model, x, y, threat, generator)
+    labels = [str(part.classes[i]) for i in y.tolist()]
     tiles = _tiles(
-        x.cpu(), adv.cpu(), _seen(model, x, part.classes), _seen(model, adv, part.classes), y.tolist(), part.classes
+        numbers, labels, (x.cpu(), _seen(model, x, part.classes)), (adv.cpu(), _seen(model, adv, part.classes))
     )
-    return Gallery(row.name, f"{how.name.upper()}, {threat.name} eps {level(threat.eps)}", tuple(tiles))
+    return Gallery(row.name, f"{how.name.upper()}, {threat.name} eps {level(threat.eps)}", choose(list(tiles), count))
 
 
 def has_weights(run: OneRun) -> bool:
@@ -120,10 +136,31 @@ def _swept(name: str, seed: int, loaded: Loaded, images: int) -> Line:
     return Line(name, seed, [factor * threat.eps for factor in SWEEP], shares)
 
 
-def _first(model: torch.nn.Module, part: Any, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _worth_showing(
+    run: OneRun, model: torch.nn.Module, part: Any, count: int
+) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+    """The numbers of the test images to attack, the images and their labels."""
+    judged = run.evaluation
+    if judged is not None and "natural" in judged.verdicts:
+        found = judged.verdicts.get(ATTACK, judged.verdicts["worst"])
+        numbers = candidates(judged.verdicts["natural"][:LOOKED], found[:LOOKED], count)
+        x, y = _pick(model, part, numbers)
+        if y.tolist() == [judged.labels[n] for n in numbers]:  # else it was judged on other images than these
+            return numbers, x, y
+    x, y = _pick(model, part, range(3 * count))
+    return list(range(len(y))), x, y
+
+
+def _pick(model: torch.nn.Module, part: Any, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The images of these rising numbers, as many of them as there are."""
     device = next(model.parameters()).device
-    source = as_source(part, batch_size=count, device=device, shuffle=False)
-    return next(iter(blocks(source, count, min(count, source.num_examples))))
+    source = as_source(part, batch_size=BLOCK, device=device, shuffle=False)
+    xs, ys = [], []
+    for n, (x, y) in enumerate(blocks(source, BLOCK, min(numbers[-1] + 1, source.num_examples))):
+        here = [number - n * BLOCK for number in numbers if n * BLOCK <= number < n * BLOCK + len(y)]
+        xs.append(x[here])
+        ys.append(y[here])
+    return torch.cat(xs), torch.cat(ys)
 
 
 def _seen(model: torch.nn.Module, x: torch.Tensor, classes: Sequence[str]) -> list[str]:
@@ -131,10 +168,9 @@ def _seen(model: torch.nn.Module, x: torch.Tensor, classes: Sequence[str]) -> li
         return [str(classes[i]) for i in model(x).argmax(1).tolist()]
 
 
-def _tiles(
-    x: torch.Tensor, adv: torch.Tensor, before: list[str], after: list[str], labels: list[int], classes: Sequence[str]
-) -> Iterator[Tile]:
-    for n, label in enumerate(labels):
-        delta = adv[n] - x[n]
+def _tiles(numbers: Sequence[int], labels: Sequence[str], natural: Shown, attacked: Shown) -> Iterator[Tile]:
+    (images, before), (adv, after) = natural, attacked
+    for n, (number, label) in enumerate(zip(numbers, labels, strict=True)):
+        delta = adv[n] - images[n]
         shown = 0.5 + delta / (2 * max(float(delta.abs().max()), 1e-9))
-        yield Tile(str(classes[label]), before[n], after[n], (pixels(x[n]), pixels(shown), pixels(adv[n])))
+        yield Tile(number, label, before[n], after[n], (pixels(images[n]), pixels(shown), pixels(adv[n])))

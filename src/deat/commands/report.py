@@ -23,7 +23,7 @@ from deat.report.collect import Row
 from deat.report.draw import check_matplotlib, draw, draw_gallery
 from deat.report.gallery import Gallery
 from deat.report.gallery import table_of as gallery_table
-from deat.report.gather import UNEVALUATED, Subject, flags_of, gather, troubles, unchecked
+from deat.report.gather import UNEVALUATED, Subject, believed, flags_of, gather, troubles, unchecked
 from deat.report.held_out import held_out, to_evaluate
 from deat.report.held_out_tables import FILLS, HEADING, cells, heads, held_out_markdown
 from deat.report.latex import latex_table
@@ -137,11 +137,11 @@ def _heading(subject: Subject) -> str:
 
 
 def _gallery(of: Sheet, wish: Report) -> Gallery:
-    """Examples against the most robust row that kept its weights."""
+    """Examples against the most robust row that kept its weights, of those that may be believed if there are any."""
     able = [row for row in of.rows if row.done and has_weights(row.done[0])]
     if not wish.gallery or not able or not of.headline:
         return Gallery(missing="an evaluated run with its weights")
-    best = max(able, key=lambda row: _robust(row, of.headline or ""))
+    best = max(believed(able), key=lambda row: _robust(row, of.headline or ""))
     return gallery(best, wish.gallery, _lab(wish))
 
 

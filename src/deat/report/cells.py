@@ -129,6 +129,18 @@ def front(points: Sequence[tuple[float, float]]) -> list[bool]:
     return [not any(c <= cost and a >= acc and (c, a) != (cost, acc) for c, a in points) for cost, acc in points]
 
 
+def far_below(shares: Sequence[float]) -> list[bool]:
+    """Which accuracies would squeeze all others together on one axis.
+
+    They are below half of the best, and further below the rest than the rest, two at least, are apart.
+    """
+    half = max(shares, default=0.0) / 2
+    rest, below = [share for share in shares if share >= half], [share for share in shares if share < half]
+    if len(rest) < 2 or not below or min(rest) - max(below) <= max(rest) - min(rest):
+        return [False] * len(shares)
+    return [share in below for share in shares]
+
+
 def _covered(run: OneRun) -> tuple[str, str]:
     """What one run's "worst" is, or why there is none."""
     if run.apart:

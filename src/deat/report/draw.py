@@ -11,7 +11,9 @@ from typing import Any
 from deat.errors import UsageError
 from deat.plain import plain
 from deat.report.gallery import Gallery
-from deat.report.series import Figure, Line, Panel
+from deat.report.lanes import draw_lanes
+from deat.report.points import name_points, range_of, within
+from deat.report.series import FRONT, Figure, Line, Panel
 
 HUES = ("#2563eb", "#be123c", "#4d7c0f", "#c2410c", "#a21caf", "#0e7490", "#0b7a53", "#a16207", "#6d28d9", "#475569")
 DASHES, MARKERS = ("-", "--", ":"), ("o", "s", "D")
@@ -29,7 +31,7 @@ STYLE: dict[Any, Any] = {
     "figure.dpi": 110,
     "text.parse_math": False,  # a name with dollars in it is a name
 }
-FRONT = "Pareto front"
+WRONG = "#b42318"
 ROW = 3
 """Panels that stand in one row; more of them stand in rows of two."""
 WHOLE = ("epoch", "k")
@@ -55,9 +57,11 @@ def draw(figure: Figure, order: Sequence[str], folder: Path) -> None:
         tall, count = figure.name == "training-process", len(figure.panels)
         wide = 1 if tall else count if count <= ROW else 2
         shape = (-(-count // wide), wide)
-        size = (6.4, 1.55 * shape[0] + 0.6) if tall else (max(4.6, 3.4 * wide), 2.9 * shape[0] + 0.2)
+        each = (4.2, 3.4) if figure.name == "cost" else (3.4, 2.9)  # there names stand beside points
+        rises = [_rise(panel) for panel in figure.panels] if tall else [1.0] * shape[0]
+        size = (6.4, 1.55 * sum(rises) + 0.6) if tall else (max(4.6, each[0] * wide), each[1] * shape[0] + 0.2)
         alike = figure.name == "alpha-gamma"  # whose panels are there to be compared
-        share = {"sharex": tall or alike, "sharey": alike}
+        share = {"sharex": tall or alike, "sharey": alike, "height_ratios": rises}
         canvas, axes = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False, **share)
         for ax in list(axes.flat)[count:]:
             ax.remove()
@@ -67,6 +71,10 @@ def draw(figure: Figure, order: Sequence[str], folder: Path) -> None:
             for ax in list(axes.flat)[:-1]:
                 ax.set_xlabel("")
         _legend(canvas, list(axes.flat)[:count])
+        if figure.name == "cost":
+            canvas.draw_without_rendering()  # which settles where everything is
+            for ax, panel in zip(axes.flat, figure.panels, strict=True):
+                name_points(ax, panel, _short, lambda name: _hue(places, name))
 
 
 def draw_gallery(gallery: Gallery, folder: Path) -> None:
@@ -76,11 +84,13 @@ def draw_gallery(gallery: Gallery, folder: Path) -> None:
         canvas, axes = plt.subplots(count, 3, figsize=(4.6, 1.6 * count), layout="constrained", squeeze=False)
         for row, tile in zip(axes, gallery.tiles, strict=True):
             heads = (f"{tile.label}, seen as {tile.before}", "perturbation", f"seen as {tile.after}")
-            for ax, image, head in zip(row, tile.images, heads, strict=True):
+            inks = ("black", "black", "black" if tile.stands else WRONG)
+            for ax, image, head, ink in zip(row, tile.images, heads, inks, strict=True):
                 ax.imshow(image, interpolation="nearest")
                 ax.set_axis_off()
-                ax.set_title(plain(head), fontsize=8)
-        canvas.suptitle(plain(f"{gallery.row}, {gallery.attack}; a perturbation's grey is none"), fontsize=9)
+                ax.set_title(plain(head), fontsize=8, color=ink)
+        about = f"{gallery.row}, {gallery.attack}; a perturbation's grey is none; images are {gallery.choice}"
+        canvas.suptitle(fill(plain(about), 2 * WIDEST - 10), fontsize=8)
 
 
 @contextmanager
@@ -103,8 +113,14 @@ def _picture(name: str, folder: Path) -> Iterator[Any]:
 
 def _panel(ax: Any, panel: Panel, places: dict[str, int]) -> None:
     rows: dict[str, list[Line]] = {}
-    for line in panel.lines:
+    for line in within(panel).lines:
         rows.setdefault(line.row, []).append(line)
+    ax.set_title(fill(plain(panel.title), WIDEST), loc="left")
+    ax.set_xlabel(panel.x)
+    if panel.kind == "bar":
+        _bars(ax, panel, [mean_of(lines) for lines in rows.values()], places)
+        return
+    ax.set_ylabel(label(panel))
     for n, (name, lines) in enumerate(rows.items()):
         place, shift = places.get(name, n), (n - (len(rows) - 1) / 2) * min(2.0, 8 / len(rows))
         if len(lines) > 1:
@@ -112,22 +128,37 @@ def _panel(ax: Any, panel: Panel, places: dict[str, int]) -> None:
                 _line(ax, panel, line, place, lw=0.6, alpha=0.35, shift=shift)
             lines = [mean_of(lines)]
         _line(ax, panel, lines[0], place, label=_short(name), shift=shift)
-    ax.set_title(fill(plain(panel.title), WIDEST), loc="left")
-    ax.set_xlabel(panel.x)
-    ax.set_ylabel(label(panel))
     _axes(ax, panel)
 
 
+def _bars(ax: Any, panel: Panel, lines: Sequence[Line], places: dict[str, int]) -> None:
+    """Lanes of bars, with their scale in the title; names beside them stand for values on the axis."""
+    high = draw_lanes(ax, lines, lambda name: _hue(places, name))
+    several = ", means over seeds" if len(panel.lines) > len(lines) else ""
+    ax.set_title(plain(f"{panel.title}{several}; a lane is {high:.0f} points high"), loc="left")
+
+
+def _hue(places: dict[str, int], name: str) -> str:
+    return HUES[places.get(name, 0) % len(HUES)]
+
+
+def _rise(panel: Panel) -> float:
+    """How tall a panel is beside others: lanes need room each."""
+    return max(1.0, 0.2 * len({line.row for line in panel.lines})) if panel.kind == "bar" else 1.0
+
+
 def _axes(ax: Any, panel: Panel) -> None:
-    """Ticks at whole epochs and steps, a line at no gain, and costs that lie far apart on a logarithmic axis."""
+    """Ticks at whole epochs and steps, and costs that lie far apart on a logarithmic axis."""
     for axis, name in ((ax.xaxis, panel.x), (ax.yaxis, panel.y)):
         if name in WHOLE:
             axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    if unit(panel) == "points":
-        ax.axhline(0, color="#8a8f98", lw=0.8, ls=(0, (2, 3)), zorder=1)
+    if shown := range_of(panel):
+        ax.set_ylim(100 * shown[0], 100 * shown[1])
     costs = [x for line in panel.lines for x in line.x]
     if panel.kind == "point" and max(costs) > 6 * min(costs) > 0:
         _log(ax)
+    elif panel.kind == "point":
+        ax.locator_params(axis="x", nbins=5)  # large numbers are wide
 
 
 def _beside(ax: Any, drawn: Any, n: float) -> None:
@@ -138,7 +169,9 @@ def _beside(ax: Any, drawn: Any, n: float) -> None:
 
 
 def label(panel: Panel) -> str:
-    """What stands beside a panel's y axis, with its unit."""
+    """What stands beside a panel's y axis: with its unit, and with why lines do not lie at their whole numbers."""
+    if panel.kind == "step" and len({line.row for line in panel.lines}) > 1:
+        return f"{panel.y}; lines moved a little, so that all show"
     return f"{panel.y}, %" if unit(panel) == "%" else panel.y
 
 
@@ -170,9 +203,10 @@ def _line(ax: Any, panel: Panel, line: Line, place: int, shift: float, **look: A
     y = [float("nan") if v is None else 100 * v if panel.percent else v for v in line.y]
     look = {"color": HUES[place % len(HUES)], "lw": 1.6, **look}
     if line.row == FRONT:
-        ax.step(line.x, y, where="post", color="#8a8f98", ls="--", lw=1, label=look["label"], zorder=1)
+        ax.step(line.x, y, where="post", color="#8a8f98", ls="--", lw=1, label=f"{FRONT} (filled)", zorder=1)
     elif panel.kind == "point":
-        ax.plot(line.x, y, ls="none", marker=MARKERS[place % 3], **look)
+        inside = look["color"] if line.good or not panel.has_front else "white"
+        ax.plot(line.x, y, ls="none", marker=MARKERS[place % 3], markerfacecolor=inside, **look)
         for x, (low, high) in zip(line.x, line.spans, strict=False):
             ax.vlines(x, 100 * low, 100 * high, color=look["color"], lw=1, alpha=0.5, zorder=1)
     else:

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,9 @@ from PIL import Image
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """One image: as it is, the perturbation (grey is none, the radius is black or white), and the sum of both."""
+    """One test image: as it is, the perturbation (grey is none, the radius black or white), and the sum of both."""
 
+    number: int
     label: str
     before: str
     after: str
@@ -23,6 +25,11 @@ class Tile:
         """Whether the attacked image is still classified correctly."""
         return self.after == self.label
 
+    @property
+    def is_fooled(self) -> bool:
+        """Whether it is the attack that made the classification wrong."""
+        return self.before == self.label != self.after
+
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
@@ -32,6 +39,43 @@ class Gallery:
     attack: str = ""
     tiles: tuple[Tile, ...] = ()
     missing: str = ""
+
+    @property
+    def choice(self) -> str:
+        """How its images were chosen, for people."""
+        fooled, stand = sum(t.is_fooled for t in self.tiles), sum(t.stands for t in self.tiles)
+        kinds = [
+            (fooled, "that the attack fools"),
+            (stand, "that withstand it"),
+            (len(self.tiles) - fooled - stand, "that are wrong even without it"),
+        ]
+        told = " and ".join(f"{count} {kind}" for count, kind in kinds if count)
+        return f"chosen among the first test images to show both sides, not in proportion: {told}"
+
+
+def candidates(right: Sequence[bool], stands: Sequence[bool], count: int) -> list[int]:
+    """The images worth attacking again, given which are classified rightly, natural and under some attack.
+
+    They are the first that were fooled, twice as many as are wanted, since another attack may not fool them, and the
+    first that stood; then whichever come first, where these are too few to show.
+    """
+    numbers = range(len(right))
+    fooled = [n for n in numbers if right[n] and not stands[n]][: 2 * _wanted(count)]
+    held = [*fooled, *[n for n in numbers if right[n] and stands[n]][:count]]
+    return sorted(held + [n for n in numbers if n not in held][: max(0, count - len(held))])
+
+
+def choose(tiles: Sequence[Tile], count: int) -> tuple[Tile, ...]:
+    """So many of these: two thirds that the attack fools and then some that withstand it, as far as there are any."""
+    fooled, stand = [t for t in tiles if t.is_fooled], [t for t in tiles if t.stands]
+    first = fooled[: max(_wanted(count), count - len(stand))] + stand
+    rest = [t for t in tiles if not t.is_fooled and not t.stands]
+    return tuple((first + rest)[:count])
+
+
+def _wanted(count: int) -> int:
+    """How many of the images shown should be fooled."""
+    return max(1, 2 * count // 3)
 
 
 def pixels(image: Any) -> Any:
@@ -49,5 +93,5 @@ def data_uri(image: Any) -> str:
 
 def table_of(gallery: Gallery) -> list[list[Any]]:
     """What the gallery shows, as rows of a CSV file."""
-    body = [[gallery.row, gallery.attack, n, t.label, t.before, t.after] for n, t in enumerate(gallery.tiles)]
+    body = [[gallery.row, gallery.attack, t.number, t.label, t.before, t.after] for t in gallery.tiles]
     return [["row", "attack", "image", "label", "prediction", "prediction under attack"], *body]

@@ -16,7 +16,7 @@ from deat.report.collect import OneRun, Row
 from deat.report.draw import label, unit
 from deat.report.escape import markup
 from deat.report.gallery import Gallery
-from deat.report.gather import Subject, flags_of
+from deat.report.gather import Subject, believed, flags_of
 from deat.report.held_out_tables import HEADING, held_out_section
 from deat.report.sections import (
     answer,
@@ -29,7 +29,7 @@ from deat.report.sections import (
     table,
     warnings_of,
 )
-from deat.report.series import Figure, Panel
+from deat.report.series import Figure, Panel, heading
 from deat.report.settings import settings_section
 from deat.report.tables import Sheet, deviation, interval, mean, minutes
 from deat.versions import VERSION
@@ -192,6 +192,7 @@ def _legend(of: Sheet) -> str:
 
 
 def _cost_section(of: Sheet) -> str:
+    doubted = " A flagged row (⚑) is never on it." if len(believed(of.rows)) < len(of.rows) else ""
     options = "".join(
         f'<option value="{markup(a)}"{" selected" if a == of.headline else ""}>{markup(title(a))}</option>'
         for a in of.attacks
@@ -200,7 +201,7 @@ def _cost_section(of: Sheet) -> str:
         '<section class="card" aria-labelledby="cost"><h2 id="cost">Robustness against cost</h2>'
         '<p class="note">Up is more robust, left is cheaper. The dashed '
         "line is the Pareto front: filled points are on it; "
-        "no other row is as good and cheaper. Whiskers are 95 % intervals.</p>"
+        f"no other row is as good and cheaper.{doubted} Whiskers are 95 % intervals.</p>"
         f'<div class="bar"><label>accuracy under <select id="cost-attack">{options}</select></label>'
         '<label>cost in <select id="cost-unit"><option value="backprops">backprops</option>'
         '<option value="minutes">minutes</option></select></label><span class="muted" id="cost-note"></span></div>'
@@ -224,21 +225,19 @@ def _figures(figures: Sequence[Figure]) -> Iterator[str]:
     """Every figure's curves; a panel that two figures share is shown once."""
     shown: set[str] = set()
     for place, figure in enumerate(figures):
-        fresh = [(n, panel.title) for n, panel in enumerate(figure.panels) if panel.title not in shown]
-        shown |= {name for _, name in fresh}
+        fresh = {n: panel for n, panel in enumerate(figure.panels) if panel.title not in shown}
+        shown |= {panel.title for panel in fresh.values()}
         if fresh and figure.name != "cost":
-            heading = fresh[0][1].capitalize() if len(fresh) == 1 < len(figure.panels) else figure.title
-            yield _section(
-                figure.name, heading, f'<div class="charts">{"".join(_card(place, *one) for one in fresh)}</div>'
-            )
+            cards = "".join(_card(place, n, panel) for n, panel in fresh.items())
+            yield _section(figure.name, heading(figure, list(fresh.values())), f'<div class="charts">{cards}</div>')
 
 
-def _card(place: int, n: int, name: str) -> str:
-    return f'<div class="card"><h3>{markup(name)}</h3><div data-panel="{place} {n}"></div></div>'
+def _card(place: int, n: int, panel: Panel) -> str:
+    return f'<div class="card"><h3>{markup(panel.title)}</h3><div data-panel="{place} {n}"></div></div>'
 
 
-def _section(name: str, heading: str, body: str) -> str:
-    return f'<section aria-labelledby="{name}"><h2 id="{name}">{markup(heading)}</h2>{body}</section>'
+def _section(name: str, head: str, body: str) -> str:
+    return f'<section aria-labelledby="{name}"><h2 id="{name}">{markup(head)}</h2>{body}</section>'
 
 
 def _data(story: Story) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from deat.report.tables import (
     deviation,
     difference,
     interval,
+    last_epoch,
     mean,
     minutes,
     notes,
@@ -222,14 +223,14 @@ def gallery_section(gallery: Gallery) -> str:
         for tile in gallery.tiles
     )
     return (
-        f'<p class="note">The first test images against <b>{markup(gallery.row)}</b>, {markup(gallery.attack)}: '
-        f'image, perturbation (grey is none), and their sum.</p><ul class="gallery">{items}</ul>'
+        f'<p class="note">Attacks on <b>{markup(gallery.row)}</b>, {markup(gallery.attack)}: image, perturbation '
+        f'(grey is none), and their sum. Images are {gallery.choice}.</p><ul class="gallery">{items}</ul>'
     )
 
 
 def _table_row(of: Sheet, i: int, row: Row, good: bool) -> str:
     spent = cost(row)
-    cells = [_accuracy(cell(row, a), cell(row, f"last {a}"), paper_accuracy(row, a)) for a in of.attacks]
+    cells = [_accuracy(cell(row, a), last_epoch(of, row, a), paper_accuracy(row, a)) for a in of.attacks]
     cells.append(_number(spent.backprops if spent else None, backprops(row), paper_cost(row, "per_batch")))
     cells.append(_number(spent.minutes if spent else None, minutes(spent), paper_cost(row, "minutes", "hours")))
     cells.append(_number(len(row.done), whole(row)))
@@ -269,9 +270,8 @@ def _pills(row: Row, front: str) -> Iterator[str]:
         yield f' <span class="pill failed">{len(row.done)} of {len(row.runs)} whole</span>'
 
 
-def _accuracy(found: Cell | None, last: Cell | None, paper: Sequence[str]) -> str:
-    end = f"<small>last epoch {100 * last.mean:.2f}</small>" if last and last != found else ""
-    beside = end + _small(paper)
+def _accuracy(found: Cell | None, last: str, paper: Sequence[str]) -> str:
+    beside = (f"<small>{last}</small>" if last else "") + _small(paper)
     if found is None:
         return f'<td data-v="">—{beside}</td>'
     behind = f"<small>{markup(found.behind)}</small>" if found.behind else ""

@@ -7,26 +7,33 @@ from itertools import pairwise
 from typing import Any
 
 from deat.numbers import level
-from deat.report.cells import cell, cost, front, title
+from deat.report.cells import cell, cost, far_below, front, title
 from deat.report.collect import OneRun, Row
-from deat.report.gather import believed
+from deat.report.gather import believed, flags_of
 from deat.training.history import EpochStats
 
 
 @dataclass(frozen=True)
 class Line:
-    """One run's values in a panel; a value that is not there is None. spans are the values' 95 % intervals, if told."""
+    """One run's values in a panel; a value that is not there is None. spans are the values' 95 % intervals, if told.
+
+    Of a row's point, good says that it is on the Pareto front, low that it lies far below the others, and flagged that
+    a sanity flag speaks against it.
+    """
 
     row: str
     seed: int | None
     x: list[float]
     y: list[float | None]
     spans: list[tuple[float, float]] = field(default_factory=list)
+    good: bool = False
+    low: bool = False
+    flagged: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. kind is line, step or point; percent says that y is a share."""
+    """One pair of axes. kind is line, step, bar or point; percent says that y is a share."""
 
     title: str
     x: str
@@ -34,6 +41,11 @@ class Panel:
     lines: list[Line]
     kind: str = "line"
     percent: bool = False
+
+    @property
+    def has_front(self) -> bool:
+        """Whether its points are compared with each other."""
+        return any(line.row == FRONT for line in self.lines)
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,8 @@ class Figure:
     missing: str = ""
 
 
+FRONT = "Pareto front"
+"""What the line is called that stands for no row."""
 Read = Callable[[EpochStats], float | None]
 Guided = dict[float, dict[float, list[tuple[float, float]]]]
 """Costs and errors by gamma and alpha."""
@@ -85,8 +99,23 @@ def validation(rows: Sequence[Row]) -> Figure:
         by_epoch(rows, "natural loss, held out", "loss", lambda h: h.val_loss),
         by_epoch(rows, "training loss", "loss", lambda h: h.loss),
     ]
-    what = "Validation accuracy and" if any(panel.lines for panel in panels[:-1]) else "Training"
-    return _whole("validation", f"{what} loss", panels, "runs with a history")
+    return _whole("validation", _validated(panels), panels, "runs with a history")
+
+
+def heading(figure: Figure, shown: Sequence[Panel]) -> str:
+    """What a figure is called where these of its panels are shown."""
+    return _validated(shown) if figure.name == "validation" else figure.title
+
+
+def _validated(panels: Sequence[Panel]) -> str:
+    """What the figure on validation is called: what its panels show."""
+    held = {panel.y for panel in panels if panel.lines and panel.title.endswith(", held out")}
+    names = {
+        ("accuracy", "loss"): "Validation accuracy and loss",
+        ("accuracy",): "Validation accuracy and training loss",
+        ("loss",): "Validation and training loss",
+    }
+    return names.get(tuple(sorted(held)), "Training loss")
 
 
 def backprops(rows: Sequence[Row]) -> Figure:
@@ -110,9 +139,13 @@ def trade_off(rows: Sequence[Row], attack: str | None) -> Figure:
         sound = {id(row) for row in believed([row for row, _, _ in points])}
         costs = [(c, found.mean) for row, c, found in points if id(row) in sound]
         best = sorted(point for point, is_good in zip(costs, front(costs), strict=True) if is_good)
-        lines = [Line(row.name, None, [c], [found.mean], [(found.low, found.high)]) for row, c, found in points]
+        below = far_below([found.mean for _, _, found in points])
+        lines = []
+        for (row, c, a), low in zip(points, below, strict=True):
+            good = id(row) in sound and (c, a.mean) in best
+            lines.append(Line(row.name, None, [c], [a.mean], [(a.low, a.high)], good, low, bool(flags_of(row))))
         if best:
-            lines.append(Line("Pareto front", None, [c for c, _ in best], [a for _, a in best]))
+            lines.append(Line(FRONT, None, [c for c, _ in best], [a for _, a in best]))
         about = f"{title(attack or '')} accuracy against {name}{_crowd(rows) if name == 'minutes' else ''}"
         panels.append(Panel(about, name, "accuracy", lines, "point", True))
     return _whole("cost", "Robustness against cost", panels, "evaluated runs")
@@ -142,7 +175,7 @@ def by_epoch(rows: Sequence[Row], name: str, y: str, read: Read, *, kind: str = 
 def gains(panel: Panel) -> Panel:
     """The same panel's changes from one epoch to the next."""
     lines = [Line(m.row, m.seed, m.x[1:], [_minus(b, a) for a, b in pairwise(m.y)]) for m in panel.lines]
-    return Panel(panel.title, panel.x, panel.y, [line for line in lines if line.x], panel.kind, panel.percent)
+    return Panel(panel.title, panel.x, panel.y, [line for line in lines if line.x], "bar", panel.percent)
 
 
 def table_of(figure: Figure) -> list[list[Any]]:

@@ -213,7 +213,7 @@ def _head(of: Sheet) -> list[str]:
 
 def _row(of: Sheet, row: Row) -> list[str]:
     spent = cost(row)
-    cells = [_beside(accuracy(cell(row, a)) + _last_epoch(row, a), *paper_accuracy(row, a)) for a in of.attacks]
+    cells = [_cell(of, row, attack) for attack in of.attacks]
     bill = [
         _beside(backprops(row), *paper_cost(row, "per_batch")),
         _beside(minutes(spent), *paper_cost(row, "minutes", "hours")),
@@ -273,10 +273,17 @@ def _versus(of: Sheet, row: Row) -> list[str]:
     return ["" if row is of.against else significance(of.versus[of.headline].get(row.name))]
 
 
-def _last_epoch(row: Row, attack: str) -> str:
-    """The last epoch's accuracy, where another epoch's is the row's."""
-    best, last = cell(row, attack), cell(row, f"last {attack}")
-    return f"; last epoch {100 * last.mean:.2f}" if last and last != best else ""
+def _cell(of: Sheet, row: Row, attack: str) -> str:
+    ours = "; ".join(filter(None, (accuracy(cell(row, attack)), last_epoch(of, row, attack))))
+    return _beside(ours, *paper_accuracy(row, attack))
+
+
+def last_epoch(of: Sheet, row: Row, attack: str) -> str:
+    """The last epoch's accuracy for people, in columns where some row has one: the row's own is of its best epoch."""
+    found, last = cell(row, attack), cell(row, f"last {attack}")
+    if not (found or last) or not any(cell(other, f"last {attack}") for other in of.rows):
+        return ""
+    return "last epoch " + ("—" if last is None else "the same" if last == found else mean(last))
 
 
 def _beside(ours: str, *paper: str) -> str:

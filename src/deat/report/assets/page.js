@@ -117,8 +117,15 @@
   };
 
   // ---- robustness against cost --------------------------------------------------------------------------------
+  const believed = (points) => { const sound = points.filter((p) => !p.row.flags.length); return sound.length ? sound : points; };
   const beaten = (a, points) => points.some((b) => b.x <= a.x && b.y >= a.y && (b.x < a.x || b.y > a.y));
-  const place = (node, points, width, pad) => {
+  const farBelow = (points) => { // as in the static figure: what would squeeze all others together
+    const half = Math.max(...points.map((p) => p.y)) / 2, rest = points.filter((p) => p.y >= half), below = points.filter((p) => p.y < half);
+    const low = Math.min(...rest.map((p) => p.y));
+    return rest.length > 1 && below.length && low - Math.max(...below.map((p) => p.y)) > 2 * half - low ? below : [];
+  };
+  const place = (node, points, width, pad) => { // gives back how many names found no room
+    let unnamed = 0;
     const taken = points.map((p) => [p.px - 7, p.py - 7, p.px + 7, p.py + 7]);
     const free = (box) => box[0] >= pad.left - 4 && box[2] <= width && box[1] > 12 && taken.every((t) => box[2] < t[0] || box[0] > t[2] || box[3] < t[1] || box[1] > t[3]);
     for (const p of [...points].sort((a, b) => a.beaten - b.beaten || b.y - a.y)) {
@@ -128,57 +135,62 @@
         const left = p.px + dx - (anchor === "end" ? wide : anchor === "middle" ? wide / 2 : 0);
         return [left, p.py + dy - 11, left + wide, p.py + dy + 3];
       };
-      const spot = spots.find((s) => free(boxOf(s)));
-      if (!spot) { label.remove(); continue; }
+      const spot = (p.low ? [spots[4], ...spots] : spots).find((s) => free(boxOf(s)));
+      if (!spot) { label.remove(); unnamed++; continue; }
       taken.push(boxOf(spot));
       label.setAttribute("x", p.px + spot[0]);
       label.setAttribute("y", p.py + spot[1]);
       label.setAttribute("text-anchor", spot[2]);
     }
+    return unnamed;
   };
   const costChart = () => {
     const home = $("#cost-chart");
     if (!home) return;
     const attack = $("#cost-attack").value, unit = $("#cost-unit").value;
     const points = data.rows.flatMap((row, i) => (off.has(i) || !row.accuracy[attack] || !row[unit] ? [] : [{ i, row, x: row[unit], y: row.accuracy[attack].mean, cell: row.accuracy[attack] }]));
-    $("#cost-note").textContent = unit === "minutes" && points.some((p) => p.row.crowded) ? "some times were taken while several jobs ran at once" : "";
+    $("#cost-note").textContent = "";
     if (!points.length) { home.replaceChildren(html("p", "empty", "No row that is switched on has both numbers.")); return; }
     const width = Math.max(home.clientWidth, 280), height = width < 560 ? 320 : 400, pad = { left: 40, right: 24, top: 26, bottom: 36 };
     const xs = points.map((p) => p.x);
     if (each()) points.forEach((p) => { p.seeds = p.row.seeds.filter((s) => s[unit] && s.accuracy[attack] !== undefined); xs.push(...p.seeds.map((s) => s[unit])); });
     const lowX = Math.min(...xs), highX = Math.max(...xs), log = highX / lowX > 6;
     const left = log ? lowX / 1.25 : Math.max(0, lowX - (highX - lowX || highX) * 0.12), right = log ? highX * 1.35 : highX + (highX - lowX || highX) * 0.14;
-    const lowY = Math.min(...points.map((p) => p.cell.low)), highY = Math.max(...points.map((p) => p.cell.high)), room = (highY - lowY || 0.1) * 0.08;
-    const bottom = Math.max(0, lowY - room), top = Math.min(1, highY + room);
+    const below = farBelow(points), within = points.filter((p) => !below.includes(p));
+    below.forEach((p) => { p.low = true; });
+    const lowY = Math.min(...within.map((p) => p.cell.low)), highY = Math.max(...within.map((p) => p.cell.high)), room = (highY - lowY || 0.1) * 0.08;
+    const bottom = Math.max(0, lowY - room * (below.length ? 2 : 1)), top = Math.min(1, highY + room);
     const px = scale(left, right, pad.left, width - pad.right, log), py = scale(bottom, top, height - pad.bottom, pad.top);
     const unitText = unit === "minutes" ? "minutes of training" : "backprops";
     const node = frame(width, height, pad, log ? logTicks(left, right) : ticks(left, right, 6), ticks(bottom, top, 6), px, py, `${unitText}${log ? " (log)" : ""} →`, `${data.titles[attack]} accuracy, %`, true);
     node.setAttribute("role", "group");
     node.setAttribute("aria-label", `${data.titles[attack]} accuracy against ${unitText}`);
-    points.forEach((p) => { p.px = px(p.x); p.py = py(p.y); p.beaten = beaten(p, points) ? 1 : 0; });
+    const sound = believed(points); // who alone may be on the front
+    points.forEach((p) => { p.px = px(p.x); p.py = p.low ? height - pad.bottom - 16 : py(p.y); p.beaten = sound.includes(p) && !beaten(p, sound) ? 0 : 1; });
     const best = points.filter((p) => !p.beaten).sort((a, b) => a.x - b.x);
     const steps = best.map((p, n) => (n ? `H${p.px}V${p.py}` : `M${p.px} ${p.py}`)).join("");
     node.append(svg("path", { class: "front", d: `${steps}H${width - pad.right}` }));
     for (const p of points) { // below all points and names
       const under = svg("g", { class: `under ${hue(p.i)}`, "data-row": p.i });
-      under.append(svg("line", { class: "bar95", x1: p.px, x2: p.px, y1: py(p.cell.low), y2: py(p.cell.high) }));
-      for (const s of p.seeds ?? []) under.append(svg("circle", { class: "seed", cx: px(s[unit]), cy: py(s.accuracy[attack]), r: 3 }));
+      if (p.low) under.append(svg("path", { class: "beyond", d: `M${p.px} ${p.py}v15m-3.5 -4.5l3.5 4.5l3.5 -4.5` }));
+      else under.append(svg("line", { class: "bar95", x1: p.px, x2: p.px, y1: py(p.cell.low), y2: py(p.cell.high) }));
+      for (const s of p.low ? [] : p.seeds ?? []) under.append(svg("circle", { class: "seed", cx: px(s[unit]), cy: py(s.accuracy[attack]), r: 3 }));
       node.append(under);
     }
     for (const p of points) {
       const group = svg("g", { class: `point ${hue(p.i)}${p.beaten ? " beaten" : ""}`, "data-row": p.i, tabindex: "0", role: "img" });
-      const said = `${p.row.name}: ${p.cell.said} ${data.titles[attack]}, ${p.row.said[unit]} ${unitText}${p.beaten ? "" : ", on the Pareto front"}`;
+      const said = `${p.row.name}: ${p.cell.said} ${data.titles[attack]}, ${p.row.said[unit]} ${unitText}${p.beaten ? "" : ", on the Pareto front"}${p.row.flags.length ? ", flagged: not to be believed" : ""}`;
       group.setAttribute("aria-label", said);
       group.append(svg("circle", { cx: p.px, cy: p.py, r: 14, fill: "transparent" }), marker(p.i, p.px, p.py, 6));
       const short = p.row.name.length > 28 ? `${p.row.name.slice(0, 27)}…` : p.row.name;
-      group.append(svg("text", { class: "name", x: p.px, y: p.py }, p.row.flags.length ? `${short} ⚑` : short));
+      group.append(svg("text", { class: "name", x: p.px, y: p.py }, `${short}${p.row.flags.length ? " ⚑" : ""}${p.low ? ` ↓ ${p.cell.said}` : ""}`));
       const lines = () => [
         html("div", "", html("strong", "", mark(p.i), p.row.name)),
         pair(data.titles[attack], p.cell.said), ...(p.seeds ?? []).map((s) => seedLine(s.seed, s.said[attack])),
         pair("95 % interval", p.cell.interval), ...(p.cell.behind ? [pair("from", p.cell.behind)] : []), pair("backprops", p.row.said.backprops),
         pair("minutes", `${p.row.said.minutes}${p.row.crowded ? " several jobs at once" : ""}`),
         ...p.row.flags.map((flag) => pair(`⚑ ${flag}`, "not to be believed")),
-        pair(p.beaten ? "another row is as good and cheaper" : "on the Pareto front", ""),
+        pair(!p.beaten ? "on the Pareto front" : sound.includes(p) ? "another row is as good and cheaper" : "not compared with the front", ""),
       ];
       group.addEventListener("pointerenter", (event) => showTip(event.clientX, event.clientY, lines()));
       group.addEventListener("focus", () => { const box = group.getBoundingClientRect(); showTip(box.x + box.width / 2, box.y, lines()); });
@@ -188,7 +200,12 @@
       node.append(group);
     }
     home.replaceChildren(node);
-    place(node, points, width, pad);
+    const unnamed = place(node, points, width, pad);
+    $("#cost-note").textContent = [
+      unit === "minutes" && points.some((p) => p.row.crowded) && "some times were taken while several jobs ran at once",
+      below.length && "↓ lies below this axis",
+      unnamed && `no room for ${unnamed === 1 ? "one name" : `${unnamed} names`}: their marks are those of the buttons above`,
+    ].filter(Boolean).join("; ");
   };
   ["#cost-attack", "#cost-unit"].forEach((id) => $(id)?.addEventListener("change", costChart));
 
@@ -209,8 +226,8 @@
   };
   const several = (s) => each() && s.seeds.length > 1;
   const pathOf = (points, px, py, step) => points.map((p, n) => (n === 0 ? `M${px(p.x)} ${py(p.y)}` : step ? `H${(px(points[n - 1].x) + px(p.x)) / 2}V${py(p.y)}H${px(p.x)}` : `L${px(p.x)} ${py(p.y)}`)).join("");
-  const endNames = (node, sets, beside, x, lowest) => { // each as near to its line's end as the others let it
-    const ends = sets.map((s, n) => ({ s, y: beside(n)(s.points.at(-1).y) + 4 })).sort((a, b) => b.y - a.y);
+  const endNames = (node, sets, bars, x, lowest) => { // each as near to its line's end as the others let it
+    const ends = sets.map((s) => ({ s, y: s.up(bars ? 0 : s.points.at(-1).y) + 4 })).sort((a, b) => b.y - a.y);
     let free = lowest + 4;
     for (const end of ends) { end.y = Math.min(end.y, free); free = end.y - 12; }
     free = 16;
@@ -221,26 +238,40 @@
       for (let left = s.row.length - 1; left > 0 && x + name.getComputedTextLength() > node.width.baseVal.value; left--) name.textContent = `${s.row.slice(0, left).trimEnd()}…`;
     }
   };
+  const barsOf = (node, s, px, left, right) => { // up and down from the row's own line, with its mark before it
+    const wide = Math.max(1, 0.7 * (px(1) - px(0))), zero = s.up(0);
+    node.append(svg("line", { class: "grid", x1: left, x2: right, y1: zero, y2: zero }), svg("g", { class: hue(s.i) }, marker(s.i, left - 12, zero, 4)));
+    const d = s.points.map((p) => `M${px(p.x) - wide / 2} ${zero}V${s.up(p.y)}h${wide}V${zero}Z`).join("");
+    node.append(svg("path", { class: `line bars ${hue(s.i)}`, "data-row": s.own ? s.i : undefined, d }));
+    for (const { seed, points } of several(s) ? s.seeds : []) {
+      const marks = points.map((p) => `M${px(p.x) - wide / 2} ${s.up(p.y)}h${wide}`).join("");
+      node.append(svg("path", { class: `line seed ${hue(s.i)}`, "data-row": s.own ? s.i : undefined, "data-seed": seed, d: marks }));
+    }
+  };
   const curve = (home, panel) => {
     const sets = merged(panel);
     if (!sets.length) { home.replaceChildren(html("p", "empty", "Every run with these values is switched off.")); return; }
     const told = new Set(sets.map((s) => s.row.slice(0, 11))).size === sets.length; // also by as much of a name as there is room for
-    const named = panel.kind === "step" && sets.length > 1 && sets.length <= 12 && told; // whose values are few: lines lie on each other
-    const width = Math.max(home.clientWidth, 240), height = 205, pad = { left: 44, right: named ? 96 : 10, top: 22, bottom: 34 };
+    const bars = panel.kind === "bar", lane = Math.max(16, Math.min(149, 176 / sets.length)); // of bars, a lane for each row
+    const named = sets.length > 1 && (bars || (panel.kind === "step" && sets.length <= 12 && told)); // steps' values are few: lines lie on each other
+    const width = Math.max(home.clientWidth, 240), pad = { left: bars ? 22 : 44, right: named ? 96 : 10, top: 22, bottom: 34 };
+    const height = bars ? pad.top + pad.bottom + lane * sets.length : 205;
     const all = sets.flatMap((s) => s.points), xs = all.map((p) => p.x);
-    const left = Math.min(...xs), right = Math.max(...xs), lowY = Math.min(...all.map((p) => p.low)), highY = Math.max(...all.map((p) => p.high));
+    const left = Math.min(...xs), right = Math.max(...xs), ends = all.flatMap((p) => (bars && !each() ? [0, p.y] : bars ? [0, p.low, p.high] : [p.low, p.high])), lowY = Math.min(...ends), highY = Math.max(...ends);
     const room = (highY - lowY || Math.abs(highY) || 1) * 0.06, bottom = lowY >= 0 ? Math.max(0, lowY - room) : lowY - room, top = highY + room;
-    const scatter = panel.kind === "point", side = scatter || left === right ? (right - left || 1) * 0.06 : 0;
+    const scatter = panel.kind === "point", side = scatter || left === right ? (right - left || 1) * 0.06 : bars ? 0.5 : 0;
     const px = scale(left - side, right + side || 1, pad.left, width - pad.right), level = scale(bottom, top, height - pad.bottom, pad.top);
-    const beside = (n) => (v) => level(v) + (panel.kind === "step" ? ((sets.length - 1) / 2 - n) * Math.min(3, 12 / sets.length) : 0);
-    const py = level;
-    const node = frame(width, height, pad, ticks(left - side, right + side, 6), ticks(bottom, top, 4), px, py, panel.x, panel.y, panel.percent, panel.x === "epoch");
+    const rise = (lane - 3) / (highY - lowY || 1), apart = panel.kind === "step" ? Math.min(3, 12 / sets.length) : 0;
+    sets.forEach((s, n) => { s.up = bars ? (v) => pad.top + n * lane + (highY - v) * rise : (v) => level(v) + ((sets.length - 1) / 2 - n) * apart; });
+    const yText = bars ? `${panel.y}; a lane is ${bare(highY - lowY, panel)} high` : panel.y;
+    const node = frame(width, height, pad, ticks(left - side, right + side, 6), bars ? [] : ticks(bottom, top, 4), px, level, panel.x, yText, panel.percent, panel.x === "epoch");
     node.setAttribute("tabindex", "0");
     node.setAttribute("role", "img");
     node.setAttribute("aria-label", `${panel.title}: ${sets.map((s) => `${s.row} ends at ${number(s.points.at(-1).y, panel)}`).join("; ")}. Arrow keys read values${sets.some(several) ? ", up and down the seeds of a row" : ""}.`);
-    if (bottom < 0 && top > 0) node.append(svg("line", { class: "zero", x1: pad.left, x2: width - pad.right, y1: py(0), y2: py(0) }));
-    for (const [n, s] of [...sets.entries()].sort((a, b) => shape(a[1].i) - shape(b[1].i))) { // broken lines above whole ones
-      const py = beside(n);
+    if (!bars && bottom < 0 && top > 0) node.append(svg("line", { class: "zero", x1: pad.left, x2: width - pad.right, y1: level(0), y2: level(0) }));
+    for (const s of [...sets].sort((a, b) => shape(a.i) - shape(b.i))) { // broken lines above whole ones
+      const py = s.up;
+      if (bars) { barsOf(node, s, px, pad.left, width - pad.right); continue; }
       const look = { class: `line ${hue(s.i)} dash${shape(s.i)}`, "data-row": s.own ? s.i : undefined };
       if (several(s)) {
         for (const { seed, points } of s.seeds) {
@@ -267,7 +298,7 @@
       cross.setAttribute("x2", px(stops[n]));
       cross.setAttribute("visibility", "visible");
       const spread = (p) => (p.high > p.low ? ` (${bare(p.low, panel)} to ${bare(p.high, panel)})` : "");
-      const gap = (e) => Math.abs(py(e.p.y) - near);
+      const gap = (e) => Math.abs(e.s.up(bars ? 0 : e.p.y) - near);
       chosen = near === undefined ? Math.max(0, Math.min(here.length - 1, chosen)) : here.reduce((best, e, m) => (gap(e) < gap(here[best]) ? m : best), 0);
       const told = here.map((e, m) => [pair(e.s.row, number(e.p.y, panel) + spread(e.p), e.s.i), ...(m === chosen && several(e.s) ? seedsAt(e.s, stops[n]) : [])]);
       showTip(x, y, [pair(`${panel.x} ${compact(stops[n])}`, ""), ...told.flat()]);
@@ -291,7 +322,7 @@
     });
     const foreign = sets.filter((s) => !s.own);
     home.replaceChildren(node, ...(foreign.length ? [html("p", "key", ...foreign.map((s) => html("span", "", mark(s.i), s.row)))] : []));
-    if (named) endNames(node, sets, beside, width - pad.right + 6, height - pad.bottom); // measured, so it must be in the page
+    if (named) endNames(node, sets, bars, width - pad.right + 6, height - pad.bottom); // measured, so it must be in the page
   };
   redraws.push(costChart);
   $$("[data-panel]").forEach((home) => {
