@@ -15,7 +15,7 @@ from deat.data.layout import Layout, arrange, check_filled
 from deat.data.stream import SIDE, LazyImages, Part
 from deat.errors import DataError
 
-_FORMAT = 2
+_FORMAT = 3
 _DEPTH = 4
 
 
