@@ -28,7 +28,7 @@ from PIL import Image
 import deat
 from deat.data import Augment, LazyImages
 from deat.data.files import Loose
-from deat.data.folder import arrange
+from deat.data.layout import arrange
 from deat.versions import versions
 from gpu import clocked, images, net_of
 

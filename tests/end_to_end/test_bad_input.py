@@ -60,6 +60,7 @@ CASES = [
     (["--threads", "0"], 2, ["threads"]),
     (["--workers", "-1"], 2, ["workers"]),
     (["--held-out", "5000"], 2, ["5000", "1397"]),
+    (["--held-out", "1396"], 3, ["1396 are held out", "Hold out at most 1333 (val, --held-out)."]),
     (["--held-out", "-1"], 2, ["-1"]),
     (["--val-attack", "pgd"], 2, ["unknown attack 'pgd'", "pgd-20"]),
     (["--test-images", "-1"], 2, ["test_images"]),

@@ -1,6 +1,10 @@
+import io
 import json
 import os
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -8,7 +12,7 @@ from PIL import Image
 import deat.data
 from deat.data import ImageSet, LazyImages, archive, decoded
 from deat.data.decode import fit_centre, open_image, to_tensor
-from deat.data.folder import arrange
+from deat.data.layout import arrange
 from deat.errors import DataError, UsageError
 from helpers.data_sets import WRITERS, load, png, real_set, tree, write_folder, write_tar
 
@@ -276,3 +280,83 @@ def test_a_side_that_no_image_has_is_refused_before_any_is_decoded(size, tmp_pat
         load(tmp_path / "set", tmp_path / "root", size=size)
     assert decodes == []
     assert not (tmp_path / "root").exists()
+
+
+def saved(pixels: Any, suffix: str) -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, suffix)
+    return out.getvalue()
+
+
+RAMP = np.linspace(0, 65535, 64).reshape(8, 8).round()
+
+
+@pytest.mark.parametrize("suffix", ["PNG", "TIFF", "PPM"])
+def test_grey_of_16_bits_is_scaled_to_8(suffix):
+    pixels = to_tensor(open_image(saved(RAMP.astype(np.uint16), suffix), "grey"))
+    assert torch.equal(pixels, torch.from_numpy((RAMP / 257).round()).to(torch.uint8).expand(3, 8, 8))
+    assert (int(pixels.min()), int(pixels.max())) == (0, 255)
+
+
+def test_a_folder_of_16_bits_is_not_white(tmp_path):
+    files = {f"{c}/{i}.png": saved(RAMP.astype(np.uint16), "PNG") for c in ("cat", "dog") for i in range(2)}
+    train = load(write_folder(tmp_path / "set", files), tmp_path / "root").train
+    assert float(train.images.double().mean()) == pytest.approx(127.5, abs=0.5)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int32"])
+def test_pixels_of_32_bits_have_no_scale_and_are_refused_by_their_file(kind, tmp_path):
+    files = tree() | {"train/dog/deep.tif": saved(np.zeros((8, 8), kind), "TIFF")}
+    with pytest.raises(DataError, match=r"'train/dog/deep\.tif' has pixels of 32 bits .*Save it with 8 or 16 bits"):
+        load(write_folder(tmp_path / "set", files), tmp_path / "root")
+
+
+def with_folders(root: Path, files: dict[str, bytes], *folders: str) -> Path:
+    for folder in folders:
+        (root / folder).mkdir(parents=True)
+    return write_folder(root, files)
+
+
+@pytest.mark.parametrize("outer", ["", "outer/"])
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_class_folder_without_images_that_no_other_part_knows_is_named_every_time(cache, outer, tmp_path):
+    files = {f"{outer}{name}": data for name, data in tree().items()}
+    path = with_folders(tmp_path / "set", files, f"{outer}train/cross", f"{outer}train/.hidden", f"{outer}logs/old")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=f"^'{outer}train/cross': a class folder without an image") as said:
+            assert load(path, tmp_path / "root", cache=cache).train.classes == ("cat", "dog")
+        assert said[0].filename.endswith("data_sets.py"), "it points at who loads the data"
+        assert len(said) == 1
+
+
+def test_a_class_folder_without_images_beside_others_is_named_whatever_else_it_holds(tmp_path):
+    files = {name.removeprefix("train/"): data for name, data in tree(test=None).items()}
+    path = with_folders(tmp_path / "set", files | {"owl/0.heic": b""}, "emu")
+    with pytest.warns(UserWarning, match="^'emu', 'owl': class folders without an image"):
+        load(path, tmp_path / "root")
+
+
+@pytest.mark.parametrize(("part", "other"), [("train", "test"), ("test", "train"), ("train", "valid")])
+def test_a_class_folder_without_images_that_the_other_part_has_is_refused(part, other, tmp_path):
+    files = tree(test=other if part == "train" else "test") | {f"{other}/owl/0.png": png(0)}
+    path = with_folders(tmp_path / "set", files, f"{part}/owl")
+    with pytest.raises(DataError, match=f"^'{part}/owl': a class folder without an image, and another part has"):
+        load(path, tmp_path / "root")
+
+
+def test_a_test_part_is_not_taken_for_the_training_part_that_is_empty(tmp_path):
+    files = {name: data for name, data in tree().items() if name.startswith("test")}
+    path = with_folders(tmp_path / "set", files, "train/cat", "train/dog")
+    with pytest.raises(DataError, match=r"^'train/cat', 'train/dog': class folders without an image, and another part"):
+        load(path, tmp_path / "root")
+
+
+def test_nested_folders_with_images_are_no_empty_class(tmp_path, recwarn):
+    load(with_folders(tmp_path / "set", tree() | {"train/cat/more/9.png": png(9)}, "train/cat/none"), tmp_path / "root")
+    assert not recwarn.list
+
+
+def test_a_folder_without_any_image_is_named_with_what_is_expected(tmp_path):
+    path = with_folders(tmp_path / "photos", {}, "train/cat")
+    with pytest.raises(DataError, match=r"no images in class folders of '.*photos'; expected train/CLASS/IMAGE.*\.png"):
+        load(path, tmp_path / "root")

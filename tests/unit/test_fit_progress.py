@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import traceback
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,6 +75,7 @@ class Stopped:
     """A trainer that is asked to stop in its third epoch."""
 
     epoch, step, settings, engine_news = 2, 0, deat.Settings(epochs=9), ""
+    train = SimpleNamespace(batch_size=QUICK["batch_size"])
 
     def fit(self):
         raise Interrupted("asked to stop")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from deat.errors import NumericalError
+from deat.game.engine import Engine
 from deat.game.meter import EpochRecord, Meter
 from deat.game.round import Round
 from helpers.games import trainer_of
@@ -80,6 +81,15 @@ def test_first_batch_that_is_not_finite_is_named(what, value):
     meter.add(finished(2, **{what: value}))
     with pytest.raises(NumericalError, match="epoch 8, batch 3 of 4"):
         meter.read(7)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_precision_is_not_recommended_that_is_in_use(precision):
+    meter = Meter("cpu", remedy=Engine(precision=precision).remedy)
+    meter.add(finished(2, loss=float("nan")))
+    with pytest.raises(NumericalError, match=r"\. Lower the learning rate") as told:
+        meter.read(0)
+    assert ("precision fp32" in str(told.value)) == (precision == "bf16")
 
 
 def test_sums_are_exact_over_many_small_batches():

@@ -16,9 +16,9 @@ from deat.data import ImageSet
 from deat.data.imageset import split_indices
 from deat.errors import DataError, NumericalError, UsageError
 from deat.evaluation.attacks import attack
-from deat.training.fit import open_source
 from deat.training.history import EpochStats, append, read
 from deat.training.lipschitz import log10_lipschitz
+from deat.training.parts import open_source
 from deat.training.plan import backprops_per_batch
 from deat.training.result import Best
 from deat.training.streams import Streams
@@ -198,7 +198,8 @@ def test_validation_is_by_the_attack_the_threat_and_the_seed_that_were_set(monke
 @pytest.mark.parametrize("kind", ["tensors", "dataset"])
 def test_held_out_images_are_the_same_in_every_epoch_in_order_and_as_they_are(kind):
     settings = deat.Settings(epochs=2, batch_size=4, seed=3, workers=0)
-    trainer = deat.make_trainer(conv_net(), DATA[kind], val=0.25, augment=deat.Augment(2), settings=settings)
+    augment = deat.Augment(2) if kind == "tensors" else None
+    trainer = deat.make_trainer(conv_net(), DATA[kind], val=0.25, augment=augment, settings=settings)
     rest, held = split_indices(len(X), 6, seed=3)
     assert trainer.train.num_examples == len(rest) == 18
     for epoch in range(2):
@@ -635,12 +636,31 @@ def test_more_logits_than_classes_are_welcome():
         assert trainer_of("pgd-2", net).fit().history[-1].examples == 24
 
 
-def test_nan_weights_are_a_numerical_error():
+@pytest.mark.parametrize(
+    ("place", "value"), [("0.weight", math.nan), ("0.bias", math.inf), ("1.running_var", math.nan)]
+)
+def test_weights_that_are_not_finite_before_training_are_refused_by_name(place, value):
+    net = conv_net(batch_norm=True)
+    net.state_dict()[place].view(-1)[0] = value
+    with pytest.raises(UsageError, match=f"weights are not finite before any training, in {place}"):
+        trainer_of("natural", net)
+
+
+def test_an_infinity_in_a_mask_is_no_broken_weight():
     net = conv_net()
+    net.register_buffer("mask", torch.full((3, 3), -math.inf))
+    assert trainer_of("natural", net, epochs=1).fit().history
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_that_turn_nan_are_a_numerical_error_with_a_remedy_that_is_not_in_use(precision):
+    net = conv_net()
+    trainer = trainer_of("natural", net, precision=precision)
     with torch.no_grad():
         net[0].weight[0, 0, 0, 0] = math.nan
-    with pytest.raises(NumericalError, match="epoch 1, batch 1"):
-        trainer_of("natural", net).fit()
+    with pytest.raises(NumericalError, match=r"epoch 1, batch 1.*Lower the learning rate") as told:
+        trainer.fit()
+    assert ("precision fp32" in str(told.value)) == (precision != "fp32")
 
 
 @pytest.mark.parametrize("which", ["weight", "bias"])

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from weakref import finalize
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from deat.data.resident import epoch_order, num_batches
@@ -44,16 +45,24 @@ class EpochBatches(Sampler[list[tuple[int, int]]]):
             return place._replace(number=place.number + 1)
         return place._replace(epoch=place.epoch + 1, number=0) if self.shuffle else None
 
+    def indices(self, place: Place) -> Tensor:
+        """The items of a batch, or of a share of it."""
+        return self._share(self._order(place.epoch), place)
+
     def _from(self, place: Place) -> Iterator[list[tuple[int, int]]]:
         first = place.number
         for epoch in count(place.epoch) if self.shuffle else (place.epoch,):
             order = self._order(epoch)
             for number in range(first, len(self)):
-                batch = order[number * self.batch_size : (number + 1) * self.batch_size]
-                yield [(epoch, index) for index in batch[place.share.rows(len(batch))].tolist()]
+                batch = self._share(order, Place(epoch, number, place.share))
+                yield [(epoch, index) for index in batch.tolist()]
             first = 0
 
-    def _order(self, epoch: int) -> torch.Tensor:
+    def _share(self, order: Tensor, place: Place) -> Tensor:
+        batch = order[place.number * self.batch_size : (place.number + 1) * self.batch_size]
+        return batch[place.share.rows(len(batch))]
+
+    def _order(self, epoch: int) -> Tensor:
         return epoch_order(self.num_examples, self.seed, epoch) if self.shuffle else torch.arange(self.num_examples)
 
 

@@ -95,9 +95,12 @@ def image_name(name: str) -> str | None:
         return None
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         raise DataError(f"the archive holds {name!r}, which points outside it; do not use this archive.")
-    if any(part.startswith(".") or part == "__MACOSX" for part in path.parts):
-        return None
-    return str(path)
+    return None if is_hidden(str(path)) else str(path)
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a file or folder, or one that it lies in, is not meant to be seen."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
 
 
 def list_archive(path: Path) -> Slices | Zipped:

@@ -1,5 +1,6 @@
 """What images and labels must be before anything is trained on them."""
 
+from collections.abc import Callable
 from hashlib import sha256
 
 import numpy as np
@@ -12,6 +13,7 @@ _CHUNK = 1024
 _SAMPLED = 1000
 
 _NORMALISED = "Images are float in [0, 1]; put normalisation inside the model: deat.fit(..., normalize=(mean, std))."
+_CLASSES = "Renumber the labels, or let an ImageSet or a Dataset name all of its classes (`classes`)."
 _BYTES = "These look like 0-255 floats: divide by 255, or pass uint8, which is scaled for you."
 
 
@@ -32,8 +34,8 @@ def sampled(count: int) -> slice:
     return slice(None, None, max(1, count // _SAMPLED))
 
 
-def check_images(images: Tensor, first: int = 0) -> None:
-    """Refuses images that are not (N, C, H, W), uint8 or finite floats in [0, 1]."""
+def check_images(images: Tensor, number: Callable[[int], int] = int) -> None:
+    """Refuses images that are not (N, C, H, W), uint8 or finite floats in [0, 1]; number is what one is known by."""
     if images.ndim != 4 or 0 in images.shape[1:]:
         raise DataError(f"images have shape {tuple(images.shape)}; expected (N, C, H, W), none of them 0.")
     if images.dtype == torch.uint8:
@@ -41,18 +43,27 @@ def check_images(images: Tensor, first: int = 0) -> None:
     if not images.is_floating_point():
         raise DataError(f"images are {images.dtype}; expected uint8 (0-255) or float in [0, 1].")
     for start in range(0, len(images), _CHUNK):
-        _check_pixels(images[start : start + _CHUNK], first + start)
+        _check_pixels(images[start : start + _CHUNK], start, number)
 
 
-def _check_pixels(images: Tensor, first: int) -> None:
-    # A NaN fails both comparisons, so one test finds everything.
-    good = ((images >= 0) & (images <= 1)).flatten(1).all(1)
-    if bool(good.all()):
+def are_images(images: Tensor) -> bool:
+    """Whether check_images has nothing to say."""
+    try:
+        check_images(images)
+    except DataError:
+        return False
+    return True
+
+
+def _check_pixels(images: Tensor, start: int, number: Callable[[int], int]) -> None:
+    low, high = images.aminmax()  # a NaN is both, and fails both comparisons
+    if bool((low >= 0) & (high <= 1)):
         return
+    good = ((images >= 0) & (images <= 1)).flatten(1).all(1)
     index = int((~good).to(torch.uint8).argmax())
     pixels = images[index].flatten()
     value = float(pixels[~((pixels >= 0) & (pixels <= 1))][0])
-    raise DataError(_pixel_message(first + index, value, images))
+    raise DataError(_pixel_message(number(start + index), value, images))
 
 
 def _pixel_message(index: int, value: float, images: Tensor) -> str:
@@ -63,8 +74,8 @@ def _pixel_message(index: int, value: float, images: Tensor) -> str:
     return f"image {index} holds the pixel value {value:.6g}, outside [0, 1]. {fix}"
 
 
-def check_labels(labels: Tensor, num_classes: int, first: int = 0) -> None:
-    """Refuses labels that are not whole numbers from 0 to num_classes - 1, one an image."""
+def check_labels(labels: Tensor, num_classes: int, number: Callable[[int], int] = int) -> None:
+    """Refuses labels that are not whole numbers from 0 to num_classes - 1; number is what an image is known by."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
         raise DataError(
             f"labels are {labels.dtype} of shape {tuple(labels.shape)}; expected class numbers of shape (N,)."
@@ -73,9 +84,11 @@ def check_labels(labels: Tensor, num_classes: int, first: int = 0) -> None:
     values = labels.detach().cpu().numpy()
     bad = np.flatnonzero((values < 0) | (values >= num_classes))
     if bad.size:
+        value = int(values[bad[0]])
+        fix = _CLASSES if value >= 0 else "Renumber the labels, or leave out images without a class."
         raise DataError(
-            f"label {first + int(bad[0])} is {int(values[bad[0]])}; with {num_classes} classes labels run"
-            f" from 0 to {num_classes - 1}. Renumber the labels, or pass the right num_classes."
+            f"label {number(int(bad[0]))} is {value}; with {num_classes} classes labels run from 0 to "
+            f"{num_classes - 1}. {fix}"
         )
 
 
@@ -86,8 +99,18 @@ def check_fits(num_examples: int, batch_size: int, training: bool = True, held_o
     if training and num_examples < batch_size:
         raise DataError(
             f"the data set holds {_left(num_examples, held_out)}, fewer than one batch of {batch_size}."
-            f" Use a batch size (batch_size, --batch-size) of at most {num_examples}."
+            f" {_to_fit(num_examples, batch_size, held_out)}"
         )
+
+
+def _to_fit(num_examples: int, batch_size: int, held_out: int) -> str:
+    """What makes a set hold a batch: fewer held-out images where those are most of it, else also a smaller batch."""
+    smaller = f"a batch size (batch_size, --batch-size) of at most {num_examples}"
+    spare = num_examples + held_out - batch_size
+    if not held_out or spare < 0:
+        return f"Use {smaller}."
+    fewer = f"Hold out at most {spare} (val, --held-out)"
+    return f"{fewer}, or use {smaller}." if num_examples > held_out else f"{fewer}."
 
 
 def _left(num_examples: int, held_out: int) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 # Formats that run other programs or render vectors stay out, whatever a file's suffix says.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
+SCALED = ("PNG", "PPM")
+"""Formats whose whole numbers of more than 8 bits Pillow gives in 16, from 0 to 65535."""
 MAX_PIXELS = 89_478_485
 
 
 def open_image(data: bytes, name: str) -> "Image":
     """An RGB image from the bytes of a file; a DataError that names the file if it is broken or too big."""
     with _explained(name):
-        image = _opened(data, name)
+        image = _in_bytes(_opened(data, name), name)
         if "transparency" in image.info:
             return image.convert("RGBA").convert("RGB")
         return image.convert("RGB")
@@ -41,6 +44,21 @@ def _opened(data: bytes, name: str) -> "Image":
 
     image = PIL.Image.open(io.BytesIO(data), formats=FORMATS)
     _check_size(image.size, name)
+    return image
+
+
+def _in_bytes(image: "Image", name: str) -> "Image":
+    """An image of up to 8 bits a channel: grey of 16 bits is scaled, which Pillow would cut off at 255."""
+    import PIL.Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in SCALED):
+        levels = np.asarray(image).astype(np.int32)
+        return PIL.Image.fromarray(((levels + 128) // 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise DataError(
+            f"the image {name!r} has pixels of 32 bits (mode {image.mode!r}), and nothing says which is white. Save "
+            "it with 8 or 16 bits a channel."
+        )
     return image
 
 

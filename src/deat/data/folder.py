@@ -4,36 +4,19 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from deat.data import archive, cache, decoded
 from deat.data.files import Files, Loose, Slices
 from deat.data.imageset import ImageSet
+from deat.data.layout import Layout, arrange, check_filled
 from deat.data.stream import SIDE, LazyImages, Part
 from deat.errors import DataError
-from deat.seeding import derive
 
-_TRAIN = "train"
-_TEST = ("test", "val", "valid", "validation")
-_FORMAT = 2
+_FORMAT = 3
 _DEPTH = 4
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """Which file belongs to which part and class: file numbers and class numbers for each part."""
-
-    classes: tuple[str, ...]
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor] | None
 
 
 def read(path: Path, store: Path | None, size: int | None = None) -> tuple[Part, Part | None]:
@@ -43,13 +26,15 @@ def read(path: Path, store: Path | None, size: int | None = None) -> tuple[Part,
         raise DataError(
             f"there is no {str(path)!r}{place}; folder:PATH takes a directory, {', '.join(archive.ACCEPTED)}."
         )
-    loose = _walk(path) if path.is_dir() else None
+    loose, folders = _walk(path) if path.is_dir() else (None, ())
+    if loose:
+        check_filled(loose.names, folders)
     key = _fingerprint(path, loose, size)
     held = decoded.load(store, key) if store else None
     if held is not None:
         return held
     files = loose or _open(path, store, key)
-    layout = arrange(files.names)
+    layout = arrange(files.names, str(path))
     parts = decoded.decode(files, layout.classes, layout.train, layout.test, size)
     if parts is None:
         return _lazy(files, layout, size)
@@ -71,14 +56,16 @@ def _lazy(files: Files, layout: Layout, size: int | None) -> tuple[LazyImages, L
     return train, LazyImages(files, *layout.test, layout.classes, side) if layout.test else None
 
 
-def _walk(root: Path) -> Loose:
-    names = []
+def _walk(root: Path) -> tuple[Loose, tuple[str, ...]]:
+    """The images under a folder, and all folders in it."""
+    names, folders = [], []
     for folder, inner, found in os.walk(root, followlinks=True):
         inside = Path(folder).relative_to(root)
         # Links to class folders are usual; links that lead in circles are not followed.
         inner[:] = [] if len(inside.parts) >= _DEPTH else [name for name in inner if not _circles(folder, name)]
+        folders += [(inside / name).as_posix() for name in inner]
         names += [name for file in found if archive.image_name(name := (inside / file).as_posix())]
-    return Loose(root, tuple(sorted(names)))
+    return Loose(root, tuple(sorted(names))), tuple(sorted(folders))
 
 
 def _circles(folder: str, name: str) -> bool:
@@ -129,44 +116,3 @@ def _packed(path: Path, store: Path, key: str) -> Slices:
             " room for it, or pass cache=False."
         ) from None
     return Slices(store / key / "pack.bin", tuple(names), tuple(offsets), tuple(sizes))
-
-
-def arrange(names: tuple[str, ...]) -> Layout:
-    """Parts and classes from names: train/CLASS/… and test/CLASS/… (or val, valid), or CLASS/… alone."""
-    folders = _strip([tuple(name.split("/")[:-1]) for name in names])
-    parts = {f[0] for f in folders if len(f) > 1}
-    if _TRAIN not in parts:
-        return _layout([(i, f[0]) for i, f in enumerate(folders) if f], None)
-    test = next((part for part in _TEST if part in parts), None)
-    inside = {part: [(i, f[1]) for i, f in enumerate(folders) if len(f) > 1 and f[0] == part] for part in parts}
-    return _layout(inside[_TRAIN], _mixed(names, inside[test]) if test else None)
-
-
-def _mixed(names: tuple[str, ...], found: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Files in an order that owes nothing to their classes: the first images of a test set are a fair sample of it."""
-    known = sorted(found, key=lambda pair: names[pair[0]])
-    generator = torch.Generator().manual_seed(derive(0, "test order"))
-    return [known[i] for i in torch.randperm(len(known), generator=generator).tolist()]
-
-
-def _strip(folders: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The folders without one outer folder around everything, as archives often have."""
-    outer = {f[0] if f else "" for f in folders}
-    wrapped = len(outer) == 1 and _TRAIN not in outer and all(len(f) > 1 for f in folders)
-    return [f[1:] for f in folders] if wrapped else folders
-
-
-def _layout(train: list[tuple[int, str]], test: list[tuple[int, str]] | None) -> Layout:
-    if not train:
-        raise DataError("found no images in class folders; expected train/CLASS/IMAGE or CLASS/IMAGE.")
-    classes = tuple(sorted({c for _, c in train}))
-    number = {c: i for i, c in enumerate(classes)}
-    strange = sorted({c for _, c in test or () if c not in number})
-    if strange:
-        raise DataError(f"the test part has the class {strange[0]!r}, which the training part does not have.")
-    return Layout(classes, _numbers(train, number), _numbers(test, number) if test else None)
-
-
-def _numbers(found: Iterable[tuple[int, str]], number: dict[str, int]) -> tuple[Tensor, Tensor]:
-    pairs = np.array([(i, number[c]) for i, c in found], dtype=np.int64)
-    return torch.from_numpy(pairs[:, 0].copy()), torch.from_numpy(pairs[:, 1].copy())

@@ -1,23 +1,23 @@
 """Batches that come from somebody else's loader or data set."""
 
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-from deat.data.ahead import EpochBatches, EpochLoader
+from deat.data.ahead import EpochBatches, EpochLoader, Place
+from deat.data.batch import Batch, collated, pair_of
 from deat.data.content import check_fits, check_images, check_labels, hashed, to_unit
 from deat.data.randomness import PrivateState
 from deat.data.resident import batch_length
 from deat.errors import DataError
 from deat.ranks import Share
 from deat.seeding import derive
-
-_PAIR = "Each batch must be a pair (images, labels) of tensors."
 
 
 class Survey(NamedTuple):
@@ -27,6 +27,15 @@ class Survey(NamedTuple):
     num_batches: int
     num_classes: int
     batch_size: int
+
+
+class Portion(Subset[Any]):
+    """A part of a data set that was divided here, whose images go by their numbers in the whole."""
+
+
+def kind_of(data: object) -> str:
+    """The type of what a user gave, whatever part of it this is."""
+    return kind_of(data.dataset) if isinstance(data, Portion) else type(data).__name__
 
 
 class Items(Dataset[Any]):
@@ -55,6 +64,7 @@ def load_items(
 class Batches:
     """A re-iterable of (images, labels) batches as a Source, its labels checked before each transfer.
 
+    Images are checked as they are first seen, as long as they are in host memory: a GPU is not read.
     The order is the loader's own; what it draws from torch's generators is fixed by (seed, epoch).
     Without num_classes, or a length, one pass over the loader finds them out. An EpochLoader begins anywhere.
     """
@@ -70,18 +80,20 @@ class Batches:
     ) -> None:
         self.loader, self.seed, self.training, self.device = loader, seed, training, torch.device(device)
         self.share = Share()
+        self._trusted = False
         try:
             self._first = self._look()
+            self._doubtful = self._first
             found = _declared(loader, num_classes) or self._survey(num_classes)
         finally:
             self.dismiss()  # it may be long until training begins, if it does
-        self.shape = tuple(self._first[0].shape[1:])
+        self.shape = tuple(self._first.x.shape[1:])
         self.num_examples, self._len, self.num_classes, self.batch_size = found
 
     @cached_property
     def digest(self) -> str | None:
         """A hash of the first labels, by which a data set is known again; None of a loader, which has its own order."""
-        return hashed(self._first[1], b"") if self.begins_anywhere else None
+        return hashed(self._first.y, b"") if self.begins_anywhere else None
 
     @property
     def begins_anywhere(self) -> bool:
@@ -92,26 +104,24 @@ class Batches:
         return self._len
 
     def check(self) -> None:
-        """Refuses a first batch that cannot be trained on, and a set smaller than a training batch."""
+        """Refuses a batch that was found not to be trainable on, and a set smaller than a training batch."""
         check_fits(self.num_examples, self.batch_size, self.training)
-        check_labels(self._first[1], self.num_classes)
-        check_images(self._first[0])
+        for batch in (self._first, self._doubtful):
+            self._check(batch, on_device=True)
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The epoch's batches: x float32 in [0, 1] and y int64, on the device; from the first-th on, if it can."""
-        seen = 0
+        some = first > 0
         for x, y in self._shared(epoch, first):
-            if y.device.type == "cpu":  # reading labels back from a GPU would stall it
-                check_labels(y, self.num_classes, seen)
-            self._check_shape(x, seen)
-            seen += len(y)
+            some = True
             x, y = (t.to(self.device, non_blocking=True) for t in (x, y))
             yield to_unit(x), y.to(torch.int64)
-        if not seen and not first:
+        if not some:
             raise DataError(
                 f"the loader gave no batches in epoch {epoch}, as one that can be read only once does."
                 " Pass a loader that starts again, or a Dataset."
             )
+        self._trusted = self._trusted or not first
 
     def dismiss(self) -> None:
         """End a data set's workers; whatever is asked for next has new ones. A loader of one's own is left as it is."""
@@ -121,11 +131,11 @@ class Batches:
     def _shared(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's rows of every batch: the only ones loaded where the order is ours, else cut out."""
         if self.begins_anywhere or self.share.size == 1:
-            yield from self._host(epoch, first)
+            yield from ((batch.x, batch.y) for batch in self._checked(epoch, first))
             return
         self._check_divisible()
-        for step, (x, y) in enumerate(self._host(epoch)):
-            self._check_length(len(y), step)
+        for x, y, place, _ in self._checked(epoch):
+            self._check_length(len(y), place.number)
             rows = self.share.rows(len(y))
             yield x[rows], y[rows]
 
@@ -144,23 +154,56 @@ class Batches:
                 "one size. Pass the Dataset itself."
             )
 
-    def _check_shape(self, x: Tensor, first: int) -> None:
-        if tuple(x.shape[1:]) != self.shape:
-            raise DataError(f"image {first} has shape {tuple(x.shape[1:])}; the first one has {self.shape}.")
+    def _checked(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """The epoch's batches, none of which is refused; images that were all seen before are taken as they are."""
+        for batch in self._host(epoch, first):
+            self._check(batch, pixels=not self._trusted)
+            yield batch
 
-    def _look(self) -> tuple[Tensor, Tensor]:
+    def _check(self, batch: Batch, pixels: bool = True, on_device: bool = False) -> None:
+        """Refuse a batch that cannot be trained on, by its image; what is on a GPU is read only where it may be."""
+        number, shape = self._number_in(batch), tuple(batch.x.shape[1:])
+        try:
+            if on_device or batch.y.device.type == "cpu":
+                check_labels(batch.y, self.num_classes, number)
+            if pixels and (on_device or batch.x.device.type == "cpu"):
+                check_images(batch.x, number)
+            if shape != self.shape:
+                raise DataError(f"image {number(0)} has shape {shape}; the first one has {self.shape}.")
+        except DataError as error:
+            if self.begins_anywhere:
+                raise
+            text = f"batch {batch.place.number + 1} of the data: {error} Images are counted as the loader gives them."
+            raise DataError(text) from None
+
+    def _number_in(self, batch: Batch) -> Callable[[int], int]:
+        """What a batch's images are known by: their numbers in the data set, or in a loader's own order."""
+        if not isinstance(self.loader, EpochLoader):
+            return partial(add, batch.before)
+        items, sampler = self.loader.dataset, self.loader.batch_sampler
+        return lambda row: _number_in_whole(items, int(sampler.indices(batch.place)[row]))
+
+    def _look(self) -> Batch:
         first = next(self._host(0), None)
         if first is None:
             raise DataError("the loader gave no batches; it must hold at least one image.")
         return first
 
-    def _host(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    def _host(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The loader's batches; of a data set's, this process's rows from the first-th on."""
+        before = 0
+        with collated():
+            for number, batch in enumerate(self._loaded(epoch, first), first if self.begins_anywhere else 0):
+                x, y = pair_of(batch)
+                yield Batch(x, y, Place(epoch, number, self.share), before)
+                before += len(y)
+
+    def _loaded(self, epoch: int, first: int) -> Iterator[Any]:
         if isinstance(self.loader, EpochLoader):
-            return map(_pair, self.loader.epoch(epoch, first, self.share))
+            return self.loader.epoch(epoch, first, self.share)
         return self._drawn(self.loader, epoch)
 
-    def _drawn(self, loader: Iterable[Any], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _drawn(self, loader: Iterable[Any], epoch: int) -> Iterator[Any]:
         state = PrivateState(derive(self.seed, "loader", epoch))
         with state:
             _set_epoch(loader, epoch, self.seed)
@@ -170,13 +213,16 @@ class Batches:
                 batch = next(batches, None)
             if batch is None:
                 return
-            yield _pair(batch)
+            yield batch
 
     def _survey(self, num_classes: int | None) -> Survey:
         sizes, top = [], 0
-        for _, y in self._host(0):
-            sizes.append(len(y))
-            top = max(top, int(y.max()) + 1 if len(y) else 0)
+        for batch in self._host(0):
+            sizes.append(len(batch.y))
+            top = max(top, int(batch.y.max()) + 1 if len(batch.y) else 0)
+            if self._doubtful is self._first and batch.is_doubtful:
+                self._doubtful = batch
+        self._trusted = self._doubtful is self._first
         return Survey(sum(sizes), len(sizes), num_classes or max(top, 1), _batch_size(self.loader) or max(sizes))
 
 
@@ -219,13 +265,9 @@ def _set_epoch(loader: Any, epoch: int, seed: int) -> None:
         generator.manual_seed(derive(seed, "loader", epoch))
 
 
-def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    if not isinstance(batch, list | tuple) or len(batch) != 2:
-        raise DataError(f"a batch is a {type(batch).__name__}, not a pair. {_PAIR}")
-    x, y = (torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in batch)
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-        raise DataError(f"a batch holds {type(x).__name__} and {type(y).__name__}. {_PAIR}")
-    if x.ndim != 4 or len(x) != len(y):
-        shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
-        raise DataError(f"a batch has shapes {shapes}; expected images (B, C, H, W) and labels (B,).")
-    return x, y
+def _number_in_whole(dataset: Any, index: int) -> int:
+    """An image's number in the data set that it was given with."""
+    while isinstance(dataset, Items | Portion):
+        index = dataset.indices[index] if isinstance(dataset, Portion) else index
+        dataset = dataset.dataset
+    return index

@@ -13,6 +13,7 @@ from deat.seeding import derive
 
 def split_indices(num_examples: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
     """Two disjoint, sorted sets of indices that cover all examples; the second has held_out of them."""
+    check_fits(num_examples, 1)
     if not 0 < held_out < num_examples:
         raise UsageError(f"cannot hold out {held_out} of {num_examples} images; both parts need at least one image.")
     generator = torch.Generator().manual_seed(derive(seed, "split"))
@@ -52,11 +53,15 @@ class ImageSet:
 
     def check(self) -> None:
         """Refuses content that cannot be trained on, naming the first bad index and value."""
+        self.check_lengths()
         check_fits(len(self), 1)
-        if len(self.labels) != len(self.images):
-            raise DataError(f"{len(self.images)} images but {len(self.labels)} labels; each image needs one label.")
         check_labels(self.labels, self.num_classes)
         check_images(self.images)
+
+    def check_lengths(self) -> None:
+        """Refuses more images than labels, or fewer."""
+        if len(self.labels) != len(self.images):
+            raise DataError(f"{len(self.images)} images but {len(self.labels)} labels; each image needs one label.")
 
     def digest(self) -> str:
         """A hash of the labels and of a few images, by which the set is known again."""
@@ -71,5 +76,6 @@ class ImageSet:
 
     def split(self, held_out: int, seed: int) -> "tuple[ImageSet, ImageSet]":
         """Disjoint training and validation parts, fixed by the seed."""
+        self.check_lengths()
         train, val = split_indices(len(self), held_out, seed)
         return self.subset(train), self.subset(val)

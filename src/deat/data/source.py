@@ -14,7 +14,7 @@ from deat.data.ahead import EpochLoader
 from deat.data.augment import Augment
 from deat.data.content import check_fits
 from deat.data.corpus import Corpus, Part
-from deat.data.foreign import Batches, load_items
+from deat.data.foreign import Batches, kind_of, load_items
 from deat.data.imageset import ImageSet
 from deat.data.resident import Resident
 from deat.data.stream import LazyImages, Stream
@@ -103,8 +103,8 @@ def as_source(
 ) -> Source:
     """A Source over an ImageSet, LazyImages, pair of tensors, Dataset, DataLoader or re-iterable of batches.
 
-    A loader keeps its own batch size, order and augmentation; a Dataset its own augmentation. None, which a Corpus has
-    for a test part that is not there, is refused.
+    A loader keeps its own batch size and order, and it and a Dataset their own augmentation: no other is taken. None,
+    which a Corpus has for a test part that is not there, is refused.
     """
     refuse_text(data)
     _refuse_whole(data)
@@ -116,6 +116,7 @@ def as_source(
     held = as_images(data, num_classes)
     if held is not None:
         return Resident(held, batch_size, device=device, seed=seed, augment=augment, shuffle=shuffle)
+    refuse_augment(data, augment)
     loader = _as_loader(data, batch_size, seed, shuffle, workers, device)
     return Batches(loader, device=device, seed=seed, num_classes=num_classes, training=shuffle)
 
@@ -135,6 +136,15 @@ def _refuse_whole(data: Any) -> None:
         raise UsageError(
             f"{data.name!r} is a Corpus, which has parts: judge its .test part. Only fit's train= takes it whole, and "
             "val=0.1 holds images out of it."
+        )
+
+
+def refuse_augment(data: Any, augment: Augment | None) -> None:
+    """Refuse crops and flips for data that is not ours to make them on."""
+    if augment is not None:
+        raise UsageError(
+            f"augment={augment!r} is for images in memory or in a folder; a {kind_of(data)} gives its images as they "
+            "are trained on. Crop and flip in its own transform, and leave augment out."
         )
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
+from operator import add
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -209,7 +211,7 @@ def batches(source: Source) -> Iterator[Images]:
     seen = 0
     for number, (x, y) in enumerate(source.epoch(0), 1):
         try:
-            check_images(x, seen)
+            check_images(x, partial(add, seen))
         except DataError as error:
             raise DataError(f"batch {number} of the data: {error}") from None
         seen += len(y)

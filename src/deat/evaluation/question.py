@@ -50,12 +50,20 @@ def count_outputs(model: nn.Module, x: Tensor, num_classes: int) -> int:
     if not torch.equal(given, x[:1]):
         raise UsageError("the model changes the images it is given: write x = x - mean, say, in place of x -= mean.")
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1 or not logits.is_floating_point():
-        shown = f"shape {tuple(logits.shape)}, {logits.dtype}" if isinstance(logits, Tensor) else f"{type(logits)!r}"
-        raise UsageError(f"the model answers one image with {shown}; let it return logits of shape (images, classes).")
+        raise UsageError(
+            f"the model answers one image with {in_words(logits)}; let it return logits of shape (images, classes)."
+        )
     outputs = int(logits.shape[1])
     if outputs < num_classes:
         raise UsageError(f"the model tells {outputs} classes apart, but the data has {num_classes}.")
     return outputs
+
+
+def in_words(answer: object) -> str:
+    """What a model answers with."""
+    if isinstance(answer, Tensor):
+        return f"shape {tuple(answer.shape)}, {answer.dtype}"
+    return f"a {type(answer).__name__}"
 
 
 def first_answer(model: nn.Module, x: Tensor) -> Any:

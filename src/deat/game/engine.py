@@ -84,6 +84,12 @@ class Engine:
         return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
 
     @property
+    def remedy(self) -> str:
+        """What may help where numbers stop being finite."""
+        other = "" if self.precision == "fp32" else ", or train with precision fp32"
+        return f"Lower the learning rate{other}."
+
+    @property
     def fuses(self) -> bool:
         """Whether compiling may use our own kernels: in half precision, on a GPU that Triton serves."""
         return self.device.type == "cuda" and self.precision != "fp32" and has_triton()

@@ -28,13 +28,17 @@ class Meter:
     """Loss, hits, l_X and examples of an epoch, with skipped steps and ascended examples, in float64.
 
     `over` says whether l_X is summed over the epoch or is the last batch's. first_bad is the 1-based batch
-    at which loss or gradient first stopped being finite, 0 while all is well.
+    at which loss or gradient first stopped being finite, 0 while all is well. `remedy` is what may help then.
     """
 
     def __init__(
-        self, device: torch.device | str, over: Literal["epoch", "last_batch"] = "epoch", ranks: Ranks = ALONE
+        self,
+        device: torch.device | str,
+        over: Literal["epoch", "last_batch"] = "epoch",
+        ranks: Ranks = ALONE,
+        remedy: str = "Lower the learning rate.",
     ) -> None:
-        self.ranks = ranks
+        self.ranks, self.remedy = ranks, remedy
         self._keep = torch.tensor([1, 1, float(over == "epoch"), 1], dtype=torch.float64, device=device)
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, hits, magnitude, examples
         self.counts = torch.zeros(4, dtype=torch.float64, device=device)  # rounds, first_bad, skipped, active
@@ -84,7 +88,7 @@ class Meter:
         if first_bad:
             raise NumericalError(
                 f"loss or gradient stopped being finite in epoch {epoch + 1}, batch {int(first_bad)} of {int(rounds)}. "
-                "Lower the learning rate, or train with precision fp32.",
+                + self.remedy,
                 batch=int(first_bad),
             )
         n = max(1.0, examples)

@@ -70,7 +70,7 @@ class Game:
         device = self.engine.device
         self.dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
         self.pixel_scale = pixel_scale if self.probe.space == "normalised" else None
-        self.meter = Meter(device, self.probe.over, ranks)
+        self.meter = Meter(device, self.probe.over, ranks, self.engine.remedy)
         self.generator = torch.Generator(device)
         self.alpha, self.level = (torch.zeros((), dtype=self.dtype, device=device) for _ in range(2))
         self.cost = Cost()

@@ -29,8 +29,9 @@ from deat.seeding import derive
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.fine_tuning import fine_tune, statistics_of
-from deat.training.fit import make_trainer, open_source
+from deat.training.fit import make_trainer
 from deat.training.optimizers import DEFAULT_LR
+from deat.training.parts import open_source
 from deat.training.sameness import config_of, digest, reasons_against_exactness
 from deat.training.settings import Settings, find_device
 from deat.training.trainer import Callback, Trainer

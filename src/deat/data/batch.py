@@ -1,0 +1,59 @@
+"""One batch as somebody else's loader gives it."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deat.data.ahead import Place
+from deat.data.content import are_images
+from deat.errors import DataError
+
+_PAIR = "Each batch must be a pair (images, labels) of tensors."
+
+
+class Batch(NamedTuple):
+    """A batch as its loader gives it, where that is, and how many images came before it."""
+
+    x: Tensor
+    y: Tensor
+    place: Place
+    before: int
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it holds what cannot be trained on, however many classes there are; images on a GPU are not read."""
+        bad_images = self.x.device.type == "cpu" and not are_images(self.x)
+        return bad_images or (len(self.y) > 0 and int(self.y.min()) < 0)
+
+
+@contextmanager
+def collated() -> Iterator[None]:
+    """Says what to do about images that torch makes no batch of."""
+    try:
+        yield
+    except TypeError as error:
+        found = re.search(r"default_collate: .*found <class '(.+)'>", str(error))
+        if not found:
+            raise
+        raise DataError(
+            f"the data set gives a {found[1]}, of which no batch can be made. Let it give each image as a tensor in "
+            "[0, 1] or uint8, with transform=torchvision.transforms.ToTensor(), say, and its label as a number."
+        ) from error
+
+
+def pair_of(batch: Any) -> tuple[Tensor, Tensor]:
+    """A batch's images and labels, of which there are as many."""
+    if not isinstance(batch, list | tuple) or len(batch) != 2:
+        raise DataError(f"a batch is a {type(batch).__name__}, not a pair. {_PAIR}")
+    x, y = (torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in batch)
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise DataError(f"a batch holds {type(x).__name__} and {type(y).__name__}. {_PAIR}")
+    if x.ndim != 4 or len(x) != len(y):
+        shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
+        raise DataError(f"a batch has shapes {shapes}; expected images (B, C, H, W) and labels (B,).")
+    return x, y

@@ -1,0 +1,130 @@
+"""Which image files are whose: parts and classes by the folders that they lie in."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deat.data.archive import is_hidden
+from deat.data.decode import SUFFIXES
+from deat.errors import DataError
+from deat.seeding import derive
+
+_TRAIN = "train"
+_TEST = ("test", "val", "valid", "validation")
+_SHOWN = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Which file belongs to which part and class: file numbers and class numbers for each part."""
+
+    classes: tuple[str, ...]
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor] | None
+
+
+def arrange(names: tuple[str, ...], place: str = "") -> Layout:
+    """Parts and classes from names: train/CLASS/… and test/CLASS/… (or val, valid), or CLASS/… alone."""
+    folders = _strip([tuple(name.split("/")[:-1]) for name in names])
+    parts = {f[0] for f in folders if len(f) > 1}
+    if _TRAIN not in parts:
+        return _layout([(i, f[0]) for i, f in enumerate(folders) if f], None, place)
+    test = next((part for part in _TEST if part in parts), None)
+    inside = {part: [(i, f[1]) for i, f in enumerate(folders) if len(f) > 1 and f[0] == part] for part in parts}
+    return _layout(inside[_TRAIN], _mixed(names, inside[test]) if test else None, place)
+
+
+def _mixed(names: tuple[str, ...], found: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Files in an order that owes nothing to their classes: the first images of a test set are a fair sample of it."""
+    known = sorted(found, key=lambda pair: names[pair[0]])
+    generator = torch.Generator().manual_seed(derive(0, "test order"))
+    return [known[i] for i in torch.randperm(len(known), generator=generator).tolist()]
+
+
+def _strip(folders: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The folders without one outer folder around everything, as archives often have."""
+    return folders if _outer(folders) is None else [f[1:] for f in folders]
+
+
+def _outer(folders: list[tuple[str, ...]]) -> str | None:
+    """The one folder around everything, if there is one."""
+    outer = {f[0] if f else "" for f in folders}
+    wrapped = len(outer) == 1 and _TRAIN not in outer and all(len(f) > 1 for f in folders)
+    return outer.pop() if wrapped else None
+
+
+def _layout(train: list[tuple[int, str]], test: list[tuple[int, str]] | None, place: str) -> Layout:
+    if not train:
+        raise DataError(
+            f"found no images in class folders of {place!r}; expected train/CLASS/IMAGE or CLASS/IMAGE, of "
+            f"{', '.join(SUFFIXES)}."
+        )
+    classes = tuple(sorted({c for _, c in train}))
+    number = {c: i for i, c in enumerate(classes)}
+    strange = sorted({c for _, c in test or () if c not in number})
+    if strange:
+        raise DataError(f"the test part has the class {strange[0]!r}, which the training part does not have.")
+    return Layout(classes, _numbers(train, number), _numbers(test, number) if test else None)
+
+
+def _numbers(found: Iterable[tuple[int, str]], number: dict[str, int]) -> tuple[Tensor, Tensor]:
+    pairs = np.array([(i, number[c]) for i, c in found], dtype=np.int64)
+    return torch.from_numpy(pairs[:, 0].copy()), torch.from_numpy(pairs[:, 1].copy())
+
+
+def check_filled(names: Sequence[str], folders: Sequence[str]) -> None:
+    """Refuses a class folder without images whose class another part has images of, and warns of any other."""
+    holding = {_above(name) for name in names}
+    filled = {folder for inner in holding for folder in _upwards(inner)}
+    places = _places(holding, folders, filled)
+    vacant = [f for f in folders if f not in filled and _above(f) in places and not is_hidden(f)]
+    known = {_last(folder) for folder in filled if _above(folder) in places}
+    missing = [folder for folder in vacant if _last(folder) in known]
+    if missing:
+        raise DataError(
+            f"{_listed(missing)} without an image, and another part has images of that class. Put images there "
+            f"({', '.join(SUFFIXES)}), or remove the class from both parts."
+        )
+    if vacant:
+        warnings.warn(
+            f"{_listed(vacant)} without an image, so that is no class, and the others are numbered without it. Put "
+            f"images there ({', '.join(SUFFIXES)}), or remove the folder.",
+            stacklevel=5,  # who called load
+        )
+
+
+def _places(holding: set[str], folders: Sequence[str], filled: set[str]) -> set[str]:
+    """The folders that hold class folders; none where there are no images at all."""
+    if not filled:
+        return set()
+    outer = _outer([tuple(folder.split("/")) for folder in holding])
+    base = "" if outer is None or _TRAIN in folders else f"{outer}/"
+    if f"{base}{_TRAIN}" not in folders:
+        return {base.rstrip("/")}
+    tests = [f"{base}{part}" for part in _TEST if f"{base}{part}" in folders]
+    used = [part for part in tests if part in filled]
+    return {f"{base}{_TRAIN}", *(used[:1] or tests)}
+
+
+def _above(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _upwards(folder: str) -> Iterator[str]:
+    """A folder and those that it lies in."""
+    while folder:
+        yield folder
+        folder = _above(folder)
+
+
+def _listed(folders: list[str]) -> str:
+    more = f" and {len(folders) - _SHOWN} more" if len(folders) > _SHOWN else ""
+    return f"{', '.join(map(repr, folders[:_SHOWN]))}{more}: {'class folders' if folders[1:] else 'a class folder'}"

@@ -1,0 +1,88 @@
+"""Whether a network can be trained on a source: its answers, its weights and its gradients, before any training."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from deat.data import Source
+from deat.errors import DataError, UsageError
+from deat.evaluation.question import in_words
+from deat.modes import device_of, evaluating
+
+
+def idle_parameters(model: nn.Module, source: Source) -> list[str]:
+    """The parameters that want a gradient and that the model's answer does not depend on."""
+    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with evaluating(model):
+        found = torch.autograd.grad(model(_two_images(model, source)).sum(), list(learning.values()), allow_unused=True)
+    return [name for name, grad in zip(learning, found, strict=True) if grad is None]
+
+
+def check_fit(model: nn.Module, source: Source, processes: int = 1) -> Tensor:
+    """Refuse a model that has nothing to train or does not give one logit per class; its answer to two images."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UsageError("the model has no parameter that requires a gradient; there is nothing to train.")
+    if source.num_classes < 2:
+        raise DataError("the data has a single class; there is nothing to tell apart.")
+    lengths = {source.batch_size, source.num_examples % source.batch_size} - {0}
+    lonely = any(length // processes <= 1 for length in lengths)
+    if lonely and any(isinstance(m, nn.BatchNorm1d) for m in model.modules()):
+        raise DataError(
+            f"{source.num_examples} images in batches of {source.batch_size} leave a process with a batch of one, on "
+            "which BatchNorm1d cannot train. Use another batch size, or one image less."
+        )
+    x = _two_images(model, source)
+    try:
+        with torch.no_grad(), evaluating(model):
+            logits = model(x)
+    except Exception as error:  # whatever the user's own code may raise
+        raise UsageError(
+            f"the model cannot read images of shape {tuple(source.shape)}: {error}{_order_hint(source.shape)}"
+        ) from error
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
+        raise UsageError(
+            f"the model answers two images with {in_words(logits)}; let it return logits of shape "
+            f"(2, {source.num_classes}), one for each class.{_classes_hint(logits, source)}"
+        )
+    _check_weights(model)
+    return logits
+
+
+def _check_weights(model: nn.Module) -> None:
+    """Refuse weights that are broken already; a buffer may hold an infinity, as masks do."""
+    bad = [name for name, held in model.named_parameters() if not bool(held.detach().isfinite().all())]
+    bad += [name for name, held in model.named_buffers() if held.is_floating_point() and bool(held.isnan().any())]
+    if bad:
+        raise UsageError(
+            f"the model's weights are not finite before any training, in {', '.join(bad[:3])}. Load or initialise them "
+            "again, and look at what made them."
+        )
+
+
+def _classes_hint(logits: object, source: Source) -> str:
+    """The classes where they have names, else what to do about labels that seem to count from 1."""
+    classes = source.num_classes
+    named = tuple(getattr(getattr(source, "images", None), "classes", ()))
+    if named and named != tuple(map(str, range(classes))):
+        return f" The classes are {', '.join(map(repr, named[:5]))}{', ...' if len(named) > 5 else ''}."
+    if not isinstance(logits, Tensor) or logits.shape[1:] != (classes - 1,):
+        return ""
+    return f" The largest label is {classes - 1}: if your labels count from 1, take 1 off, since deat's count from 0."
+
+
+def _two_images(model: nn.Module, source: Source) -> Tensor:
+    """Noise, of which a network makes something, drawn from a stream of its own."""
+    dtype = torch.promote_types(torch.float32, next(model.parameters()).dtype)
+    noise = torch.rand(2, *source.shape, generator=torch.Generator().manual_seed(0))
+    return noise.to(device_of(model), dtype)
+
+
+def _order_hint(shape: Sequence[int]) -> str:
+    """What to do about images whose channels seem to come last."""
+    if shape[-1] not in (1, 3) or shape[0] in (1, 3):
+        return ""
+    return (
+        "\nImages are N x C x H x W, and these look like N x H x W x C: give images.permute(0, 3, 1, 2), or a Dataset "
+        "whose images are C x H x W."
+    )

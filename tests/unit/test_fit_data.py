@@ -1,0 +1,241 @@
+"""Data that `deat.fit` cannot train on is refused by the image that is wrong, as the user counts, with what to do."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+import deat
+from deat.data import ImageSet, as_source, foreign
+from deat.errors import DataError, UsageError
+from helpers.nets import CLASSES, SIDE, conv_net, learnable, same, weights
+
+OPTIONS: dict[str, Any] = {
+    "method": "fgsm",
+    "threat": "linf:0.05",
+    "epochs": 2,
+    "batch_size": 8,
+    "lr": 0.1,
+    "workers": 0,
+    "val_attack": "fgsm",
+    "progress": False,
+}
+X, Y = learnable(48)
+BAD = 37
+"""The number of the image, or label, that is made wrong."""
+
+
+class Own(Dataset[Any]):
+    """A data set of one's own."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.x[index], int(self.y[index])
+
+
+class Named(Own):
+    """One that names its classes, so that nobody reads it before it is trained on."""
+
+    classes = ("a", "b", "c")
+
+
+class Flow(IterableDataset[Any]):
+    """Images one after the other."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(X, Y, strict=True))
+
+
+class Pictures(Dataset[Any]):
+    """What a folder of images gives without a transform."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.new("L", (SIDE, SIDE)), index % CLASSES
+
+
+KINDS = {
+    "tensors": lambda *pair: pair,
+    "own data set": Own,
+    "one with classes": Named,
+    "loader": lambda x, y: DataLoader(TensorDataset(x, y), 8),
+    "loader of one with classes": lambda x, y: DataLoader(Named(x, y), 8),
+    "batches": lambda x, y: list(zip(x.split(8), y.split(8), strict=True)),
+}
+
+
+GIVEN = [(kind, None) for kind in KINDS] + [(kind, 0.25) for kind in ("tensors", "own data set", "one with classes")]
+"""Each kind of data, and a part held out of those that it can be held out of."""
+
+
+def spoilt(value: float) -> tuple[Tensor, Tensor]:
+    x = X.clone()
+    x[BAD, 0, 1, 1] = value
+    return x, Y
+
+
+def mislabelled(label: int = -7) -> tuple[Tensor, Tensor]:
+    y = Y.clone()
+    y[BAD] = label
+    return X, y
+
+
+def refusal(data: Any, model: nn.Module | None = None, error: type[Exception] = DataError, **options: Any) -> str:
+    with pytest.raises(error) as caught:
+        deat.fit(model or conv_net(), data, **{**OPTIONS, **options})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("val", [None, 0.25])
+@pytest.mark.parametrize("as_arrays", [False, True])
+@pytest.mark.parametrize(("images", "labels"), [(slice(1, None), slice(None)), (slice(None), slice(47))])
+def test_more_labels_than_images_or_fewer_are_refused_before_anything_is_held_out(images, labels, as_arrays, val):
+    x, y = X[images], Y[labels]
+    expected = f"{len(x)} images but {len(y)} labels; each image needs one label."
+    assert refusal((x.numpy(), y.numpy()) if as_arrays else (x, y), val=val) == expected
+    assert refusal(ImageSet(x, y, ("a", "b", "c")), val=val) == expected
+
+
+@pytest.mark.parametrize(("value", "words"), [(float("nan"), "nan"), (200.0, "divide by 255"), (-0.5, "normalize=")])
+@pytest.mark.parametrize(("kind", "val"), GIVEN)
+def test_a_bad_pixel_anywhere_is_refused_by_the_number_of_its_image_in_what_was_given(kind, value, words, val):
+    message = refusal(KINDS[kind](*spoilt(value)), val=val)
+    assert f"image {BAD} holds" in message
+    assert words in message
+    assert ("batch 5 of the data: image" in message) == ("loader" in kind or kind == "batches")
+
+
+@pytest.mark.parametrize(("kind", "val"), GIVEN)
+def test_a_bad_label_is_refused_by_its_number_in_what_was_given_with_what_fit_can_be_told(kind, val):
+    message = refusal(KINDS[kind](*mislabelled()), val=val)
+    assert f"label {BAD} is -7; with 3 classes labels run from 0 to 2. Renumber the labels" in message
+    assert "num_classes" not in message
+
+
+def test_a_label_beyond_the_classes_that_are_named_is_refused_with_where_to_name_them():
+    assert "let an ImageSet or a Dataset name all of its classes" in refusal(Named(*mislabelled(3)))
+
+
+@pytest.mark.parametrize("kind", ["own data set", "loader", "batches"])
+def test_what_is_read_once_to_count_its_classes_is_refused_before_training(kind):
+    model = conv_net()
+    before = weights(model)
+    refusal(KINDS[kind](*spoilt(200.0)), model)
+    assert same(before, weights(model))
+
+
+def test_a_part_that_the_user_cut_off_has_the_user_s_numbers():
+    assert f"image {BAD - 8} holds nan" in refusal(Subset(Own(*spoilt(float("nan"))), range(8, 48)))
+
+
+@pytest.mark.parametrize("kind", ["tensors", "own data set", "loader"])
+def test_validation_data_of_its_own_is_named_as_such(kind):
+    message = refusal((X, Y), val=KINDS[kind](*(part[30:] for part in spoilt(float("nan")))))
+    assert f"image {BAD - 30} holds nan" in message
+    assert message.startswith("the validation data (val): ")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_are_looked_at_in_one_epoch_alone(kind, monkeypatch):
+    source = as_source(KINDS[kind](X, Y), batch_size=8)
+    source.check()
+    list(source.epoch(0))
+    monkeypatch.setattr(foreign, "check_images", lambda *_: pytest.fail("looked again"))
+    list(source.epoch(1))
+
+
+def test_an_epoch_that_was_begun_in_its_middle_leaves_the_images_before_to_be_looked_at():
+    source = as_source(Named(*spoilt(200.0)), batch_size=8, shuffle=False)
+    assert len(list(source.epoch(0, 5))) == 1
+    with pytest.raises(DataError, match=f"image {BAD} holds"):
+        list(source.epoch(0))
+
+
+def test_batches_on_a_device_are_not_read():
+    """A meta tensor has no values: whoever reads one fails."""
+    loader = DataLoader(TensorDataset(X.to("meta"), Y.to("meta")), 8)
+    source = as_source(loader, batch_size=8, num_classes=CLASSES, device="meta")
+    assert [len(y) for _, y in source.epoch(0)] == [8] * 6
+
+
+def test_a_loader_takes_neither_another_batch_size_nor_an_augmentation():
+    loader = DataLoader(TensorDataset(X, Y), 8)
+    message = refusal(loader, error=UsageError, batch_size=16)
+    assert message.startswith("batch_size=16 is not for data that comes in its own batches, here of 8.")
+    for data in (loader, Own(X, Y)):
+        message = refusal(data, error=UsageError, augment=deat.Augment(1))
+        assert f"a {type(data).__name__} gives its images as they are trained on" in message
+    assert "a Own gives" in refusal(Own(X, Y), error=UsageError, augment=deat.Augment(1), val=0.25)
+    own = {name: value for name, value in OPTIONS.items() if name != "batch_size"}
+    assert deat.fit(conv_net(), loader, **own).history[-1].examples == 48
+    assert deat.fit(conv_net(), loader, **OPTIONS).history[-1].examples == 48
+
+
+@pytest.mark.parametrize("val", [0, 1, 5, True])
+def test_a_whole_number_is_no_validation_data_and_what_is_accepted_is_said(val):
+    message = refusal((X, Y), error=UsageError, val=val)
+    assert message.startswith(f"val={val!r} is not a fraction of the training data; use a number such as 0.1, or data")
+
+
+def test_nothing_can_be_held_out_of_nothing():
+    for data in ((X[:0], Y[:0]), Own(X[:0], Y[:0])):
+        assert "the data set is empty" in refusal(data, val=0.1)
+
+
+def test_a_fraction_of_what_has_no_numbers_is_refused_with_what_can_be_done():
+    assert refusal(Flow(), val=0.1).endswith("Pass val= as data of its own.")
+    assert "Flow" in refusal(Flow(), val=0.1)
+    assert refusal(DataLoader(Flow(), 8), val=0.1).endswith("Pass val= as data of its own.")
+    assert "the loader's .dataset in place of the loader" in refusal(DataLoader(Own(X, Y), 8), val=0.1)
+
+
+@pytest.mark.parametrize("as_loader", [False, True])
+def test_pictures_that_are_no_tensors_are_refused_with_the_transform(as_loader):
+    message = refusal(DataLoader(Pictures(), 8) if as_loader else Pictures())
+    assert "gives a PIL.Image.Image, of which no batch can be made" in message
+    assert "ToTensor()" in message
+
+
+def test_a_type_error_of_a_data_set_s_own_is_not_explained_away():
+    class Broken(Own):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            raise TypeError("my own")
+
+    assert refusal(Broken(X, Y), error=TypeError) == "my own"
+
+
+def test_where_most_is_held_out_less_is_to_be_held_out():
+    assert refusal((X, Y), val=0.97).endswith(
+        "and 1 left, fewer than one batch of 8. Hold out at most 40 (val, --held-out)."
+    )
+    both = "Hold out at most 8 (val, --held-out), or use a batch size (batch_size, --batch-size) of at most 36."
+    assert refusal((X, Y), val=0.25, batch_size=40).endswith(both)
+
+
+def test_too_few_outputs_for_classes_with_names_say_nothing_of_labels_that_count_from_one():
+    message = refusal(ImageSet(X, (Y + 1), ("cat", "cow", "dog", "hen")), error=UsageError)
+    assert message.endswith("one for each class. The classes are 'cat', 'cow', 'dog', 'hen'.")
+
+
+def test_fit_and_evaluate_say_alike_what_a_network_answers():
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = conv_net()
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.net(x), x
+
+    assert "answers two images with a tuple; let it return logits" in refusal((X, Y), Both(), UsageError)
+    with pytest.raises(UsageError, match="answers one image with a tuple; let it return logits"):
+        deat.evaluate(Both(), (X, Y), threat="linf:0.1")
