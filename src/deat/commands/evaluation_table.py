@@ -48,10 +48,11 @@ def _time(found: Evaluation) -> list[str]:
     attacks = sum(r.seconds for r in found.results)
     if found.check_seconds <= attacks:
         return []
-    seen = min(SLICE, len(found.labels))
+    images = len(found.labels)
+    seen = f"all {images} images" if images <= SLICE else f"{SLICE} images from all over the set"
     return [
         f"sanity checks took {short_seconds(found.check_seconds)} s and the attacks {short_seconds(attacks)} s: the "
-        f"checks look at the first {seen} images, and at no more than {SLICE} however many are judged"
+        f"checks look at {seen}, and at no more than {SLICE} however many are judged"
     ]
 
 
