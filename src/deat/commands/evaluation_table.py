@@ -1,12 +1,13 @@
 """What `deat evaluate` prints: whose numbers these are, the tables, and what keeps them from being believed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
 from deat.evaluation.evaluation import Evaluation
-from deat.evaluation.sanity import SLICE
+from deat.evaluation.sanity import SLICE, Flag
 from deat.live import Screen, is_terminal
 from deat.numbers import level, short_seconds
 from deat.plain import plain
@@ -22,8 +23,8 @@ FEW_CLASSES = (
 """What is said of AutoAttack on two or three classes."""
 
 
-def show(found: Evaluation, out: Path) -> None:
-    """Print what was judged, the tables, and what a reader must know to believe them."""
+def show(found: Evaluation, out: Path, told: Sequence[Flag] = ()) -> None:
+    """Print what was judged, the tables, and what a reader must know to believe them; flags told above, by name."""
     console = Screen(soft_wrap=not is_terminal())
     console.print(plain(_judged_what(found)))
     console.print(_table(found))
@@ -39,7 +40,7 @@ def show(found: Evaluation, out: Path) -> None:
     for text in _time(found):
         console.print(text)
     for flag in found.flags:
-        console.print(flag.line, style="bold red")
+        console.print(f"FLAG {flag.name}, as said above" if flag in told else flag.line, style="bold red")
     console.print(f"every setting and verdict is in {out}")
 
 
