@@ -130,6 +130,20 @@ def _workers_that_have_imported_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "get_context", lambda kind: FORKSERVER)
 
 
+def test_a_bench_with_rows_at_chance_says_which_and_what_to_do_and_leaves_with_6(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    order = ["bench", "quick", "--methods", "natural,fgsm", "--seeds", "0", *SMALL, "--set", "n=60", "--set", "lr=1e-9"]
+    assert main(order) == 6
+    said = capsys.readouterr().out
+    assert "FLAG at_chance of natural, seed 0: " in said
+    assert "not to be believed, for the flags above: every row" in said
+    assert said.count("train longer, or with another --lr") == 1
+    assert "docs/evaluation.md#at_chance" in said
+    assert main([*order, "--json"]) == 6
+    assert any("not to be believed" in note for note in json.loads(capsys.readouterr().out)["notes"])
+
+
 @pytest.mark.usefixtures("_workers_that_have_imported_all")
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_bench_whose_folder_takes_nothing_more_ends_with_status_4(
