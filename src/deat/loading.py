@@ -16,6 +16,7 @@ from typing import NoReturn
 from deat.errors import UsageError, unknown
 
 PRIVATE = "_deat_file_"
+LIBRARIES = ("deat", "torch")
 FORM = "write it as path/to/file.py:NAME"
 
 
@@ -72,6 +73,14 @@ def blamed(error: BaseException) -> str | None:
     frames = [(f.f_globals.get("__name__", ""), f, line) for f, line in traceback.walk_tb(error.__traceback__)]
     own = [(f.f_code.co_filename, line) for name, f, line in frames if str(name).startswith(PRIVATE)]
     return f"{own[-1][0]}, line {own[-1][1]}" if own else None
+
+
+def described(error: BaseException) -> str:
+    """An error's kind and words, and the last line of code that it came through which is neither deat's nor torch's."""
+    frames = [(f.f_globals.get("__name__", ""), f, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    others = [(f.f_code.co_filename, line) for name, f, line in frames if str(name).partition(".")[0] not in LIBRARIES]
+    place = f" ({others[-1][0]}, line {others[-1][1]})" if others else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 class _FreshLoader(SourceFileLoader):

@@ -20,6 +20,7 @@ from deat.data.source import as_images, refuse_text
 from deat.data.statistics import measure
 from deat.errors import DataError, UsageError, unknown
 from deat.evaluation.question import check_model
+from deat.loading import described
 from deat.methods import Method
 from deat.methods import method as find_method
 from deat.models import normalized, pixel_scale
@@ -28,6 +29,7 @@ from deat.modes import device_of, evaluating
 from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
+from deat.training.following import check_callbacks
 from deat.training.kept import fit_kept, fit_unkept
 from deat.training.lines import EpochLines
 from deat.training.optimizers import OptimizerFactory
@@ -88,7 +90,7 @@ def fit(
         optimizer=optimizer,
         normalize=normalize,
         augment=augment,
-        callbacks=[*callbacks, *lines],
+        callbacks=[*check_callbacks(callbacks), *lines],
         ranks=ranks,
     )
     if lines and trainer.engine_news:
@@ -126,6 +128,7 @@ def make_trainer(
     say is told what is strange about the model's outputs, and is a RuntimeWarning by default.
     """
     check_model(model)
+    check_callbacks(callbacks)
     settings = settings or Settings()
     chosen, radius = find_method(method), find_threat(_usual_threat(train) if threat is None else threat)
     corpus = train if isinstance(train, Corpus) else None
@@ -217,7 +220,8 @@ def check_fit(model: nn.Module, source: Source, processes: int = 1) -> Tensor:
             logits = model(x)
     except Exception as error:  # whatever the user's own code may raise
         raise UsageError(
-            f"the model cannot read images of shape {tuple(source.shape)}: {error}{_order_hint(source.shape)}"
+            f"the model cannot read images of shape {tuple(source.shape)}: {described(error)}"
+            f"{_order_hint(source.shape)}"
         ) from error
     if not isinstance(logits, torch.Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
         got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
