@@ -31,6 +31,7 @@ from deat.threat import threat as find_threat
 from deat.training.fine_tuning import fine_tune, statistics_of
 from deat.training.fit import make_trainer, open_source
 from deat.training.optimizers import DEFAULT_LR
+from deat.training.radii import check_room
 from deat.training.sameness import config_of, digest, reasons_against_exactness
 from deat.training.settings import Settings, find_device
 from deat.training.trainer import Callback, Trainer
@@ -295,7 +296,9 @@ def _threat(request: Request, corpus: Corpus) -> ThreatModel:
     if request.eps is None and norm != corpus.norm:
         raise UsageError(f"norm {norm!r} needs an eps of its own: {corpus.name}'s default is for {corpus.norm}.")
     eps = corpus.eps if request.eps is None else number(request.eps)
-    return find_threat(f"{norm}:{eps!r}")
+    found = find_threat(f"{norm}:{eps!r}")
+    check_room(found, corpus.train.shape)
+    return found
 
 
 def _model_for(corpus: Corpus) -> str:
