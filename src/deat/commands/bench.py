@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from rich.live import Live
 from tyro.conf import Positional, UseAppendAction, arg
@@ -15,7 +15,7 @@ from deat.bench.progress import Progress
 from deat.bench.workers import Tick, in_turn, on_ray, side_by_side, stoppable
 from deat.commands.bench_table import as_json, doubtful, show
 from deat.commands.evaluate import FLAGGED
-from deat.commands.flags import MaybeText, MaybeWhole, Whole
+from deat.commands.flags import MaybeText, MaybeWhole, Parallel, Whole
 from deat.errors import Interrupted, UsageError
 from deat.live import Screen, is_terminal, say_aside
 from deat.paths import tidy
@@ -50,7 +50,7 @@ class Bench:
     """Train each method for as many epochs as cannot spend more backprops than this."""
     jobs: Whole = 1
     """Runs at once, each with one thread; times are then marked."""
-    parallel: Annotated[Literal["ray"] | None, arg(metavar="ray", help_behavior_hint="")] = None
+    parallel: Parallel = None
     """ray: spread the runs over a Ray cluster ($RAY_ADDRESS, or this machine's cores and GPUs)."""
     out: MaybeText = None
     """The bench's folder (runs/bench-RECIPE)."""

@@ -27,7 +27,7 @@ def odd_radius(threat: ThreatModel, attacks: bool) -> list[str]:
     """What is strange about a radius: that it leaves an adversary no room, or looks like another norm's."""
     if threat.eps == 0:
         line = "eps is 0, so that the adversary can change nothing: this is natural training at a higher price"
-        return [f"{line}. Use method natural, or a radius; usual is {_usual(threat)} for {threat.name}."] * attacks
+        return [f"{line}. Use method natural, or a radius; usual for {threat.name} is {_usual(threat)}."] * attacks
     if threat.eps >= LEAST.get(threat.name, 0.0):
         return []
     other = ", and looks like one for linf" if threat.name != "linf" else ""
