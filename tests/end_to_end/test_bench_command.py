@@ -230,8 +230,8 @@ def test_two_benches_share_a_folder_and_a_killed_one_is_gone_on_with(children: C
     wait_for(
         lambda: any(run["attempts"] for run in runs_of().values()) and runs_of()["natural/seed-0"]["attempts"] == 1
     )
-    assert main(slow) == 0
-    assert children.wait(other) == 0
+    assert main(slow) == 6  # two steps are too few to believe
+    assert children.wait(other) == 6
     found = runs_of()
     assert {run["status"] for run in found.values()} == {"done"}
     assert {run["attempts"] for run in found.values()} == {1}  # nothing was done twice
