@@ -109,6 +109,11 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def is_one_screen() -> bool:
+    """Whether standard output and standard error are read by one person, on a screen."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
+
+
 def _reason(stats: EpochStats) -> str:
     if stats.threshold is None:
         return ""

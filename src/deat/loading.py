@@ -6,7 +6,7 @@ Loading runs the file, so it is only for what the user typed, never for what a f
 import hashlib
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import NoReturn
 from deat.errors import UsageError, unknown
 
 PRIVATE = "_deat_file_"
+LIBRARIES = ("deat", "torch")
 FORM = "write it as path/to/file.py:NAME"
 
 
@@ -26,26 +27,40 @@ def is_file_spec(spec: str) -> bool:
 
 def code_digest(spec: str) -> str:
     """A hash of the file that a spec names, by which a resumed run knows its own code again."""
-    file, _ = _split(spec.strip())
-    while file[:2] in ("m+", "f+") and not Path(file).expanduser().is_file():
-        file = file[2:]
+    file = unprefixed(split(spec.strip())[0])[1]
     try:
         return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()
     except OSError as error:
         raise UsageError(f"cannot read {file!r} (of {spec!r}): {error.strerror}") from None
 
 
+def unprefixed(file: str) -> tuple[str, str]:
+    """The prefixes m+ and f+ that stand before a file's path, and the path, which may begin like one."""
+    path = file
+    while path[:2].lower() in ("m+", "f+") and not Path(path).expanduser().is_file():
+        path = path[2:]
+    return file[: len(file) - len(path)], path
+
+
 def load_object(spec: str) -> object:
     """The object NAME of `path/to/file.py:NAME`; the file runs anew on every call."""
-    file, name = _split(spec)
+    file, name = split(spec)
+    if not name.isidentifier():
+        raise UsageError(f"{name!r} (of {spec!r}) is not the name of an object: {FORM}")
+    module = load_module(spec)
+    if not hasattr(module, name):
+        raise no_such_name(file, name, module)
+    value: object = getattr(module, name)
+    return value
+
+
+def load_module(spec: str) -> ModuleType:
+    """The file of `path/to/file.py:NAME` as a module; it runs anew on every call."""
+    file, _ = split(spec)
     path = Path(file).expanduser()
     if not path.is_file():
         raise UsageError(f"no such file {file!r} (of {spec!r}): check the path; it is taken from {Path.cwd()}")
-    module = _run(path.resolve(), spec)
-    if not hasattr(module, name):
-        raise _no_such_name(file, name, module)
-    value: object = getattr(module, name)
-    return value
+    return _run(path.resolve(), spec)
 
 
 def origin(thing: object) -> tuple[object, object]:
@@ -60,6 +75,14 @@ def blamed(error: BaseException) -> str | None:
     return f"{own[-1][0]}, line {own[-1][1]}" if own else None
 
 
+def described(error: BaseException) -> str:
+    """An error's kind and words, and the last line of code that it came through which is neither deat's nor torch's."""
+    frames = [(f.f_globals.get("__name__", ""), f, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    others = [(f.f_code.co_filename, line) for name, f, line in frames if str(name).partition(".")[0] not in LIBRARIES]
+    place = f" ({others[-1][0]}, line {others[-1][1]})" if others else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
 class _FreshLoader(SourceFileLoader):
     """A loader that neither reads nor leaves byte code: a cached one can be as old as a second."""
 
@@ -68,14 +91,13 @@ class _FreshLoader(SourceFileLoader):
         raise OSError(path)
 
 
-def _split(spec: str) -> tuple[str, str]:
+def split(spec: str) -> tuple[str, str]:
+    """The file and the name of `path/to/file.py:NAME`."""
     file, colon, name = spec.rpartition(":")
     if not colon:
         raise UsageError(f"{spec!r} names no object: {FORM}")
     if not file.endswith(".py"):
         raise UsageError(f"{spec!r} does not name a Python file ending in .py: {FORM}")
-    if not name.isidentifier():
-        raise UsageError(f"{name!r} (of {spec!r}) is not the name of an object: {FORM}")
     return file, name
 
 
@@ -109,8 +131,9 @@ def _shown(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
 
 
-def _no_such_name(file: str, name: str, module: ModuleType) -> UsageError:
-    known = _public(vars(module))
+def no_such_name(file: str, name: str, module: ModuleType, others: Iterable[str] = ()) -> UsageError:
+    """The refusal of a name that a file does not define, with those that it does, and others that mean something."""
+    known = [*_public(vars(module)), *others]
     if not known:
         return UsageError(f"no {name!r} in {file!r}, which defines no names: define it there")
     return unknown(f"name in {file!r}", name, known)

@@ -1,5 +1,6 @@
 """Named tensors as safetensors: nothing in such a file can run."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -16,7 +17,8 @@ from deat.errors import CheckpointError
 Tensors = dict[str, Tensor]
 
 PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-NOTES = ("format", "deat")
+SUM = "deat.sha256"
+NOTES = ("format", "deat", SUM)
 """What a file's metadata holds beside the other names of its tensors."""
 INDEX = "model.safetensors.index.json"
 """What names the files of weights that lie in several, as others call it too."""
@@ -24,10 +26,13 @@ LARGEST_INDEX = 64 << 20
 
 
 def dump(tensors: Tensors, note: str | None = None) -> bytes:
-    """The bytes of a safetensors file. A tensor with several names is held once; its metadata has the other names."""
+    """The bytes of a safetensors file. A tensor with several names is held once; its metadata has the other names.
+
+    It also has a hash of the numbers, in which the format itself would not notice another bit.
+    """
     kept, aliases = _untied(tensors)
     notes = {"format": "pt"} if note is None else {"format": "pt", "deat": note}
-    return _in_order(safetensors.torch.save(kept, {**aliases, **notes}))
+    return _finished(safetensors.torch.save(kept, {**aliases, **notes}))
 
 
 def read(file: str | os.PathLike[str]) -> Tensors:
@@ -71,9 +76,22 @@ def _read(path: Path) -> Tensors:
     except Exception as error:  # the file may come from anywhere, and its reader fails in many ways
         if _starts_as_pickle(path):
             raise pickled(path) from error
-        raise CheckpointError(f"{path} is not a whole safetensors file ({error}): fetch or write it again") from error
+        raise CheckpointError(
+            f"{path} is damaged, not a whole safetensors file ({error}): fetch or write it again"
+        ) from error
+    if SUM in aliases and aliases[SUM] != _sum_of(path):
+        raise CheckpointError(
+            f"{path} is damaged: its numbers are not those that were written, by their hash. Fetch or write it again"
+        )
     names = {alias: kept for alias, kept in aliases.items() if alias not in NOTES}
     return {alias: tensors[kept] for alias, kept in names.items() if kept in tensors} | tensors
+
+
+def _sum_of(path: Path) -> str:
+    """The hash of a file's numbers, which follow its header."""
+    with path.open("rb") as opened:
+        opened.seek(8 + int.from_bytes(opened.read(8), "little"))
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def note_of(file: str | os.PathLike[str]) -> str | None:
@@ -130,11 +148,12 @@ def _untied(state: Tensors) -> tuple[Tensors, dict[str, str]]:
     return {key: _own(tensor) for key, tensor in state.items() if key not in aliases}, aliases
 
 
-def _in_order(data: bytes) -> bytes:
-    """The same file with its metadata sorted: the writer's own order changes from one process to the next."""
+def _finished(data: bytes) -> bytes:
+    """The same file with its hash, and its metadata sorted: the writer's own order changes between processes."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    notes = {**header["__metadata__"], SUM: hashlib.sha256(memoryview(data)[end:]).hexdigest()}
+    header["__metadata__"] = dict(sorted(notes.items()))
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data[end:]
@@ -146,8 +165,12 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 def _starts_as_pickle(file: Path) -> bool:
+    """Whether a file begins like a pickle, and not like a safetensors header whose length has the same bytes."""
     try:
         with file.open("rb") as opened:
-            return opened.read(4).startswith(PICKLE_STARTS)
+            start = opened.read(9)
+            fits = 8 + int.from_bytes(start[:8], "little") <= file.stat().st_size
     except OSError:
         return False
+    has_header = start[8:] == b"{" or (fits and not start.startswith(b"PK"))
+    return start.startswith(PICKLE_STARTS) and not has_header

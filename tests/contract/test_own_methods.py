@@ -6,7 +6,10 @@ import pytest
 
 import deat
 from deat.errors import UsageError
+from deat.loading import code_digest
 from deat.methods import registry
+from deat.recipes import recipe
+from deat.recipes.recipe import title
 from deat.schedules import Fixed
 from helpers.games import busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
@@ -81,6 +84,55 @@ def test_method_from_a_file_composes_with_m_plus_and_f_plus(method_file):
 def test_prefixes_stand_before_a_method_in_a_file(method_file):
     assert deat.method(f"m+{method_file}:careful") == deat.mplus(deat.method(f"{method_file}:careful"))
     assert deat.method(f"M+F+{method_file}:careful").schedule.level == 3
+
+
+REGISTERING = """
+import deat
+from deat.schedules import Fixed
+
+
+@deat.register("bold-K")
+def bold(k: int = 3) -> deat.Method:
+    return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha=0.5))
+"""
+
+
+@pytest.mark.usefixtures("registering")
+@pytest.mark.parametrize(
+    ("spelled", "named", "k"),
+    [
+        ("own.py:bold", "bold", 3),
+        ("own.py:bold-2", "bold-2", 2),
+        ("own.py:Bold-2", "bold-2", 2),
+        ("own.py:m+bold", "m+bold", 3),
+        ("own.py:m+bold-2", "m+bold-2", 2),
+        ("m+own.py:bold", "m+bold", 3),
+        ("M+own.py:bold-5", "m+bold-5", 5),
+        ("f+own.py:bold-4", "f+bold-4", 4),
+        ("own.py:f+bold-4", "f+bold-4", 4),
+        ("m+own.py:f+bold-4", "m+f+bold-4", 4),
+        ("./own.py:bold-2", "bold-2", 2),
+    ],
+)
+def test_what_a_file_registers_is_named_behind_its_path(spelled, named, k, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(REGISTERING)
+    method = deat.method(spelled)
+    assert method.name == named
+    assert k in (getattr(method.schedule, "max_steps", None), getattr(method.schedule, "k", None))
+    assert len(code_digest(spelled)) == 64
+    row = recipe("quick").table([spelled])[0]
+    assert row.request.method == spelled.replace("./own.py", "own.py").replace("own.py", str(tmp_path / "own.py"))
+    assert title(row.request.method) == named
+
+
+@pytest.mark.usefixtures("registering")
+@pytest.mark.parametrize("name", ["bald-2", "bold-x", "pgd-7", "trades", "m+", ""])
+def test_what_a_file_neither_defines_nor_registers_is_refused_with_what_it_has(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(REGISTERING)
+    with pytest.raises(UsageError, match=r"name in 'own\.py'.*bold-3"):
+        deat.method(f"own.py:{name}")
 
 
 def test_fit_takes_the_name_of_a_method_in_a_file(method_file):

@@ -130,6 +130,20 @@ def _workers_that_have_imported_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "get_context", lambda kind: FORKSERVER)
 
 
+def test_a_bench_with_rows_at_chance_says_which_and_what_to_do_and_leaves_with_6(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    order = ["bench", "quick", "--methods", "natural,fgsm", "--seeds", "0", *SMALL, "--set", "n=60", "--set", "lr=1e-9"]
+    assert main(order) == 6
+    said = capsys.readouterr().out
+    assert "FLAG at_chance of natural, seed 0: " in said
+    assert "not to be believed, for the flags above: every row" in said
+    assert said.count("train longer, or with another --lr") == 1
+    assert "docs/evaluation.md#at_chance" in said
+    assert main([*order, "--json"]) == 6
+    assert any("not to be believed" in note for note in json.loads(capsys.readouterr().out)["notes"])
+
+
 @pytest.mark.usefixtures("_workers_that_have_imported_all")
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_bench_whose_folder_takes_nothing_more_ends_with_status_4(
@@ -216,8 +230,8 @@ def test_two_benches_share_a_folder_and_a_killed_one_is_gone_on_with(children: C
     wait_for(
         lambda: any(run["attempts"] for run in runs_of().values()) and runs_of()["natural/seed-0"]["attempts"] == 1
     )
-    assert main(slow) == 0
-    assert children.wait(other) == 0
+    assert main(slow) == 6  # two steps are too few to believe
+    assert children.wait(other) == 6
     found = runs_of()
     assert {run["status"] for run in found.values()} == {"done"}
     assert {run["attempts"] for run in found.values()} == {1}  # nothing was done twice

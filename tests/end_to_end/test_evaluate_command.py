@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -179,15 +180,40 @@ class Quantised(nn.Module):
         return self.net((x * 7).round() / 7)
 
 
-def test_a_number_that_should_not_be_believed_exits_with_6(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def judge_quantised(tmp_path: Path) -> list[str]:
+    """A command that judges what raises a flag before the first attack."""
     deat.save_weights(Quantised(), tmp_path / "quantised.safetensors")
-    here = Path(__file__)
-    command = ["evaluate", str(tmp_path / "quantised.safetensors"), "--data", "digits", "--model", f"{here}:Quantised"]
-    assert main([*command, "--attacks", "natural,pgd-5", "--n", "100"]) == 6
-    shown, early = capsys.readouterr()
-    for text in (shown, early):  # before the first attack, and once more at the end
-        assert "FLAG zero_gradients" in text
+    order = ["evaluate", str(tmp_path / "quantised.safetensors"), "--data", "digits", "--model"]
+    return [*order, f"{Path(__file__)}:Quantised", "--attacks", "natural,pgd-5", "--n", "100"]
+
+
+def test_a_number_that_should_not_be_believed_exits_with_6(
+    judge_quantised: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(judge_quantised) == 6
+    for text in capsys.readouterr():  # before the first attack, and once more at the end
+        assert text.count("FLAG zero_gradients") == 1
         assert "docs/evaluation.md#zero_gradients" in text
+    assert main([*judge_quantised, "--json"]) == 6
+    shown, early = capsys.readouterr()
+    assert "zero_gradients" in {flag["name"] for flag in json.loads(shown)["flags"]}
+    assert early.count("FLAG zero_gradients") == 1
+
+
+def test_on_one_screen_a_flag_is_explained_once(
+    judge_quantised: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    assert main(judge_quantised) == 6
+    screen = "".join("".join(capsys.readouterr()).split())
+    assert screen.count("docs/evaluation.md#zero_gradients") == 1
+    assert screen.count("FLAGzero_gradients,assaidabove") == 1
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    assert main(judge_quantised) == 6
+    for text in capsys.readouterr():
+        assert "docs/evaluation.md#zero_gradients" in "".join(text.split())
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,40 @@ def test_without_any_whole_checkpoint_all_are_listed_and_the_status_is_4(whole, 
     assert main(["resume", "run"]) == 4
     message = capsys.readouterr().err
     assert all(name in message for name in names)
+    assert "--overwrite or in another folder (--out" in message
+
+
+def test_damaged_record_is_named_with_what_to_do(whole, capsys):
+    shutil.copytree(whole, "run")
+    (Path("run") / "run.json").write_text("{")
+    for command in ("resume", "evaluate"):
+        assert main([command, "run"]) == 4
+        message = capsys.readouterr().err
+        assert "'run/run.json' is not a run's record" in message
+        assert "train again into another --out" in message
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "timing.jsonl"])
+def test_garbage_among_a_run_s_lines_is_named_and_a_resumed_run_writes_them_anew(whole, name, capsys):
+    shutil.copytree(whole, "run")
+    file = Path("run") / name
+    before = file.read_text()
+    file.write_text("garbage\n" + before)
+    assert main(["report", "run", "--no-figures", "--gallery", "0"]) == 3
+    assert f"line 1 of 'run/{name}' is none that deat wrote" in capsys.readouterr().err
+    assert main(["resume", "run"]) == 0
+    assert f"{name} held lines that deat did not write" in "".join(capsys.readouterr())
+    assert file.read_text() == before
+
+
+def test_resume_on_a_disk_that_is_read_only_offers_no_flag_that_it_lacks(whole, monkeypatch, capsys):
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    shutil.copytree(whole, "run")
+    monkeypatch.setattr("deat.training.folder.rewrite", refused)
+    assert main(["resume", "run"]) == 4
+    assert "Read-only file system. Make it writable, or give a new run another --out." in capsys.readouterr().err
 
 
 def test_any_flipped_bit_is_detected(tmp_path):

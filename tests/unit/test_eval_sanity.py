@@ -14,6 +14,7 @@ from deat.errors import DataError
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluation import AttackResult, Evaluation
 from deat.evaluation.evaluator import DEFAULT, evaluate
+from deat.evaluation.reading import places
 from deat.evaluation.sanity import ADVICE, Flag, compare, slack
 from deat.evaluation.sanity.flag import PAGE
 from helpers.eval_attackers import Own
@@ -202,6 +203,49 @@ def test_a_sorted_set_hides_no_model_that_is_robust_to_anything():
     assert "robust_to_anything" in {flag.name for flag in found.flags}
 
 
+class Listed:
+    """Images and labels by number, as a data set of somebody's has them."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.x[index], int(self.y[index])
+
+
+FORMS = {
+    "tensors": lambda x, y: (x, y),
+    "items": Listed,
+    "loader": lambda x, y: list(zip(x.split(64), y.split(64), strict=True)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("order", ["sorted", "mixed"])
+def test_one_answer_for_all_is_at_chance_however_the_set_is_sorted(form, order):
+    x, y = digits(400)[0], torch.arange(400) // 100
+    mixed = torch.randperm(400, generator=torch.Generator().manual_seed(0)) if order == "mixed" else torch.arange(400)
+    net = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)))
+    net[1].bias.data = torch.tensor([9.0, 0, 0, 0])
+    found = evaluate(net, form(x[mixed], y[mixed]), threat=THREAT, attacks=["natural", "pgd-5"])
+    assert found.accuracy["natural"] == 0.25
+    assert [flag.name for flag in found.flags] == ["at_chance"]
+
+
+@pytest.mark.parametrize("images", [1, 128, 129, 200, 1280, 10_000])
+def test_checks_look_all_over_the_images_that_are_judged_and_always_at_the_same(images):
+    found = places(images, 128)
+    assert len(found) == min(128, images)
+    assert (found.diff() > 0).all()
+    assert found[0] <= images / 128
+    assert found[-1] >= images - 1 - images / 128
+    assert torch.equal(found, places(images, 128))
+    assert len(set((found % 10).tolist())) == min(10, images)  # classes that take turns are all met
+
+
 def test_gradients_turned_round_lose_to_noise():
     assert "noise_wins" in flags(masked(undefended(), backwards), ["natural", "pgd-20"], threat=deat.Linf(0.3))
 
@@ -338,7 +382,7 @@ def test_the_first_images_of_a_sorted_set_are_no_sample_of_it(labels, n, flagged
 
 
 @pytest.mark.parametrize("block", [1, 2])
-def test_the_checks_look_at_the_first_images_of_all_blocks_however_small(block):
+def test_the_checks_look_at_images_of_all_blocks_however_small(block):
     assert "zero_gradients" in flags(quantised(robust()), ["natural"], block=block)
     assert "batch_dependent" in flags(batch_normed(robust()), ["natural"], block=block)
     assert flags(robust(), ["natural", "pgd-5"], n=30, block=block) == set()

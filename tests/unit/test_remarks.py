@@ -9,13 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import deat
+from deat.errors import UsageError
 from deat.evaluation.intervals import difference, wilson, wilson_share
 from deat.ranks import Ranks
+from deat.threat import threat
+from deat.training.radii import check_room
 from deat.training.remarks import FEW, beforehand, odd_outputs
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable, same, weights
 
 EVEN = torch.zeros(2, 3)
+QUICK = deat.Settings(epochs=1, batch_size=8, precision="fp32", workers=0)
 
 
 class Ending(nn.Module):
@@ -167,3 +172,41 @@ def test_a_training_whose_k_was_never_raised_says_so_at_its_end(monkeypatch):
     (said,) = trainer.fit().notes
     assert "k stayed at 1: l_X was 90 in epoch 2" in said
     assert "at most 45 (epoch 4)" in said
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("l2:8/255", "l2 eps 0.0314 is less than anybody defends against, and looks like one for linf"),
+        ("l1:8/255", "l1 eps 0.0314 is less than"),
+        ("linf:0.0001", "linf eps 0.0001 is less than"),
+        ("linf:0", "natural training"),
+    ],
+)
+def test_a_radius_that_means_little_is_said_before_training(spec, words):
+    said = []
+    images = torch.rand(24, 1, 4, 4), torch.arange(24) % 3
+    deat.make_trainer(conv_net(), images, method="pgd-2", threat=spec, settings=QUICK, say=said.append)
+    assert [words in line for line in said] == [True]
+
+
+def test_a_usual_radius_is_not_remarked_on_and_one_of_0_is_no_matter_to_natural_training():
+    said = []
+    images = torch.rand(24, 1, 4, 4), torch.arange(24) % 3
+    for method, spec in [("pgd-2", "linf:8/255"), ("pgd-2", "l2:0.5"), ("pgd-2", "l1:12"), ("natural", "linf:0")]:
+        deat.make_trainer(conv_net(), images, method=method, threat=spec, settings=QUICK, say=said.append)
+    assert said == []
+
+
+def test_a_radius_that_covers_all_images_is_refused_by_fit():
+    with pytest.raises(UsageError, match="l2 eps 600 reaches every image of 1x4x4"):
+        deat.make_trainer(conv_net(), (torch.rand(24, 1, 4, 4), torch.arange(24) % 3), threat="l2:600", settings=QUICK)
+
+
+@pytest.mark.parametrize(("name", "widest"), [("linf", 1.0), ("l2", 3072**0.5), ("l1", 3072.0)])
+def test_a_radius_that_reaches_every_image_is_refused_where_the_images_are_known(name, widest):
+    check_room(threat(f"{name}:{0.99 * widest}"), (3, 32, 32))
+    check_room(threat(f"{name}:0"), (3, 32, 32))
+    for eps in (widest, widest if name == "linf" else 600 * widest):
+        with pytest.raises(UsageError, match=f"{name} eps .* reaches every image of 3x32x32.*usual is"):
+            check_room(threat(f"{name}:{eps}"), (3, 32, 32))

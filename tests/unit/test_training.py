@@ -745,6 +745,40 @@ def test_keyword_that_fit_does_not_have_is_refused_by_name_with_those_it_has(nam
     assert "settings" not in str(caught.value)
 
 
+class Told:
+    """A callback that is told too little."""
+
+    def on_epoch(self, trainer):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "says"),
+    [
+        ([lambda epoch: None], "a callback is a function"),
+        (print, "callbacks is of type builtin_function_or_method"),
+        ([Told], "a callback is the class Told"),
+        ([Told()], "on_epoch of a Told does not take three arguments"),
+        ([None], "a callback is a NoneType"),
+    ],
+)
+def test_a_callback_that_cannot_be_told_is_refused_before_any_work(callbacks, says):
+    with pytest.raises(UsageError, match=rf"{says}.*on_epoch\(trainer, stats, timing\)"):
+        deat.fit(conv_net(), learnable(), callbacks=callbacks, **QUICK)
+    with pytest.raises(UsageError, match=says):
+        deat.make_trainer(conv_net(), learnable(), callbacks=callbacks, settings=deat.Settings(**QUICK))
+
+
+def test_an_error_inside_a_network_is_named_with_its_kind_and_place():
+    def broken(logits, x):
+        raise ValueError("my own bug")
+
+    with pytest.raises(UsageError, match=rf"ValueError: my own bug \({__file__}, line \d+\)"):
+        deat.fit(Wrong(broken), learnable(), **QUICK)
+    with pytest.raises(UsageError, match=r"RuntimeError: .*channels.* \(.*test_training\.py, line \d+\)"):
+        deat.fit(Wrong(lambda logits, x: conv_net(channels=3)(x)), learnable(), **QUICK)
+
+
 def test_an_optimizer_in_place_of_its_factory_is_refused_with_the_fix():
     net = conv_net()
     with pytest.raises(UsageError, match=r"optimizer is of type Adam; it must be a function.*lambda params"):

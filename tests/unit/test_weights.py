@@ -220,6 +220,38 @@ def test_a_pickle_is_refused_whatever_its_name(tmp_path, name, pickled):
         load_weights(small(), tmp_path / name)
 
 
+@pytest.mark.parametrize("length", [0x280, 0x380, 0x480, 0x580])
+@pytest.mark.parametrize("place", [8, 12])
+def test_a_damaged_header_is_not_taken_for_a_pickle(file, length, place):
+    save_weights(nn.Linear(3, 3), file)
+    raw = file.read_bytes()
+    end = 8 + struct.unpack("<Q", raw[:8])[0]
+    held = bytearray(struct.pack("<Q", length) + raw[8:end].ljust(length) + raw[end:])
+    file.write_bytes(held)
+    load_weights(nn.Linear(3, 3), file)
+    held[place] = 0xFF
+    file.write_bytes(held)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load_weights(nn.Linear(3, 3), file)
+
+
+@pytest.mark.parametrize("place", [-1, -1000, -20_000])
+def test_another_bit_in_the_numbers_is_noticed(file, place):
+    save_weights(small(), file)
+    held = bytearray(file.read_bytes())
+    held[place] ^= 1
+    file.write_bytes(held)
+    with pytest.raises(CheckpointError, match="is damaged: its numbers"):
+        load_weights(small(), file)
+
+
+def test_a_file_without_a_hash_is_read_as_it_is(file):
+    model, other = small(), small()
+    safetensors.torch.save_file(model.state_dict(), file, {"format": "pt"})
+    load_weights(other, file)
+    assert same(model, other)
+
+
 def test_nothing_in_a_pickle_runs(tmp_path):
     class Bomb:
         def __reduce__(self):

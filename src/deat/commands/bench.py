@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from rich.live import Live
 from tyro.conf import Positional, UseAppendAction, arg
@@ -13,8 +13,9 @@ from tyro.conf import Positional, UseAppendAction, arg
 from deat.bench.grid import Cell, Grid, cells_of
 from deat.bench.progress import Progress
 from deat.bench.workers import Tick, in_turn, on_ray, side_by_side, stoppable
-from deat.commands.bench_table import as_json, show
-from deat.commands.flags import MaybeText, MaybeWhole, Whole
+from deat.commands.bench_table import as_json, doubtful, show
+from deat.commands.evaluate import FLAGGED
+from deat.commands.flags import MaybeText, MaybeWhole, Parallel, Whole
 from deat.errors import Interrupted, UsageError
 from deat.live import Screen, is_terminal, say_aside
 from deat.paths import tidy
@@ -49,7 +50,7 @@ class Bench:
     """Train each method for as many epochs as cannot spend more backprops than this."""
     jobs: Whole = 1
     """Runs at once, each with one thread; times are then marked."""
-    parallel: Annotated[Literal["ray"] | None, arg(metavar="ray", help_behavior_hint="")] = None
+    parallel: Parallel = None
     """ray: spread the runs over a Ray cluster ($RAY_ADDRESS, or this machine's cores and GPUs)."""
     out: MaybeText = None
     """The bench's folder (runs/bench-RECIPE)."""
@@ -66,7 +67,7 @@ class Bench:
 
 
 def run_bench(order: Bench) -> int:
-    """Run a recipe's grid, or what is left of it, and show the table; 1 where a run failed."""
+    """Run a recipe's grid, or what is left of it, and show the table; 1 where a run failed, 6 where one is flagged."""
     chosen = recipe(order.recipe)
     cells, settings = plan(chosen, order)
     grid = Grid(Path(order.out or f"runs/bench-{chosen.name}").expanduser())
@@ -81,7 +82,9 @@ def run_bench(order: Bench) -> int:
         return Interrupted.exit_code
     found = collect(grid.root)
     print(json.dumps(as_json(found))) if order.json else show(found)
-    return FAILED if any(row.why for row in found.rows) else 0
+    if any(row.why for row in found.rows):
+        return FAILED
+    return FLAGGED if doubtful(found) else 0
 
 
 def plan(chosen: Recipe, order: Bench) -> tuple[list[Cell], dict[str, Any]]:

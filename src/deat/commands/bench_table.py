@@ -4,6 +4,8 @@ from typing import Any
 
 from rich.table import Table
 
+from deat.evaluation.sanity import ADVICE
+from deat.evaluation.sanity.flag import link
 from deat.live import Screen, is_terminal
 from deat.numbers import clock
 from deat.plain import plain
@@ -51,7 +53,23 @@ def notes(found: Bench) -> list[str]:
     for row in found.rows:
         said += [f"FLAG {flag.name} of {row.name}, seed {seed}: {flag.seen}" for seed, flag in flags_of(row)]
         said += [f"sanity not checked: {row.name}, seed {seed}" for seed in unchecked(row)]
-    return said
+    return [*said, *_warnings(found)]
+
+
+def doubtful(found: Bench) -> list[Row]:
+    """The rows that carry a flag."""
+    return [row for row in found.rows if flags_of(row)]
+
+
+def _warnings(found: Bench) -> list[str]:
+    """Which rows not to believe, and what to do about each kind of flag that they carry."""
+    rows = doubtful(found)
+    if not rows:
+        return []
+    names = dict.fromkeys(flag.name for row in rows for _, flag in flags_of(row))
+    whose = "every row" if len(rows) == len(found.rows) else ", ".join(row.name for row in rows)
+    advice = [f"{name}: {ADVICE[name]} ({link(name)})" for name in names if name in ADVICE]
+    return [f"not to be believed, for the flags above: {whose}", *advice]
 
 
 def as_json(found: Bench) -> dict[str, Any]:

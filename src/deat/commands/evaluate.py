@@ -27,7 +27,8 @@ from deat.evaluation.lines import PaceLines, line
 from deat.evaluation.named import attackers
 from deat.evaluation.pace import Pace
 from deat.evaluation.question import check_question
-from deat.live import is_terminal, say_aside
+from deat.evaluation.sanity import Flag
+from deat.live import is_one_screen, is_terminal, say_aside
 from deat.methods.tune import LONGEST
 from deat.models import load_weights
 from deat.models.weights import locate
@@ -118,21 +119,35 @@ def run_evaluation(order: Evaluate) -> int:
         _say_if_other_classes(target, run)
         _say_if_normalized(run, weights)
     about = run.about(weights, order.epoch if (target / RUN).is_file() else None)
+    told: list[Flag] = []
     with ExitStack() as stack:
         ranks.by_main(lambda: stack.enter_context(alone(out)))
         try:
-            found = _judged(order, run, model, chosen, out, about, ranks)
+            found = _judged(order, run, model, chosen, out, about, ranks, told)
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; what was judged is kept beside {out}; the same command goes on") from None
     if ranks.main:
-        print(json.dumps(found.as_json())) if order.json else show(found, out)
+        print(json.dumps(found.as_json())) if order.json else show(found, out, told if is_one_screen() else ())
     return FLAGGED if found.flags else 0
 
 
 def _judged(
-    order: Evaluate, run: Run, model: nn.Module, chosen: list[Attacker], out: Path, about: dict[str, Any], ranks: Ranks
+    order: Evaluate,
+    run: Run,
+    model: nn.Module,
+    chosen: list[Attacker],
+    out: Path,
+    about: dict[str, Any],
+    ranks: Ranks,
+    told: list[Flag],
 ) -> Evaluation:
-    """The evaluation that was ordered, with a line that says how far it is."""
+    """The evaluation that was ordered, with a line that says how far it is, and flags that are told at once."""
+
+    def tell(flag: Flag) -> None:
+        """Say a flag before the first attack."""
+        told.append(flag)
+        print(f"deat: {flag.line}", file=sys.stderr)
+
     with _progress(order.json or not ranks.main) as progress, run.threads_for(model):
         return evaluate(
             model,
@@ -149,7 +164,7 @@ def _judged(
             save=lambda found: put(found, out),
             about=about,
             progress=progress,
-            tell=lambda flag: print(f"deat: {flag.line}", file=sys.stderr),
+            tell=tell,
             ranks=ranks,
         )
 
@@ -259,5 +274,11 @@ def _progress(quiet: bool) -> Iterator[Progress]:
         yield (lambda pace: None) if quiet else PaceLines()
         return
     known: deque[Pace] = deque(maxlen=1)
-    with Live(get_renderable=lambda: Text(line(known[-1]) if known else ""), transient=True, refresh_per_second=4):
+    shown = Live(
+        get_renderable=lambda: Text(line(known[-1]) if known else ""),
+        transient=True,
+        refresh_per_second=4,
+        redirect_stderr=is_one_screen(),  # what goes into a file is left on its way
+    )
+    with shown:
         yield known.append

@@ -1,12 +1,13 @@
 """What `deat evaluate` prints: whose numbers these are, the tables, and what keeps them from being believed."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
 from deat.evaluation.evaluation import Evaluation
-from deat.evaluation.sanity import SLICE
+from deat.evaluation.sanity import SLICE, Flag
 from deat.live import Screen, is_terminal
 from deat.numbers import level, short_seconds
 from deat.plain import plain
@@ -22,8 +23,8 @@ FEW_CLASSES = (
 """What is said of AutoAttack on two or three classes."""
 
 
-def show(found: Evaluation, out: Path) -> None:
-    """Print what was judged, the tables, and what a reader must know to believe them."""
+def show(found: Evaluation, out: Path, told: Sequence[Flag] = ()) -> None:
+    """Print what was judged, the tables, and what a reader must know to believe them; flags told above, by name."""
     console = Screen(soft_wrap=not is_terminal())
     console.print(plain(_judged_what(found)))
     console.print(_table(found))
@@ -39,7 +40,7 @@ def show(found: Evaluation, out: Path) -> None:
     for text in _time(found):
         console.print(text)
     for flag in found.flags:
-        console.print(flag.line, style="bold red")
+        console.print(f"FLAG {flag.name}, as said above" if flag in told else flag.line, style="bold red")
     console.print(f"every setting and verdict is in {out}")
 
 
@@ -48,10 +49,11 @@ def _time(found: Evaluation) -> list[str]:
     attacks = sum(r.seconds for r in found.results)
     if found.check_seconds <= attacks:
         return []
-    seen = min(SLICE, len(found.labels))
+    images = len(found.labels)
+    seen = f"all {images} images" if images <= SLICE else f"{SLICE} images from all over the set"
     return [
         f"sanity checks took {short_seconds(found.check_seconds)} s and the attacks {short_seconds(attacks)} s: the "
-        f"checks look at the first {seen} images, and at no more than {SLICE} however many are judged"
+        f"checks look at {seen}, and at no more than {SLICE} however many are judged"
     ]
 
 

@@ -1,11 +1,12 @@
 """The kinds of flags that commands have: left out by default, and read by what they mean."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from tyro.conf import arg
 from tyro.constructors import PrimitiveConstructorSpec
 
+from deat.errors import unknown
 from deat.numbers import number, whole
 
 
@@ -27,16 +28,22 @@ MaybeWhole = Annotated[int | None, _flag("INT", whole), _QUIET]
 Whole = Annotated[int, _flag("INT", whole)]
 """A whole number that has a default of its own."""
 MaybeText = Annotated[str | None, _flag("TEXT", str), _QUIET]
-Norm = Annotated[Literal["linf", "l2", "l1"] | None, arg(metavar="linf|l2|l1", help_behavior_hint="")]
-Shape = Annotated[
-    Literal["cyclic", "multistep", "cosine", "flat"] | None,
-    arg(metavar="cyclic|multistep|cosine|flat", help_behavior_hint=""),
-]
-Watch = Annotated[
-    Literal["none", "warn", "stop", "rollback"] | None,
-    arg(metavar="none|warn|stop|rollback", help_behavior_hint=""),
-]
-Start = Annotated[
-    Literal["zero", "uniform", "normal", "bernoulli", "jitter"] | None,
-    arg(metavar="zero|uniform|normal|bernoulli|jitter", help_behavior_hint=""),
-]
+
+
+def _one_of(what: str, *known: str) -> PrimitiveConstructorSpec[Any]:
+    """A flag that takes one of a few names."""
+
+    def parse(text: str) -> str:
+        """The name, or which there are."""
+        if text not in known:
+            raise unknown(what, text, known)
+        return text
+
+    return _flag("|".join(known), parse)
+
+
+Norm = Annotated[str | None, _one_of("norm", "linf", "l2", "l1"), _QUIET]
+Shape = Annotated[str | None, _one_of("rate", "cyclic", "multistep", "cosine", "flat"), _QUIET]
+Watch = Annotated[str | None, _one_of("watch", "none", "warn", "stop", "rollback"), _QUIET]
+Start = Annotated[str | None, _one_of("start", "zero", "uniform", "normal", "bernoulli", "jitter"), _QUIET]
+Parallel = Annotated[str | None, _one_of("parallel", "ray"), _QUIET]

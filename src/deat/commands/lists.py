@@ -20,7 +20,7 @@ class List:
     """List what can be named: methods, models, data, attacks or recipes."""
 
     kind: Positional[Literal["methods", "models", "data", "attacks", "recipes"]]
-    """What to list."""
+    """What to list. Yours are named by their file, my_file.py:NAME; methods that it registers as own.py:m+bold-2."""
     json: bool = False
     """Print one JSON document."""
 

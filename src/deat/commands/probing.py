@@ -11,9 +11,10 @@ from deat.commands.evaluate import Epoch, Evaluate, find_run, load_model
 from deat.data import as_source
 from deat.errors import CheckpointError, DeatError
 from deat.evaluation.attacks import attack
-from deat.evaluation.evaluator import blocks, evaluate
+from deat.evaluation.evaluator import evaluate
 from deat.evaluation.judge import block_seed
 from deat.evaluation.ledger import fingerprint_model
+from deat.evaluation.reading import blocks
 from deat.modes import evaluating
 from deat.numbers import level
 from deat.paths import tidy

@@ -14,7 +14,7 @@ from deat.errors import CheckpointError
 from deat.paths import at_home
 from deat.ranks import Ranks
 from deat.training.folder import RUN, check_links
-from deat.training.record import confirmed, read_record, recorded_root
+from deat.training.record import REPAIR, confirmed, read_record, recorded_root
 from deat.training.run import resolve
 
 
@@ -74,5 +74,7 @@ def _kept(folder: Path, recorded: dict[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {name: recorded[name] for name in ("test_images", "baseline") if name in recorded}
     for name, value in kept.items():
         if not fits(value, hints[name]):
-            raise CheckpointError(f"{str(folder / RUN)!r} is not a run's record (options.{name} is {value!r}).")
+            raise CheckpointError(
+                f"{str(folder / RUN)!r} is not a run's record (options.{name} is {value!r}). {REPAIR}"
+            )
     return kept

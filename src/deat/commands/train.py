@@ -31,7 +31,7 @@ class Train:
     model: str = "auto"
     """A name from `deat list models`, timm:NAME, torchvision:NAME or my_file.py:NAME; auto fits the images."""
     method: str = "m+deat"
-    """A name from `deat list methods` (numbers may change, m+ and f+ compose) or my_file.py:NAME."""
+    """A name from `deat list methods` (numbers may change, m+ and f+ compose) or my_file.py:NAME, also m+NAME."""
     epochs: MaybeWhole = None
     """How often the training set is seen (30)."""
     eps: MaybeNumber = None

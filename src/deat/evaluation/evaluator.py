@@ -1,10 +1,7 @@
 """deat.evaluate: any model, any data, any attacks, in blocks that survive interruption."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
-from itertools import chain
-from operator import add
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,17 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import Data, Source, as_source
-from deat.data.content import check_images
-from deat.errors import DataError
 from deat.evaluation.evaluation import Evaluation
 from deat.evaluation.judge import Attacker, Judge, stages_of
-from deat.evaluation.ledger import Ledger, answers, fingerprint, fingerprint_code, fingerprint_model
+from deat.evaluation.ledger import ASKED, Ledger, answers, fingerprint, fingerprint_code, fingerprint_model
 from deat.evaluation.lines import PaceLines
 from deat.evaluation.named import attackers, describe, passes
 from deat.evaluation.pace import Pace
 from deat.evaluation.pace import Progress as Progress
 from deat.evaluation.question import Question, check_about, check_files, check_model, check_question, count_outputs
 from deat.evaluation.quick import choose_compiled
+from deat.evaluation.reading import blocks, look_ahead, spread_out
 from deat.evaluation.rulings import Images, Rulings
 from deat.evaluation.sanity import SLICE, Flag, after, before, compare, passes_after
 from deat.modes import device_of
@@ -121,15 +117,16 @@ class Session:
     def run(self, source: Source, progress: Progress, tell: Tell) -> tuple[Evaluation, Ledger]:
         """Rule on every block by every attack, with sanity checks before and after; also the ledger of the rulings."""
         asked, images = self.asked, self.asked.images_of(source)
-        first, cut = look_ahead(blocks(source, asked.block, images), SLICE)
-        outputs = count_outputs(asked.model, first[0], source.num_classes)
-        early, seconds = timed(lambda: self._check(first, source.num_classes, tell))
-        ledger = self._take_up(first[0])
-        pace = self._pace(images, len(first[1]) if asked.sanity else 0)
+        (first, _), cut = look_ahead(blocks(source, asked.block, images), ASKED)
+        outputs = count_outputs(asked.model, first, source.num_classes)
+        few = spread_out(source, images, SLICE, first.device) if self._checks else None
+        early, seconds = timed(lambda: self._check(few, source.num_classes, tell))
+        ledger = self._take_up(first)
+        pace = self._pace(images, min(SLICE, images) if asked.sanity else 0)
         results, labels = Rulings(asked, self.judge, ledger).on_all(cut, images, progress, pace)
         classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
         found = Evaluation(results, labels, classes, self._settings(source, outputs))
-        late, more = timed(lambda: self._check_after(found, first, progress, pace))
+        late, more = timed(lambda: self._check_after(found, few, progress, pace))
         flags = [asdict(flag) for flag in (*early, *compare(found), *late)]
         raised, spent = asked.ranks.broadcast([flags, seconds + more if asked.sanity else 0.0])
         return replace(found, flags=[Flag(**flag) for flag in raised], check_seconds=spent), ledger
@@ -141,20 +138,20 @@ class Session:
         checks = checked * passes_after(attacks) if self.asked.threat.eps else 0
         return Pace(attacks, images, total, lambda: self.judge.counted()[0], checks=checks)
 
-    def _check(self, first: Images, num_classes: int, tell: Tell) -> list[Flag]:
+    def _check(self, few: Images | None, num_classes: int, tell: Tell) -> list[Flag]:
         """Flags about the model itself, told as they are found; the first process speaks for all."""
-        flags = before(self.asked.model, *first, num_classes) if self._checks else []
+        flags = before(self.asked.model, *few, num_classes) if few else []
         for flag in flags:
             tell(flag)
         return flags
 
-    def _check_after(self, found: Evaluation, first: Images, progress: Progress, pace: Pace) -> list[Flag]:
+    def _check_after(self, found: Evaluation, few: Images | None, progress: Progress, pace: Pace) -> list[Flag]:
         """Flags about what the attacks left, from a few more of them."""
-        if not self._checks:
+        if few is None:
             return []
         pace.check()
         progress(pace)
-        return after(found, self.judge.model, self.asked.threat, *first, lambda: progress(pace))
+        return after(found, self.judge.model, self.asked.threat, *few, lambda: progress(pace))
 
     @property
     def _checks(self) -> bool:
@@ -195,47 +192,6 @@ def timed(work: Callable[[], list[Flag]]) -> tuple[list[Flag], float]:
     """What was found, and the seconds it took."""
     started = perf_counter()
     return work(), perf_counter() - started
-
-
-def look_ahead(cut: Iterator[Images], count: int) -> tuple[Images, Iterator[Images]]:
-    """The first images over all blocks, and the blocks, those that were read for it among them."""
-    held: list[Images] = []
-    while sum(len(y) for _, y in held) < count and (block := next(cut, None)) is not None:
-        held.append(block)
-    x, y = (torch.cat(parts)[:count] for parts in zip(*held, strict=True))
-    return (x, y), chain(held, cut)
-
-
-def batches(source: Source) -> Iterator[Images]:
-    """A source's batches, each checked: a loader's later ones may be scaled otherwise than its first."""
-    seen = 0
-    for number, (x, y) in enumerate(source.epoch(0), 1):
-        try:
-            check_images(x, partial(add, seen))
-        except DataError as error:
-            raise DataError(f"batch {number} of the data: {error}") from None
-        seen += len(y)
-        yield x, y
-
-
-def blocks(source: Source, size: int, images: int) -> Iterator[Images]:
-    """The first images of a source in blocks of a fixed size, whatever its own batches are."""
-    held: list[Images] = []
-    count = given = 0
-    for x, y in batches(source):
-        held.append((x, y))
-        count += len(y)
-        while count >= size or (count and given + count >= images):
-            x, y = (torch.cat(parts) for parts in zip(*held, strict=True))
-            take = min(size, images - given)
-            yield x[:take], y[:take]
-            given += take
-            held, count = [(x[take:], y[take:])], count - take
-            if given == images:
-                return
-    if count:
-        x, y = (torch.cat(parts) for parts in zip(*held, strict=True))
-        yield x, y
 
 
 def device_name(device: torch.device) -> str:

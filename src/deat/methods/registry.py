@@ -2,7 +2,7 @@
 
 A pattern's capital letters are whole numbers: ``pgd-K`` answers to ``pgd-7`` and ``pgd-10``, and to ``pgd``
 with the default of the builder's own parameter k. In brackets they are left out of the name at that default:
-``trades[-K]``.
+``trades[-K]``. What a file registers is named behind its path, as in ``own.py:bold-2`` and ``own.py:m+bold``.
 """
 
 import inspect
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from deat.errors import UsageError, unknown
-from deat.loading import is_file_spec, load_object, origin
+from deat.loading import is_file_spec, load_module, no_such_name, origin, split
 from deat.methods.compose import friendly, mplus
 from deat.methods.method import Method
 from deat.methods.rules import Rules, rules_named
@@ -92,19 +92,27 @@ def method(name: str | Method, *, rules: str | Rules = "paper") -> Method:
 
 
 def _build(name: str, rules: Rules, asked: str) -> Method:
-    for entry in _ENTRIES.values():
-        parameters = entry.match(name)
-        if parameters is not None:
-            return replace(_call(entry.build, rules, parameters), name=entry.name(**parameters))
-    stems = [entry for entry in _ENTRIES.values() if entry.stem == name]
-    if len(stems) == 1:  # "deat" alone would be ambiguous
-        return replace(_call(stems[0].build, rules, {}), name=stems[0].name())
+    found = _registered(name, rules, list(_ENTRIES.values()))
+    if found:
+        return found
     for prefix, compose in PREFIXES.items():
         if name.lower().startswith(prefix):
             return compose(_build(name[len(prefix) :], rules, asked), rules)
     if is_file_spec(name):
         return _from_file(name, rules)
     raise unknown("method", asked, names(), "Numbers may change (pgd-10, deat-55%), and m+ and f+ compose.")
+
+
+def _registered(name: str, rules: Rules, entries: list[Entry]) -> Method | None:
+    """The method that one of these patterns builds for a name, if one does."""
+    for entry in entries:
+        parameters = entry.match(name)
+        if parameters is not None:
+            return replace(_call(entry.build, rules, parameters), name=entry.name(**parameters))
+    stems = [entry for entry in entries if entry.stem == name]
+    if len(stems) == 1:  # "deat" alone would be ambiguous
+        return replace(_call(stems[0].build, rules, {}), name=stems[0].name())
+    return None
 
 
 def _spelling(name: str) -> str:
@@ -115,7 +123,22 @@ def _spelling(name: str) -> str:
 
 
 def _from_file(spec: str, rules: Rules) -> Method:
-    found = load_object(spec)
+    """What a file calls by that name, or has registered, behind any prefixes that stand before the name."""
+    file, name = split(spec)
+    for prefix, compose in PREFIXES.items():
+        if name.lower().startswith(prefix):
+            return compose(_from_file(f"{file}:{name[len(prefix) :]}", rules), rules)
+    module = load_module(spec)
+    if hasattr(module, name):
+        return _as_method(getattr(module, name), rules, spec)
+    added = [entry for entry in _ENTRIES.values() if not str(entry.build.__module__).startswith("deat.")]
+    found = _registered(_spelling(name), rules, added)
+    if not found:
+        raise no_such_name(file, name, module, [entry.name() for entry in added])
+    return found
+
+
+def _as_method(found: object, rules: Rules, spec: str) -> Method:
     if callable(found) and not isinstance(found, Method):
         found = _call(found, rules, {})
     if not isinstance(found, Method):

@@ -14,7 +14,7 @@ from deat.evaluation.evaluator import BLOCK
 from deat.evaluation.named import attacker
 from deat.evaluation.pace import LITTLE, weight
 from deat.evaluation.question import check_question
-from deat.loading import is_file_spec
+from deat.loading import is_file_spec, split, unprefixed
 from deat.methods import method as find_method
 from deat.methods.tune import tune
 from deat.paths import tidy
@@ -206,9 +206,9 @@ def _known(method: str) -> str:
     if not is_file_spec(method):
         return find_method(method).name
     find_method(method)
-    prefix, dot_py, name = method.strip().rpartition(".py:")
-    parts = prefix.rpartition("+")
-    return f"{parts[0]}{parts[1]}{Path(parts[2]).expanduser().resolve()}{dot_py}{name}"
+    file, name = split(method.strip())
+    prefixes, path = unprefixed(file)
+    return f"{prefixes}{Path(path).expanduser().resolve()}:{name}"
 
 
 def _within(run: Run, budget: int) -> Run:

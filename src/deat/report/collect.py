@@ -18,7 +18,7 @@ from deat.errors import DataError, DeatError
 from deat.evaluation.evaluation import Evaluation, load_evaluation
 from deat.report.summary import Score
 from deat.training.folder import HISTORY, RUN, SCORES, TIMING
-from deat.training.history import EpochStats, EpochWatch, read, whole_lines
+from deat.training.history import EpochStats, EpochWatch, parsed, read
 
 BENCH, EVALUATION = "bench.json", "evaluation.json"
 BESIDE = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}
@@ -258,9 +258,9 @@ def _row(path: Path, row: dict[str, Any]) -> Row:
 
 def _train_seconds(path: Path) -> tuple[float, float]:
     """The clock of training alone, and of the warm-up that is not in it, which older runs did not keep apart."""
-    lines = [json.loads(line) for line in whole_lines(path)]
-    warm_up = sum((float(line.get("warm_up_seconds", 0.0)) for line in lines), 0.0)
-    return sum((float(line["train_seconds"]) for line in lines), 0.0) - warm_up, warm_up
+    clocks = parsed(path, lambda line: (float(line["train_seconds"]), float(line.get("warm_up_seconds", 0.0))))
+    warm_up = sum((warm for _, warm in clocks), 0.0)
+    return sum((seconds for seconds, _ in clocks), 0.0) - warm_up, warm_up
 
 
 def _json(path: Path) -> Any:

@@ -132,7 +132,10 @@ class Checkpoints:
         remove_temporaries(self.path)
         found = search(self.path)
         if found.newest is None and found.problems:
-            raise CheckpointError(f"no checkpoint in {str(self.path)!r} is whole: {'; '.join(found.problems)}.")
+            raise CheckpointError(
+                f"no checkpoint in {str(self.path)!r} is whole: {'; '.join(found.problems)}. Train again, with "
+                "--overwrite or in another folder (--out, or checkpoints= of fit)."
+            )
         for problem in found.problems:
             assert found.newest is not None
             self.say(f"{problem}; going back to {found.newest.name}")

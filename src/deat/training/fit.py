@@ -25,10 +25,12 @@ from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.fitness import check_fit, idle_parameters
+from deat.training.following import check_callbacks
 from deat.training.kept import fit_kept, fit_unkept
 from deat.training.lines import EpochLines
 from deat.training.optimizers import OptimizerFactory
 from deat.training.parts import divide, open_held_out, open_source
+from deat.training.radii import check_room, odd_radius
 from deat.training.remarks import odd_outputs
 from deat.training.result import Result
 from deat.training.settings import Settings
@@ -88,7 +90,7 @@ def fit(
         optimizer=optimizer,
         normalize=normalize,
         augment=augment,
-        callbacks=[*callbacks, *lines],
+        callbacks=[*check_callbacks(callbacks), *lines],
         ranks=ranks,
     )
     _check_batch_size(settings.get("batch_size"), trainer.train)
@@ -133,9 +135,10 @@ def make_trainer(
 ) -> Trainer:
     """A Trainer on whatever `fit` accepts, with model and data checked against each other.
 
-    say is told what is strange about the model's outputs, and is a RuntimeWarning by default.
+    say is told what is strange about the model's outputs or the radius, and is a RuntimeWarning by default.
     """
     check_model(model)
+    check_callbacks(callbacks)
     settings = settings or Settings()
     chosen, radius = find_method(method), find_threat(_usual_threat(train) if threat is None else threat)
     corpus = train if isinstance(train, Corpus) else None
@@ -143,11 +146,13 @@ def make_trainer(
     rest, held_out = divide(corpus.train if corpus else train, val, settings)
     source = open_source(rest, settings, augment=augment)
     source.check()
+    check_room(radius, source.shape)
     held = open_held_out(held_out, source, settings)
     front = None if pixel_scale(model) is not None else _front(normalize, corpus, rest)
     network = normalized(model, *front) if front else model
     outputs = check_fit(network, source, ranks.size)
-    for line in odd_outputs(outputs, source.num_classes) if ranks.main else ():
+    odd = [*odd_outputs(outputs, source.num_classes), *odd_radius(radius, chosen.schedule.attacks)]
+    for line in odd if ranks.main else ():
         (say or _warn)(line)
     if ranks.many:
         share(source, network, chosen, ranks)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from deat.data import Source
 from deat.errors import DataError, UsageError
 from deat.evaluation.question import in_words
+from deat.loading import described
 from deat.modes import device_of, evaluating
 
 
@@ -38,7 +39,8 @@ def check_fit(model: nn.Module, source: Source, processes: int = 1) -> Tensor:
             logits = model(x)
     except Exception as error:  # whatever the user's own code may raise
         raise UsageError(
-            f"the model cannot read images of shape {tuple(source.shape)}: {error}{_order_hint(source.shape)}"
+            f"the model cannot read images of shape {tuple(source.shape)}: {described(error)}"
+            f"{_order_hint(source.shape)}"
         ) from error
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
         raise UsageError(

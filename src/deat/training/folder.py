@@ -15,7 +15,7 @@ from deat.models.weights import tensors_of
 from deat.tensorfile import dump, note_of
 from deat.training.advice import command
 from deat.training.checkpoints import Checkpoints
-from deat.training.history import EpochStats, EpochTiming, append, is_torn, rewrite
+from deat.training.history import EpochStats, EpochTiming, append, is_readable, is_torn, rewrite
 from deat.training.trainer import Trainer
 from deat.versions import versions
 from deat.writing import is_leftover, link_whole, refuse_links, write_json, write_whole
@@ -70,6 +70,9 @@ class RunFolder:
     def _restore(self, trainer: Trainer) -> None:
         if is_torn(self.path / HISTORY):
             self.say(f"the last line of {HISTORY} was torn; it is dropped")
+        for name in (HISTORY, TIMING):
+            if not is_readable(self.path / name):
+                self.say(f"{name} held lines that deat did not write; it is written anew from the checkpoint")
         try:
             rewrite(self.path / HISTORY, trainer.history)
             rewrite(self.path / TIMING, self.timings)
@@ -260,4 +263,6 @@ def taken(path: Path) -> UsageError:
 
 def unwritable(path: Path, error: OSError) -> CheckpointError:
     """The refusal of a folder that cannot be written to."""
-    return CheckpointError(f"cannot write to {str(path)!r}: {error.strerror}. Choose another --out.")
+    return CheckpointError(
+        f"cannot write to {str(path)!r}: {error.strerror}. Make it writable, or give a new run another --out."
+    )

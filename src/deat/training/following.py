@@ -1,7 +1,9 @@
 """Who may follow a training: those who are told of its epochs, and the one who keeps its state."""
 
-from typing import TYPE_CHECKING, Protocol
+import inspect
+from typing import TYPE_CHECKING, Any, Protocol
 
+from deat.errors import UsageError
 from deat.training.history import EpochStats, EpochTiming
 
 if TYPE_CHECKING:
@@ -23,3 +25,28 @@ class Keeper(Protocol):
 
     def keep(self, trainer: "Trainer", *, now: bool = False) -> None:
         """An epoch has ended, or, with now, training stops here."""
+
+
+def check_callbacks(callbacks: Any) -> list[Callback]:
+    """The callbacks, or the refusal of what could not be told of an epoch."""
+    needed = "callbacks is a list of objects with a method on_epoch(trainer, stats, timing)"
+    if not isinstance(callbacks, list | tuple):
+        raise UsageError(f"callbacks is of type {type(callbacks).__name__}; {needed}.")
+    for callback in callbacks:
+        told = getattr(callback, "on_epoch", None)
+        if isinstance(callback, type) or not callable(told):
+            kind = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
+            raise UsageError(f"a callback is {kind}, which has no on_epoch to call; {needed}.")
+        if not _takes_three(told):
+            raise UsageError(f"on_epoch of a {type(callback).__name__} does not take three arguments; {needed}.")
+    return list(callbacks)
+
+
+def _takes_three(told: Any) -> bool:
+    try:
+        inspect.signature(told).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # of which Python does not know
+        return True
+    return True

@@ -1,12 +1,15 @@
 """What each epoch leaves: a record that is a pure function of configuration and seed, and its clock apart."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from deat.errors import DataError
 from deat.writing import append_text, write_whole
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,21 @@ def rewrite(path: Path, records: Iterable[Record]) -> None:
 
 def read(path: Path) -> list[EpochStats]:
     """The history of a run."""
-    return [EpochStats(**json.loads(line)) for line in whole_lines(path)]
+    return parsed(path, lambda held: EpochStats(**held))
+
+
+def parsed(path: Path, make: Callable[[Any], T]) -> list[T]:
+    """What `make` makes of each of a file's lines; the first of another form is named."""
+    found: list[T] = []
+    for number, line in enumerate(whole_lines(path), 1):
+        try:
+            found.append(make(json.loads(line)))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(
+                f"line {number} of {str(path)!r} is none that deat wrote ({error!r}). Leave that run out, or let `deat "
+                "resume` write the file anew from the run's checkpoint."
+            ) from None
+    return found
 
 
 def read_watch(path: Path) -> list[EpochWatch]:
@@ -115,6 +132,14 @@ def read_watch(path: Path) -> list[EpochWatch]:
 def whole_lines(path: Path) -> list[str]:
     """The lines of a file, none where there is no file; a torn last one is dropped."""
     return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+
+
+def is_readable(path: Path) -> bool:
+    """Whether every whole line of a file is a JSON object."""
+    try:
+        return all(isinstance(held, dict) for held in parsed(path, lambda held: held))
+    except (OSError, ValueError):
+        return False
 
 
 def is_torn(path: Path) -> bool:

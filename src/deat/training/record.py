@@ -35,6 +35,13 @@ class Record:
     statistics: Statistics | None = None
 
 
+REPAIR = (
+    "Put it back from a copy, or train again into another --out; weights in best/ and last/ can be judged as files, "
+    "with --data and --model."
+)
+"""What to do about a record that is damaged."""
+
+
 def read_record(folder: Path) -> Record:
     """The record of a run's folder; whatever is not of the expected kind is refused by name."""
     file = folder / RUN
@@ -52,7 +59,7 @@ def read_record(folder: Path) -> Record:
         classes, statistics = tuple(map(str, data.get("classes", ()))), _statistics(data)
         return Record(request, settings, options, found["model"]["name"], str(norm), float(eps), classes, statistics)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DeatError) as error:
-        raise CheckpointError(f"{str(file)!r} is not a run's record ({_shown(error)}).") from None
+        raise CheckpointError(f"{str(file)!r} is not a run's record ({_shown(error)}). {REPAIR}") from None
 
 
 def confirmed(what: str, recorded: str, given: str | None) -> str:

@@ -32,6 +32,7 @@ from deat.training.fine_tuning import fine_tune, statistics_of
 from deat.training.fit import make_trainer
 from deat.training.optimizers import DEFAULT_LR
 from deat.training.parts import open_source
+from deat.training.radii import check_room
 from deat.training.sameness import config_of, digest, reasons_against_exactness
 from deat.training.settings import Settings, find_device
 from deat.training.trainer import Callback, Trainer
@@ -296,7 +297,9 @@ def _threat(request: Request, corpus: Corpus) -> ThreatModel:
     if request.eps is None and norm != corpus.norm:
         raise UsageError(f"norm {norm!r} needs an eps of its own: {corpus.name}'s default is for {corpus.norm}.")
     eps = corpus.eps if request.eps is None else number(request.eps)
-    return find_threat(f"{norm}:{eps!r}")
+    found = find_threat(f"{norm}:{eps!r}")
+    check_room(found, corpus.train.shape)
+    return found
 
 
 def _model_for(corpus: Corpus) -> str:

@@ -31,7 +31,7 @@ from deat.threat import threat as find_threat
 from deat.training.engines import choose
 from deat.training.failures import check_determinism, is_shortage, located, shortage
 from deat.training.following import Callback as Callback
-from deat.training.following import Keeper
+from deat.training.following import Keeper, check_callbacks
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
 from deat.training.modes import lent
@@ -73,8 +73,9 @@ class Trainer:
     ) -> None:
         check_model(model)
         check_factory(optimizer)
+        self.callbacks = check_callbacks(callbacks)
         self.method, self.threat = method, threat = find_method(method), find_threat(threat)
-        self.train, self.val, self.settings, self.callbacks, self.ranks = train, val, settings, list(callbacks), ranks
+        self.train, self.val, self.settings, self.ranks = train, val, settings, ranks
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = settings.threads or choose_threads(self.num_parameters)
         chosen = choose(settings, method, self.num_parameters, ranks, own_optimizer=optimizer is not None)

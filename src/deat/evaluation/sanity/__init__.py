@@ -10,6 +10,6 @@ from deat.evaluation.sanity.probes import after, passes_after
 from deat.evaluation.sanity.results import compare
 
 SLICE = 128
-"""The first images, at which the checks before and after the attacks look."""
+"""How many images, from all over those that are judged, the checks before and after the attacks look at."""
 
 __all__ = ["ADVICE", "SLICE", "Flag", "after", "are_probabilities", "before", "compare", "passes_after", "slack"]

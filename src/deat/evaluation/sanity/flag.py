@@ -19,8 +19,9 @@ ADVICE = {
         "otherwise the number depends on --block."
     ),
     "at_chance": (
-        "The model does not know these images. Look at the range it expects, which is [0, 1] here, "
-        "at its normalisation and at the order of the classes."
+        "The model does not know these images. Trained here, it learned nothing: train longer, or with another --lr or "
+        "a smaller --eps. From elsewhere: look at the range it expects, which is [0, 1] here, at its normalisation and "
+        "at the order of the classes."
     ),
     "zero_gradients": (
         "Something rounds, saturates or scales the gradient away. Attack the model without it, or a smooth stand-in."
@@ -59,12 +60,17 @@ class Flag:
     @property
     def link(self) -> str:
         """Where the documentation tells of it."""
-        return f"{PAGE}#{self.name}"
+        return link(self.name)
 
     @property
     def line(self) -> str:
         """All of it in one line."""
         return f"FLAG {self.name}: {self.seen}. {self.advice} ({self.link})"
+
+
+def link(name: str) -> str:
+    """Where the documentation tells of the flag of that name."""
+    return f"{PAGE}#{name}"
 
 
 def raised(name: str, seen: str) -> Flag:

@@ -21,7 +21,7 @@ ENOUGH = 50
 
 
 def before(model: nn.Module, x: Tensor, y: Tensor, num_classes: int) -> list[Flag]:
-    """Flags about the model itself, from the first images."""
+    """Flags about the model itself, from a few images."""
     with exactly(x.device), evaluating(model):
         with torch.no_grad():
             logits = model(x)

@@ -31,7 +31,7 @@ def after(
     y: Tensor,
     tick: Callable[[], None] = lambda: None,
 ) -> list[Flag]:
-    """Flags about the attacks' results, from a few more attacks on the first images; each of them ticks."""
+    """Flags about the attacks' results, from a few more attacks on a few images; each of them ticks."""
     if threat.eps == 0:
         return []
     probe = Probe(model, threat, x, y, found, tick)
@@ -89,9 +89,9 @@ class Probe:
 
     @property
     def chance(self) -> float:
-        """What guessing gets, or one answer for all; a sorted set's first images would make more of that."""
-        ours, all_labels = self.y.tolist(), self.found.labels
-        return max(1 / max(2, len(self.found.classes)), min(_commonest(ours), 2 * _commonest(all_labels)))
+        """What guessing gets, or one answer for all, among these images or all that were judged."""
+        guessing = 1 / max(2, len(self.found.classes))
+        return max(guessing, _commonest(self.y.tolist()), _commonest(self.found.labels))
 
     @property
     def slack(self) -> float:
