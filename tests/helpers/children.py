@@ -40,8 +40,10 @@ class Children:
         return self.wait(self.start_script(path, *arguments, cwd=cwd))
 
     def close(self) -> None:
+        """End it by a word: its input has no end as long as any process that was forked meanwhile holds it open."""
         assert self.parent.stdin
         assert self.parent.stdout
+        self.parent.stdin.write("{}\n")
         self.parent.stdin.close()
         self.parent.stdout.close()
         self.parent.wait(30)
@@ -59,6 +61,8 @@ def _serve() -> None:
     _warm_up()
     for line in sys.stdin:
         question = json.loads(line)
+        if not question:
+            return
         print(json.dumps(_fork(question) if "start" in question else _wait(question["wait"])), flush=True)
 
 
