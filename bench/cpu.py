@@ -131,10 +131,8 @@ def measure_compiled(name: str, rounds: int, batches: int, attempts: int) -> Rec
         for engine in ("eager", "compile")
     }
     torch._dynamo.reset()
-    with (
-        TemporaryDirectory() as cache,
-        patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache),
-    ):  # else it was built before
+    # An empty folder: what an earlier process built would not be waited for.
+    with TemporaryDirectory() as cache, patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=cache):
         laps = in_turns(name, {engine: side.run_epoch for engine, side in sides.items()}, rounds, most)
     counts = {engine: side.game.cost.backprops // len(laps) for engine, side in sides.items()}
     found = told(laps, counts)
