@@ -31,7 +31,8 @@ def recording(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = Non
                 inside = error
                 raise
     except Exception as error:
-        _mend(here)
+        if error is not inside:  # else it ended as it should, and other recordings know these random numbers
+            _mend(here)
         raise inside or error from None
 
 

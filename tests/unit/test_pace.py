@@ -32,7 +32,9 @@ def paced():
 
 def after(trainer, epoch, seconds, warm_up=0.0):
     """An epoch of so many seconds has ended."""
-    trainer.epoch, trainer.game.cost.backprops = epoch, 6 * epoch
+    trainer.game.cost.backprops = 6 * (epoch - 1)
+    trainer.pace.begin(trainer)
+    trainer.epoch, trainer.step, trainer.game.cost.backprops = epoch, 0, 6 * epoch
     trainer.pace.look(trainer, EpochTiming(epoch - 1, seconds, 0.0, 1.0, warm_up_seconds=warm_up))
 
 
@@ -90,14 +92,19 @@ def test_auto_compiles_once_where_that_fell_back(paced):
 
 def test_what_was_spent_before_a_run_goes_on_does_not_make_it_look_faster(paced):
     trainer, wanted = paced
-    trainer.epoch, trainer.game.cost.backprops = 1, 10**9
+    trainer.game.cost.backprops = 10**9
+    trainer.pace.begin(trainer)
+    trainer.epoch, trainer.game.cost.backprops = 1, 10**9 + 4
     trainer.pace.look(trainer, EpochTiming(0, 3600.0, 0.0, 1.0))
     assert wanted == [True]
+    assert trainer.pace.recorded == 3600 / 4, "what was played of a broken-off epoch, and not all of it"
 
 
 def glances(trainer, monkeypatch, seconds, warm_up=0.0, batches=4):
     """So many batches of an epoch are played, so many seconds apart; the second one has something new."""
     monkeypatch.setattr(pacing, "perf_counter", itertools.count(0, seconds).__next__)
+    trainer.game.cost.backprops = trainer.game.runner.warmed = 0
+    trainer.pace.begin(trainer)
     for step in range(1, batches + 1):
         trainer.step, trainer.game.cost.backprops = step, 2 * step
         trainer.game.runner.warmed += warm_up * (step == 2)
@@ -111,11 +118,22 @@ def test_auto_compiles_in_the_middle_of_an_epoch_that_is_long(paced, monkeypatch
     glances(trainer, monkeypatch, seconds=8.0, batches=4)
     assert wanted == [True]
     assert trainer.pace.recorded == 24 / 6, "seconds a backprop"
-    glances(trainer, monkeypatch, seconds=8.0, batches=9)
-    after(trainer, 1, 1e6)  # of both kinds
+    trainer.pace.look(trainer, EpochTiming(0, 1e6, 0.0, 1.0))  # of both kinds
     assert wanted == [True]
     after(trainer, 2, 1e6)
     assert wanted == [True, False]
+
+
+def test_an_epochs_first_batch_with_which_workers_start_is_no_part_of_a_pace(paced, monkeypatch):
+    trainer, wanted = paced
+    monkeypatch.setattr(pacing, "perf_counter", iter((0.0, 900.0, 901.0, 902.0)).__next__)
+    trainer.pace.begin(trainer)
+    for trainer.game.cost.backprops in (2, 4, 6):
+        trainer.pace.glance(trainer)
+    trainer.epoch = 1
+    trainer.pace.look(trainer, EpochTiming(0, 1000.0, 0.0, 1.0))
+    assert trainer.pace.recorded == 100 / 4, "seconds a backprop since the first batch"
+    assert wanted == [True]
 
 
 def test_a_single_epoch_is_compiled_if_its_rest_is_long(monkeypatch):

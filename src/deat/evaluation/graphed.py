@@ -8,6 +8,7 @@ before; in eval mode an image's answer is its own.
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -122,9 +123,11 @@ class _Pair:
         self.answer = answer.detach()
 
     def _warm_up(self, net: Net) -> None:
-        with warming_up(self.x.device), refusing_waits():
-            answer = net(self.x)
-            _gradient(answer, self.x, torch.zeros_like(answer))
+        with warming_up(self.x.device):
+            for how in (nullcontext(), refusing_waits()):  # what is called first may have to be built
+                with how:
+                    answer = net(self.x)
+                    _gradient(answer, self.x, torch.zeros_like(answer))
 
     def forward(self, x: Tensor) -> None:
         """Answer a batch, which may be shorter than the recording's."""

@@ -45,8 +45,19 @@ WHILE = 20
 """Seconds after which the host, which runs ahead of the device, knows the pace of an epoch that is under way."""
 
 
+class Mark(NamedTuple):
+    """A moment of an epoch: the clock, and what it had spent so far in seconds on what is new, and in backprops."""
+
+    clock: float
+    warmed: float
+    backprops: int
+
+
 class Paced(Protocol):
     """What decides how the next epoch runs, or the rest of a long one."""
+
+    def begin(self, trainer: "Trainer") -> None:
+        """An epoch begins, or goes on."""
 
     def glance(self, trainer: "Trainer") -> None:
         """A batch has been handed to the device."""
@@ -57,6 +68,9 @@ class Paced(Protocol):
 
 class Steady:
     """Keeps to the engine that was asked for."""
+
+    def begin(self, trainer: "Trainer") -> None:
+        """Nothing changes."""
 
     def glance(self, trainer: "Trainer") -> None:
         """Nothing changes."""
@@ -74,29 +88,35 @@ class Pace:
     def __init__(self) -> None:
         self.recorded: float | None = None
         self._settled = self._mixed = False
-        self._spent = 0
-        self._began: tuple[float, float, int] | None = None
+        self._start = Mark(perf_counter(), 0.0, 0)
+        self._since: Mark | None = None
+
+    def begin(self, trainer: "Trainer") -> None:
+        """Look at the clock."""
+        self._start, self._since, self._mixed = _now(trainer), None, False
 
     def glance(self, trainer: "Trainer") -> None:
-        """After a while of an epoch, decide; several processes wait for its end, since they must decide together."""
-        if self.recorded is not None or trainer.ranks.many:
-            return
-        now = perf_counter(), trainer.game.runner.warmed, trainer.game.cost.backprops
-        began = self._began = self._began or now
-        seconds = now[0] - began[0] - (now[1] - began[1])
-        if seconds > WHILE:
-            self._consider(trainer, seconds / (now[2] - began[2]))
-            self._mixed, self._began = self.recorded is not None, None
+        """After a while of an epoch, decide; several processes wait for its end, since they must decide together.
+
+        An epoch's first batch is no part of a pace: workers start with it, and what is new beside the moves is built.
+        """
+        now = _now(trainer)
+        since = self._since = self._since or now
+        seconds = now.clock - since.clock - (now.warmed - since.warmed)
+        if seconds > WHILE and self.recorded is None and not trainer.ranks.many:
+            self._consider(trainer, seconds / (now.backprops - since.backprops))
+            self._mixed, self._since = self.recorded is not None, now
 
     def look(self, trainer: "Trainer", timing: EpochTiming) -> None:
         """Compare seconds a backprop; an epoch that was compiled in its middle says nothing."""
-        whole = trainer.method.play.backprops(trainer.budget) * len(trainer.train)
-        spent = min(whole, trainer.game.cost.backprops - self._spent)  # less than what was spent before going on
-        self._spent, self._began = trainer.game.cost.backprops, None
-        mixed, self._mixed = self._mixed, False
-        if self._settled or mixed or not spent:
+        since, end = self._since or self._start, trainer.game.cost.backprops
+        if since.backprops == end:
+            since = self._start  # it had a single batch
+        if self._settled or self._mixed or since.backprops == end:
             return
-        pace = trainer.ranks.broadcast(timing.train_seconds - timing.warm_up_seconds) / spent  # all must do the same
+        before = since.clock - self._start.clock - (since.warmed - self._start.warmed)
+        seconds = trainer.ranks.broadcast(timing.train_seconds - timing.warm_up_seconds - before)  # all do the same
+        pace = seconds / (end - since.backprops)
         if self.recorded is None:
             self._consider(trainer, pace)
         else:
@@ -116,3 +136,7 @@ class Pace:
         self._settled = True
         if trainer.game.runner.compiled is not None and pace > recorded:  # else it could not be compiled
             trainer.game.runner.use_compiled(False)
+
+
+def _now(trainer: "Trainer") -> Mark:
+    return Mark(perf_counter(), trainer.game.runner.warmed, trainer.game.cost.backprops)

@@ -165,6 +165,8 @@ class Trainer:
     def run_epoch(self) -> EpochStats:
         """Play every batch once, read the meter, let the schedule observe, validate, tell the callbacks."""
         started = perf_counter()
+        self.game.runner.warm_up()  # what is left of an epoch that was broken off
+        self.pace.begin(self)
         self.budget = budget = self.schedule.budget(self.state, self.epoch)
         record = self.play_epoch(budget)
         played = perf_counter()
