@@ -1,7 +1,10 @@
 """Networks small enough to train in milliseconds, and images to feed them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 CLASSES = 3
 SIDE = 4
@@ -47,6 +50,19 @@ def learnable(n: int = 24, *, seed: int = 0) -> tuple[Tensor, Tensor]:
     x = 0.4 * x
     x[torch.arange(n), 0, y] += 0.5
     return x, y
+
+
+class Items(Dataset[Any]):
+    """A data set of somebody's own, which gives image after image by its number."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.x[index], int(self.y[index])
 
 
 def weights(net: nn.Module) -> list[Tensor]:

@@ -40,7 +40,7 @@ from helpers.eval_nets import (
     true_at_data_only,
     undefended,
 )
-from helpers.nets import seeded
+from helpers.nets import Items, seeded
 
 nets = pytest.mark.parametrize("build", [robust, undefended], ids=["robust", "undefended"])
 
@@ -203,22 +203,9 @@ def test_a_sorted_set_hides_no_model_that_is_robust_to_anything():
     assert "robust_to_anything" in {flag.name for flag in found.flags}
 
 
-class Listed:
-    """Images and labels by number, as a data set of somebody's has them."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.x[index], int(self.y[index])
-
-
 FORMS = {
     "tensors": lambda x, y: (x, y),
-    "items": Listed,
+    "items": Items,
     "loader": lambda x, y: list(zip(x.split(64), y.split(64), strict=True)),
 }
 

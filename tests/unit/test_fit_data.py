@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 import deat
 from deat.data import ImageSet, as_source, foreign
 from deat.errors import DataError, UsageError
-from helpers.nets import CLASSES, SIDE, conv_net, learnable, same, weights
+from helpers.nets import CLASSES, SIDE, Items, conv_net, learnable, same, weights
 
 OPTIONS: dict[str, Any] = {
     "method": "fgsm",
@@ -28,20 +28,7 @@ BAD = 37
 """The number of the image, or label, that is made wrong."""
 
 
-class Own(Dataset[Any]):
-    """A data set of one's own."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.x[index], int(self.y[index])
-
-
-class Named(Own):
+class Named(Items):
     """One that names its classes, so that nobody reads it before it is trained on."""
 
     classes = ("a", "b", "c")
@@ -66,7 +53,7 @@ class Pictures(Dataset[Any]):
 
 KINDS = {
     "tensors": lambda *pair: pair,
-    "own data set": Own,
+    "own data set": Items,
     "one with classes": Named,
     "loader": lambda x, y: DataLoader(TensorDataset(x, y), 8),
     "loader of one with classes": lambda x, y: DataLoader(Named(x, y), 8),
@@ -135,7 +122,7 @@ def test_what_is_read_once_to_count_its_classes_is_refused_before_training(kind)
 
 
 def test_a_part_that_the_user_cut_off_has_the_user_s_numbers():
-    assert f"image {BAD - 8} holds nan" in refusal(Subset(Own(*spoilt(float("nan"))), range(8, 48)))
+    assert f"image {BAD - 8} holds nan" in refusal(Subset(Items(*spoilt(float("nan"))), range(8, 48)))
 
 
 @pytest.mark.parametrize("kind", ["tensors", "own data set", "loader"])
@@ -172,10 +159,10 @@ def test_a_loader_takes_neither_another_batch_size_nor_an_augmentation():
     loader = DataLoader(TensorDataset(X, Y), 8)
     message = refusal(loader, error=UsageError, batch_size=16)
     assert message.startswith("batch_size=16 is not for data that comes in its own batches, here of 8.")
-    for data in (loader, Own(X, Y)):
+    for data in (loader, Items(X, Y)):
         message = refusal(data, error=UsageError, augment=deat.Augment(1))
         assert f"a {type(data).__name__} gives its images as they are trained on" in message
-    assert "a Own gives" in refusal(Own(X, Y), error=UsageError, augment=deat.Augment(1), val=0.25)
+    assert "a Items gives" in refusal(Items(X, Y), error=UsageError, augment=deat.Augment(1), val=0.25)
     own = {name: value for name, value in OPTIONS.items() if name != "batch_size"}
     assert deat.fit(conv_net(), loader, **own).history[-1].examples == 48
     assert deat.fit(conv_net(), loader, **OPTIONS).history[-1].examples == 48
@@ -188,7 +175,7 @@ def test_a_whole_number_is_no_validation_data_and_what_is_accepted_is_said(val):
 
 
 def test_nothing_can_be_held_out_of_nothing():
-    for data in ((X[:0], Y[:0]), Own(X[:0], Y[:0])):
+    for data in ((X[:0], Y[:0]), Items(X[:0], Y[:0])):
         assert "the data set is empty" in refusal(data, val=0.1)
 
 
@@ -196,7 +183,7 @@ def test_a_fraction_of_what_has_no_numbers_is_refused_with_what_can_be_done():
     assert refusal(Flow(), val=0.1).endswith("Pass val= as data of its own.")
     assert "Flow" in refusal(Flow(), val=0.1)
     assert refusal(DataLoader(Flow(), 8), val=0.1).endswith("Pass val= as data of its own.")
-    assert "the loader's .dataset in place of the loader" in refusal(DataLoader(Own(X, Y), 8), val=0.1)
+    assert "the loader's .dataset in place of the loader" in refusal(DataLoader(Items(X, Y), 8), val=0.1)
 
 
 @pytest.mark.parametrize("as_loader", [False, True])
@@ -207,7 +194,7 @@ def test_pictures_that_are_no_tensors_are_refused_with_the_transform(as_loader):
 
 
 def test_a_type_error_of_a_data_set_s_own_is_not_explained_away():
-    class Broken(Own):
+    class Broken(Items):
         def __getitem__(self, index: int) -> tuple[Tensor, int]:
             raise TypeError("my own")
 

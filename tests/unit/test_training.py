@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import deat
 from deat.data import ImageSet
@@ -24,22 +24,9 @@ from deat.training.result import Best
 from deat.training.streams import Streams
 from deat.training.validation import chance_of
 from helpers.games import THREATS, trainer_of
-from helpers.nets import CLASSES, SIDE, conv_net, images, learnable, same, seeded, weights
+from helpers.nets import CLASSES, SIDE, Items, conv_net, images, learnable, same, seeded, weights
 
 QUICK = {"epochs": 2, "batch_size": 8, "lr": 0.1, "rate": "flat", "precision": "fp32", "workers": 0}
-
-
-class Plain(Dataset):
-    """A data set of one's own, which hands out image after image."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.x[index], int(self.y[index])
 
 
 X, Y = learnable(24)
@@ -47,7 +34,7 @@ DATA = {
     "tensors": (X, Y),
     "bytes": ((255 * X).to(torch.uint8), Y),
     "arrays": (X.numpy(), Y.numpy()),
-    "dataset": Plain(X, Y),
+    "dataset": Items(X, Y),
     "tensor dataset": TensorDataset(X, Y),
     "loader": DataLoader(TensorDataset(X, Y), batch_size=8, shuffle=True),
     "list of batches": [(X[:8], Y[:8]), (X[8:16], Y[8:16]), (X[16:], Y[16:])],
@@ -292,7 +279,7 @@ def test_chance_is_the_share_of_the_commonest_label_whatever_the_data_is(kind):
     data, labels = DATA[kind], torch.tensor([2] * 7 + [1] * 5)
     kinds = {
         "tensors": (X[:12], labels),
-        "dataset": Plain(X[:12], labels),
+        "dataset": Items(X[:12], labels),
         "loader": DataLoader(TensorDataset(X[:12], labels), batch_size=5),
         "image set": ImageSet(X[:12], labels, ("a", "b", "c")),
     }
