@@ -104,7 +104,7 @@ def _nobody_is_left() -> Iterator[None]:
     before = set(multiprocessing.active_children())
     yield
     gc.collect()
-    assert set(multiprocessing.active_children()) == before
+    assert set(multiprocessing.active_children()) <= before  # of which another test's may have ended by now
 
 
 def same(one: list[Batch], two: list[Batch]) -> bool:
