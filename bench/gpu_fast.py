@@ -1,14 +1,14 @@
 """The whole FAST run of M+DEAT, as fast as it goes and as plainly as it goes: seconds, and what it costs in accuracy.
 
 The recipe cifar10-fast on PreAct-ResNet 18, 11 epochs, data and augmentation included: compiled in bf16, and eager in
-float32, a few seeds each; recorded in bf16, and as `auto` goes from recorded to compiled moves, one seed. A BP-epoch is
-one backprop for every batch of an epoch. An engine's first epoch holds its warm-up, which is what it took beyond its
-backprops at the pace of the engine's others; "first" are those that found no kernel of ours that an earlier process had
-built. "In all" are all epochs, every warm-up included. Natural and PGD-20 accuracy are on all test images. Then the
-trained network makes one ascent, or one full pass of YOPO's, and one joint move of each of a few methods on the same
-128 images, compiled and eager, both in bf16: how far their losses are apart, and how many signs of delta differ; the
-page has the worst of them, the file has each. Runs that are in the file already are kept, so that the command may be
-given again:
+float32, a few seeds each; recorded in bf16, and as `auto` chooses; and compiled with larger batches whose learning rate
+is scaled with them. A BP-epoch is one backprop for every batch of an epoch. An engine's first epoch holds its warm-up,
+which is what it took beyond its backprops at the pace of the engine's others; "first" are those that found no kernel of
+ours that an earlier process had built. "In all" are all epochs, every warm-up included. Natural and PGD-20 accuracy are
+on all test images. Then a network of the first side makes one ascent, or one full pass of YOPO's, and one joint move of
+each of a few methods on the same 128 images, compiled and eager, both in bf16: how far their losses are apart, and how
+many signs of delta differ; the page has the worst of them, the file has each. Runs that are in the file already are
+kept, so that the command may be given again:
 
     python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json
     python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json compile-bf16-0
@@ -43,9 +43,13 @@ SIDES = {
     "eager-fp32": {"engine": "eager", "precision": "fp32"},
     "graph-bf16": {"engine": "graph", "precision": "bf16"},
     "auto-bf16": {"engine": "auto", "precision": "bf16"},
+    "compile-bf16-batch256": {"engine": "compile", "precision": "bf16", "batch_size": 256, "lr": 0.2},
+    "compile-bf16-batch512": {"engine": "compile", "precision": "bf16", "batch_size": 512, "lr": 0.4},
 }
 COMPARED, SEEDS = ("compile-bf16", "eager-fp32"), (0, 1, 2)
-"""The sides whose accuracy is compared, and their seeds; of the others seconds alone are asked, of one seed."""
+"""The sides whose accuracy is compared, and their seeds."""
+OTHERS = {"auto-bf16": 2}
+"""How many seeds other sides have, where more than one: what auto chooses depends on kernels built before."""
 MOVED = ("pgd-1", "trades-1", "mart-1", "fat-1", "yopo-2-2")
 """Methods whose moves are compared: what they ascend, in which mode and through how much of the network differs."""
 SECONDS = ("seconds", "seconds_per_bp_epoch", "warm_up_seconds")
@@ -55,7 +59,7 @@ Record = dict[str, Any]
 
 def main() -> None:
     """Train and judge what is missing."""
-    names = [f"{side}-{seed}" for side in SIDES for seed in (SEEDS if side in COMPARED else SEEDS[:1])]
+    names = [f"{side}-{seed}" for side in SIDES for seed in seeds(side)]
     parser = argparse.ArgumentParser(description="The whole FAST run of M+DEAT, compiled and plain.")
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"what to run; all of {', '.join(names)}")
     parser.add_argument("--data", required=True, help="CIFAR-10, as deat train takes it")
@@ -79,6 +83,11 @@ def main() -> None:
             print(name, result["runs"][name], flush=True)
             write(result, args.out)
     write(result, args.out)
+
+
+def seeds(side: str) -> tuple[int, ...]:
+    """The seeds of a side."""
+    return SEEDS if side in COMPARED else SEEDS[: OTHERS.get(side, 1)]
 
 
 def write(result: Record, out: Path) -> None:
@@ -112,7 +121,7 @@ def measure(data: str, side: Record, seed: int, epochs: int | None) -> Record:
         "engines": noted.engines,
         "made": made_by(),
         "accuracy": {name: found.accuracy[name] for name in ATTACKS},
-        "move": agreement(trainer.model, run.corpus.train) if side["engine"] == "compile" else None,
+        "move": agreement(trainer.model, run.corpus.train) if side == SIDES[COMPARED[0]] else None,
     }
 
 
