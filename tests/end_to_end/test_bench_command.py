@@ -239,11 +239,13 @@ def test_two_benches_share_a_folder_and_a_killed_one_is_gone_on_with(children: C
 
 def test_ray_spreads_the_cells_over_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install ray")
+    before = signal.getsignal(signal.SIGTERM)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         assert main([*BENCH, "--parallel", "ray"]) == 0
     finally:
         ray.shutdown()
+        signal.signal(signal.SIGTERM, before)  # Ray leaves its own
     assert {run["status"] for run in runs_of().values()} == {"done"}
     assert {run["attempts"] for run in runs_of().values()} == {1}
 

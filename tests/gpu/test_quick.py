@@ -93,16 +93,26 @@ def test_whole_parts_and_what_is_left_over_are_recorded_by_a_compiled_twin() -> 
     assert count_recordings(quick.ask) == 3
 
 
+ASKED = ["natural", "fgsm", "pgd-20", "cw-20", "apgd-ce"]
+"""Attacks in each precision; bench/evaluation.py asks all of AutoAttack, on 10,000 images."""
+
+
+def judged(precision: str) -> deat.Evaluation:
+    x, y = digits(400)
+    data, threat = (x.cuda(), y.cuda()), deat.Linf(THREAT.eps / 4)
+    return deat.evaluate(convolutional().cuda(), data, threat=threat, attacks=ASKED, precision=precision, sanity=False)
+
+
+@pytest.fixture(scope="module")
+def exact() -> deat.Evaluation:
+    return judged("fp32")
+
+
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
-def test_verdicts_of_quick_attacks_are_those_of_exact_ones_but_for_a_few(precision: str) -> None:
-    net, (x, y) = convolutional().cuda(), digits(400)
-    data = x.cuda(), y.cuda()
-    attacks = ["natural", "fgsm", "pgd-20", "cw-20", "aa"]
-    threat = deat.Linf(THREAT.eps / 4)
-    exact = deat.evaluate(net, data, threat=threat, attacks=attacks, precision="fp32", sanity=False)
-    found = deat.evaluate(net, data, threat=threat, attacks=attacks, precision=precision, sanity=False)
+def test_quick_attacks_have_the_verdicts_of_exact_ones_but_for_a_few(precision: str, exact: deat.Evaluation) -> None:
+    found = judged(precision)
     assert found.settings["precision"] == precision
-    for name in attacks:
+    for name in ASKED:
         differ = sum(a != b for a, b in zip(exact.verdicts[name], found.verdicts[name], strict=True))
         assert differ <= 8, name
     assert found.verdicts["natural"] == exact.verdicts["natural"]

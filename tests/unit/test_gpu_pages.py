@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -134,12 +134,15 @@ def test_the_worst_agreement_of_all_methods_is_shown_and_each_is_kept(
     fast: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = {name: {"loss": 0.1, "signs": 0.02, "steps": 0.3} for name in fast.MOVED}
-    each["trades-1"], each["fat-1"] = {"loss": 0.01, "signs": 0.5, "steps": 0.6}, None
+    each[fast.NEAR] = {"loss": 0.9, "signs": 0.9, "steps": 0.9}
+    each[fast.UNIFORM], each["fat-1"] = {"loss": 0.01, "signs": 0.5, "steps": 0.6}, None
     monkeypatch.setattr(fast, "apart", lambda model, batch, method: each[method])
     images = ImageSet(torch.zeros(4, 1, 4, 4, dtype=torch.uint8), torch.arange(4) % 3, tuple("012"))
     found = fast.agreement(conv_net(), images)
-    assert found == {"loss": 0.1, "signs": 0.5, "steps": 0.6, "each": each}
-    assert "| 0.10000 | 50.00% |" in page_of(fast, {"compile-bf16-0": run(move=found)})
+    assert found == {"each": each}
+    page = page_of(fast, {"compile-bf16-0": run(move=found)})
+    assert "| 0.10000 | 50.00% |" in page
+    assert "90.00%" in page.split("\n\n")[-2], "what is not counted is told"
     each.update(dict.fromkeys(each))
     assert fast.agreement(conv_net(), images) is None, "nothing was compiled, so nothing agrees"
 
@@ -149,7 +152,7 @@ def test_moves_of_every_method_are_compared_and_a_fall_back_is_not_an_agreement(
 ) -> None:
     monkeypatch.setattr(fast, "DEVICE", "cpu")
     images = ImageSet(torch.randint(0, 256, (12, 1, 4, 4)).to(torch.uint8), torch.arange(12) % 3, tuple("012"))
-    for method in fast.MOVED:
+    for method in (*fast.MOVED, fast.NEAR):
         r = fast.moved(conv_net(batch_norm=True), images, method, "eager")
         assert r.delta.any(), method
         assert r.loss > 0, method
@@ -158,6 +161,12 @@ def test_moves_of_every_method_are_compared_and_a_fall_back_is_not_an_agreement(
     assert fast.apart(conv_net(), images, "pgd-1") == {"loss": 0.0, "signs": 0.0, "steps": 0.0}
     monkeypatch.setattr(fast, "moved", lambda net, batch, method, engine: None)
     assert fast.apart(conv_net(), images, "pgd-1") is None
+
+
+def test_a_step_from_beside_the_clean_image_is_compared_from_further_off_too(fast: ModuleType) -> None:
+    near, further = deat.method(fast.NEAR), fast.asked(fast.UNIFORM)
+    assert (near.ascent.start, further.ascent.start) == ("jitter", "uniform")
+    assert replace(further, ascent=near.ascent) == near
 
 
 def test_a_number_says_which_files_made_it_with_and_without_git(tmp_path: Path) -> None:

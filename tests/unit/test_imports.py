@@ -46,7 +46,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "numbers": ("errors",),
     "threat": ("errors", "numbers"),
     "game.losses": (),
-    "data": ("errors", "seeding", "loading", "ranks", "paths", "kernels"),
+    "data": ("errors", "seeding", "loading", "ranks", "paths", "writing", "kernels"),
     "models": ("errors", "seeding", "loading", "writing", "tensorfile"),
     "tensorfile": ("errors",),
     "interruption": ("errors", "ranks"),

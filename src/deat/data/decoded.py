@@ -115,7 +115,7 @@ def _unreadable(broken: Broken) -> DataError:
 def _warn_of_few(files: Files, members: list[int]) -> None:
     text = differing(files, members, MAX_DECODED)
     if text:
-        warnings.warn(text, stacklevel=6)  # who called load
+        warnings.warn(text, stacklevel=7)  # who called load
 
 
 def save(store: Path, key: str, train: ImageSet, test: ImageSet | None) -> None:

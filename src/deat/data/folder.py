@@ -4,11 +4,11 @@ import io
 import json
 import os
 import stat
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 
-from deat.data import archive, cache, decoded
+from deat.data import archive, cache, decoded, turns
 from deat.data.files import Files, Loose, Slices
 from deat.data.imageset import ImageSet
 from deat.data.layout import Layout, arrange, check_filled
@@ -30,24 +30,40 @@ def read(path: Path, store: Path | None, size: int | None = None) -> tuple[Part,
     if loose:
         check_filled(loose.names, folders)
     key = _fingerprint(path, loose, size)
-    held = decoded.load(store, key) if store else None
-    if held is not None:
-        return held
-    files = loose or _open(path, store, key)
-    layout = arrange(files.names, str(path))
-    parts = decoded.decode(files, layout.classes, layout.train, layout.test, size)
-    if parts is None:
-        return _lazy(files, layout, size)
-    if store:
-        _keep(store, key, parts)
-    return parts
+    return _kept(store, key) or _made(path, loose, store, key, size)
 
 
-def _keep(store: Path, key: str, parts: tuple[ImageSet, ImageSet | None]) -> None:
+def _kept(store: Path | None, key: str) -> tuple[ImageSet, ImageSet | None] | None:
+    return decoded.load(store, key) if store else None
+
+
+def _made(path: Path, loose: Loose | None, store: Path | None, key: str, size: int | None) -> tuple[Part, Part | None]:
+    """The parts decoded and kept, by whoever's turn comes first, or left to be streamed."""
+    with _turn(path, store, key) as alone:
+        held = _kept(store, key)
+        if held is not None:
+            return held
+        files = loose or _open(path, store, key)
+        layout = arrange(files.names, str(path))
+        parts = decoded.decode(files, layout.classes, layout.train, layout.test, size)
+        if parts and store:
+            _keep(store, key, parts, alone)
+        return parts or _lazy(files, layout, size)
+
+
+def _turn(path: Path, store: Path | None, key: str) -> AbstractContextManager[bool]:
+    """The turn at an archive that is unpacked where others find it; whether one is alone with that copy."""
+    if store is None or not archive.is_compressed(path):
+        return nullcontext(False)
+    return turns.turn(store / f".{key}.lock")
+
+
+def _keep(store: Path, key: str, parts: tuple[ImageSet, ImageSet | None], alone: bool) -> None:
     # A full or read-only disk costs the next start its speed, not this run.
     with suppress(OSError):
         decoded.save(store, key, *parts)
-    cache.drop(store, f"{key}-pack")
+    if alone:  # where nobody waits for a turn, another may be reading it
+        cache.drop(store, f"{key}-pack")
 
 
 def _lazy(files: Files, layout: Layout, size: int | None) -> tuple[LazyImages, LazyImages | None]:
