@@ -24,9 +24,7 @@ RECORDED, RESUMED, SLOW, AGREE = "recorded", "resumed", "synchronisation", "agre
 TWO_PASSES = "(trades or mart or amata)"
 SHARES = (
     ("tests/gpu/test_kernels.py", "tests/gpu/test_network_ends.py"),
-    ("tests/gpu/test_quick.py", "-k", "verdicts and bf16"),
-    ("tests/gpu/test_quick.py", "-k", "verdicts and not bf16"),
-    ("tests/gpu/test_quick.py", "-k", "not verdicts"),
+    ("tests/gpu/test_quick.py",),
     ("tests/gpu/test_ranks.py", "tests/gpu/test_checks.py"),
     ("tests/gpu/test_cuda.py", "-k", f"{RECORDED} and not {RESUMED}"),
     ("tests/gpu/test_cuda.py", "-k", f"{RESUMED} and auto"),
