@@ -3,11 +3,10 @@
 import torch
 
 import deat
-from deat.data import as_source
 
 EPOCHS = 6
 digits, threat = deat.load_data("digits"), deat.Linf(0.15)
-batches = as_source(digits.train, batch_size=64)
+batches = deat.as_source(digits.train, batch_size=64)
 net = deat.build_model("small", in_channels=1, image_size=8)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 

@@ -4,18 +4,19 @@ Adversarial training whose number of attack steps tunes itself while it trains.
 """
 
 from deat import schedules
-from deat.data import Augment
+from deat.data import Augment, ImageSet, as_source
 from deat.data import load as load_data
+from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluation import Evaluation, load_evaluation
 from deat.evaluation.evaluator import evaluate
 from deat.game.ascent import Ascent
 from deat.game.engine import Engine
 from deat.game.moves import Game, Probe
-from deat.game.objectives import CrossEntropy, Mart, Objective, Trades
+from deat.game.objectives import CrossEntropy, Mart, Objective, Outcome, Trades
 from deat.game.plays import Craft, Relay, Replay
 from deat.methods import Method, friendly, method, mplus, register
 from deat.models import build as build_model
-from deat.models import load_weights, normalized, save_weights
+from deat.models import load_weights, normalized, register_model, save_weights
 from deat.ranks import Ranks
 from deat.threat import L1, L2, Linf, ThreatModel
 from deat.training.checkpoints import Checkpoints
@@ -33,6 +34,7 @@ __all__ = [
     "L1",
     "L2",
     "Ascent",
+    "Attack",
     "Augment",
     "Checkpoints",
     "Craft",
@@ -42,10 +44,12 @@ __all__ = [
     "EpochTiming",
     "Evaluation",
     "Game",
+    "ImageSet",
     "Linf",
     "Mart",
     "Method",
     "Objective",
+    "Outcome",
     "OverfitWatch",
     "Probe",
     "Ranks",
@@ -56,6 +60,7 @@ __all__ = [
     "ThreatModel",
     "Trades",
     "Trainer",
+    "as_source",
     "build_model",
     "evaluate",
     "fit",
@@ -68,6 +73,7 @@ __all__ = [
     "mplus",
     "normalized",
     "register",
+    "register_model",
     "save_weights",
     "schedules",
 ]

@@ -172,6 +172,18 @@ def test_a_pattern_is_registered_once_and_its_letters_are_parameters():
         deat.register("bold-K")(lambda j=1: None)
 
 
+@pytest.mark.usefixtures("registering")
+def test_a_method_is_listed_with_the_prefixes_that_it_is_registered_with():
+    @deat.register("bold-K", "m+")
+    def bold(k: int = 4):
+        return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha=0.5), deat.Ascent())
+
+    assert [name for name in registry.names() if "bold" in name] == ["bold-4", "m+bold-4"]
+    assert all(deat.method(name).name == name for name in registry.names())
+    with pytest.raises(UsageError, match=r"unknown prefix 'x\+'.*m\+"):
+        deat.register("bolder", "x+")(bold)
+
+
 def test_registrations_of_the_tests_are_gone():
     assert "bold-4" not in registry.names()
     with pytest.raises(UsageError):

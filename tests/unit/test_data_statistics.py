@@ -87,6 +87,7 @@ def test_fit_puts_nothing_before_a_network_unless_that_is_asked_for(tmp_path):
     corpus, mine = photos(tmp_path), net()
     for data in (corpus, corpus.train):
         assert deat.make_trainer(mine, data, **trainer_options()).model is mine
+        assert deat.make_trainer(mine, data, normalize="none", **trainer_options()).model is mine
     behind = deat.make_trainer(mine, corpus, normalize=CIFAR, **trainer_options()).model
     assert behind.normalize.mean.flatten().tolist() == pytest.approx(CIFAR[0])
     assert deat.make_trainer(behind, corpus, normalize="data", **trainer_options()).model is behind, "it has its own"

@@ -8,22 +8,15 @@ Settings: A 2, B 10, zero start; the released code never reaches B. Cost: k + 1 
 
 from deat.game.ascent import Ascent
 from deat.game.plays import Craft
-from deat.methods.compose import mplus
 from deat.methods.method import Method
 from deat.methods.registry import register
 from deat.methods.rules import Rules
 from deat.schedules import Linear
 
 
-@register("amata-A-B")
+@register("amata-A-B", "m+")
 def amata(rules: Rules, a: int = 2, b: int = 10) -> Method:
     """Amata from a to b steps."""
     schedule = Linear(first=a, last=b, stretch=2.5, reaches_last=rules.amata_reaches_last)
     ascent, probe = Ascent(start="zero", noisy=rules.noisy), rules.probe(crafts=True)
     return Method("amata", Craft(), schedule, ascent, probe=probe, summary="ever more, ever finer steps")
-
-
-@register("m+amata-A-B")
-def m_amata(rules: Rules, a: int = 2, b: int = 10) -> Method:
-    """M+Amata."""
-    return mplus(amata(rules, a, b), rules=rules)

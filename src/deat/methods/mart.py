@@ -10,14 +10,13 @@ backprops a batch. M+MART: k at most 10; F+MART: tau 3.
 from deat.game.ascent import Ascent
 from deat.game.objectives import Mart
 from deat.game.plays import Craft
-from deat.methods.compose import friendly, mplus
 from deat.methods.method import Method
 from deat.methods.registry import register
 from deat.methods.rules import Rules
 from deat.schedules import Fixed
 
 
-@register("mart[-K]")
+@register("mart[-K]", "m+", "f+")
 def mart(rules: Rules, k: int = 10) -> Method:
     """MART."""
     return Method(
@@ -29,15 +28,3 @@ def mart(rules: Rules, k: int = 10) -> Method:
         rules.probe(crafts=True, clean_branch=True),
         "boosted CE plus a weighted KL",
     )
-
-
-@register("m+mart")
-def m_mart(rules: Rules) -> Method:
-    """M+MART."""
-    return mplus(mart(rules), rules=rules)
-
-
-@register("f+mart")
-def f_mart(rules: Rules) -> Method:
-    """F+MART."""
-    return friendly(mart(rules))

@@ -26,10 +26,11 @@ SPELLINGS = {r"u-fgsm": "fgsm", r"pgd-at": "pgd", r"free-at": "free", r"\bmdeat\
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered pattern and the function that builds its methods."""
+    """One registered pattern, the function that builds its methods, and the prefixes that it is known with."""
 
     pattern: str
     build: Builder
+    prefixes: tuple[str, ...] = ()
 
     @property
     def stem(self) -> str:
@@ -57,10 +58,11 @@ class Entry:
 _ENTRIES: dict[str, Entry] = {}
 
 
-def register(pattern: str) -> Callable[[Builder], Builder]:
+def register(pattern: str, *prefixes: str) -> Callable[[Builder], Builder]:
     """Adds a method: decorates a function that returns a Method, with parameters for the pattern's letters.
 
-    A parameter called `rules`, if there is one, receives the rule set.
+    A parameter called `rules`, if there is one, receives the rule set. Every method can be composed with m+ and f+;
+    the prefixes given are those with which it is listed as well.
     """
 
     def add(build: Builder) -> Builder:
@@ -69,9 +71,11 @@ def register(pattern: str) -> Callable[[Builder], Builder]:
         missing = letters - set(inspect.signature(build).parameters)
         if missing:
             raise UsageError(f"register({pattern!r}): {build.__name__} takes no parameter {sorted(missing)}.")
+        for prefix in set(prefixes) - set(PREFIXES):
+            raise unknown("prefix", prefix, PREFIXES)
         if pattern in _ENTRIES and origin(_ENTRIES[pattern].build) != origin(build):
             raise UsageError(f"register({pattern!r}): a method with this pattern is registered already.")
-        _ENTRIES[pattern] = Entry(pattern, build)
+        _ENTRIES[pattern] = Entry(pattern, build, prefixes)
         return build
 
     return add
@@ -79,7 +83,7 @@ def register(pattern: str) -> Callable[[Builder], Builder]:
 
 def names() -> list[str]:
     """Every registered name, parameters at their defaults."""
-    return [entry.name() for entry in _ENTRIES.values()]
+    return [prefix + entry.name() for entry in _ENTRIES.values() for prefix in ("", *entry.prefixes)]
 
 
 def method(name: str | Method, *, rules: str | Rules = "paper") -> Method:

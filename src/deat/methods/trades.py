@@ -10,14 +10,13 @@ backwards and one forward for the clean logits). M+TRADES: k at most 10; F+TRADE
 from deat.game.ascent import Ascent
 from deat.game.objectives import Trades
 from deat.game.plays import Craft
-from deat.methods.compose import friendly, mplus
 from deat.methods.method import Method
 from deat.methods.registry import register
 from deat.methods.rules import Rules
 from deat.schedules import Fixed
 
 
-@register("trades[-K]")
+@register("trades[-K]", "m+", "f+")
 def trades(rules: Rules, k: int = 10) -> Method:
     """TRADES."""
     return Method(
@@ -29,15 +28,3 @@ def trades(rules: Rules, k: int = 10) -> Method:
         rules.probe(crafts=True, clean_branch=True),
         "CE plus beta times KL to the neighbourhood",
     )
-
-
-@register("m+trades")
-def m_trades(rules: Rules) -> Method:
-    """M+TRADES."""
-    return mplus(trades(rules), rules=rules)
-
-
-@register("f+trades")
-def f_trades(rules: Rules) -> Method:
-    """F+TRADES."""
-    return friendly(trades(rules))

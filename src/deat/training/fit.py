@@ -173,8 +173,10 @@ def _front(normalize: Normalization | str | None, corpus: Corpus | None, train: 
     """The mean and standard deviation that go before the model, those of the data where they are asked for."""
     if not isinstance(normalize, str):
         return normalize
+    if normalize == "none":
+        return None
     if normalize != "data":
-        raise unknown("normalize", normalize, ["data"], "Or give numbers by channel, (mean, std).")
+        raise unknown("normalize", normalize, ["data", "none"], "Or give numbers by channel, (mean, std).")
     images = train if isinstance(train, ImageSet | LazyImages) else as_images(train)
     if images is None:
         raise UsageError(
