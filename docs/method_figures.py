@@ -38,6 +38,7 @@ NEAR = 0.1
 def main(bench: Path, images: Path) -> None:
     """Draw everything, and write what was counted."""
     mpl.rcParams.update({"svg.hashsalt": "deat", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    images.mkdir(parents=True, exist_ok=True)
     found = collect(bench)
     rows = {row.name: row for row in found.rows}
     save(words(rows["m+deat"].runs[0]), images / "method-words.svg")
