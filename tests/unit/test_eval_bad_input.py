@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from deat.errors import CheckpointError, DataError, DeatError, UsageError
+from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.named import attacker, attackers
 from helpers.eval_attackers import Own
@@ -88,6 +89,24 @@ def test_an_attack_named_twice_is_refused():
 
 def test_an_attack_cannot_have_the_headline_s_name():
     assert_refused("worst", attacks=[Own("worst")])
+
+
+class Moving(Attack):
+    """An attack whose settings are those of none, and whose making is its own."""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Own("natural"),
+        Attack("natural", steps=20),
+        Attack("natural", steps=0),
+        Attack("natural", steps=1, start="zero"),
+        Moving("natural", steps=0, start="zero"),
+    ],
+)
+def test_an_attack_cannot_have_the_name_of_none(how):
+    assert_refused("an attack cannot be named 'natural'", attacks=[how])
 
 
 @pytest.mark.parametrize("option", ["n", "block"])

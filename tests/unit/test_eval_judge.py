@@ -1,6 +1,6 @@
 """The judge distrusts everyone, and leaves everything as it found it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from deat.errors import UsageError
 from deat.evaluation.attacks import Attack, attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.graphed import padded_size
-from deat.evaluation.judge import Counted, Judge, full_precision
+from deat.evaluation.judge import Attacker, Counted, Judge, full_precision
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, undefended
 from helpers.games import THREATS
@@ -171,6 +171,32 @@ def test_a_block_without_a_right_answer_costs_its_classification_only():
     ruling = Judge(net, THREAT, 0).rule(own, x, wrong, 0)
     assert own.seen == []
     assert (ruling.forwards, ruling.backwards, ruling.invalid) == (0, 0, 0)
+
+
+@dataclass
+class Staged:
+    """An attack of one stage."""
+
+    name: str
+    stages: tuple[Attacker, ...]
+
+    def __call__(self, model, x, y, threat, generator=None):
+        raise AssertionError("its stage is called in its place")
+
+
+@pytest.mark.parametrize("cascade", [False, True])
+def test_a_stage_that_is_called_natural_is_an_attack_like_any_other(cascade):
+    stage = Own("natural", pgd_then(lambda adv: adv))
+    asked = ["natural", Staged("mine", (stage, Own("idle")))]
+    found = evaluate(undefended(), digits(24), threat=THREAT, attacks=asked, sanity=False, cascade=cascade)
+    assert stage.images > 0
+    assert found.worst < 0.3
+
+
+def test_what_leaves_an_image_as_it_is_costs_one_classification_whatever_its_name():
+    net, (x, y) = undefended(), digits(20)
+    found = [Judge(net, THREAT, 0).rule(Attack(name, 0, start="zero"), x, y, 0) for name in ("natural", "clean")]
+    assert [(ruling.forwards, ruling.backwards) for ruling in found] == [(20, 0)] * 2
 
 
 @pytest.mark.parametrize(

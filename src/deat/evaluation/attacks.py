@@ -92,6 +92,11 @@ class Attack:
         return torch.where(spread(fooled & ~pushed, x), delta.detach(), moved), fooled
 
 
+def is_natural(how: object) -> bool:
+    """Whether an attack is none: no step from the image itself. Its name says nothing, for anybody's may be any."""
+    return type(how) is Attack and how.steps == 0 and how.start == "zero"
+
+
 DROPS = frozenset((1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233))
 """The steps after which fooled images leave the batch; in between they only stay where they are."""
 

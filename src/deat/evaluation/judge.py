@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from deat.evaluation.attacks import is_natural
 from deat.evaluation.quick import Quick, choose_quick, exactly, full_precision
 from deat.modes import device_of, evaluating, spread
 from deat.seeding import derive
@@ -93,7 +94,7 @@ class Judge:
             invalid = self._attack(stage or attacker, x, y, block_seed(self.seed, attacker.name, block), stands)
             correct = stands.tolist()
         forwards, backwards = (now - then for now, then in zip(self.counted(), before, strict=True))
-        asked = len(x) if attacker.name == "natural" else 0  # which the other attacks share
+        asked = len(x) if is_natural(attacker) else 0  # which the other attacks share
         felled = {stage.name: had - sum(correct)} if stage else {}
         return Ruling(correct, invalid, perf_counter() - started, asked + forwards, backwards, felled)
 
@@ -106,7 +107,7 @@ class Judge:
 
     def _attack(self, attacker: Attacker, x: Tensor, y: Tensor, seed: int, stands: Tensor) -> int:
         """Strike out of `stands` whom an attack fools; how many examples were not allowed."""
-        if attacker.name == "natural":
+        if is_natural(attacker):
             return 0
         index = stands.nonzero().squeeze(1)
         if len(index) == 0:
