@@ -564,6 +564,16 @@ def test_hostile_names_in_a_bench_are_shown_as_text(capsys):
     assert "\x1b" not in shown
 
 
+@pytest.mark.parametrize("bad", [{"accuracy": 5}, {"accuracy": {"natural": "x"}}, {"images": "many"}], ids=str)
+def test_scores_that_are_none_are_the_folder_s_fault(bad, capsys):
+    score = {"name": "m+deat", "accuracy": {"natural": 0.9}, "images": 10, "backprops": 3, "seconds": 1.0}
+    (make_run(Path("run")) / "scores.json").write_text(json.dumps([score | bad]))
+    assert main(["report", "run", "--no-figures", "--gallery", "0"]) == 3
+    message = capsys.readouterr().err
+    assert "'run' holds records that deat did not write" in message
+    assert "defect" not in message
+
+
 @pytest.mark.parametrize("name", ["..", "../../x", "a/b", "a\0b", "x" * 300, "", "."])
 def test_name_that_deat_gives_a_folder_stays_in_its_parent(name, tmp_path):
     path = claim(tmp_path / "runs", f"{name}-m+deat")

@@ -16,7 +16,7 @@ from typing import Any
 
 from deat.errors import DataError, DeatError
 from deat.evaluation.evaluation import Evaluation, load_evaluation
-from deat.report.summary import Score
+from deat.report.summary import Score, read_scores
 from deat.training.folder import HISTORY, RUN, SCORES, TIMING
 from deat.training.history import EpochStats, EpochWatch, parsed, read
 
@@ -231,7 +231,7 @@ def _collect_run(path: Path, seed: int | None, about: dict[str, Any]) -> OneRun:
         warm_up=warm_up,
         evaluation=main,
         beside=beside,
-        scores=[Score(**score) for score in _json(path / SCORES)] if (path / SCORES).is_file() else [],
+        scores=read_scores(path / SCORES) if (path / SCORES).is_file() else [],
         **about,
     )
 
