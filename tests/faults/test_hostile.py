@@ -554,6 +554,18 @@ def test_names_in_hostile_files_do_not_reach_the_terminal_as_they_are(whole, cap
     assert capsys.readouterr().err == "deat: one?[2J\n        two\n"
 
 
+def test_name_of_a_weights_file_does_not_reach_the_terminal_as_it_is(capsys):
+    for part in ("train", "test"):
+        images(Path("set") / part)
+    net = deat.build_model("small", num_classes=2, in_channels=3, image_size=8)
+    deat.save_weights(net, Path("w\x1b[2J.safetensors"))
+    how = ["--data", "folder:set", "--data-root", "cache", "--attacks", "natural", "--out", "e.json"]
+    main(["evaluate", "w\x1b[2J.safetensors", *how])
+    message = capsys.readouterr().err
+    assert "deat: w?[2J.safetensors says nothing of normalisation" in message
+    assert "\x1b" not in message
+
+
 def test_hostile_names_in_a_bench_are_shown_as_text(capsys):
     make_run(Path("table/a"), shares={"natural": 0.9, "x\x1b[31m": 0.5})
     runs = [one_run("a"), one_run("b", seed=1, status="failed", why="no\x1b[2J")]

@@ -1,7 +1,6 @@
 """`deat evaluate`: from a run's folder or a weights file to a table one can believe, or is told not to."""
 
 import json
-import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -146,7 +145,7 @@ def _judged(
     def tell(flag: Flag) -> None:
         """Say a flag before the first attack."""
         told.append(flag)
-        print(f"deat: {flag.line}", file=sys.stderr)
+        say_aside(flag.line)
 
     with _progress(order.json or not ranks.main) as progress, run.threads_for(model):
         return evaluate(
@@ -207,16 +206,15 @@ def _say_if_other_classes(target: Path, run: Run) -> None:
     other = [f"{plain(seen)!r} for {plain(mine)!r}" for mine, seen in pairs if mine != seen]
     if other:
         shown = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
-        print(f"deat: this data names other classes than the run's, matched by their order: {shown}.", file=sys.stderr)
+        say_aside(f"this data names other classes than the run's, matched by their order: {shown}.")
 
 
 def _say_if_normalized(run: Run, weights: Path) -> None:
     """A bare file of weights says nothing of normalisation, so what is put before the network is said."""
     if run.statistics and not run.recorded and run.request.normalize == "auto":
-        print(
-            f"deat: {weights.name} says nothing of normalisation, so the data's goes before the network: "
-            f"{in_words(run.statistics)}. With --normalize none it is taken as it is.",
-            file=sys.stderr,
+        say_aside(
+            f"{weights.name} says nothing of normalisation, so the data's goes before the network: "
+            f"{in_words(run.statistics)}. With --normalize none it is taken as it is."
         )
 
 
