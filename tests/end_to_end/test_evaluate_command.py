@@ -16,11 +16,13 @@ from torch import nn
 
 import deat
 from deat.cli import main
+from deat.commands import evaluate as evaluating
 from deat.commands.evaluation_table import show
 from deat.evaluation.attacks import Attack
 from deat.evaluation.autoattack import AutoAttack
 from deat.evaluation.evaluation import AttackResult, Evaluation, load_evaluation
 from deat.threat import Linf
+from deat.training.record import read_record
 from helpers.children import Children
 
 
@@ -348,3 +350,12 @@ def test_classes_of_other_names_are_said_to_be_matched_by_their_order(
     (copied / "run.json").write_text(json.dumps(record))
     assert main([*judged, str(copied)]) == 0
     assert "matched by their order: '3' for 'trois'" in capsys.readouterr().err
+
+
+def test_a_run_s_record_is_read_once_so_that_all_that_is_said_is_of_one_run(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(evaluating, "read_record", lambda path: read.append(path) or read_record(path))
+    assert main(["evaluate", str(run), "--attacks", "natural", "--n", "20"]) == 0
+    assert read == [run]
