@@ -145,11 +145,11 @@ def attack(name: str | Attack) -> Attack:
     raise unknown("attack", name, [p.replace("N", "20") for p in FAMILIES], HINT)
 
 
-def gradient(loss: Tensor, inputs: Tensor) -> Tensor:
-    """The gradient of a loss; zero where the model lets none through."""
+def gradient(loss: Tensor, inputs: Tensor, slope: Tensor | None = None) -> Tensor:
+    """The gradient of a loss, or of any answer along a slope; zero where the model lets none through."""
     if not loss.requires_grad:
         return torch.zeros_like(inputs)
-    (grad,) = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
+    (grad,) = torch.autograd.grad(loss, inputs, slope, allow_unused=True, materialize_grads=True)
     return grad
 
 
