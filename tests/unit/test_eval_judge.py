@@ -8,10 +8,12 @@ from torch import nn
 
 import deat
 from deat.errors import UsageError
+from deat.evaluation import quick
 from deat.evaluation.attacks import Attack, attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.graphed import padded_size
 from deat.evaluation.judge import Attacker, Counted, Judge, full_precision
+from deat.game import engine
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, undefended
 from helpers.games import THREATS
@@ -450,6 +452,41 @@ def test_a_quick_precision_needs_a_gpu(precision):
 def test_an_unknown_precision_is_refused_with_those_there_are():
     with pytest.raises(UsageError, match="fp16"):
         evaluate(undefended(), digits(4), threat=THREAT, attacks=["fgsm"], precision="fp61")
+
+
+def test_an_evaluation_has_the_engines_that_training_has():
+    assert quick.ENGINES == engine.ENGINES
+    with pytest.raises(UsageError, match=r"unknown engine 'fast'.*Known: auto, compile, eager, graph"):
+        evaluate(undefended(), digits(4), threat=THREAT, engine="fast")
+
+
+@pytest.mark.parametrize("name", ["graph", "compile"])
+def test_an_engine_of_cuda_s_needs_a_gpu(name):
+    with pytest.raises(
+        UsageError, match=f"engine '{name}' needs a CUDA device for an evaluation; use 'auto' or 'eager'"
+    ):
+        evaluate(undefended(), digits(4), threat=THREAT, engine=name)
+
+
+def test_an_eager_evaluation_is_the_usual_one_where_there_is_no_gpu():
+    usual, eager = (evaluate(undefended(), digits(8), threat=THREAT, engine=name) for name in ("auto", "eager"))
+    assert usual.verdicts == eager.verdicts
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "passes", "chosen"),
+    [
+        ("auto", "cpu", 10**9, "eager"),
+        ("eager", "cpu", 10**9, "eager"),
+        ("auto", "cuda", quick.WORTH_COMPILING - 1, "graph"),
+        ("auto", "cuda", quick.WORTH_COMPILING, "compile"),
+        ("eager", "cuda", 10**9, "eager"),
+        ("graph", "cuda", 10**9, "graph"),
+        ("compile", "cuda", 1, "compile"),
+    ],
+)
+def test_auto_records_on_a_gpu_and_compiles_what_is_long(wanted, device, passes, chosen):
+    assert quick.choose_engine(wanted, torch.device(device), passes) == chosen
 
 
 def test_batches_are_padded_by_a_quarter_at_most():

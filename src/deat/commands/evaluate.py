@@ -80,8 +80,8 @@ class Evaluate:
     """Images attacked at once; verdicts depend on it, so it is recorded."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """What attacks compute in: auto is fp16 on a GPU and fp32 elsewhere. Verdicts are always settled in float32."""
-    engine: Literal["auto", "graph", "compile"] = "auto"
-    """How attacks run on a GPU: graph records passes, compile compiles them first; auto compiles long evaluations."""
+    engine: Literal["auto", "eager", "graph", "compile"] = "auto"
+    """How attacks run on a GPU: graph records passes, compile compiles them too, eager neither; auto sees what pays."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     out: MaybeText = None

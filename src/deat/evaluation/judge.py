@@ -67,12 +67,12 @@ class Judge:
     """Rules on blocks of images. A ruling depends on model, seed, attack, block and the attacks' precision alone."""
 
     def __init__(
-        self, model: nn.Module, threat: ThreatModel, seed: int, precision: str = "fp32", compiled: bool = False
+        self, model: nn.Module, threat: ThreatModel, seed: int, precision: str = "fp32", engine: str = "graph"
     ) -> None:
         self.model, self.threat, self.seed = Counted(model), threat, seed
         self.precision = choose_quick(precision, device_of(model))
         self._held: tuple[Tensor, Tensor, Tensor, bool] | None = None
-        self.quick = None if self.precision == "fp32" else Quick(model, self.model, self.precision, compiled)
+        self.quick = None if self.precision == "fp32" else Quick(model, self.model, self.precision, engine)
 
     def rule(
         self,

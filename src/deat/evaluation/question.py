@@ -34,7 +34,7 @@ class Question:
     n: int | None = None
     sanity: bool = True
     precision: str = "auto"
-    compiled: bool = False
+    engine: str = "graph"
     ledger: str | Path | None = None
     about: dict[str, Any] = field(default_factory=dict)
     ranks: Ranks = ALONE
