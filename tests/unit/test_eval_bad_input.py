@@ -136,6 +136,11 @@ def test_a_radius_in_levels_of_255_is_refused():
         ("linf:x", "not a number"),
         ("linf:-0.1", "negative"),
         ("linf:nan", "not a number"),
+        ("linf:inf", "not a number"),
+        (float("nan"), "unknown threat model 'nan'"),
+        ("linf:1", "linf eps 1 reaches every image of .*usual is 4/255 to 8/255"),
+        ("l2:99", "l2 eps 99 reaches every image of .*usual is 0.5 to 3"),
+        ("l1:9999", "l1 eps 9999 reaches every image of .*usual is 12 and more"),
     ],
 )
 def test_a_threat_that_is_none_is_refused(threat, match):

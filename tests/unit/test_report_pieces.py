@@ -4,15 +4,20 @@ import csv
 import io
 import json
 
+import pytest
+
 from deat.commands import report
-from deat.commands.probing import Lab, _seeds, sweep
+from deat.commands.probing import Lab, _seeds, _swept, sweep
+from deat.data.imageset import ImageSet
 from deat.evaluation.sanity import Flag
 from deat.report.gallery import Gallery, Tile, candidates, choose
 from deat.report.gather import flags_of, gather
 from deat.report.series import Line, figures
 from deat.report.settings import settings_section
 from deat.report.tables import csv_table, markdown_table, sheet
+from deat.threat import L2, Linf
 from deat.training.folder import FIGURES
+from helpers import nets
 from helpers.runs import make_bench, make_run, one_run
 
 
@@ -106,6 +111,14 @@ def test_examples_show_what_fools_a_network_and_what_does_not():
     told = Gallery(tiles=choose(stand + fooled[:1] + wrong, 6)).choice
     assert told.endswith("not in proportion: 1 that the attack fools and 5 that withstand it")
     assert Gallery(tiles=tuple(wrong[:2])).choice.endswith(": 2 that are wrong even without it")
+
+
+@pytest.mark.parametrize("threat", [Linf(0.4), L2(0.4 * nets.SIDE)], ids=lambda t: t.name)
+def test_a_sweep_ends_where_any_image_reaches_any_other(threat):
+    held = ImageSet(*nets.images(), classes=tuple(map(str, range(nets.CLASSES))))
+    line = _swept("m+deat", 0, (nets.conv_net(), held, threat), 6)
+    assert line.x == [factor * threat.eps for factor in (0.0, 0.5, 1.0, 1.5, 2.0)]
+    assert len(line.y) == len(line.x)
 
 
 def test_a_sweep_names_the_seed_of_each_row():

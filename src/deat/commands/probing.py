@@ -18,6 +18,7 @@ from deat.evaluation.reading import blocks
 from deat.modes import evaluating
 from deat.numbers import level
 from deat.paths import tidy
+from deat.radii import widest_of
 from deat.report.collect import OneRun, Row
 from deat.report.gallery import Gallery, Tile, candidates, choose, pixels
 from deat.report.series import Figure, Line, Panel
@@ -27,7 +28,7 @@ from deat.training.judging import load_model, test_part
 from deat.training.record import read_record
 
 SWEEP = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
-"""The radii of a sweep, in units of the run's own eps."""
+"""The radii of a sweep, in units of the run's own eps, as far as images are apart."""
 ATTACK = "pgd-20"
 LOOKED, BLOCK = 500, 50
 """How many test images a gallery is chosen from, and how many of them are read at once."""
@@ -131,11 +132,12 @@ def _is_judged(run: OneRun, model: torch.nn.Module) -> bool:
 def _swept(name: str, seed: int, loaded: Loaded, images: int) -> Line:
     model, part, threat = loaded
     shares: list[float | None] = []
-    for factor in SWEEP:
-        how, radius = (ATTACK, replace(threat, eps=factor * threat.eps)) if factor else ("natural", threat)
+    radii = [factor * threat.eps for factor in SWEEP if factor * threat.eps < widest_of(threat, part.shape)]
+    for eps in radii:
+        how, radius = (ATTACK, replace(threat, eps=eps)) if eps else ("natural", threat)
         found = evaluate(model, part, threat=radius, attacks=[how], n=images, sanity=False, progress=False)
         shares.append(found.accuracy[how])
-    return Line(name, seed, [factor * threat.eps for factor in SWEEP], shares)
+    return Line(name, seed, radii, shares)
 
 
 def _worth_showing(

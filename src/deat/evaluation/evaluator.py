@@ -24,6 +24,7 @@ from deat.evaluation.rulings import Images, Rulings
 from deat.evaluation.sanity import SLICE, Flag, after, before, compare, passes_after
 from deat.modes import device_of
 from deat.paths import tidy
+from deat.radii import check_room
 from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
@@ -80,6 +81,7 @@ def evaluate(
     device = device_of(model)
     source = as_source(data, batch_size=block, device=device, shuffle=False)
     source.check()
+    check_room(radius, source.shape)
     asked = Question(model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision)
     engine = choose_engine(engine, device, asked.images_of(source) * sum(map(passes, chosen)))
     session = Session(replace(asked, engine=engine, ledger=ledger, about=told, ranks=ranks))
