@@ -44,6 +44,11 @@ class Spread:
         """The standard deviation over seeds, of a sample."""
         return stdev(self.values) if len(self.values) > 1 else None
 
+    @property
+    def percent(self) -> str:
+        """A share in percent, with its deviation where there is one."""
+        return f"{100 * self.mean:.2f}" + ("" if self.sd is None else f" ± {100 * self.sd:.2f}")
+
 
 @dataclass(frozen=True, eq=False)
 class OneRun:

@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import Any
 
 from deat.errors import UsageError
-from deat.plain import plain
+from deat.plain import clipped, plain
 from deat.report.gallery import Gallery
 from deat.report.lanes import draw_lanes
 from deat.report.points import name_points, range_of, within
@@ -74,7 +74,7 @@ def draw(figure: Figure, order: Sequence[str], folder: Path) -> None:
         if figure.name == "cost":
             canvas.draw_without_rendering()  # which settles where everything is
             for ax, panel in zip(axes.flat, figure.panels, strict=True):
-                name_points(ax, panel, _short, lambda name: _hue(places, name))
+                name_points(ax, panel, lambda name: clipped(name, LONGEST), lambda name: _hue(places, name))
 
 
 def draw_gallery(gallery: Gallery, folder: Path) -> None:
@@ -127,7 +127,7 @@ def _panel(ax: Any, panel: Panel, places: dict[str, int]) -> None:
             for line in lines:
                 _line(ax, panel, line, place, lw=0.6, alpha=0.35, shift=shift)
             lines = [mean_of(lines)]
-        _line(ax, panel, lines[0], place, label=_short(name), shift=shift)
+        _line(ax, panel, lines[0], place, label=clipped(name, LONGEST), shift=shift)
     _axes(ax, panel)
 
 
@@ -227,8 +227,3 @@ def _legend(canvas: Any, axes: Any) -> None:
     columns = max(1, min(len(found), int(width / (0.5 + 0.07 * max(map(len, found))))))
     canvas.set_size_inches(width, height + 0.17 * -(-len(found) // columns))
     canvas.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, fontsize=8)
-
-
-def _short(name: str) -> str:
-    shown = plain(name)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
