@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,9 +11,10 @@ from deat.commands import report
 from deat.commands.probing import Lab, _seeds, _swept, sweep
 from deat.data.imageset import ImageSet
 from deat.evaluation.sanity import Flag
+from deat.report.draw import draw
 from deat.report.gallery import Gallery, Tile, candidates, choose
 from deat.report.gather import flags_of, gather
-from deat.report.series import Line, figures
+from deat.report.series import Layout, Line, figures, trade_off, training_process
 from deat.report.settings import settings_section
 from deat.report.tables import csv_table, markdown_table, sheet
 from deat.threat import L2, Linf
@@ -77,6 +79,18 @@ def test_the_page_tells_how_autoattack_apart_was_asked_where_it_differs_from_the
 def test_a_run_s_folder_knows_every_figure_that_a_report_may_write():
     drawn = {figure.name for figure in (*figures([], None), sweep([], 1, Lab()))}
     assert drawn | {"gallery"} == set(FIGURES)
+
+
+def test_a_figure_is_laid_out_by_what_it_says_of_itself_whatever_its_name(tmp_path):
+    for n, method in enumerate(("m+deat", "free-4")):
+        make_run(tmp_path / method, method=method, cost=3 + n, shares={"natural": 0.9, "pgd-20": 0.5 + 0.1 * n})
+    rows = gather([str(tmp_path / method) for method in ("m+deat", "free-4")]).rows
+    for figure in (training_process(rows), trade_off(rows, "pgd-20")):
+        for name, one in (("mine", figure), ("other", replace(figure, layout=Layout()))):
+            draw(replace(one, name=name), [], tmp_path)
+        draw(figure, [], tmp_path)
+        mine, other, usual = ((tmp_path / f"{name}.svg").read_bytes() for name in ("mine", "other", figure.name))
+        assert mine == usual != other
 
 
 def test_a_gallery_is_of_the_best_row_that_may_be_believed(tmp_path, monkeypatch):
