@@ -6,6 +6,12 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
+def clipped(text: str, longest: int) -> str:
+    """A plain text of at most so many characters, the last of which says where it was cut."""
+    shown = plain(text)
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+
+
 def plain_lines(text: str) -> str:
     """A text of several lines, each of them plain."""
     return "\n".join(map(plain, text.expandtabs().split("\n")))

@@ -16,11 +16,13 @@ from torch import nn
 
 import deat
 from deat.cli import main
+from deat.commands import evaluate as evaluating
 from deat.commands.evaluation_table import show
 from deat.evaluation.attacks import Attack
 from deat.evaluation.autoattack import AutoAttack
 from deat.evaluation.evaluation import AttackResult, Evaluation, load_evaluation
 from deat.threat import Linf
+from deat.training.record import read_record
 from helpers.children import Children
 
 
@@ -321,12 +323,13 @@ def test_killed_at_any_moment_it_goes_on_and_ends_with_the_same_verdicts(
 
 def test_precision_and_engine_reach_the_judge(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     judged = ["evaluate", str(run), "--attacks", "natural", "--n", "20", "--device", "cpu"]
-    assert main([*judged, "--precision", "fp32", "--engine", "graph", "--json"]) == 0
+    assert main([*judged, "--precision", "fp32", "--engine", "eager", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["settings"]["precision"] == "fp32"
     assert main([*judged, "--precision", "bf16"]) == 2
     assert "bf16 need a CUDA device" in capsys.readouterr().err
-    assert main([*judged, "--engine", "compile"]) == 2
-    assert "needs a CUDA device" in capsys.readouterr().err
+    for engine in ("graph", "compile"):
+        assert main([*judged, "--engine", engine]) == 2
+        assert f"engine '{engine}' needs a CUDA device" in capsys.readouterr().err
 
 
 def test_every_form_of_an_attack_s_name_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -348,3 +351,12 @@ def test_classes_of_other_names_are_said_to_be_matched_by_their_order(
     (copied / "run.json").write_text(json.dumps(record))
     assert main([*judged, str(copied)]) == 0
     assert "matched by their order: '3' for 'trois'" in capsys.readouterr().err
+
+
+def test_a_run_s_record_is_read_once_so_that_all_that_is_said_is_of_one_run(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(evaluating, "read_record", lambda path: read.append(path) or read_record(path))
+    assert main(["evaluate", str(run), "--attacks", "natural", "--n", "20"]) == 0
+    assert read == [run]

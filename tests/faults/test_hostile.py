@@ -554,6 +554,18 @@ def test_names_in_hostile_files_do_not_reach_the_terminal_as_they_are(whole, cap
     assert capsys.readouterr().err == "deat: one?[2J\n        two\n"
 
 
+def test_name_of_a_weights_file_does_not_reach_the_terminal_as_it_is(capsys):
+    for part in ("train", "test"):
+        images(Path("set") / part)
+    net = deat.build_model("small", num_classes=2, in_channels=3, image_size=8)
+    deat.save_weights(net, Path("w\x1b[2J.safetensors"))
+    how = ["--data", "folder:set", "--data-root", "cache", "--attacks", "natural", "--out", "e.json"]
+    main(["evaluate", "w\x1b[2J.safetensors", *how])
+    message = capsys.readouterr().err
+    assert "deat: w?[2J.safetensors says nothing of normalisation" in message
+    assert "\x1b" not in message
+
+
 def test_hostile_names_in_a_bench_are_shown_as_text(capsys):
     make_run(Path("table/a"), shares={"natural": 0.9, "x\x1b[31m": 0.5})
     runs = [one_run("a"), one_run("b", seed=1, status="failed", why="no\x1b[2J")]
@@ -562,6 +574,16 @@ def test_hostile_names_in_a_bench_are_shown_as_text(capsys):
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("m?[31m", "x?[31m", "no?[2J"))
     assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("bad", [{"accuracy": 5}, {"accuracy": {"natural": "x"}}, {"images": "many"}], ids=str)
+def test_scores_that_are_none_are_the_folder_s_fault(bad, capsys):
+    score = {"name": "m+deat", "accuracy": {"natural": 0.9}, "images": 10, "backprops": 3, "seconds": 1.0}
+    (make_run(Path("run")) / "scores.json").write_text(json.dumps([score | bad]))
+    assert main(["report", "run", "--no-figures", "--gallery", "0"]) == 3
+    message = capsys.readouterr().err
+    assert "'run' holds records that deat did not write" in message
+    assert "defect" not in message
 
 
 @pytest.mark.parametrize("name", ["..", "../../x", "a/b", "a\0b", "x" * 300, "", "."])

@@ -65,11 +65,11 @@ def test_a_batch_of_several_parts_answers_and_differentiates_like_an_eager_one(m
                 assert torch.allclose(graphed(x), net(x), atol=1e-4)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_half_precision_keeps_the_signs_of_the_gradient(compiled: bool) -> None:
+@pytest.mark.parametrize("engine", ["eager", "graph", "compile"])
+def test_half_precision_keeps_the_signs_of_the_gradient(engine: str) -> None:
     net = network()
     x, y = torch.rand(64, 3, 32, 32, device="cuda"), torch.arange(64, device="cuda") % 10
-    quick = Quick(net, net, "fp16", compiled)
+    quick = Quick(net, net, "fp16", engine)
 
     def signs(model: nn.Module) -> torch.Tensor:
         images = x.clone().requires_grad_()
@@ -83,7 +83,7 @@ def test_half_precision_keeps_the_signs_of_the_gradient(compiled: bool) -> None:
 
 
 def test_whole_parts_and_what_is_left_over_are_recorded_by_a_compiled_twin() -> None:
-    quick = Quick(network(), network(), "fp16", compiled=True)
+    quick = Quick(network(), network(), "fp16", "compile")
     for _ in range(EAGER + 1):
         slope(
             quick, torch.rand(2 * 1024 + 784, 3, 32, 32, device="cuda")

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import deat
 from deat.errors import UsageError
-from deat.evaluation.attacks import Attack, attack, correct
+from deat.evaluation.attacks import Attack, attack, correct, gradient
 from deat.game.losses import cross_entropy, margin
 from helpers.games import THREATS, trainer_of
 from helpers.nets import conv_net, images, learnable, same, weights
@@ -203,3 +203,11 @@ def test_same_generator_gives_the_same_images_and_another_does_not():
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert same(weights(net), weights(conv_net()))
+
+
+def test_a_gradient_may_be_along_a_slope_and_is_zero_where_none_gets_through():
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    assert gradient((x**2).sum(), x).tolist() == [2.0, 4.0]
+    assert gradient(x**2, x, torch.tensor([1.0, -0.5])).tolist() == [2.0, -2.0]
+    for closed in (x.detach() ** 2, torch.ones(2, requires_grad=True) * 1.0):
+        assert gradient(closed, x, torch.ones(2)).tolist() == [0.0, 0.0]

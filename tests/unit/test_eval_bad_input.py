@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from deat.errors import CheckpointError, DataError, DeatError, UsageError
+from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.named import attacker, attackers
 from helpers.eval_attackers import Own
@@ -90,6 +91,24 @@ def test_an_attack_cannot_have_the_headline_s_name():
     assert_refused("worst", attacks=[Own("worst")])
 
 
+class Moving(Attack):
+    """An attack whose settings are those of none, and whose making is its own."""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        Own("natural"),
+        Attack("natural", steps=20),
+        Attack("natural", steps=0),
+        Attack("natural", steps=1, start="zero"),
+        Moving("natural", steps=0, start="zero"),
+    ],
+)
+def test_an_attack_cannot_have_the_name_of_none(how):
+    assert_refused("an attack cannot be named 'natural'", attacks=[how])
+
+
 @pytest.mark.parametrize("option", ["n", "block"])
 @pytest.mark.parametrize("value", [0, -1, "10", 10.5, True])
 def test_a_number_of_images_that_is_none_is_refused(option, value):
@@ -117,6 +136,11 @@ def test_a_radius_in_levels_of_255_is_refused():
         ("linf:x", "not a number"),
         ("linf:-0.1", "negative"),
         ("linf:nan", "not a number"),
+        ("linf:inf", "not a number"),
+        (float("nan"), "unknown threat model 'nan'"),
+        ("linf:1", "linf eps 1 reaches every image of .*usual is 4/255 to 8/255"),
+        ("l2:99", "l2 eps 99 reaches every image of .*usual is 0.5 to 3"),
+        ("l1:9999", "l1 eps 9999 reaches every image of .*usual is 12 and more"),
     ],
 )
 def test_a_threat_that_is_none_is_refused(threat, match):

@@ -1,6 +1,6 @@
 """The judge distrusts everyone, and leaves everything as it found it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -8,10 +8,12 @@ from torch import nn
 
 import deat
 from deat.errors import UsageError
+from deat.evaluation import quick
 from deat.evaluation.attacks import Attack, attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.graphed import padded_size
-from deat.evaluation.judge import Counted, Judge, full_precision
+from deat.evaluation.judge import Attacker, Counted, Judge, full_precision
+from deat.game import engine
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, undefended
 from helpers.games import THREATS
@@ -171,6 +173,32 @@ def test_a_block_without_a_right_answer_costs_its_classification_only():
     ruling = Judge(net, THREAT, 0).rule(own, x, wrong, 0)
     assert own.seen == []
     assert (ruling.forwards, ruling.backwards, ruling.invalid) == (0, 0, 0)
+
+
+@dataclass
+class Staged:
+    """An attack of one stage."""
+
+    name: str
+    stages: tuple[Attacker, ...]
+
+    def __call__(self, model, x, y, threat, generator=None):
+        raise AssertionError("its stage is called in its place")
+
+
+@pytest.mark.parametrize("cascade", [False, True])
+def test_a_stage_that_is_called_natural_is_an_attack_like_any_other(cascade):
+    stage = Own("natural", pgd_then(lambda adv: adv))
+    asked = ["natural", Staged("mine", (stage, Own("idle")))]
+    found = evaluate(undefended(), digits(24), threat=THREAT, attacks=asked, sanity=False, cascade=cascade)
+    assert stage.images > 0
+    assert found.worst < 0.3
+
+
+def test_what_leaves_an_image_as_it_is_costs_one_classification_whatever_its_name():
+    net, (x, y) = undefended(), digits(20)
+    found = [Judge(net, THREAT, 0).rule(Attack(name, 0, start="zero"), x, y, 0) for name in ("natural", "clean")]
+    assert [(ruling.forwards, ruling.backwards) for ruling in found] == [(20, 0)] * 2
 
 
 @pytest.mark.parametrize(
@@ -424,6 +452,41 @@ def test_a_quick_precision_needs_a_gpu(precision):
 def test_an_unknown_precision_is_refused_with_those_there_are():
     with pytest.raises(UsageError, match="fp16"):
         evaluate(undefended(), digits(4), threat=THREAT, attacks=["fgsm"], precision="fp61")
+
+
+def test_an_evaluation_has_the_engines_that_training_has():
+    assert quick.ENGINES == engine.ENGINES
+    with pytest.raises(UsageError, match=r"unknown engine 'fast'.*Known: auto, compile, eager, graph"):
+        evaluate(undefended(), digits(4), threat=THREAT, engine="fast")
+
+
+@pytest.mark.parametrize("name", ["graph", "compile"])
+def test_an_engine_of_cuda_s_needs_a_gpu(name):
+    with pytest.raises(
+        UsageError, match=f"engine '{name}' needs a CUDA device for an evaluation; use 'auto' or 'eager'"
+    ):
+        evaluate(undefended(), digits(4), threat=THREAT, engine=name)
+
+
+def test_an_eager_evaluation_is_the_usual_one_where_there_is_no_gpu():
+    usual, eager = (evaluate(undefended(), digits(8), threat=THREAT, engine=name) for name in ("auto", "eager"))
+    assert usual.verdicts == eager.verdicts
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "passes", "chosen"),
+    [
+        ("auto", "cpu", 10**9, "eager"),
+        ("eager", "cpu", 10**9, "eager"),
+        ("auto", "cuda", quick.WORTH_COMPILING - 1, "graph"),
+        ("auto", "cuda", quick.WORTH_COMPILING, "compile"),
+        ("eager", "cuda", 10**9, "eager"),
+        ("graph", "cuda", 10**9, "graph"),
+        ("compile", "cuda", 1, "compile"),
+    ],
+)
+def test_auto_records_on_a_gpu_and_compiles_what_is_long(wanted, device, passes, chosen):
+    assert quick.choose_engine(wanted, torch.device(device), passes) == chosen
 
 
 def test_batches_are_padded_by_a_quarter_at_most():

@@ -53,6 +53,15 @@ def test_what_is_stronger_must_not_leave_more(percent, expected):
     assert left(cascade=True, **percent) == []
 
 
+def test_an_attack_is_left_out_of_the_order_for_its_settings_not_for_its_name():
+    results = [
+        AttackResult(name, [i < k for i in range(N)], 0, 1.0, N, N) for name, k in (("natural", 300), ("pgd", 500))
+    ]
+    attacks = {"natural": describe(attacker("fgsm"), THREAT), "pgd": describe(attacker("pgd-20"), THREAT)}
+    found = Evaluation(results, [0] * N, ["a"], {"cascade": False, "attacks": attacks})
+    assert [flag.name for flag in compare(found)] == ["one_step_wins"]
+
+
 @pytest.mark.parametrize(("fell", "expected"), [(0, []), (5, []), (6, ["black_box_wins"])])
 @pytest.mark.parametrize("cascade", [False, True])
 def test_images_that_only_square_fells_show_masked_gradients(fell, expected, cascade):

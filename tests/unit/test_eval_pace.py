@@ -9,7 +9,7 @@ from deat.evaluation.evaluator import evaluate
 from deat.evaluation.judge import Judge, Ruling
 from deat.evaluation.lines import PaceLines, line
 from deat.evaluation.named import attackers
-from deat.evaluation.pace import Pace
+from deat.evaluation.pace import Pace, weight
 from deat.evaluation.sanity import passes_after, probes
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, robust
@@ -186,6 +186,7 @@ def test_no_check_asks_again_what_another_has_asked(monkeypatch):
 
 def test_an_attack_of_somebody_else_s_weighs_more_than_nothing():
     assert Pace([Own("mine")], 10, 1, lambda: 0).ahead > Pace(attackers("natural"), 10, 1, lambda: 0).ahead > 0
+    assert weight(Own("natural")) == weight(Own("mine"))
 
 
 def test_an_evaluation_tells_its_pace_at_the_start_and_leaves_the_ledger_s_rulings_out(tmp_path):

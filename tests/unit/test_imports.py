@@ -18,6 +18,7 @@ LINE: list[tuple[str, ...]] = [
     ("errors", "seeding", "loading", "modes", "ranks", "versions", "writing", "plain", "paths", "recording"),
     ("numbers", "tensorfile", "interruption", "kernels"),
     ("threat", "game.losses"),
+    ("radii",),
     ("game.round", "game.scaler"),
     ("game.ascent", "game.objectives"),
     ("game.engine", "game.capture", "game.meter", "game.first_layer", "game.halves"),
@@ -45,6 +46,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "kernels": (),
     "numbers": ("errors",),
     "threat": ("errors", "numbers"),
+    "radii": ("errors", "threat"),
     "game.losses": (),
     "data": ("errors", "seeding", "loading", "ranks", "paths", "writing", "kernels"),
     "models": ("errors", "seeding", "loading", "writing", "tensorfile"),
@@ -60,7 +62,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "recording": (),
     "evaluation": (
         *("errors", "seeding", "modes", "ranks", "versions", "writing", "paths", "recording"),
-        *("numbers", "kernels", "threat", "game.losses", "models", "data"),
+        *("numbers", "kernels", "threat", "radii", "game.losses", "models", "data"),
     ),
 }
 """Rooms that may see less than what lies before them; the judge must not depend on the accused."""

@@ -246,21 +246,33 @@ def test_a_twin_that_cannot_be_compiled_answers_as_it_is(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch, "compile", refuse)
     net, x = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval(), torch.rand(4, 3, 2, 2)
-    quick = Quick(net, net, "fp32", compiled=True)
+    quick = Quick(net, net, "fp32", "compile")
     with pytest.warns(UserWarning, match="cannot be compiled.*no such operation"):
         assert torch.allclose(quick(x), net(x))
     assert not quick.compiled
 
 
+def test_an_eager_twin_is_asked_as_it_is_at_every_length() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
+    quick, seen = Quick(net, net, "fp32", "eager"), list[int]()
+    quick.twin.register_forward_pre_hook(lambda twin, given: seen.append(len(given[0])))
+    for length in (5, 5, 5, 0):
+        x = torch.rand(length, 3, 2, 2, requires_grad=True)
+        (slope,) = torch.autograd.grad(quick(x).sum(), x)
+        assert torch.allclose(slope, torch.autograd.grad(net(x).sum(), x)[0])
+    assert seen == [5, 5, 5, 0]
+    assert not quick.compiled
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")  # of torch's compiler
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("engine", ["eager", "graph", "compile"])
 def test_a_twin_and_its_recordings_go_with_the_last_who_holds_them(
-    compiled: bool, monkeypatch: pytest.MonkeyPatch
+    engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quick_twins, "has_triton", lambda: True)
     monkeypatch.setattr(quick_twins, "fused", lambda graph, inputs: graph.forward)
     net, x = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval(), torch.rand(4, 3, 2, 2, requires_grad=True)
-    quick = Quick(net, net, "bf16", compiled)
+    quick = Quick(net, net, "bf16", engine)
     torch.autograd.grad(quick(x).sum(), x)
     held = [weakref.ref(one) for one in (quick, quick.ask, quick.twin)]
     gc.disable()  # which asks how many objects there are, not how much of a GPU's memory they hold

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import deat
 from deat.errors import UsageError
 from deat.evaluation.intervals import difference, wilson, wilson_share
+from deat.radii import check_room
 from deat.ranks import Ranks
 from deat.threat import threat
-from deat.training.radii import check_room
 from deat.training.remarks import FEW, beforehand, odd_outputs
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable, same, weights

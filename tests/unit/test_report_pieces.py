@@ -3,16 +3,23 @@
 import csv
 import io
 import json
+from dataclasses import replace
+
+import pytest
 
 from deat.commands import report
-from deat.commands.probing import Lab, _seeds, sweep
+from deat.commands.probing import Lab, _seeds, _swept, sweep
+from deat.data.imageset import ImageSet
 from deat.evaluation.sanity import Flag
+from deat.report.draw import draw
 from deat.report.gallery import Gallery, Tile, candidates, choose
 from deat.report.gather import flags_of, gather
-from deat.report.series import Line, figures
+from deat.report.series import Layout, Line, figures, trade_off, training_process
 from deat.report.settings import settings_section
 from deat.report.tables import csv_table, markdown_table, sheet
+from deat.threat import L2, Linf
 from deat.training.folder import FIGURES
+from helpers import nets
 from helpers.runs import make_bench, make_run, one_run
 
 
@@ -74,6 +81,18 @@ def test_a_run_s_folder_knows_every_figure_that_a_report_may_write():
     assert drawn | {"gallery"} == set(FIGURES)
 
 
+def test_a_figure_is_laid_out_by_what_it_says_of_itself_whatever_its_name(tmp_path):
+    for n, method in enumerate(("m+deat", "free-4")):
+        make_run(tmp_path / method, method=method, cost=3 + n, shares={"natural": 0.9, "pgd-20": 0.5 + 0.1 * n})
+    rows = gather([str(tmp_path / method) for method in ("m+deat", "free-4")]).rows
+    for figure in (training_process(rows), trade_off(rows, "pgd-20")):
+        for name, one in (("mine", figure), ("other", replace(figure, layout=Layout()))):
+            draw(replace(one, name=name), [], tmp_path)
+        draw(figure, [], tmp_path)
+        mine, other, usual = ((tmp_path / f"{name}.svg").read_bytes() for name in ("mine", "other", figure.name))
+        assert mine == usual != other
+
+
 def test_a_gallery_is_of_the_best_row_that_may_be_believed(tmp_path, monkeypatch):
     flag = Flag("masked", "x", "y")
     make_run(tmp_path / "a", "free-4", shares={"natural": 0.6, "pgd-20": 0.6}, flags=(flag,), kept=3)
@@ -106,6 +125,14 @@ def test_examples_show_what_fools_a_network_and_what_does_not():
     told = Gallery(tiles=choose(stand + fooled[:1] + wrong, 6)).choice
     assert told.endswith("not in proportion: 1 that the attack fools and 5 that withstand it")
     assert Gallery(tiles=tuple(wrong[:2])).choice.endswith(": 2 that are wrong even without it")
+
+
+@pytest.mark.parametrize("threat", [Linf(0.4), L2(0.4 * nets.SIDE)], ids=lambda t: t.name)
+def test_a_sweep_ends_where_any_image_reaches_any_other(threat):
+    held = ImageSet(*nets.images(), classes=tuple(map(str, range(nets.CLASSES))))
+    line = _swept("m+deat", 0, (nets.conv_net(), held, threat), 6)
+    assert line.x == [factor * threat.eps for factor in (0.0, 0.5, 1.0, 1.5, 2.0)]
+    assert len(line.y) == len(line.x)
 
 
 def test_a_sweep_names_the_seed_of_each_row():

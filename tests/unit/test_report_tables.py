@@ -18,7 +18,7 @@ from deat.errors import DataError, UsageError
 from deat.evaluation.intervals import wilson
 from deat.evaluation.packing import unpack_bits
 from deat.evaluation.sanity import Flag
-from deat.plain import markdown, plain
+from deat.plain import clipped, markdown, plain
 from deat.report import sections
 from deat.report.cells import attacks_of, cell, far_below, front, headline, title
 from deat.report.claims import check_claims
@@ -197,6 +197,8 @@ def test_markup_and_markdown_leave_nothing_alive():
     assert markup('<img onerror="x">') == "&lt;img onerror=&quot;x&quot;&gt;"
     assert markdown("a|b<i>") == "a\\|b&lt;i&gt;"
     assert plain("a\x1b[31m\u202eb\nc") == "a?[31m?b?c"
+    assert clipped("a\x1b[31m", 6) == "a?[31m"
+    assert clipped("a\x1b[31mb", 6) == "a?[31…"
 
 
 def test_a_missing_number_is_a_dash_and_never_a_number(tmp_path):

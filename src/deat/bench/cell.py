@@ -13,13 +13,11 @@ from deat.data.corpus import Part
 from deat.errors import CheckpointError, DeatError, Interrupted, UsageError
 from deat.evaluation.evaluator import evaluate
 from deat.live import say_aside
-from deat.models import load_weights
 from deat.recipes.recipe import Round
 from deat.report.collect import EVALUATIONS, collect_run
 from deat.training.folder import WATCH, WEIGHTS, RunFolder, check_links, is_run, is_unborn, make_folder
-from deat.training.judging import alone, ledger_of, test_part
+from deat.training.judging import alone, ledger_of, load_model, test_part
 from deat.training.run import Run
-from deat.training.settings import find_device
 from deat.training.trainer import Trainer
 from deat.writing import refuse_links
 
@@ -104,12 +102,11 @@ def judge(run: Run, test: Part, out: Path, asked: Round, block: int) -> None:
 
 
 def _judge(run: Run, test: Part, out: Path, asked: Round, block: int) -> None:
-    model = run.model()
     weights = out.parent / asked.epoch / WEIGHTS
-    load_weights(model, weights)
+    model = load_model(run, weights)
     with run.threads_for(model):
         evaluate(
-            model.to(find_device(run.settings.device)),
+            model,
             test,
             threat=run.threat,
             attacks=asked.attacks,

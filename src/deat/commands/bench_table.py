@@ -35,7 +35,7 @@ def table(found: Bench) -> Table:
     for name in (*names, "backprops", "time", "seeds"):
         shown.add_column(plain(name), justify="right")
     for row in found.rows:
-        cells = [_percent(row.spread(name)) for name in names]
+        cells = [spread.percent if (spread := row.spread(name)) else "" for name in names]
         done = f"{len(row.done)}/{len(row.runs)}"
         shown.add_row(plain(row.name), *cells, _count(row.spread("backprops")), _time(row), done)
     return shown
@@ -93,12 +93,6 @@ def _row(row: Row) -> dict[str, Any]:
         "crowded": row.crowded,
         "numbers": {n: {"mean": s.mean, "sd": s.sd, "values": list(s.values)} for n, s in spreads.items() if s},
     }
-
-
-def _percent(found: Spread | None) -> str:
-    if found is None:
-        return ""
-    return f"{100 * found.mean:.2f}" + ("" if found.sd is None else f" ± {100 * found.sd:.2f}")
 
 
 def _count(found: Spread | None) -> str:

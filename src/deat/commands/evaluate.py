@@ -1,7 +1,6 @@
 """`deat evaluate`: from a run's folder or a weights file to a table one can believe, or is told not to."""
 
 import json
-import sys
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,7 +29,6 @@ from deat.evaluation.question import check_question
 from deat.evaluation.sanity import Flag
 from deat.live import is_one_screen, is_terminal, say_aside
 from deat.methods.tune import LONGEST
-from deat.models import load_weights
 from deat.models.weights import locate
 from deat.paths import at_home
 from deat.plain import plain
@@ -38,11 +36,10 @@ from deat.ranks import Ranks
 from deat.threat import ThreatModel
 from deat.training.advice import command
 from deat.training.fine_tuning import statistics_of
-from deat.training.folder import HISTORY, RUN, WEIGHTS
-from deat.training.judging import alone, ledger_of, test_part
-from deat.training.record import confirmed, read_record, recorded_root
+from deat.training.folder import HISTORY, REPORT, RUN, WEIGHTS
+from deat.training.judging import alone, ledger_of, load_model, test_part
+from deat.training.record import Record, confirmed, read_record, recorded_root
 from deat.training.run import Request, Run, resolve
-from deat.training.settings import find_device
 
 Epoch = Literal["best", "last"]
 FLAGGED = 6
@@ -83,8 +80,8 @@ class Evaluate:
     """Images attacked at once; verdicts depend on it, so it is recorded."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """What attacks compute in: auto is fp16 on a GPU and fp32 elsewhere. Verdicts are always settled in float32."""
-    engine: Literal["auto", "graph", "compile"] = "auto"
-    """How attacks run on a GPU: graph records passes, compile compiles them first; auto compiles long evaluations."""
+    engine: Literal["auto", "eager", "graph", "compile"] = "auto"
+    """How attacks run on a GPU: graph records passes, compile compiles them too, eager neither; auto sees what pays."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
     out: MaybeText = None
@@ -107,18 +104,20 @@ def run_evaluation(order: Evaluate) -> int:
     check_question(named, order.n, order.block, order.seed)
     ranks = Ranks.join(order.device)
     with ranks.leader_first():
-        run, weights = find_run(order)
+        record = find_record(order)
+        run, weights = find_run(order, record)
     chosen = [_with_step(how, order.alpha, run.threat) for how in named]
     target = Path(order.target).expanduser()
     out = Path(order.out).expanduser() if order.out is not None else _beside(target)
     ranks.by_main(lambda: check_out(out))
-    model = load_model(run, weights, order)
+    model = load_model(run, weights)
     if ranks.main:
         say_if_lent(run)
-        _say_if_unfinished(target)
-        _say_if_other_classes(target, run)
+        if record:
+            _say_if_unfinished(target, record)
+            _say_if_other_classes(record, run)
         _say_if_normalized(run, weights)
-    about = run.about(weights, order.epoch if (target / RUN).is_file() else None)
+    about = run.about(weights, order.epoch if record else None)
     told: list[Flag] = []
     with ExitStack() as stack:
         ranks.by_main(lambda: stack.enter_context(alone(out)))
@@ -146,7 +145,7 @@ def _judged(
     def tell(flag: Flag) -> None:
         """Say a flag before the first attack."""
         told.append(flag)
-        print(f"deat: {flag.line}", file=sys.stderr)
+        say_aside(flag.line)
 
     with _progress(order.json or not ranks.main) as progress, run.threads_for(model):
         return evaluate(
@@ -169,18 +168,23 @@ def _judged(
         )
 
 
-def find_run(order: Evaluate) -> tuple[Run, Path]:
-    """The run whose data, model and threat are meant, and the weights to judge."""
+def find_record(order: Evaluate) -> Record | None:
+    """The record of the run that is to be judged; None where weights are, which have none."""
     target = Path(order.target).expanduser()
     if not _exists(target):
         raise CheckpointError(f"there is no {order.target!r}; give a run's folder or a .safetensors file.")
-    is_run = (target / RUN).is_file()
-    request = _recorded(target, order) if is_run else _described(target, order)
+    return read_record(target) if (target / RUN).is_file() else None
+
+
+def find_run(order: Evaluate, record: Record | None) -> tuple[Run, Path]:
+    """The run whose data, model and threat are meant, and the weights to judge."""
+    target = Path(order.target).expanduser()
+    request = _recorded(record, order) if record else _described(target, order)
     given = {name: getattr(order, name) for name in ("data", "model", "norm", "eps", "data_root", "size")}
     given["normalize"] = None if order.normalize == "auto" else order.normalize
     request = replace(request, **{name: value for name, value in given.items() if value is not None})
-    weights = _weights(target, order)
-    statistics = read_record(target).statistics if is_run else statistics_of(weights)
+    weights = _kept_weights(target, order) if record else locate(target)
+    statistics = record.statistics if record else statistics_of(weights)
     recorded = order.data_root is None
     return resolve(request, recorded=recorded, statistics=statistics, device=order.device, val_attack="none"), weights
 
@@ -192,46 +196,41 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _say_if_unfinished(target: Path) -> None:
+def _say_if_unfinished(target: Path, record: Record) -> None:
     """A run that was cut short is judged like any other, but never taken for a finished one."""
-    if (target / RUN).is_file() and not (target / "report.md").is_file():
+    if not (target / REPORT).is_file():
         done = (target / HISTORY).read_bytes().count(b"\n") if (target / HISTORY).is_file() else 0
-        going_on = command("resume", target, vars(read_record(target).request))
+        going_on = command("resume", target, vars(record.request))
         say_aside(f"this run is not finished: {done} epochs are. Go on with: {going_on}")
 
 
-def _say_if_other_classes(target: Path, run: Run) -> None:
+def _say_if_other_classes(record: Record, run: Run) -> None:
     """Labels are numbers, so classes of other names are matched by their order, which may not be meant."""
-    known = read_record(target).classes if (target / RUN).is_file() else ()
-    pairs = zip(known, map(str, run.corpus.train.classes), strict=False)
+    pairs = zip(record.classes, map(str, run.corpus.train.classes), strict=False)
     other = [f"{plain(seen)!r} for {plain(mine)!r}" for mine, seen in pairs if mine != seen]
     if other:
         shown = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
-        print(f"deat: this data names other classes than the run's, matched by their order: {shown}.", file=sys.stderr)
+        say_aside(f"this data names other classes than the run's, matched by their order: {shown}.")
 
 
 def _say_if_normalized(run: Run, weights: Path) -> None:
     """A bare file of weights says nothing of normalisation, so what is put before the network is said."""
     if run.statistics and not run.recorded and run.request.normalize == "auto":
-        print(
-            f"deat: {weights.name} says nothing of normalisation, so the data's goes before the network: "
-            f"{in_words(run.statistics)}. With --normalize none it is taken as it is.",
-            file=sys.stderr,
+        say_aside(
+            f"{weights.name} says nothing of normalisation, so the data's goes before the network: "
+            f"{in_words(run.statistics)}. With --normalize none it is taken as it is."
         )
 
 
-def _weights(target: Path, order: Evaluate) -> Path:
-    """The file to judge: the one given, or the epoch that was asked for and no other."""
-    if not (target / RUN).is_file():
-        return locate(target)
+def _kept_weights(target: Path, order: Evaluate) -> Path:
+    """A run's weights of the epoch that was asked for, and of no other."""
     file = target / order.epoch / WEIGHTS
     if not file.is_file():
         raise CheckpointError(f"{order.target!r} has no {order.epoch} weights; try --epoch best or --epoch last.")
     return file
 
 
-def _recorded(target: Path, order: Evaluate) -> Request:
-    found = read_record(target)
+def _recorded(found: Record, order: Evaluate) -> Request:
     model = confirmed("model", found.model, order.model)
     if order.eps is None and order.norm not in (None, found.norm):
         raise UsageError(f"norm {order.norm!r} needs an --eps of its own: the run's is for {found.norm}.")
@@ -246,13 +245,6 @@ def _described(target: Path, order: Evaluate) -> Request:
             f"{str(target)!r} does not say which data it is for: add --data, and --model if not the usual."
         )
     return Request()
-
-
-def load_model(run: Run, weights: Path, order: Evaluate) -> nn.Module:
-    """The run's network with these weights, on the device asked for."""
-    model = run.model()
-    load_weights(model, weights)
-    return model.to(find_device(order.device))
 
 
 def _with_step(how: Attacker, alpha: float | None, threat: ThreatModel) -> Attacker:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from deat.commands.evaluate import Epoch, Evaluate, find_run, load_model
+from deat.commands.evaluate import Epoch, Evaluate, find_run
 from deat.data import as_source
 from deat.errors import CheckpointError, DeatError
 from deat.evaluation.attacks import attack
@@ -18,16 +18,17 @@ from deat.evaluation.reading import blocks
 from deat.modes import evaluating
 from deat.numbers import level
 from deat.paths import tidy
+from deat.radii import widest_of
 from deat.report.collect import OneRun, Row
 from deat.report.gallery import Gallery, Tile, candidates, choose, pixels
 from deat.report.series import Figure, Line, Panel
 from deat.threat import ThreatModel
 from deat.training.folder import WEIGHTS
-from deat.training.judging import test_part
+from deat.training.judging import load_model, test_part
 from deat.training.record import read_record
 
 SWEEP = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
-"""The radii of a sweep, in units of the run's own eps."""
+"""The radii of a sweep, in units of the run's own eps, as far as images are apart."""
 ATTACK = "pgd-20"
 LOOKED, BLOCK = 500, 50
 """How many test images a gallery is chosen from, and how many of them are read at once."""
@@ -51,11 +52,12 @@ def load(run: OneRun, lab: Lab) -> Loaded:
     """The network that a run's evaluation judged, be it its best or its last, its test images and its threat model."""
     files = _kept(run)
     epoch: Epoch = "last" if files and files[0].parent.name == "last" else "best"
-    named = _named(read_record(run.path).model, lab.models)
+    record = read_record(run.path)
+    named = _named(record.model, lab.models)
     order = Evaluate(str(run.path), model=named, epoch=epoch, device=lab.device, data_root=lab.data_root)
-    found, _ = find_run(order)
+    found, _ = find_run(order, record)
     for file in files:
-        model = load_model(found, file, order).eval()
+        model = load_model(found, file).eval()
         if _is_judged(run, model):
             return model, test_part(found), found.threat
     raise CheckpointError(f"{str(run.path)!r} has other weights than its evaluation judged: evaluate it again.")
@@ -130,11 +132,12 @@ def _is_judged(run: OneRun, model: torch.nn.Module) -> bool:
 def _swept(name: str, seed: int, loaded: Loaded, images: int) -> Line:
     model, part, threat = loaded
     shares: list[float | None] = []
-    for factor in SWEEP:
-        how, radius = (ATTACK, replace(threat, eps=factor * threat.eps)) if factor else ("natural", threat)
+    radii = [factor * threat.eps for factor in SWEEP if factor * threat.eps < widest_of(threat, part.shape)]
+    for eps in radii:
+        how, radius = (ATTACK, replace(threat, eps=eps)) if eps else ("natural", threat)
         found = evaluate(model, part, threat=radius, attacks=[how], n=images, sanity=False, progress=False)
         shares.append(found.accuracy[how])
-    return Line(name, seed, [factor * threat.eps for factor in SWEEP], shares)
+    return Line(name, seed, radii, shares)
 
 
 def _worth_showing(

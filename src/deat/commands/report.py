@@ -17,7 +17,7 @@ from deat.live import Screen, is_terminal
 from deat.loading import FORM, is_file_spec
 from deat.plain import markdown, plain
 from deat.report.alarms import alarms
-from deat.report.cells import cell, cost
+from deat.report.cells import cell, cost, mean_under
 from deat.report.claims import check_claims
 from deat.report.collect import Row
 from deat.report.draw import check_matplotlib, draw, draw_gallery
@@ -141,13 +141,8 @@ def _gallery(of: Sheet, wish: Report) -> Gallery:
     able = [row for row in of.rows if row.done and has_weights(row.done[0])]
     if not wish.gallery or not able or not of.headline:
         return Gallery(missing="an evaluated run with its weights")
-    best = max(believed(able), key=lambda row: _robust(row, of.headline or ""))
+    best = max(believed(able), key=lambda row: mean_under(row, of.headline or ""))
     return gallery(best, wish.gallery, _lab(wish))
-
-
-def _robust(row: Row, attack: str) -> float:
-    found = cell(row, attack)
-    return found.mean if found else -1.0
 
 
 def _write(story: Story, out: Path, wish: Report) -> None:

@@ -92,6 +92,11 @@ class Attack:
         return torch.where(spread(fooled & ~pushed, x), delta.detach(), moved), fooled
 
 
+def is_natural(how: object) -> bool:
+    """Whether an attack is none: no step from the image itself. Its name says nothing, for anybody's may be any."""
+    return type(how) is Attack and how.steps == 0 and how.start == "zero"
+
+
 DROPS = frozenset((1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233))
 """The steps after which fooled images leave the batch; in between they only stay where they are."""
 
@@ -140,11 +145,11 @@ def attack(name: str | Attack) -> Attack:
     raise unknown("attack", name, [p.replace("N", "20") for p in FAMILIES], HINT)
 
 
-def gradient(loss: Tensor, inputs: Tensor) -> Tensor:
-    """The gradient of a loss; zero where the model lets none through."""
+def gradient(loss: Tensor, inputs: Tensor, slope: Tensor | None = None) -> Tensor:
+    """The gradient of a loss, or of any answer along a slope; zero where the model lets none through."""
     if not loss.requires_grad:
         return torch.zeros_like(inputs)
-    (grad,) = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
+    (grad,) = torch.autograd.grad(loss, inputs, slope, allow_unused=True, materialize_grads=True)
     return grad
 
 

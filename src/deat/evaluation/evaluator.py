@@ -18,12 +18,13 @@ from deat.evaluation.named import attackers, describe, passes
 from deat.evaluation.pace import Pace
 from deat.evaluation.pace import Progress as Progress
 from deat.evaluation.question import Question, check_about, check_files, check_model, check_question, count_outputs
-from deat.evaluation.quick import choose_compiled
+from deat.evaluation.quick import choose_engine
 from deat.evaluation.reading import blocks, look_ahead, spread_out
 from deat.evaluation.rulings import Images, Rulings
 from deat.evaluation.sanity import SLICE, Flag, after, before, compare, passes_after
 from deat.modes import device_of
 from deat.paths import tidy
+from deat.radii import check_room
 from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
@@ -63,11 +64,12 @@ def evaluate(
     model, seed and block size. With `ledger`, a file, an interrupted call goes on where it was; `save` names the
     evaluation.json that then takes its place, or is called to write it, and `about` holds what it shall say of model
     and data. `cascade` sends only survivors on. precision is what attacks compute in: "auto" is half on a GPU and fp32
-    elsewhere; whom they fool is always settled in float32. engine "compile" compiles what they ask there, which pays
-    for long work; "auto" does where it would. The model is checked before the first attack, and `tell` hears of a flag
-    on it at once. A long evaluation says now and then on standard error how far it is, unless progress=False; a
-    function is called with its Pace instead. With ranks=Ranks.join() the processes that torchrun started take blocks
-    in turn, and all return the same; the first one writes.
+    elsewhere; whom they fool is always settled in float32. engine is how they ask there: "graph" records passes,
+    "compile" compiles them first, which pays for long work, "eager" does neither; "auto" compiles where it pays. The
+    model is checked before the first attack, and `tell` hears of a flag on it at once. A long evaluation says now and
+    then on standard error how far it is, unless progress=False; a function is called with its Pace instead. With
+    ranks=Ranks.join() the processes that torchrun started take blocks in turn, and all return the same; the first one
+    writes.
     """
     chosen = attackers(attacks)
     check_question(chosen, n, block, seed)
@@ -79,9 +81,10 @@ def evaluate(
     device = device_of(model)
     source = as_source(data, batch_size=block, device=device, shuffle=False)
     source.check()
+    check_room(radius, source.shape)
     asked = Question(model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision)
-    compiled = choose_compiled(engine, device, asked.images_of(source) * sum(map(passes, chosen)))
-    session = Session(replace(asked, compiled=compiled, ledger=ledger, about=told, ranks=ranks))
+    engine = choose_engine(engine, device, asked.images_of(source) * sum(map(passes, chosen)))
+    session = Session(replace(asked, engine=engine, ledger=ledger, about=told, ranks=ranks))
     found, rulings = session.run(source, _told(progress, ranks), tell or (lambda flag: None))
     if save is not None and ranks.main:
         save(found) if callable(save) else found.save(Path(save))
@@ -101,7 +104,7 @@ class Session:
 
     def __init__(self, asked: Question) -> None:
         self.asked = asked
-        self.judge = Judge(asked.model, asked.threat, asked.seed, asked.precision, asked.compiled)
+        self.judge = Judge(asked.model, asked.threat, asked.seed, asked.precision, asked.engine)
         self._model = fingerprint_model(asked.model)
         self.fingerprint = self._fingerprint()
 

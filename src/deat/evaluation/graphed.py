@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deat.evaluation.attacks import gradient
 from deat.recording import recording, refusing_waits, warming_up
 
 EAGER = 1
@@ -119,7 +120,7 @@ class _Pair:
                 answer = net(self.x)
             self.slope = torch.zeros_like(answer)
             with recording(self.back, x.device, pool):
-                self.grad = _gradient(answer, self.x, self.slope)
+                self.grad = gradient(answer, self.x, self.slope)
         self.answer = answer.detach()
 
     def _warm_up(self, net: Net) -> None:
@@ -127,7 +128,7 @@ class _Pair:
             for how in (nullcontext(), refusing_waits()):  # what is called first may have to be built
                 with how:
                     answer = net(self.x)
-                    _gradient(answer, self.x, torch.zeros_like(answer))
+                    gradient(answer, self.x, torch.zeros_like(answer))
 
     def forward(self, x: Tensor) -> None:
         """Answer a batch, which may be shorter than the recording's."""
@@ -161,14 +162,6 @@ class _Replay(torch.autograd.Function):
             ctx.slot.run(ctx.pair, *ctx.saved_tensors)
         ctx.slot.serial += 1
         return ctx.pair.backward(slope), None, None
-
-
-def _gradient(answer: Tensor, x: Tensor, slope: Tensor) -> Tensor:
-    """The gradient by x; zero where the network lets none through."""
-    if not answer.requires_grad:
-        return torch.zeros_like(x)
-    (grad,) = torch.autograd.grad(answer, x, slope, allow_unused=True, materialize_grads=True)
-    return grad
 
 
 def _padded(x: Tensor, shape: torch.Size) -> Tensor:

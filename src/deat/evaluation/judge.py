@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from deat.evaluation.attacks import is_natural
 from deat.evaluation.quick import Quick, choose_quick, exactly, full_precision
 from deat.modes import device_of, evaluating, spread
 from deat.seeding import derive
@@ -66,12 +67,12 @@ class Judge:
     """Rules on blocks of images. A ruling depends on model, seed, attack, block and the attacks' precision alone."""
 
     def __init__(
-        self, model: nn.Module, threat: ThreatModel, seed: int, precision: str = "fp32", compiled: bool = False
+        self, model: nn.Module, threat: ThreatModel, seed: int, precision: str = "fp32", engine: str = "graph"
     ) -> None:
         self.model, self.threat, self.seed = Counted(model), threat, seed
         self.precision = choose_quick(precision, device_of(model))
         self._held: tuple[Tensor, Tensor, Tensor, bool] | None = None
-        self.quick = None if self.precision == "fp32" else Quick(model, self.model, self.precision, compiled)
+        self.quick = None if self.precision == "fp32" else Quick(model, self.model, self.precision, engine)
 
     def rule(
         self,
@@ -93,7 +94,7 @@ class Judge:
             invalid = self._attack(stage or attacker, x, y, block_seed(self.seed, attacker.name, block), stands)
             correct = stands.tolist()
         forwards, backwards = (now - then for now, then in zip(self.counted(), before, strict=True))
-        asked = len(x) if attacker.name == "natural" else 0  # which the other attacks share
+        asked = len(x) if is_natural(attacker) else 0  # which the other attacks share
         felled = {stage.name: had - sum(correct)} if stage else {}
         return Ruling(correct, invalid, perf_counter() - started, asked + forwards, backwards, felled)
 
@@ -106,7 +107,7 @@ class Judge:
 
     def _attack(self, attacker: Attacker, x: Tensor, y: Tensor, seed: int, stands: Tensor) -> int:
         """Strike out of `stands` whom an attack fools; how many examples were not allowed."""
-        if attacker.name == "natural":
+        if is_natural(attacker):
             return 0
         index = stands.nonzero().squeeze(1)
         if len(index) == 0:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+from deat.evaluation.attacks import is_natural
 from deat.evaluation.judge import Attacker, stages_of
 from deat.evaluation.named import passes
 
@@ -74,4 +75,4 @@ class Pace:
 
 def weight(how: Attacker) -> float:
     """What an attack costs an image, in passes there and back: the sum of its stages."""
-    return sum(LITTLE if stage.name == "natural" else passes(stage) or GUESS for stage in stages_of(how))
+    return sum(LITTLE if is_natural(stage) else passes(stage) or GUESS for stage in stages_of(how))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from deat.data import Source
 from deat.errors import CheckpointError, UsageError, check_called
+from deat.evaluation.attacks import is_natural
 from deat.evaluation.judge import Attacker
 from deat.evaluation.quick import exactly
 from deat.modes import evaluating
@@ -33,7 +34,7 @@ class Question:
     n: int | None = None
     sanity: bool = True
     precision: str = "auto"
-    compiled: bool = False
+    engine: str = "graph"
     ledger: str | Path | None = None
     about: dict[str, Any] = field(default_factory=dict)
     ranks: Ranks = ALONE
@@ -116,6 +117,8 @@ def check_question(attacks: list[Attacker], n: int | None, block: int, seed: int
         raise UsageError("no attack was named; use at least one, such as natural, pgd-20 or aa.")
     if "worst" in names:
         raise UsageError("an attack cannot be named 'worst', which is what they leave together.")
+    if any(a.name == "natural" and not is_natural(a) for a in attacks):
+        raise UsageError("an attack cannot be named 'natural', which is what images are without any.")
     if len(set(names)) < len(names):
         raise UsageError(f"an attack is named twice in {names}; each may stand once.")
     if n is not None and not is_whole(n, 1):

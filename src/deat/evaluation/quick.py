@@ -18,7 +18,7 @@ from deat.kernels import has_triton
 from deat.kernels.fuse import fused
 from deat.recording import on
 
-ENGINES = ("auto", "graph", "compile")
+ENGINES = ("auto", "eager", "graph", "compile")
 WORTH_COMPILING = 3_000_000
 """Image passes from which a compiled twin earns back its compilation: ten seconds the first time, and it saves five in
 1.4 million of them (docs/results/evaluation.md)."""
@@ -31,13 +31,15 @@ SCALE = 1024.0
 """What half precision's gradients are multiplied by on their way, so that small ones do not vanish."""
 
 
-def choose_compiled(wanted: str, device: torch.device, passes: int) -> bool:
-    """Whether to compile the twin: "auto" does for work that is long enough to earn its compilation back."""
+def choose_engine(wanted: str, device: torch.device, passes: int) -> str:
+    """How the twin is asked: "auto" compiles it for work that is long enough to earn its compilation back."""
     if wanted not in ENGINES:
         raise unknown("engine", wanted, ENGINES)
-    if wanted == "compile" and device.type != "cuda":
-        raise UsageError("engine 'compile' needs a CUDA device for an evaluation; use 'auto' or 'graph'.")
-    return wanted == "compile" or (wanted == "auto" and device.type == "cuda" and passes >= WORTH_COMPILING)
+    if wanted in ("graph", "compile") and device.type != "cuda":
+        raise UsageError(f"engine {wanted!r} needs a CUDA device for an evaluation; use 'auto' or 'eager'.")
+    if wanted != "auto":
+        return wanted
+    return "eager" if device.type != "cuda" else "compile" if passes >= WORTH_COMPILING else "graph"
 
 
 def choose_quick(wanted: str, device: torch.device) -> str:
@@ -97,13 +99,20 @@ def _compiled(twin: Twin) -> Net:
     return call
 
 
+def _asked(twin: Twin, engine: str) -> Net:
+    """A twin as it is, recorded, or compiled and recorded."""
+    if engine == "eager":
+        return twin
+    return Graphed(_compiled(twin) if engine == "compile" else twin)
+
+
 class Quick(nn.Module):
     """The twin of an exact model: called like it, and differentiable by its input alone."""
 
-    def __init__(self, net: nn.Module, exact: nn.Module, precision: str, compiled: bool = False) -> None:
+    def __init__(self, net: nn.Module, exact: nn.Module, precision: str, engine: str = "graph") -> None:
         super().__init__()
-        self.twin = Twin(net, precision, compiled)
-        self.ask = Graphed(_compiled(self.twin) if compiled else self.twin)
+        self.twin = Twin(net, precision, compiled=engine == "compile")
+        self.ask = _asked(self.twin, engine)
         self._exact = (exact,)  # not a submodule: its modes are its own
         self.forwards = self.backwards = 0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from deat.evaluation.attacks import is_natural
 from deat.evaluation.evaluation import AttackResult
 from deat.evaluation.judge import Attacker, Judge, Ruling, stages_of
 from deat.evaluation.ledger import Ledger, fingerprint, ruling_name
@@ -48,14 +49,14 @@ class Rulings:
         """Every process's ruling on a block of its own, in the order of blocks, attack after attack."""
         images, alive = fingerprint(*mine[:2]) if mine and self.asked.ledger else "", None
         for how in self.asked.attacks:
-            stands = None if how.name == "natural" else alive
+            stands = None if is_natural(how) else alive
             rows = list[list[Ruling]]()
             for stage in stages_of(how):
                 entry = self._entry(how, stage, mine, images, stands, pace) if mine else None
                 stands = entry["ruling"]["correct"] if entry else None
                 rows.append([self._keep(stage, held, pace) for held in self.asked.ranks.gather(entry) if held])
                 progress(pace)
-            if self.asked.cascade and how.name != "natural":  # whose accuracy is shown, wherever it stands
+            if self.asked.cascade and not is_natural(how):  # whose accuracy is shown, wherever it stands
                 alive = stands
             yield from ((how.name, Ruling.of(stages)) for stages in zip(*rows, strict=True))
 

@@ -116,6 +116,12 @@ def _mixes(rows: Sequence[Row], images: int) -> bool:
     return any(images in counts and images < max(counts) for counts in held)
 
 
+def mean_under(row: Row, attack: str) -> float:
+    """A row's accuracy to rank it by: below all others where it has none."""
+    found = cell(row, attack)
+    return found.mean if found else -1.0
+
+
 def cost(row: Row) -> Cost | None:
     """A row's cost; None where no run is finished."""
     spent = row.spread("backprops")

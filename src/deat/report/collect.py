@@ -16,7 +16,7 @@ from typing import Any
 
 from deat.errors import DataError, DeatError
 from deat.evaluation.evaluation import Evaluation, load_evaluation
-from deat.report.summary import Score
+from deat.report.summary import Score, read_scores
 from deat.training.folder import HISTORY, RUN, SCORES, TIMING
 from deat.training.history import EpochStats, EpochWatch, parsed, read
 
@@ -43,6 +43,11 @@ class Spread:
     def sd(self) -> float | None:
         """The standard deviation over seeds, of a sample."""
         return stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def percent(self) -> str:
+        """A share in percent, with its deviation where there is one."""
+        return f"{100 * self.mean:.2f}" + ("" if self.sd is None else f" ± {100 * self.sd:.2f}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,7 +236,7 @@ def _collect_run(path: Path, seed: int | None, about: dict[str, Any]) -> OneRun:
         warm_up=warm_up,
         evaluation=main,
         beside=beside,
-        scores=[Score(**score) for score in _json(path / SCORES)] if (path / SCORES).is_file() else [],
+        scores=read_scores(path / SCORES) if (path / SCORES).is_file() else [],
         **about,
     )
 

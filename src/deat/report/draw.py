@@ -9,11 +9,11 @@ from textwrap import fill
 from typing import Any
 
 from deat.errors import UsageError
-from deat.plain import plain
+from deat.plain import clipped, plain
 from deat.report.gallery import Gallery
 from deat.report.lanes import draw_lanes
 from deat.report.points import name_points, range_of, within
-from deat.report.series import FRONT, Figure, Line, Panel
+from deat.report.series import FRONT, Figure, Layout, Line, Panel
 
 HUES = ("#2563eb", "#be123c", "#4d7c0f", "#c2410c", "#a21caf", "#0e7490", "#0b7a53", "#a16207", "#6d28d9", "#475569")
 DASHES, MARKERS = ("-", "--", ":"), ("o", "s", "D")
@@ -54,27 +54,39 @@ def draw(figure: Figure, order: Sequence[str], folder: Path) -> None:
     """Write a figure as NAME.svg and NAME.png; `order` gives every row its colour."""
     places = {name: i for i, name in enumerate(order)}
     with _picture(figure.name, folder) as plt:
-        tall, count = figure.name == "training-process", len(figure.panels)
-        wide = 1 if tall else count if count <= ROW else 2
-        shape = (-(-count // wide), wide)
-        each = (4.2, 3.4) if figure.name == "cost" else (3.4, 2.9)  # there names stand beside points
-        rises = [_rise(panel) for panel in figure.panels] if tall else [1.0] * shape[0]
-        size = (6.4, 1.55 * sum(rises) + 0.6) if tall else (max(4.6, each[0] * wide), each[1] * shape[0] + 0.2)
-        alike = figure.name == "alpha-gamma"  # whose panels are there to be compared
-        share = {"sharex": tall or alike, "sharey": alike, "height_ratios": rises}
-        canvas, axes = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False, **share)
-        for ax in list(axes.flat)[count:]:
-            ax.remove()
-        for ax, panel in zip(axes.flat, figure.panels, strict=False):
+        canvas, axes = _canvas(plt, figure)
+        for ax, panel in zip(axes, figure.panels, strict=True):
             _panel(ax, panel, places)
-        if tall:
-            for ax in list(axes.flat)[:-1]:
+        if figure.layout.tall:
+            for ax in axes[:-1]:
                 ax.set_xlabel("")
-        _legend(canvas, list(axes.flat)[:count])
-        if figure.name == "cost":
+        _legend(canvas, axes)
+        if figure.layout.named:
             canvas.draw_without_rendering()  # which settles where everything is
-            for ax, panel in zip(axes.flat, figure.panels, strict=True):
-                name_points(ax, panel, _short, lambda name: _hue(places, name))
+            for ax, panel in zip(axes, figure.panels, strict=True):
+                name_points(ax, panel, lambda name: clipped(name, LONGEST), lambda name: _hue(places, name))
+
+
+def _canvas(plt: Any, figure: Figure) -> tuple[Any, list[Any]]:
+    """A canvas, and a pair of axes for each of a figure's panels."""
+    count, layout = len(figure.panels), figure.layout
+    wide = 1 if layout.tall else count if count <= ROW else 2
+    high = -(-count // wide)
+    rises = [_rise(panel) for panel in figure.panels] if layout.tall else [1.0] * high
+    share = {"sharex": layout.tall or layout.alike, "sharey": layout.alike, "height_ratios": rises}
+    size = _size(layout, wide, rises)
+    canvas, axes = plt.subplots(high, wide, figsize=size, layout="constrained", squeeze=False, **share)
+    for ax in list(axes.flat)[count:]:
+        ax.remove()
+    return canvas, list(axes.flat)[:count]
+
+
+def _size(layout: Layout, wide: int, rises: Sequence[float]) -> tuple[float, float]:
+    """A canvas's width and height in inches."""
+    if layout.tall:
+        return 6.4, 1.55 * sum(rises) + 0.6
+    each = (4.2, 3.4) if layout.named else (3.4, 2.9)
+    return max(4.6, each[0] * wide), each[1] * len(rises) + 0.2
 
 
 def draw_gallery(gallery: Gallery, folder: Path) -> None:
@@ -127,7 +139,7 @@ def _panel(ax: Any, panel: Panel, places: dict[str, int]) -> None:
             for line in lines:
                 _line(ax, panel, line, place, lw=0.6, alpha=0.35, shift=shift)
             lines = [mean_of(lines)]
-        _line(ax, panel, lines[0], place, label=_short(name), shift=shift)
+        _line(ax, panel, lines[0], place, label=clipped(name, LONGEST), shift=shift)
     _axes(ax, panel)
 
 
@@ -227,8 +239,3 @@ def _legend(canvas: Any, axes: Any) -> None:
     columns = max(1, min(len(found), int(width / (0.5 + 0.07 * max(map(len, found))))))
     canvas.set_size_inches(width, height + 0.17 * -(-len(found) // columns))
     canvas.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, fontsize=8)
-
-
-def _short(name: str) -> str:
-    shown = plain(name)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"

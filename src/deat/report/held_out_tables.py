@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from deat.plain import markdown, plain
 from deat.report.cells import title
-from deat.report.collect import Row, Spread
+from deat.report.collect import Row
 from deat.report.escape import markup
 from deat.report.held_out import HeldOut, held_out, to_evaluate
 from deat.report.sections import mark, record_row
@@ -29,7 +29,7 @@ def cells(one: HeldOut, found: Sequence[HeldOut]) -> list[str]:
     """A row's figures for people; the attack is named where rows were validated by different ones."""
     apart = f" ({title(one.attack)})" if len({other.attack for other in found}) > 1 else ""
     epochs = f"{', '.join(map(str, one.epochs))} of {one.asked}"
-    figures = [_percent(one.natural), _percent(one.robust) + apart, epochs, f"{one.images:,}"]
+    figures = [one.natural.percent, one.robust.percent + apart, epochs, f"{one.images:,}"]
     return [*figures, f"{one.cost.backprops:,.0f}", minutes(one.cost), ", ".join(map(str, one.seeds))]
 
 
@@ -58,7 +58,3 @@ def held_out_section(rows: Sequence[Row]) -> str:
     lines = "\n".join(map(markup, judging))
     fills = f'<p class="note">{markup(FILLS)}</p><pre class="scroll" tabindex="0">{lines}</pre>' if judging else ""
     return (shown if found else "") + fills
-
-
-def _percent(found: Spread) -> str:
-    return f"{100 * found.mean:.2f}" + ("" if found.sd is None else f" ± {100 * found.sd:.2f}")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from deat.plain import plain
+from deat.plain import clipped
 from deat.report.series import Line
 
 LONGEST = 12
@@ -20,7 +20,7 @@ def draw_lanes(ax: Any, lines: Sequence[Line], hue: Callable[[str], str]) -> flo
         held = [(x, 100 * y) for x, y in zip(line.x, line.y, strict=True) if y is not None]
         ax.axhline(-n * step, color="#c9cac4", lw=0.6, zorder=1)
         ax.bar([x for x, _ in held], [y for _, y in held], 0.75, -n * step, color=hue(line.row))
-    ax.set_yticks([-n * step for n in range(len(lines))], [_short(line.row) for line in lines], fontsize=7)
+    ax.set_yticks([-n * step for n in range(len(lines))], [clipped(line.row, LONGEST) for line in lines], fontsize=7)
     ax.set_ylim(low - (len(lines) - 1 + GAP) * step, high + GAP * step)
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False, axis="y")
@@ -31,8 +31,3 @@ def _span(lines: Sequence[Line]) -> tuple[float, float]:
     """The least and the greatest change in points; none is among them."""
     found = [0.0, *(100 * y for line in lines for y in line.y if y is not None)]
     return min(found), max(found)
-
-
-def _short(name: str) -> str:
-    shown = plain(name)
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"

@@ -227,7 +227,7 @@ def _figures(figures: Sequence[Figure]) -> Iterator[str]:
     for place, figure in enumerate(figures):
         fresh = {n: panel for n, panel in enumerate(figure.panels) if panel.title not in shown}
         shown |= {panel.title for panel in fresh.values()}
-        if fresh and figure.name != "cost":
+        if fresh and not figure.layout.apart:
             cards = "".join(_card(place, n, panel) for n, panel in fresh.items())
             yield _section(figure.name, heading(figure, list(fresh.values())), f'<div class="charts">{cards}</div>')
 

@@ -1,7 +1,7 @@
 """Whether one row really beats another: exact McNemar tests on the same images, seed by seed, put together."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deat.report.collect import OneRun, Row
@@ -67,10 +67,7 @@ def compare(rows: Sequence[Row], against: Row, attack: str) -> dict[str, Versus]
     """Every other row that can be compared with `against` under an attack, by name."""
     found = {row.name: versus for row in rows if row is not against and (versus := _pair(row, against, attack))}
     corrected = holm({name: versus.raw for name, versus in found.items()})
-    return {
-        name: Versus(v.difference, corrected[name], v.raw, v.seeds, v.images, v.gained, v.lost)
-        for name, v in found.items()
-    }
+    return {name: replace(versus, p=corrected[name]) for name, versus in found.items()}
 
 
 def _pair(row: Row, other: Row, attack: str) -> Versus | None:

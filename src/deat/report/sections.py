@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from deat.report.alarms import alarms
-from deat.report.cells import Cell, cell, cost, front, title
+from deat.report.cells import Cell, cell, cost, front, mean_under, title
 from deat.report.claims import Checked, given
 from deat.report.collect import OneRun, Row
 from deat.report.escape import markup
@@ -51,9 +51,9 @@ def answer(of: Sheet) -> str:
     if not ranked or not of.headline:
         return '<p class="note">No run is evaluated yet, so there is nothing to rank.</p>'
     best = max(ranked, key=lambda item: (item[2], -item[3]))
-    clean = max(ranked, key=lambda item: (_mean(item[1], "natural"), -item[3]))
+    clean = max(ranked, key=lambda item: (mean_under(item[1], "natural"), -item[3]))
     name = "the worst of all attacks" if of.headline == "worst" else title(of.headline)
-    tidy = f"{percent(_mean(clean[1], 'natural'))}; {percent(clean[2])} under {name}"
+    tidy = f"{percent(mean_under(clean[1], 'natural'))}; {percent(clean[2])} under {name}"
     parts = [
         (best, f"Most robust under {name}", f"{percent(best[2])} for {best[3]:,.0f} backprops", ranked, of.headline),
         *((*card, of.headline) for card in _cheaper(ranked, best)),
@@ -313,8 +313,3 @@ def _warning(head: str, items: Sequence[str]) -> str:
 
 def _alts(tile: Any) -> tuple[str, str, str]:
     return f"a {tile.label}", "perturbation", f"attacked, seen as {tile.after}"
-
-
-def _mean(row: Row, attack: str) -> float:
-    found = cell(row, attack)
-    return found.mean if found else -1.0

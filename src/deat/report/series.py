@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -49,13 +49,35 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Layout:
+    """How a figure's panels stand: side by side, unless tall says one over the other, above one x axis.
+
+    alike panels have the same axes, to be compared; named ones have each point's name beside it. A figure that is
+    apart has a section of the page's own, with a chart that answers, in place of its panels.
+    """
+
+    tall: bool = False
+    alike: bool = False
+    named: bool = False
+    apart: bool = False
+
+
+USUAL = Layout()
+
+
+@dataclass(frozen=True)
 class Figure:
-    """One figure; without panels, `missing` says what they would need, if anybody looks for them."""
+    """One figure; without panels, `missing` says what they would need, if anybody looks for them.
+
+    titled says what it is called where only some of its panels are shown, if that is not its title.
+    """
 
     name: str
     title: str
     panels: list[Panel] = field(default_factory=list)
     missing: str = ""
+    layout: Layout = USUAL
+    titled: Callable[[Sequence[Panel]], str] | None = None
 
 
 FRONT = "Pareto front"
@@ -87,7 +109,7 @@ def training_process(rows: Sequence[Row]) -> Figure:
         by_epoch(rows, "gradient magnitude l_X", "l_X per image", lambda h: h.magnitude / h.examples if h.k else None),
         by_epoch(rows, "Lipschitz bound", "log10", lambda h: h.log10_lipschitz),
     ]
-    return _whole("training-process", "The training process", panels, "runs with a history")
+    return _whole("training-process", "The training process", panels, "runs with a history", Layout(tall=True))
 
 
 def validation(rows: Sequence[Row]) -> Figure:
@@ -99,12 +121,12 @@ def validation(rows: Sequence[Row]) -> Figure:
         by_epoch(rows, "natural loss, held out", "loss", lambda h: h.val_loss),
         by_epoch(rows, "training loss", "loss", lambda h: h.loss),
     ]
-    return _whole("validation", _validated(panels), panels, "runs with a history")
+    return replace(_whole("validation", _validated(panels), panels, "runs with a history"), titled=_validated)
 
 
 def heading(figure: Figure, shown: Sequence[Panel]) -> str:
     """What a figure is called where these of its panels are shown."""
-    return _validated(shown) if figure.name == "validation" else figure.title
+    return figure.titled(shown) if figure.titled else figure.title
 
 
 def _validated(panels: Sequence[Panel]) -> str:
@@ -148,7 +170,7 @@ def trade_off(rows: Sequence[Row], attack: str | None) -> Figure:
             lines.append(Line(FRONT, None, [c for c, _ in best], [a for _, a in best]))
         about = f"{title(attack or '')} accuracy against {name}{_crowd(rows) if name == 'minutes' else ''}"
         panels.append(Panel(about, name, "accuracy", lines, "point", True))
-    return _whole("cost", "Robustness against cost", panels, "evaluated runs")
+    return _whole("cost", "Robustness against cost", panels, "evaluated runs", Layout(named=True, apart=True))
 
 
 def alpha_gamma(rows: Sequence[Row], attack: str | None) -> Figure:
@@ -163,7 +185,7 @@ def alpha_gamma(rows: Sequence[Row], attack: str | None) -> Figure:
     chosen = {(row.method, row.model, found) for row in rows for run in row.runs if (found := _alpha_gamma(run))}
     wanted = len(chosen) > len({about[:2] for about in chosen})  # else nobody varied them
     what = "evaluated M+ runs of one method with different alpha or gamma" if wanted and not panels else ""
-    return Figure("alpha-gamma", "Step size alpha and gamma", panels, what)
+    return Figure("alpha-gamma", "Step size alpha and gamma", panels, what, Layout(alike=True))
 
 
 def by_epoch(rows: Sequence[Row], name: str, y: str, read: Read, *, kind: str = "line", percent: bool = False) -> Panel:
@@ -196,9 +218,9 @@ def _line(name: str, run: OneRun, read: Read) -> Line:
     return Line(name, run.seed, [float(h.epoch + 1) for h in run.history], [_finite(read(h)) for h in run.history])
 
 
-def _whole(name: str, heading: str, panels: list[Panel], needs: str) -> Figure:
+def _whole(name: str, heading: str, panels: list[Panel], needs: str, layout: Layout = USUAL) -> Figure:
     kept = [panel for panel in panels if panel.lines]
-    return Figure(name, heading, kept, "" if kept else needs)
+    return Figure(name, heading, kept, "" if kept else needs, layout)
 
 
 def _spent(row: Row, name: str) -> float | None:

@@ -25,7 +25,7 @@ class Score:
 
 
 def read_scores(path: Path) -> list[Score]:
-    """scores.json; a ValueError or TypeError for what is not one."""
+    """scores.json; a ValueError, TypeError or AttributeError for what is not one."""
     found = [Score(**score) for score in json.loads(path.read_text(encoding="utf-8"))]
     for s in found:
         numbers = [s.images, s.backprops, s.seconds, *s.accuracy.values()]

@@ -21,6 +21,7 @@ from deat.methods import Method
 from deat.methods import method as find_method
 from deat.models import normalized, pixel_scale
 from deat.models.registry import Normalization
+from deat.radii import check_room, odd_radius
 from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
@@ -30,7 +31,6 @@ from deat.training.kept import fit_kept, fit_unkept
 from deat.training.lines import EpochLines
 from deat.training.optimizers import OptimizerFactory
 from deat.training.parts import divide, open_held_out, open_source
-from deat.training.radii import check_room, odd_radius
 from deat.training.remarks import odd_outputs
 from deat.training.result import Result
 from deat.training.settings import Settings

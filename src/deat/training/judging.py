@@ -1,14 +1,25 @@
-"""What an evaluation of a run needs beside its network: test images, a place for rulings, and to be alone with it."""
+"""What an evaluation of a run needs: its network, test images, a place for rulings, and to be alone with it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from torch import nn
+
 from deat.checkpoint.lock import owned
 from deat.data.corpus import Part
 from deat.errors import CheckpointError, DataError
+from deat.models import load_weights
 from deat.training.run import Run
+from deat.training.settings import find_device
 from deat.writing import refuse_links
+
+
+def load_model(run: Run, weights: Path) -> nn.Module:
+    """The run's network with these weights, on its device."""
+    model = run.model()
+    load_weights(model, weights)
+    return model.to(find_device(run.settings.device))
 
 
 def test_part(run: Run) -> Part:

@@ -24,6 +24,7 @@ from deat.methods.tune import tune
 from deat.models import build
 from deat.numbers import number
 from deat.paths import tidy
+from deat.radii import check_room
 from deat.ranks import ALONE, Ranks
 from deat.seeding import derive
 from deat.threat import ThreatModel
@@ -32,7 +33,6 @@ from deat.training.fine_tuning import fine_tune, statistics_of
 from deat.training.fit import make_trainer
 from deat.training.optimizers import DEFAULT_LR
 from deat.training.parts import open_source
-from deat.training.radii import check_room
 from deat.training.sameness import config_of, digest, reasons_against_exactness
 from deat.training.settings import Settings, find_device
 from deat.training.trainer import Callback, Trainer

@@ -96,7 +96,12 @@ def _beats(found: "Evaluation", weak: list[str], strong: list[str], name: str) -
 
 def _settings(found: "Evaluation") -> dict[str, dict[str, Any]]:
     """The settings of every attack but the one that is none."""
-    return {r.name: found.settings["attacks"][r.name] for r in found.results if r.name != "natural"}
+    held = {r.name: found.settings["attacks"][r.name] for r in found.results}
+    return {name: s for name, s in held.items() if not _is_natural(s)}
+
+
+def _is_natural(settings: dict[str, Any]) -> bool:
+    return "kind" not in settings and settings.get("steps") == 0 and settings.get("start") == "zero"
 
 
 def _parts(settings: dict[str, Any]) -> list[str]:

@@ -12,9 +12,14 @@ LEAST = {"linf": 0.25 / 255, "l2": 0.1, "l1": 1.0}
 """Radii below which nothing is defended against, by norm."""
 
 
+def widest_of(threat: ThreatModel, shape: Sequence[int]) -> float:
+    """How far apart images of this shape are at most, in a threat model's norm."""
+    return 2 * threat.grey_radius(math.prod(shape))
+
+
 def check_room(threat: ThreatModel, shape: Sequence[int]) -> None:
     """Refuse a radius that reaches from any image of this shape to any other."""
-    widest = 2 * threat.grey_radius(math.prod(shape))
+    widest = widest_of(threat, shape)
     if threat.eps and threat.eps >= widest * (1 - 1e-9):
         size = "x".join(map(str, shape))
         raise UsageError(
