@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 import deat
 from deat.cli import main
-from deat.data import ImageSet
+from deat.data import ImageSet, as_source
 from deat.data.resident import Resident
 from deat.errors import UsageError
 from deat.evaluation.attacks import attack
@@ -346,7 +347,7 @@ def test_a_watch_judges_by_the_images_it_scores_and_the_answer_that_most_of_them
     monkeypatch.setattr(OverfitRule, "judge", lambda self, *given: (asked.append(given[1:]), judge(self, *given))[1])
     x = learnable(12)[0]
     for count, chance in ((12, 5 / 12), (300, 0.5)):
-        labels = torch.tensor([0, 0, 1, 0, 2, 0, 1, 0, 2, 1, 2, 1]) if count == 12 else torch.arange(count) % 2
+        labels = torch.tensor([0, 0, 1, 0, 2, 0, 1, 0, 2, 1, 2, 1]) if count == 12 else torch.arange(count) // 150
         images = ImageSet(x[torch.arange(count) % 12], labels, ("a", "b", "c"))
         trainer_with(OverfitWatch(Resident(images, 50, shuffle=False), THREAT), epochs=1).fit()
         assert asked.pop() == (min(count, MOST), chance)
@@ -490,7 +491,7 @@ def test_continued_run_keeps_its_short_steps():
 def test_slice_is_small_and_spread_over_the_held_out_images(count, monkeypatch):
     x = torch.linspace(0, 1, count).view(-1, 1, 1, 1).expand(-1, 1, 4, 4)
     source = Resident(ImageSet(x, torch.arange(count) % 3, ("a", "b", "c")), 100, shuffle=False)
-    watch, seen, labels, read, epoch = OverfitWatch(source, THREAT), [], [], [], source.epoch
+    watch, seen, labels = OverfitWatch(source, THREAT), [], []
     trainer = trainer_with(watch, epochs=2)
 
     def look(model, images, attacks, *rest):
@@ -498,20 +499,50 @@ def test_slice_is_small_and_spread_over_the_held_out_images(count, monkeypatch):
         labels.append(torch.cat([y for _, y in images.epoch(0)]))
         return {how.name: 0.5 for how in attacks}
 
-    monkeypatch.setattr(source, "epoch", lambda number: (read.append(number), epoch(number))[1])
-
     monkeypatch.setattr("deat.training.watch.accuracies", look)
     trainer.fit()
     assert len(seen) == 2
     found = torch.cat(seen[0])[:, 0, 0, 0]
     assert len(found) == min(count, MOST)
     assert all(len(batch) <= 100 for batch in seen[0])
-    assert found.min() == 0
-    assert found.max() > 0.99 * (1 - 1 / count) - 2 / MOST
+    assert found.min() < 2 / MOST
+    assert found.max() > 1 - 2 / MOST
     assert all(torch.equal(torch.cat(other), torch.cat(seen[0])) for other in seen)
     assert torch.equal(found, found.sort().values)
     assert torch.equal(labels[0], (found * (count - 1)).round().long() % 3)
-    assert len(read) == 1
+
+
+class Counted(Dataset):
+    """Images whose classes take turns, and the numbers of those that were asked for."""
+
+    def __init__(self, count: int, num_classes: int) -> None:
+        self.targets, self.asked = [i % num_classes for i in range(count)], []
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.asked.append(index)
+        return torch.full((1, 4, 4), 0.5), self.targets[index]
+
+
+def test_slice_meets_every_class_where_classes_take_turns_and_reads_no_other_images():
+    images = Counted(10 * MOST, 10)
+    source = as_source(images, batch_size=100, shuffle=False)
+    images.asked.clear()
+    watch = OverfitWatch(source, THREAT)
+    scored = watch._scored(trainer_with())
+    assert set(scored.images.labels.tolist()) == set(range(10))
+    assert len(set(images.asked)) == scored.num_examples == MOST
+    assert watch._scored(trainer_with()) is scored
+
+
+def test_slice_of_a_loader_that_gives_no_image_by_number_meets_every_class_too():
+    x, y = torch.full((10 * MOST, 1, 4, 4), 0.5), torch.arange(10 * MOST) % 10
+    source = as_source(list(zip(x.split(100), y.split(100), strict=True)), batch_size=100, shuffle=False)
+    scored = OverfitWatch(source, THREAT)._scored(trainer_with())
+    assert set(scored.images.labels.tolist()) == set(range(10))
+    assert scored.num_examples == MOST
 
 
 def test_every_epoch_is_scored_by_one_step_and_by_ten_of_the_watch_s_own_threat_and_seed(monkeypatch):

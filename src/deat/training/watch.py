@@ -9,7 +9,6 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +22,7 @@ from deat.data.resident import Resident
 from deat.errors import unknown
 from deat.evaluation.attacks import attack
 from deat.evaluation.intervals import difference
+from deat.evaluation.reading import spread_out
 from deat.evaluation.scoring import accuracies
 from deat.numbers import check_number, check_whole, level
 from deat.threat import ThreatModel
@@ -152,6 +152,7 @@ class OverfitWatch:
         self.passes, self.seconds = 0, 0.0
         self._standing: list[EpochWatch] = []
         self._healthy: dict[str, Any] = {}
+        self._slice: Resident | None = None
 
     @property
     def fired(self) -> list[EpochWatch]:
@@ -166,7 +167,8 @@ class OverfitWatch:
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Score the epoch, write it down, and act where it is a collapse."""
         self._standing.append(self._score(trainer, stats))
-        healthy, reason = self.rule.judge(self._standing, len(self._slice.images), self._chance)
+        scored = self._scored(trainer)
+        healthy, reason = self.rule.judge(self._standing, scored.num_examples, chance_of(scored))
         suspicion = None if reason else self.rule.suspicion(self._standing)
         action = self._next_action() if reason else NOTED if suspicion else None
         first = suspicion is not None and not self.fired
@@ -241,18 +243,15 @@ class OverfitWatch:
 
     def _accuracies(self, trainer: Trainer) -> tuple[float, float]:
         """Accuracy against a single step and several, in float32, from the same starts in every epoch."""
-        images, both = self._slice, (attack(SINGLE), attack(SEVERAL))
+        images, both = self._scored(trainer), (attack(SINGLE), attack(SEVERAL))
         found = accuracies(trainer.model, images, both, self.threat, self.seed, trainer.engine.layout, trainer.ranks)
         self.passes += sum(1 + 2 * how.steps for how in both) * len(images)
         return found[SINGLE], found[SEVERAL]
 
-    @cached_property
-    def _slice(self) -> Resident:
-        return _held_slice(self.images)
-
-    @cached_property
-    def _chance(self) -> float:
-        return chance_of(self._slice)
+    def _scored(self, trainer: Trainer) -> Resident:
+        """The images that every epoch is scored on, read once."""
+        self._slice = self._slice or _held_slice(self.images, trainer.engine.device)
+        return self._slice
 
 
 def _calm(event: EpochWatch) -> str:
@@ -260,18 +259,11 @@ def _calm(event: EpochWatch) -> str:
     return f"That can be the onset of catastrophic overfitting, but {seen}, so it is only noted."
 
 
-def _held_slice(source: Source) -> Resident:
-    """At most MOST of a source's images, spread evenly over it since it may be sorted by class."""
-    count = min(MOST, source.num_examples)
-    wanted = torch.tensor([i * source.num_examples // count for i in range(count)])
-    kept, seen = [], 0
-    for x, y in source.epoch(0):
-        rows = (wanted[(wanted >= seen) & (wanted < seen + len(y))] - seen).to(y.device)
-        kept.append((x.index_select(0, rows), y.index_select(0, rows)))
-        seen += len(y)
-    x, y = (torch.cat(parts) for parts in zip(*kept, strict=True))
+def _held_slice(source: Source, device: torch.device) -> Resident:
+    """At most MOST of a source's images, from all over it."""
+    x, y = spread_out(source, source.num_examples, MOST, device)
     classes = tuple(str(c) for c in range(source.num_classes))
-    return Resident(ImageSet(x, y, classes), source.batch_size, device=x.device, shuffle=False)
+    return Resident(ImageSet(x, y, classes), source.batch_size, device=device, shuffle=False)
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
