@@ -195,6 +195,23 @@ def test_a_watch_is_as_strict_as_its_page_says():
     assert found == ("warn", OverfitRule(fall=0.20, jump=2.0, gap=0.10), 0.5, 3, 256)
 
 
+FORMS = {"a set": lambda held: held.images, "tensors": lambda held: (held.images.images, held.images.labels)}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_images_and_threat_are_taken_in_any_form_that_fit_takes(form):
+    watch, known = OverfitWatch(form(held()), "linf:0.05"), OverfitWatch(held(batch_size=128), THREAT)
+    trainer_with(watch, known, epochs=2).fit()
+    assert watch.threat == THREAT
+    assert watch.events == known.events
+
+
+@pytest.mark.parametrize(("images", "threat"), [("digits", THREAT), (None, "linf")])
+def test_what_cannot_be_watched_is_refused_before_any_training(images, threat):
+    with pytest.raises(UsageError):
+        OverfitWatch(images or held(), threat)
+
+
 def test_unknown_action_is_refused():
     with pytest.raises(UsageError, match="rollback"):
         OverfitWatch(held(), THREAT, "rolback")

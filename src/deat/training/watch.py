@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from deat.checkpoint.kinds import check_all
-from deat.data import ImageSet, Source
+from deat.data import Data, ImageSet, Source
 from deat.data.resident import Resident
 from deat.errors import unknown
 from deat.evaluation.attacks import attack
@@ -26,7 +26,10 @@ from deat.evaluation.reading import spread_out
 from deat.evaluation.scoring import accuracies
 from deat.numbers import check_number, check_whole, level
 from deat.threat import ThreatModel
+from deat.threat import threat as find_threat
 from deat.training.history import EpochStats, EpochTiming, EpochWatch, append, rewrite
+from deat.training.parts import open_source
+from deat.training.settings import Settings
 from deat.training.trainer import Trainer
 from deat.training.validation import chance_of
 
@@ -118,6 +121,8 @@ class OverfitWatch:
     and goes on from there with steps `shrink` times as long, at most `rollbacks` times; then it stops. What
     was spent stays spent. Where other callbacks write epochs down, it comes before them.
 
+    images are held-out ones, in any form that fit takes.
+
     A leap of l_X that the accuracies do not bear out fires as well, but only to be noted: the first one is
     said aloud, and nothing is put back.
 
@@ -128,8 +133,8 @@ class OverfitWatch:
 
     def __init__(
         self,
-        images: Source,
-        threat: ThreatModel,
+        images: Data | Source,
+        threat: str | ThreatModel,
         action: Action = "warn",
         *,
         fall: float = OverfitRule.fall,
@@ -145,7 +150,8 @@ class OverfitWatch:
             raise unknown("action of the overfit watch", action, ACTIONS)
         check_number("shrink", shrink, lambda v: 0 < v < 1, "between 0 and 1, such as 0.5")
         check_whole("rollbacks", rollbacks, 0)
-        self.images, self.threat, self.action, self.seed = images, threat, action, seed
+        self.images, self.threat = open_source(images, Settings(device="cpu"), shuffle=False), find_threat(threat)
+        self.action, self.seed = action, seed
         self.rule, self.shrink, self.rollbacks = OverfitRule(fall, jump, gap), shrink, rollbacks
         self.log, self.say = log, say or _warn
         self.events: list[EpochWatch] = []
