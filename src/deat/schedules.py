@@ -15,7 +15,7 @@ from typing import Any, Self
 from deat.errors import NumericalError, UsageError
 from deat.game.meter import EpochRecord
 from deat.game.round import Budget
-from deat.numbers import check_number, check_whole
+from deat.numbers import check_number, check_whole, make_native
 
 __all__ = [
     "AccuracyAbove",
@@ -46,6 +46,7 @@ class Schedule:
     stretch: float = 0.0
 
     def __post_init__(self) -> None:
+        make_native(self)
         for name in ("alpha", "level", "stretch"):
             check_number(name, getattr(self, name), lambda v: v >= 0, ">= 0")
 

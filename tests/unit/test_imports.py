@@ -47,7 +47,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "threat": ("errors", "numbers"),
     "game.losses": (),
     "data": ("errors", "seeding", "loading", "ranks", "paths", "writing", "locks", "kernels"),
-    "models": ("errors", "seeding", "loading", "writing", "tensorfile"),
+    "models": ("errors", "seeding", "loading", "writing", "tensorfile", "numbers"),
     "tensorfile": ("errors",),
     "interruption": ("errors", "ranks"),
     "locks": ("writing",),

@@ -24,7 +24,7 @@ from deat.evaluation.attacks import attack
 from deat.evaluation.intervals import difference
 from deat.evaluation.reading import spread_out
 from deat.evaluation.scoring import accuracies
-from deat.numbers import check_number, check_whole, level
+from deat.numbers import check_number, check_whole, level, make_native
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.history import EpochStats, EpochTiming, EpochWatch, append, rewrite
@@ -65,6 +65,7 @@ class OverfitRule:
     gap: float = 0.10
 
     def __post_init__(self) -> None:
+        make_native(self)
         check_number("fall", self.fall, lambda v: 0 < v < 1, "between 0 and 1, such as 0.2")
         check_number("jump", self.jump, lambda v: v > 1, "> 1, such as 2")
         check_number("gap", self.gap, lambda v: -1 <= v < 1, "from -1 to below 1, such as 0.1")
