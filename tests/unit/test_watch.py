@@ -38,9 +38,16 @@ def history(*epochs: tuple[int, float, float], single: float | None = None) -> l
     ]
 
 
+def verdict(
+    readings: list[EpochWatch], rule: OverfitRule = RULE, images: int = MOST, chance: float = 0.0
+) -> str | None:
+    """Why the last epoch is a collapse; None if it is not."""
+    return rule.judge(readings, images, chance)[1]
+
+
 def fired(readings: list[EpochWatch], rule: OverfitRule = RULE, *scored: float) -> list[int]:
     """The epochs in which the rule fires as the history grows; scored are the images, and what one answer gets."""
-    return [i for i in range(len(readings)) if rule.verdict(readings[: i + 1], *scored)]
+    return [i for i in range(len(readings)) if verdict(readings[: i + 1], rule, *scored)]
 
 
 HEALTHY = [(3, 0.44, 3300.0), (3, 0.47, 3450.0), (3, 0.48, 3500.0)]
@@ -62,13 +69,13 @@ def test_collapse_by_parts_is_measured_from_the_last_healthy_epoch():
 
 
 def test_verdict_says_which_rule_fired_with_its_numbers():
-    both = RULE.verdict(history(*BROKEN["m+deat, alpha 10/255"][:4], single=0.86))
+    both = verdict(history(*BROKEN["m+deat, alpha 10/255"][:4], single=0.86))
     assert both == (
         "pgd-10 accuracy fell from 48.0% to 0.0% and l_X rose from 3500 to 1.03e+04 at k 3, with fgsm accuracy at 86.0%"
     )
-    fall = RULE.verdict(history((1, 0.5, 10.0), (1, 0.2, 10.0), single=0.9))
+    fall = verdict(history((1, 0.5, 10.0), (1, 0.2, 10.0), single=0.9))
     assert fall == "pgd-10 accuracy fell from 50.0% to 20.0%, with fgsm accuracy at 90.0%"
-    leap = RULE.verdict(history((1, 0.5, 10.0), (1, 0.4, 30.0), single=0.8))
+    leap = verdict(history((1, 0.5, 10.0), (1, 0.4, 30.0), single=0.8))
     assert leap == "l_X rose from 10 to 30 at k 1, with fgsm accuracy at 80.0%"
 
 
@@ -81,7 +88,7 @@ def test_leap_alone_fires_where_it_opens_a_gap_or_is_taken_at_its_word():
 
 def test_leap_between_epochs_of_equal_k_is_a_suspicion_whatever_the_accuracies_say():
     rows = history((1, 0.5, 10.0), (1, 0.55, 20.1), single=0.56)
-    assert RULE.verdict(rows) is None
+    assert verdict(rows) is None
     assert RULE.suspicion(rows) == "l_X rose from 10 to 20.1 at k 1"
     for quiet in [(1, 0.55, 20.0)], [(2, 0.55, 30.0)]:
         assert RULE.suspicion(history((1, 0.5, 10.0), *quiet)) is None
@@ -154,7 +161,7 @@ def test_a_real_collapse_fires_in_the_epochs_in_which_it_was_recorded_and_for_th
     standing: list[EpochWatch] = []
     for event in (EpochWatch(**json.loads(line)) for line in lines):
         standing.append(replace(event, reason=None, action=None))
-        assert RULE.verdict(standing) == event.reason
+        assert verdict(standing) == event.reason
         if event.action == "rollback":
             standing.pop()
     assert len(lines) > 20

@@ -46,14 +46,13 @@ def write(parent: Path, name: str, files: Mapping[str, bytes]) -> Path:
     return parent / name
 
 
-def remove_temporaries(parent: Path) -> list[str]:
-    """Delete what writers that were killed have left, here and one folder down; their names."""
+def remove_temporaries(parent: Path) -> None:
+    """Delete what writers that were killed have left, here and one folder down."""
     left = [path for path in parent.iterdir() if path.name.startswith(TEMPORARY)]
     folders = [parent, *(path for path in parent.iterdir() if not path.is_symlink())]  # a link leads elsewhere
     left += [path for folder in folders for path in folder.glob(".*.tmp")]
     for path in left:
         remove(path)
-    return [path.name for path in left]
 
 
 def remove(path: Path) -> bool:

@@ -70,10 +70,6 @@ class OverfitRule:
         check_number("jump", self.jump, lambda v: v > 1, "> 1, such as 2")
         check_number("gap", self.gap, lambda v: -1 <= v < 1, "from -1 to below 1, such as 0.1")
 
-    def verdict(self, history: Sequence[EpochWatch], images: int = MOST, chance: float = 0.0) -> str | None:
-        """Why the last epoch of a history is a collapse; None if it is not."""
-        return self.judge(history, images, chance)[1]
-
     def judge(self, history: Sequence[EpochWatch], images: int, chance: float) -> tuple[EpochWatch, str | None]:
         """The last healthy epoch, and why the last one is a collapse, if it is; one that fell is not healthy either.
 
