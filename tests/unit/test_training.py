@@ -24,6 +24,7 @@ from deat.training.lipschitz import log10_lipschitz
 from deat.training.parts import open_source
 from deat.training.plan import backprops_per_batch
 from deat.training.result import Best
+from deat.training.run import Request, resolve
 from deat.training.streams import Streams
 from deat.training.validation import chance_of
 from helpers.games import THREATS, trainer_of
@@ -522,6 +523,14 @@ def test_the_caller_s_random_state_and_threads_are_untouched():
     assert set(during) == {2}
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("asked", [None, 2])
+def test_a_run_s_network_is_judged_with_the_threads_that_it_is_trained_with(asked):
+    run, threads = resolve(Request(), device="cpu", threads=asked), torch.get_num_threads()
+    with run.threads_for(run.model()):
+        assert torch.get_num_threads() == run.trainer().threads == (asked or 1)
+    assert torch.get_num_threads() == threads
 
 
 def test_dropout_does_not_depend_on_the_caller_s_random_state():
