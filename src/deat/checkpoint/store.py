@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import shutil
-import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -72,17 +71,7 @@ def prune(parent: Path, kept: set[str]) -> list[str]:
 
 
 def fault_point(name: str) -> None:
-    """Nothing, unless a test names this point, and its how-manieth passing, as where the process is to be killed."""
-    wanted = os.environ.get("DEAT_FAULT_POINT")
-    if wanted is None:
-        return
-    point, _, times = wanted.partition(":")
-    _passed[name] = _passed.get(name, 0) + 1
-    if point == name and _passed[name] == int(times or 1):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-_passed: dict[str, int] = {}
+    """Nothing: a moment of a save, named so that tests can put something in its place."""
 
 
 def _fill(folder: Path, files: Mapping[str, bytes]) -> None:
