@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from deat.data.resident import batch_length
+from deat.data.order import batch_length
 from deat.data.source import Source, staffed
 from deat.errors import Interrupted, NumericalError
 from deat.evaluation.question import check_model
