@@ -3,7 +3,9 @@
 import math
 import sys
 from collections.abc import Callable
-from typing import SupportsFloat
+from contextlib import suppress
+from numbers import Integral, Real
+from typing import Any, SupportsFloat
 
 from deat.errors import UsageError
 
@@ -32,16 +34,38 @@ def whole(text: str) -> int:
         raise UsageError(f"{text[:40]!r} is not a whole number. Write one in digits, such as 30.") from None
 
 
-def check_number(name: str, value: object, accepted: Callable[[float], bool], text: str) -> None:
+def is_whole(value: Any, least: int) -> bool:
+    """Whether a value is a whole number, be it Python's or NumPy's, and not below the least; True is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def check_number(name: str, value: Any, accepted: Callable[[float], bool], text: str) -> None:
     """Refuse what is not a finite number, or not an accepted one; text says which are, such as ">= 0"."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST or not accepted(value):
+    found = native(value)
+    if type(found) not in (int, float) or not abs(found) <= MOST or not accepted(found):
         raise UsageError(f"{name} must be a number {text}, not {value!r}.")
 
 
-def check_whole(name: str, value: object, least: int) -> None:
+def check_whole(name: str, value: Any, least: int) -> None:
     """Refuse what is not a whole number, or a smaller one."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_whole(value, least):
         raise UsageError(f"{name} must be a whole number >= {least}, not {value!r}.")
+
+
+def native(value: Any) -> Any:
+    """A number of any type as Python's own, which JSON has; whatever else is itself."""
+    if type(value) is tuple:
+        return tuple(map(native, value))
+    if isinstance(value, Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # a fraction that is no finite number
+            return int(value) if isinstance(value, Integral) else float(value)
+    return value
+
+
+def make_native(held: Any) -> None:
+    """Turn all numbers among the fields of a frozen dataclass that is being made into Python's own."""
+    for name, value in tuple(vars(held).items()):
+        object.__setattr__(held, name, native(value))
 
 
 def level(value: float) -> str:

@@ -8,6 +8,7 @@ eps, and :meth:`Schedule.bind` makes them absolute.
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -15,7 +16,7 @@ from typing import Any, Self
 from deat.errors import NumericalError, UsageError
 from deat.game.meter import EpochRecord
 from deat.game.round import Budget
-from deat.numbers import check_number, check_whole
+from deat.numbers import check_number, check_whole, make_native
 
 __all__ = [
     "AccuracyAbove",
@@ -34,8 +35,8 @@ State = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """The base of all schedules; by itself it never changes its mind.
+class Schedule(ABC):
+    """The base of all schedules: each says an epoch's k, and by itself the base remembers nothing.
 
     alpha is the step size, level the freeze rule's threshold, stretch a length that k steps must be able
     to cover: the step is max(stretch / k, alpha).
@@ -46,6 +47,7 @@ class Schedule:
     stretch: float = 0.0
 
     def __post_init__(self) -> None:
+        make_native(self)
         for name in ("alpha", "level", "stretch"):
             check_number(name, getattr(self, name), lambda v: v >= 0, ">= 0")
 
@@ -68,9 +70,9 @@ class Schedule:
         _check_magnitude(record)
         return dict(state)
 
+    @abstractmethod
     def k_at(self, state: State, epoch: int) -> int:
         """k of an epoch."""
-        return int(state["k"])
 
     def level_at(self, epoch: int) -> float:
         """The freeze rule's level in an epoch."""
@@ -158,6 +160,10 @@ class AccuracyAbove(Schedule):
         """k = 0."""
         return {"k": 0}
 
+    def k_at(self, state: State, epoch: int) -> int:
+        """The state's k."""
+        return int(state["k"])
+
     def observe(self, state: State, record: EpochRecord) -> State:
         """k + 1 where the accuracy passed the mark."""
         above = record.accuracy > self.percent / 100
@@ -196,6 +202,10 @@ class GradientMagnitude(Schedule):
     def init(self) -> State:
         """k = 0 and no threshold yet."""
         return {"k": 0, "threshold": None}
+
+    def k_at(self, state: State, epoch: int) -> int:
+        """The state's k."""
+        return int(state["k"])
 
     def bind(self, eps: float, epochs: int) -> Self:
         """Lengths times eps, the ramp's too."""

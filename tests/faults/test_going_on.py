@@ -207,6 +207,19 @@ def test_other_device_version_or_number_of_processes_needs_consent_and_is_marked
     assert record["not_exact_because"]
 
 
+def test_a_call_of_fit_goes_on_elsewhere_with_the_consent_that_its_refusal_asks_for():
+    def fit(**more: object) -> deat.Result:
+        options = {"method": "fgsm", "epochs": 2, "batch_size": 8, "progress": False}
+        return deat.fit(conv_net(), learnable(24), checkpoints="kept", **options, **more)
+
+    fit()
+    shutil.rmtree(search(Path("kept")).newest)
+    rewrite_state(Path("kept"), lambda state: state["environment"].update(threads=4))
+    with pytest.raises(UsageError, match=r"threads: .*\(inexact=True\)"):
+        fit()
+    assert len(fit(inexact=True).history) == 2
+
+
 def test_another_engine_that_gives_other_bits_needs_consent_and_is_marked(unfinished, capsys):
     assert main([*SHORT, "--resume", "auto", "--engine", "compile"]) == 2
     message = capsys.readouterr().err

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from deat import locks
 from deat.checkpoint import lock, store
 from deat.checkpoint.find import search, verify
 from deat.checkpoint.lock import LOCK, owned
@@ -354,6 +355,13 @@ def test_lock_whose_file_its_last_holder_removes_just_then_is_taken_on_a_new_one
         assert len(taken) == 2
         with pytest.raises(BusyError), owned(tmp_path):
             pass
+
+
+def test_a_system_without_locks_can_train_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "fcntl", None)
+    with owned(tmp_path):
+        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_lock_of_a_dead_process_is_taken_over_with_a_notice(tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import traceback
@@ -100,9 +101,24 @@ def _child(question: dict[str, Any]) -> int:
 
     os.chdir(question["cwd"])
     if question.get("fault"):
-        os.environ["DEAT_FAULT_POINT"] = question["fault"]
+        _die_at(question["fault"])
     with _output(), _limited(question.get("file_size", 0)):
         return _script(question["start"]) if question.get("script") else main(question["start"])
+
+
+def _die_at(fault: str) -> None:
+    """Have this process killed where a save passes a point, `NAME`, or does so for the n-th time, `NAME:n`."""
+    from deat.checkpoint import store
+
+    point, _, times = fault.partition(":")
+    passed: list[str] = []
+
+    def reach(name: str) -> None:
+        passed.append(name)
+        if name == point and passed.count(name) == int(times or 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    store.fault_point = reach
 
 
 def _script(words: list[str]) -> int:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import deat
 from deat.data import as_source
-from deat.data.resident import batch_length
+from deat.data.order import batch_length
 from deat.errors import DataError, NumericalError, UsageError
 from deat.methods import names
 from deat.ranks import Ranks, Share

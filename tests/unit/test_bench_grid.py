@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from deat import recipes
+from deat import locks, recipes
 from deat.bench.grid import ATTEMPTS, Grid, cells_of
 from deat.bench.locks import Claim
 from deat.bench.mending import drop_damaged
@@ -96,6 +96,12 @@ def test_a_claim_dies_with_its_process(children, tmp_path):
     os.kill(child, signal.SIGKILL)
     assert children.wait(child) == -signal.SIGKILL
     assert Claim.take(tmp_path / "claim") is not None
+
+
+def test_a_bench_is_refused_in_words_where_there_are_no_locks_to_claim_cells_by(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "fcntl", None)
+    with pytest.raises(CheckpointError, match="no file locks"):
+        Grid(tmp_path / "bench").open(QUICK, cells(), {})
 
 
 def finish_all(grid):

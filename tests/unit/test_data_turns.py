@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from deat import locks as system
 from deat.data import Corpus, LazyImages, archive, decoded, turns
 from helpers.children import Children
 from helpers.data_sets import load, png, tree, write_tar
@@ -45,7 +46,7 @@ def test_what_one_has_unpacked_and_not_yet_read_is_not_removed_by_another(
     locks, packed, tmp_path, monkeypatch, unpackings
 ):
     if not locks:
-        monkeypatch.setattr(turns, "fcntl", None)
+        monkeypatch.setattr(system, "fcntl", None)
     one, other = both(packed, tmp_path / "root", monkeypatch)
     assert torch.equal(one.train.images, other.train.images)
     assert torch.equal(one.test.images, other.test.images)
@@ -70,7 +71,7 @@ def test_a_disk_without_locks_gives_a_turn_at_once_that_is_not_alone(tmp_path, m
     def refuse(*_):
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(turns.fcntl, "flock", refuse)
+    monkeypatch.setattr(system.fcntl, "flock", refuse)
     with turns.turn(tmp_path / "lock") as alone, turns.turn(tmp_path / "lock") as other:
         assert (alone, other) == (False, False)
 
@@ -84,7 +85,7 @@ def test_a_turn_that_a_dead_process_never_ended_is_taken(tmp_path):
 
 @pytest.mark.parametrize("again", [True, False])  # made again by a third
 def test_a_lock_whose_file_its_last_holder_removes_just_then_is_taken_on_a_new_one(again, tmp_path, monkeypatch):
-    path, real, taken = tmp_path / "lock", turns.fcntl.flock, []
+    path, real, taken = tmp_path / "lock", system.fcntl.flock, []
 
     def flock(handle, kind):
         real(handle, kind)
@@ -94,7 +95,7 @@ def test_a_lock_whose_file_its_last_holder_removes_just_then_is_taken_on_a_new_o
             if again:
                 path.touch()
 
-    monkeypatch.setattr(turns.fcntl, "flock", flock)
+    monkeypatch.setattr(system.fcntl, "flock", flock)
     with turns.turn(path) as alone:
         assert alone
         assert len(taken) == 2

@@ -8,6 +8,7 @@ from deat.errors import CheckpointError, DataError, DeatError, UsageError
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.named import attacker, attackers
+from deat.threat import Linf
 from helpers.eval_attackers import Own
 from helpers.eval_nets import Around, same
 from helpers.nets import conv_net, images
@@ -63,6 +64,13 @@ def test_a_negative_seed_is_refused():
 @pytest.mark.parametrize("value", [1.5, "1", True, None])
 def test_a_seed_that_is_no_whole_number_is_refused(value):
     assert_refused(f"seed must be a whole number >= 0, not {value!r}", seed=value)
+
+
+def test_numbers_of_numpy_are_taken_and_can_be_written(tmp_path):
+    asked = {"attacks": ["natural"], "n": np.int64(6), "block": np.int32(4), "seed": np.int64(3)}
+    found = evaluate(conv_net(), images(8), threat=Linf(np.float32(0.125)), **asked, save=tmp_path / "found.json")
+    assert (len(found.labels), found.settings["block"], found.settings["seed"]) == (6, 4, 3)
+    assert (tmp_path / "found.json").is_file()
 
 
 def test_an_empty_list_of_attacks_is_refused():

@@ -16,7 +16,7 @@ LONGEST_FILE, LONGEST_FUNCTION = 320, 60
 
 LINE: list[tuple[str, ...]] = [
     ("errors", "seeding", "loading", "modes", "ranks", "versions", "writing", "plain", "paths", "recording"),
-    ("numbers", "tensorfile", "interruption", "kernels"),
+    ("numbers", "tensorfile", "interruption", "locks", "kernels"),
     ("threat", "game.losses"),
     ("radii",),
     ("game.round", "game.scaler"),
@@ -48,11 +48,12 @@ ONLY: dict[str, tuple[str, ...]] = {
     "threat": ("errors", "numbers"),
     "radii": ("errors", "threat"),
     "game.losses": (),
-    "data": ("errors", "seeding", "loading", "ranks", "paths", "writing", "kernels"),
-    "models": ("errors", "seeding", "loading", "writing", "tensorfile"),
+    "data": ("errors", "seeding", "loading", "ranks", "paths", "writing", "locks", "kernels"),
+    "models": ("errors", "seeding", "loading", "writing", "tensorfile", "numbers"),
     "tensorfile": ("errors",),
     "interruption": ("errors", "ranks"),
-    "checkpoint": ("errors", "writing"),
+    "locks": ("writing",),
+    "checkpoint": ("errors", "writing", "locks"),
     "modes": (),
     "ranks": ("errors",),
     "versions": (),
@@ -154,6 +155,11 @@ IMPORTING = f"""import sys, deat
 deat.build_model("small")
 print([name for name in {SLOW!r} if name in sys.modules])
 """
+
+
+def test_commands_can_be_imported_on_a_system_without_file_locks():
+    code = "import sys; sys.modules['fcntl'] = None; import deat.cli, deat.bench.grid, deat.locks as l; l.are_known()"
+    subprocess.run([sys.executable, "-c", f"{code} and sys.exit(1)"], check=True)
 
 
 def test_importing_deat_and_building_a_network_load_nothing_they_do_not_need():

@@ -4,6 +4,7 @@ import dataclasses
 import sys
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -223,10 +224,15 @@ def test_names_are_accepted_in_any_case():
 
 
 @pytest.mark.parametrize("field", ["num_classes", "in_channels", "image_size"])
-@pytest.mark.parametrize("value", [0, -1, 2.5])
+@pytest.mark.parametrize("value", [0, -1, 2.5, True])
 def test_impossible_shape_is_refused(field, value):
     with pytest.raises(UsageError, match=f"{field} {value} is not accepted"):
         models.build("small", **{field: value})
+
+
+def test_a_shape_may_be_counted_by_numpy():
+    built = models.build("small", num_classes=np.int64(3), in_channels=np.int32(1), image_size=np.int64(8))
+    assert built(torch.zeros(1, 1, 8, 8)).shape == (1, 3)
 
 
 @pytest.mark.usefixtures("spare_registry")

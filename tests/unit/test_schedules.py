@@ -61,6 +61,17 @@ def test_schedule_is_pure_and_its_state_is_json(schedule):
         assert state == later
 
 
+def test_a_schedule_that_does_not_say_k_cannot_be_made_and_one_that_says_nothing_else_can():
+    class Constant(Schedule):
+        def k_at(self, state: dict[str, object], epoch: int) -> int:
+            return 2
+
+    with pytest.raises(TypeError, match="k_at"):
+        Schedule()
+    schedule = Constant(alpha=0.1)
+    assert schedule.budget(schedule.observe(schedule.init(), record(0)), 1) == Budget(2, 0.1, 0.0)
+
+
 @every_schedule
 def test_observed_state_is_a_new_object(schedule):
     state = schedule.init()

@@ -4,8 +4,10 @@ import copy
 import json
 import math
 from dataclasses import asdict, replace
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,11 +18,13 @@ from deat.data import ImageSet
 from deat.data.imageset import split_indices
 from deat.errors import DataError, NumericalError, UsageError
 from deat.evaluation.attacks import attack
+from deat.methods.tune import tune
 from deat.training.history import EpochStats, append, read
 from deat.training.lipschitz import log10_lipschitz
 from deat.training.parts import open_source
 from deat.training.plan import backprops_per_batch
 from deat.training.result import Best
+from deat.training.run import Request, resolve
 from deat.training.streams import Streams
 from deat.training.validation import chance_of
 from helpers.games import THREATS, trainer_of
@@ -521,6 +525,14 @@ def test_the_caller_s_random_state_and_threads_are_untouched():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("asked", [None, 2])
+def test_a_run_s_network_is_judged_with_the_threads_that_it_is_trained_with(asked):
+    run, threads = resolve(Request(), device="cpu", threads=asked), torch.get_num_threads()
+    with run.threads_for(run.model()):
+        assert torch.get_num_threads() == run.trainer().threads == (asked or 1)
+    assert torch.get_num_threads() == threads
+
+
 def test_dropout_does_not_depend_on_the_caller_s_random_state():
     found = []
     for seed in (1, 2):
@@ -707,6 +719,40 @@ def test_setting_that_is_not_accepted_is_refused_by_name(name, value):
 def test_a_whole_number_too_large_to_compute_with_is_refused_as_infinity_is():
     with pytest.raises(UsageError, match="lr must be a number > 0"):
         deat.Settings(lr=10**400)
+
+
+ALIKE = {
+    "epochs": np.int64(2),
+    "batch_size": np.int32(8),
+    "lr": np.float32(0.125),
+    "milestones": (np.int64(1),),
+    "momentum": Fraction(1, 2),
+    "weight_decay": np.float64(0.0),
+    "seed": np.uint8(3),
+    "workers": np.int64(0),
+}
+
+
+def test_numbers_of_other_libraries_are_settings_and_kept_as_python_s_own():
+    settings = deat.Settings(**ALIKE)
+    own = {"epochs": 2, "batch_size": 8, "lr": 0.125, "milestones": (1,), "momentum": 0.5, "weight_decay": 0.0}
+    assert settings == deat.Settings(**own, seed=3, workers=0)
+    assert {type(getattr(settings, name)) for name in ALIKE} == {int, float, tuple}
+    assert json.dumps(asdict(settings)) == json.dumps(asdict(deat.Settings(**own, seed=3, workers=0)))
+
+
+def test_training_by_numbers_of_other_libraries_can_be_kept_and_gone_on_with(tmp_path):
+    for whole, lr in ((np.int64, np.float32), (int, float)):
+        kept = {"epochs": whole(1), "checkpoints": tmp_path, "progress": False}
+        method = tune(deat.method("m+trades"), deat.Linf(0.1), beta=lr(2), gamma=lr(1.5), max_steps=whole(2))
+        result = deat.fit(conv_net(), (X, Y), method=method, batch_size=whole(8), lr=lr(0.125), **kept)
+        assert len(result.history) == 1
+
+
+@pytest.mark.parametrize("value", [np.bool_(True), np.float64("nan"), Fraction(10**400), 1j, torch.tensor(0.1)])
+def test_what_is_no_finite_number_is_refused_whoever_made_it(value):
+    with pytest.raises(UsageError, match="lr must be a number > 0"):
+        deat.Settings(lr=value)
 
 
 @pytest.mark.parametrize("name", ["momentum", "weight_decay"])

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 import deat
 from deat.cli import main
-from deat.data import ImageSet
+from deat.data import ImageSet, as_source
 from deat.data.resident import Resident
 from deat.errors import UsageError
 from deat.evaluation.attacks import attack
@@ -37,9 +38,16 @@ def history(*epochs: tuple[int, float, float], single: float | None = None) -> l
     ]
 
 
+def verdict(
+    readings: list[EpochWatch], rule: OverfitRule = RULE, images: int = MOST, chance: float = 0.0
+) -> str | None:
+    """Why the last epoch is a collapse; None if it is not."""
+    return rule.judge(readings, images, chance)[1]
+
+
 def fired(readings: list[EpochWatch], rule: OverfitRule = RULE, *scored: float) -> list[int]:
     """The epochs in which the rule fires as the history grows; scored are the images, and what one answer gets."""
-    return [i for i in range(len(readings)) if rule.verdict(readings[: i + 1], *scored)]
+    return [i for i in range(len(readings)) if verdict(readings[: i + 1], rule, *scored)]
 
 
 HEALTHY = [(3, 0.44, 3300.0), (3, 0.47, 3450.0), (3, 0.48, 3500.0)]
@@ -61,13 +69,13 @@ def test_collapse_by_parts_is_measured_from_the_last_healthy_epoch():
 
 
 def test_verdict_says_which_rule_fired_with_its_numbers():
-    both = RULE.verdict(history(*BROKEN["m+deat, alpha 10/255"][:4], single=0.86))
+    both = verdict(history(*BROKEN["m+deat, alpha 10/255"][:4], single=0.86))
     assert both == (
         "pgd-10 accuracy fell from 48.0% to 0.0% and l_X rose from 3500 to 1.03e+04 at k 3, with fgsm accuracy at 86.0%"
     )
-    fall = RULE.verdict(history((1, 0.5, 10.0), (1, 0.2, 10.0), single=0.9))
+    fall = verdict(history((1, 0.5, 10.0), (1, 0.2, 10.0), single=0.9))
     assert fall == "pgd-10 accuracy fell from 50.0% to 20.0%, with fgsm accuracy at 90.0%"
-    leap = RULE.verdict(history((1, 0.5, 10.0), (1, 0.4, 30.0), single=0.8))
+    leap = verdict(history((1, 0.5, 10.0), (1, 0.4, 30.0), single=0.8))
     assert leap == "l_X rose from 10 to 30 at k 1, with fgsm accuracy at 80.0%"
 
 
@@ -80,7 +88,7 @@ def test_leap_alone_fires_where_it_opens_a_gap_or_is_taken_at_its_word():
 
 def test_leap_between_epochs_of_equal_k_is_a_suspicion_whatever_the_accuracies_say():
     rows = history((1, 0.5, 10.0), (1, 0.55, 20.1), single=0.56)
-    assert RULE.verdict(rows) is None
+    assert verdict(rows) is None
     assert RULE.suspicion(rows) == "l_X rose from 10 to 20.1 at k 1"
     for quiet in [(1, 0.55, 20.0)], [(2, 0.55, 30.0)]:
         assert RULE.suspicion(history((1, 0.5, 10.0), *quiet)) is None
@@ -153,7 +161,7 @@ def test_a_real_collapse_fires_in_the_epochs_in_which_it_was_recorded_and_for_th
     standing: list[EpochWatch] = []
     for event in (EpochWatch(**json.loads(line)) for line in lines):
         standing.append(replace(event, reason=None, action=None))
-        assert RULE.verdict(standing) == event.reason
+        assert verdict(standing) == event.reason
         if event.action == "rollback":
             standing.pop()
     assert len(lines) > 20
@@ -192,6 +200,23 @@ def test_a_watch_is_as_strict_as_its_page_says():
     watch = OverfitWatch(held(), THREAT)
     found = watch.action, watch.rule, watch.shrink, watch.rollbacks, MOST
     assert found == ("warn", OverfitRule(fall=0.20, jump=2.0, gap=0.10), 0.5, 3, 256)
+
+
+FORMS = {"a set": lambda held: held.images, "tensors": lambda held: (held.images.images, held.images.labels)}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_images_and_threat_are_taken_in_any_form_that_fit_takes(form):
+    watch, known = OverfitWatch(form(held()), "linf:0.05"), OverfitWatch(held(batch_size=128), THREAT)
+    trainer_with(watch, known, epochs=2).fit()
+    assert watch.threat == THREAT
+    assert watch.events == known.events
+
+
+@pytest.mark.parametrize(("images", "threat"), [("digits", THREAT), (None, "linf")])
+def test_what_cannot_be_watched_is_refused_before_any_training(images, threat):
+    with pytest.raises(UsageError):
+        OverfitWatch(images or held(), threat)
 
 
 def test_unknown_action_is_refused():
@@ -346,7 +371,7 @@ def test_a_watch_judges_by_the_images_it_scores_and_the_answer_that_most_of_them
     monkeypatch.setattr(OverfitRule, "judge", lambda self, *given: (asked.append(given[1:]), judge(self, *given))[1])
     x = learnable(12)[0]
     for count, chance in ((12, 5 / 12), (300, 0.5)):
-        labels = torch.tensor([0, 0, 1, 0, 2, 0, 1, 0, 2, 1, 2, 1]) if count == 12 else torch.arange(count) % 2
+        labels = torch.tensor([0, 0, 1, 0, 2, 0, 1, 0, 2, 1, 2, 1]) if count == 12 else torch.arange(count) // 150
         images = ImageSet(x[torch.arange(count) % 12], labels, ("a", "b", "c"))
         trainer_with(OverfitWatch(Resident(images, 50, shuffle=False), THREAT), epochs=1).fit()
         assert asked.pop() == (min(count, MOST), chance)
@@ -490,7 +515,7 @@ def test_continued_run_keeps_its_short_steps():
 def test_slice_is_small_and_spread_over_the_held_out_images(count, monkeypatch):
     x = torch.linspace(0, 1, count).view(-1, 1, 1, 1).expand(-1, 1, 4, 4)
     source = Resident(ImageSet(x, torch.arange(count) % 3, ("a", "b", "c")), 100, shuffle=False)
-    watch, seen, labels, read, epoch = OverfitWatch(source, THREAT), [], [], [], source.epoch
+    watch, seen, labels = OverfitWatch(source, THREAT), [], []
     trainer = trainer_with(watch, epochs=2)
 
     def look(model, images, attacks, *rest):
@@ -498,20 +523,50 @@ def test_slice_is_small_and_spread_over_the_held_out_images(count, monkeypatch):
         labels.append(torch.cat([y for _, y in images.epoch(0)]))
         return {how.name: 0.5 for how in attacks}
 
-    monkeypatch.setattr(source, "epoch", lambda number: (read.append(number), epoch(number))[1])
-
     monkeypatch.setattr("deat.training.watch.accuracies", look)
     trainer.fit()
     assert len(seen) == 2
     found = torch.cat(seen[0])[:, 0, 0, 0]
     assert len(found) == min(count, MOST)
     assert all(len(batch) <= 100 for batch in seen[0])
-    assert found.min() == 0
-    assert found.max() > 0.99 * (1 - 1 / count) - 2 / MOST
+    assert found.min() < 2 / MOST
+    assert found.max() > 1 - 2 / MOST
     assert all(torch.equal(torch.cat(other), torch.cat(seen[0])) for other in seen)
     assert torch.equal(found, found.sort().values)
     assert torch.equal(labels[0], (found * (count - 1)).round().long() % 3)
-    assert len(read) == 1
+
+
+class Counted(Dataset):
+    """Images whose classes take turns, and the numbers of those that were asked for."""
+
+    def __init__(self, count: int, num_classes: int) -> None:
+        self.targets, self.asked = [i % num_classes for i in range(count)], []
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.asked.append(index)
+        return torch.full((1, 4, 4), 0.5), self.targets[index]
+
+
+def test_slice_meets_every_class_where_classes_take_turns_and_reads_no_other_images():
+    images = Counted(10 * MOST, 10)
+    source = as_source(images, batch_size=100, shuffle=False)
+    images.asked.clear()
+    watch = OverfitWatch(source, THREAT)
+    scored = watch._scored(trainer_with())
+    assert set(scored.images.labels.tolist()) == set(range(10))
+    assert len(set(images.asked)) == scored.num_examples == MOST
+    assert watch._scored(trainer_with()) is scored
+
+
+def test_slice_of_a_loader_that_gives_no_image_by_number_meets_every_class_too():
+    x, y = torch.full((10 * MOST, 1, 4, 4), 0.5), torch.arange(10 * MOST) % 10
+    source = as_source(list(zip(x.split(100), y.split(100), strict=True)), batch_size=100, shuffle=False)
+    scored = OverfitWatch(source, THREAT)._scored(trainer_with())
+    assert set(scored.images.labels.tolist()) == set(range(10))
+    assert scored.num_examples == MOST
 
 
 def test_every_epoch_is_scored_by_one_step_and_by_ten_of_the_watch_s_own_threat_and_seed(monkeypatch):

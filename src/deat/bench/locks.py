@@ -1,12 +1,12 @@
-"""Locks that a process holds as long as it lives: the kernel lets go of them when it dies, however it dies."""
+"""Claims on a bench's cells, and turns at its record: both are let go of when their process dies."""
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from deat.writing import NO_FOLLOW
+from deat.locks import hold, lock
 
 
 class Claim:
@@ -18,13 +18,11 @@ class Claim:
     @classmethod
     def take(cls, path: Path) -> "Claim | None":
         """The claim, or None while another process holds it."""
-        handle = _open(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return cls(hold(path, partial(lock, wait=False)))
         except BlockingIOError:
-            os.close(handle)
             return None
-        return cls(handle)
 
     def drop(self) -> None:
         """Let go of it."""
@@ -34,14 +32,9 @@ class Claim:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Alone with whoever locks the same file, after waiting for one's turn."""
-    handle = _open(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = hold(path)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
-
-
-def _open(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)

@@ -11,12 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from deat.errors import BusyError, CheckpointError
-from deat.writing import NO_FOLLOW
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
+from deat.locks import hold
+from deat.locks import lock as lock_file
 
 LOCK = "lock"
 
@@ -57,43 +53,24 @@ def owned(place: Path, say: Callable[[str], None] = lambda text: None, *, lock: 
 
 
 def _acquire(path: Path, place: Path, say: Callable[[str], None]) -> int:
-    while True:
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o644)
-        except OSError as error:
-            raise CheckpointError(f"cannot write to {str(place)!r}: {error.strerror}. Choose another --out.") from None
-        try:
-            _take(handle, place)
-        except BaseException:
-            os.close(handle)
-            raise
-        if _is_still(path, handle):
-            break
-        os.close(handle)  # the last owner removed it just now
+    try:
+        handle = hold(path, lambda handle: _take(handle, place))
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {str(place)!r}: {error.strerror}. Choose another --out.") from None
     _sign(handle, say)
     return handle
 
 
 def _take(handle: int, place: Path) -> None:
-    if fcntl is None:
-        return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(handle, wait=False)
     except BlockingIOError:
         raise BusyError(
             f"{_holder(handle) or 'another process'} is working on {str(place)!r}. Wait for it, stop it, or choose "
             "another --out."
         ) from None
     except OSError:
-        return  # a file system without locks
-
-
-def _is_still(path: Path, handle: int) -> bool:
-    try:
-        here, held = path.stat(), os.fstat(handle)
-    except OSError:
-        return False
-    return (here.st_dev, here.st_ino) == (held.st_dev, held.st_ino)
+        return  # a system or a disk without locks
 
 
 def _sign(handle: int, say: Callable[[str], None]) -> None:

@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import shutil
-import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -46,14 +45,13 @@ def write(parent: Path, name: str, files: Mapping[str, bytes]) -> Path:
     return parent / name
 
 
-def remove_temporaries(parent: Path) -> list[str]:
-    """Delete what writers that were killed have left, here and one folder down; their names."""
+def remove_temporaries(parent: Path) -> None:
+    """Delete what writers that were killed have left, here and one folder down."""
     left = [path for path in parent.iterdir() if path.name.startswith(TEMPORARY)]
     folders = [parent, *(path for path in parent.iterdir() if not path.is_symlink())]  # a link leads elsewhere
     left += [path for folder in folders for path in folder.glob(".*.tmp")]
     for path in left:
         remove(path)
-    return [path.name for path in left]
 
 
 def remove(path: Path) -> bool:
@@ -73,17 +71,7 @@ def prune(parent: Path, kept: set[str]) -> list[str]:
 
 
 def fault_point(name: str) -> None:
-    """Nothing, unless a test names this point, and its how-manieth passing, as where the process is to be killed."""
-    wanted = os.environ.get("DEAT_FAULT_POINT")
-    if wanted is None:
-        return
-    point, _, times = wanted.partition(":")
-    _passed[name] = _passed.get(name, 0) + 1
-    if point == name and _passed[name] == int(times or 1):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-_passed: dict[str, int] = {}
+    """Nothing: a moment of a save, named so that tests can put something in its place."""
 
 
 def _fill(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -14,8 +14,8 @@ from deat.evaluation.attacks import attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.judge import block_seed
 from deat.evaluation.ledger import fingerprint_model
-from deat.evaluation.reading import blocks
-from deat.modes import evaluating
+from deat.evaluation.reading import images_at
+from deat.modes import device_of, evaluating
 from deat.numbers import level
 from deat.paths import tidy
 from deat.radii import widest_of
@@ -30,8 +30,8 @@ from deat.training.record import read_record
 SWEEP = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 """The radii of a sweep, in units of the run's own eps, as far as images are apart."""
 ATTACK = "pgd-20"
-LOOKED, BLOCK = 500, 50
-"""How many test images a gallery is chosen from, and how many of them are read at once."""
+LOOKED = 500
+"""How many test images a gallery is chosen from."""
 
 
 @dataclass(frozen=True)
@@ -157,14 +157,9 @@ def _worth_showing(
 
 def _pick(model: torch.nn.Module, part: Any, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The images of these rising numbers, as many of them as there are."""
-    device = next(model.parameters()).device
-    source = as_source(part, batch_size=BLOCK, device=device, shuffle=False)
-    xs, ys = [], []
-    for n, (x, y) in enumerate(blocks(source, BLOCK, min(numbers[-1] + 1, source.num_examples))):
-        here = [number - n * BLOCK for number in numbers if n * BLOCK <= number < n * BLOCK + len(y)]
-        xs.append(x[here])
-        ys.append(y[here])
-    return torch.cat(xs), torch.cat(ys)
+    device = device_of(model)
+    index = torch.tensor([number for number in numbers if number < len(part)])
+    return images_at(as_source(part, batch_size=len(index), device=device, shuffle=False), index, device)
 
 
 def _seen(model: torch.nn.Module, x: torch.Tensor, classes: Sequence[str]) -> list[str]:

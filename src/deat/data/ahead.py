@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from deat.data.resident import epoch_order, num_batches
+from deat.data.order import epoch_order, num_batches
 from deat.ranks import Share
 
 
@@ -63,7 +63,7 @@ class EpochBatches(Sampler[list[tuple[int, int]]]):
         return batch[place.share.rows(len(batch))]
 
     def _order(self, epoch: int) -> Tensor:
-        return epoch_order(self.num_examples, self.seed, epoch) if self.shuffle else torch.arange(self.num_examples)
+        return epoch_order(self.num_examples, self.seed, epoch, shuffle=self.shuffle)
 
 
 class EpochLoader:

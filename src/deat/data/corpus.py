@@ -41,11 +41,6 @@ class Corpus:
     def __repr__(self) -> str:
         return f"Corpus({self.name!r}, train={self.train!r}, test={self.test!r}, {self.norm} {self.eps:.4g})"
 
-    @property
-    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """Published mean and standard deviation by channel, where the set has them."""
-        return (self.mean, self.std) if self.mean and self.std else None
-
     def statistics(self, train: Part) -> Statistics | None:
         """What its images are normalised by: published numbers, or those of the part of it that is trained on."""
         known = Statistics(self.mean, self.std) if self.mean and self.std else None

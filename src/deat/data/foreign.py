@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 from deat.data.ahead import EpochBatches, EpochLoader, Place
 from deat.data.batch import Batch, collated, pair_of
 from deat.data.content import check_fits, check_images, check_labels, hashed, to_unit
+from deat.data.order import batch_length
 from deat.data.randomness import PrivateState
-from deat.data.resident import batch_length
 from deat.errors import DataError
 from deat.ranks import Share
 from deat.seeding import derive

@@ -9,26 +9,11 @@ from torch import Tensor
 from deat.data.augment import Augment, Draws
 from deat.data.content import check_fits, to_unit
 from deat.data.imageset import ImageSet
+from deat.data.order import epoch_order, num_batches
 from deat.errors import DataError
 from deat.kernels.crop import crop, serves
 from deat.ranks import Share
 from deat.seeding import derive
-
-
-def epoch_order(num_examples: int, seed: int, epoch: int) -> Tensor:
-    """The order of examples in an epoch, a pure function of (seed, epoch) on every device."""
-    generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
-    return torch.randperm(num_examples, generator=generator)
-
-
-def num_batches(num_examples: int, batch_size: int) -> int:
-    """Batches in an epoch, a short last one counted."""
-    return -(-num_examples // batch_size)
-
-
-def batch_length(num_examples: int, batch_size: int, step: int) -> int:
-    """Images in an epoch's batch, over all processes that share it."""
-    return min(batch_size, num_examples - step * batch_size)
 
 
 class Resident:
@@ -72,7 +57,7 @@ class Resident:
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The epoch's batches from the first-th on: x float32 in [0, 1] and y int64, on the device."""
-        order = self._order(epoch).to(self.device)
+        order = epoch_order(self.num_examples, self.seed, epoch, shuffle=self.shuffle).to(self.device)
         generator = torch.Generator().manual_seed(derive(self.seed, "augment", epoch))
         draws = self.augment.draw(self.num_examples, generator).to(self.device) if self.augment else None
         for step in range(first, len(self)):
@@ -103,6 +88,3 @@ class Resident:
                 f"a set of {size:.1f} GiB does not fit on {self.device}. Use smaller images (size), or pass a Dataset, "
                 "which is loaded batch by batch."
             ) from None
-
-    def _order(self, epoch: int) -> Tensor:
-        return epoch_order(self.num_examples, self.seed, epoch) if self.shuffle else torch.arange(self.num_examples)

@@ -5,12 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from deat.writing import NO_FOLLOW
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
+from deat import locks
 
 
 @contextmanager
@@ -27,26 +22,11 @@ def turn(path: Path) -> Iterator[bool]:
 
 
 def _locked(path: Path) -> int | None:
-    """The file, after waiting for one's turn; None where the system has no locks."""
-    while fcntl is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
-        if _take(handle, path):
-            return handle
-        os.close(handle)
-    return None
-
-
-def _take(handle: int, path: Path) -> bool:
-    """Lock the file; False if whoever had it before removed its name, so that others lock another one."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        return os.path.samestat(path.stat(), os.fstat(handle))
-    except FileNotFoundError:
-        return False
-    except BaseException:
-        os.close(handle)
-        raise
+    """The file, after waiting for one's turn; None, and no file, where the system has no locks."""
+    if not locks.are_known():
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return locks.hold(path)
 
 
 def _leave(path: Path, handle: int) -> None:

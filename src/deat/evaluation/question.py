@@ -3,7 +3,6 @@
 import json
 import os
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from deat.evaluation.attacks import is_natural
 from deat.evaluation.judge import Attacker
 from deat.evaluation.quick import exactly
 from deat.modes import evaluating
+from deat.numbers import is_whole, make_native
 from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.writing import refuse_links
@@ -38,6 +38,9 @@ class Question:
     ledger: str | Path | None = None
     about: dict[str, Any] = field(default_factory=dict)
     ranks: Ranks = ALONE
+
+    def __post_init__(self) -> None:
+        make_native(self)  # evaluation.json and the ledger say block and seed
 
     def images_of(self, source: Source) -> int:
         """How many of a source's images are judged."""
@@ -127,8 +130,3 @@ def check_question(attacks: list[Attacker], n: int | None, block: int, seed: int
         raise UsageError(f"block must be a number of images >= 1, not {block!r}.")
     if not is_whole(seed, 0):
         raise UsageError(f"seed must be a whole number >= 0, not {seed!r}.")
-
-
-def is_whole(value: Any, least: int) -> bool:
-    """Whether a value is a whole number, and not below the least."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least

@@ -28,7 +28,11 @@ def look_ahead(cut: Iterator[Images], count: int) -> tuple[Images, Iterator[Imag
 
 def spread_out(source: Source, images: int, count: int, device: torch.device) -> Images:
     """So many of the images that are judged, from all over them, since a set may be sorted."""
-    index = places(images, count)
+    return images_at(source, places(images, count), device)
+
+
+def images_at(source: Source, index: Tensor, device: torch.device) -> Images:
+    """The images at these rising places; no others are read where they can be asked for by number."""
     part = _part(source, index)
     if part is None:
         return _picked(source, index)

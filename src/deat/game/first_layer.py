@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from deat.errors import UsageError
 from deat.game.objectives import Judge, Outcome
 from deat.game.round import Round
-from deat.modes import evaluating
+from deat.modes import evaluating, frozen
 
 Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
 Probes = list[Tensor | None]
@@ -108,7 +108,7 @@ def find_first_layer(net: nn.Module, x: Tensor) -> FirstLayer:
         return output.detach() if isinstance(output, Tensor) else output
 
     # With the weights frozen and every parametric output cut off, only what sees x itself needs a gradient.
-    with _untouched(net), _hooked(_parametric(net), cut), torch.enable_grad():
+    with frozen(net), evaluating(net), _hooked(_parametric(net), cut), torch.enable_grad():
         net(x.detach().clone().requires_grad_())
     modules = {module: None for module, sees in calls if sees}
     if not modules:
@@ -145,16 +145,3 @@ def _hooked(modules: Sequence[nn.Module], hook: Hook) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def _untouched(net: nn.Module) -> Iterator[None]:
-    """Eval mode and frozen weights, both restored."""
-    learning = [p for p in net.parameters() if p.requires_grad]
-    try:
-        net.requires_grad_(False)
-        with evaluating(net):
-            yield
-    finally:
-        for parameter in learning:
-            parameter.requires_grad_(True)

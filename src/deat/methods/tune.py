@@ -7,7 +7,7 @@ from deat.errors import UsageError, unknown
 from deat.game.ascent import Friendly
 from deat.game.moves import Probe
 from deat.methods.method import Method
-from deat.numbers import check_number, check_whole
+from deat.numbers import check_number, check_whole, native
 from deat.threat import STARTS, ThreatModel
 
 SPACES = get_args(get_type_hints(Probe)["space"])
@@ -62,7 +62,7 @@ def _check(method: Method, beta: float | None, tau: int | None, start: str | Non
 
 
 def _change(method: Method, part: str, values: dict[str, Any], hint: str) -> Method:
-    given = {name: value for name, value in values.items() if value is not None}
+    given = {name: native(value) for name, value in values.items() if value is not None}
     if not given:
         return method
     held = getattr(method, part)

@@ -12,6 +12,7 @@ from torch import nn
 from deat.errors import UsageError, guess, unknown
 from deat.loading import is_file_spec, load_object, origin
 from deat.models.normalize import normalized, pixel_scale
+from deat.numbers import is_whole
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 Normalization = tuple[Sequence[float], Sequence[float]]
@@ -77,8 +78,9 @@ def build(
 
     `normalize` is a pair (mean, std) put in front of it, unless the network already holds a Normalize.
     """
-    shape = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
-    _check_shape(shape)
+    given = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    _check_shape(given)
+    shape = {what: int(value) for what, value in given.items()}
     if not isinstance(name, str):
         raise UsageError(
             f"a model is built by its name, such as 'small', not {name!r}; one of your own needs no building"
@@ -103,7 +105,7 @@ def _check_free(name: str, builder: Callable[..., nn.Module]) -> None:
 
 def _check_shape(shape: dict[str, int]) -> None:
     for what, value in shape.items():
-        if not isinstance(value, int) or value < 1:
+        if not is_whole(value, 1):
             raise UsageError(f"{what} {value!r} is not accepted: give a whole number of at least 1")
 
 

@@ -66,10 +66,10 @@ class Checkpoints:
         self._best: str | None = None
         self._failures = 0
 
-    def follow(self, trainer: Trainer, *, resume: bool = True, inexact: bool = False) -> bool:
+    def follow(self, trainer: Trainer, *, inexact: bool = False) -> bool:
         """Keep this trainer's checkpoints from now on, first going on from the newest; whether there was one."""
         trainer.keeper = self
-        return resume and self.resume(trainer, inexact=inexact)
+        return self.resume(trainer, inexact=inexact)
 
     def begin(self, trainer: Trainer) -> None:
         """Keep the state that training begins with, so that there always is one to go on from."""

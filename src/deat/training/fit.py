@@ -54,6 +54,7 @@ def fit(
     augment: Augment | None = None,
     callbacks: Sequence[Callback] = (),
     checkpoints: str | os.PathLike[str] | None = None,
+    inexact: bool = False,
     progress: bool = True,
     ranks: Ranks = ALONE,
     **settings: Any,
@@ -75,8 +76,9 @@ def fit(
     Other keywords are fields of :class:`Settings`, such as batch_size, lr, seed or precision. ranks=Ranks.join() trains
     with all the processes that torchrun started. The model is trained in place and comes back in eval mode.
 
-    checkpoints is a folder that the state is kept in after every epoch: the same call goes on from there, exactly.
-    While it is given, SIGTERM and Ctrl-C save first and then raise deat.errors.Interrupted. Every epoch is a line on
+    checkpoints is a folder that the state is kept in after every epoch: the same call goes on from there, exactly, or
+    not at all; inexact=True lets it go on with another machine, thread count or version, to other numbers. While the
+    folder is given, SIGTERM and Ctrl-C save first and then raise deat.errors.Interrupted. Every epoch is a line on
     standard error, unless progress=False.
     """
     lines = [EpochLines(sys.stderr)] if progress and ranks.main else []
@@ -96,7 +98,7 @@ def fit(
     _check_batch_size(settings.get("batch_size"), trainer.train)
     if lines and trainer.engine_news:
         print(trainer.engine_news, file=sys.stderr)
-    return fit_unkept(trainer) if checkpoints is None else fit_kept(trainer, Path(checkpoints))
+    return fit_unkept(trainer) if checkpoints is None else fit_kept(trainer, Path(checkpoints), inexact=inexact)
 
 
 def _settings(given: dict[str, Any]) -> Settings:

@@ -26,11 +26,11 @@ def fit_unkept(trainer: Trainer) -> Result:
         raise
 
 
-def fit_kept(trainer: Trainer, path: Path) -> Result:
-    """Train with checkpoints in a folder, going on from those that are there; a signal saves first."""
+def fit_kept(trainer: Trainer, path: Path, *, inexact: bool = False) -> Result:
+    """Train with checkpoints in a folder, going on from those that are there, inexactly if so; a signal saves first."""
     with ExitStack() as stack, trainer.interruption.listening():
         trainer.ranks.by_main(lambda: _own(path, stack))
-        Checkpoints(path).follow(trainer)
+        Checkpoints(path).follow(trainer, inexact=inexact)
         try:
             return trainer.fit()
         except Interrupted as error:

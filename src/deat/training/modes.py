@@ -4,18 +4,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import nn
+
+from deat.game.engine import choose_threads
+from deat.training.settings import Settings
+
+
+def threads_of(settings: Settings, model: nn.Module) -> int:
+    """The threads that a network computes with: those asked for, or as many as do one of its size good."""
+    return settings.threads or choose_threads(sum(p.numel() for p in model.parameters()))
+
+
+@contextmanager
+def threaded(threads: int) -> Iterator[None]:
+    """Inside, so many threads compute."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
 def lent(threads: int, *, search: bool, deterministic: bool) -> Iterator[None]:
     """Inside: so many threads, a search for the fastest convolutions, and the same bits every time, as asked for."""
-    before = torch.get_num_threads(), torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
     try:
-        torch.set_num_threads(threads)
-        torch.backends.cudnn.benchmark = (before[1] or search) and not deterministic
-        torch.use_deterministic_algorithms(before[2] or deterministic)
-        yield
+        torch.backends.cudnn.benchmark = (before[0] or search) and not deterministic
+        torch.use_deterministic_algorithms(before[1] or deterministic)
+        with threaded(threads):
+            yield
     finally:
-        torch.set_num_threads(before[0])
-        torch.backends.cudnn.benchmark = before[1]
-        torch.use_deterministic_algorithms(before[2])
+        torch.backends.cudnn.benchmark = before[0]
+        torch.use_deterministic_algorithms(before[1])

@@ -1,7 +1,7 @@
 """A run: what a person asks for in one command, resolved against data and checked before anything is created."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,6 @@ from deat.data.imageset import split_indices
 from deat.data.statistics import Statistics
 from deat.data.stream import Part
 from deat.errors import UsageError, unknown
-from deat.game.engine import choose_threads
 from deat.loading import code_digest, is_file_spec
 from deat.methods import Method
 from deat.methods import method as find_method
@@ -31,6 +30,7 @@ from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.fine_tuning import fine_tune, statistics_of
 from deat.training.fit import make_trainer
+from deat.training.modes import threaded, threads_of
 from deat.training.optimizers import DEFAULT_LR
 from deat.training.parts import open_source
 from deat.training.sameness import config_of, digest, reasons_against_exactness
@@ -174,15 +174,9 @@ class Run:
         """The same run, on the same training images, by natural training and without validation."""
         return replace(self, method=find_method("natural"), validates=False)
 
-    @contextmanager
-    def threads_for(self, model: nn.Module) -> Iterator[None]:
+    def threads_for(self, model: nn.Module) -> AbstractContextManager[None]:
         """Inside, a network is judged with as many threads as training has: more would fight over a small one."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.settings.threads or choose_threads(sum(p.numel() for p in model.parameters())))
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        return threaded(threads_of(self.settings, model))
 
     def watch(self, trainer: Trainer, **options: Any) -> OverfitWatch | None:
         """The overfit watch on this run's validation part; it warns unless told otherwise, or None where it is off."""

@@ -7,7 +7,7 @@ import torch
 from deat.errors import UsageError, unknown
 from deat.evaluation.attacks import attack
 from deat.game.engine import ENGINES, PRECISIONS
-from deat.numbers import check_number, check_whole
+from deat.numbers import check_number, check_whole, make_native
 from deat.training.rates import RATES
 
 MOST_THREADS, MOST_EPOCHS = 1024, 100_000
@@ -44,6 +44,7 @@ class Settings:
     sync_bn: bool = False
 
     def __post_init__(self) -> None:
+        make_native(self)
         check_whole("epochs", self.epochs, 1)
         if self.epochs > MOST_EPOCHS:
             raise UsageError(f"epochs must be at most {MOST_EPOCHS:,}, not {self.epochs:,}.")

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from deat.data.resident import batch_length
+from deat.data.order import batch_length
 from deat.data.source import Source, staffed
 from deat.errors import Interrupted, NumericalError
 from deat.evaluation.question import check_model
-from deat.game.engine import choose_threads
 from deat.game.meter import EpochRecord
 from deat.game.moves import Game
 from deat.game.objectives import Objective
@@ -34,7 +33,7 @@ from deat.training.following import Callback as Callback
 from deat.training.following import Keeper, check_callbacks
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
-from deat.training.modes import lent
+from deat.training.modes import lent, threads_of
 from deat.training.optimizers import OptimizerFactory, Steering, check_factory, described, load_state, sgd
 from deat.training.pace import Pace, Paced, Steady
 from deat.training.remarks import afterwards
@@ -77,7 +76,7 @@ class Trainer:
         self.method, self.threat = method, threat = find_method(method), find_threat(threat)
         self.train, self.val, self.settings, self.ranks = train, val, settings, ranks
         self.num_parameters = sum(p.numel() for p in model.parameters())
-        self.threads = settings.threads or choose_threads(self.num_parameters)
+        self.threads = threads_of(settings, model)
         chosen = choose(settings, method, self.num_parameters, ranks, own_optimizer=optimizer is not None)
         self.engine, self.engine_news, self.may_compile = chosen.engine, chosen.news, chosen.may_compile
         self.model = self.engine.prepare(synchronised(model, settings, self.engine.device, ranks))

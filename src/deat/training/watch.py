@@ -9,7 +9,6 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -18,15 +17,19 @@ from typing import Any, Literal
 import torch
 
 from deat.checkpoint.kinds import check_all
-from deat.data import ImageSet, Source
+from deat.data import Data, ImageSet, Source
 from deat.data.resident import Resident
 from deat.errors import unknown
 from deat.evaluation.attacks import attack
 from deat.evaluation.intervals import difference
+from deat.evaluation.reading import spread_out
 from deat.evaluation.scoring import accuracies
-from deat.numbers import check_number, check_whole, level
+from deat.numbers import check_number, check_whole, level, make_native
 from deat.threat import ThreatModel
+from deat.threat import threat as find_threat
 from deat.training.history import EpochStats, EpochTiming, EpochWatch, append, rewrite
+from deat.training.parts import open_source
+from deat.training.settings import Settings
 from deat.training.trainer import Trainer
 from deat.training.validation import chance_of
 
@@ -62,13 +65,10 @@ class OverfitRule:
     gap: float = 0.10
 
     def __post_init__(self) -> None:
+        make_native(self)
         check_number("fall", self.fall, lambda v: 0 < v < 1, "between 0 and 1, such as 0.2")
         check_number("jump", self.jump, lambda v: v > 1, "> 1, such as 2")
         check_number("gap", self.gap, lambda v: -1 <= v < 1, "from -1 to below 1, such as 0.1")
-
-    def verdict(self, history: Sequence[EpochWatch], images: int = MOST, chance: float = 0.0) -> str | None:
-        """Why the last epoch of a history is a collapse; None if it is not."""
-        return self.judge(history, images, chance)[1]
 
     def judge(self, history: Sequence[EpochWatch], images: int, chance: float) -> tuple[EpochWatch, str | None]:
         """The last healthy epoch, and why the last one is a collapse, if it is; one that fell is not healthy either.
@@ -118,6 +118,8 @@ class OverfitWatch:
     and goes on from there with steps `shrink` times as long, at most `rollbacks` times; then it stops. What
     was spent stays spent. Where other callbacks write epochs down, it comes before them.
 
+    images are held-out ones, in any form that fit takes.
+
     A leap of l_X that the accuracies do not bear out fires as well, but only to be noted: the first one is
     said aloud, and nothing is put back.
 
@@ -128,8 +130,8 @@ class OverfitWatch:
 
     def __init__(
         self,
-        images: Source,
-        threat: ThreatModel,
+        images: Data | Source,
+        threat: str | ThreatModel,
         action: Action = "warn",
         *,
         fall: float = OverfitRule.fall,
@@ -145,13 +147,15 @@ class OverfitWatch:
             raise unknown("action of the overfit watch", action, ACTIONS)
         check_number("shrink", shrink, lambda v: 0 < v < 1, "between 0 and 1, such as 0.5")
         check_whole("rollbacks", rollbacks, 0)
-        self.images, self.threat, self.action, self.seed = images, threat, action, seed
+        self.images, self.threat = open_source(images, Settings(device="cpu"), shuffle=False), find_threat(threat)
+        self.action, self.seed = action, seed
         self.rule, self.shrink, self.rollbacks = OverfitRule(fall, jump, gap), shrink, rollbacks
         self.log, self.say = log, say or _warn
         self.events: list[EpochWatch] = []
         self.passes, self.seconds = 0, 0.0
         self._standing: list[EpochWatch] = []
         self._healthy: dict[str, Any] = {}
+        self._slice: Resident | None = None
 
     @property
     def fired(self) -> list[EpochWatch]:
@@ -166,7 +170,8 @@ class OverfitWatch:
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Score the epoch, write it down, and act where it is a collapse."""
         self._standing.append(self._score(trainer, stats))
-        healthy, reason = self.rule.judge(self._standing, len(self._slice.images), self._chance)
+        scored = self._scored(trainer)
+        healthy, reason = self.rule.judge(self._standing, scored.num_examples, chance_of(scored))
         suspicion = None if reason else self.rule.suspicion(self._standing)
         action = self._next_action() if reason else NOTED if suspicion else None
         first = suspicion is not None and not self.fired
@@ -241,18 +246,15 @@ class OverfitWatch:
 
     def _accuracies(self, trainer: Trainer) -> tuple[float, float]:
         """Accuracy against a single step and several, in float32, from the same starts in every epoch."""
-        images, both = self._slice, (attack(SINGLE), attack(SEVERAL))
+        images, both = self._scored(trainer), (attack(SINGLE), attack(SEVERAL))
         found = accuracies(trainer.model, images, both, self.threat, self.seed, trainer.engine.layout, trainer.ranks)
         self.passes += sum(1 + 2 * how.steps for how in both) * len(images)
         return found[SINGLE], found[SEVERAL]
 
-    @cached_property
-    def _slice(self) -> Resident:
-        return _held_slice(self.images)
-
-    @cached_property
-    def _chance(self) -> float:
-        return chance_of(self._slice)
+    def _scored(self, trainer: Trainer) -> Resident:
+        """The images that every epoch is scored on, read once."""
+        self._slice = self._slice or _held_slice(self.images, trainer.engine.device)
+        return self._slice
 
 
 def _calm(event: EpochWatch) -> str:
@@ -260,18 +262,11 @@ def _calm(event: EpochWatch) -> str:
     return f"That can be the onset of catastrophic overfitting, but {seen}, so it is only noted."
 
 
-def _held_slice(source: Source) -> Resident:
-    """At most MOST of a source's images, spread evenly over it since it may be sorted by class."""
-    count = min(MOST, source.num_examples)
-    wanted = torch.tensor([i * source.num_examples // count for i in range(count)])
-    kept, seen = [], 0
-    for x, y in source.epoch(0):
-        rows = (wanted[(wanted >= seen) & (wanted < seen + len(y))] - seen).to(y.device)
-        kept.append((x.index_select(0, rows), y.index_select(0, rows)))
-        seen += len(y)
-    x, y = (torch.cat(parts) for parts in zip(*kept, strict=True))
+def _held_slice(source: Source, device: torch.device) -> Resident:
+    """At most MOST of a source's images, from all over it."""
+    x, y = spread_out(source, source.num_examples, MOST, device)
     classes = tuple(str(c) for c in range(source.num_classes))
-    return Resident(ImageSet(x, y, classes), source.batch_size, device=x.device, shuffle=False)
+    return Resident(ImageSet(x, y, classes), source.batch_size, device=device, shuffle=False)
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:
