@@ -15,6 +15,7 @@ from deat.game.moves import Game, Probe
 from deat.game.objectives import CrossEntropy, Mart, Objective, Outcome, Trades
 from deat.game.plays import Craft, Relay, Replay
 from deat.methods import Method, friendly, method, mplus, register
+from deat.methods.tune import tune
 from deat.models import build as build_model
 from deat.models import load_weights, normalized, register_model, save_weights
 from deat.ranks import Ranks
@@ -76,4 +77,5 @@ __all__ = [
     "register_model",
     "save_weights",
     "schedules",
+    "tune",
 ]

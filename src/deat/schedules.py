@@ -233,8 +233,9 @@ class GradientMagnitude(Schedule):
         return (
             f"k stayed at 1: l_X was {first.magnitude:.4g} in epoch 2, which set its threshold to "
             f"{state['threshold']:.4g}, and since then at most {later.magnitude:.4g} (epoch {later.epoch + 1}), as is "
-            "usual where weights of natural training are fine-tuned. A smaller gamma raises k (--gamma; below "
-            f"{later.magnitude / first.magnitude:.3g} it would have grown), or give it yourself: free-4, pgd-7."
+            "usual where weights of natural training are fine-tuned. A smaller gamma raises k (--gamma, deat.tune in "
+            f"Python; below {later.magnitude / first.magnitude:.3g} it would have grown), or give it yourself: free-4, "
+            "pgd-7."
         )
 
     def _grows(self, state: State, record: EpochRecord) -> bool:

@@ -424,3 +424,13 @@ def test_family_file_opens_with_its_card(family):
 def test_every_family_is_one_file_of_the_methods_folder():
     assert len(families()) == 11
     assert all(re.fullmatch(r"deat\.methods\.[a-z]+", family) for family in families())
+
+
+def test_a_named_method_is_tuned_and_a_step_that_crosses_an_image_is_refused():
+    assert deat.tune("m+deat", gamma=0.9).schedule.gamma == 0.9
+    assert deat.tune("pgd-7", "linf:8/255", alpha=2 / 255).schedule.alpha == pytest.approx(0.25)
+    assert deat.tune("pgd-7", "l2:2", alpha=1.5).schedule.alpha == pytest.approx(0.75)
+    with pytest.raises(UsageError, match=r"alpha 10 .*write 10/255"):
+        deat.tune("pgd-7", "linf:8/255", alpha=10)
+    with pytest.raises(UsageError, match="needs the threat"):
+        deat.tune("pgd-7", alpha=2 / 255)

@@ -1,6 +1,7 @@
 """What a training says of itself beside its numbers: odd outputs, few held-out images, chance, and a k that stands."""
 
 import copy
+import importlib
 import math
 import warnings
 from dataclasses import replace
@@ -210,3 +211,15 @@ def test_a_radius_that_reaches_every_image_is_refused_where_the_images_are_known
     for eps in (widest, widest if name == "linf" else 600 * widest):
         with pytest.raises(UsageError, match=f"{name} eps .* reaches every image of 3x32x32.*usual is"):
             check_room(threat(f"{name}:{eps}"), (3, 32, 32))
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_fit_says_what_its_result_notes_unless_it_is_to_be_silent(
+    progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module("deat.training.fit")
+    fit_unkept = module.fit_unkept
+    monkeypatch.setattr(module, "fit_unkept", lambda trainer: replace(fit_unkept(trainer), notes=["take care"]))
+    images = torch.rand(8, 1, 4, 4), torch.arange(8) % 3
+    deat.fit(conv_net(), images, method="natural", epochs=1, device="cpu", progress=progress)
+    assert ("take care" in capsys.readouterr().err.splitlines()) == progress

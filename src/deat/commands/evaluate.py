@@ -28,7 +28,7 @@ from deat.evaluation.pace import Pace
 from deat.evaluation.question import check_question
 from deat.evaluation.sanity import Flag
 from deat.live import is_one_screen, is_terminal, say_aside
-from deat.methods.tune import LONGEST
+from deat.methods.tune import LONGEST, check_step
 from deat.models.weights import locate
 from deat.paths import at_home
 from deat.plain import plain
@@ -250,6 +250,8 @@ def _described(target: Path, order: Evaluate) -> Request:
 def _with_step(how: Attacker, alpha: float | None, threat: ThreatModel) -> Attacker:
     if alpha is not None and not 0 <= alpha <= LONGEST:
         raise UsageError(f"alpha must be a step size from 0 to {LONGEST:g}, such as 2/255, not {alpha!r}.")
+    if alpha is not None:
+        check_step(alpha, threat)
     if alpha is None or not isinstance(how, Attack) or how.start == "zero" or not threat.eps:
         return how  # from the image itself go natural, of no step, and FGSM, whose one step is eps
     return replace(how, alpha=alpha / threat.eps)

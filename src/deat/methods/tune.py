@@ -7,8 +7,10 @@ from deat.errors import UsageError, unknown
 from deat.game.ascent import Friendly
 from deat.game.moves import Probe
 from deat.methods.method import Method
+from deat.methods.registry import method as find_method
 from deat.numbers import check_number, check_whole, native
-from deat.threat import STARTS, ThreatModel
+from deat.threat import STARTS, Linf, ThreatModel
+from deat.threat import threat as find_threat
 
 SPACES = get_args(get_type_hints(Probe)["space"])
 LONGEST = 1e6
@@ -16,8 +18,8 @@ LONGEST = 1e6
 
 
 def tune(
-    method: Method,
-    threat: ThreatModel,
+    method: str | Method,
+    threat: str | ThreatModel | None = None,
     *,
     gamma: float | None = None,
     max_steps: int | None = None,
@@ -29,10 +31,12 @@ def tune(
     compact: bool | None = None,
     space: str | None = None,
 ) -> Method:
-    """The method with these settings; None leaves one as it is.
+    """The method, or that of a name, with these settings; None leaves one as it is.
 
-    alpha is absolute, as the threat's eps is, and then the same at every k. space is where l_X is measured.
+    alpha is absolute, as the eps of the threat is, which it needs, and then the same at every k. space is where l_X is
+    measured.
     """
+    method = find_method(method)
     _check(method, beta, tau, start, space)
     schedule = {
         "gamma": gamma,
@@ -73,7 +77,22 @@ def _change(method: Method, part: str, values: dict[str, Any], hint: str) -> Met
     return replace(method, **{part: replace(held, **given)})
 
 
-def _relative(alpha: float, threat: ThreatModel) -> float:
+def check_step(alpha: float, threat: ThreatModel) -> None:
+    """Refuse a step that crosses a whole image, as whoever counts pixels from 0 to 255 would write it."""
+    if isinstance(threat, Linf) and alpha > 1:
+        meant = f"{alpha:g}/255" if alpha <= 255 else "2/255"
+        raise UsageError(
+            f"alpha {alpha:g} is a step across all of an image, whose pixels are in [0, 1]: write {meant}."
+        )
+
+
+def _relative(alpha: float, given: str | ThreatModel | None) -> float:
+    if given is None:
+        raise UsageError(
+            f"alpha {alpha!r} needs the threat that it is a step in: deat.tune(method, threat, alpha=...)."
+        )
+    threat = find_threat(given)
+    check_step(alpha, threat)
     if not 0 <= alpha <= LONGEST or threat.eps == 0:
         raise UsageError(
             f"alpha must be a step size from 0 to {LONGEST:g}, such as 2/255, in a ball of radius > 0, not {alpha!r} "

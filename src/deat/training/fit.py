@@ -96,9 +96,16 @@ def fit(
         ranks=ranks,
     )
     _check_batch_size(settings.get("batch_size"), trainer.train)
-    if lines and trainer.engine_news:
-        print(trainer.engine_news, file=sys.stderr)
-    return fit_unkept(trainer) if checkpoints is None else fit_kept(trainer, Path(checkpoints), inexact=inexact)
+    _say(lines, trainer.engine_news)
+    result = fit_unkept(trainer) if checkpoints is None else fit_kept(trainer, Path(checkpoints), inexact=inexact)
+    _say(lines, *result.notes)
+    return result
+
+
+def _say(lines: list[EpochLines], *texts: str) -> None:
+    """Say something beside an epoch's lines, where there are any."""
+    for text in filter(None, texts if lines else ()):
+        print(text, file=sys.stderr)
 
 
 def _settings(given: dict[str, Any]) -> Settings:

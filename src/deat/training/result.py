@@ -39,7 +39,7 @@ class Result:
         )
 
     def load_best(self) -> nn.Module:
-        """The model in eval mode, with the best epoch's weights put into it."""
+        """The model itself, which held the last epoch until then, with the best epoch's weights, in eval mode."""
         bare(self.model).load_state_dict(self.best.weights)
         return self.model.eval()
 
