@@ -221,5 +221,5 @@ def test_fit_says_what_its_result_notes_unless_it_is_to_be_silent(
     fit_unkept = module.fit_unkept
     monkeypatch.setattr(module, "fit_unkept", lambda trainer: replace(fit_unkept(trainer), notes=["take care"]))
     images = torch.rand(8, 1, 4, 4), torch.arange(8) % 3
-    deat.fit(conv_net(), images, method="natural", epochs=1, device="cpu", progress=progress)
+    deat.fit(conv_net(), images, method="natural", epochs=1, batch_size=8, device="cpu", progress=progress)
     assert ("take care" in capsys.readouterr().err.splitlines()) == progress
