@@ -183,6 +183,7 @@ def test_the_cache_holds_no_path_and_no_leftovers(tmp_path):
     (entry,) = (tmp_path / "root" / "decoded").iterdir()
     assert sorted(json.loads((entry / "manifest.json").read_text())) == [
         "classes.json",
+        "remarks.json",
         "test_images.npy",
         "test_labels.npy",
         "train_images.npy",

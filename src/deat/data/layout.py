@@ -1,6 +1,5 @@
 """Which image files are whose: parts and classes by the folders that they lie in."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -76,8 +75,8 @@ def _numbers(found: Iterable[tuple[int, str]], number: dict[str, int]) -> tuple[
     return torch.from_numpy(pairs[:, 0].copy()), torch.from_numpy(pairs[:, 1].copy())
 
 
-def check_filled(names: Sequence[str], folders: Sequence[str]) -> None:
-    """Refuses a class folder without images whose class another part has images of, and warns of any other."""
+def check_filled(names: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """Refuses a class folder without images whose class another part has images of; what to say of any other."""
     holding = {_above(name) for name in names}
     filled = {folder for inner in holding for folder in _upwards(inner)}
     places = _places(holding, folders, filled)
@@ -89,12 +88,12 @@ def check_filled(names: Sequence[str], folders: Sequence[str]) -> None:
             f"{_listed(missing)} without an image, and another part has images of that class. Put images there "
             f"({', '.join(SUFFIXES)}), or remove the class from both parts."
         )
-    if vacant:
-        warnings.warn(
-            f"{_listed(vacant)} without an image, so that is no class, and the others are numbered without it. Put "
-            f"images there ({', '.join(SUFFIXES)}), or remove the folder.",
-            stacklevel=5,  # who called load
-        )
+    if not vacant:
+        return []
+    return [
+        f"{_listed(vacant)} without an image, so that is no class, and the others are numbered without it. Put "
+        f"images there ({', '.join(SUFFIXES)}), or remove the folder."
+    ]
 
 
 def _places(holding: set[str], folders: Sequence[str], filled: set[str]) -> set[str]:
