@@ -52,6 +52,7 @@ def _made(path: Path, loose: Loose | None, store: Path | None, key: str, size: i
         files = loose or _open(path, store, key)
         remarks = [] if isinstance(files, Loose) else check_filled(files.names, files.folders)
         layout = arrange(files.names, str(path))
+        remarks += layout.remarks
         parts = decoded.decode(files, layout.classes, layout.train, layout.test, size)
         if parts and store:
             _keep(store, key, parts, remarks, alone)

@@ -24,6 +24,8 @@ class Layout:
     classes: tuple[str, ...]
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor] | None
+    remarks: tuple[str, ...] = ()
+    """What a person is told of it."""
 
 
 def arrange(names: tuple[str, ...], place: str = "") -> Layout:
@@ -63,11 +65,23 @@ def _layout(train: list[tuple[int, str]], test: list[tuple[int, str]] | None, pl
             f"{', '.join(SUFFIXES)}."
         )
     classes = tuple(sorted({c for _, c in train}))
+    seen = {c for _, c in test or ()}
     number = {c: i for i, c in enumerate(classes)}
-    strange = sorted({c for _, c in test or () if c not in number})
+    strange = sorted(seen - number.keys())
     if strange:
         raise DataError(f"the test part has the class {strange[0]!r}, which the training part does not have.")
-    return Layout(classes, _numbers(train, number), _numbers(test, number) if test else None)
+    remarks = _unjudged([c for c in classes if c not in seen]) if test else ()
+    return Layout(classes, _numbers(train, number), _numbers(test, number) if test else None, remarks)
+
+
+def _unjudged(missing: list[str]) -> tuple[str, ...]:
+    """What is said of classes that are trained on and not judged."""
+    if not missing:
+        return ()
+    return (
+        f"the test part has no images of {_first(missing)}, so accuracy on it says nothing of "
+        f"{'these classes' if missing[1:] else 'this class'}. Put test images there, or remove it from train/.",
+    )
 
 
 def _numbers(found: Iterable[tuple[int, str]], number: dict[str, int]) -> tuple[Tensor, Tensor]:
@@ -125,5 +139,10 @@ def _upwards(folder: str) -> Iterator[str]:
 
 
 def _listed(folders: list[str]) -> str:
-    more = f" and {len(folders) - _SHOWN} more" if len(folders) > _SHOWN else ""
-    return f"{', '.join(map(repr, folders[:_SHOWN]))}{more}: {'class folders' if folders[1:] else 'a class folder'}"
+    return f"{_first(folders)}: {'class folders' if folders[1:] else 'a class folder'}"
+
+
+def _first(names: list[str]) -> str:
+    """A few of the names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(map(repr, names[:_SHOWN]))}{more}"

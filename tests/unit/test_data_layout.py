@@ -1,0 +1,18 @@
+import pytest
+
+from helpers.data_sets import WRITERS, load, png, tree
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_class_that_the_test_part_lacks_is_named_at_every_start(kind, tmp_path):
+    path = WRITERS[kind](tmp_path / kind, tree() | {"train/owl/0.png": png(9)})
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="^the test part has no images of 'owl', so accuracy") as said:
+            assert load(path, tmp_path / "root").train.classes == ("cat", "dog", "owl")
+        assert said[0].filename.endswith("data_sets.py"), "it points at who loads the data"
+
+
+def test_of_many_classes_that_the_test_part_lacks_the_first_are_named(tmp_path):
+    path = WRITERS["set"](tmp_path / "set", tree() | {f"train/owl{i}/0.png": png(20 + i) for i in range(7)})
+    with pytest.warns(UserWarning, match=r"'owl4' and 2 more, so accuracy on it says nothing of these classes\."):
+        load(path, tmp_path / "root", cache=False)
