@@ -16,3 +16,14 @@ def test_of_many_classes_that_the_test_part_lacks_the_first_are_named(tmp_path):
     path = WRITERS["set"](tmp_path / "set", tree() | {f"train/owl{i}/0.png": png(20 + i) for i in range(7)})
     with pytest.warns(UserWarning, match=r"'owl4' and 2 more, so accuracy on it says nothing of these classes\."):
         load(path, tmp_path / "root", cache=False)
+
+
+@pytest.mark.parametrize("kind", ["set", "set.zip"])
+def test_a_val_part_beside_a_test_part_is_said_to_be_unused(kind, tmp_path):
+    path = WRITERS[kind](tmp_path / kind, tree() | {"val/cat/0.png": png(30), "val/dog/0.png": png(31)})
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="^'val/' is not used, since 'test/' is the test part") as said:
+            corpus = load(path, tmp_path / "root")
+        assert len(said) == 1
+        assert corpus.test is not None
+        assert len(corpus.test) == 6

@@ -1,7 +1,7 @@
 """Which image files are whose: parts and classes by the folders that they lie in."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -36,7 +36,17 @@ def arrange(names: tuple[str, ...], place: str = "") -> Layout:
         return _layout([(i, f[0]) for i, f in enumerate(folders) if f], None, place)
     test = next((part for part in _TEST if part in parts), None)
     inside = {part: [(i, f[1]) for i, f in enumerate(folders) if len(f) > 1 and f[0] == part] for part in parts}
-    return _layout(inside[_TRAIN], _mixed(names, inside[test]) if test else None, place)
+    found = _layout(inside[_TRAIN], _mixed(names, inside[test]) if test else None, place)
+    return replace(found, remarks=(*found.remarks, *_unused([part for part in _TEST if part in parts])))
+
+
+def _unused(tests: list[str]) -> tuple[str, ...]:
+    """What is said of parts that could be the test part beside the one that is."""
+    return tuple(
+        f"{part + '/'!r} is not used, since {tests[0] + '/'!r} is the test part: to choose the best epoch, images are "
+        f"held out of {_TRAIN + '/'!r} instead."
+        for part in tests[1:]
+    )
 
 
 def _mixed(names: tuple[str, ...], found: list[tuple[int, str]]) -> list[tuple[int, str]]:
