@@ -1,5 +1,6 @@
 import pytest
 
+from deat.errors import DataError
 from helpers.data_sets import WRITERS, load, png, tree
 
 
@@ -27,3 +28,19 @@ def test_a_val_part_beside_a_test_part_is_said_to_be_unused(kind, tmp_path):
         assert len(said) == 1
         assert corpus.test is not None
         assert len(corpus.test) == 6
+
+
+FLAT = {"train/0.png": png(0), "train/1.png": png(1)}
+
+
+@pytest.mark.parametrize("outer", ["", "photos/"])
+@pytest.mark.parametrize("more", [{}, {"test/0.png": png(2)}, {"val/cat/0.png": png(3)}])
+def test_a_training_part_without_class_folders_is_refused_with_where_images_belong(outer, more, tmp_path):
+    files = {f"{outer}{name}": data for name, data in (FLAT | more).items()}
+    with pytest.raises(DataError, match=r"'train/' itself, which must hold one folder for each class: train/CLASS"):
+        load(WRITERS["set"](tmp_path / "set", files), tmp_path / "root")
+
+
+def test_train_beside_other_classes_is_a_class(tmp_path):
+    path = WRITERS["set"](tmp_path / "set", FLAT | {"car/0.png": png(4)})
+    assert load(path, tmp_path / "root").train.classes == ("car", "train")

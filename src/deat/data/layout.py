@@ -32,6 +32,7 @@ def arrange(names: tuple[str, ...], place: str = "") -> Layout:
     """Parts and classes from names: train/CLASS/… and test/CLASS/… (or val, valid), or CLASS/… alone."""
     folders = _strip([tuple(name.split("/")[:-1]) for name in names])
     parts = {f[0] for f in folders if len(f) > 1}
+    _check_classes({f[0]: len(f) > 1 for f in sorted(folders) if f})
     if _TRAIN not in parts:
         return _layout([(i, f[0]) for i, f in enumerate(folders) if f], None, place)
     test = next((part for part in _TEST if part in parts), None)
@@ -46,6 +47,18 @@ def _unused(tests: list[str]) -> tuple[str, ...]:
         f"{part + '/'!r} is not used, since {tests[0] + '/'!r} is the test part: to choose the best epoch, images are "
         f"held out of {_TRAIN + '/'!r} instead."
         for part in tests[1:]
+    )
+
+
+def _check_classes(outermost: dict[str, bool]) -> None:
+    """Refuses a training part without class folders; by outermost folder, whether images lie deeper in it.
+
+    Beside folders of other names, train is a class, of vehicles say.
+    """
+    if outermost.get(_TRAIN, True) or not outermost.keys() <= {_TRAIN, *_TEST}:
+        return
+    raise DataError(
+        f"the images lie in {_TRAIN + '/'!r} itself, which must hold one folder for each class: {_TRAIN}/CLASS/IMAGE."
     )
 
 
