@@ -162,6 +162,6 @@ def test_an_archives_class_folder_without_images_is_named_every_time(kind, cache
 
 @pytest.mark.parametrize("kind", PACKED)
 def test_an_archives_class_folder_without_images_that_the_other_part_has_is_refused(kind, tmp_path):
-    files = tree() | {"train/owl/0.png": png(9), "test/owl/notes.txt": b"none yet"}
+    files = tree() | {"train/owl/0.png": png(90), "test/owl/notes.txt": b"none yet"}
     with pytest.raises(DataError, match=r"^'test/owl': a class folder without an image, and another part has"):
         load(WRITERS[kind](tmp_path / kind, files), tmp_path / "root")

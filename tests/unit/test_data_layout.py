@@ -6,7 +6,7 @@ from helpers.data_sets import WRITERS, load, png, tree
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_class_that_the_test_part_lacks_is_named_at_every_start(kind, tmp_path):
-    path = WRITERS[kind](tmp_path / kind, tree() | {"train/owl/0.png": png(9)})
+    path = WRITERS[kind](tmp_path / kind, tree() | {"train/owl/0.png": png(90)})
     for _ in range(2):
         with pytest.warns(UserWarning, match="^the test part has no images of 'owl', so accuracy") as said:
             assert load(path, tmp_path / "root").train.classes == ("cat", "dog", "owl")

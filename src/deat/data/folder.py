@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 
-from deat.data import archive, cache, decoded, turns
+from deat.data import archive, cache, copies, decoded, turns
 from deat.data.files import Files, Loose, Slices, Zipped
 from deat.data.imageset import ImageSet
 from deat.data.layout import Layout, arrange, check_filled
@@ -54,9 +54,17 @@ def _made(path: Path, loose: Loose | None, store: Path | None, key: str, size: i
         layout = arrange(files.names, str(path))
         remarks += layout.remarks
         parts = decoded.decode(files, layout.classes, layout.train, layout.test, size)
+        remarks += _copies(files, layout, parts) if parts else []
         if parts and store:
             _keep(store, key, parts, remarks, alone)
         return *(parts or _lazy(files, layout, size)), remarks
+
+
+def _copies(files: Files, layout: Layout, parts: tuple[ImageSet, ImageSet | None]) -> list[str]:
+    train, test = parts
+    if test is None or layout.test is None:
+        return []
+    return copies.remarks(files, (train, layout.train[0]), (test, layout.test[0]))
 
 
 def _turn(path: Path, store: Path | None, key: str) -> AbstractContextManager[bool]:
