@@ -594,6 +594,14 @@ def test_labels_that_count_from_one_are_recognised(first, hint):
     assert ("if your labels count from 1, take 1 off" in str(told.value)) == hint
 
 
+@pytest.mark.parametrize("val", [None, 0.25])
+def test_a_stray_label_is_named_with_its_image_as_it_was_given(val):
+    labels = Y.clone()
+    labels[5] = 255
+    with pytest.raises(UsageError, match=r"Image 5 has the label 255, as the first of 1 above \d: mend or leave out"):
+        deat.fit(conv_net(), (X, labels), batch_size=8, val=val)
+
+
 @pytest.mark.parametrize("build", [lambda: conv_net().state_dict(), lambda: conv_net, lambda: "resnet"])
 def test_a_model_that_is_no_module_is_refused_in_words(build):
     says = f"the model is a {type(build()).__name__}; wrap it in a torch.nn.Module"

@@ -16,9 +16,10 @@ from deat.data.content import check_fits
 from deat.data.corpus import Corpus, Part
 from deat.data.foreign import Batches, kind_of, load_items
 from deat.data.imageset import ImageSet
+from deat.data.labels import malformed
 from deat.data.resident import Resident
 from deat.data.stream import LazyImages, Stream
-from deat.errors import DataError, UsageError
+from deat.errors import UsageError
 from deat.ranks import Share
 
 _ACCEPTED = "an ImageSet, a pair of tensors (images, labels), a torch Dataset, or a DataLoader"
@@ -163,10 +164,7 @@ def as_images(data: Any, num_classes: int | None = None) -> ImageSet | None:
 
 def _pair(images: Tensor, labels: Tensor, num_classes: int | None) -> ImageSet:
     if labels.ndim != 1 or labels.is_floating_point():
-        raise DataError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}; expected class numbers of shape (N,)."
-            " One-hot labels: pass labels.argmax(1)."
-        )
+        raise malformed(labels)
     if images.is_floating_point():
         images = images.to(torch.float32)
     count = num_classes or (max(int(labels.max()), 0) + 1 if len(labels) else 1)
