@@ -1,9 +1,11 @@
 """Data that `deat.fit` cannot train on is refused by the image that is wrong, as the user counts, with what to do."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
@@ -226,3 +228,11 @@ def test_fit_and_evaluate_say_alike_what_a_network_answers():
     assert "answers two images with a tuple; let it return logits" in refusal((X, Y), Both(), UsageError)
     with pytest.raises(UsageError, match="answers one image with a tuple; let it return logits"):
         deat.evaluate(Both(), (X, Y), threat="linf:0.1")
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("other", [(3, SIDE, SIDE), (1, SIDE + 4, SIDE)])
+def test_validation_images_of_another_shape_are_refused_with_both_shapes(kind, other):
+    shown = f"have shape {other}, the training images {(1, SIDE, SIDE)}"
+    with pytest.raises(DataError, match=re.escape(shown)):
+        deat.fit(conv_net(), (X, Y), val=kind(torch.rand(len(X), *other), Y), **OPTIONS)
