@@ -75,3 +75,8 @@ def _check(means: list[float], stds: list[float]) -> None:
         raise UsageError(f"mean has {len(means)} channels and std has {len(stds)}: give one number per channel to both")
     if min(stds) <= 0:
         raise UsageError(f"std {stds!r} must be above 0 in every channel: it divides; use 1 to leave one as it is")
+    if max(*means, *stds) > 1:
+        raise UsageError(
+            f"mean {means!r} and std {stds!r} look like numbers of 0-255 pixels, and images are in [0, 1]: divide both "
+            "by 255"
+        )
