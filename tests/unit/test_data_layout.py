@@ -1,6 +1,7 @@
 import pytest
 
-from deat.errors import DataError
+import deat
+from deat.errors import DataError, UsageError
 from helpers.data_sets import WRITERS, load, png, tree
 
 
@@ -44,3 +45,20 @@ def test_a_training_part_without_class_folders_is_refused_with_where_images_belo
 def test_train_beside_other_classes_is_a_class(tmp_path):
     path = WRITERS["set"](tmp_path / "set", FLAT | {"car/0.png": png(4)})
     assert load(path, tmp_path / "root").train.classes == ("car", "train")
+
+
+def test_a_path_is_loaded_as_its_folder(tmp_path):
+    path = WRITERS["set"](tmp_path / "set", tree())
+    assert deat.load_data(path, root=tmp_path / "root").name == "folder:set"
+
+
+@pytest.mark.parametrize("spec", [5, None, ["cifar10"]])
+def test_what_is_neither_a_name_nor_a_path_is_refused(spec):
+    with pytest.raises(UsageError, match=r"data has a name, such as digits, .* is neither"):
+        deat.load_data(spec)
+
+
+@pytest.mark.parametrize("size", ["40", 40.5, True])
+def test_a_side_that_is_no_whole_number_is_refused(size, tmp_path):
+    with pytest.raises(UsageError, match=f"size must be a whole number of pixels from 1 to 4096, not {size!r}"):
+        deat.load_data(f"folder:{tmp_path}", size=size)

@@ -236,3 +236,21 @@ def test_validation_images_of_another_shape_are_refused_with_both_shapes(kind, o
     shown = f"have shape {other}, the training images {(1, SIDE, SIDE)}"
     with pytest.raises(DataError, match=re.escape(shown)):
         deat.fit(conv_net(), (X, Y), val=kind(torch.rand(len(X), *other), Y), **OPTIONS)
+
+
+STRANGE: dict[str, tuple[dict[str, Any], str]] = {
+    "augment": ({"augment": True}, r"augment=True is no augmentation: use deat\.Augment\(pad=4"),
+    "no augment": ({"augment": False}, r"augment=False is no augmentation"),
+    "auto augment": ({"augment": "auto"}, r"augment='auto' is no augmentation"),
+    "class of augment": ({"augment": deat.data.Augment}, r"is no augmentation"),
+    "normalize": ({"normalize": True}, r"normalize=True is not accepted: give \(mean, std\)"),
+    "mean alone": ({"normalize": ([0.5],)}, r"normalize=\(\[0\.5\],\) is not accepted"),
+    "milestones": ({"milestones": 5}, r"milestones must be epochs, such as \(25, 40\) or \(25,\), not 5"),
+    "rate": ({"rate": len}, r"unknown learning-rate schedule <built-in function len>\. Known: cosine, cyclic"),
+}
+
+
+@pytest.mark.parametrize(("given", "says"), STRANGE.values(), ids=STRANGE.keys())
+def test_a_keyword_of_another_type_is_refused_with_what_is_accepted(given, says):
+    with pytest.raises(UsageError, match=says):
+        deat.fit(conv_net(), (X, Y), **(OPTIONS | given))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from deat.data.ahead import EpochLoader
-from deat.data.augment import Augment
+from deat.data.augment import Augment, check_augment
 from deat.data.content import check_fits
 from deat.data.corpus import Corpus, Part
 from deat.data.foreign import Batches, kind_of, load_items
@@ -109,6 +109,7 @@ def as_source(
     """
     refuse_text(data)
     _refuse_whole(data)
+    check_augment(augment)
     if batch_size < 1:
         raise UsageError(f"the batch size is {batch_size}; it must be at least 1.")
     if isinstance(data, LazyImages):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,18 @@ def normalized(model: nn.Module, mean: Sequence[float], std: Sequence[float]) ->
     """The model behind its own normalisation; it then takes images in [0, 1]."""
     check_called(model)
     return Normalized(model, Normalize(mean, std))
+
+
+def check_pair(normalize: Any) -> tuple[Sequence[float], Sequence[float]] | None:
+    """The mean and standard deviation, or None; an error for what is no pair."""
+    if normalize is None:
+        return None
+    if isinstance(normalize, tuple | list) and len(normalize) == 2:
+        return normalize[0], normalize[1]
+    raise UsageError(
+        f"normalize={normalize!r} is not accepted: give (mean, std), each one number per channel, or 'data' for those "
+        "of the data, or 'none'"
+    )
 
 
 def pixel_scale(model: nn.Module) -> Tensor | None:
