@@ -576,6 +576,7 @@ REFUSED = {
     "a map": (lambda: Wrong(lambda z, x: x), "one for each class"),
     "other images": (lambda: conv_net(channels=3), "cannot read images of shape"),
     "an assertion": (lambda: Wrong(reject), "cannot read images of shape"),
+    "no gradient": (lambda: Wrong(lambda z, x: z.detach()), "no gradient leads from the model's answer to a parameter"),
     "nothing to train": (lambda: conv_net().requires_grad_(False), "nothing to train"),
     "no parameters": (lambda: nn.Flatten(), "nothing to train"),
 }
@@ -585,6 +586,13 @@ REFUSED = {
 def test_network_that_does_not_fit_is_refused_before_any_work(build, says):
     with pytest.raises(UsageError, match=says):
         trainer_of("natural", build())
+
+
+@pytest.mark.parametrize("switched_off", [torch.no_grad, torch.inference_mode])
+def test_fit_without_gradients_is_refused_with_where_to_call_it(switched_off):
+    net = conv_net()
+    with switched_off(), pytest.raises(UsageError, match=r"call fit outside torch\.no_grad\(\)"):
+        deat.fit(net, (X, Y), batch_size=8)
 
 
 @pytest.mark.parametrize(("first", "hint"), [(1, True), (2, False)])

@@ -154,7 +154,7 @@ def make_trainer(
     held = open_held_out(held_out, source, settings)
     front = None if pixel_scale(model) is not None else _front(normalize, corpus, rest)
     network = normalized(model, *front) if front else model
-    outputs = check_fit(network, source, ranks.size, given=corpus.train if corpus else train)
+    outputs = check_fit(network, source, ranks.size, corpus.train if corpus else train)
     odd = [*odd_outputs(outputs, source.num_classes), *odd_radius(radius, chosen.schedule.attacks)]
     for line in odd if ranks.main else ():
         (say or _warn)(line)

@@ -28,6 +28,10 @@ def check_fit(model: nn.Module, source: Source, processes: int = 1, given: objec
     """
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("the model has no parameter that requires a gradient; there is nothing to train.")
+    if not torch.is_grad_enabled():
+        raise UsageError(
+            "gradients are switched off here: call fit outside torch.no_grad() and torch.inference_mode()."
+        )
     if source.num_classes < 2:
         raise DataError("the data has a single class; there is nothing to tell apart.")
     lengths = {source.batch_size, source.num_examples % source.batch_size} - {0}
@@ -39,7 +43,7 @@ def check_fit(model: nn.Module, source: Source, processes: int = 1, given: objec
         )
     x = _two_images(model, source)
     try:
-        with torch.no_grad(), evaluating(model):
+        with evaluating(model):
             logits = model(x)
     except Exception as error:  # whatever the user's own code may raise
         raise UsageError(
@@ -51,8 +55,18 @@ def check_fit(model: nn.Module, source: Source, processes: int = 1, given: objec
             f"the model answers two images with {in_words(logits)}; let it return logits of shape "
             f"(2, {source.num_classes}), one for each class.{_classes_hint(logits, source, given)}"
         )
+    _check_gradient(logits)
     _check_weights(model)
-    return logits
+    return logits.detach()
+
+
+def _check_gradient(logits: Tensor) -> None:
+    """Refuse an answer that does not depend on any parameter that learns, as one that was detached."""
+    if not logits.requires_grad:
+        raise UsageError(
+            "no gradient leads from the model's answer to a parameter that requires one, so nothing can be learnt. "
+            "Take detach(), .data, torch.no_grad() or NumPy out of its forward, or let parameters learn that it uses."
+        )
 
 
 def _check_weights(model: nn.Module) -> None:
