@@ -254,3 +254,27 @@ STRANGE: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_keyword_of_another_type_is_refused_with_what_is_accepted(given, says):
     with pytest.raises(UsageError, match=says):
         deat.fit(conv_net(), (X, Y), **(OPTIONS | given))
+
+
+class Uneven(Items):
+    """One that holds a single image of another size."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        x, y = super().__getitem__(index)
+        return (torch.rand(1, SIDE + 1, SIDE) if index == BAD else x), y
+
+
+@pytest.mark.parametrize("val", [None, 0.25])
+def test_the_one_image_of_another_size_is_named_as_it_was_given(val):
+    with pytest.raises(DataError, match=rf"image {BAD} has (shape )?\[1, {SIDE + 1}, {SIDE}\]"):
+        deat.fit(conv_net(), Uneven(X, Y), val=val, **OPTIONS)
+
+
+def test_images_of_several_sizes_are_refused_in_words_by_workers_too():
+    with pytest.raises(DataError, match=r"image \d+ (has shape|and others of its batch differ in shape).*Resize"):
+        deat.fit(conv_net(), Uneven(X, Y), **(OPTIONS | {"workers": 1}))
+
+
+def test_the_image_of_another_size_in_a_loader_is_counted_in_its_order():
+    with pytest.raises(DataError, match=rf"^image {BAD} has shape .*, and image {BAD - BAD % 8} has .*Resize"):
+        deat.fit(conv_net(), DataLoader(Uneven(X, Y), 8), **{k: v for k, v in OPTIONS.items() if k != "batch_size"})

@@ -162,7 +162,7 @@ class Batches:
 
     def _check(self, batch: Batch, pixels: bool = True, on_device: bool = False) -> None:
         """Refuse a batch that cannot be trained on, by its image; what is on a GPU is read only where it may be."""
-        number, shape = self._number_in(batch), tuple(batch.x.shape[1:])
+        number, shape = self._numbers_at(batch.place, batch.before), tuple(batch.x.shape[1:])
         try:
             if on_device or batch.y.device.type == "cpu":
                 check_labels(batch.y, self.num_classes, number)
@@ -176,12 +176,12 @@ class Batches:
             text = f"batch {batch.place.number + 1} of the data: {error} Images are counted as the loader gives them."
             raise DataError(text) from None
 
-    def _number_in(self, batch: Batch) -> Callable[[int], int]:
+    def _numbers_at(self, place: Place, before: int) -> Callable[[int], int]:
         """What a batch's images are known by: their numbers in the data set, or in a loader's own order."""
         if not isinstance(self.loader, EpochLoader):
-            return partial(add, batch.before)
+            return partial(add, before)
         items, sampler = self.loader.dataset, self.loader.batch_sampler
-        return lambda row: _number_in_whole(items, int(sampler.indices(batch.place)[row]))
+        return lambda row: _number_in_whole(items, int(sampler.indices(place)[row]))
 
     def _look(self) -> Batch:
         first = next(self._host(0), None)
@@ -191,12 +191,16 @@ class Batches:
 
     def _host(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The loader's batches; of a data set's, this process's rows from the first-th on."""
-        before = 0
-        with collated():
-            for number, batch in enumerate(self._loaded(epoch, first), first if self.begins_anywhere else 0):
-                x, y = pair_of(batch)
-                yield Batch(x, y, Place(epoch, number, self.share), before)
-                before += len(y)
+        place, before = Place(epoch, first if self.begins_anywhere else 0, self.share), 0
+        batches = self._loaded(epoch, first)
+        while True:
+            with collated(self._numbers_at(place, before)):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            x, y = pair_of(batch)
+            yield Batch(x, y, place, before)
+            place, before = place._replace(number=place.number + 1), before + len(y)
 
     def _loaded(self, epoch: int, first: int) -> Iterator[Any]:
         if isinstance(self.loader, EpochLoader):
