@@ -610,6 +610,13 @@ def test_a_stray_label_is_named_with_its_image_as_it_was_given(val):
         deat.fit(conv_net(), (X, labels), batch_size=8, val=val)
 
 
+def test_a_stray_label_of_a_data_set_is_named_with_its_image():
+    labels = Y.clone()
+    labels[5] = 255
+    with pytest.raises(UsageError, match=r"The largest label is 255, of image 5\."):
+        deat.fit(conv_net(), Items(X, labels), batch_size=8)
+
+
 @pytest.mark.parametrize("build", [lambda: conv_net().state_dict(), lambda: conv_net, lambda: "resnet"])
 def test_a_model_that_is_no_module_is_refused_in_words(build):
     says = f"the model is a {type(build()).__name__}; wrap it in a torch.nn.Module"

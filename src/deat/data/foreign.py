@@ -81,6 +81,7 @@ class Batches:
         self.loader, self.seed, self.training, self.device = loader, seed, training, torch.device(device)
         self.share = Share()
         self._trusted = False
+        self.largest_at: int | None = None
         try:
             self._first = self._look()
             self._doubtful = self._first
@@ -223,11 +224,18 @@ class Batches:
         sizes, top = [], 0
         for batch in self._host(0):
             sizes.append(len(batch.y))
-            top = max(top, int(batch.y.max()) + 1 if len(batch.y) else 0)
+            if len(batch.y) and int(batch.y.max()) >= top:
+                top = int(batch.y.max()) + 1
+                self._note_largest(batch)
             if self._doubtful is self._first and batch.is_doubtful:
                 self._doubtful = batch
         self._trusted = self._doubtful is self._first
         return Survey(sum(sizes), len(sizes), num_classes or max(top, 1), _batch_size(self.loader) or max(sizes))
+
+    def _note_largest(self, batch: Batch) -> None:
+        """Keep which image of a data set has the largest label; a loader's own numbers say nothing to a person."""
+        if self.begins_anywhere and batch.y.ndim == 1:
+            self.largest_at = self._numbers_at(batch.place, batch.before)(int(batch.y.argmax()))
 
 
 def _declared(loader: Iterable[Any] | EpochLoader, num_classes: int | None) -> Survey | None:

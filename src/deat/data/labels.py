@@ -41,6 +41,15 @@ def beyond(data: Any, outputs: int) -> str:
     return f"{first}: mend or leave out these images, or give the model an output for each class."
 
 
+def largest(source: Any, outputs: int) -> str:
+    """What is said of the largest label of a source whose labels are not held; of one that seems to count from 1."""
+    top, at = source.num_classes - 1, getattr(source, "largest_at", None)
+    where = "" if at is None else f", of image {at}"
+    if outputs != top:  # a set that only names its classes may have no such label
+        return f" The largest label is {top}{where}." if where else ""
+    return f" The largest label is {top}{where}: if your labels count from 1, take 1 off, since deat's count from 0."
+
+
 def _labels_of(data: Any) -> np.ndarray[Any, Any]:
     """The labels of data that holds them beside its images; none of any other."""
     if isinstance(data, tuple | list) and len(data) == 2:

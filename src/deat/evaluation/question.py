@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import Source
-from deat.data.labels import beyond
+from deat.data.labels import beyond, largest
 from deat.errors import CheckpointError, UsageError, check_called
 from deat.evaluation.attacks import is_natural
 from deat.evaluation.judge import Attacker
@@ -60,7 +60,7 @@ def count_outputs(model: nn.Module, x: Tensor, source: Source) -> int:
         )
     outputs = int(logits.shape[1])
     if outputs < source.num_classes:
-        hint = beyond(getattr(source, "images", None), outputs)
+        hint = beyond(getattr(source, "images", None), outputs) or largest(source, outputs)
         raise UsageError(f"the model tells {outputs} classes apart, but the data has {source.num_classes}.{hint}")
     return outputs
 

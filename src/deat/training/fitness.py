@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import Source
-from deat.data.labels import beyond
+from deat.data.labels import beyond, largest
 from deat.errors import DataError, UsageError
 from deat.evaluation.question import in_words
 from deat.loading import described
@@ -88,14 +88,7 @@ def _classes_hint(logits: object, source: Source, given: object) -> str:
         return f" The classes are {', '.join(map(repr, named[:5]))}{', ...' if len(named) > 5 else ''}."
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         return ""
-    return beyond(given, logits.shape[1]) or _largest_hint(logits.shape[1], classes)
-
-
-def _largest_hint(outputs: int, classes: int) -> str:
-    """What to do about labels that seem to count from 1."""
-    if outputs != classes - 1:
-        return f" The largest label is {classes - 1}."
-    return f" The largest label is {classes - 1}: if your labels count from 1, take 1 off, since deat's count from 0."
+    return beyond(given, logits.shape[1]) or largest(source, logits.shape[1])
 
 
 def _two_images(model: nn.Module, source: Source) -> Tensor:
