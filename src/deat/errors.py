@@ -63,11 +63,12 @@ class Interrupted(DeatError):
     exit_code = 75
 
 
-def unknown(what: str, value: str, known: Iterable[str], hint: str = "") -> UsageError:
+def unknown(what: str, value: object, known: Iterable[str], hint: str = "") -> UsageError:
     """The error for a name nobody knows, with the nearest known ones."""
     names = sorted(known)
     hint = f" {hint}" if hint else ""
-    return UsageError(f"unknown {what} {value!r}.{guess(value, names)} Known: {', '.join(names)}.{hint}")
+    near = guess(value, names) if isinstance(value, str) else ""
+    return UsageError(f"unknown {what} {value!r}.{near} Known: {', '.join(names)}.{hint}")
 
 
 def check_called(model: object) -> None:

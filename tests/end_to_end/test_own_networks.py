@@ -150,8 +150,8 @@ def test_fine_tuned_weights_keep_what_they_were_trained_behind(here: Path, kept:
     train("--model", "small")
     main(["export", "run", "--out", "bare.safetensors"])
     recorded = normalization_of(here / "bare.safetensors")
-    for file in here.glob("photos/*/light/*.png"):
-        Image.new("RGB", (8, 8), "white").save(file)
+    for number, file in enumerate(here.glob("photos/*/light/*.png")):
+        Image.new("RGB", (8, 8), (255, 255, 255 - number)).save(file)
     tuned = run_of(model="small", init=kept)
     assert tuned.statistics == (tuple(recorded["mean"]), tuple(recorded["std"]), 0)
     assert tuned.model().normalize.mean.flatten().tolist() == recorded["mean"]

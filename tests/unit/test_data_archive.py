@@ -131,3 +131,37 @@ def test_a_changed_byte_in_an_archive_is_refused(kind, tmp_path):
     path.write_bytes(data)
     with pytest.raises(DataError):
         load(path, tmp_path / "root")
+
+
+def with_empty(kind: str, root: Path, folder: str) -> Path:
+    """An archive of the tiny set with one more folder, which holds no image."""
+    path = WRITERS[kind](root / kind, tree())
+    if kind == "set.zip":
+        with zipfile.ZipFile(path, "a") as packed:
+            packed.writestr(f"{folder}/", b"")
+        return path
+    tar = write_tar(root / "plain.tar", tree())
+    with tarfile.open(tar, "a") as opened:
+        add(opened, folder, type=tarfile.DIRTYPE)
+    path.write_bytes(gzip.compress(tar.read_bytes()) if kind.endswith("gz") else tar.read_bytes())
+    return path
+
+
+PACKED = ["set.tar", "set.tar.gz", "set.zip"]
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("kind", PACKED)
+def test_an_archives_class_folder_without_images_is_named_every_time(kind, cache, tmp_path):
+    path = with_empty(kind, tmp_path, "train/cross")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="^'train/cross': a class folder without an image") as said:
+            assert load(path, tmp_path / "root", cache=cache).train.classes == ("cat", "dog")
+        assert said[0].filename.endswith("data_sets.py"), "it points at who loads the data"
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_an_archives_class_folder_without_images_that_the_other_part_has_is_refused(kind, tmp_path):
+    files = tree() | {"train/owl/0.png": png(90), "test/owl/notes.txt": b"none yet"}
+    with pytest.raises(DataError, match=r"^'test/owl': a class folder without an image, and another part has"):
+        load(WRITERS[kind](tmp_path / kind, files), tmp_path / "root")

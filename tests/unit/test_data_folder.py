@@ -153,7 +153,7 @@ def test_the_second_start_of_a_streamed_archive_does_not_unpack_it_again(tmp_pat
 def test_changed_data_is_decoded_again(kind, tmp_path, decodes):
     path = WRITERS[kind](tmp_path / kind, tree())
     load(path, tmp_path / "root")
-    WRITERS[kind](path, tree() | {"train/cat/9.png": png(9)})
+    WRITERS[kind](path, tree() | {"train/cat/9.png": png(90)})
     os.utime(path, ns=(1, 1))
     assert len(load(path, tmp_path / "root").train) == 7
 
@@ -183,6 +183,7 @@ def test_the_cache_holds_no_path_and_no_leftovers(tmp_path):
     (entry,) = (tmp_path / "root" / "decoded").iterdir()
     assert sorted(json.loads((entry / "manifest.json").read_text())) == [
         "classes.json",
+        "remarks.json",
         "test_images.npy",
         "test_labels.npy",
         "train_images.npy",
@@ -352,7 +353,9 @@ def test_a_test_part_is_not_taken_for_the_training_part_that_is_empty(tmp_path):
 
 
 def test_nested_folders_with_images_are_no_empty_class(tmp_path, recwarn):
-    load(with_folders(tmp_path / "set", tree() | {"train/cat/more/9.png": png(9)}, "train/cat/none"), tmp_path / "root")
+    load(
+        with_folders(tmp_path / "set", tree() | {"train/cat/more/9.png": png(90)}, "train/cat/none"), tmp_path / "root"
+    )
     assert not recwarn.list
 
 

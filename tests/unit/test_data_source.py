@@ -253,6 +253,22 @@ def test_labels_that_are_no_class_numbers_are_refused_with_the_fix():
         as_source([(torch.zeros(4, 3, 2, 2), torch.eye(4))], batch_size=2, num_classes=4).check()
 
 
+@pytest.mark.parametrize(
+    ("labels", "fix"),
+    [
+        (torch.zeros(4, 1, dtype=torch.int64), r"Pass labels\.squeeze\(1\)\."),
+        (torch.zeros(4, 1), r"Pass labels\.squeeze\(1\)\.long\(\)\."),
+        (torch.zeros(4), r"Pass labels\.long\(\)\."),
+        (torch.zeros(4, 2, 2), r"Give one number for each image\."),
+    ],
+)
+def test_labels_of_another_shape_or_type_are_refused_with_the_call_that_mends_them(labels, fix):
+    with pytest.raises(DataError, match=fix):
+        as_source((torch.zeros(4, 3, 2, 2), labels), batch_size=2)
+    with pytest.raises(DataError, match=fix):
+        as_source([(torch.zeros(4, 3, 2, 2), labels)], batch_size=2, num_classes=4).check()
+
+
 def test_an_empty_set_is_refused():
     for data in ((torch.zeros(0, 3, 2, 2), torch.zeros(0, dtype=torch.int64)), Numbers(0), []):
         with pytest.raises(DataError, match="at least one image"):

@@ -1,9 +1,11 @@
 """Data that `deat.fit` cannot train on is refused by the image that is wrong, as the user counts, with what to do."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
@@ -226,3 +228,53 @@ def test_fit_and_evaluate_say_alike_what_a_network_answers():
     assert "answers two images with a tuple; let it return logits" in refusal((X, Y), Both(), UsageError)
     with pytest.raises(UsageError, match="answers one image with a tuple; let it return logits"):
         deat.evaluate(Both(), (X, Y), threat="linf:0.1")
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("other", [(3, SIDE, SIDE), (1, SIDE + 4, SIDE)])
+def test_validation_images_of_another_shape_are_refused_with_both_shapes(kind, other):
+    shown = f"have shape {other}, the training images {(1, SIDE, SIDE)}"
+    with pytest.raises(DataError, match=re.escape(shown)):
+        deat.fit(conv_net(), (X, Y), val=kind(torch.rand(len(X), *other), Y), **OPTIONS)
+
+
+STRANGE: dict[str, tuple[dict[str, Any], str]] = {
+    "augment": ({"augment": True}, r"augment=True is no augmentation: use deat\.Augment\(pad=4"),
+    "no augment": ({"augment": False}, r"augment=False is no augmentation"),
+    "auto augment": ({"augment": "auto"}, r"augment='auto' is no augmentation"),
+    "class of augment": ({"augment": deat.data.Augment}, r"is no augmentation"),
+    "normalize": ({"normalize": True}, r"normalize=True is not accepted: give \(mean, std\)"),
+    "mean alone": ({"normalize": ([0.5],)}, r"normalize=\(\[0\.5\],\) is not accepted"),
+    "milestones": ({"milestones": 5}, r"milestones must be epochs, such as \(25, 40\) or \(25,\), not 5"),
+    "rate": ({"rate": len}, r"unknown learning-rate schedule <built-in function len>\. Known: cosine, cyclic"),
+}
+
+
+@pytest.mark.parametrize(("given", "says"), STRANGE.values(), ids=STRANGE.keys())
+def test_a_keyword_of_another_type_is_refused_with_what_is_accepted(given, says):
+    with pytest.raises(UsageError, match=says):
+        deat.fit(conv_net(), (X, Y), **(OPTIONS | given))
+
+
+class Uneven(Items):
+    """One that holds a single image of another size."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        x, y = super().__getitem__(index)
+        return (torch.rand(1, SIDE + 1, SIDE) if index == BAD else x), y
+
+
+@pytest.mark.parametrize("val", [None, 0.25])
+def test_the_one_image_of_another_size_is_named_as_it_was_given(val):
+    with pytest.raises(DataError, match=rf"image {BAD} has (shape )?\[1, {SIDE + 1}, {SIDE}\]"):
+        deat.fit(conv_net(), Uneven(X, Y), val=val, **OPTIONS)
+
+
+def test_images_of_several_sizes_are_refused_in_words_by_workers_too():
+    with pytest.raises(DataError, match=r"image \d+ (has shape|and others of its batch differ in shape).*Resize"):
+        deat.fit(conv_net(), Uneven(X, Y), **(OPTIONS | {"workers": 1}))
+
+
+def test_the_image_of_another_size_in_a_loader_is_counted_in_its_order():
+    with pytest.raises(DataError, match=rf"^image {BAD} has shape .*, and image {BAD - BAD % 8} has .*Resize"):
+        deat.fit(conv_net(), DataLoader(Uneven(X, Y), 8), **{k: v for k, v in OPTIONS.items() if k != "batch_size"})

@@ -193,6 +193,8 @@ def test_normalisation_is_part_of_the_state():
         ([], [], "one finite number per channel"),
         (0.5, 0.2, "not a list of numbers"),
         (["a"], [1.0], "not a list of numbers"),
+        ([127.0] * 3, [60.0] * 3, "look like numbers of 0-255 pixels, and images are in .0, 1.: divide both by 255"),
+        ([0.0], [255.0], "divide both by 255"),
     ],
 )
 def test_bad_normalisation_is_refused(mean, std, told):

@@ -576,6 +576,7 @@ REFUSED = {
     "a map": (lambda: Wrong(lambda z, x: x), "one for each class"),
     "other images": (lambda: conv_net(channels=3), "cannot read images of shape"),
     "an assertion": (lambda: Wrong(reject), "cannot read images of shape"),
+    "no gradient": (lambda: Wrong(lambda z, x: z.detach()), "no gradient leads from the model's answer to a parameter"),
     "nothing to train": (lambda: conv_net().requires_grad_(False), "nothing to train"),
     "no parameters": (lambda: nn.Flatten(), "nothing to train"),
 }
@@ -587,11 +588,33 @@ def test_network_that_does_not_fit_is_refused_before_any_work(build, says):
         trainer_of("natural", build())
 
 
+@pytest.mark.parametrize("switched_off", [torch.no_grad, torch.inference_mode])
+def test_fit_without_gradients_is_refused_with_where_to_call_it(switched_off):
+    net = conv_net()
+    with switched_off(), pytest.raises(UsageError, match=r"call fit outside torch\.no_grad\(\)"):
+        deat.fit(net, (X, Y), batch_size=8)
+
+
 @pytest.mark.parametrize(("first", "hint"), [(1, True), (2, False)])
 def test_labels_that_count_from_one_are_recognised(first, hint):
     with pytest.raises(UsageError, match="one for each class") as told:
         deat.fit(conv_net(), (X, Y + first), batch_size=8)
     assert ("if your labels count from 1, take 1 off" in str(told.value)) == hint
+
+
+@pytest.mark.parametrize("val", [None, 0.25])
+def test_a_stray_label_is_named_with_its_image_as_it_was_given(val):
+    labels = Y.clone()
+    labels[5] = 255
+    with pytest.raises(UsageError, match=r"Image 5 has the label 255, as the first of 1 above \d: mend or leave out"):
+        deat.fit(conv_net(), (X, labels), batch_size=8, val=val)
+
+
+def test_a_stray_label_of_a_data_set_is_named_with_its_image():
+    labels = Y.clone()
+    labels[5] = 255
+    with pytest.raises(UsageError, match=r"The largest label is 255, of image 5\."):
+        deat.fit(conv_net(), Items(X, labels), batch_size=8)
 
 
 @pytest.mark.parametrize("build", [lambda: conv_net().state_dict(), lambda: conv_net, lambda: "resnet"])

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from deat.errors import CheckpointError
 from deat.models import build, load_weights, normalized, save_weights
 from deat.models import weights as weights_module
-from deat.models.portable import read_own
+from deat.models.portable import read_foreign, read_own
 
 MEAN, STD = [0.4], [0.2]
 
@@ -391,3 +391,25 @@ def test_saving_twice_gives_the_same_bytes(file, tmp_path):
     save_weights(model, file)
     save_weights(model, tmp_path / "again.safetensors")
     assert file.read_bytes() == (tmp_path / "again.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_foreign_weights_lose_what_wrappers_put_before_their_names(prefix, tmp_path):
+    own = small().state_dict()
+    torch.save({f"{prefix}{name}": tensor for name, tensor in own.items()}, tmp_path / "w.pt")
+    assert read_foreign(tmp_path / "w.pt").keys() == own.keys()
+
+
+def test_weights_of_a_part_that_was_compiled_have_its_own_names(tmp_path):
+    torch.save({"a._orig_mod.weight": torch.ones(1), "b.weight": torch.ones(1)}, tmp_path / "w.pt")
+    assert read_foreign(tmp_path / "w.pt").keys() == {"a.weight", "b.weight"}
+
+
+@pytest.mark.parametrize(
+    ("taken", "other", "prefix"), [("state_dict", "state_dict_ema", ""), ("model", "ema", "module.")]
+)
+def test_of_several_weights_in_a_file_the_taken_ones_are_named(taken, other, prefix, tmp_path):
+    ones, zeros = {"fc.weight": torch.ones(1)}, {f"{prefix}fc.weight": torch.zeros(1)}
+    torch.save({"epoch": 3, "sizes": {"x": torch.ones(1)}, taken: ones, other: zeros}, tmp_path / "w.pt")
+    with pytest.warns(UserWarning, match=f"under '{taken}' and under '{other}': those of '{taken}' are taken"):
+        assert read_foreign(tmp_path / "w.pt")["fc.weight"] == 1

@@ -109,14 +109,15 @@ def list_archive(path: Path) -> Slices | Zipped:
         return _list_zip(path) if zipfile.is_zipfile(path) else _list_tar(path)
 
 
-def pack(path: Path, out: BinaryIO) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
-    """Writes the images of a compressed tar one after another; returns names, offsets and sizes."""
+def pack(path: Path, out: BinaryIO) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
+    """Writes the images of a compressed tar one after another; returns names, offsets and sizes, and all folders."""
     found: dict[str, tuple[int, int]] = {}
+    folders: set[str] = set()
     opener = next(o for suffix, o in _OPENERS.items() if path.name.lower().endswith(suffix))
     with explained(path), closing(opener(path)) as stream:
         capped = Capped(stream, _cap(path), path.name)
         with tarfile.open(fileobj=capped, mode="r:") as tar:
-            for name, member in _tar_images(tar):
+            for name, member in _tar_images(tar, folders):
                 content = tar.extractfile(member)
                 assert content is not None
                 found[name] = (out.tell(), out.write(content.read()))
@@ -124,12 +125,13 @@ def pack(path: Path, out: BinaryIO) -> tuple[tuple[str, ...], tuple[int, ...], t
         while capped.read(1 << 20):
             pass
     names = tuple(sorted(found))
-    return names, tuple(found[n][0] for n in names), tuple(found[n][1] for n in names)
+    return names, tuple(found[n][0] for n in names), tuple(found[n][1] for n in names), tuple(sorted(folders))
 
 
 def _list_tar(path: Path) -> Slices:
+    folders: set[str] = set()
     with tarfile.open(path, mode="r:") as tar:
-        found = {name: (member.offset_data, member.size) for name, member in _tar_images(tar)}
+        found = {name: (member.offset_data, member.size) for name, member in _tar_images(tar, folders)}
         end = tar.offset
     with path.open("rb") as file:
         file.seek(end)
@@ -137,12 +139,15 @@ def _list_tar(path: Path) -> Slices:
         if file.read(512) != bytes(512):
             raise DataError(f"{path.name!r} is damaged at byte {end}; get the archive again.")
     names = tuple(sorted(found))
-    return Slices(path, names, tuple(found[n][0] for n in names), tuple(found[n][1] for n in names))
+    offsets, sizes = (tuple(found[n][i] for n in names) for i in (0, 1))
+    return Slices(path, names, offsets, sizes, tuple(sorted(folders)))
 
 
-def _tar_images(tar: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo]]:
+def _tar_images(tar: tarfile.TarFile, folders: set[str]) -> Iterator[tuple[str, tarfile.TarInfo]]:
+    """The images of a tar; all folders are added to those given."""
     seen: set[str] = set()
     for member in tar:
+        folders |= _folders(member.name, member.isdir())
         name = image_name(member.name)
         if member.isreg():
             check_size(member.name, member.size)
@@ -155,18 +160,21 @@ def _tar_images(tar: tarfile.TarFile) -> Iterator[tuple[str, tarfile.TarInfo]]:
 
 
 def _list_zip(path: Path) -> Zipped:
+    folders: set[str] = set()
     with zipfile.ZipFile(path) as archive:
-        found = dict(_zip_images(archive.infolist()))
+        found = dict(_zip_images(archive.infolist(), folders))
     total = sum(entry.size for entry in found.values())
     if total > _cap(path):
         raise DataError(f"{path.name!r} unpacks to {total:,} bytes; at most {_cap(path):,} are read from it.")
     names = tuple(sorted(found))
-    return Zipped(path, names, tuple(found[name] for name in names))
+    return Zipped(path, names, tuple(found[name] for name in names), tuple(sorted(folders)))
 
 
-def _zip_images(members: Iterable[zipfile.ZipInfo]) -> Iterator[tuple[str, ZipEntry]]:
+def _zip_images(members: Iterable[zipfile.ZipInfo], folders: set[str]) -> Iterator[tuple[str, ZipEntry]]:
+    """The images of a zip; all folders are added to those given."""
     seen: set[str] = set()
     for info in members:
+        folders |= _folders(info.filename, info.is_dir())
         name = None if info.is_dir() else image_name(info.filename)
         if name is None:
             continue
@@ -178,6 +186,12 @@ def _zip_images(members: Iterable[zipfile.ZipInfo]) -> Iterator[tuple[str, ZipEn
         _check_new(name, seen)
         deflated = info.compress_type == zipfile.ZIP_DEFLATED
         yield name, ZipEntry(info.header_offset, info.compress_size, info.file_size, info.CRC, deflated)
+
+
+def _folders(name: str, is_folder: bool) -> set[str]:
+    """The folders that a member lies in, and itself where it is one."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    return {str(folder) for folder in (path, *path.parents)[0 if is_folder else 1 :]} - {".", "/"}
 
 
 def _check_new(name: str, seen: set[str]) -> None:

@@ -1,10 +1,13 @@
 """Random crops and flips as tensor operations."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad as zero_pad
+
+from deat.errors import UsageError
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,3 +52,13 @@ class Augment:
         index = (rows[:, :, None] * padded.shape[3] + cols[:, None, :]).flatten(1)
         index = index[:, None].expand(-1, channels, -1)
         return padded.flatten(2).gather(2, index).view_as(images)
+
+
+def check_augment(augment: Any) -> Any:
+    """The augmentation, or an error for what draws no crops and flips."""
+    if augment is None or (not isinstance(augment, type) and hasattr(augment, "draw") and hasattr(augment, "apply")):
+        return augment
+    raise UsageError(
+        f"augment={augment!r} is no augmentation: use deat.Augment(pad=4, flip=True), or a corpus's .augment. Leave it "
+        "out for none; a corpus brings its own, and its .train part none."
+    )

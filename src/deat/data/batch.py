@@ -1,7 +1,7 @@
 """One batch as somebody else's loader gives it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -32,10 +32,17 @@ class Batch(NamedTuple):
 
 
 @contextmanager
-def collated() -> Iterator[None]:
-    """Says what to do about images that torch makes no batch of."""
+def collated(number: Callable[[int], int]) -> Iterator[None]:
+    """Says what to do about images that torch makes no batch of; number is what one of the batch is known by."""
     try:
         yield
+    except RuntimeError as error:
+        odd = _uneven(str(error), number)
+        if not odd:
+            raise
+        raise DataError(
+            f"{odd}, so that no batch can be made of them. Give all one size, with torchvision.transforms.Resize, say."
+        ) from error
     except TypeError as error:
         found = re.search(r"default_collate: .*found <class '(.+)'>", str(error))
         if not found:
@@ -44,6 +51,16 @@ def collated() -> Iterator[None]:
             f"the data set gives a {found[1]}, of which no batch can be made. Let it give each image as a tensor in "
             "[0, 1] or uint8, with transform=torchvision.transforms.ToTensor(), say, and its label as a number."
         ) from error
+
+
+def _uneven(text: str, number: Callable[[int], int]) -> str:
+    """Which images of a batch have not one size, by what torch says; nothing where it speaks of something else."""
+    found = re.search(r"equal size, but got (\[.*?\]) at entry 0 and (\[.*?\]) at entry (\d+)", text)
+    if found:
+        return f"image {number(int(found[3]))} has shape {found[2]}, and image {number(0)} has {found[1]}"
+    # What a worker process says, whose batch is a stretch of shared memory.
+    unsized = "collate" in text and "resize storage that is not resizable" in text
+    return f"image {number(0)} and others of its batch differ in shape" if unsized else ""
 
 
 def pair_of(batch: Any) -> tuple[Tensor, Tensor]:

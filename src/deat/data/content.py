@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deat.data.labels import malformed
 from deat.errors import DataError
 
 _CHUNK = 1024
@@ -77,10 +78,7 @@ def _pixel_message(index: int, value: float, images: Tensor) -> str:
 def check_labels(labels: Tensor, num_classes: int, number: Callable[[int], int] = int) -> None:
     """Refuses labels that are not whole numbers from 0 to num_classes - 1; number is what an image is known by."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise DataError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}; expected class numbers of shape (N,)."
-            " One-hot labels: pass labels.argmax(1)."
-        )
+        raise malformed(labels)
     values = labels.detach().cpu().numpy()
     bad = np.flatnonzero((values < 0) | (values >= num_classes))
     if bad.size:

@@ -3,7 +3,9 @@
 import os
 import re
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from deat.data import digits
 from deat.data.augment import Augment
@@ -103,7 +105,7 @@ def default_root() -> Path:
 
 
 def load(
-    spec: str,
+    spec: str | os.PathLike[str],
     *,
     root: str | Path | None = None,
     download: bool = False,
@@ -111,18 +113,19 @@ def load(
     cache: bool = True,
     also: str | Path | None = None,
 ) -> Corpus:
-    """The data set a name stands for; nothing is fetched over the network unless download is true.
+    """The data set a name or a path stands for; nothing is fetched over the network unless download is true.
 
     root is where data sets lie and decoded images are kept; `also` is one more folder to look for data sets in, into
     which nothing is written.
     """
     where = Path(root) if root is not None else default_root()
+    spec = _named(spec)
     name, _, path = spec.partition(":")
     if name.lower() == "folder" and path:
         _check_side(size)
         return _folder(Path(path).expanduser(), where, size, cache)
     if size is not None:
-        raise UsageError(f"size={size} is for folder:PATH; {spec!r} has a size of its own.")
+        raise UsageError(f"size={size!r} is for folder:PATH; {spec!r} has a size of its own.")
     if spec.lower() == "digits":
         return Corpus("digits", *digits.read(), mean=None, std=None, eps=0.15)
     if spec.lower() in ("cifar10", "cifar100"):
@@ -130,9 +133,19 @@ def load(
     raise unknown("data", spec, names(), "A folder of images is folder:PATH.")
 
 
+def _named(spec: Any) -> str:
+    """The name, which of a path is folder:PATH."""
+    if isinstance(spec, os.PathLike):
+        return f"folder:{os.fspath(spec)}"
+    if not isinstance(spec, str):
+        raise UsageError(f"data has a name, such as {', '.join(names())}, or a path; {spec!r} is neither.")
+    return spec
+
+
 def _check_side(size: int | None) -> None:
-    if size is not None and not 1 <= size <= _LARGEST:
-        raise UsageError(f"size must be a whole number of pixels from 1 to {_LARGEST}, not {size}.")
+    whole = isinstance(size, Integral) and not isinstance(size, bool)
+    if size is not None and not (whole and 1 <= size <= _LARGEST):
+        raise UsageError(f"size must be a whole number of pixels from 1 to {_LARGEST}, not {size!r}.")
 
 
 def _cifar(name: str, root: Path, also: Path | None, download: bool) -> Corpus:

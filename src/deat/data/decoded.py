@@ -118,13 +118,14 @@ def _warn_of_few(files: Files, members: list[int]) -> None:
         warnings.warn(text, stacklevel=7)  # who called load
 
 
-def save(store: Path, key: str, train: ImageSet, test: ImageSet | None) -> None:
-    """Keeps decoded parts under a key."""
+def save(store: Path, key: str, train: ImageSet, test: ImageSet | None, remarks: list[str]) -> None:
+    """Keeps decoded parts under a key, with what a person is told of them."""
     with cache.build(store, key) as entry:
         for name, part in _named(train, test):
             np.save(entry / f"{name}_images.npy", part.images.numpy())
             np.save(entry / f"{name}_labels.npy", part.labels.numpy())
         (entry / "classes.json").write_text(json.dumps(train.classes))
+        (entry / "remarks.json").write_text(json.dumps(remarks))
 
 
 def _named(train: ImageSet, test: ImageSet | None) -> Iterator[tuple[str, ImageSet]]:
@@ -133,14 +134,14 @@ def _named(train: ImageSet, test: ImageSet | None) -> Iterator[tuple[str, ImageS
         yield "test", test
 
 
-def load(store: Path, key: str) -> tuple[ImageSet, ImageSet | None] | None:
-    """The parts kept under a key, mapped from disk, or None."""
+def load(store: Path, key: str) -> tuple[ImageSet, ImageSet | None, list[str]] | None:
+    """The parts kept under a key, mapped from disk, and what is said of them; or None."""
     entry = cache.find(store, key)
     if entry is None:
         return None
     classes = tuple(json.loads((entry / "classes.json").read_text()))
-    train = _load_part(entry, "train", classes)
-    return train, _load_part(entry, "test", classes) if (entry / "test_images.npy").exists() else None
+    test = _load_part(entry, "test", classes) if (entry / "test_images.npy").exists() else None
+    return _load_part(entry, "train", classes), test, json.loads((entry / "remarks.json").read_text())
 
 
 def _load_part(entry: Path, name: str, classes: tuple[str, ...]) -> ImageSet:

@@ -52,6 +52,8 @@ class Slices:
     names: tuple[str, ...]
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
+    folders: tuple[str, ...] = ()
+    """All folders of the archive, with images or without."""
 
     def read(self, index: int) -> bytes:
         """One file's content."""
@@ -76,6 +78,8 @@ class Zipped:
     source: Path
     names: tuple[str, ...]
     entries: tuple[ZipEntry, ...]
+    folders: tuple[str, ...] = ()
+    """All folders of the archive, with images or without."""
 
     def read(self, index: int) -> bytes:
         """One file's content, its checksum verified."""

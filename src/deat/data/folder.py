@@ -4,19 +4,23 @@ import io
 import json
 import os
 import stat
+import warnings
 from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 
-from deat.data import archive, cache, decoded, turns
-from deat.data.files import Files, Loose, Slices
+from deat.data import archive, cache, copies, decoded, turns
+from deat.data.files import Files, Loose, Slices, Zipped
 from deat.data.imageset import ImageSet
 from deat.data.layout import Layout, arrange, check_filled
 from deat.data.stream import SIDE, LazyImages, Part
 from deat.errors import DataError
 
-_FORMAT = 3
+_FORMAT = 4
 _DEPTH = 4
+
+Found = tuple[Part, Part | None, list[str]]
+"""Training and test part, and what a person is told of them at every start."""
 
 
 def read(path: Path, store: Path | None, size: int | None = None) -> tuple[Part, Part | None]:
@@ -27,28 +31,40 @@ def read(path: Path, store: Path | None, size: int | None = None) -> tuple[Part,
             f"there is no {str(path)!r}{place}; folder:PATH takes a directory, {', '.join(archive.ACCEPTED)}."
         )
     loose, folders = _walk(path) if path.is_dir() else (None, ())
-    if loose:
-        check_filled(loose.names, folders)
+    vacant = check_filled(loose.names, folders) if loose else []
     key = _fingerprint(path, loose, size)
-    return _kept(store, key) or _made(path, loose, store, key, size)
+    train, test, remarks = _kept(store, key) or _made(path, loose, store, key, size)
+    for text in (*vacant, *remarks):
+        warnings.warn(text, stacklevel=4)  # who called load
+    return train, test
 
 
-def _kept(store: Path | None, key: str) -> tuple[ImageSet, ImageSet | None] | None:
+def _kept(store: Path | None, key: str) -> Found | None:
     return decoded.load(store, key) if store else None
 
 
-def _made(path: Path, loose: Loose | None, store: Path | None, key: str, size: int | None) -> tuple[Part, Part | None]:
+def _made(path: Path, loose: Loose | None, store: Path | None, key: str, size: int | None) -> Found:
     """The parts decoded and kept, by whoever's turn comes first, or left to be streamed."""
     with _turn(path, store, key) as alone:
         held = _kept(store, key)
         if held is not None:
             return held
         files = loose or _open(path, store, key)
+        remarks = [] if isinstance(files, Loose) else check_filled(files.names, files.folders)
         layout = arrange(files.names, str(path))
+        remarks += layout.remarks
         parts = decoded.decode(files, layout.classes, layout.train, layout.test, size)
+        remarks += _copies(files, layout, parts) if parts else []
         if parts and store:
-            _keep(store, key, parts, alone)
-        return parts or _lazy(files, layout, size)
+            _keep(store, key, parts, remarks, alone)
+        return *(parts or _lazy(files, layout, size)), remarks
+
+
+def _copies(files: Files, layout: Layout, parts: tuple[ImageSet, ImageSet | None]) -> list[str]:
+    train, test = parts
+    if test is None or layout.test is None:
+        return []
+    return copies.remarks(files, (train, layout.train[0]), (test, layout.test[0]))
 
 
 def _turn(path: Path, store: Path | None, key: str) -> AbstractContextManager[bool]:
@@ -58,10 +74,10 @@ def _turn(path: Path, store: Path | None, key: str) -> AbstractContextManager[bo
     return turns.turn(store / f".{key}.lock")
 
 
-def _keep(store: Path, key: str, parts: tuple[ImageSet, ImageSet | None], alone: bool) -> None:
+def _keep(store: Path, key: str, parts: tuple[ImageSet, ImageSet | None], remarks: list[str], alone: bool) -> None:
     # A full or read-only disk costs the next start its speed, not this run.
     with suppress(OSError):
-        decoded.save(store, key, *parts)
+        decoded.save(store, key, *parts, remarks)
     if alone:  # where nobody waits for a turn, another may be reading it
         cache.drop(store, f"{key}-pack")
 
@@ -107,15 +123,15 @@ def _stamp(path: Path, name: str) -> str:
     return f"{name}\t{found.st_size}\t{found.st_mtime_ns}\n"
 
 
-def _open(path: Path, store: Path | None, key: str) -> Files:
+def _open(path: Path, store: Path | None, key: str) -> Slices | Zipped:
     if not path.name.lower().endswith((*archive.ACCEPTED, ".tgz", ".txz")):
         raise DataError(f"{path.name!r} is no directory and no archive of {', '.join(archive.ACCEPTED)}.")
     if not archive.is_compressed(path):
         return archive.list_archive(path)
     if store is None:
         buffer = io.BytesIO()
-        names, offsets, sizes = archive.pack(path, buffer)
-        return Slices(buffer.getvalue(), names, offsets, sizes)
+        found = archive.pack(path, buffer)
+        return Slices(buffer.getvalue(), *found)
     return _packed(path, store, f"{key}-pack")
 
 
@@ -125,10 +141,10 @@ def _packed(path: Path, store: Path, key: str) -> Slices:
         if cache.find(store, key) is None:
             with cache.build(store, key) as entry, (entry / "pack.bin").open("wb") as out:
                 (entry / "index.json").write_text(json.dumps(archive.pack(path, out)))
-        names, offsets, sizes = json.loads((store / key / "index.json").read_text())
+        names, offsets, sizes, folders = map(tuple, json.loads((store / key / "index.json").read_text()))
     except OSError as error:
         raise DataError(
             f"cannot keep the unpacked {path.name!r} ({error.strerror}); set DEAT_DATA to a folder with"
             " room for it, or pass cache=False."
         ) from None
-    return Slices(store / key / "pack.bin", tuple(names), tuple(offsets), tuple(sizes))
+    return Slices(store / key / "pack.bin", names, offsets, sizes, folders)

@@ -81,6 +81,7 @@ class Batches:
         self.loader, self.seed, self.training, self.device = loader, seed, training, torch.device(device)
         self.share = Share()
         self._trusted = False
+        self.largest_at: int | None = None
         try:
             self._first = self._look()
             self._doubtful = self._first
@@ -162,7 +163,7 @@ class Batches:
 
     def _check(self, batch: Batch, pixels: bool = True, on_device: bool = False) -> None:
         """Refuse a batch that cannot be trained on, by its image; what is on a GPU is read only where it may be."""
-        number, shape = self._number_in(batch), tuple(batch.x.shape[1:])
+        number, shape = self._numbers_at(batch.place, batch.before), tuple(batch.x.shape[1:])
         try:
             if on_device or batch.y.device.type == "cpu":
                 check_labels(batch.y, self.num_classes, number)
@@ -176,12 +177,12 @@ class Batches:
             text = f"batch {batch.place.number + 1} of the data: {error} Images are counted as the loader gives them."
             raise DataError(text) from None
 
-    def _number_in(self, batch: Batch) -> Callable[[int], int]:
+    def _numbers_at(self, place: Place, before: int) -> Callable[[int], int]:
         """What a batch's images are known by: their numbers in the data set, or in a loader's own order."""
         if not isinstance(self.loader, EpochLoader):
-            return partial(add, batch.before)
+            return partial(add, before)
         items, sampler = self.loader.dataset, self.loader.batch_sampler
-        return lambda row: _number_in_whole(items, int(sampler.indices(batch.place)[row]))
+        return lambda row: _number_in_whole(items, int(sampler.indices(place)[row]))
 
     def _look(self) -> Batch:
         first = next(self._host(0), None)
@@ -191,12 +192,16 @@ class Batches:
 
     def _host(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """The loader's batches; of a data set's, this process's rows from the first-th on."""
-        before = 0
-        with collated():
-            for number, batch in enumerate(self._loaded(epoch, first), first if self.begins_anywhere else 0):
-                x, y = pair_of(batch)
-                yield Batch(x, y, Place(epoch, number, self.share), before)
-                before += len(y)
+        place, before = Place(epoch, first if self.begins_anywhere else 0, self.share), 0
+        batches = self._loaded(epoch, first)
+        while True:
+            with collated(self._numbers_at(place, before)):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            x, y = pair_of(batch)
+            yield Batch(x, y, place, before)
+            place, before = place._replace(number=place.number + 1), before + len(y)
 
     def _loaded(self, epoch: int, first: int) -> Iterator[Any]:
         if isinstance(self.loader, EpochLoader):
@@ -219,11 +224,18 @@ class Batches:
         sizes, top = [], 0
         for batch in self._host(0):
             sizes.append(len(batch.y))
-            top = max(top, int(batch.y.max()) + 1 if len(batch.y) else 0)
+            if len(batch.y) and int(batch.y.max()) >= top:
+                top = int(batch.y.max()) + 1
+                self._note_largest(batch)
             if self._doubtful is self._first and batch.is_doubtful:
                 self._doubtful = batch
         self._trusted = self._doubtful is self._first
         return Survey(sum(sizes), len(sizes), num_classes or max(top, 1), _batch_size(self.loader) or max(sizes))
+
+    def _note_largest(self, batch: Batch) -> None:
+        """Keep which image of a data set has the largest label; a loader's own numbers say nothing to a person."""
+        if self.begins_anywhere and batch.y.ndim == 1:
+            self.largest_at = self._numbers_at(batch.place, batch.before)(int(batch.y.argmax()))
 
 
 def _declared(loader: Iterable[Any] | EpochLoader, num_classes: int | None) -> Survey | None:

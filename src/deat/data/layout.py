@@ -1,8 +1,7 @@
 """Which image files are whose: parts and classes by the folders that they lie in."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,17 +24,42 @@ class Layout:
     classes: tuple[str, ...]
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor] | None
+    remarks: tuple[str, ...] = ()
+    """What a person is told of it."""
 
 
 def arrange(names: tuple[str, ...], place: str = "") -> Layout:
     """Parts and classes from names: train/CLASS/… and test/CLASS/… (or val, valid), or CLASS/… alone."""
     folders = _strip([tuple(name.split("/")[:-1]) for name in names])
     parts = {f[0] for f in folders if len(f) > 1}
+    _check_classes({f[0]: len(f) > 1 for f in sorted(folders) if f})
     if _TRAIN not in parts:
         return _layout([(i, f[0]) for i, f in enumerate(folders) if f], None, place)
     test = next((part for part in _TEST if part in parts), None)
     inside = {part: [(i, f[1]) for i, f in enumerate(folders) if len(f) > 1 and f[0] == part] for part in parts}
-    return _layout(inside[_TRAIN], _mixed(names, inside[test]) if test else None, place)
+    found = _layout(inside[_TRAIN], _mixed(names, inside[test]) if test else None, place)
+    return replace(found, remarks=(*found.remarks, *_unused([part for part in _TEST if part in parts])))
+
+
+def _unused(tests: list[str]) -> tuple[str, ...]:
+    """What is said of parts that could be the test part beside the one that is."""
+    return tuple(
+        f"{part + '/'!r} is not used, since {tests[0] + '/'!r} is the test part: to choose the best epoch, images are "
+        f"held out of {_TRAIN + '/'!r} instead."
+        for part in tests[1:]
+    )
+
+
+def _check_classes(outermost: dict[str, bool]) -> None:
+    """Refuses a training part without class folders; by outermost folder, whether images lie deeper in it.
+
+    Beside folders of other names, train is a class, of vehicles say.
+    """
+    if outermost.get(_TRAIN, True) or not outermost.keys() <= {_TRAIN, *_TEST}:
+        return
+    raise DataError(
+        f"the images lie in {_TRAIN + '/'!r} itself, which must hold one folder for each class: {_TRAIN}/CLASS/IMAGE."
+    )
 
 
 def _mixed(names: tuple[str, ...], found: list[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -64,11 +88,23 @@ def _layout(train: list[tuple[int, str]], test: list[tuple[int, str]] | None, pl
             f"{', '.join(SUFFIXES)}."
         )
     classes = tuple(sorted({c for _, c in train}))
+    seen = {c for _, c in test or ()}
     number = {c: i for i, c in enumerate(classes)}
-    strange = sorted({c for _, c in test or () if c not in number})
+    strange = sorted(seen - number.keys())
     if strange:
         raise DataError(f"the test part has the class {strange[0]!r}, which the training part does not have.")
-    return Layout(classes, _numbers(train, number), _numbers(test, number) if test else None)
+    remarks = _unjudged([c for c in classes if c not in seen]) if test else ()
+    return Layout(classes, _numbers(train, number), _numbers(test, number) if test else None, remarks)
+
+
+def _unjudged(missing: list[str]) -> tuple[str, ...]:
+    """What is said of classes that are trained on and not judged."""
+    if not missing:
+        return ()
+    return (
+        f"the test part has no images of {_first(missing)}, so accuracy on it says nothing of "
+        f"{'these classes' if missing[1:] else 'this class'}. Put test images there, or remove it from train/.",
+    )
 
 
 def _numbers(found: Iterable[tuple[int, str]], number: dict[str, int]) -> tuple[Tensor, Tensor]:
@@ -76,8 +112,8 @@ def _numbers(found: Iterable[tuple[int, str]], number: dict[str, int]) -> tuple[
     return torch.from_numpy(pairs[:, 0].copy()), torch.from_numpy(pairs[:, 1].copy())
 
 
-def check_filled(names: Sequence[str], folders: Sequence[str]) -> None:
-    """Refuses a class folder without images whose class another part has images of, and warns of any other."""
+def check_filled(names: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """Refuses a class folder without images whose class another part has images of; what to say of any other."""
     holding = {_above(name) for name in names}
     filled = {folder for inner in holding for folder in _upwards(inner)}
     places = _places(holding, folders, filled)
@@ -89,12 +125,12 @@ def check_filled(names: Sequence[str], folders: Sequence[str]) -> None:
             f"{_listed(missing)} without an image, and another part has images of that class. Put images there "
             f"({', '.join(SUFFIXES)}), or remove the class from both parts."
         )
-    if vacant:
-        warnings.warn(
-            f"{_listed(vacant)} without an image, so that is no class, and the others are numbered without it. Put "
-            f"images there ({', '.join(SUFFIXES)}), or remove the folder.",
-            stacklevel=5,  # who called load
-        )
+    if not vacant:
+        return []
+    return [
+        f"{_listed(vacant)} without an image, so that is no class, and the others are numbered without it. Put "
+        f"images there ({', '.join(SUFFIXES)}), or remove the folder."
+    ]
 
 
 def _places(holding: set[str], folders: Sequence[str], filled: set[str]) -> set[str]:
@@ -126,5 +162,10 @@ def _upwards(folder: str) -> Iterator[str]:
 
 
 def _listed(folders: list[str]) -> str:
-    more = f" and {len(folders) - _SHOWN} more" if len(folders) > _SHOWN else ""
-    return f"{', '.join(map(repr, folders[:_SHOWN]))}{more}: {'class folders' if folders[1:] else 'a class folder'}"
+    return f"{_first(folders)}: {'class folders' if folders[1:] else 'a class folder'}"
+
+
+def _first(names: list[str]) -> str:
+    """A few of the names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(map(repr, names[:_SHOWN]))}{more}"

@@ -11,14 +11,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from deat.data.ahead import EpochLoader
-from deat.data.augment import Augment
+from deat.data.augment import Augment, check_augment
 from deat.data.content import check_fits
 from deat.data.corpus import Corpus, Part
 from deat.data.foreign import Batches, kind_of, load_items
 from deat.data.imageset import ImageSet
+from deat.data.labels import malformed
 from deat.data.resident import Resident
 from deat.data.stream import LazyImages, Stream
-from deat.errors import DataError, UsageError
+from deat.errors import UsageError
 from deat.ranks import Share
 
 _ACCEPTED = "an ImageSet, a pair of tensors (images, labels), a torch Dataset, or a DataLoader"
@@ -108,6 +109,7 @@ def as_source(
     """
     refuse_text(data)
     _refuse_whole(data)
+    check_augment(augment)
     if batch_size < 1:
         raise UsageError(f"the batch size is {batch_size}; it must be at least 1.")
     if isinstance(data, LazyImages):
@@ -163,10 +165,7 @@ def as_images(data: Any, num_classes: int | None = None) -> ImageSet | None:
 
 def _pair(images: Tensor, labels: Tensor, num_classes: int | None) -> ImageSet:
     if labels.ndim != 1 or labels.is_floating_point():
-        raise DataError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}; expected class numbers of shape (N,)."
-            " One-hot labels: pass labels.argmax(1)."
-        )
+        raise malformed(labels)
     if images.is_floating_point():
         images = images.to(torch.float32)
     count = num_classes or (max(int(labels.max()), 0) + 1 if len(labels) else 1)

@@ -121,7 +121,7 @@ class Session:
         """Rule on every block by every attack, with sanity checks before and after; also the ledger of the rulings."""
         asked, images = self.asked, self.asked.images_of(source)
         (first, _), cut = look_ahead(blocks(source, asked.block, images), ASKED)
-        outputs = count_outputs(asked.model, first, source.num_classes)
+        outputs = count_outputs(asked.model, first, source)
         few = spread_out(source, images, SLICE, first.device) if self._checks else None
         early, seconds = timed(lambda: self._check(few, source.num_classes, tell))
         ledger = self._take_up(first)

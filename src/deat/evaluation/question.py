@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import Source
+from deat.data.labels import beyond, largest
 from deat.errors import CheckpointError, UsageError, check_called
 from deat.evaluation.attacks import is_natural
 from deat.evaluation.judge import Attacker
@@ -47,7 +48,7 @@ class Question:
         return source.num_examples if self.n is None else min(self.n, source.num_examples)
 
 
-def count_outputs(model: nn.Module, x: Tensor, num_classes: int) -> int:
+def count_outputs(model: nn.Module, x: Tensor, source: Source) -> int:
     """The number of the model's logits, which may be more than the classes that the data shows, but not fewer."""
     given = x[:1].clone()
     logits: Any = first_answer(model, given)
@@ -58,8 +59,9 @@ def count_outputs(model: nn.Module, x: Tensor, num_classes: int) -> int:
             f"the model answers one image with {in_words(logits)}; let it return logits of shape (images, classes)."
         )
     outputs = int(logits.shape[1])
-    if outputs < num_classes:
-        raise UsageError(f"the model tells {outputs} classes apart, but the data has {num_classes}.")
+    if outputs < source.num_classes:
+        hint = beyond(getattr(source, "images", None), outputs) or largest(source, outputs)
+        raise UsageError(f"the model tells {outputs} classes apart, but the data has {source.num_classes}.{hint}")
     return outputs
 
 

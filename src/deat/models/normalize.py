@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,18 @@ def normalized(model: nn.Module, mean: Sequence[float], std: Sequence[float]) ->
     return Normalized(model, Normalize(mean, std))
 
 
+def check_pair(normalize: Any) -> tuple[Sequence[float], Sequence[float]] | None:
+    """The mean and standard deviation, or None; an error for what is no pair."""
+    if normalize is None:
+        return None
+    if isinstance(normalize, tuple | list) and len(normalize) == 2:
+        return normalize[0], normalize[1]
+    raise UsageError(
+        f"normalize={normalize!r} is not accepted: give (mean, std), each one number per channel, or 'data' for those "
+        "of the data, or 'none'"
+    )
+
+
 def pixel_scale(model: nn.Module) -> Tensor | None:
     """The std (1, C, 1, 1) of the first Normalize in the model, None when there is none.
 
@@ -75,3 +88,8 @@ def _check(means: list[float], stds: list[float]) -> None:
         raise UsageError(f"mean has {len(means)} channels and std has {len(stds)}: give one number per channel to both")
     if min(stds) <= 0:
         raise UsageError(f"std {stds!r} must be above 0 in every channel: it divides; use 1 to leave one as it is")
+    if max(*means, *stds) > 1:
+        raise UsageError(
+            f"mean {means!r} and std {stds!r} look like numbers of 0-255 pixels, and images are in [0, 1]: divide both "
+            "by 255"
+        )

@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from deat.writing import write_json, write_whole
 
 HOLDERS = ("state_dict", "model_state_dict", "model", "net", "weights")
 """Where checkpoints of others keep their weights."""
+PARALLEL, COMPILED = "module.", "_orig_mod"
+"""What DataParallel puts before every name, and torch.compile before the names of what it compiled."""
 DEEPEST = 4
 """How far down they are looked for: a checkpoint may hold itself."""
 REPEATED = 4
@@ -29,14 +32,21 @@ def read_foreign(file: Path) -> Tensors:
         raise CheckpointError(f"there is no file {str(file)!r}.")
     _check_packing(file)
     found = _opened(file)
-    tensors = _weights_in(found)
+    tensors = _weights_in(found, file.name)
     if tensors is None:
         raise CheckpointError(
             f"{str(file)!r} holds a {type(found).__name__} and no state dict, nor one under {', '.join(HOLDERS)}."
         )
     _check_tensors(file, tensors)
-    prefix = "module." if all(name.startswith("module.") for name in tensors) else ""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return _unwrapped(tensors)
+
+
+def _unwrapped(tensors: Tensors) -> Tensors:
+    """The weights under the network's own names, without those of torch.compile and DataParallel around it."""
+    plain = {".".join(part for part in name.split(".") if part != COMPILED): name for name in tensors}
+    names = plain if len(plain) == len(tensors) else {name: name for name in tensors}
+    prefix = PARALLEL if all(name.startswith(PARALLEL) for name in names) else ""
+    return {name.removeprefix(prefix): tensors[held] for name, held in names.items()}
 
 
 def _opened(file: Path) -> Any:
@@ -89,13 +99,38 @@ def _check(file: Path, name: str, tensor: Tensor) -> None:
         raise CheckpointError(f"{name!r} in {str(file)!r} repeats its numbers to {tensor.numel():,}: save it whole.")
 
 
-def _weights_in(found: Any, depth: int = 0) -> Tensors | None:
+def _weights_in(found: Any, file: str, depth: int = 0) -> Tensors | None:
     if not isinstance(found, Mapping) or not found or depth > DEEPEST:
         return None
-    if all(isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()):
-        return {str(name): value for name, value in found.items()}
-    inner = [found[name] for name in HOLDERS if isinstance(found.get(name), Mapping)]
-    return _weights_in(inner[0], depth + 1) if len(inner) == 1 else None
+    if _is_weights(found):
+        return dict(found)
+    holders = [name for name in HOLDERS if isinstance(found.get(name), Mapping)]
+    if len(holders) != 1:
+        return None
+    _say_which(found, holders[0], file)
+    return _weights_in(found[holders[0]], file, depth + 1)
+
+
+def _is_weights(found: Any) -> bool:
+    named = isinstance(found, Mapping) and len(found) > 0
+    return named and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items())
+
+
+def _say_which(found: Mapping[Any, Any], taken: str, file: str) -> None:
+    """Say which weights are taken of a file that holds others of the same network, such as their average."""
+    mine = _names(found[taken])
+    besides = {name: held for name, held in found.items() if isinstance(name, str) and name != taken}
+    others = [repr(name[:40]) for name, held in besides.items() if _is_weights(held) and mine & _names(held)]
+    if others:
+        warnings.warn(
+            f"{file!r} holds weights under {taken!r} and under {', '.join(others)}: those of {taken!r} are taken. For "
+            f"others, save them alone: torch.save(torch.load(FILE, weights_only=True)[{others[0]}], 'other.pt').",
+            stacklevel=4,
+        )
+
+
+def _names(weights: Mapping[str, Any]) -> set[str]:
+    return {str(name).removeprefix(PARALLEL) for name in weights}
 
 
 def read_own(file: Path) -> tuple[Tensors, dict[str, Any]]:

@@ -96,8 +96,8 @@ def _setting(record: dict[str, Any]) -> list[str]:
 
 def _caveat(record: dict[str, Any], scores: Sequence[Score]) -> str:
     return (
-        f"Accuracy on {scores[0].images:,} test images, none of which was used in training or selection. One seed; "
-        f"attacks are {record['threat']['norm']} with one start. PGD-20 is not the strongest attack there is."
+        f"Accuracy on {scores[0].images:,} images of the test part, which neither training nor selection reads. One "
+        f"seed; attacks are {record['threat']['norm']} with one start. PGD-20 is not the strongest attack there is."
     )
 
 

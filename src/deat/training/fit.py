@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from deat.data import Augment, Corpus, Data, ImageSet, LazyImages, Source
+from deat.data.augment import check_augment
 from deat.data.foreign import kind_of
 from deat.data.source import as_images
 from deat.data.statistics import measure
@@ -20,6 +21,7 @@ from deat.evaluation.question import check_model
 from deat.methods import Method
 from deat.methods import method as find_method
 from deat.models import normalized, pixel_scale
+from deat.models.normalize import check_pair
 from deat.models.registry import Normalization
 from deat.radii import check_room, odd_radius
 from deat.ranks import ALONE, Ranks
@@ -151,7 +153,7 @@ def make_trainer(
     settings = settings or Settings()
     chosen, radius = find_method(method), find_threat(_usual_threat(train) if threat is None else threat)
     corpus = train if isinstance(train, Corpus) else None
-    augment = augment or (corpus.augment if corpus else None)
+    augment = check_augment(augment) or (corpus.augment if corpus else None)
     rest, held_out = divide(corpus.train if corpus else train, val, settings)
     source = open_source(rest, settings, augment=augment)
     source.check()
@@ -159,7 +161,7 @@ def make_trainer(
     held = open_held_out(held_out, source, settings)
     front = None if pixel_scale(model) is not None else _front(normalize, corpus, rest)
     network = normalized(model, *front) if front else model
-    outputs = check_fit(network, source, ranks.size)
+    outputs = check_fit(network, source, ranks.size, corpus.train if corpus else train)
     odd = [*odd_outputs(outputs, source.num_classes), *odd_radius(radius, chosen.schedule.attacks)]
     for line in odd if ranks.main else ():
         (say or _warn)(line)
@@ -181,7 +183,7 @@ def make_trainer(
 def _front(normalize: Normalization | str | None, corpus: Corpus | None, train: Any) -> Normalization | None:
     """The mean and standard deviation that go before the model, those of the data where they are asked for."""
     if not isinstance(normalize, str):
-        return normalize
+        return check_pair(normalize)
     if normalize == "none":
         return None
     if normalize != "data":

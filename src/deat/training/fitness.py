@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import Source
+from deat.data.labels import beyond, largest
 from deat.errors import DataError, UsageError
 from deat.evaluation.question import in_words
 from deat.loading import described
@@ -20,10 +21,17 @@ def idle_parameters(model: nn.Module, source: Source) -> list[str]:
     return [name for name, grad in zip(learning, found, strict=True) if grad is None]
 
 
-def check_fit(model: nn.Module, source: Source, processes: int = 1) -> Tensor:
-    """Refuse a model that has nothing to train or does not give one logit per class; its answer to two images."""
+def check_fit(model: nn.Module, source: Source, processes: int = 1, given: object = None) -> Tensor:
+    """Refuse a model that has nothing to train or does not give one logit per class; its answer to two images.
+
+    given is the data that the source is made of, before images were held out, by whose numbers they are named.
+    """
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("the model has no parameter that requires a gradient; there is nothing to train.")
+    if not torch.is_grad_enabled():
+        raise UsageError(
+            "gradients are switched off here: call fit outside torch.no_grad() and torch.inference_mode()."
+        )
     if source.num_classes < 2:
         raise DataError("the data has a single class; there is nothing to tell apart.")
     lengths = {source.batch_size, source.num_examples % source.batch_size} - {0}
@@ -35,7 +43,7 @@ def check_fit(model: nn.Module, source: Source, processes: int = 1) -> Tensor:
         )
     x = _two_images(model, source)
     try:
-        with torch.no_grad(), evaluating(model):
+        with evaluating(model):
             logits = model(x)
     except Exception as error:  # whatever the user's own code may raise
         raise UsageError(
@@ -45,10 +53,20 @@ def check_fit(model: nn.Module, source: Source, processes: int = 1) -> Tensor:
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
         raise UsageError(
             f"the model answers two images with {in_words(logits)}; let it return logits of shape "
-            f"(2, {source.num_classes}), one for each class.{_classes_hint(logits, source)}"
+            f"(2, {source.num_classes}), one for each class.{_classes_hint(logits, source, given)}"
         )
+    _check_gradient(logits)
     _check_weights(model)
-    return logits
+    return logits.detach()
+
+
+def _check_gradient(logits: Tensor) -> None:
+    """Refuse an answer that does not depend on any parameter that learns, as one that was detached."""
+    if not logits.requires_grad:
+        raise UsageError(
+            "no gradient leads from the model's answer to a parameter that requires one, so nothing can be learnt. "
+            "Take detach(), .data, torch.no_grad() or NumPy out of its forward, or let parameters learn that it uses."
+        )
 
 
 def _check_weights(model: nn.Module) -> None:
@@ -62,15 +80,15 @@ def _check_weights(model: nn.Module) -> None:
         )
 
 
-def _classes_hint(logits: object, source: Source) -> str:
-    """The classes where they have names, else what to do about labels that seem to count from 1."""
+def _classes_hint(logits: object, source: Source, given: object) -> str:
+    """The classes where they have names, else which labels are too large and what to do about them."""
     classes = source.num_classes
     named = tuple(getattr(getattr(source, "images", None), "classes", ()))
     if named and named != tuple(map(str, range(classes))):
         return f" The classes are {', '.join(map(repr, named[:5]))}{', ...' if len(named) > 5 else ''}."
-    if not isinstance(logits, Tensor) or logits.shape[1:] != (classes - 1,):
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
         return ""
-    return f" The largest label is {classes - 1}: if your labels count from 1, take 1 off, since deat's count from 0."
+    return beyond(given, logits.shape[1]) or largest(source, logits.shape[1])
 
 
 def _two_images(model: nn.Module, source: Source) -> Tensor:

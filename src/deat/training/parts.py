@@ -61,7 +61,7 @@ def _undivided(data: Any) -> DataError:
 
 
 def open_held_out(val: Data | Source | None, train: Source, settings: Settings) -> Source | None:
-    """The validation data as a source, checked against the training data's classes."""
+    """The validation data as a source, checked against the training data's classes and shape."""
     if val is None:
         return None
     held = open_source(val, settings, shuffle=False, num_classes=train.num_classes)
@@ -75,6 +75,11 @@ def open_held_out(val: Data | Source | None, train: Source, settings: Settings) 
         raise DataError(
             f"the validation data has {held.num_classes} classes, the training data {train.num_classes}; "
             "both must number their classes alike."
+        )
+    if tuple(held.shape) != tuple(train.shape):
+        raise DataError(
+            f"the validation images (val) have shape {tuple(held.shape)}, the training images {tuple(train.shape)}; "
+            "give both one number of channels and one size."
         )
     return held
 

@@ -61,6 +61,8 @@ class Settings:
         check_number("peak", self.peak, lambda v: 0 < v < 1, "between 0 and 1, such as 0.5")
         check_number("momentum", self.momentum, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.9")
         check_number("weight_decay", self.weight_decay, lambda v: v >= 0, ">= 0, such as 5e-4")
+        if not isinstance(self.milestones, tuple | list | None):
+            raise UsageError(f"milestones must be epochs, such as (25, 40) or (25,), not {self.milestones!r}.")
         for milestone in self.milestones or ():
             check_whole("milestones", milestone, 1)
         if self.rate not in RATES:
