@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
+from deat.data import Augment, Source
+from deat.data.resident import Resident
+from deat.data.stream import Stream
 from deat.models.weights import tensors_of
 from deat.training.trainer import Trainer
 from deat.versions import versions
 
 HARMLESS = ("workers", "threads", "device", "engine", "deterministic", "sync_bn")
 """Settings that change no number by themselves; what they come to is compared as the environment."""
-NOTED_LATER = ("data.content", "data.held_out_content", "compiled", "steps", "cpu", "gpu")
+NOTED_LATER = ("data.augment", "data.content", "data.held_out_content", "compiled", "steps", "cpu", "gpu")
 """What not every checkpoint says of itself; it is compared where both sides do."""
 
 
@@ -33,6 +36,7 @@ def config_of(trainer: Trainer) -> dict[str, Any]:
             "classes": trainer.train.num_classes,
             "batch_size": trainer.train.batch_size,
             "held_out": trainer.val.num_examples if trainer.val else 0,
+            **_augmented(trainer.train),
             **_contents(trainer),
         },
     }
@@ -98,6 +102,14 @@ def _contents(trainer: Trainer) -> dict[str, str]:
     sources = {"content": trainer.train, "held_out_content": trainer.val}
     found = {name: getattr(source, "digest", None) for name, source in sources.items()}
     return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+def _augmented(source: Source) -> dict[str, str]:
+    """What is done to images at random, where a source of ours does it; a loader's own doings are not known."""
+    if not isinstance(source, Resident | Stream):
+        return {}
+    how = source.augment
+    return {"augment": (repr(how) if isinstance(how, Augment) else "crops and flips") if how else "none"}
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
