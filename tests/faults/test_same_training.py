@@ -1,16 +1,20 @@
 """What a training began with is compared when it goes on: what was done to its images, its weights, its code."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 import deat
+from deat.checkpoint.find import search
 from deat.cli import main
 from deat.data import decoded
 from deat.errors import UsageError
 from helpers.data_sets import tree, write_folder
-from helpers.nets import conv_net, learnable
+from helpers.nets import conv_net, learnable, seeded
 
+from .conftest import SHORT
 from .test_going_on import rewrite_state
 
 COMMAND = """train --data folder:photos --data-root cache --model small --method fgsm --epochs 1 --batch-size 4
@@ -57,3 +61,38 @@ def test_run_without_the_augmentation_that_it_began_with_is_refused(streamed, mo
     assert 'now "none"' in told
     assert Path("run/run.json").read_text() == record
     assert main([*PHOTOS, "--resume", "auto"]) == 0
+
+
+@pytest.fixture
+def fine_tuned(capsys) -> list[str]:
+    """The command of an unfinished run that began with weights of nat.safetensors, beside others."""
+    for seed, name in enumerate(("nat", "other")):
+        net = seeded(lambda: deat.build_model("small", num_classes=10, in_channels=1, image_size=8), seed)
+        deat.save_weights(net, f"{name}.safetensors")
+    command = [*SHORT, "--resume", "auto", "--lr", "0.01"]
+    assert main([*command, "--init", "nat.safetensors"]) == 0
+    assert "starting from nat.safetensors" in capsys.readouterr().out
+    shutil.rmtree(search(Path("run")).newest)
+    Path("run/report.md").unlink()
+    return command
+
+
+@pytest.mark.parametrize("other", [["--init", "other.safetensors"], []], ids=["others", "none"])
+def test_run_that_began_with_other_weights_is_refused_with_both_names(other, fine_tuned, capsys):
+    assert main([*fine_tuned, *other]) == 2
+    now = '"other.safetensors"' if other else "none"
+    told = capsys.readouterr()
+    assert f'init: "nat.safetensors", now {now}' in told.err
+    assert "starting from" not in told.out
+    assert main([*fine_tuned, "--init", str(Path("nat.safetensors").resolve())]) == 0
+    told = capsys.readouterr().out
+    assert "going on with run at epoch 3" in told
+    assert "starting from" not in told
+
+
+def test_weights_that_a_run_began_with_are_not_needed_to_go_on_and_stay_recorded(fine_tuned):
+    rewrite_state(Path("run"), lambda state: state["environment"].update(threads=4))
+    Path("nat.safetensors").unlink()
+    assert main(["resume", "run", "--inexact"]) == 0
+    assert json.loads(Path("run/run.json").read_text())["request"]["init"] == "nat.safetensors"
+    assert main([*fine_tuned, "--init", "nat.safetensors", "--inexact"]) == 0

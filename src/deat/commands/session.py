@@ -35,6 +35,7 @@ from deat.training.folder import (
     unwritable,
 )
 from deat.training.lines import EpochLines, describe
+from deat.training.record import started_from
 from deat.training.remarks import beforehand
 from deat.training.result import Result
 from deat.training.run import Run, say_nothing
@@ -198,7 +199,8 @@ class Session:
         if trainer.ended:
             return True
         if self.options.inexact:
-            inexact = {**record, "exact": False, "not_exact_because": ["resumed with --inexact"]}
+            request = {**record["request"], "init": started_from(self.out)}
+            inexact = {**record, "request": request, "exact": False, "not_exact_because": ["resumed with --inexact"]}
             self.ranks.by_main(lambda: folder.write_record(inexact))
         at = f"epoch {trainer.epoch + 1}" + (f", batch {trainer.step + 1}" if trainer.step else "")
         self.console.print(f"going on with {self.out} at {at}")

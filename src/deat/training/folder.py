@@ -157,7 +157,7 @@ def check_links(path: Path) -> None:
 
 def is_run(path: Path) -> bool:
     """Whether a folder holds a run's record and nothing that no run writes."""
-    if _record(path) is None:
+    if held_record(path) is None:
         return False
     names = [p.name for p in path.iterdir() if not p.name.startswith(".")]
     made = {p.name for p in path.glob("evaluation*.json")} | ({"report"} if is_report(path / "report") else set())
@@ -165,7 +165,7 @@ def is_run(path: Path) -> bool:
     return all(n in ours or NAME.fullmatch(n) for n in names)
 
 
-def _record(path: Path) -> dict[str, Any] | None:
+def held_record(path: Path) -> dict[str, Any] | None:
     """What a folder's run.json holds, if it has a record's form."""
     try:
         record = json.loads((path / RUN).read_text(encoding="utf-8"))
@@ -252,7 +252,7 @@ def claim(parent: Path, name: str) -> Path:
 
 def taken(path: Path) -> UsageError:
     """The refusal of a folder that exists, with what can be done about the run that is in it."""
-    record = _record(path)
+    record = held_record(path)
     if record is None:
         begun = ", or add --resume auto to begin in it" if is_unborn(path) else ""
         return UsageError(f"{str(path)!r} exists already, and is no run of deat's. Choose another --out{begun}.")

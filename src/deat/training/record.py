@@ -10,11 +10,12 @@ from deat.data.statistics import Statistics
 from deat.errors import CheckpointError, DeatError, UsageError
 from deat.loading import is_file_spec
 from deat.models import Normalize
-from deat.paths import at_home
+from deat.paths import at_home, tidy
 from deat.threat import threat as find_threat
 from deat.training.advice import flag
-from deat.training.folder import RUN
+from deat.training.folder import RUN, held_record
 from deat.training.run import Request
+from deat.training.sameness import other_configuration
 from deat.training.settings import Settings
 
 LARGEST = 16 << 20
@@ -74,6 +75,24 @@ def confirmed(what: str, recorded: str, given: str | None) -> str:
 def recorded_root(request: Request) -> str | None:
     """The data root that a record names, as a path of this user's."""
     return at_home(request.data_root) if request.data_root else None
+
+
+def started_from(folder: Path) -> str | None:
+    """The weights that a run's record says it began with, as they are recorded."""
+    found = (held_record(folder) or {"request": {}})["request"].get("init")
+    return found if isinstance(found, str) else None
+
+
+def check_start(folder: Path, given: str | None) -> None:
+    """Refuse weights to start from that are not those which the run in a folder began with, by their names."""
+    before = started_from(folder)
+    if _place(before) != _place(given):
+        names = [json.dumps(tidy(name)) if name else "none" for name in (before, given)]
+        raise other_configuration(folder, [f"init: {names[0]}, now {names[1]}"])
+
+
+def _place(weights: str | None) -> Path | None:
+    return Path(at_home(weights)).expanduser().resolve() if weights else None
 
 
 def _settings(found: Any) -> Settings:

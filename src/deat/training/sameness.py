@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ import torch
 from deat.data import Augment, Source
 from deat.data.resident import Resident
 from deat.data.stream import Stream
+from deat.errors import UsageError
 from deat.models.weights import tensors_of
 from deat.training.trainer import Trainer
 from deat.versions import versions
 
+Json = dict[str, Any]
 HARMLESS = ("workers", "threads", "device", "engine", "deterministic", "sync_bn")
 """Settings that change no number by themselves; what they come to is compared as the environment."""
 NOTED_LATER = ("data.augment", "data.content", "data.held_out_content", "compiled", "steps", "cpu", "gpu")
@@ -88,6 +91,28 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for name in sorted(old.keys() | new.keys())
         if _shown(old, name) != _shown(new, name) and (name not in NOTED_LATER or (name in old and name in new))
     ]
+
+
+def check_same(path: Path, state: Json, config: Json, environment: Json, inexact: bool) -> bool:
+    """Refuse to go on with another training than the one that is kept in a folder; whether it goes on elsewhere."""
+    changed = differences(state["config"], config)
+    if changed:
+        raise other_configuration(path, changed)
+    moved = differences(state["environment"], environment)
+    if moved and not inexact:
+        raise UsageError(
+            f"the run in {str(path)!r} cannot go on exactly here: {'; '.join(moved)}. Restore that, or add --inexact "
+            "(inexact=True) and accept other numbers than an uninterrupted run's."
+        )
+    return bool(moved)
+
+
+def other_configuration(path: Path, changed: list[str]) -> UsageError:
+    """The refusal to go on with a run that these differences make another one."""
+    return UsageError(
+        f"the run in {str(path)!r} has another configuration: {'; '.join(changed)}. Go on with the same settings, or "
+        "start a run of its own."
+    )
 
 
 def _processor(device: torch.device) -> dict[str, str]:
