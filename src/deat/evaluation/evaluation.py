@@ -155,6 +155,15 @@ def load_evaluation(path: str | Path) -> Evaluation:
         raise DataError(f"{str(path)!r} is not an evaluation.json that deat wrote ({error!r}). Leave it out.") from None
 
 
+def held_evaluation(path: Path) -> dict[str, Any] | None:
+    """What a file holds that has an evaluation.json's form, which alone another one may replace; None of any other."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return held if isinstance(held, dict) and {"schema", "accuracy", "attacks"} <= held.keys() else None
+
+
 def is_newer(schema: Any) -> bool:
     """Whether a later deat wrote a file of this schema; a ValueError for what no deat has written."""
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
