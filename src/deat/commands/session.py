@@ -20,7 +20,7 @@ from deat.paths import tidy
 from deat.plain import plain
 from deat.ranks import ALONE, Ranks
 from deat.report.summary import Score, doubts, read_scores, write_summary
-from deat.training.advice import command, stopped_at
+from deat.training.advice import command, goes_on_at, stopped_at
 from deat.training.folder import (
     HISTORY,
     REPORT,
@@ -202,8 +202,7 @@ class Session:
             request = {**record["request"], "init": started_from(self.out)}
             inexact = {**record, "request": request, "exact": False, "not_exact_because": ["resumed with --inexact"]}
             self.ranks.by_main(lambda: folder.write_record(inexact))
-        at = f"epoch {trainer.epoch + 1}" + (f", batch {trainer.step + 1}" if trainer.step else "")
-        self.console.print(f"going on with {self.out} at {at}")
+        self.console.print(f"going on with {self.out} at {goes_on_at(trainer)}")
         return True
 
     def _fit(self, trainer: Trainer, folder: RunFolder, display: Display) -> Result:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def fit(
     checkpoints is a folder that the state is kept in after every epoch: the same call goes on from there, exactly, or
     not at all; inexact=True lets it go on with another machine, thread count or version, to other numbers. While the
     folder is given, SIGTERM and Ctrl-C save first and then raise deat.errors.Interrupted. Every epoch is a line on
-    standard error, unless progress=False.
+    standard error, and so is what was found in the folder, unless progress=False.
     """
     lines = [EpochLines(sys.stderr)] if progress and ranks.main else []
     trainer = make_trainer(
@@ -96,16 +97,17 @@ def fit(
         ranks=ranks,
     )
     _check_batch_size(settings.get("batch_size"), trainer.train)
-    _say(lines, trainer.engine_news)
-    result = fit_unkept(trainer) if checkpoints is None else fit_kept(trainer, Path(checkpoints), inexact=inexact)
-    _say(lines, *result.notes)
+    say = partial(_say, lines)
+    say(trainer.engine_news)
+    result = fit_kept(trainer, Path(checkpoints), inexact=inexact, say=say) if checkpoints else fit_unkept(trainer)
+    say(*result.notes)
     return result
 
 
 def _say(lines: list[EpochLines], *texts: str) -> None:
     """Say something beside an epoch's lines, where there are any."""
     for text in filter(None, texts if lines else ()):
-        print(text, file=sys.stderr)
+        print(text, file=sys.stderr, flush=True)
 
 
 def _settings(given: dict[str, Any]) -> Settings:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from deat.checkpoint.lock import owned
 from deat.errors import CheckpointError, Interrupted
-from deat.training.advice import stopped_at
-from deat.training.checkpoints import Checkpoints
+from deat.training.advice import goes_on_at, stopped_at
+from deat.training.checkpoints import Checkpoints, Say
 from deat.training.result import Result
 from deat.training.trainer import Trainer
 
@@ -26,15 +26,26 @@ def fit_unkept(trainer: Trainer) -> Result:
         raise
 
 
-def fit_kept(trainer: Trainer, path: Path, *, inexact: bool = False) -> Result:
-    """Train with checkpoints in a folder, going on from those that are there, inexactly if so; a signal saves first."""
+def fit_kept(trainer: Trainer, path: Path, *, inexact: bool = False, say: Say | None = None) -> Result:
+    """Train with checkpoints in a folder, going on from those that are there, inexactly if so; a signal saves first.
+
+    say is told that it goes on, or that there is nothing left to train.
+    """
     with ExitStack() as stack, trainer.interruption.listening():
         trainer.ranks.by_main(lambda: _own(path, stack))
-        Checkpoints(path).follow(trainer, inexact=inexact)
+        if Checkpoints(path).follow(trainer, inexact=inexact) and say:
+            say(_taken_up(trainer, path))
         try:
             return trainer.fit()
         except Interrupted as error:
             raise Interrupted(f"{error}{stopped_at(trainer)}; saved in {str(path)!r}. {AGAIN}") from None
+
+
+def _taken_up(trainer: Trainer, path: Path) -> str:
+    """What was found in a folder."""
+    if trainer.ended:
+        return f"finished already in {str(path)!r}: nothing is trained"
+    return f"going on in {str(path)!r} at {goes_on_at(trainer)}"
 
 
 def _own(path: Path, stack: ExitStack) -> None:
