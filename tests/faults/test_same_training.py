@@ -28,6 +28,29 @@ def fit(**more: object) -> deat.Result:
     return deat.fit(conv_net(), learnable(24), **{**options, **more})
 
 
+@pytest.mark.parametrize("place", ["photos", Path("photos"), ".", ""], ids=repr)
+def test_folder_that_holds_other_things_is_not_used_for_checkpoints(place):
+    Path("photos").mkdir()
+    Path("photos/cat.png").write_bytes(b"a cat")
+    with pytest.raises(UsageError, match=r"holds other things than checkpoints, such as|names no folder"):
+        fit(checkpoints=place)
+    assert sorted(map(str, Path().rglob("*"))) == ["photos", "photos/cat.png"]
+
+
+@pytest.mark.parametrize("held", [[], ["lock"], [".gitignore"], [".tmp-0123456789abcdef", ".DS_Store"]], ids=str)
+def test_folder_that_holds_nothing_of_anybody_s_is_used_for_checkpoints(held):
+    Path("kept").mkdir()
+    for name in held:
+        Path("kept", name).touch()
+    assert len(fit().history) == 2
+
+
+def test_folder_of_checkpoints_may_hold_what_was_put_beside_them():
+    fit()
+    Path("kept/notes.txt").write_text("the best one yet")
+    assert len(fit().history) == 2
+
+
 AUGMENTED = {
     "crops no more": (deat.Augment(4), None, r'data\.augment: "Augment\(pad=4, flip=True\)", now "none"'),
     "wider crops": (deat.Augment(4), deat.Augment(8), r'data\.augment: "Augment\(pad=4, .*now "Augment\(pad=8, '),

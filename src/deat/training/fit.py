@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -28,7 +27,7 @@ from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.fitness import check_fit, idle_parameters
 from deat.training.following import check_callbacks
-from deat.training.kept import fit_kept, fit_unkept
+from deat.training.kept import check_place, fit_in
 from deat.training.lines import EpochLines
 from deat.training.optimizers import OptimizerFactory
 from deat.training.parts import divide, open_held_out, open_source
@@ -77,11 +76,12 @@ def fit(
     Other keywords are fields of :class:`Settings`, such as batch_size, lr, seed or precision. ranks=Ranks.join() trains
     with all the processes that torchrun started. The model is trained in place and comes back in eval mode.
 
-    checkpoints is a folder that the state is kept in after every epoch: the same call goes on from there, exactly, or
-    not at all; inexact=True lets it go on with another machine, thread count or version, to other numbers. While the
-    folder is given, SIGTERM and Ctrl-C save first and then raise deat.errors.Interrupted. Every epoch is a line on
-    standard error, and so is what was found in the folder, unless progress=False.
+    checkpoints is a folder of their own that the state is kept in after every epoch: the same call goes on from there,
+    exactly, or not at all; inexact=True lets it go on with another machine, thread count or version, to other numbers.
+    While the folder is given, SIGTERM and Ctrl-C save first and then raise deat.errors.Interrupted. Every epoch is a
+    line on standard error, and so is what was found in the folder, unless progress=False.
     """
+    check_place(checkpoints, ranks)
     lines = [EpochLines(sys.stderr)] if progress and ranks.main else []
     trainer = make_trainer(
         model,
@@ -97,10 +97,9 @@ def fit(
         ranks=ranks,
     )
     _check_batch_size(settings.get("batch_size"), trainer.train)
-    say = partial(_say, lines)
-    say(trainer.engine_news)
-    result = fit_kept(trainer, Path(checkpoints), inexact=inexact, say=say) if checkpoints else fit_unkept(trainer)
-    say(*result.notes)
+    _say(lines, trainer.engine_news)
+    result = fit_in(checkpoints, trainer, inexact=inexact, say=partial(_say, lines))
+    _say(lines, *result.notes)
     return result
 
 
