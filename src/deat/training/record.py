@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from deat.checkpoint.kinds import built
 from deat.data.statistics import Statistics
-from deat.errors import CheckpointError, DeatError, UsageError
+from deat.errors import CheckpointError, DeatError, UsageError, shortened
 from deat.loading import is_file_spec
 from deat.models import Normalize
 from deat.paths import at_home, tidy
@@ -115,4 +115,4 @@ def _built(kind: type[T], found: Any) -> T:
 
 
 def _shown(error: Exception) -> str:
-    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return shortened(f"it has no {error}" if isinstance(error, KeyError) else str(error))
