@@ -119,3 +119,17 @@ def test_weights_that_a_run_began_with_are_not_needed_to_go_on_and_stay_recorded
     assert main(["resume", "run", "--inexact"]) == 0
     assert json.loads(Path("run/run.json").read_text())["request"]["init"] == "nat.safetensors"
     assert main([*fine_tuned, "--init", "nat.safetensors", "--inexact"]) == 0
+
+
+def test_more_epochs_are_refused_with_what_trains_further(capsys):
+    short = [*SHORT, "--epochs", "1"]
+    assert main(short) == 0
+    assert main([*short, "--resume", "auto", "--epochs", "2"]) == 2
+    assert "--init RUN and an --out of its own" in capsys.readouterr().err
+    assert main([*SHORT[:-1], "further", "--init", "run", "--epochs", "2"]) == 0
+    model = fit().model
+    with pytest.raises(UsageError, match=r"settings\.epochs: 2, now 3\..* fit with the trained model and another"):
+        fit(epochs=3)
+    with pytest.raises(UsageError, match=r"start a run of its own\.$"):
+        fit(lr=0.01)
+    assert deat.fit(model, learnable(24), epochs=1, batch_size=8, progress=False, checkpoints="further-on").history

@@ -23,6 +23,12 @@ HARMLESS = ("workers", "threads", "device", "engine", "deterministic", "sync_bn"
 NOTED_LATER = ("data.augment", "data.content", "data.held_out_content", "compiled", "steps", "cpu", "gpu")
 """What not every checkpoint says of itself; it is compared where both sides do."""
 
+FURTHER = (
+    " To train further than it was meant to, start that run from these weights: --init RUN and an --out of its own, or "
+    "in Python fit with the trained model and another checkpoints folder."
+)
+"""What is said to those who ask for other epochs, by which the learning rates of all of them would change."""
+
 
 def config_of(trainer: Trainer) -> dict[str, Any]:
     """What determines a training's numbers, as JSON."""
@@ -109,9 +115,10 @@ def check_same(path: Path, state: Json, config: Json, environment: Json, inexact
 
 def other_configuration(path: Path, changed: list[str]) -> UsageError:
     """The refusal to go on with a run that these differences make another one."""
+    longer = any(line.startswith("settings.epochs: ") for line in changed)
     return UsageError(
         f"the run in {str(path)!r} has another configuration: {'; '.join(changed)}. Go on with the same settings, or "
-        "start a run of its own."
+        f"start a run of its own.{FURTHER if longer else ''}"
     )
 
 
