@@ -1,6 +1,7 @@
 """What a training began with is compared when it goes on: what was done to its images, its weights, its code."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from deat.checkpoint.find import search
 from deat.cli import main
 from deat.data import decoded
 from deat.errors import UsageError
-from helpers.data_sets import tree, write_folder
+from helpers.data_sets import png, tree, write_folder
 from helpers.nets import conv_net, learnable, seeded
 
 from .conftest import SHORT
@@ -133,3 +134,43 @@ def test_more_epochs_are_refused_with_what_trains_further(capsys):
     with pytest.raises(UsageError, match=r"start a run of its own\.$"):
         fit(lr=0.01)
     assert deat.fit(model, learnable(24), epochs=1, batch_size=8, progress=False, checkpoints="further-on").history
+
+
+MINE = """from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, num_classes=10):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+
+
+def test_file_that_was_edited_since_is_named_without_its_hash(capsys):
+    Path("mine.py").write_text(MINE)
+    command = [*SHORT, "--epochs", "1", "--model", "mine.py:Net"]
+    assert main(command) == 0
+    Path("mine.py").write_text(f"{MINE}# changed\n")
+    assert main([*command, "--resume", "auto"]) == 2
+    told = capsys.readouterr().err
+    assert "code.model: the file of mine.py:Net was edited since" in told
+    assert not re.search(r"[0-9a-f]{16}", told)
+
+
+def test_other_data_are_said_with_their_counts_and_without_their_hashes():
+    x, y = learnable(24)
+    kept = {"method": "fgsm", "epochs": 1, "batch_size": 8, "progress": False, "checkpoints": "kept"}
+    deat.fit(conv_net(), (x, y), **kept)
+    for other, now in ((y.flip(0), 24), (y[:16], 16)):
+        with pytest.raises(UsageError) as refused:
+            deat.fit(conv_net(), (x[: len(other)], other), **kept)
+        told = f"data.content: other training images or labels than before (24 then, {now} now)"
+        assert told in str(refused.value)
+        assert not re.search(r"[0-9a-f]{16}", str(refused.value))
+
+
+def test_images_of_a_folder_that_were_replaced_are_said_once(capsys):
+    write_folder(Path("photos"), tree(8))
+    assert main(PHOTOS) == 0
+    write_folder(Path("photos"), {"train/cat/0.png": png(seed=99)})
+    assert main([*PHOTOS, "--resume", "auto"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("images or labels") == 1
+    assert not re.search(r"[0-9a-f]{16}", told)

@@ -117,7 +117,7 @@ class Session:
         return self.out
 
     def _guarded(self, trainer: Trainer, record: dict[str, Any]) -> int:
-        folder = RunFolder(self.out, extra=self.run.identity(trainer), say=self.say)
+        folder = RunFolder(self.out, extra=self.run.identity(trainer), files=self.run.code, say=self.say)
         try:
             return self._play(trainer, folder, record)
         except Interrupted as error:

@@ -46,7 +46,8 @@ class Checkpoints:
     """Keeps a trainer's checkpoints in a folder: the last two and the best epoch's, each verified before it is used.
 
     every is the number of epochs between two saves; training that is interrupted or ends is saved at once. extra adds
-    to what must be the same when a run goes on; published is told of every checkpoint that was written.
+    to what must be the same when a run goes on, and files say which file each hash in it is of; published is told of
+    every checkpoint that was written.
     """
 
     def __init__(
@@ -55,11 +56,12 @@ class Checkpoints:
         every: int = 1,
         *,
         extra: dict[str, Any] | None = None,
+        files: dict[str, str] | None = None,
         say: Say | None = None,
         published: Callable[[Path, Trainer], None] | None = None,
     ) -> None:
         check_whole("every", every, 1)
-        self.path, self.every, self.extra = Path(path), every, extra or {}
+        self.path, self.every, self.extra, self.files = Path(path), every, extra or {}, files
         self.say, self.published = say or _warn, published
         self._saved: tuple[int, int, int] | None = None
         self._valid: list[str] = []
@@ -111,7 +113,7 @@ class Checkpoints:
         if newest is None:
             return False
         state = load(self.path / newest)
-        moved = check_same(self.path, state, self._config(trainer), environment_of(trainer), inexact)
+        moved = check_same(self.path, state, self._config(trainer), environment_of(trainer), inexact, self.files)
         trees = dict(state["state"])
         if moved:  # every draw is seeded anew, and another device's generator has another kind of state
             trees["rng"] = trainer.streams.state_dict()

@@ -39,9 +39,16 @@ class RunFolder:
     best/ and last/ hold one file each, a second name of a checkpoint's, so that neither is ever half written.
     """
 
-    def __init__(self, path: Path, *, extra: dict[str, Any] | None = None, say: Say | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        extra: dict[str, Any] | None = None,
+        files: dict[str, str] | None = None,
+        say: Say | None = None,
+    ) -> None:
         self.path = path
-        self.checkpoints = Checkpoints(path, extra=extra, say=say, published=self._publish)
+        self.checkpoints = Checkpoints(path, extra=extra, files=files, say=say, published=self._publish)
         self.say = self.checkpoints.say
         self.timings: list[EpochTiming] = []
         self._lines = 0

@@ -201,10 +201,15 @@ class Run:
             return None
         return open_source(held.subset(range(min(most, len(held)))), self.settings, shuffle=False)
 
+    @property
+    def code(self) -> dict[str, str]:
+        """The specs of what comes from files, by the names under which their hashes are compared."""
+        specs = {"code.method": self.request.method, "code.model": self.model_name}
+        return {name: spec for name, spec in specs.items() if is_file_spec(spec)}
+
     def identity(self, trainer: Trainer) -> dict[str, Any]:
         """What must be the same when the run goes on, beside what the trainer knows: data, network, code, watch."""
-        specs = {"method": self.request.method, "model": self.model_name}
-        code = {what: code_digest(spec) for what, spec in specs.items() if is_file_spec(spec)}
+        code = {name.removeprefix("code."): code_digest(spec) for name, spec in self.code.items()}
         return {
             "code": code,
             "network": "code" if "model" in code else self.model_name,

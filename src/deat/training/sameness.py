@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,13 @@ HARMLESS = ("workers", "threads", "device", "engine", "deterministic", "sync_bn"
 """Settings that change no number by themselves; what they come to is compared as the environment."""
 NOTED_LATER = ("data.augment", "data.content", "data.held_out_content", "compiled", "steps", "cpu", "gpu")
 """What not every checkpoint says of itself; it is compared where both sides do."""
-
+HASHED = {
+    "data.content": ("other training images or labels than before", "data.train"),
+    "data.held_out_content": ("other held-out images or labels than before", "data.held_out"),
+    "images.digest": ("the data set has other images or labels than before", ""),
+    "model.tensors": ("weights of other names or sizes than before", "model.parameters"),
+}
+"""What differs where a hash does, and by which name it is counted."""
 FURTHER = (
     " To train further than it was meant to, start that run from these weights: --init RUN and an --out of its own, or "
     "in Python fit with the trained model and another checkpoints folder."
@@ -89,19 +95,34 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Every difference in words, such as "settings.lr: 0.1, now 0.2"."""
+def differences(before: Json, now: Json, files: Mapping[str, str] | None = None) -> list[str]:
+    """Every difference in words, such as "settings.lr: 0.1, now 0.2"; files are what hashes of code stand for."""
     old, new = dict(_leaves(before)), dict(_leaves(now))
-    return [
-        f"{name}: {_shown(old, name)}, now {_shown(new, name)}"
+    names = [
+        name
         for name in sorted(old.keys() | new.keys())
         if _shown(old, name) != _shown(new, name) and (name not in NOTED_LATER or (name in old and name in new))
     ]
+    whole = "data.content" in names  # which says what the set's own hash would say again
+    return [_told(name, old, new, files or {}) for name in names if not (whole and name == "images.digest")]
 
 
-def check_same(path: Path, state: Json, config: Json, environment: Json, inexact: bool) -> bool:
+def _told(name: str, old: Json, new: Json, files: Mapping[str, str]) -> str:
+    """One difference; of what is known by its hash alone, that there is one."""
+    if name in files and name in old and name in new:
+        return f"{name}: the file of {files[name]} was edited since, or is another one"
+    if name in HASHED and name in old and name in new:
+        what, count = HASHED[name]
+        counts = f" ({_shown(old, count)} then, {_shown(new, count)} now)" if count in old and count in new else ""
+        return f"{name}: {what}{counts}"
+    return f"{name}: {_shown(old, name)}, now {_shown(new, name)}"
+
+
+def check_same(
+    path: Path, state: Json, config: Json, environment: Json, inexact: bool, files: Mapping[str, str] | None = None
+) -> bool:
     """Refuse to go on with another training than the one that is kept in a folder; whether it goes on elsewhere."""
-    changed = differences(state["config"], config)
+    changed = differences(state["config"], config, files)
     if changed:
         raise other_configuration(path, changed)
     moved = differences(state["environment"], environment)
