@@ -6,6 +6,9 @@ A message names the value, what is accepted and what to do next.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LONGEST = 200
+"""Characters of a file's content, or of another library's words, in a message."""
+
 
 class DeatError(Exception):
     """Any failure that deat explains; the base of all below."""
@@ -69,6 +72,16 @@ def unknown(what: str, value: object, known: Iterable[str], hint: str = "") -> U
     hint = f" {hint}" if hint else ""
     near = guess(value, names) if isinstance(value, str) else ""
     return UsageError(f"unknown {what} {value!r}.{near} Known: {', '.join(names)}.{hint}")
+
+
+def in_brief(error: BaseException) -> str:
+    """What went wrong with a file, for a message of one line; some errors hold the whole file in their repr."""
+    return shortened(str(error) if isinstance(error, UnicodeError) else repr(error))
+
+
+def shortened(text: str) -> str:
+    """A text that may hold much of a file, as far as a message needs it."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def check_called(model: object) -> None:

@@ -94,6 +94,15 @@ def _sum_of(path: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
+def is_tensorfile(path: Path) -> bool:
+    """Whether a file has the form of safetensors; its numbers are not looked at."""
+    try:
+        with safetensors.safe_open(path, framework="pt"):
+            return True
+    except Exception:  # which its reader raises in many kinds, as for any file of others
+        return False
+
+
 def note_of(file: str | os.PathLike[str]) -> str | None:
     """What the file, or an index, says about itself, if it says anything."""
     path = Path(file)

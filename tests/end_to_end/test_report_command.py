@@ -238,6 +238,14 @@ def test_a_damaged_record_is_named_and_left_as_it_is(tmp_path, capsys, file, tex
     assert (run / file).read_text() == f"{text}\n"
 
 
+@pytest.mark.parametrize("file", ["run.json", "evaluation.json", "history.jsonl", "scores.json", "watch.jsonl"])
+def test_a_record_of_anything_at_all_is_named_in_a_short_message(tmp_path, capsys, file):
+    run = make_run(tmp_path / "a", shares={"natural": 0.9, "pgd-20": 0.4})
+    (run / file).write_bytes(b"\xff" * 1_000_000)
+    assert main(["report", str(run), "--no-figures", "--gallery", "0", "--out", str(tmp_path / "r")]) in (0, 3)
+    assert len(capsys.readouterr().err) < 1000
+
+
 @pytest.mark.parametrize("order", [["report", "--no-figures"], ["resume"], ["export"], ["import"], ["evaluate"]])
 def test_a_name_too_long_for_any_file_is_no_defect(order, capsys):
     assert main([*order, "x" * 300]) in (2, 4)

@@ -6,6 +6,7 @@ import torch
 
 from deat.errors import CheckpointError, DataError, DeatError, UsageError
 from deat.evaluation.attacks import Attack
+from deat.evaluation.evaluation import load_evaluation
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.named import attacker, attackers
 from deat.threat import Linf
@@ -251,6 +252,21 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_work(tmp_path):
     for save in (tmp_path, tmp_path / "file" / "e.json", str(tmp_path / "file" / "folder" / "e.json")):
         assert_refused("cannot be written; name a file", error=CheckpointError, save=save)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("held", [b"notes", b"\xff\x00", b"", b"{}", b"[" * 100_000], ids=lambda held: str(held[:5]))
+def test_a_file_that_is_no_evaluation_is_not_replaced(held, tmp_path):
+    file = tmp_path / "best.safetensors"
+    file.write_bytes(held)
+    assert_refused("exists and is no evaluation, so it is not replaced", save=file)
+    assert file.read_bytes() == held
+
+
+def test_an_earlier_evaluation_is_replaced(tmp_path):
+    file, asked = tmp_path / "e.json", {"threat": "linf:0.1", "attacks": ["natural"], "sanity": False}
+    evaluate(conv_net(), images(), **asked, save=file)
+    evaluate(conv_net(), images(9), **asked, save=str(file))
+    assert len(load_evaluation(file).labels) == 9
 
 
 def test_a_ledger_that_cannot_be_written_or_read_is_refused(tmp_path):

@@ -230,6 +230,29 @@ def test_a_file_of_a_later_schema_is_refused_with_a_hint_to_upgrade(schema, tmp_
         load_evaluation(tmp_path / "found.json")
 
 
+LARGE = {
+    "bytes": b"\xff" * 3_000_000,
+    "no JSON": b"x" * 3_000_000,
+    "text for a schema": json.dumps({"schema": "x" * 3_000_000}).encode(),
+    "text for all": json.dumps("x" * 3_000_000).encode(),
+}
+
+
+@pytest.mark.parametrize("held", LARGE.values(), ids=LARGE.keys())
+def test_a_file_that_is_no_evaluation_is_refused_in_one_short_line(held, tmp_path):
+    (tmp_path / "e.json").write_bytes(held)
+    with pytest.raises(DataError, match=r"is not an evaluation\.json that deat wrote") as refused:
+        load_evaluation(tmp_path / "e.json")
+    assert len(str(refused.value)) < 500
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
+    for place in (tmp_path / "e.json", str(tmp_path)):
+        with pytest.raises(DataError, match="there is no file"):
+            load_evaluation(place)
+
+
 @pytest.mark.parametrize("schema", [0, -1, "2", 2.0, True, None])
 def test_a_file_of_no_schema_is_none_of_ours(schema, tmp_path):
     made().save(tmp_path / "found.json")

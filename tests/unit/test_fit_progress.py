@@ -114,6 +114,25 @@ def test_interrupted_training_says_where_it_is_saved_and_how_it_goes_on(monkeypa
     assert fit(checkpoints=folder, progress=False).history == fit(progress=False).history  # as it says
 
 
+@pytest.mark.parametrize(("batches", "place"), [(3, "epoch 2, batch 2"), (4, "epoch 2, its validation")])
+def test_training_that_goes_on_or_is_finished_says_so_first(batches, place, monkeypatch, tmp_path, capsys):
+    folder = tmp_path / "kept"
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(patch, batches, lambda: signal.raise_signal(signal.SIGTERM))
+        fit(checkpoints=folder)
+    assert "going on" not in capsys.readouterr().err
+    fit(checkpoints=folder)
+    first, then, *_ = capsys.readouterr().err.splitlines()
+    assert first == f"going on in {str(folder)!r} at {place}"
+    assert then.startswith("fgsm  epoch 2/2")
+    fit(checkpoints=folder)
+    said = capsys.readouterr().err
+    assert said.startswith(f"finished already in {str(folder)!r}: nothing is trained\n")
+    assert "epoch 2/2" not in said
+    fit(checkpoints=folder, progress=False)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.usefixtures("_interruptible")
 def test_ctrl_c_without_a_folder_says_that_nothing_was_saved_and_what_would_save_it(monkeypatch):
     stop_after(monkeypatch, 1, lambda: os.kill(os.getpid(), signal.SIGINT))

@@ -217,7 +217,7 @@ def test_a_radius_that_reaches_every_image_is_refused_where_the_images_are_known
 def test_fit_says_what_its_result_notes_unless_it_is_to_be_silent(
     progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = importlib.import_module("deat.training.fit")
+    module = importlib.import_module("deat.training.kept")
     fit_unkept = module.fit_unkept
     monkeypatch.setattr(module, "fit_unkept", lambda trainer: replace(fit_unkept(trainer), notes=["take care"]))
     images = torch.rand(8, 1, 4, 4), torch.arange(8) % 3

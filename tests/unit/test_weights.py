@@ -61,6 +61,26 @@ def test_what_is_saved_comes_back(make, file):
     assert same(model, other)
 
 
+@pytest.mark.parametrize("held", [b"years of work", b"PK\x03\x04"])
+def test_file_that_is_no_weights_is_not_replaced(held, tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_bytes(held)
+    with pytest.raises(CheckpointError, match=r"notes\.txt exists and holds no safetensors weights"):
+        save_weights(small(), notes)
+    assert notes.read_bytes() == held
+
+
+def test_weights_are_replaced_whatever_they_are_called_and_so_are_damaged_ones_and_empty_files(tmp_path):
+    for name in ("weights", "weights.safetensors"):
+        save_weights(small(), tmp_path / name)
+        save_weights(model := small(), tmp_path / name)
+        load_weights(other := small(), tmp_path / name)
+        assert same(model, other)
+    for name, held in (("weights.safetensors", b"half"), ("temporary", b"")):
+        (tmp_path / name).write_bytes(held)
+        save_weights(small(), tmp_path / name)
+
+
 def test_tied_weights_are_written_once_and_stay_tied(file):
     model, other = Tied(), Tied()
     save_weights(model, file)

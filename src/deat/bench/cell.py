@@ -83,7 +83,7 @@ def _prepared(run: Run, path: Path) -> tuple[Trainer, RunFolder]:
     trainer = run.trainer()
     watch = run.watch(trainer, log=path / WATCH, say=say)
     trainer.callbacks += [watch] if watch else []
-    folder = RunFolder(path, extra=run.identity(trainer), say=say)
+    folder = RunFolder(path, extra=run.identity(trainer), files=run.code, say=say)
     folder.attach(trainer)
     return trainer, folder
 

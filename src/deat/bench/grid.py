@@ -13,7 +13,7 @@ from typing import Any
 
 from deat.bench.locks import Claim, locked
 from deat.bench.mending import is_whole
-from deat.errors import CheckpointError, UsageError
+from deat.errors import CheckpointError, UsageError, in_brief
 from deat.paths import tidy
 from deat.recipes import Recipe, Row
 from deat.report.collect import BENCH, check_form
@@ -164,7 +164,7 @@ class Grid:
                 raise TypeError("attempts")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{str(self.root / BENCH)!r} is not a bench's record ({error!r}). Choose another --out."
+                f"{str(self.root / BENCH)!r} is not a bench's record ({in_brief(error)}). Choose another --out."
             ) from None
         return found
 

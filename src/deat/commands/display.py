@@ -50,11 +50,11 @@ def describe_run(run: Run, trainer: Trainer) -> str:
 
 def _beginning(run: Run) -> str:
     """The weights that are fine-tuned, where there are any, and the learning rate that this takes."""
-    if not run.request.init:
+    if not run.start:
         return ""
     lr = run.settings.lr or run.usual_lr
     return (
-        f"\nstarting from {plain(run.request.init)} with a learning rate of {lr:g}, where training from nothing takes "
+        f"\nstarting from {plain(run.start)} with a learning rate of {lr:g}, where training from nothing takes "
         f"{run.usual_lr:g}; --lr sets another"
     )
 

@@ -1,12 +1,11 @@
 """An evaluation's file that is there already: what may be replaced, and what is kept beside it."""
 
-import json
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from deat.errors import CheckpointError, UsageError
-from deat.evaluation.evaluation import Evaluation
+from deat.evaluation.evaluation import Evaluation, held_evaluation
 from deat.live import say_aside
 from deat.writing import refuse_links, write_whole
 
@@ -19,7 +18,7 @@ def check_out(out: Path) -> None:
     refuse_links([out])
     if not out.name or out.is_dir():
         raise UsageError(f"--out {str(out)!r} is a folder; name a file, such as evaluation.json.")
-    if out.exists() and _read(out) is None:
+    if out.exists() and held_evaluation(out) is None:
         raise UsageError(f"{str(out)!r} exists and is no evaluation, so it is not replaced. Choose another --out.")
 
 
@@ -34,7 +33,7 @@ def put(found: Evaluation, out: Path) -> None:
 
 def keep_other(out: Path, found: Held) -> None:
     """Keep an earlier evaluation that the new one does not answer anew, under the next free number."""
-    held = _read(out) if out.exists() else None
+    held = held_evaluation(out) if out.exists() else None
     if held is None or _is_answered(old := _asked(held), new := _asked(found)):
         return
     why = "answers another question" if old["model"] == new["model"] else "is about other weights"
@@ -64,11 +63,3 @@ def _is_answered(old: Held, new: Held) -> bool:
     """Whether the new question is the old one, by the same attacks or by more."""
     rest = [{name: value for name, value in asked.items() if name != "attacks"} for asked in (old, new)]
     return rest[0] == rest[1] and old["attacks"].items() <= new["attacks"].items()
-
-
-def _read(out: Path) -> Held | None:
-    try:
-        held = json.loads(out.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return held if isinstance(held, dict) and {"schema", "accuracy", "attacks"} <= held.keys() else None

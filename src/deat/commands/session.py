@@ -20,7 +20,7 @@ from deat.paths import tidy
 from deat.plain import plain
 from deat.ranks import ALONE, Ranks
 from deat.report.summary import Score, doubts, read_scores, write_summary
-from deat.training.advice import command, stopped_at
+from deat.training.advice import command, goes_on_at, stopped_at
 from deat.training.folder import (
     HISTORY,
     REPORT,
@@ -35,6 +35,7 @@ from deat.training.folder import (
     unwritable,
 )
 from deat.training.lines import EpochLines, describe
+from deat.training.record import started_from
 from deat.training.remarks import beforehand
 from deat.training.result import Result
 from deat.training.run import Run, say_nothing
@@ -116,7 +117,7 @@ class Session:
         return self.out
 
     def _guarded(self, trainer: Trainer, record: dict[str, Any]) -> int:
-        folder = RunFolder(self.out, extra=self.run.identity(trainer), say=self.say)
+        folder = RunFolder(self.out, extra=self.run.identity(trainer), files=self.run.code, say=self.say)
         try:
             return self._play(trainer, folder, record)
         except Interrupted as error:
@@ -198,10 +199,10 @@ class Session:
         if trainer.ended:
             return True
         if self.options.inexact:
-            inexact = {**record, "exact": False, "not_exact_because": ["resumed with --inexact"]}
+            request = {**record["request"], "init": started_from(self.out)}
+            inexact = {**record, "request": request, "exact": False, "not_exact_because": ["resumed with --inexact"]}
             self.ranks.by_main(lambda: folder.write_record(inexact))
-        at = f"epoch {trainer.epoch + 1}" + (f", batch {trainer.step + 1}" if trainer.step else "")
-        self.console.print(f"going on with {self.out} at {at}")
+        self.console.print(f"going on with {self.out} at {goes_on_at(trainer)}")
         return True
 
     def _fit(self, trainer: Trainer, folder: RunFolder, display: Display) -> Result:

@@ -15,7 +15,7 @@ from deat.numbers import check_whole
 from deat.ranks import Ranks
 from deat.training.folder import check_free, check_links, has_checkpoint, is_run, is_unborn
 from deat.training.plan import plan
-from deat.training.record import read_record
+from deat.training.record import check_start, read_record
 from deat.training.run import Request, resolve
 from deat.training.settings import Settings
 
@@ -138,7 +138,8 @@ def run_training(order: Train) -> int:
     request = replace(request, persistent=request.persistent or None, compact=request.compact or None)
     with ranks.leader_first():
         run = resolve(request, statistics=_recorded(options) if going_on else None, **settings)
-    trainer = run.trainer(ranks=ranks, say=say_aside)
+    goes_on = going_on and ranks.by_main(lambda: _has_begun(options.place or Path(), request))
+    trainer = (run := replace(run, goes_on=goes_on)).trainer(ranks=ranks, say=say_aside)
     if options.dry_run:
         if ranks.main and not options.json:
             print(describe_run(run, trainer), flush=True)  # before it is tried out, which takes a while
@@ -151,6 +152,14 @@ def _recorded(options: Options) -> Statistics | None:
     with suppress(CheckpointError):
         return read_record(options.place or Path()).statistics
     return None
+
+
+def _has_begun(place: Path, request: Request) -> bool:
+    """Whether the run in a folder has weights to go on with; other weights to start from are refused."""
+    begun = has_checkpoint(place)
+    if begun:
+        check_start(place, request.init)
+    return begun
 
 
 def _check_options(options: Options) -> bool:

@@ -130,7 +130,7 @@ class Stream:
         shuffle: bool = True,
     ) -> None:
         size = size or images.size
-        self.images, self.batch_size, self.shuffle = images, batch_size, shuffle
+        self.images, self.batch_size, self.shuffle, self.augment = images, batch_size, shuffle, augment
         self.device = torch.device(device)
         self.num_examples, self.num_classes, self.share = len(images), images.num_classes, Share()
         self.shape: tuple[int, ...] = (3, size, size)

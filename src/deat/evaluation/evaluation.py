@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from deat.errors import CheckpointError, DataError, NewerError
+from deat.errors import CheckpointError, DataError, NewerError, in_brief
 from deat.evaluation.intervals import wilson
 from deat.evaluation.judge import Ruling
 from deat.evaluation.packing import pack_bits, pack_labels, unpack_bits, unpack_labels
@@ -151,8 +151,21 @@ def load_evaluation(path: str | Path) -> Evaluation:
         return _read(found)
     except NewerError:
         raise
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise DataError(f"there is no file {str(path)!r}: name an evaluation.json.") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{str(path)!r} is not an evaluation.json that deat wrote ({error!r}). Leave it out.") from None
+        raise DataError(
+            f"{str(path)!r} is not an evaluation.json that deat wrote ({in_brief(error)}). Leave it out."
+        ) from None
+
+
+def held_evaluation(path: Path) -> dict[str, Any] | None:
+    """What a file holds that has an evaluation.json's form, which alone another one may replace; None of any other."""
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return held if isinstance(held, dict) and {"schema", "accuracy", "attacks"} <= held.keys() else None
 
 
 def is_newer(schema: Any) -> bool:

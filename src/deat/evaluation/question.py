@@ -13,6 +13,7 @@ from deat.data import Source
 from deat.data.labels import beyond, largest
 from deat.errors import CheckpointError, UsageError, check_called
 from deat.evaluation.attacks import is_natural
+from deat.evaluation.evaluation import held_evaluation
 from deat.evaluation.judge import Attacker
 from deat.evaluation.quick import exactly
 from deat.modes import evaluating
@@ -106,13 +107,15 @@ def check_about(about: Any) -> dict[str, Any]:
 
 
 def check_files(ledger: Any, save: Any) -> None:
-    """Refuse files that cannot be written, not after hours."""
+    """Refuse files that cannot be written or must not be replaced, not after hours."""
     refuse_links(Path(file) for file in (ledger, save) if isinstance(file, str | Path))
     if isinstance(save, str | Path):
         path = Path(save).absolute()
         nearest = next(folder for folder in path.parents if folder.exists())
         if path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
             raise CheckpointError(f"save {str(save)!r} cannot be written; name a file in a folder of yours.")
+        if path.exists() and held_evaluation(path) is None:
+            raise UsageError(f"{str(save)!r} exists and is no evaluation, so it is not replaced. Choose another file.")
 
 
 def check_question(attacks: list[Attacker], n: int | None, block: int, seed: int = 0) -> None:

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from deat.errors import CheckpointError, check_called
 from deat.models.normalize import Normalized
-from deat.tensorfile import INDEX, Tensors, dump, identity, pickled, read
+from deat.tensorfile import INDEX, Tensors, dump, identity, is_tensorfile, pickled, read
 from deat.writing import write_whole
 
 PICKLES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".tar"})
@@ -21,12 +21,21 @@ SHOWN = 5
 def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write the model's parameters and buffers to a safetensors file, whole or not at all.
 
-    A tensor with several names is written once; the file's metadata holds the other names.
+    A tensor with several names is written once; the file's metadata holds the other names. A file that is there is
+    replaced if it is empty or one of weights, by its content or its name; any other is refused.
     """
     target = Path(path)
     if target.suffix.lower() in PICKLES:
         raise CheckpointError(f"{target} would hold safetensors under a pickle's name: end it in .safetensors")
+    if not _is_free(target):
+        raise CheckpointError(f"{target} exists and holds no safetensors weights, so it is not replaced: name another")
     _write(tensors_of(model), target)
+
+
+def _is_free(target: Path) -> bool:
+    """Whether nothing is lost but weights where a file of them is written."""
+    named = target.suffix.lower() == ".safetensors"
+    return named or not target.is_file() or not target.stat().st_size or is_tensorfile(target)
 
 
 def load_weights(

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from deat.errors import DataError, DeatError
+from deat.errors import DataError, DeatError, in_brief
 from deat.evaluation.evaluation import Evaluation, load_evaluation
 from deat.report.summary import Score, read_scores
 from deat.training.folder import HISTORY, RUN, SCORES, TIMING
@@ -193,7 +193,9 @@ def collect(folder: str | Path) -> Bench:
         rows = tuple(_row(path, row) for row in found["rows"])
         return Bench(path, found["recipe"], found["paper"]["table"], found["settings"], rows)
     except (KeyError, TypeError) as error:
-        raise DataError(f"{str(path / BENCH)!r} is not what deat bench writes ({error!r}). Leave it out.") from None
+        raise DataError(
+            f"{str(path / BENCH)!r} is not what deat bench writes ({in_brief(error)}). Leave it out."
+        ) from None
 
 
 def check_form(held: dict[str, Any]) -> None:
@@ -218,7 +220,9 @@ def collect_run(folder: str | Path, seed: int | None = None, **about: Any) -> On
     except DeatError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{str(folder)!r} holds records that deat did not write ({error!r}). Leave it out.") from None
+        raise DataError(
+            f"{str(folder)!r} holds records that deat did not write ({in_brief(error)}). Leave it out."
+        ) from None
 
 
 def _collect_run(path: Path, seed: int | None, about: dict[str, Any]) -> OneRun:

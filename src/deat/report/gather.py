@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deat.errors import DataError, UsageError, unknown
+from deat.errors import DataError, UsageError, in_brief, unknown
 from deat.evaluation.sanity import Flag
 from deat.numbers import level
 from deat.plain import plain
@@ -108,7 +108,9 @@ def _watched(path: Path) -> tuple[EpochWatch, ...]:
     try:
         return tuple(read_watch(path / WATCH))
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{str(path / WATCH)!r} is not what deat wrote ({error!r}). Leave {path.name} out.") from None
+        raise DataError(
+            f"{str(path / WATCH)!r} is not what deat wrote ({in_brief(error)}). Leave {path.name} out."
+        ) from None
 
 
 def _explained(run: OneRun) -> OneRun:

@@ -39,6 +39,12 @@ def stopped_at(trainer: "Trainer") -> str:
     return f" in epoch {trainer.epoch + 1} of {epochs}{batch}" if trainer.epoch < epochs else ""
 
 
+def goes_on_at(trainer: "Trainer") -> str:
+    """Where a training goes on that has been taken up."""
+    where = f"batch {trainer.step + 1}" if trainer.step < len(trainer.train) else "its validation"
+    return f"epoch {trainer.epoch + 1}" + (f", {where}" if trainer.step else "")
+
+
 def _launched(ranks: Ranks) -> str:
     """deat, as torchrun starts it where there are several processes; `--` keeps our flags from torchrun."""
     if not ranks.many:

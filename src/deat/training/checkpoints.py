@@ -19,7 +19,7 @@ from deat.tensorfile import dump, read
 from deat.training.history import EpochStats, EpochTiming, EpochWatch
 from deat.training.kinds import check_kinds
 from deat.training.result import Snapshot
-from deat.training.sameness import config_of, differences, digest, environment_of, reasons_against_exactness
+from deat.training.sameness import check_same, config_of, digest, environment_of, reasons_against_exactness
 from deat.training.trainer import Trainer
 from deat.versions import versions
 
@@ -46,7 +46,8 @@ class Checkpoints:
     """Keeps a trainer's checkpoints in a folder: the last two and the best epoch's, each verified before it is used.
 
     every is the number of epochs between two saves; training that is interrupted or ends is saved at once. extra adds
-    to what must be the same when a run goes on; published is told of every checkpoint that was written.
+    to what must be the same when a run goes on, and files say which file each hash in it is of; published is told of
+    every checkpoint that was written.
     """
 
     def __init__(
@@ -55,11 +56,12 @@ class Checkpoints:
         every: int = 1,
         *,
         extra: dict[str, Any] | None = None,
+        files: dict[str, str] | None = None,
         say: Say | None = None,
         published: Callable[[Path, Trainer], None] | None = None,
     ) -> None:
         check_whole("every", every, 1)
-        self.path, self.every, self.extra = Path(path), every, extra or {}
+        self.path, self.every, self.extra, self.files = Path(path), every, extra or {}, files
         self.say, self.published = say or _warn, published
         self._saved: tuple[int, int, int] | None = None
         self._valid: list[str] = []
@@ -111,7 +113,7 @@ class Checkpoints:
         if newest is None:
             return False
         state = load(self.path / newest)
-        moved = self._check(trainer, state, inexact)
+        moved = check_same(self.path, state, self._config(trainer), environment_of(trainer), inexact, self.files)
         trees = dict(state["state"])
         if moved:  # every draw is seeded anew, and another device's generator has another kind of state
             trees["rng"] = trainer.streams.state_dict()
@@ -140,22 +142,6 @@ class Checkpoints:
             assert found.newest is not None
             self.say(f"{problem}; going back to {found.newest.name}")
         return found
-
-    def _check(self, trainer: Trainer, state: dict[str, Any], inexact: bool) -> bool:
-        """Refuse to go on with another training; whether it goes on somewhere else."""
-        changed = differences(state["config"], self._config(trainer))
-        if changed:
-            raise UsageError(
-                f"the run in {str(self.path)!r} has another configuration: {'; '.join(changed)}. Go on with the same "
-                "settings, or start a run of its own."
-            )
-        moved = differences(state["environment"], environment_of(trainer))
-        if moved and not inexact:
-            raise UsageError(
-                f"the run in {str(self.path)!r} cannot go on exactly here: {'; '.join(moved)}. Restore that, or add "
-                "--inexact (inexact=True) and accept other numbers than an uninterrupted run's."
-            )
-        return bool(moved)
 
     def _put(self, trainer: Trainer, state: dict[str, Any]) -> None:
         try:

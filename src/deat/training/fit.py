@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -29,7 +29,7 @@ from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.fitness import check_fit, idle_parameters
 from deat.training.following import check_callbacks
-from deat.training.kept import fit_kept, fit_unkept
+from deat.training.kept import check_place, fit_in
 from deat.training.lines import EpochLines
 from deat.training.optimizers import OptimizerFactory
 from deat.training.parts import divide, open_held_out, open_source
@@ -78,11 +78,12 @@ def fit(
     Other keywords are fields of :class:`Settings`, such as batch_size, lr, seed or precision. ranks=Ranks.join() trains
     with all the processes that torchrun started. The model is trained in place and comes back in eval mode.
 
-    checkpoints is a folder that the state is kept in after every epoch: the same call goes on from there, exactly, or
-    not at all; inexact=True lets it go on with another machine, thread count or version, to other numbers. While the
-    folder is given, SIGTERM and Ctrl-C save first and then raise deat.errors.Interrupted. Every epoch is a line on
-    standard error, unless progress=False.
+    checkpoints is a folder of their own that the state is kept in after every epoch: the same call goes on from there,
+    exactly, or not at all; inexact=True lets it go on with another machine, thread count or version, to other numbers.
+    While the folder is given, SIGTERM and Ctrl-C save first and then raise deat.errors.Interrupted. Every epoch is a
+    line on standard error, and so is what was found in the folder, unless progress=False.
     """
+    check_place(checkpoints, ranks)
     lines = [EpochLines(sys.stderr)] if progress and ranks.main else []
     trainer = make_trainer(
         model,
@@ -99,7 +100,7 @@ def fit(
     )
     _check_batch_size(settings.get("batch_size"), trainer.train)
     _say(lines, trainer.engine_news)
-    result = fit_unkept(trainer) if checkpoints is None else fit_kept(trainer, Path(checkpoints), inexact=inexact)
+    result = fit_in(checkpoints, trainer, inexact=inexact, say=partial(_say, lines))
     _say(lines, *result.notes)
     return result
 
@@ -107,7 +108,7 @@ def fit(
 def _say(lines: list[EpochLines], *texts: str) -> None:
     """Say something beside an epoch's lines, where there are any."""
     for text in filter(None, texts if lines else ()):
-        print(text, file=sys.stderr)
+        print(text, file=sys.stderr, flush=True)
 
 
 def _settings(given: dict[str, Any]) -> Settings:

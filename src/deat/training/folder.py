@@ -39,9 +39,16 @@ class RunFolder:
     best/ and last/ hold one file each, a second name of a checkpoint's, so that neither is ever half written.
     """
 
-    def __init__(self, path: Path, *, extra: dict[str, Any] | None = None, say: Say | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        extra: dict[str, Any] | None = None,
+        files: dict[str, str] | None = None,
+        say: Say | None = None,
+    ) -> None:
         self.path = path
-        self.checkpoints = Checkpoints(path, extra=extra, say=say, published=self._publish)
+        self.checkpoints = Checkpoints(path, extra=extra, files=files, say=say, published=self._publish)
         self.say = self.checkpoints.say
         self.timings: list[EpochTiming] = []
         self._lines = 0
@@ -157,7 +164,7 @@ def check_links(path: Path) -> None:
 
 def is_run(path: Path) -> bool:
     """Whether a folder holds a run's record and nothing that no run writes."""
-    if _record(path) is None:
+    if held_record(path) is None:
         return False
     names = [p.name for p in path.iterdir() if not p.name.startswith(".")]
     made = {p.name for p in path.glob("evaluation*.json")} | ({"report"} if is_report(path / "report") else set())
@@ -165,7 +172,7 @@ def is_run(path: Path) -> bool:
     return all(n in ours or NAME.fullmatch(n) for n in names)
 
 
-def _record(path: Path) -> dict[str, Any] | None:
+def held_record(path: Path) -> dict[str, Any] | None:
     """What a folder's run.json holds, if it has a record's form."""
     try:
         record = json.loads((path / RUN).read_text(encoding="utf-8"))
@@ -252,7 +259,7 @@ def claim(parent: Path, name: str) -> Path:
 
 def taken(path: Path) -> UsageError:
     """The refusal of a folder that exists, with what can be done about the run that is in it."""
-    record = _record(path)
+    record = held_record(path)
     if record is None:
         begun = ", or add --resume auto to begin in it" if is_unborn(path) else ""
         return UsageError(f"{str(path)!r} exists already, and is no run of deat's. Choose another --out{begun}.")

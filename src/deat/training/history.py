@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deat.errors import DataError
+from deat.errors import DataError, in_brief
 from deat.writing import append_text, write_whole
 
 T = TypeVar("T")
@@ -118,8 +118,8 @@ def parsed(path: Path, make: Callable[[Any], T]) -> list[T]:
             found.append(make(json.loads(line)))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(
-                f"line {number} of {str(path)!r} is none that deat wrote ({error!r}). Leave that run out, or let `deat "
-                "resume` write the file anew from the run's checkpoint."
+                f"line {number} of {str(path)!r} is none that deat wrote ({in_brief(error)}). Leave that run out, or "
+                "let `deat resume` write the file anew from the run's checkpoint."
             ) from None
     return found
 

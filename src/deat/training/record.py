@@ -7,14 +7,15 @@ from typing import Any, TypeVar
 
 from deat.checkpoint.kinds import built
 from deat.data.statistics import Statistics
-from deat.errors import CheckpointError, DeatError, UsageError
+from deat.errors import CheckpointError, DeatError, UsageError, shortened
 from deat.loading import is_file_spec
 from deat.models import Normalize
-from deat.paths import at_home
+from deat.paths import at_home, tidy
 from deat.threat import threat as find_threat
 from deat.training.advice import flag
-from deat.training.folder import RUN
+from deat.training.folder import RUN, held_record
 from deat.training.run import Request
+from deat.training.sameness import other_configuration
 from deat.training.settings import Settings
 
 LARGEST = 16 << 20
@@ -76,6 +77,24 @@ def recorded_root(request: Request) -> str | None:
     return at_home(request.data_root) if request.data_root else None
 
 
+def started_from(folder: Path) -> str | None:
+    """The weights that a run's record says it began with, as they are recorded."""
+    found = (held_record(folder) or {"request": {}})["request"].get("init")
+    return found if isinstance(found, str) else None
+
+
+def check_start(folder: Path, given: str | None) -> None:
+    """Refuse weights to start from that are not those which the run in a folder began with, by their names."""
+    before = started_from(folder)
+    if _place(before) != _place(given):
+        names = [json.dumps(tidy(name)) if name else "none" for name in (before, given)]
+        raise other_configuration(folder, [f"init: {names[0]}, now {names[1]}"])
+
+
+def _place(weights: str | None) -> Path | None:
+    return Path(at_home(weights)).expanduser().resolve() if weights else None
+
+
 def _settings(found: Any) -> Settings:
     listed = found.get("milestones")  # JSON has no tuples
     return _built(Settings, {**found, "milestones": tuple(listed)} if isinstance(listed, list) else found)
@@ -96,4 +115,4 @@ def _built(kind: type[T], found: Any) -> T:
 
 
 def _shown(error: Exception) -> str:
-    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    return shortened(f"it has no {error}" if isinstance(error, KeyError) else str(error))

@@ -93,7 +93,8 @@ class Request:
 class Run:
     """A request resolved: data, model, method and threat model that fit together.
 
-    `recorded` are the statistics that a run's record or a file of weights says, which are never measured again.
+    `recorded` are the statistics that a run's record or a file of weights says, which are never measured again. A run
+    that goes on has its weights in a checkpoint, and starts from no others.
     """
 
     request: Request
@@ -104,6 +105,7 @@ class Run:
     model_name: str
     validates: bool = True
     recorded: Statistics | None = None
+    goes_on: bool = False
 
     def trainer(
         self,
@@ -132,9 +134,14 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.settings.seed, "init"))
             model = build(self.model_name, self.corpus.train.num_classes, channels, side, self.normalization)
-        if self.request.init:
-            fine_tune(model, self.request.init)
+        if self.start:
+            fine_tune(model, self.start)
         return model
+
+    @property
+    def start(self) -> str | None:
+        """The weights that training is to start from, if any."""
+        return None if self.goes_on else self.request.init
 
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
@@ -151,7 +158,7 @@ class Run:
             return None
         if self.recorded or (self.request.normalize == "auto" and is_file_spec(self.model_name)):
             return self.recorded
-        expected = statistics_of(self.request.init) if self.request.init else None
+        expected = statistics_of(self.start) if self.start else None
         return expected or self.corpus.statistics(self._sample())
 
     def _sample(self) -> Part:
@@ -172,7 +179,7 @@ class Run:
 
     def baseline(self) -> "Run":
         """The same run, on the same training images, by natural training and without validation."""
-        return replace(self, method=find_method("natural"), validates=False)
+        return replace(self, method=find_method("natural"), validates=False, goes_on=False)
 
     def threads_for(self, model: nn.Module) -> AbstractContextManager[None]:
         """Inside, a network is judged with as many threads as training has: more would fight over a small one."""
@@ -194,10 +201,15 @@ class Run:
             return None
         return open_source(held.subset(range(min(most, len(held)))), self.settings, shuffle=False)
 
+    @property
+    def code(self) -> dict[str, str]:
+        """The specs of what comes from files, by the names under which their hashes are compared."""
+        specs = {"code.method": self.request.method, "code.model": self.model_name}
+        return {name: spec for name, spec in specs.items() if is_file_spec(spec)}
+
     def identity(self, trainer: Trainer) -> dict[str, Any]:
         """What must be the same when the run goes on, beside what the trainer knows: data, network, code, watch."""
-        specs = {"method": self.request.method, "model": self.model_name}
-        code = {what: code_digest(spec) for what, spec in specs.items() if is_file_spec(spec)}
+        code = {name.removeprefix("code."): code_digest(spec) for name, spec in self.code.items()}
         return {
             "code": code,
             "network": "code" if "model" in code else self.model_name,

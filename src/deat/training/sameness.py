@@ -2,20 +2,38 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from deat.data import Augment, Source
+from deat.data.resident import Resident
+from deat.data.stream import Stream
+from deat.errors import UsageError
 from deat.models.weights import tensors_of
 from deat.training.trainer import Trainer
 from deat.versions import versions
 
+Json = dict[str, Any]
 HARMLESS = ("workers", "threads", "device", "engine", "deterministic", "sync_bn")
 """Settings that change no number by themselves; what they come to is compared as the environment."""
-NOTED_LATER = ("data.content", "data.held_out_content", "compiled", "steps", "cpu", "gpu")
+NOTED_LATER = ("data.augment", "data.content", "data.held_out_content", "compiled", "steps", "cpu", "gpu")
 """What not every checkpoint says of itself; it is compared where both sides do."""
+HASHED = {
+    "data.content": ("other training images or labels than before", "data.train"),
+    "data.held_out_content": ("other held-out images or labels than before", "data.held_out"),
+    "images.digest": ("the data set has other images or labels than before", ""),
+    "model.tensors": ("weights of other names or sizes than before", "model.parameters"),
+}
+"""What differs where a hash does, and by which name it is counted."""
+FURTHER = (
+    " To train further than it was meant to, start that run from these weights: --init RUN and an --out of its own, or "
+    "in Python fit with the trained model and another checkpoints folder."
+)
+"""What is said to those who ask for other epochs, by which the learning rates of all of them would change."""
 
 
 def config_of(trainer: Trainer) -> dict[str, Any]:
@@ -33,6 +51,7 @@ def config_of(trainer: Trainer) -> dict[str, Any]:
             "classes": trainer.train.num_classes,
             "batch_size": trainer.train.batch_size,
             "held_out": trainer.val.num_examples if trainer.val else 0,
+            **_augmented(trainer.train),
             **_contents(trainer),
         },
     }
@@ -76,14 +95,52 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Every difference in words, such as "settings.lr: 0.1, now 0.2"."""
+def differences(before: Json, now: Json, files: Mapping[str, str] | None = None) -> list[str]:
+    """Every difference in words, such as "settings.lr: 0.1, now 0.2"; files are what hashes of code stand for."""
     old, new = dict(_leaves(before)), dict(_leaves(now))
-    return [
-        f"{name}: {_shown(old, name)}, now {_shown(new, name)}"
+    names = [
+        name
         for name in sorted(old.keys() | new.keys())
         if _shown(old, name) != _shown(new, name) and (name not in NOTED_LATER or (name in old and name in new))
     ]
+    whole = "data.content" in names  # which says what the set's own hash would say again
+    return [_told(name, old, new, files or {}) for name in names if not (whole and name == "images.digest")]
+
+
+def _told(name: str, old: Json, new: Json, files: Mapping[str, str]) -> str:
+    """One difference; of what is known by its hash alone, that there is one."""
+    if name in files and name in old and name in new:
+        return f"{name}: the file of {files[name]} was edited since, or is another one"
+    if name in HASHED and name in old and name in new:
+        what, count = HASHED[name]
+        counts = f" ({_shown(old, count)} then, {_shown(new, count)} now)" if count in old and count in new else ""
+        return f"{name}: {what}{counts}"
+    return f"{name}: {_shown(old, name)}, now {_shown(new, name)}"
+
+
+def check_same(
+    path: Path, state: Json, config: Json, environment: Json, inexact: bool, files: Mapping[str, str] | None = None
+) -> bool:
+    """Refuse to go on with another training than the one that is kept in a folder; whether it goes on elsewhere."""
+    changed = differences(state["config"], config, files)
+    if changed:
+        raise other_configuration(path, changed)
+    moved = differences(state["environment"], environment)
+    if moved and not inexact:
+        raise UsageError(
+            f"the run in {str(path)!r} cannot go on exactly here: {'; '.join(moved)}. Restore that, or add --inexact "
+            "(inexact=True) and accept other numbers than an uninterrupted run's."
+        )
+    return bool(moved)
+
+
+def other_configuration(path: Path, changed: list[str]) -> UsageError:
+    """The refusal to go on with a run that these differences make another one."""
+    longer = any(line.startswith("settings.epochs: ") for line in changed)
+    return UsageError(
+        f"the run in {str(path)!r} has another configuration: {'; '.join(changed)}. Go on with the same settings, or "
+        f"start a run of its own.{FURTHER if longer else ''}"
+    )
 
 
 def _processor(device: torch.device) -> dict[str, str]:
@@ -98,6 +155,14 @@ def _contents(trainer: Trainer) -> dict[str, str]:
     sources = {"content": trainer.train, "held_out_content": trainer.val}
     found = {name: getattr(source, "digest", None) for name, source in sources.items()}
     return {name: value for name, value in found.items() if isinstance(value, str)}
+
+
+def _augmented(source: Source) -> dict[str, str]:
+    """What is done to images at random, where a source of ours does it; a loader's own doings are not known."""
+    if not isinstance(source, Resident | Stream):
+        return {}
+    how = source.augment
+    return {"augment": (repr(how) if isinstance(how, Augment) else "crops and flips") if how else "none"}
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

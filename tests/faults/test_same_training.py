@@ -1,0 +1,176 @@
+"""What a training began with is compared when it goes on: what was done to its images, its weights, its code."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import deat
+from deat.checkpoint.find import search
+from deat.cli import main
+from deat.data import decoded
+from deat.errors import UsageError
+from helpers.data_sets import png, tree, write_folder
+from helpers.nets import conv_net, learnable, seeded
+
+from .conftest import SHORT
+from .test_going_on import rewrite_state
+
+COMMAND = """train --data folder:photos --data-root cache --model small --method fgsm --epochs 1 --batch-size 4
+--held-out 0 --test-images 0 --baseline no --threads 1 --workers 0 --size 8 --out run"""
+PHOTOS = COMMAND.split()
+
+
+def fit(**more: object) -> deat.Result:
+    """A short training whose checkpoints are kept."""
+    options = {"method": "fgsm", "epochs": 2, "batch_size": 8, "progress": False, "checkpoints": "kept"}
+    return deat.fit(conv_net(), learnable(24), **{**options, **more})
+
+
+@pytest.mark.parametrize("place", ["photos", Path("photos"), ".", ""], ids=repr)
+def test_folder_that_holds_other_things_is_not_used_for_checkpoints(place):
+    Path("photos").mkdir()
+    Path("photos/cat.png").write_bytes(b"a cat")
+    with pytest.raises(UsageError, match=r"holds other things than checkpoints, such as|names no folder"):
+        fit(checkpoints=place)
+    assert sorted(map(str, Path().rglob("*"))) == ["photos", "photos/cat.png"]
+
+
+@pytest.mark.parametrize("held", [[], ["lock"], [".gitignore"], [".tmp-0123456789abcdef", ".DS_Store"]], ids=str)
+def test_folder_that_holds_nothing_of_anybody_s_is_used_for_checkpoints(held):
+    Path("kept").mkdir()
+    for name in held:
+        Path("kept", name).touch()
+    assert len(fit().history) == 2
+
+
+def test_folder_of_checkpoints_may_hold_what_was_put_beside_them():
+    fit()
+    Path("kept/notes.txt").write_text("the best one yet")
+    assert len(fit().history) == 2
+
+
+AUGMENTED = {
+    "crops no more": (deat.Augment(4), None, r'data\.augment: "Augment\(pad=4, flip=True\)", now "none"'),
+    "wider crops": (deat.Augment(4), deat.Augment(8), r'data\.augment: "Augment\(pad=4, .*now "Augment\(pad=8, '),
+    "crops at last": (None, deat.Augment(4), r'data\.augment: "none", now "Augment\('),
+}
+
+
+@pytest.mark.parametrize("change", AUGMENTED)
+def test_call_of_fit_with_another_augmentation_is_refused(change):
+    before, now, words = AUGMENTED[change]
+    fit(augment=before)
+    with pytest.raises(UsageError, match=words):
+        fit(augment=now)
+
+
+def test_checkpoint_that_does_not_tell_its_augmentation_goes_on():
+    fit(augment=deat.Augment(4))
+    rewrite_state(Path("kept"), lambda state: state["config"]["data"].pop("augment"))
+    assert fit().history
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["in memory", "streamed"])
+def test_run_without_the_augmentation_that_it_began_with_is_refused(streamed, monkeypatch, capsys):
+    if streamed:
+        monkeypatch.setattr(decoded, "decode", lambda *_: None)
+    write_folder(Path("photos"), tree(8))
+    assert main(PHOTOS) == 0
+    record = Path("run/run.json").read_text()
+    assert main([*PHOTOS, "--resume", "auto", "--augment", "none"]) == 2
+    assert "data.augment: " in (told := capsys.readouterr().err)
+    assert 'now "none"' in told
+    assert Path("run/run.json").read_text() == record
+    assert main([*PHOTOS, "--resume", "auto"]) == 0
+
+
+@pytest.fixture
+def fine_tuned(capsys) -> list[str]:
+    """The command of an unfinished run that began with weights of nat.safetensors, beside others."""
+    for seed, name in enumerate(("nat", "other")):
+        net = seeded(lambda: deat.build_model("small", num_classes=10, in_channels=1, image_size=8), seed)
+        deat.save_weights(net, f"{name}.safetensors")
+    command = [*SHORT, "--resume", "auto", "--lr", "0.01"]
+    assert main([*command, "--init", "nat.safetensors"]) == 0
+    assert "starting from nat.safetensors" in capsys.readouterr().out
+    shutil.rmtree(search(Path("run")).newest)
+    Path("run/report.md").unlink()
+    return command
+
+
+@pytest.mark.parametrize("other", [["--init", "other.safetensors"], []], ids=["others", "none"])
+def test_run_that_began_with_other_weights_is_refused_with_both_names(other, fine_tuned, capsys):
+    assert main([*fine_tuned, *other]) == 2
+    now = '"other.safetensors"' if other else "none"
+    told = capsys.readouterr()
+    assert f'init: "nat.safetensors", now {now}' in told.err
+    assert "starting from" not in told.out
+    assert main([*fine_tuned, "--init", str(Path("nat.safetensors").resolve())]) == 0
+    told = capsys.readouterr().out
+    assert "going on with run at epoch 3" in told
+    assert "starting from" not in told
+
+
+def test_weights_that_a_run_began_with_are_not_needed_to_go_on_and_stay_recorded(fine_tuned):
+    rewrite_state(Path("run"), lambda state: state["environment"].update(threads=4))
+    Path("nat.safetensors").unlink()
+    assert main(["resume", "run", "--inexact"]) == 0
+    assert json.loads(Path("run/run.json").read_text())["request"]["init"] == "nat.safetensors"
+    assert main([*fine_tuned, "--init", "nat.safetensors", "--inexact"]) == 0
+
+
+def test_more_epochs_are_refused_with_what_trains_further(capsys):
+    short = [*SHORT, "--epochs", "1"]
+    assert main(short) == 0
+    assert main([*short, "--resume", "auto", "--epochs", "2"]) == 2
+    assert "--init RUN and an --out of its own" in capsys.readouterr().err
+    assert main([*SHORT[:-1], "further", "--init", "run", "--epochs", "2"]) == 0
+    model = fit().model
+    with pytest.raises(UsageError, match=r"settings\.epochs: 2, now 3\..* fit with the trained model and another"):
+        fit(epochs=3)
+    with pytest.raises(UsageError, match=r"start a run of its own\.$"):
+        fit(lr=0.01)
+    assert deat.fit(model, learnable(24), epochs=1, batch_size=8, progress=False, checkpoints="further-on").history
+
+
+MINE = """from torch import nn
+class Net(nn.Sequential):
+    def __init__(self, num_classes=10):
+        super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+
+
+def test_file_that_was_edited_since_is_named_without_its_hash(capsys):
+    Path("mine.py").write_text(MINE)
+    command = [*SHORT, "--epochs", "1", "--model", "mine.py:Net"]
+    assert main(command) == 0
+    Path("mine.py").write_text(f"{MINE}# changed\n")
+    assert main([*command, "--resume", "auto"]) == 2
+    told = capsys.readouterr().err
+    assert "code.model: the file of mine.py:Net was edited since" in told
+    assert not re.search(r"[0-9a-f]{16}", told)
+
+
+def test_other_data_are_said_with_their_counts_and_without_their_hashes():
+    x, y = learnable(24)
+    kept = {"method": "fgsm", "epochs": 1, "batch_size": 8, "progress": False, "checkpoints": "kept"}
+    deat.fit(conv_net(), (x, y), **kept)
+    for other, now in ((y.flip(0), 24), (y[:16], 16)):
+        with pytest.raises(UsageError) as refused:
+            deat.fit(conv_net(), (x[: len(other)], other), **kept)
+        told = f"data.content: other training images or labels than before (24 then, {now} now)"
+        assert told in str(refused.value)
+        assert not re.search(r"[0-9a-f]{16}", str(refused.value))
+
+
+def test_images_of_a_folder_that_were_replaced_are_said_once(capsys):
+    write_folder(Path("photos"), tree(8))
+    assert main(PHOTOS) == 0
+    write_folder(Path("photos"), {"train/cat/0.png": png(seed=99)})
+    assert main([*PHOTOS, "--resume", "auto"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("images or labels") == 1
+    assert not re.search(r"[0-9a-f]{16}", told)
