@@ -122,6 +122,15 @@ def test_weights_that_a_run_began_with_are_not_needed_to_go_on_and_stay_recorded
     assert main([*fine_tuned, "--init", "nat.safetensors", "--inexact"]) == 0
 
 
+def test_weights_that_the_baseline_will_start_from_are_missed_before_training_goes_on(fine_tuned, capsys):
+    Path("nat.safetensors").unlink()
+    kept = search(Path("run")).newest
+    assert main([*fine_tuned, "--init", "nat.safetensors", "--baseline", "yes"]) == 4
+    assert "no weights at nat.safetensors" in capsys.readouterr().err
+    assert search(Path("run")).newest == kept
+    assert main([*fine_tuned, "--init", "nat.safetensors", "--baseline", "no"]) == 0
+
+
 def test_more_epochs_are_refused_with_what_trains_further(capsys):
     short = [*SHORT, "--epochs", "1"]
     assert main(short) == 0

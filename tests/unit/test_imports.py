@@ -48,7 +48,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "threat": ("errors", "numbers"),
     "radii": ("errors", "threat"),
     "game.losses": (),
-    "data": ("errors", "seeding", "loading", "ranks", "paths", "writing", "locks", "kernels"),
+    "data": ("errors", "numbers", "seeding", "loading", "ranks", "paths", "writing", "locks", "kernels"),
     "models": ("errors", "seeding", "loading", "writing", "tensorfile", "numbers"),
     "tensorfile": ("errors",),
     "interruption": ("errors", "ranks"),

@@ -138,6 +138,8 @@ class Session:
             put_back(self.out)
 
     def _play(self, trainer: Trainer, folder: RunFolder, record: dict[str, Any]) -> int:
+        if self._wants_baseline():
+            self.run.baseline().check_start()
         if self.watch:
             self.watch.log = self.out / WATCH if self.ranks.main else None
             trainer.callbacks.append(self.watch)

@@ -3,7 +3,6 @@
 import os
 import re
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from deat.data.augment import Augment
 from deat.data.statistics import Statistics, measure
 from deat.data.stream import Part as Part
 from deat.errors import UsageError, unknown
+from deat.numbers import is_whole
 from deat.paths import tidy
 
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
@@ -143,8 +143,7 @@ def _named(spec: Any) -> str:
 
 
 def _check_side(size: int | None) -> None:
-    whole = isinstance(size, Integral) and not isinstance(size, bool)
-    if size is not None and not (whole and 1 <= size <= _LARGEST):
+    if size is not None and not (is_whole(size, 1) and size <= _LARGEST):
         raise UsageError(f"size must be a whole number of pixels from 1 to {_LARGEST}, not {size!r}.")
 
 

@@ -21,6 +21,7 @@ from deat.methods import Method
 from deat.methods import method as find_method
 from deat.methods.tune import tune
 from deat.models import build
+from deat.models.weights import locate
 from deat.numbers import number
 from deat.paths import tidy
 from deat.radii import check_room
@@ -142,6 +143,11 @@ class Run:
     def start(self) -> str | None:
         """The weights that training is to start from, if any."""
         return None if self.goes_on else self.request.init
+
+    def check_start(self) -> None:
+        """Refuse weights to start from that are not there, where they are asked for only later."""
+        if self.start:
+            locate(Path(self.start))
 
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
