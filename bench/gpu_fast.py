@@ -54,7 +54,7 @@ UNIFORM = "trades-1 from a uniform start"
 MOVED = ("pgd-1", UNIFORM, "mart-1", "fat-1", "yopo-2-2")
 """Methods whose moves are compared: what they ascend, in which mode and through how much of the network differs."""
 NEAR = "trades-1"
-"""Begins within 0.001 of the clean image, where the gradient is less than what halves round: shown, not counted."""
+"""Begins within 0.001 of the clean image, where rounding to halves can outweigh its gradient: told, not counted."""
 SECONDS = ("seconds", "seconds_per_bp_epoch", "warm_up_seconds")
 ATTACKS = ("natural", "pgd-20")
 Record = dict[str, Any]
@@ -227,7 +227,7 @@ def nearest(runs: dict[str, Record]) -> list[str]:
     signs = ", ".join(f"{found['signs']:.2%}" for found in asked if found)
     if not signs:
         return []
-    where = f"{NEAR} begins within 0.001 of the clean image, where its gradient is less than what bf16 rounds;"
+    where = f"{NEAR} begins within 0.001 of the clean image, where rounding to bf16 can outweigh its gradient;"
     return [f"Not counted above: {where}", f"of its signs {signs} differ.", ""]
 
 
