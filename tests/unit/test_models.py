@@ -19,6 +19,7 @@ from deat.models.wide_resnet import WideBlock
 COUNTS = {
     "small": (25_866, 10, 1, 8),
     "preact_resnet18": (11_172_170, 10, 3, 32),
+    "preact_resnet8": (308_266, 10, 3, 32),
     "wide_resnet34_10": (46_160_474, 10, 3, 32),
     "densenet121_12": (1_000_618, 10, 3, 32),
     "densenet121_32": (6_956_298, 10, 3, 32),
