@@ -77,6 +77,37 @@ def test_a_bench_leaves_a_run_a_cell_shows_a_table_and_repeats_nothing(capsys: p
     assert written() == before
 
 
+def test_a_dry_run_tells_what_each_row_and_all_would_cost_and_creates_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    order = [
+        "bench",
+        "quick",
+        "--methods",
+        "natural,pgd-7,m+deat",
+        "--seeds",
+        "0,1,2",
+        "--set",
+        "epochs=4",
+        "--dry-run",
+    ]
+    assert main([*order, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(row["label"], row["seeds"], row["epochs"]) for row in found["rows"]] == [
+        ("natural", 3, 4),
+        ("pgd-7", 3, 4),
+        ("m+deat", 3, 4),
+    ]
+    batches = found["rows"][0]["cost"]["batches"]
+    assert [row["cost"]["backprops"] for row in found["rows"]] == [[4 * batches] * 2, [32 * batches] * 2, [140, 160]]
+    assert found["seconds"][1] == pytest.approx(3 * sum(row["cost"]["seconds"][1] for row in found["rows"]))
+    assert main(order) == 0
+    said = capsys.readouterr().out
+    assert "140 to 160" in said
+    assert "nothing was created" in said
+    assert list(Path().iterdir()) == []
+
+
 def test_an_interrupted_bench_goes_on_where_it_was(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ normalize augment test_images baseline precision sync_bn engine device threads d
 download size dry_run json"""
 EVALUATE = """target data model attacks n eps norm alpha epoch normalize cascade seed block precision engine device out
 data_root size json"""
-BENCH = """recipe methods seeds data model set budget_bp jobs parallel out data_root download json"""
+BENCH = """recipe methods seeds data model set budget_bp jobs parallel out data_root download dry_run json"""
 REPORT = """runs out against sweep gallery no_figures model device data_root json"""
 
 

@@ -13,6 +13,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from deat.bench.grid import Cell, Grid, cells_of
 from deat.bench.progress import Progress
 from deat.bench.workers import Tick, in_turn, on_ray, side_by_side, stoppable
+from deat.commands import bench_plan
 from deat.commands.bench_table import as_json, doubtful, show
 from deat.commands.evaluate import FLAGGED
 from deat.commands.flags import MaybeText, MaybeWhole, Parallel, Whole
@@ -58,6 +59,8 @@ class Bench:
     """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
     download: bool = False
     """Fetch the data set by name if it is not on disk."""
+    dry_run: bool = False
+    """Say what each row would cost in backprops and time, and create nothing."""
     json: bool = False
     """Print one JSON document instead of lines."""
 
@@ -70,6 +73,8 @@ def run_bench(order: Bench) -> int:
     """Run a recipe's grid, or what is left of it, and show the table; 1 where a run failed, 6 where one is flagged."""
     chosen = recipe(order.recipe)
     cells, settings = plan(chosen, order)
+    if order.dry_run:
+        return _tell_cost(cells, order.json)
     grid = Grid(Path(order.out or f"runs/bench-{chosen.name}").expanduser())
     if not order.parallel and not grid.exists:
         _rehearse(cells)
@@ -107,6 +112,12 @@ def plan(chosen: Recipe, order: Bench) -> tuple[list[Cell], dict[str, Any]]:
     settings = {"data": tidy(rows[0].request.data), "rules": rows[0].request.rules, "set": told}
     threads = 1 if order.jobs > 1 or order.parallel else None
     return cells_of(rows, seeds, order.budget_bp, threads), {**settings, "budget_bp": order.budget_bp}
+
+
+def _tell_cost(cells: list[Cell], quiet: bool) -> int:
+    rows = list(bench_plan.planned(cells))
+    print(json.dumps(bench_plan.as_json(rows))) if quiet else bench_plan.show_plans(rows)
+    return 0
 
 
 def _rows(chosen: Recipe, order: Bench) -> list[Row]:
