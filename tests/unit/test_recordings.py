@@ -22,7 +22,7 @@ from deat.evaluation.quick import Quick
 from deat.training import trainer as training
 from helpers.eval_nets import THREAT, convolutional, digits
 from helpers.games import busy_budget, game_of, trainer_of
-from helpers.nets import conv_net, images, same, weights
+from helpers.nets import conv_net, images, same, seeded, weights
 from helpers.recorded import count_recordings
 
 
@@ -198,6 +198,34 @@ def test_a_move_that_waits_for_the_device_is_not_tried_in_a_recording(
     with pytest.warns(UserWarning, match="runs eagerly: called a synchronizing CUDA operation"):
         method.play(game_of(method, Waiting(), engine=recording_engine), *images(), busy_budget(method))
     assert modes == ["error", 0], "the mode is not the caller's again"
+
+
+class Counting(nn.Module):
+    """Keeps a mean of what it saw, in a new tensor each time, as many a batch norm of one's own does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = seeded(lambda: nn.Linear(16, 3))
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(x.flatten(1))
+        self.seen = 0.9 * self.seen + 0.1 * y.detach().mean(0)
+        return y - self.seen
+
+
+@pytest.mark.parametrize("name", ["natural", "pgd-2", "trades-2"])
+def test_a_network_that_replaces_its_buffers_runs_eagerly_and_computes_what_it_would(
+    name: str, recording_engine: deat.Engine
+) -> None:
+    method, nets = deat.method(name), [Counting(), Counting()]
+    method.play(game_of(method, nets[0]), *images(), busy_budget(method))
+    with pytest.warns(UserWarning, match="runs eagerly: its buffer seen is replaced by a new tensor"):
+        method.play(game_of(method, nets[1], engine=recording_engine), *images(), busy_budget(method))
+    assert recording_engine.name == "eager"
+    assert nets[0].seen.any()
+    assert torch.equal(nets[0].seen, nets[1].seen), "warming up left a trace"
+    assert same(weights(nets[0]), weights(nets[1]))
 
 
 def test_each_gpu_is_recorded_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

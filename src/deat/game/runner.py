@@ -78,7 +78,7 @@ class Runner:
         self._net, self._objective, self._inner, self.engine = net, objective, inner, engine
         self.bare = _bare(objective)
         self._threat, self._optimizer, self._alone = threat, optimizer, alone
-        self.recorder = Recorder(state) if engine.records else None
+        self.recorder = Recorder(net, state) if engine.records else None
         self.compiled: Compiled | None = None
         self.whole = 0
         self._learning, self._follows = self._who_learns(), False
