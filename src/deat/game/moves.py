@@ -22,6 +22,7 @@ from deat.game.engine import Engine
 from deat.game.first_layer import FirstLayer, find_first_layer
 from deat.game.meter import Meter
 from deat.game.objectives import Objective
+from deat.game.reach import Reach
 from deat.game.round import Budget, Cost, Round
 from deat.game.runner import Runner
 from deat.game.scaler import DeviceScaler
@@ -64,15 +65,15 @@ class Game:
         pixel_scale: Tensor | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.net, self.objective, self.optimizer = net, objective, optimizer
-        self.threat, self.ascent, self.ranks = threat, ascent, ranks
-        self.probe, self.engine = probe or Probe(), engine or Engine()
+        self.net, self.objective, self.optimizer, self.threat, self.ascent = net, objective, optimizer, threat, ascent
+        self.ranks, self.probe, self.engine = ranks, probe or Probe(), engine or Engine()
         device = self.engine.device
         self.dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
         self.pixel_scale = pixel_scale if self.probe.space == "normalised" else None
         self.meter = Meter(device, self.probe.over, ranks, self.engine.remedy)
         self.generator = torch.Generator(device)
         self.alpha, self.level = (torch.zeros((), dtype=self.dtype, device=device) for _ in range(2))
+        self.reach = Reach(device, ascent.starts_unseen and self.engine.precision != "fp32")
         self.cost = Cost()
         self.carry: Tensor | None = None
         self.among: int | None = None
@@ -94,6 +95,7 @@ class Game:
         r.valid.fill_(True)
         self.alpha.fill_(budget.alpha)
         self.level.fill_(budget.level)
+        self.reach.extend()
         r.delta.copy_(self._start(r, budget))
         if self.ascent.freeze is not None:
             self.ascent.freeze.open(r, self.level)
@@ -111,6 +113,7 @@ class Game:
             self._count_ascent()
             self.runner.ready(r)
             self._play("ascend", self._ascend, r)
+        self.reach.retract()
         if self.probe.move == "ascend":
             self._play("measure", self._measure, r)
 
@@ -252,11 +255,12 @@ class Game:
         self.step_delta(r)
 
     def _take_gradient(self, r: Round) -> None:
-        delta = r.delta.detach().requires_grad_()
+        delta = self.reach.point(r.delta)
         with self.crafting(), self.engine.autocast():
             loss, logits = self.runner.attack(r.x, delta, r.y, r.reference)
         (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
         self.engine.unscale_into(r.grad, grad, len(r))
+        self.reach.undo(r.grad)
         if self.ascent.freeze is not None:
             self.ascent.freeze.update(r, logits.detach(), self.level, self.threat)
 
