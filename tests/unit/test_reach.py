@@ -61,6 +61,18 @@ def test_only_the_first_gradient_is_taken_further_out_and_delta_steps_from_where
     assert torch.equal(seen[2], clean + first.delta)
 
 
+def test_an_ascent_after_another_step_of_delta_looks_where_it_stands() -> None:
+    net = conv_net()
+    seen = seen_by(net)
+    game = game_of(TRADES, net, THREAT, engine=deat.Engine(precision="bf16"))
+    r = game.open(*images(), Budget(2, THREAT.eps / 4))
+    game.joint(r)
+    game.step(r)
+    stood = r.x + r.delta
+    game.ascend(r)
+    assert torch.equal(seen[-1], stood)
+
+
 def test_in_float32_every_gradient_is_taken_where_delta_is() -> None:
     net = conv_net()
     seen = seen_by(net)

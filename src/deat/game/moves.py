@@ -110,7 +110,7 @@ class Game:
         if self.ascent.compact:
             self._ascend_active_rows(r)
         else:
-            self._count_ascent()
+            self._count()
             self.runner.ready(r)
             self._play("ascend", self._ascend, r)
         self.reach.retract()
@@ -119,14 +119,14 @@ class Game:
 
     def joint(self, r: Round) -> None:
         """J: one pass for both gradients; the optimiser steps theta, delta's gradient comes free."""
-        self._count_joint()
+        self._count(self._branches)
         self.runner.ready(r)
         self._play("joint", self._joint_and_update, r)
         self.runner.moved(by_optimizer=True)
 
     def accumulate(self, r: Round, move: Move) -> None:
         """J without its update, as `move` spells it: theta's gradient is added to what has accumulated."""
-        self._count_joint()
+        self._count(self._branches)
         if self.engine.records and not self.holds_gradients:
             self._hold_gradients()
         self.runner.ready(r)
@@ -139,6 +139,7 @@ class Game:
     def step(self, r: Round) -> None:
         """Step delta along the round's last gradient, project it, and leave frozen examples in place."""
         self._play("step", self.step_delta, r)
+        self.reach.retract()
 
     def close(self, r: Round) -> None:
         """Feed the meter once, and keep delta where it is carried over."""
@@ -242,13 +243,9 @@ class Game:
         with evaluating(self.net):
             yield
 
-    def _count_joint(self) -> None:
+    def _count(self, branches: int = 1) -> None:
         self.cost.backprops += 1
-        self.cost.passes += 2 * self._branches
-
-    def _count_ascent(self) -> None:
-        self.cost.backprops += 1
-        self.cost.passes += 2
+        self.cost.passes += 2 * branches
 
     def _ascend(self, r: Round) -> None:
         self._take_gradient(r)
@@ -269,7 +266,7 @@ class Game:
         if len(index) == 0:
             return
         part = r.rows(index)
-        self._count_ascent()
+        self._count()
         self.runner.ready(part)
         self.runner.play("ascend", self._ascend, part, recorded=False)
         for name in ("delta", "grad", "counter", "active"):

@@ -27,7 +27,7 @@ class Reach:
             self.times.fill_(FAR)
 
     def retract(self) -> None:
-        """An ascent was taken: the next one looks where it stands."""
+        """Delta has moved: the next ascent looks where it stands."""
         if self.times is not None:
             self.times.fill_(1.0)
 
