@@ -53,6 +53,11 @@ def behind_two_norms(net: Blocks, x: Tensor) -> Tensor:
     return out.relu_()
 
 
+def behind_one_norm_asked_twice(net: Blocks, x: Tensor) -> Tensor:
+    out = net.n(net.a(x))
+    return F.relu(out + net.n(net.b(x)))
+
+
 def beside_a_later_user(net: Blocks, x: Tensor) -> Tensor:
     return net.a(F.relu(net.n(x))) * x
 
@@ -121,7 +126,7 @@ WIRINGS = (
     *(one_sum_for_two_norms, changed_in_place_afterwards, shapes_that_differ, no_relu),
     *(a_term_changed_in_place_before_the_norm, a_part_of_a_term_changed_in_place_before_the_norm),
     *(an_activation_in_place_before_the_norm, a_norm_added_to_itself, a_norm_of_nothing_but_numbers),
-    inputs_by_name,
+    *(inputs_by_name, behind_one_norm_asked_twice),
 )
 
 

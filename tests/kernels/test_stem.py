@@ -117,5 +117,8 @@ def test_images_too_large_to_be_counted_in_32_bits_go_another_way() -> None:
     weight = torch.empty(64, 3, 3, 3, device="meta")
     assert stem.serves(torch.empty(128, 3, 224, 224, device="meta"), weight, None, (1, 1))
     assert not stem.serves(torch.empty(1024, 3, 224, 224, device="meta"), weight, None, (1, 1))
+    few = torch.empty(4, 3, 3, 3, device="meta")  # a weight's gradient is taken of images of eight channels
+    assert stem.serves(torch.empty(1024, 3, 500, 500, device="meta"), few, None, (1, 1))
+    assert not stem.serves(torch.empty(1024, 3, 512, 512, device="meta"), few, None, (1, 1))
     apart = torch.empty_strided((128, 3, 32, 32), (2**25, 1, 96, 3), device="meta")
     assert not stem.serves(apart, weight, None, (1, 1))

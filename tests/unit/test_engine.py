@@ -17,6 +17,7 @@ from deat.game.round import Budget
 from deat.training import engines
 from deat.training.optimizers import DeviceSGD
 from deat.training.pace import Pace
+from deat.training.settings import find_device
 from helpers.games import THREATS, busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 
@@ -254,3 +255,16 @@ def test_a_skipped_step_leaves_weights_and_momentum_as_they_were():
     optimizer.step(skip=torch.ones(()))
     assert torch.equal(weight, held[0])
     assert torch.equal(optimizer.state[weight]["momentum_buffer"], held[1])
+
+
+def test_a_device_without_float64_or_random_numbers_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="device 'meta' is not available here"):
+        find_device("meta")
+
+    def refuse(*size: int, dtype: torch.dtype, device: torch.device) -> None:
+        assert dtype == torch.float64
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(UsageError, match=r"device 'mps' is not available here \(Cannot convert.*\)\. Use 'cpu'"):
+        find_device("mps")

@@ -19,7 +19,7 @@ LINE: list[tuple[str, ...]] = [
     ("numbers", "tensorfile", "interruption", "locks", "kernels"),
     ("threat", "game.losses"),
     ("radii",),
-    ("game.round", "game.scaler"),
+    ("game.round", "game.scaler", "game.reach"),
     ("game.ascent", "game.objectives"),
     ("game.engine", "game.capture", "game.meter", "game.first_layer", "game.halves"),
     ("game.runner",),

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -22,7 +22,7 @@ from deat.evaluation.quick import Quick
 from deat.training import trainer as training
 from helpers.eval_nets import THREAT, convolutional, digits
 from helpers.games import busy_budget, game_of, trainer_of
-from helpers.nets import conv_net, images, same, weights
+from helpers.nets import conv_net, images, same, seeded, weights
 from helpers.recorded import count_recordings
 
 
@@ -198,6 +198,70 @@ def test_a_move_that_waits_for_the_device_is_not_tried_in_a_recording(
     with pytest.warns(UserWarning, match="runs eagerly: called a synchronizing CUDA operation"):
         method.play(game_of(method, Waiting(), engine=recording_engine), *images(), busy_budget(method))
     assert modes == ["error", 0], "the mode is not the caller's again"
+
+
+class Counting(nn.Module):
+    """Keeps a mean of what it saw, in a new tensor each time, as many a batch norm of one's own does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = seeded(lambda: nn.Linear(16, 3))
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(x.flatten(1))
+        self.seen = 0.9 * self.seen + 0.1 * y.detach().mean(0)
+        return y - self.seen
+
+
+@pytest.mark.parametrize("name", ["natural", "pgd-2", "trades-2"])
+def test_a_network_that_replaces_its_buffers_runs_eagerly_and_computes_what_it_would(
+    name: str, recording_engine: deat.Engine
+) -> None:
+    method, nets = deat.method(name), [Counting(), Counting()]
+    method.play(game_of(method, nets[0]), *images(), busy_budget(method))
+    with pytest.warns(UserWarning, match="runs eagerly: its buffer seen is replaced by a new tensor"):
+        method.play(game_of(method, nets[1], engine=recording_engine), *images(), busy_budget(method))
+    assert recording_engine.name == "eager"
+    assert nets[0].seen.any()
+    assert torch.equal(nets[0].seen, nets[1].seen), "warming up left a trace"
+    assert same(weights(nets[0]), weights(nets[1]))
+
+
+def _turned(name: str, value: object) -> Callable[[deat.Game], None]:
+    return lambda game: [setattr(layer, name, value) for layer in game.net.modules() if hasattr(layer, name)] and None
+
+
+CHANGES: dict[str, Callable[[deat.Game], None]] = {
+    "dropout": _turned("p", 0.5),
+    "a batch norm's momentum": _turned("momentum", 0.01),
+    "a layer's mode": lambda game: game.net[1].train(False) and None,  # type: ignore[index]
+    "weight decay": lambda game: game.optimizer.param_groups[0].update(weight_decay=0.1),
+    "frozen layers": lambda game: game.net[0].requires_grad_(False) and None,  # type: ignore[index]
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_what_a_recording_takes_for_granted_is_recorded_anew_once_it_changed(
+    change: Callable[[deat.Game], None], recording_engine: deat.Engine
+) -> None:
+    method = deat.method("pgd-2")
+    game = game_of(method, conv_net(batch_norm=True, dropout=0.2), engine=recording_engine)
+
+    def recorded() -> list[int]:
+        """Which recordings play a batch."""
+        method.play(game, *images(), busy_budget(method))
+        kept.append([graph for graph, _ in game.runner.recorder._graphs.values()])  # type: ignore[union-attr]
+        return list(map(id, kept[-1]))
+
+    kept: list[list[Any]] = []
+    before = recorded()
+    assert recorded() == before
+    change(game)
+    after = recorded()
+    assert len(after) == len(before) == 3
+    assert not set(after) & set(before)
+    assert recorded() == after
 
 
 def test_each_gpu_is_recorded_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

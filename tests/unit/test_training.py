@@ -576,6 +576,7 @@ REFUSED = {
     "a map": (lambda: Wrong(lambda z, x: x), "one for each class"),
     "other images": (lambda: conv_net(channels=3), "cannot read images of shape"),
     "an assertion": (lambda: Wrong(reject), "cannot read images of shape"),
+    "changed images": (lambda: Wrong(lambda z, x: (x.sub_(0.1), z)[1]), "the model changes the images it is given"),
     "no gradient": (lambda: Wrong(lambda z, x: z.detach()), "no gradient leads from the model's answer to a parameter"),
     "nothing to train": (lambda: conv_net().requires_grad_(False), "nothing to train"),
     "no parameters": (lambda: nn.Flatten(), "nothing to train"),

@@ -53,8 +53,7 @@ def count_outputs(model: nn.Module, x: Tensor, source: Source) -> int:
     """The number of the model's logits, which may be more than the classes that the data shows, but not fewer."""
     given = x[:1].clone()
     logits: Any = first_answer(model, given)
-    if not torch.equal(given, x[:1]):
-        raise UsageError("the model changes the images it is given: write x = x - mean, say, in place of x -= mean.")
+    check_kept(given, x[:1])
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1 or not logits.is_floating_point():
         raise UsageError(
             f"the model answers one image with {in_words(logits)}; let it return logits of shape (images, classes)."
@@ -64,6 +63,12 @@ def count_outputs(model: nn.Module, x: Tensor, source: Source) -> int:
         hint = beyond(getattr(source, "images", None), outputs) or largest(source, outputs)
         raise UsageError(f"the model tells {outputs} classes apart, but the data has {source.num_classes}.{hint}")
     return outputs
+
+
+def check_kept(given: Tensor, before: Tensor) -> None:
+    """Refuse a model that has changed the images it was given: others would see them as it left them."""
+    if not torch.equal(given, before):
+        raise UsageError("the model changes the images it is given: write x = x - mean, say, in place of x -= mean.")
 
 
 def in_words(answer: object) -> str:

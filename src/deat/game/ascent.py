@@ -98,6 +98,11 @@ class Ascent:
         return self.loss == "kl"
 
     @property
+    def starts_unseen(self) -> bool:
+        """Whether it starts so near the clean image that half precision hardly tells their answers apart."""
+        return self.needs_reference and self.start == "jitter" and not self.persistent
+
+    @property
     def inner(self) -> InnerLoss:
         """The per-example loss that A ascends."""
         return INNER_LOSSES[self.loss]

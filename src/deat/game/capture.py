@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deat.game.round import Round
 from deat.recording import recording, refusing_waits, warming_up
@@ -18,10 +18,10 @@ WARM_UP = 2
 
 
 class Recorder:
-    """Plays moves as recorded graphs. `state` yields every tensor that a move may change."""
+    """Plays moves of a network as recorded graphs. `state` yields every tensor that a move may change."""
 
-    def __init__(self, state: Callable[[], Iterable[Tensor]]) -> None:
-        self.state = state
+    def __init__(self, net: nn.Module, state: Callable[[], Iterable[Tensor]]) -> None:
+        self.net, self.state = net, state
         self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, Round]] = {}
 
     def play(self, name: str, move: Move, r: Round) -> None:
@@ -48,7 +48,7 @@ class Recorder:
         return len(self._graphs)
 
     def _record(self, move: Move, r: Round) -> torch.cuda.CUDAGraph:
-        with self._untouched(r):
+        with self._untouched(r), _changed_in_place(self.net):
             for _ in range(WARM_UP):
                 move(r)
             with refusing_waits():
@@ -73,3 +73,17 @@ class Recorder:
     def _changing(self, r: Round) -> Iterator[Tensor]:
         yield from r.tensors()
         yield from self.state()
+
+
+@contextmanager
+def _changed_in_place(net: nn.Module) -> Iterator[None]:
+    """Refuse a network that puts new buffers in the place of old ones, which a recording would go on reading."""
+    held = [(module, dict(module._buffers)) for module in net.modules()]
+    try:
+        yield
+        replaced = [name for module, before in held for name in before if before[name] is not module._buffers.get(name)]
+        if replaced:
+            raise RuntimeError(f"its buffer {replaced[0]} is replaced by a new tensor, not changed in its place")
+    finally:
+        for module, before in held:
+            module._buffers.update(before)

@@ -22,6 +22,7 @@ from deat.game.engine import Engine
 from deat.game.first_layer import FirstLayer, find_first_layer
 from deat.game.meter import Meter
 from deat.game.objectives import Objective
+from deat.game.reach import Reach
 from deat.game.round import Budget, Cost, Round
 from deat.game.runner import Runner
 from deat.game.scaler import DeviceScaler
@@ -64,15 +65,15 @@ class Game:
         pixel_scale: Tensor | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.net, self.objective, self.optimizer = net, objective, optimizer
-        self.threat, self.ascent, self.ranks = threat, ascent, ranks
-        self.probe, self.engine = probe or Probe(), engine or Engine()
+        self.net, self.objective, self.optimizer, self.threat, self.ascent = net, objective, optimizer, threat, ascent
+        self.ranks, self.probe, self.engine = ranks, probe or Probe(), engine or Engine()
         device = self.engine.device
         self.dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
         self.pixel_scale = pixel_scale if self.probe.space == "normalised" else None
         self.meter = Meter(device, self.probe.over, ranks, self.engine.remedy)
         self.generator = torch.Generator(device)
         self.alpha, self.level = (torch.zeros((), dtype=self.dtype, device=device) for _ in range(2))
+        self.reach = Reach(device, ascent.starts_unseen and self.engine.precision != "fp32")
         self.cost = Cost()
         self.carry: Tensor | None = None
         self.among: int | None = None
@@ -94,6 +95,7 @@ class Game:
         r.valid.fill_(True)
         self.alpha.fill_(budget.alpha)
         self.level.fill_(budget.level)
+        self.reach.extend()
         r.delta.copy_(self._start(r, budget))
         if self.ascent.freeze is not None:
             self.ascent.freeze.open(r, self.level)
@@ -108,22 +110,23 @@ class Game:
         if self.ascent.compact:
             self._ascend_active_rows(r)
         else:
-            self._count_ascent()
+            self._count()
             self.runner.ready(r)
             self._play("ascend", self._ascend, r)
+        self.reach.retract()
         if self.probe.move == "ascend":
             self._play("measure", self._measure, r)
 
     def joint(self, r: Round) -> None:
         """J: one pass for both gradients; the optimiser steps theta, delta's gradient comes free."""
-        self._count_joint()
+        self._count(self._branches)
         self.runner.ready(r)
         self._play("joint", self._joint_and_update, r)
         self.runner.moved(by_optimizer=True)
 
     def accumulate(self, r: Round, move: Move) -> None:
         """J without its update, as `move` spells it: theta's gradient is added to what has accumulated."""
-        self._count_joint()
+        self._count(self._branches)
         if self.engine.records and not self.holds_gradients:
             self._hold_gradients()
         self.runner.ready(r)
@@ -136,6 +139,7 @@ class Game:
     def step(self, r: Round) -> None:
         """Step delta along the round's last gradient, project it, and leave frozen examples in place."""
         self._play("step", self.step_delta, r)
+        self.reach.retract()
 
     def close(self, r: Round) -> None:
         """Feed the meter once, and keep delta where it is carried over."""
@@ -239,24 +243,21 @@ class Game:
         with evaluating(self.net):
             yield
 
-    def _count_joint(self) -> None:
+    def _count(self, branches: int = 1) -> None:
         self.cost.backprops += 1
-        self.cost.passes += 2 * self._branches
-
-    def _count_ascent(self) -> None:
-        self.cost.backprops += 1
-        self.cost.passes += 2
+        self.cost.passes += 2 * branches
 
     def _ascend(self, r: Round) -> None:
         self._take_gradient(r)
         self.step_delta(r)
 
     def _take_gradient(self, r: Round) -> None:
-        delta = r.delta.detach().requires_grad_()
+        delta = self.reach.point(r.delta)
         with self.crafting(), self.engine.autocast():
             loss, logits = self.runner.attack(r.x, delta, r.y, r.reference)
         (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
         self.engine.unscale_into(r.grad, grad, len(r))
+        self.reach.undo(r.grad)
         if self.ascent.freeze is not None:
             self.ascent.freeze.update(r, logits.detach(), self.level, self.threat)
 
@@ -265,7 +266,7 @@ class Game:
         if len(index) == 0:
             return
         part = r.rows(index)
-        self._count_ascent()
+        self._count()
         self.runner.ready(part)
         self.runner.play("ascend", self._ascend, part, recorded=False)
         for name in ("delta", "grad", "counter", "active"):

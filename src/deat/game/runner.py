@@ -25,6 +25,10 @@ Attack = Callable[[Tensor, Tensor, Tensor, Tensor], Outcome]
 Step = Callable[..., Tensor]
 
 
+NUMBERS = ("p", "momentum")
+"""What a dropout and a batch norm are told, and a callback may tell them anew."""
+
+
 class Compiled:
     """The objective, for J, the inner loss, for A, YOPO's first layer and delta's step, compiled for one batch shape.
 
@@ -78,10 +82,10 @@ class Runner:
         self._net, self._objective, self._inner, self.engine = net, objective, inner, engine
         self.bare = _bare(objective)
         self._threat, self._optimizer, self._alone = threat, optimizer, alone
-        self.recorder = Recorder(state) if engine.records else None
+        self.recorder = Recorder(net, state) if engine.records else None
         self.compiled: Compiled | None = None
         self.whole = 0
-        self._learning, self._follows = self._who_learns(), False
+        self._granted, self._follows = self._taken_for_granted(), False
         self._known: set[tuple[str, torch.Size]] = set()
         self.warmed = 0.0
 
@@ -91,10 +95,10 @@ class Runner:
         return seconds
 
     def open(self, r: Round) -> bool:
-        """A round begins; whether layers were frozen since, or steps are watched, which nothing made before knows."""
-        anew = self._learning != (learning := self._who_learns()) or (self._follows and self._is_watched())
+        """A round begins; whether layers changed since, or steps are watched, which nothing made before knows."""
+        anew = self._granted != (granted := self._taken_for_granted()) or (self._follows and self._is_watched())
         if anew:
-            self._learning = learning
+            self._granted = granted
             self.use_compiled(self.engine.compiles)
         if self.engine.compiles and self.compiled is None and len(r.x) >= self.whole:
             held = self._net, self._objective, self._inner, self._threat, self.engine
@@ -200,8 +204,12 @@ class Runner:
     def _is_watched(self) -> bool:
         return bool(getattr(self._optimizer, "is_watched", False))
 
-    def _who_learns(self) -> list[bool]:
-        return [p.requires_grad for p in self._net.parameters()]
+    def _taken_for_granted(self) -> list[Any]:
+        """What a recording knows as it was: who learns, weight decay, and modes, dropout and momentum of layers."""
+        learns = [p.requires_grad for p in self._net.parameters()]
+        decays = [group.get("weight_decay") for group in self._optimizer.param_groups]
+        held = [vars(module) for module in self._net.modules()]
+        return [*learns, *decays, *(_number(values.get(name)) for values in held for name in ("training", *NUMBERS))]
 
     def _tell_optimizer(self, wanted: bool) -> None:
         """Whether to compile its step, if it is one that can, and to step halved weights with the others."""
@@ -240,6 +248,10 @@ class Runner:
             return
         warnings.warn(f"this network cannot be recorded as a CUDA graph, so it runs eagerly: {reason}", stacklevel=4)
         self.recorder, self.engine.records = None, False
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, (int, float)) else None
 
 
 def _compiled(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:

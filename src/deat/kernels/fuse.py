@@ -140,7 +140,14 @@ def _sum_behind(norm: fx.Node) -> fx.Node | None:
     after = only_user(norm)
     if after is None or not _is_sum(after) or _relu_behind(after) is None:
         return None
-    return after if after.args[0] is not after.args[1] and can_wait(norm, after) else None
+    waits = can_wait(norm, after) and not _is_shared_until(norm, after)
+    return after if after.args[0] is not after.args[1] and waits else None
+
+
+def _is_shared_until(norm: fx.Node, after: fx.Node) -> bool:
+    """Whether another batch norm before that node has the same running statistics, which know who came first."""
+    mean: Any = norm.args[1] if len(norm.args) > 1 else norm.kwargs.get("running_mean")
+    return isinstance(mean, fx.Node) and any(norm < user < after for user in mean.users)
 
 
 def _owns(node: Any, user: fx.Node) -> bool:

@@ -52,10 +52,10 @@ def serves(x: Tensor, weight: Tensor, bias: Tensor | None, pads: Size) -> bool:
 
 
 def _is_counted_in_32_bits(x: Tensor, weight: Tensor) -> bool:
-    """Whether both ends of the convolution are, whatever the padding."""
+    """Whether both ends of the convolution are, whatever the padding, and the images with channels of zeros added."""
     height, width = (size + LARGEST for size in x.shape[2:])
     reach = sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
-    return max(len(x) * height * width * max(weight.shape[:2]), reach) < 2**31
+    return max(len(x) * height * width * max(len(weight), CHANNELS), reach) < 2**31
 
 
 class Direct(torch.autograd.Function):

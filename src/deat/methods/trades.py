@@ -4,7 +4,8 @@ Idea: minimise CE(x) + beta * KL(p(x) || p(x + delta)), with delta crafted to ma
 `A^k J`, its J with two branches.
 Citation: Zhang et al., "Theoretically principled trade-off between robustness and accuracy", ICML 2019.
 Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1). Cost: 11 backprops a batch (24 forwards and
-backwards and one forward for the clean logits). M+TRADES: k at most 10; F+TRADES: tau 3.
+backwards and one forward for the clean logits). M+TRADES: k at most 10; F+TRADES: tau 3. In half precision the first
+gradient is taken 16 times as far out as the start, which rounding would hide (`game/reach`).
 """
 
 from deat.game.ascent import Ascent

@@ -81,8 +81,9 @@ def find_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
+        torch.empty(0, dtype=torch.float64, device=device)  # which sums are kept in; Apple's GPUs have none
+        torch.Generator(device)
+    except (RuntimeError, AssertionError, ImportError, NotImplementedError, TypeError) as error:
         reason = str(error).split("\n")[0]
         there = "'cpu', 'cuda' or 'auto'" if torch.cuda.is_available() else "'cpu' or 'auto'"
         raise UsageError(f"device {name!r} is not available here ({reason}). Use {there}.") from None
