@@ -21,7 +21,6 @@ from deat.methods import Method
 from deat.methods import method as find_method
 from deat.methods.tune import tune
 from deat.models import build
-from deat.models.weights import locate
 from deat.numbers import number
 from deat.paths import tidy
 from deat.radii import check_room
@@ -29,7 +28,7 @@ from deat.ranks import ALONE, Ranks
 from deat.seeding import derive
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
-from deat.training.fine_tuning import fine_tune, statistics_of
+from deat.training.fine_tuning import content_of, fine_tune, statistics_of
 from deat.training.fit import make_trainer
 from deat.training.modes import threaded, threads_of
 from deat.training.optimizers import DEFAULT_LR
@@ -144,11 +143,6 @@ class Run:
         """The weights that training is to start from, if any."""
         return None if self.goes_on else self.request.init
 
-    def check_start(self) -> None:
-        """Refuse weights to start from that are not there, where they are asked for only later."""
-        if self.start:
-            locate(Path(self.start))
-
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Mean and standard deviation that go before the network."""
@@ -228,6 +222,7 @@ class Run:
         doubts = reasons_against_exactness(trainer)
         return {
             "digest": digest({**config_of(trainer), **self.identity(trainer)}),
+            "digest_of_init": content_of(self.start) if self.start else None,
             "exact": not doubts,
             "not_exact_because": doubts,
             "request": {name: tidy(value) for name, value in asdict(self.request).items()},
