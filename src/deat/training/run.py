@@ -259,18 +259,23 @@ class Run:
 
     def _parts(self) -> tuple[Any, Any]:
         """The training part, and the held-out part where there is one and it is to be used."""
-        if not self.held_out:
-            return self.corpus.train, None
-        train, val = self.corpus.train.split(self.held_out, self.settings.seed)
-        check_fits(len(train), self.settings.batch_size, held_out=len(val))
+        train, val = self.corpus.train, self.own_val
+        if self.held_out:
+            train, val = train.split(self.held_out, self.settings.seed)
+            check_fits(len(train), self.settings.batch_size, held_out=len(val))
         return train, val if self.validates else None
 
     @property
     def held_out(self) -> int:
         """How many training images are held out to choose the best epoch."""
-        if self.request.held_out is not None:
-            return self.request.held_out
-        return 0 if self.settings.val_attack == "none" else min(1000, len(self.corpus.train) // 10)
+        usual = 0 if self.own_val or self.settings.val_attack == "none" else min(1000, len(self.corpus.train) // 10)
+        return usual if self.request.held_out is None else self.request.held_out
+
+    @property
+    def own_val(self) -> Part | None:
+        """The data's own images to choose the best epoch, unless others are asked for, or none."""
+        asked = self.request.held_out is not None or self.settings.val_attack == "none"
+        return None if asked else self.corpus.val
 
 
 def resolve(request: Request, *, recorded: bool = False, statistics: Statistics | None = None, **given: Any) -> Run:
