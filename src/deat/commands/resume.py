@@ -13,7 +13,7 @@ from deat.commands.session import Options, Session
 from deat.errors import CheckpointError
 from deat.paths import at_home
 from deat.ranks import Ranks
-from deat.training.folder import RUN, check_links
+from deat.training.folder import RUN, check_links, has_checkpoint
 from deat.training.record import REPAIR, check_start, confirmed, read_record, recorded_root
 from deat.training.run import resolve
 
@@ -46,7 +46,8 @@ def run_resume(order: Resume) -> int:
     """Resolve the recorded request again, and play on from the newest checkpoint."""
     folder = Path(order.run_folder).expanduser()
     if not (folder / RUN).is_file():
-        raise CheckpointError(f"there is no run in {str(folder)!r}: give the folder that `deat train` made.")
+        more = " Checkpoints of deat.fit are gone on with by the same call of fit." * has_checkpoint(folder)
+        raise CheckpointError(f"there is no run in {str(folder)!r}: give the folder that `deat train` made.{more}")
     check_links(folder)
     found = read_record(folder)
     request = replace(
