@@ -36,6 +36,8 @@ def test_of_a_large_streamed_set_no_more_files_are_read_than_are_worth_it(tmp_pa
     monkeypatch.setattr(copies, "MOST", 50)
     assert same_files(same, range(20), range(20, 40)) == [(0, 0), (1, 0)]
     assert len(read) <= 50
+    monkeypatch.setattr(copies, "LARGE", 19)
+    assert same_files(same, range(20), range(20, 40)) == []
 
 
 @pytest.mark.parametrize("most", [decoded.MAX_DECODED, 100], ids=["decoded", "streamed"])
