@@ -86,7 +86,7 @@ def lazy_images(folder: Path, times: int) -> LazyImages:
     """The files, each so many times, to be decoded when they are read."""
     names = tuple(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.jpg")))
     layout = arrange(names)
-    files = LazyImages(Loose(folder, names), *layout.train, layout.classes, SIDE)
+    files = LazyImages(Loose(folder, names), *layout.parts["train"], layout.classes, SIDE)
     return files.subset(torch.arange(len(files)).repeat(times))
 
 

@@ -1,4 +1,4 @@
-"""Radii that mean nothing on the images at hand: refused, or remarked on before training."""
+"""Radii that mean nothing on the images at hand: refused, or remarked on before any work."""
 
 import math
 from collections.abc import Sequence
@@ -33,12 +33,17 @@ def odd_radius(threat: ThreatModel, attacks: bool) -> list[str]:
     if threat.eps == 0:
         line = "eps is 0, so that the adversary can change nothing: this is natural training at a higher price"
         return [f"{line}. Use method natural, or a radius; usual for {threat.name} is {_usual(threat)}."] * attacks
-    if threat.eps >= LEAST.get(threat.name, 0.0):
+    return tiny_radius(threat)
+
+
+def tiny_radius(threat: ThreatModel) -> list[str]:
+    """That a radius is too small to say anything of robustness, as one of linf is in another norm."""
+    if threat.eps == 0 or threat.eps >= LEAST.get(threat.name, 0.0):
         return []
     other = ", and looks like one for linf" if threat.name != "linf" else ""
     return [
         f"{threat.name} eps {threat.eps:.3g} is less than anybody defends against{other}: usual is {_usual(threat)}. "
-        "Training goes on with it."
+        "It is taken all the same."
     ]
 
 

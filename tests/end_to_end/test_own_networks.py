@@ -20,6 +20,7 @@ from deat.methods import registry
 from deat.models.portable import normalization_of
 from deat.recipes import recipe as find_recipe
 from deat.recipes.overrides import override
+from deat.training.fit import make_trainer
 from deat.training.run import Request, resolve
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,47 @@ def run_of(**given: Any) -> Any:
 def train(*flags: str) -> int:
     how = "--data folder:photos --epochs 2 --batch-size 8 --held-out 4 --val-attack pgd-2 --device cpu --out run"
     return main(["train", *how.split(), *flags])
+
+
+@pytest.fixture
+def chosen_by(here: Path) -> Path:
+    """The same folder with a val part, of three dark images and one light one."""
+    for number, name in enumerate(("dark", "dark", "dark", "light")):
+        file = here / "photos" / "val" / name / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (30 + number, 90, 160)).save(file)
+    return here
+
+
+def test_a_val_folder_chooses_the_best_epoch_and_all_of_the_training_images_are_trained_on(chosen_by, capsys) -> None:
+    run = run_of(model="small")
+    trainer = run.trainer()
+    assert (trainer.train.num_examples, trainer.val.num_examples) == (24, 4)
+    assert torch.equal(next(trainer.val.epoch(0))[1], run.corpus.val.labels)
+    assert run.statistics.images == 24, "normalised by all of them too"
+    command = "train --data folder:photos --model small --epochs 1 --batch-size 8 --val-attack pgd-1 --out run"
+    assert main([*command.split(), "--device", "cpu"]) == 0
+    assert "24 images of 3x8x8 in 2 classes, 4 others to choose the best epoch" in capsys.readouterr().out
+    data = json.loads(Path("run/run.json").read_text())["data"]
+    assert (data["train"], data["held_out"]) == (24, 4)
+    assert run.baseline().trainer().val is None
+
+
+def test_images_are_held_out_of_the_training_part_where_that_is_asked_for(chosen_by) -> None:
+    trainer = run_of(model="small", held_out=6).trainer()
+    assert (trainer.train.num_examples, trainer.val.num_examples) == (18, 6)
+    assert run_of(model="small", held_out=0).trainer().val is None
+    given = {"epochs": 1, "batch_size": 8, "device": "cpu", "val_attack": "none"}
+    assert resolve(Request(data="folder:photos", model="small"), **given).trainer().val is None
+
+
+def test_fit_takes_a_folder_with_its_val_part_unless_another_is_given(chosen_by) -> None:
+    photos = deat.load_data("folder:photos")
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
+    settings = deat.Settings(batch_size=8)
+    asked = ((photos, None), (photos, 0.5), (photos, photos.train), (photos.train, None))
+    held = [make_trainer(net, train, val=val, settings=settings).val for train, val in asked]
+    assert [source and source.num_examples for source in held] == [4, 12, 24, None]
 
 
 def test_it_stands_behind_no_normalisation_unless_that_is_asked_for(here: Path) -> None:

@@ -212,6 +212,52 @@ def test_numbers_of_eight_bits_are_weights_if_they_are_finite(capsys):
     assert main(["import", "broken.pt"]) == 4
 
 
+class Spoilt:
+    """Weights that are lost after the first epoch, which so stays the best one."""
+
+    def on_epoch(self, trainer, stats, timing):
+        for weight in trainer.model.parameters():
+            weight.detach().zero_()
+
+
+def test_weights_of_checkpoints_that_fit_keeps_are_exported_best_and_last(capsys):
+    net = deat.build_model("small", num_classes=10, in_channels=1, image_size=8)
+    options = {
+        "val": 0.2,
+        "epochs": 2,
+        "method": "natural",
+        "lr": 0.05,
+        "normalize": ((0.3,), (0.4,)),
+        "progress": False,
+    }
+    result = deat.fit(net, deat.load_data("digits"), **options, callbacks=[Spoilt()], checkpoints="kept")
+    assert result.best.epoch == 0
+    for command in (["export", "kept"], ["export", "kept", "--epoch", "last", "--out", "last.safetensors"]):
+        assert main(command) == 0
+        assert "normalised by mean 0.3 and std 0.4" in capsys.readouterr().out
+    best, last = read("kept.safetensors"), read("last.safetensors")
+    assert best.keys() == last.keys() == net.state_dict().keys()
+    assert all(torch.equal(best[name], result.best.weights[f"net.{name}"]) for name in best)
+    assert not any(last[name].any() for name in last if name.endswith("weight"))
+
+
+KEPT = {
+    "report": (["report", "kept", "--no-figures"], 3, "deat export writes its weights"),
+    "resume": (["resume", "kept"], 4, "by the same call of fit"),
+    "evaluate": (["evaluate", "kept", "--data", "digits", "--model", "small"], 4, "its checkpoints: deat export kept"),
+    "init": (["train", "--init", "kept", "--epochs", "1"], 4, "its checkpoints: deat export kept"),
+}
+
+
+@pytest.mark.parametrize("command", KEPT)
+def test_commands_that_need_a_run_say_what_can_be_done_with_checkpoints_of_fit(command, capsys):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    deat.fit(net, deat.load_data("digits"), epochs=1, method="natural", checkpoints="kept", progress=False)
+    given, status, words = KEPT[command]
+    assert main(given) == status
+    assert words in capsys.readouterr().err
+
+
 def test_exported_weights_have_the_network_s_own_names_and_can_be_split(capsys):
     images(Path("set/train"))
     assert main([*FOLDER, "--model", "small", "--out", "run"]) == 0

@@ -122,11 +122,56 @@ def test_weights_that_a_run_began_with_are_not_needed_to_go_on_and_stay_recorded
     assert main([*fine_tuned, "--init", "nat.safetensors", "--inexact"]) == 0
 
 
+def rewrite_record(**change: object) -> None:
+    """Change what the run's record says."""
+    file = Path("run/run.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+
+
+def baseline() -> dict[str, float]:
+    """What natural training reached beside the run."""
+    return {row["name"]: row for row in json.loads(Path("run/scores.json").read_text())}["natural training"]["accuracy"]
+
+
+def test_baseline_starts_from_the_same_weights_whichever_command_goes_on(fine_tuned):
+    rewrite_record(options={"test_images": 100, "baseline": "yes"})
+    shutil.copytree("run", "copy")
+    auto = [*fine_tuned, "--init", "nat.safetensors", "--baseline", "yes", "--test-images", "100"]
+    assert main(auto) == 0
+    found = baseline()
+    shutil.rmtree("run")
+    shutil.move("copy", "run")
+    assert main(["resume", "run"]) == 0
+    assert baseline() == found
+
+
+@pytest.mark.parametrize("way", ["resume", "auto"])
+def test_run_does_not_go_on_with_weights_that_changed_since_it_began(way, fine_tuned, capsys):
+    command = ["resume", "run"] if way == "resume" else [*fine_tuned, "--init", "nat.safetensors"]
+    shutil.copy("nat.safetensors", "first.safetensors")
+    shutil.copy("other.safetensors", "nat.safetensors")
+    record = Path("run/run.json").read_bytes()
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert "'nat.safetensors' holds other weights than the run in 'run' began with. Put those back" in told
+    assert Path("run/run.json").read_bytes() == record
+    shutil.copy("first.safetensors", "nat.safetensors")
+    assert main(command) == 0
+
+
+def test_record_without_a_hash_of_its_first_weights_goes_on(fine_tuned):
+    assert len(json.loads(Path("run/run.json").read_text())["digest_of_init"]) == 64
+    rewrite_record(digest_of_init=None)
+    shutil.copy("other.safetensors", "nat.safetensors")
+    assert main(["resume", "run"]) == 0
+
+
 def test_weights_that_the_baseline_will_start_from_are_missed_before_training_goes_on(fine_tuned, capsys):
     Path("nat.safetensors").unlink()
     kept = search(Path("run")).newest
     assert main([*fine_tuned, "--init", "nat.safetensors", "--baseline", "yes"]) == 4
-    assert "no weights at nat.safetensors" in capsys.readouterr().err
+    assert "no weights at nat.safetensors" in (told := capsys.readouterr().err)
+    assert "--resume auto --baseline no" in told
     assert search(Path("run")).newest == kept
     assert main([*fine_tuned, "--init", "nat.safetensors", "--baseline", "no"]) == 0
 

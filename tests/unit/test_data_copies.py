@@ -3,9 +3,10 @@ from time import perf_counter
 import pytest
 import torch
 
-from deat.data import ImageSet
-from deat.data.copies import copied
-from helpers.data_sets import WRITERS, load, png, random_set, tree
+from deat.data import ImageSet, LazyImages, copies, decoded
+from deat.data.copies import copied, same_files
+from deat.data.files import Loose
+from helpers.data_sets import WRITERS, load, png, random_set, tree, write_folder
 
 
 @pytest.mark.parametrize("kind", ["set", "set.tar.gz", "set.zip"])
@@ -16,6 +17,46 @@ def test_test_images_that_are_copies_of_training_images_are_counted_at_every_sta
     for _ in range(2):
         with pytest.warns(UserWarning, match=r"^2 of 7 test images are copies .* 'test/.*' of 'train/cat/1\.png'"):
             load(path, tmp_path / "root")
+
+
+@pytest.mark.parametrize("kind", ["set", "set.tar", "set.zip"])
+def test_copies_are_found_among_images_that_are_streamed_too(kind, tmp_path):
+    files = {name: png(i, 600, 2) for i, name in enumerate(tree())}
+    files |= {"train/dog/8.png": png(40, 9, 9), "test/cat/0.png": files["train/cat/1.png"]}
+    path = WRITERS[kind](tmp_path / kind, files)
+    with pytest.warns(UserWarning, match=r"^1 of 6 test images are copies .* 'test/cat/0\.png' of 'train/cat/1\.png'"):
+        assert isinstance(load(path, tmp_path / "root").train, LazyImages)
+
+
+def test_of_a_large_streamed_set_no_more_files_are_read_than_are_worth_it(tmp_path, monkeypatch):
+    same = Loose(write_folder(tmp_path / "set", {f"{i}": b"same" for i in range(40)}), tuple(map(str, range(40))))
+    assert len(same_files(same, range(20), range(20, 40))) == 20
+    read, real = [], Loose.read
+    monkeypatch.setattr(Loose, "read", lambda self, index: read.append(index) or real(self, index))
+    monkeypatch.setattr(copies, "MOST", 50)
+    assert same_files(same, range(20), range(20, 40)) == [(0, 0), (1, 0)]
+    assert len(read) <= 50
+    monkeypatch.setattr(copies, "LARGE", 19)
+    assert same_files(same, range(20), range(20, 40)) == []
+
+
+@pytest.mark.parametrize("most", [decoded.MAX_DECODED, 100], ids=["decoded", "streamed"])
+def test_a_val_part_that_shares_images_with_the_test_part_chooses_nothing(most, tmp_path, monkeypatch):
+    monkeypatch.setattr(decoded, "MAX_DECODED", most)
+    files = tree() | {"val/cat/0.png": png(40), "val/dog/0.png": png(41)}
+    path = WRITERS["set"](tmp_path / "set", files | {"val/dog/1.png": files["test/dog/2.png"]})
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"^1 of 6 test images are copies of val images, .*is not used\.$"):
+            corpus = load(path, tmp_path / "root")
+        assert corpus.val is None
+        assert isinstance(corpus.train, LazyImages) == (most == 100)
+
+
+def test_a_val_part_that_shares_images_with_the_training_part_is_said(tmp_path):
+    files = tree()
+    files |= {"val/cat/0.png": files["train/cat/0.png"], "val/dog/0.png": png(41)}
+    with pytest.warns(UserWarning, match=r"^1 of 2 val images are copies of training images.* the best epoch"):
+        assert load(WRITERS["set"](tmp_path / "set", files), tmp_path / "root").val is not None
 
 
 def test_parts_without_a_common_image_are_not_spoken_of(tmp_path, recwarn):

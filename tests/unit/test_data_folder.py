@@ -41,7 +41,7 @@ def test_a_directory_and_every_kind_of_archive_give_the_same_set(kind, cache, tm
     assert corpus.train.classes == ("cat", "dog")
     assert corpus.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert torch.equal(corpus.train.images[4], to_tensor(open_image(files["train/dog/1.png"], "")))
-    names = [sorted(files)[i] for i in arrange(tuple(sorted(files))).test[0]]
+    names = [sorted(files)[i] for i in arrange(tuple(sorted(files))).parts["test"][0]]
     assert torch.equal(corpus.test.images, torch.stack([to_tensor(open_image(files[name], name)) for name in names]))
     assert corpus.test.labels.tolist() == ["dog" in name for name in names]
     assert (corpus.eps, corpus.pad, corpus.flip) == (8 / 255, 4, True)
@@ -54,7 +54,7 @@ def test_the_first_images_of_a_test_part_are_of_all_classes_and_keep_their_label
         monkeypatch.setattr(decoded, "decode", lambda *_: None)
     corpus = load(write_folder(tmp_path / "set", tree(per_class=50)), tmp_path / "root")
     assert 5 <= int(corpus.test.labels[:20].sum()) <= 15
-    names = arrange(tuple(sorted(tree(per_class=50)))).test
+    names = arrange(tuple(sorted(tree(per_class=50)))).parts["test"]
     assert sorted(names[0].tolist()) == list(range(100))  # "test/..." comes before "train/..."
     assert [int(member >= 50) for member in names[0]] == names[1].tolist() == corpus.test.labels.tolist()
 
@@ -120,7 +120,7 @@ def test_of_many_images_that_differ_the_first_are_named(tmp_path):
 
 
 def test_large_images_that_differ_are_resized_without_a_word(tmp_path):
-    files = {name: png(0, 600, 2) for name in tree(6)} | {"train/dog/2.png": png(0, 9, 9)}
+    files = {name: png(i, 600, 2) for i, name in enumerate(tree(6))} | {"train/dog/2.png": png(0, 9, 9)}
     assert isinstance(load(write_folder(tmp_path / "set", files), tmp_path / "root").train, LazyImages)
 
 

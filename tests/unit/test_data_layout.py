@@ -1,6 +1,7 @@
 import pytest
 
 import deat
+from deat.data import LazyImages, decoded
 from deat.errors import DataError, UsageError
 from helpers.data_sets import WRITERS, load, png, tree
 
@@ -20,15 +21,44 @@ def test_of_many_classes_that_the_test_part_lacks_the_first_are_named(tmp_path):
         load(path, tmp_path / "root", cache=False)
 
 
+VAL = {"val/cat/0.png": png(30), "val/dog/0.png": png(31)}
+
+
+@pytest.mark.parametrize("most", [decoded.MAX_DECODED, 100], ids=["decoded", "streamed"])
 @pytest.mark.parametrize("kind", ["set", "set.zip"])
-def test_a_val_part_beside_a_test_part_is_said_to_be_unused(kind, tmp_path):
-    path = WRITERS[kind](tmp_path / kind, tree() | {"val/cat/0.png": png(30), "val/dog/0.png": png(31)})
+def test_a_val_part_beside_a_test_part_is_a_part_of_its_own_at_every_start(kind, most, tmp_path, monkeypatch):
+    monkeypatch.setattr(decoded, "MAX_DECODED", most)
+    path = WRITERS[kind](tmp_path / kind, tree() | VAL)
     for _ in range(2):
-        with pytest.warns(UserWarning, match="^'val/' is not used, since 'test/' is the test part") as said:
-            corpus = load(path, tmp_path / "root")
-        assert len(said) == 1
+        corpus = load(path, tmp_path / "root")
+        assert isinstance(corpus.train, LazyImages) == (most == 100)
         assert corpus.test is not None
-        assert len(corpus.test) == 6
+        assert corpus.val is not None
+        assert (len(corpus.test), len(corpus.val)) == (6, 2)
+        assert sorted(corpus.val.labels.tolist()) == [0, 1]
+
+
+def test_a_val_part_without_a_test_part_is_the_test_part(tmp_path):
+    corpus = load(WRITERS["set"](tmp_path / "set", tree(test=None) | VAL), tmp_path / "root")
+    assert corpus.test is not None
+    assert len(corpus.test) == 2
+    assert corpus.val is None
+
+
+def test_a_folder_that_could_be_the_val_part_too_is_said_to_be_unused(tmp_path):
+    more = {name.replace("val/", "valid/"): png(40 + i) for i, name in enumerate(VAL)}
+    said = "^'valid/' is not used, since 'test/' is the test part and 'val/' is the val part"
+    with pytest.warns(UserWarning, match=said):
+        corpus = load(WRITERS["set"](tmp_path / "set", tree() | VAL | more), tmp_path / "root")
+    assert corpus.val is not None
+
+
+def test_classes_that_a_val_part_lacks_are_named_and_those_that_it_alone_has_refused(tmp_path):
+    lacking = {"val/cat/0.png": png(30)}
+    with pytest.warns(UserWarning, match="^the val part has no images of 'dog'"):
+        load(WRITERS["set"](tmp_path / "lacking", tree() | lacking), tmp_path / "root")
+    with pytest.raises(DataError, match="the val part has the class 'owl', which the training part does not have"):
+        load(WRITERS["set"](tmp_path / "more", tree() | VAL | {"val/owl/0.png": png(32)}), tmp_path / "root")
 
 
 FLAT = {"train/0.png": png(0), "train/1.png": png(1)}

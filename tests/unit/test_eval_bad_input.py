@@ -277,3 +277,12 @@ def test_a_ledger_that_cannot_be_written_or_read_is_refused(tmp_path):
         evaluate(conv_net(), images(), ledger=file / "rulings", **options)
     with pytest.raises(DeatError, match="cannot read rulings"):
         evaluate(conv_net(), images(), ledger=tmp_path, **options)
+
+
+def test_a_radius_that_says_nothing_of_robustness_is_remarked_on_unless_checks_are_off():
+    given = {"attacks": ["natural", "fgsm"], "progress": False}
+    with pytest.warns(RuntimeWarning, match="l2 eps 0.0314 is less than .* looks like one for linf") as said:
+        evaluate(conv_net(), images(), threat="l2:8/255", **given)
+    assert said[0].filename == __file__
+    evaluate(conv_net(), images(), threat="l2:8/255", sanity=False, **given)
+    evaluate(conv_net(), images(), threat="l2:0", **given)

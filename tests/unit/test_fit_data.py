@@ -1,7 +1,8 @@
 """Data that `deat.fit` cannot train on is refused by the image that is wrong, as the user counts, with what to do."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 import deat
 from deat.data import ImageSet, as_source, foreign
 from deat.errors import DataError, UsageError
-from helpers.nets import CLASSES, SIDE, Items, conv_net, learnable, same, weights
+from helpers.nets import CLASSES, SIDE, Items, conv_net, learnable, same, seeded, weights
 
 OPTIONS: dict[str, Any] = {
     "method": "fgsm",
@@ -216,18 +217,93 @@ def test_too_few_outputs_for_classes_with_names_say_nothing_of_labels_that_count
     assert message.endswith("one for each class. The classes are 'cat', 'cow', 'dog', 'hen'.")
 
 
-def test_fit_and_evaluate_say_alike_what_a_network_answers():
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = conv_net()
+class Answer(nn.Module):
+    """A network that answers with more than its logits."""
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.net(x), x
+    def __init__(self, how: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.net, self.how = conv_net(), how
 
-    assert "answers two images with a tuple; let it return logits" in refusal((X, Y), Both(), UsageError)
-    with pytest.raises(UsageError, match="answers one image with a tuple; let it return logits"):
-        deat.evaluate(Both(), (X, Y), threat="linf:0.1")
+    def forward(self, x: Tensor) -> Any:
+        return self.how(self.net(x), x)
+
+
+ANSWERS = {
+    "tuple": (lambda logits, x: (x, logits), "[1]"),
+    "dict": (lambda logits, x: {"features": x, "logits": logits}, "['logits']"),
+    "SimpleNamespace": (lambda logits, x: SimpleNamespace(loss=None, logits=logits), ".logits"),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_fit_and_evaluate_say_alike_what_a_network_answers_and_where_its_logits_are(kind):
+    how, place = ANSWERS[kind]
+    words = f"with a {kind}; let it return logits", f"Its {place} has that shape: wrap .* returns self.net(x){place}."
+    pattern = ".*".join(re.escape(part).replace(r"\.\*", ".*") for part in words)
+    assert re.search(f"two images {pattern}", refusal((X, Y), Answer(how), UsageError))
+    with pytest.raises(UsageError, match=f"one image {pattern}"):
+        deat.evaluate(Answer(how), (X, Y), threat="linf:0.1")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_network_of_half_precision_is_refused_with_what_makes_it_whole(dtype):
+    assert refusal((X, Y), conv_net().to(dtype), UsageError).endswith("torch.float32: give it as model.float().")
+
+
+@pytest.mark.parametrize(
+    ("pooled", "norm"), [((), nn.BatchNorm2d), ((nn.Flatten(),), nn.BatchNorm1d)], ids=["2d", "1d"]
+)
+def test_a_last_batch_of_one_is_refused_before_training_where_a_batch_norm_would_see_one_value(pooled, norm):
+    layers = nn.Conv2d(X.shape[1], 4, 3), nn.AdaptiveAvgPool2d(1), *pooled, norm(4), nn.Flatten(), nn.Linear(4, CLASSES)
+    words = f"41 images in batches of 8 leave a batch of one, on which {norm.__name__} cannot train here. Use another"
+    assert refusal((X[:41], Y[:41]), nn.Sequential(*layers)).startswith(words)
+    assert deat.fit(nn.Sequential(*layers), (X, Y), **OPTIONS).history
+    wide = nn.Sequential(layers[0], nn.BatchNorm2d(4), nn.Flatten(2), nn.BatchNorm1d(4), nn.AdaptiveAvgPool1d(1))
+    assert deat.fit(nn.Sequential(wide, nn.Flatten(), layers[-1]), (X[:41], Y[:41]), **OPTIONS).history
+
+
+class Told(Items):
+    """One whose labels are what a function makes of them."""
+
+    def __init__(self, tell: Callable[[int], Any]) -> None:
+        super().__init__(X, Y)
+        self.tell = tell
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index], self.tell(int(self.y[index]))
+
+
+class Whole(Items):
+    """One that gives an image by name, as some libraries' data sets do."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"image": self.x[index], "label": int(self.y[index])}
+
+
+def test_labels_that_are_texts_are_refused_with_what_numbers_them():
+    names = ["cat", "dog", "owl"]
+    for data in (Told(names.__getitem__), (X, [names[y] for y in Y])):
+        assert re.match(
+            "labels are texts, such as '(cat|dog|owl)'; expected class numbers. Number them: ", refusal(data)
+        )
+
+
+def test_labels_that_are_true_or_false_or_a_list_are_class_numbers():
+    two = [y > 0 for y in Y.tolist()]
+
+    def losses(data: Any) -> list[float]:
+        net = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(X[0].numel(), 2)), 0)
+        return [stats.loss for stats in deat.fit(net, data, **OPTIONS).history]
+
+    numbers = losses((X, torch.tensor(two).long()))
+    assert losses((X, two)) == losses((X, torch.tensor(two))) == numbers
+    assert losses(Told(bool)) == losses(Told(lambda y: int(y > 0)))
+
+
+def test_a_batch_that_is_no_pair_is_refused_with_what_it_holds():
+    assert refusal(Whole(X, Y)).startswith("a batch is a dict with 'image', 'label', not a pair.")
+    three = DataLoader(TensorDataset(X, Y, Y), 8)
+    assert refusal(three).startswith("a batch is a list of 3, not a pair.")
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())

@@ -15,7 +15,8 @@ from torch.nn.utils import parametrizations
 from deat.errors import CheckpointError
 from deat.models import build, load_weights, normalized, save_weights
 from deat.models import weights as weights_module
-from deat.models.portable import read_foreign, read_own
+from deat.models.portable import own, read_foreign
+from deat.tensorfile import read
 
 MEAN, STD = [0.4], [0.2]
 
@@ -205,7 +206,7 @@ def test_a_user_model_with_a_net_of_its_own_is_not_renamed(file):
 
 def test_parts_of_a_network_s_own_that_are_called_net_and_normalize_keep_their_names(tmp_path):
     save_weights(nn.ModuleDict({"net": nn.Linear(2, 2), "normalize": nn.Linear(2, 2)}), tmp_path / "own.safetensors")
-    tensors, normalization = read_own(tmp_path / "own.safetensors")
+    tensors, normalization = own(read(tmp_path / "own.safetensors"))
     assert (sorted(tensors)[0], normalization) == ("net.bias", {})
 
 

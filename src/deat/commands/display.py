@@ -65,6 +65,7 @@ def _images(run: Run) -> str:
     normalised = f"normalised by {in_words(run.statistics)}" if run.statistics else "not normalised"
     done = [normalised, *_changes(run)]
     held = f", {run.held_out:,} of them held out" if run.held_out else ""
+    held += f", {len(run.own_val):,} others to choose the best epoch" if run.own_val else ""
     train = run.corpus.train
     return f"{len(train):,} images of {shape} in {train.num_classes} classes{held}; {', '.join(done)}"
 

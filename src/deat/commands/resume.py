@@ -13,8 +13,8 @@ from deat.commands.session import Options, Session
 from deat.errors import CheckpointError
 from deat.paths import at_home
 from deat.ranks import Ranks
-from deat.training.folder import RUN, check_links
-from deat.training.record import REPAIR, confirmed, read_record, recorded_root
+from deat.training.folder import RUN, check_links, has_checkpoint
+from deat.training.record import REPAIR, check_start, confirmed, read_record, recorded_root
 from deat.training.run import resolve
 
 
@@ -46,7 +46,8 @@ def run_resume(order: Resume) -> int:
     """Resolve the recorded request again, and play on from the newest checkpoint."""
     folder = Path(order.run_folder).expanduser()
     if not (folder / RUN).is_file():
-        raise CheckpointError(f"there is no run in {str(folder)!r}: give the folder that `deat train` made.")
+        more = " Checkpoints of deat.fit are gone on with by the same call of fit." * has_checkpoint(folder)
+        raise CheckpointError(f"there is no run in {str(folder)!r}: give the folder that `deat train` made.{more}")
     check_links(folder)
     found = read_record(folder)
     request = replace(
@@ -56,12 +57,14 @@ def run_resume(order: Resume) -> int:
         data=at_home(found.request.data),
         data_root=order.data_root or recorded_root(found.request),
         download=False,  # nothing is fetched on a file's word
-        init=None,  # the checkpoint has the weights
+        init=at_home(found.request.init) if found.request.init else None,
     )
+    check_start(folder, request.init)
     kept = _kept(folder, found.options)
     ranks = Ranks.join(found.settings.device)
     with ranks.leader_first():
         run = resolve(request, recorded=not order.data_root, statistics=found.statistics, **asdict(found.settings))
+    run = replace(run, goes_on=True)  # the checkpoint has the weights
     if ranks.main:
         say_if_lent(run)
     options = Options(out=str(folder), inexact=order.inexact, json=order.json, **kept)

@@ -16,6 +16,7 @@ from deat.errors import CheckpointError, Interrupted, NumericalError
 from deat.evaluation.scoring import accuracies
 from deat.interruption import Interruption
 from deat.live import LiveLine, Screen, is_terminal, say_aside
+from deat.models.weights import locate
 from deat.paths import tidy
 from deat.plain import plain
 from deat.ranks import ALONE, Ranks
@@ -35,7 +36,7 @@ from deat.training.folder import (
     unwritable,
 )
 from deat.training.lines import EpochLines, describe
-from deat.training.record import started_from
+from deat.training.record import digest_of_start
 from deat.training.remarks import beforehand
 from deat.training.result import Result
 from deat.training.run import Run, say_nothing
@@ -45,6 +46,8 @@ from deat.training.watch import OverfitWatch
 from deat.writing import write_json
 
 ATTACKS = ("natural", "fgsm", "pgd-20")
+BASELESS = "put it back, or go on without that: the run's own `deat train` with --resume auto --baseline no"
+"""What is said to those who go on with a run whose baseline lacks its weights."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +141,7 @@ class Session:
             put_back(self.out)
 
     def _play(self, trainer: Trainer, folder: RunFolder, record: dict[str, Any]) -> int:
-        if self._wants_baseline():
-            self.run.baseline().check_start()
+        self._check_baseline()
         if self.watch:
             self.watch.log = self.out / WATCH if self.ranks.main else None
             trainer.callbacks.append(self.watch)
@@ -160,6 +162,15 @@ class Session:
         if self.ranks.main:
             self._finish(record, result)
         return 0
+
+    def _check_baseline(self) -> None:
+        """Miss weights that the baseline is to start from before the training, not after it."""
+        start = self.run.request.init
+        try:
+            if start and self._wants_baseline():
+                locate(Path(start))
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; the baseline starts from it too: {BASELESS}") from None
 
     def _held_scores(self) -> list[dict[str, Any]] | None:
         """The scores of a run that came to its end, unless others are asked for now."""
@@ -201,8 +212,8 @@ class Session:
         if trainer.ended:
             return True
         if self.options.inexact:
-            request = {**record["request"], "init": started_from(self.out)}
-            inexact = {**record, "request": request, "exact": False, "not_exact_because": ["resumed with --inexact"]}
+            begun = {**record, "digest_of_init": digest_of_start(self.out)}
+            inexact = {**begun, "exact": False, "not_exact_because": ["resumed with --inexact"]}
             self.ranks.by_main(lambda: folder.write_record(inexact))
         self.console.print(f"going on with {self.out} at {goes_on_at(trainer)}")
         return True

@@ -79,7 +79,7 @@ class Train:
     compact: bool = False
     """FAT and F+: shrink the batch instead of masking it."""
     held_out: MaybeWhole = None
-    """Training images held out to choose the best epoch (a tenth, at most 1000)."""
+    """Training images held out to choose the best epoch (a tenth, at most 1000; 0 where val/ is beside test/)."""
     val_attack: MaybeText = None
     """The attack on them: cw-20 (default), pgd-20, ..., or none."""
     watch: Watch = None

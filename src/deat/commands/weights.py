@@ -10,9 +10,10 @@ from deat.commands.display import in_words
 from deat.commands.flags import MaybeText
 from deat.data.statistics import Statistics
 from deat.errors import CheckpointError, UsageError
-from deat.models.portable import larger_than, note, read_foreign, read_own, size_of, write_sharded
-from deat.tensorfile import Tensors, dump
-from deat.training.folder import WEIGHTS
+from deat.models.portable import larger_than, note, own, read_foreign, size_of, write_sharded
+from deat.tensorfile import Tensors, dump, read
+from deat.training.folder import WEIGHTS, has_checkpoint
+from deat.training.kept import kept_weights
 from deat.writing import write_whole
 
 
@@ -32,10 +33,10 @@ class Import:
 
 @dataclass(frozen=True)
 class Export:
-    """Write a run's weights under the network's own names, for use without deat."""
+    """Write a run's weights, or those of fit's checkpoints, under the network's own names, for use without deat."""
 
     run_folder: Annotated[Positional[str], arg(name="run", metavar="RUN")]
-    """The run's folder."""
+    """The run's folder, or that of fit's checkpoints."""
     out: MaybeText = None
     """The new file (RUN.safetensors), or with --shard-size the new folder."""
     epoch: Literal["best", "last"] = "best"
@@ -65,12 +66,7 @@ def run_export(order: Export) -> int:
     """Write a run's weights under the network's own names."""
     most = size_of(order.shard_size) if order.shard_size else None
     folder = Path(order.run_folder).expanduser()
-    file = folder / order.epoch / WEIGHTS
-    if not file.is_file():
-        raise CheckpointError(
-            f"{order.run_folder!r} has no {order.epoch} weights: give a run's folder, with --epoch best or last."
-        )
-    tensors, normalization = read_own(file)
+    tensors, normalization = own(_weights(folder, order))
     usual = f"{folder.resolve().name}.safetensors" if most is None else f"{folder.resolve().name}-weights"
     target = Path(order.out or usual).expanduser()
     _check_new(target)
@@ -82,6 +78,19 @@ def run_export(order: Export) -> int:
     if normalization:
         print(f"the network expects images normalised by {in_words(Statistics(**normalization))}")
     return 0
+
+
+def _weights(folder: Path, order: Export) -> Tensors:
+    """The weights of the epoch that was asked for: those that have a name of their own, or a checkpoint's."""
+    file = folder / order.epoch / WEIGHTS
+    if file.is_file():
+        return read(file)
+    if has_checkpoint(folder):
+        return kept_weights(folder, order.epoch)
+    raise CheckpointError(
+        f"{order.run_folder!r} has no {order.epoch} weights: give a run's folder, with --epoch best or last, or one of "
+        "fit's checkpoints."
+    )
 
 
 def _write_parts(tensors: Tensors, target: Path, most: int, about: str | None) -> None:

@@ -1,7 +1,7 @@
 """One batch as somebody else's loader gives it."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from deat.data.ahead import Place
 from deat.data.content import are_images
+from deat.data.labels import named_by_text
 from deat.errors import DataError
 
-_PAIR = "Each batch must be a pair (images, labels) of tensors."
+_PAIR = "Each batch must be a pair (images, labels) of tensors, so a Dataset gives an image and its class number."
 
 
 class Batch(NamedTuple):
@@ -66,11 +67,15 @@ def _uneven(text: str, number: Callable[[int], int]) -> str:
 def pair_of(batch: Any) -> tuple[Tensor, Tensor]:
     """A batch's images and labels, of which there are as many."""
     if not isinstance(batch, list | tuple) or len(batch) != 2:
-        raise DataError(f"a batch is a {type(batch).__name__}, not a pair. {_PAIR}")
+        many = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
+        named = f" with {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else ""
+        raise DataError(f"a batch is a {type(batch).__name__}{many}{named}, not a pair. {_PAIR}")
     x, y = (torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in batch)
+    if isinstance(x, Tensor) and isinstance(y, list | tuple) and y and isinstance(y[0], str):
+        raise named_by_text(y[0])
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise DataError(f"a batch holds {type(x).__name__} and {type(y).__name__}. {_PAIR}")
     if x.ndim != 4 or len(x) != len(y):
         shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise DataError(f"a batch has shapes {shapes}; expected images (B, C, H, W) and labels (B,).")
-    return x, y
+    return x, y.long() if y.dtype == torch.bool else y

@@ -2,7 +2,7 @@
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,14 @@ class Corpus:
     flip: bool = False
     measured: bool = False
     """Whether mean and std, which nobody has published, are those of the training images."""
+    val: Part | None = None
+    """Images of its own to choose the best epoch, where it has them."""
     lent: Path | None = None
     """The folder it was found in, where that is not the user's own."""
 
     def __repr__(self) -> str:
-        return f"Corpus({self.name!r}, train={self.train!r}, test={self.test!r}, {self.norm} {self.eps:.4g})"
+        val = f" val={self.val!r}," if self.val else ""
+        return f"Corpus({self.name!r}, train={self.train!r}, test={self.test!r},{val} {self.norm} {self.eps:.4g})"
 
     def statistics(self, train: Part) -> Statistics | None:
         """What its images are normalised by: published numbers, or those of the part of it that is trained on."""
@@ -159,13 +162,15 @@ def _cifar(name: str, root: Path, also: Path | None, download: bool) -> Corpus:
 def _folder(path: Path, root: Path, size: int | None, cache: bool) -> Corpus:
     from deat.data import folder
 
-    train, test = folder.read(path, root / "decoded" if cache else None, size)
+    parts = folder.read(path, root / "decoded" if cache else None, size)
+    train = parts["train"]
     side = train.shape[-1]
     small = side <= _SMALL
     mean, std = _published(train) or (None, None)
     eps, pad = (8 / 255, 4) if small else (4 / 255, side // 8)
     name = tidy(f"folder:{path.name}")
-    return Corpus(name, train, test, mean=mean, std=std, eps=eps, pad=pad, flip=True, measured=mean is None)
+    found = Corpus(name, train, parts.get("test"), mean=mean, std=std, eps=eps, pad=pad, flip=True)
+    return replace(found, val=parts.get("val"), measured=mean is None)
 
 
 def _published(train: Part) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

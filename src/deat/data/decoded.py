@@ -3,7 +3,6 @@
 import json
 import os
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from deat.data.decode import fit_centre, open_image, size_of, to_tensor
 from deat.data.differing import differing
 from deat.data.files import Files
 from deat.data.imageset import ImageSet
+from deat.data.layout import Members
 from deat.errors import DataError
 
 MAX_DECODED = 4 << 30
@@ -26,29 +26,30 @@ _WORTH_THREADS = 3 * 128 * 128
 _SHOWN = 10
 """Images that cannot be read are named up to so many."""
 
-Members = tuple[Tensor, Tensor]
 Broken = dict[str, DataError]
 """What is wrong with images that cannot be read, by their names."""
 
 
 def decode(
-    files: Files, classes: tuple[str, ...], train: Members, test: Members | None, size: int | None
-) -> tuple[ImageSet, ImageSet | None] | None:
-    """Both parts decoded, or None if the images differ in size or would not fit in memory."""
-    shape = _common_shape(files, train, size)
-    members = torch.cat([part[0] for part in (train, test) if part]).tolist()
+    files: Files, classes: tuple[str, ...], parts: dict[str, Members], size: int | None
+) -> dict[str, ImageSet] | None:
+    """All parts decoded, or None if the images differ in size or would not fit in memory."""
+    shape = _common_shape(files, parts["train"], size)
+    members = torch.cat([part[0] for part in parts.values()]).tolist()
     if shape and len(members) * shape.numel() > MAX_DECODED:
         return None
-    held, other, broken = None, None, Broken()
-    if shape:
-        held = _decode_part(files, train, classes, shape, size, broken)
-        other = _decode_part(files, test, classes, shape, size, broken) if held and test else None
+    held, broken = dict[str, ImageSet](), Broken()
+    for name, part in parts.items():
+        found = _decode_part(files, part, classes, shape, size, broken) if shape else None
+        if found is None:
+            break
+        held[name] = found
     if broken:
         raise _unreadable(broken)
-    if held is None or (test and other is None):
+    if held.keys() != parts.keys():
         _warn_of_few(files, members)
         return None
-    return held, other
+    return held
 
 
 def _common_shape(files: Files, train: Members, size: int | None) -> torch.Size | None:
@@ -118,30 +119,25 @@ def _warn_of_few(files: Files, members: list[int]) -> None:
         warnings.warn(text, stacklevel=7)  # who called load
 
 
-def save(store: Path, key: str, train: ImageSet, test: ImageSet | None, remarks: list[str]) -> None:
+def save(store: Path, key: str, parts: dict[str, ImageSet], remarks: list[str]) -> None:
     """Keeps decoded parts under a key, with what a person is told of them."""
     with cache.build(store, key) as entry:
-        for name, part in _named(train, test):
+        for name, part in parts.items():
             np.save(entry / f"{name}_images.npy", part.images.numpy())
             np.save(entry / f"{name}_labels.npy", part.labels.numpy())
-        (entry / "classes.json").write_text(json.dumps(train.classes))
+        (entry / "classes.json").write_text(json.dumps(parts["train"].classes))
         (entry / "remarks.json").write_text(json.dumps(remarks))
 
 
-def _named(train: ImageSet, test: ImageSet | None) -> Iterator[tuple[str, ImageSet]]:
-    yield "train", train
-    if test is not None:
-        yield "test", test
-
-
-def load(store: Path, key: str) -> tuple[ImageSet, ImageSet | None, list[str]] | None:
+def load(store: Path, key: str) -> tuple[dict[str, ImageSet], list[str]] | None:
     """The parts kept under a key, mapped from disk, and what is said of them; or None."""
     entry = cache.find(store, key)
     if entry is None:
         return None
     classes = tuple(json.loads((entry / "classes.json").read_text()))
-    test = _load_part(entry, "test", classes) if (entry / "test_images.npy").exists() else None
-    return _load_part(entry, "train", classes), test, json.loads((entry / "remarks.json").read_text())
+    names = [name for name in ("train", "test", "val") if (entry / f"{name}_images.npy").exists()]
+    parts = {name: _load_part(entry, name, classes) for name in names}
+    return parts, json.loads((entry / "remarks.json").read_text())
 
 
 def _load_part(entry: Path, name: str, classes: tuple[str, ...]) -> ImageSet:

@@ -21,6 +21,9 @@ class Files(Protocol):
     def names(self) -> tuple[str, ...]:
         """The files' names, relative to the set."""
 
+    def size(self, index: int) -> int:
+        """How many bytes a file has."""
+
     def read(self, index: int) -> bytes:
         """One file's content."""
 
@@ -31,6 +34,13 @@ class Loose:
 
     root: Path
     names: tuple[str, ...]
+
+    def size(self, index: int) -> int:
+        """How many bytes a file has; none where it is gone."""
+        try:
+            return (self.root / self.names[index]).stat().st_size
+        except OSError:
+            return 0
 
     def read(self, index: int) -> bytes:
         """One file's content."""
@@ -54,6 +64,10 @@ class Slices:
     sizes: tuple[int, ...]
     folders: tuple[str, ...] = ()
     """All folders of the archive, with images or without."""
+
+    def size(self, index: int) -> int:
+        """How many bytes a file has."""
+        return self.sizes[index]
 
     def read(self, index: int) -> bytes:
         """One file's content."""
@@ -80,6 +94,10 @@ class Zipped:
     entries: tuple[ZipEntry, ...]
     folders: tuple[str, ...] = ()
     """All folders of the archive, with images or without."""
+
+    def size(self, index: int) -> int:
+        """How many bytes a file has."""
+        return self.entries[index].size
 
     def read(self, index: int) -> bytes:
         """One file's content, its checksum verified."""

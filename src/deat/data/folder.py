@@ -5,6 +5,7 @@ import json
 import os
 import stat
 import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -12,19 +13,19 @@ from pathlib import Path
 from deat.data import archive, cache, copies, decoded, turns
 from deat.data.files import Files, Loose, Slices, Zipped
 from deat.data.imageset import ImageSet
-from deat.data.layout import Layout, arrange, check_filled
+from deat.data.layout import Members, arrange, check_filled
 from deat.data.stream import SIDE, LazyImages, Part
 from deat.errors import DataError
 
-_FORMAT = 4
+_FORMAT = 5
 _DEPTH = 4
 
-Found = tuple[Part, Part | None, list[str]]
-"""Training and test part, and what a person is told of them at every start."""
+Found = tuple[Mapping[str, Part], list[str]]
+"""The parts by name, and what a person is told of them at every start."""
 
 
-def read(path: Path, store: Path | None, size: int | None = None) -> tuple[Part, Part | None]:
-    """The training and test parts under a path; `store` is where derived files are kept, None for nowhere."""
+def read(path: Path, store: Path | None, size: int | None = None) -> Mapping[str, Part]:
+    """The train, test and val parts under a path; `store` is where derived files are kept, None for nowhere."""
     if not path.exists():
         place = "" if path.is_absolute() else f" in {str(Path.cwd())!r}"
         raise DataError(
@@ -33,10 +34,10 @@ def read(path: Path, store: Path | None, size: int | None = None) -> tuple[Part,
     loose, folders = _walk(path) if path.is_dir() else (None, ())
     vacant = check_filled(loose.names, folders) if loose else []
     key = _fingerprint(path, loose, size)
-    train, test, remarks = _kept(store, key) or _made(path, loose, store, key, size)
+    parts, remarks = _kept(store, key) or _made(path, loose, store, key, size)
     for text in (*vacant, *remarks):
         warnings.warn(text, stacklevel=4)  # who called load
-    return train, test
+    return parts
 
 
 def _kept(store: Path | None, key: str) -> Found | None:
@@ -46,25 +47,20 @@ def _kept(store: Path | None, key: str) -> Found | None:
 def _made(path: Path, loose: Loose | None, store: Path | None, key: str, size: int | None) -> Found:
     """The parts decoded and kept, by whoever's turn comes first, or left to be streamed."""
     with _turn(path, store, key) as alone:
-        held = _kept(store, key)
-        if held is not None:
-            return held
+        kept = _kept(store, key)
+        if kept is not None:
+            return kept
         files = loose or _open(path, store, key)
         remarks = [] if isinstance(files, Loose) else check_filled(files.names, files.folders)
         layout = arrange(files.names, str(path))
         remarks += layout.remarks
-        parts = decoded.decode(files, layout.classes, layout.train, layout.test, size)
-        remarks += _copies(files, layout, parts) if parts else []
+        held = decoded.decode(files, layout.classes, layout.parts, size)
+        used = dict(layout.parts)
+        remarks += copies.remarks(files, used, held)
+        parts = {name: held[name] for name in used} if held else None
         if parts and store:
             _keep(store, key, parts, remarks, alone)
-        return *(parts or _lazy(files, layout, size)), remarks
-
-
-def _copies(files: Files, layout: Layout, parts: tuple[ImageSet, ImageSet | None]) -> list[str]:
-    train, test = parts
-    if test is None or layout.test is None:
-        return []
-    return copies.remarks(files, (train, layout.train[0]), (test, layout.test[0]))
+        return parts or _lazy(files, layout.classes, used, size), remarks
 
 
 def _turn(path: Path, store: Path | None, key: str) -> AbstractContextManager[bool]:
@@ -74,18 +70,16 @@ def _turn(path: Path, store: Path | None, key: str) -> AbstractContextManager[bo
     return turns.turn(store / f".{key}.lock")
 
 
-def _keep(store: Path, key: str, parts: tuple[ImageSet, ImageSet | None], remarks: list[str], alone: bool) -> None:
+def _keep(store: Path, key: str, parts: dict[str, ImageSet], remarks: list[str], alone: bool) -> None:
     # A full or read-only disk costs the next start its speed, not this run.
     with suppress(OSError):
-        decoded.save(store, key, *parts, remarks)
+        decoded.save(store, key, parts, remarks)
     if alone:  # where nobody waits for a turn, another may be reading it
         cache.drop(store, f"{key}-pack")
 
 
-def _lazy(files: Files, layout: Layout, size: int | None) -> tuple[LazyImages, LazyImages | None]:
-    side = size or SIDE
-    train = LazyImages(files, *layout.train, layout.classes, side)
-    return train, LazyImages(files, *layout.test, layout.classes, side) if layout.test else None
+def _lazy(files: Files, classes: tuple[str, ...], parts: dict[str, Members], size: int | None) -> dict[str, LazyImages]:
+    return {name: LazyImages(files, *members, classes, size or SIDE) for name, members in parts.items()}
 
 
 def _walk(root: Path) -> tuple[Loose, tuple[str, ...]]:

@@ -17,6 +17,14 @@ def malformed(labels: Tensor) -> DataError:
     )
 
 
+def named_by_text(label: str) -> DataError:
+    """The error for labels that are texts."""
+    return DataError(
+        f"labels are texts, such as {label[:40]!r}; expected class numbers. Number them: "
+        "{name: i for i, name in enumerate(sorted(set(names)))} says which is which."
+    )
+
+
 def _remedy(labels: Tensor) -> str:
     if labels.ndim == 2 and labels.shape[1] != 1:
         return "One-hot labels: pass labels.argmax(1)."

@@ -13,17 +13,20 @@ from deat.errors import DataError
 from deat.seeding import derive
 
 _TRAIN = "train"
-_TEST = ("test", "val", "valid", "validation")
+_OTHERS = ("test", "val", "valid", "validation")
 _SHOWN = 5
+
+Members = tuple[Tensor, Tensor]
+"""The file numbers and the class numbers of a part's images."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Which file belongs to which part and class: file numbers and class numbers for each part."""
+    """Which file belongs to which part and class."""
 
     classes: tuple[str, ...]
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor] | None
+    parts: dict[str, Members]
+    """The parts that there are: train, test, and val, which chooses the best epoch."""
     remarks: tuple[str, ...] = ()
     """What a person is told of it."""
 
@@ -31,23 +34,27 @@ class Layout:
 def arrange(names: tuple[str, ...], place: str = "") -> Layout:
     """Parts and classes from names: train/CLASS/… and test/CLASS/… (or val, valid), or CLASS/… alone."""
     folders = _strip([tuple(name.split("/")[:-1]) for name in names])
-    parts = {f[0] for f in folders if len(f) > 1}
+    outermost = {f[0] for f in folders if len(f) > 1}
     _check_classes({f[0]: len(f) > 1 for f in sorted(folders) if f})
-    if _TRAIN not in parts:
-        return _layout([(i, f[0]) for i, f in enumerate(folders) if f], None, place)
-    test = next((part for part in _TEST if part in parts), None)
-    inside = {part: [(i, f[1]) for i, f in enumerate(folders) if len(f) > 1 and f[0] == part] for part in parts}
-    found = _layout(inside[_TRAIN], _mixed(names, inside[test]) if test else None, place)
-    return replace(found, remarks=(*found.remarks, *_unused([part for part in _TEST if part in parts])))
+    if _TRAIN not in outermost:
+        return _layout({_TRAIN: [(i, f[0]) for i, f in enumerate(folders) if f]}, place)
+    inside = {part: [(i, f[1]) for i, f in enumerate(folders) if len(f) > 1 and f[0] == part] for part in outermost}
+    others = [part for part in _OTHERS if part in outermost]
+    mixed = {part: _mixed(names, inside[folder]) for part, folder in _roles(others).items()}
+    found = _layout({_TRAIN: inside[_TRAIN], **mixed}, place)
+    return replace(found, remarks=(*found.remarks, *_unused(others)))
 
 
-def _unused(tests: list[str]) -> tuple[str, ...]:
-    """What is said of parts that could be the test part beside the one that is."""
-    return tuple(
-        f"{part + '/'!r} is not used, since {tests[0] + '/'!r} is the test part: to choose the best epoch, images are "
-        f"held out of {_TRAIN + '/'!r} instead."
-        for part in tests[1:]
-    )
+def _roles(others: list[str]) -> dict[str, str]:
+    """The folder of each part beside train: the first is the test part, and one beside test/ chooses the best epoch."""
+    return dict(zip(("test", "val") if others[:1] == ["test"] else ("test",), others, strict=False))
+
+
+def _unused(others: list[str]) -> tuple[str, ...]:
+    """What is said of folders that could be a part beside those that are."""
+    roles = _roles(others)
+    used = " and ".join(f"{folder + '/'!r} is the {part} part" for part, folder in roles.items())
+    return tuple(f"{folder + '/'!r} is not used, since {used}." for folder in others[len(roles) :])
 
 
 def _check_classes(outermost: dict[str, bool]) -> None:
@@ -55,7 +62,7 @@ def _check_classes(outermost: dict[str, bool]) -> None:
 
     Beside folders of other names, train is a class, of vehicles say.
     """
-    if outermost.get(_TRAIN, True) or not outermost.keys() <= {_TRAIN, *_TEST}:
+    if outermost.get(_TRAIN, True) or not outermost.keys() <= {_TRAIN, *_OTHERS}:
         return
     raise DataError(
         f"the images lie in {_TRAIN + '/'!r} itself, which must hold one folder for each class: {_TRAIN}/CLASS/IMAGE."
@@ -81,33 +88,32 @@ def _outer(folders: list[tuple[str, ...]]) -> str | None:
     return outer.pop() if wrapped else None
 
 
-def _layout(train: list[tuple[int, str]], test: list[tuple[int, str]] | None, place: str) -> Layout:
-    if not train:
+def _layout(found: dict[str, list[tuple[int, str]]], place: str) -> Layout:
+    if not found[_TRAIN]:
         raise DataError(
             f"found no images in class folders of {place!r}; expected train/CLASS/IMAGE or CLASS/IMAGE, of "
             f"{', '.join(SUFFIXES)}."
         )
-    classes = tuple(sorted({c for _, c in train}))
-    seen = {c for _, c in test or ()}
+    classes = tuple(sorted({c for _, c in found[_TRAIN]}))
     number = {c: i for i, c in enumerate(classes)}
-    strange = sorted(seen - number.keys())
+    remarks = [text for part, pairs in found.items() for text in _missing(part, {c for _, c in pairs}, classes)]
+    return Layout(classes, {part: _numbers(pairs, number) for part, pairs in found.items()}, tuple(remarks))
+
+
+def _missing(part: str, seen: set[str], classes: tuple[str, ...]) -> Iterator[str]:
+    """What is said of classes that are trained on and a part lacks; one that is not trained on is refused."""
+    strange = sorted(seen.difference(classes))
     if strange:
-        raise DataError(f"the test part has the class {strange[0]!r}, which the training part does not have.")
-    remarks = _unjudged([c for c in classes if c not in seen]) if test else ()
-    return Layout(classes, _numbers(train, number), _numbers(test, number) if test else None, remarks)
+        raise DataError(f"the {part} part has the class {strange[0]!r}, which the training part does not have.")
+    missing = [c for c in classes if c not in seen]
+    if missing:
+        yield (
+            f"the {part} part has no images of {_first(missing)}, so accuracy on it says nothing of "
+            f"{'these classes' if missing[1:] else 'this class'}. Put images there, or remove it from train/."
+        )
 
 
-def _unjudged(missing: list[str]) -> tuple[str, ...]:
-    """What is said of classes that are trained on and not judged."""
-    if not missing:
-        return ()
-    return (
-        f"the test part has no images of {_first(missing)}, so accuracy on it says nothing of "
-        f"{'these classes' if missing[1:] else 'this class'}. Put test images there, or remove it from train/.",
-    )
-
-
-def _numbers(found: Iterable[tuple[int, str]], number: dict[str, int]) -> tuple[Tensor, Tensor]:
+def _numbers(found: Iterable[tuple[int, str]], number: dict[str, int]) -> Members:
     pairs = np.array([(i, number[c]) for i, c in found], dtype=np.int64)
     return torch.from_numpy(pairs[:, 0].copy()), torch.from_numpy(pairs[:, 1].copy())
 
@@ -141,9 +147,9 @@ def _places(holding: set[str], folders: Sequence[str], filled: set[str]) -> set[
     base = "" if outer is None or _TRAIN in folders else f"{outer}/"
     if f"{base}{_TRAIN}" not in folders:
         return {base.rstrip("/")}
-    tests = [f"{base}{part}" for part in _TEST if f"{base}{part}" in folders]
-    used = [part for part in tests if part in filled]
-    return {f"{base}{_TRAIN}", *(used[:1] or tests)}
+    others = [part for part in _OTHERS if f"{base}{part}" in folders]
+    used = [part for part in others if f"{base}{part}" in filled]
+    return {f"{base}{part}" for part in (_TRAIN, *(_roles(used).values() or others))}
 
 
 def _above(path: str) -> str:

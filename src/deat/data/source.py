@@ -16,7 +16,7 @@ from deat.data.content import check_fits
 from deat.data.corpus import Corpus, Part
 from deat.data.foreign import Batches, kind_of, load_items
 from deat.data.imageset import ImageSet
-from deat.data.labels import malformed
+from deat.data.labels import malformed, named_by_text
 from deat.data.resident import Resident
 from deat.data.stream import LazyImages, Stream
 from deat.errors import UsageError
@@ -158,9 +158,22 @@ def as_images(data: Any, num_classes: int | None = None) -> ImageSet | None:
         data = data.tensors
     if not isinstance(data, tuple | list) or len(data) != 2:
         return None
+    if isinstance(data[0], Tensor | np.ndarray) and isinstance(data[1], list | tuple):
+        data = (data[0], _listed(data[1]))
     if not all(isinstance(part, Tensor | np.ndarray) for part in data):
         return None
     return _pair(torch.as_tensor(data[0]), torch.as_tensor(data[1]), num_classes)
+
+
+def _listed(labels: Sequence[Any]) -> Any:
+    """Labels that are given as a list of numbers; what is none of those is left as it is."""
+    if labels and isinstance(labels[0], str):
+        raise named_by_text(labels[0])
+    try:
+        found = np.asarray(labels)
+    except (ValueError, TypeError):  # lists of lists, or tensors on a GPU
+        return labels
+    return found if found.dtype.kind in "biuf" else labels
 
 
 def _pair(images: Tensor, labels: Tensor, num_classes: int | None) -> ImageSet:

@@ -1,5 +1,6 @@
 """deat.evaluate: any model, any data, any attacks, in blocks that survive interruption."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from deat.evaluation.rulings import Images, Rulings
 from deat.evaluation.sanity import SLICE, Flag, after, before, compare, passes_after
 from deat.modes import device_of
 from deat.paths import tidy
-from deat.radii import check_room
+from deat.radii import check_room, tiny_radius
 from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
@@ -82,6 +83,8 @@ def evaluate(
     source = as_source(data, batch_size=block, device=device, shuffle=False)
     source.check()
     check_room(radius, source.shape)
+    for line in tiny_radius(radius) if sanity and ranks.main else ():
+        warnings.warn(line, RuntimeWarning, stacklevel=2)
     asked = Question(model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision)
     engine = choose_engine(engine, device, asked.images_of(source) * sum(map(passes, chosen)))
     session = Session(replace(asked, engine=engine, ledger=ledger, about=told, ranks=ranks))

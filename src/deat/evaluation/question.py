@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def count_outputs(model: nn.Module, x: Tensor, source: Source) -> int:
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1 or not logits.is_floating_point():
         raise UsageError(
             f"the model answers one image with {in_words(logits)}; let it return logits of shape (images, classes)."
+            f"{logits_in(logits, (1, source.num_classes))}"
         )
     outputs = int(logits.shape[1])
     if outputs < source.num_classes:
@@ -80,15 +82,40 @@ def in_words(answer: object) -> str:
 
 def first_answer(model: nn.Module, x: Tensor) -> Any:
     """What the model answers, or that it cannot take float32 images since its weights are of another type."""
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     try:
         with exactly(x.device), torch.no_grad(), evaluating(model):
             return model(x)
     except RuntimeError as error:
-        if not dtypes or x.dtype in dtypes:
-            raise
+        check_precision(model, error)
+        raise
+
+
+def check_precision(model: nn.Module, error: Exception) -> None:
+    """Refuse a model that failed since none of its weights are float32, as images are."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    if isinstance(error, RuntimeError) and dtypes and torch.float32 not in dtypes:
         named = " and ".join(sorted(map(str, dtypes)))
-        raise UsageError(f"the model's weights are {named}, and images {x.dtype}: give it as model.float().") from error
+        raise UsageError(
+            f"the model's weights are {named}, and images {torch.float32}: give it as model.float()."
+        ) from error
+
+
+def logits_in(answer: object, shape: tuple[int, int]) -> str:
+    """Where an answer of several parts holds logits of that shape, and how a model returns them alone."""
+    held = _parts(answer).items()
+    place = next((place for place, part in held if isinstance(part, Tensor) and part.shape == shape), None)
+    if place is None:
+        return ""
+    return f" Its {place} has that shape: wrap the model in a Module whose forward returns self.net(x){place}."
+
+
+def _parts(answer: object) -> dict[str, object]:
+    """What an answer holds, by how that is reached."""
+    if isinstance(answer, Mapping):
+        return {f"[{name!r}]": part for name, part in answer.items()}
+    if isinstance(answer, tuple | list):
+        return {f"[{number}]": part for number, part in enumerate(answer)}
+    return {f".{name}": part for name, part in getattr(answer, "__dict__", {}).items()}
 
 
 def check_model(model: Any) -> None:

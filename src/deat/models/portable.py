@@ -133,9 +133,8 @@ def _names(weights: Mapping[str, Any]) -> set[str]:
     return {str(name).removeprefix(PARALLEL) for name in weights}
 
 
-def read_own(file: Path) -> tuple[Tensors, dict[str, Any]]:
+def own(tensors: Tensors) -> tuple[Tensors, dict[str, Any]]:
     """A run's weights under the network's own names, and the normalisation that deat put before it."""
-    tensors = read(file)
     inside = {name: t for name, t in tensors.items() if name.startswith("net.")}
     front = {name: t.flatten().tolist() for name, t in tensors.items() if name.startswith("normalize.")}
     if front.keys() != {"normalize.mean", "normalize.std"} or len(inside) + len(front) != len(tensors):
@@ -146,7 +145,7 @@ def read_own(file: Path) -> tuple[Tensors, dict[str, Any]]:
 
 def normalization_of(file: Path) -> dict[str, Any]:
     """The mean and std that a file of weights, a run's or an exported one, says its network was trained behind."""
-    inside = read_own(file)[1]
+    inside = own(read(file))[1]
     try:
         noted = json.loads(note_of(file) or "{}").get("normalize", {})
     except (ValueError, AttributeError):  # somebody else's note

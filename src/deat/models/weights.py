@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from shlex import quote
 
 import safetensors
 from torch import Tensor, nn
@@ -114,7 +115,8 @@ def locate(path: Path) -> Path:
     if path.is_dir():
         file = next((path / name for name in IN_A_FOLDER if (path / name).is_file()), None)
         if file is None:
-            raise CheckpointError(f"no weights in folder {path}: it has none of {', '.join(IN_A_FOLDER)}")
+            exported = f". Those of its checkpoints: deat export {quote(str(path))}" if any(path.glob("ckpt-*")) else ""
+            raise CheckpointError(f"no weights in folder {path}: it has none of {', '.join(IN_A_FOLDER)}{exported}")
         return file
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}: give a .safetensors file or a run folder")

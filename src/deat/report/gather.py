@@ -13,7 +13,7 @@ from deat.plain import plain
 from deat.report.cells import samples
 from deat.report.collect import BENCH, Bench, OneRun, Row, collect, collect_run
 from deat.report.setups import SAME, marked, notes_on
-from deat.training.folder import RUN, WATCH
+from deat.training.folder import RUN, WATCH, has_checkpoint
 from deat.training.history import EpochWatch, read_watch
 
 ASIDE = ("seed", "data_root", "download", "device", "threads", "workers", "deterministic")
@@ -95,7 +95,10 @@ def unchecked(row: Row) -> list[int]:
 def _alone(path: Path) -> OneRun:
     """A run folder that was named by itself."""
     if not (path / RUN).is_file():
-        raise DataError(f"{str(path)!r} holds neither {RUN} nor {BENCH}; give folders that deat train or bench wrote.")
+        kept = " What deat.fit keeps has no record to report; deat export writes its weights." * has_checkpoint(path)
+        raise DataError(
+            f"{str(path)!r} holds neither {RUN} nor {BENCH}; give folders that deat train or bench wrote.{kept}"
+        )
     return _read(collect_run(path))
 
 

@@ -1,4 +1,4 @@
-"""What is known of runs without test figures: how their best epochs did on training images that were held out.
+"""What is known of runs without test figures: how their best epochs did on held-out images.
 
 These figures stand apart: no column of the results has them, and nothing is ranked by them.
 """

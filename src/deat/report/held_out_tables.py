@@ -10,10 +10,10 @@ from deat.report.held_out import HeldOut, held_out, to_evaluate
 from deat.report.sections import mark, record_row
 from deat.report.tables import minutes
 
-HEADING = "On held-out training images"
+HEADING = "On held-out images"
 NOTE = (
     "Accuracy in percent at the epoch that validation chose as the best, on the very images that it was chosen by: "
-    "training images that were held out. These are no test figures, and nothing is ranked by them."
+    "held out of the training images, or from val/. These are no test figures, and nothing is ranked by them."
 )
 FILLS = "This evaluates on test images what is not evaluated yet, and fills its columns:"
 

@@ -89,7 +89,7 @@ def _setting(record: dict[str, Any]) -> list[str]:
     return [
         f"{markdown(model['name'])} ({model['parameters']:,} parameters), {threat['norm']} eps {level(threat['eps'])}, "
         f"{settings['epochs']} epochs of {record['data']['train']:,} images in batches of {settings['batch_size']}, "
-        f"{record['data']['held_out']:,} training images held out to choose the best epoch, seed {settings['seed']}, "
+        f"{record['data']['held_out']:,} images held out to choose the best epoch, seed {settings['seed']}, "
         f"{record['precision']} on {record['device']}. Every setting is in run.json."
     ]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from deat.data.statistics import Statistics
+from deat.evaluation.ledger import fingerprint
 from deat.models import Normalize, load_weights, pixel_scale
 from deat.models.portable import normalization_of
 from deat.models.weights import locate
@@ -19,6 +20,12 @@ def statistics_of(weights: str | Path) -> Statistics | None:
         return None
     front = Normalize(**carried)  # which refuses what is none
     return Statistics(tuple(front.mean.flatten().tolist()), tuple(front.std.flatten().tolist()))
+
+
+def content_of(weights: str | Path) -> str:
+    """A hash of the tensors in a file or a folder of weights, by which they are known again."""
+    found = read(locate(Path(weights)))
+    return fingerprint(sorted(found), *(found[name] for name in sorted(found)))
 
 
 def fine_tune(model: nn.Module, weights: str) -> None:

@@ -67,8 +67,8 @@ def fit(
     also be a fraction of train to hold out. A loader's images are checked as they first come; it brings its own
     batches, and takes neither batch_size nor augment.
 
-    A Corpus, which deat.load_data gives, brings its own threat model and augmentation; with anything else the threat is
-    linf of 8/255 and images stay as they are, so that fit(model, photos.train) crops and flips nothing.
+    A Corpus, which deat.load_data gives, brings its own threat model, augmentation and val/ part; with anything else
+    the threat is linf of 8/255 and images stay as they are, so that fit(model, photos.train) crops and flips nothing.
     augment=photos.augment does, or another Augment(4), for images that are held in memory or decoded as they come.
 
     Nothing is put before the model unless asked for, on the command line as here. normalize=(mean, std) becomes its
@@ -155,6 +155,7 @@ def make_trainer(
     chosen, radius = find_method(method), find_threat(_usual_threat(train) if threat is None else threat)
     corpus = train if isinstance(train, Corpus) else None
     augment = check_augment(augment) or (corpus.augment if corpus else None)
+    val = corpus.val if corpus and val is None else val
     rest, held_out = divide(corpus.train if corpus else train, val, settings)
     source = open_source(rest, settings, augment=augment)
     source.check()

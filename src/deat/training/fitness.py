@@ -1,6 +1,7 @@
 """Whether a network can be trained on a source: its answers, its weights and its gradients, before any training."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from deat.data import Source
 from deat.data.labels import beyond, largest
 from deat.errors import DataError, UsageError
-from deat.evaluation.question import check_kept, in_words
+from deat.evaluation.question import check_kept, check_precision, in_words, logits_in
 from deat.loading import described
 from deat.modes import device_of, evaluating
 
@@ -34,32 +35,57 @@ def check_fit(model: nn.Module, source: Source, processes: int = 1, given: objec
         )
     if source.num_classes < 2:
         raise DataError("the data has a single class; there is nothing to tell apart.")
-    lengths = {source.batch_size, source.num_examples % source.batch_size} - {0}
-    lonely = any(length // processes <= 1 for length in lengths)
-    if lonely and any(isinstance(m, nn.BatchNorm1d) for m in model.modules()):
-        raise DataError(
-            f"{source.num_examples} images in batches of {source.batch_size} leave a process with a batch of one, on "
-            "which BatchNorm1d cannot train. Use another batch size, or one image less."
-        )
-    x = _two_images(model, source)
-    seen = x.clone()
-    try:
-        with evaluating(model):
-            logits = model(seen)
-    except Exception as error:  # whatever the user's own code may raise
-        raise UsageError(
-            f"the model cannot read images of shape {tuple(source.shape)}: {described(error)}"
-            f"{_order_hint(source.shape)}"
-        ) from error
-    check_kept(seen, x)
+    logits, lone = _answer(model, source, _is_lonely(source, processes))
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
         raise UsageError(
             f"the model answers two images with {in_words(logits)}; let it return logits of shape "
-            f"(2, {source.num_classes}), one for each class.{_classes_hint(logits, source, given)}"
+            f"(2, {source.num_classes}), one for each class.{logits_in(logits, (2, source.num_classes))}"
+            f"{_classes_hint(logits, source, given)}"
+        )
+    if lone:
+        whose = "a process with a batch" if processes > 1 else "a batch"
+        raise DataError(
+            f"{source.num_examples} images in batches of {source.batch_size} leave {whose} of one, on which {lone[0]} "
+            "cannot train here. Use another batch size, or one image less."
         )
     _check_gradient(logits)
     _check_weights(model)
     return logits.detach()
+
+
+def _is_lonely(source: Source, processes: int) -> bool:
+    """Whether a process has a batch of one image."""
+    lengths = {source.batch_size, source.num_examples % source.batch_size} - {0}
+    return any(length // processes <= 1 for length in lengths)
+
+
+def _answer(model: nn.Module, source: Source, lonely: bool) -> tuple[Any, list[str]]:
+    """What the model answers to two images, and the kinds of batch norm in it that an image alone is too few for."""
+    lone: list[str] = []
+
+    def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Note a batch norm that gets one value of each image and channel, and so of one image no deviation."""
+        if inputs[0].numel() == 2 * inputs[0].shape[1]:
+            lone.append(type(module).__name__)
+
+    norms = [m for m in model.modules() if lonely and isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    hooks = [norm.register_forward_pre_hook(look) for norm in norms]
+    x = _two_images(model, source)
+    seen = x.clone()
+    try:
+        with evaluating(model):
+            answer = model(seen)
+    except Exception as error:  # whatever the user's own code may raise
+        check_precision(model, error)
+        raise UsageError(
+            f"the model cannot read images of shape {tuple(source.shape)}: {described(error)}"
+            f"{_order_hint(source.shape)}"
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    check_kept(seen, x)
+    return answer, lone
 
 
 def _check_gradient(logits: Tensor) -> None:

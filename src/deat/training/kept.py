@@ -4,13 +4,15 @@ import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from deat.checkpoint.find import search
 from deat.checkpoint.lock import LOCK, owned
 from deat.checkpoint.store import NAME
 from deat.errors import CheckpointError, Interrupted, UsageError
 from deat.ranks import Ranks
+from deat.tensorfile import Tensors
 from deat.training.advice import goes_on_at, stopped_at
-from deat.training.checkpoints import Checkpoints, Say
-from deat.training.result import Result
+from deat.training.checkpoints import Checkpoints, Say, load
+from deat.training.result import Result, Snapshot
 from deat.training.trainer import Trainer
 
 AGAIN = "The same call goes on from there."
@@ -66,6 +68,20 @@ def fit_kept(trainer: Trainer, path: Path, *, inexact: bool, say: Say) -> Result
             return trainer.fit()
         except Interrupted as error:
             raise Interrupted(f"{error}{stopped_at(trainer)}; saved in {str(path)!r}. {AGAIN}") from None
+
+
+def kept_weights(path: Path, epoch: str) -> Tensors:
+    """The best epoch's weights in a folder of checkpoints, or the last ones that were kept."""
+    found = search(path)
+    if found.newest is None:
+        raise CheckpointError(f"no checkpoint in {str(path)!r} is whole: {'; '.join(found.problems)}.")
+    state = load(found.newest)["state"]
+    if not state["history"]:
+        raise CheckpointError(
+            f"no epoch of the training in {str(path)!r} is finished yet, so it has no weights to give."
+        )
+    best = state["best"]
+    return dict(best.weights if epoch == "best" and isinstance(best, Snapshot) else state["model"])
 
 
 def _taken_up(trainer: Trainer, path: Path) -> str:

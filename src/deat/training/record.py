@@ -13,6 +13,7 @@ from deat.models import Normalize
 from deat.paths import at_home, tidy
 from deat.threat import threat as find_threat
 from deat.training.advice import flag
+from deat.training.fine_tuning import content_of
 from deat.training.folder import RUN, held_record
 from deat.training.run import Request
 from deat.training.sameness import other_configuration
@@ -84,11 +85,22 @@ def started_from(folder: Path) -> str | None:
 
 
 def check_start(folder: Path, given: str | None) -> None:
-    """Refuse weights to start from that are not those which the run in a folder began with, by their names."""
+    """Refuse weights to start from that are not those which the run in a folder began with, by name and content."""
     before = started_from(folder)
     if _place(before) != _place(given):
         names = [json.dumps(tidy(name)) if name else "none" for name in (before, given)]
         raise other_configuration(folder, [f"init: {names[0]}, now {names[1]}"])
+    if given and Path(given).exists() and content_of(given) != (held := digest_of_start(folder)) and held:
+        raise UsageError(
+            f"{given!r} holds other weights than the run in {str(folder)!r} began with. Put those back, or start a run "
+            "of its own (--out). Without a baseline a run needs them no more: with that file away, it goes on."
+        )
+
+
+def digest_of_start(folder: Path) -> str | None:
+    """The hash of the weights that a run's record says it began with; older ones have none."""
+    found = (held_record(folder) or {}).get("digest_of_init")
+    return found if isinstance(found, str) else None
 
 
 def _place(weights: str | None) -> Path | None:

@@ -10,9 +10,14 @@ from deat.schedules import EpochRecord
 
 if TYPE_CHECKING:
     from deat.training.trainer import Trainer
+    from deat.training.validation import Validator
 
 FEW = 100
 """Held-out images below which one is worth more than a point, and epochs differ by less than chance does."""
+
+
+COMMON = 1.5
+"""How many times its equal share of the held-out images makes a class one that hides all others."""
 
 
 FORGOT = 0.3
@@ -64,6 +69,17 @@ def _at_chance(trainer: "Trainer") -> str | None:
         f"the weights that were kept (epoch {best.epoch + 1}) are at chance: without any attack {best.natural:.1%} of "
         f"{n:,} held-out images are right, and one answer for all gets {validator.chance:.1%}. Train with a smaller "
         "learning rate (lr, --lr), for more epochs or in smaller batches, or hold out more images (val, --held-out)."
+        f"{_unequal(validator)}"
+    )
+
+
+def _unequal(validator: "Validator") -> str:
+    """That one class is so common that answering it always looks best, where it is."""
+    if validator.chance <= COMMON / validator.source.num_classes:
+        return ""
+    return (
+        f" One class has {validator.chance:.0%} of these, so that a network that only knows that one looks best: take "
+        "as many images of each class, to train on and to choose by (val/, or val and a loader's sampler in Python)."
     )
 
 

@@ -21,7 +21,6 @@ from deat.methods import Method
 from deat.methods import method as find_method
 from deat.methods.tune import tune
 from deat.models import build
-from deat.models.weights import locate
 from deat.numbers import number
 from deat.paths import tidy
 from deat.radii import check_room
@@ -29,7 +28,7 @@ from deat.ranks import ALONE, Ranks
 from deat.seeding import derive
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
-from deat.training.fine_tuning import fine_tune, statistics_of
+from deat.training.fine_tuning import content_of, fine_tune, statistics_of
 from deat.training.fit import make_trainer
 from deat.training.modes import threaded, threads_of
 from deat.training.optimizers import DEFAULT_LR
@@ -144,11 +143,6 @@ class Run:
         """The weights that training is to start from, if any."""
         return None if self.goes_on else self.request.init
 
-    def check_start(self) -> None:
-        """Refuse weights to start from that are not there, where they are asked for only later."""
-        if self.start:
-            locate(Path(self.start))
-
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Mean and standard deviation that go before the network."""
@@ -228,6 +222,7 @@ class Run:
         doubts = reasons_against_exactness(trainer)
         return {
             "digest": digest({**config_of(trainer), **self.identity(trainer)}),
+            "digest_of_init": content_of(self.start) if self.start else None,
             "exact": not doubts,
             "not_exact_because": doubts,
             "request": {name: tidy(value) for name, value in asdict(self.request).items()},
@@ -264,18 +259,23 @@ class Run:
 
     def _parts(self) -> tuple[Any, Any]:
         """The training part, and the held-out part where there is one and it is to be used."""
-        if not self.held_out:
-            return self.corpus.train, None
-        train, val = self.corpus.train.split(self.held_out, self.settings.seed)
-        check_fits(len(train), self.settings.batch_size, held_out=len(val))
+        train, val = self.corpus.train, self.own_val
+        if self.held_out:
+            train, val = train.split(self.held_out, self.settings.seed)
+            check_fits(len(train), self.settings.batch_size, held_out=len(val))
         return train, val if self.validates else None
 
     @property
     def held_out(self) -> int:
         """How many training images are held out to choose the best epoch."""
-        if self.request.held_out is not None:
-            return self.request.held_out
-        return 0 if self.settings.val_attack == "none" else min(1000, len(self.corpus.train) // 10)
+        usual = 0 if self.own_val or self.settings.val_attack == "none" else min(1000, len(self.corpus.train) // 10)
+        return usual if self.request.held_out is None else self.request.held_out
+
+    @property
+    def own_val(self) -> Part | None:
+        """The data's own images to choose the best epoch, unless others are asked for, or none."""
+        asked = self.request.held_out is not None or self.settings.val_attack == "none"
+        return None if asked else self.corpus.val
 
 
 def resolve(request: Request, *, recorded: bool = False, statistics: Statistics | None = None, **given: Any) -> Run:

@@ -1,4 +1,4 @@
-"""Accuracy and loss on held-out training images, natural and under attack: what the best epoch is chosen by."""
+"""Accuracy and loss on held-out images, natural and under attack: what the best epoch is chosen by."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
