@@ -17,7 +17,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from gpu_timeline import Record, spans_of, timeline
+from gpu_timeline import spans_of, timeline
+from shared import Record, clocked, images, net_of
 from torch.profiler import ProfilerActivity, profile
 
 import deat
@@ -59,8 +60,8 @@ def measure(method: str) -> Record:
 def trained(method: str) -> Iterator["Player"]:
     """A trainer whose moves are compiled and recorded."""
     settings = deat.Settings(epochs=10, batch_size=SIZE, lr=0.01, rate="flat", device=gpu.DEVICE, engine="compile")
-    data = gpu.images(32, SIZE * gpu.MANY)
-    net = gpu.net_of("preact_resnet18")
+    data = images(32, SIZE * gpu.MANY)
+    net = net_of("preact_resnet18")
     trainer = deat.make_trainer(net, data, method=method, settings=settings, augment=Augment(4))
     player = Player(trainer, gpu.STEPS[method])
     with trainer.session():
@@ -97,7 +98,7 @@ class Player:
 
     def clocked(self) -> Record:
         """Milliseconds of a batch among many, and of the host to ask for one."""
-        seconds = min(gpu.clocked(self.play) for _ in range(3)) / len(self.trainer.train)
+        seconds = min(clocked(self.play) for _ in range(3)) / len(self.trainer.train)
         return {"ms": round(1000 * seconds, 4), "host_ms": round(1000 * median(self.asked()), 4)}
 
     def asked(self) -> Iterator[float]:
