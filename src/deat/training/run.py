@@ -31,12 +31,13 @@ from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.fine_tuning import fine_tune, statistics_of
 from deat.training.fit import make_trainer
+from deat.training.following import Callback
 from deat.training.modes import threaded, threads_of
 from deat.training.optimizers import DEFAULT_LR
 from deat.training.parts import open_source
 from deat.training.sameness import config_of, digest, reasons_against_exactness
 from deat.training.settings import Settings, find_device
-from deat.training.trainer import Callback, Trainer
+from deat.training.trainer import Trainer
 from deat.training.watch import OverfitWatch
 
 DEFAULTS: dict[str, dict[str, Any]] = {
