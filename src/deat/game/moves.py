@@ -77,8 +77,9 @@ class Game:
         self.carry: Tensor | None = None
         self.among: int | None = None
         own = weakref.proxy(self)  # else recordings would stay, and all they hold, until garbage is collected
-        held = net, objective, ascent.inner, threat, optimizer, self.engine, lambda: own.changing()
-        self.runner = Runner(*held, alone=not ranks.many)
+        self.runner = Runner(
+            net, objective, ascent.inner, threat, optimizer, self.engine, lambda: own.changing(), alone=not ranks.many
+        )
         self.holds_gradients = False
         self._first_layer: FirstLayer | None = None
         self._rounds: OrderedDict[torch.Size, Round] = OrderedDict()
@@ -137,7 +138,7 @@ class Game:
         if self.ascent.compact:
             self._ascend_active_rows(r)
         else:
-            self._count_ascent()
+            self._count_backprop()
             self.runner.ready(r)
             self._play("ascend", self._ascend, r)
         if self.probe.move == "ascend":
@@ -161,7 +162,7 @@ class Game:
         if len(index) == 0:
             return
         part = r.rows(index)
-        self._count_ascent()
+        self._count_backprop()
         self.runner.ready(part)
         self.runner.play("ascend", self._ascend, part, recorded=False)
         for name in ("delta", "grad", "counter", "active"):
@@ -169,7 +170,7 @@ class Game:
 
     def joint(self, r: Round) -> None:
         """J: one pass for both gradients; the optimiser steps theta, delta's gradient comes free."""
-        self._count_joint()
+        self._count_backprop(self._branches)
         self.runner.ready(r)
         self._play("joint", self._joint_and_update, r)
         self.runner.moved(by_optimizer=True)
@@ -214,7 +215,7 @@ class Game:
 
     def accumulate(self, r: Round, move: Move) -> None:
         """J without its update, as `move` spells it: theta's gradient is added to what has accumulated."""
-        self._count_joint()
+        self._count_backprop(self._branches)
         if self.engine.records and not self.holds_gradients:
             self._hold_gradients()
         self.runner.ready(r)
@@ -304,13 +305,9 @@ class Game:
         loss = getattr(getattr(self.objective, "module", self.objective), "loss", None)
         return int(getattr(loss, "branches", 1))
 
-    def _count_ascent(self) -> None:
+    def _count_backprop(self, branches: int = 1) -> None:
         self.cost.backprops += 1
-        self.cost.passes += 2
-
-    def _count_joint(self) -> None:
-        self.cost.backprops += 1
-        self.cost.passes += 2 * self._branches
+        self.cost.passes += 2 * branches
 
     def _play(self, name: str, move: Move, r: Round) -> None:
         self.runner.play(name, move, r, recorded=not (self.ranks.many and name in MEETINGS))
