@@ -60,7 +60,7 @@ class Seekable(Protocol):
 
 
 @runtime_checkable
-class Staffed(Protocol):
+class HasWorkers(Protocol):
     """What a Source is that has worker processes."""
 
     def dismiss(self) -> None:
@@ -68,13 +68,13 @@ class Staffed(Protocol):
 
 
 @contextmanager
-def staffed(*sources: Source | None) -> Iterator[None]:
+def ending_workers(*sources: Source | None) -> Iterator[None]:
     """Workers that the sources take on inside have ended afterwards."""
     try:
         yield
     finally:
         for source in sources:
-            if isinstance(source, Staffed):
+            if isinstance(source, HasWorkers):
                 source.dismiss()
 
 

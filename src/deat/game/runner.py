@@ -73,7 +73,7 @@ class Runner:
         optimizer: torch.optim.Optimizer,
         engine: Engine,
         state: Callable[[], Iterable[Tensor]],
-        alone: bool = True,
+        alone: bool,
     ) -> None:
         self._net, self._objective, self._inner, self.engine = net, objective, inner, engine
         self.bare, self._attack = _bare(objective), _attack(net, inner)
@@ -155,7 +155,7 @@ class Runner:
     def _halves(self) -> Halves | None:
         return self.compiled.halves if self.compiled else None
 
-    def objective(self, r: Round, delta: Tensor, layer: FirstLayer | None = None) -> Outcome:
+    def objective(self, r: Round, delta: Tensor, layer: FirstLayer | None) -> Outcome:
         """The objective's outcome on a round; a layer that is given adds its probes, and meets no other processes."""
         found = self._compiled_for(r.x)
         if layer is None:

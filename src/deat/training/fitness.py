@@ -21,7 +21,7 @@ def idle_parameters(model: nn.Module, source: Source) -> list[str]:
     return [name for name, grad in zip(learning, found, strict=True) if grad is None]
 
 
-def check_fit(model: nn.Module, source: Source, processes: int = 1, given: object = None) -> Tensor:
+def check_fit(model: nn.Module, source: Source, processes: int, given: object) -> Tensor:
     """Refuse a model that has nothing to train or does not give one logit per class; its answer to two images.
 
     given is the data that the source is made of, before images were held out, by whose numbers they are named.

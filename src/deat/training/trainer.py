@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from deat.data.order import batch_length
-from deat.data.source import Source, staffed
+from deat.data.source import Source, ending_workers
 from deat.errors import Interrupted, NumericalError
 from deat.evaluation.question import check_model
 from deat.game.meter import EpochRecord
@@ -32,7 +32,7 @@ from deat.training.failures import check_determinism, is_shortage, located, shor
 from deat.training.following import Callback, Keeper, check_callbacks
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
-from deat.training.modes import lent, threads_of
+from deat.training.modes import threads_of, torch_modes
 from deat.training.optimizers import OptimizerFactory, Steering, check_factory, described, load_state, sgd
 from deat.training.pace import Pace, Steady
 from deat.training.remarks import afterwards
@@ -310,6 +310,7 @@ class Trainer:
     def session(self) -> Iterator[None]:
         """Threads and torch's random state are the trainer's inside, and the caller's again afterwards; workers end."""
         # A recording is made once and played often, so the fastest convolutions are worth a search.
-        modes = lent(self.threads, search=self.engine.records, deterministic=self.settings.deterministic)
-        with on(self.engine.device), modes, staffed(self.train, self.val), self.streams.private(self.engine.device):
+        modes = torch_modes(self.threads, search=self.engine.records, deterministic=self.settings.deterministic)
+        device = self.engine.device
+        with on(device), modes, ending_workers(self.train, self.val), self.streams.private(device):
             yield
