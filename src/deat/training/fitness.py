@@ -26,6 +26,20 @@ def check_fit(model: nn.Module, source: Source, processes: int, given: object) -
 
     given is the data that the source is made of, before images were held out, by whose numbers they are named.
     """
+    _check_before(model, source, processes)
+    logits = _answer(model, source)
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
+        raise UsageError(
+            f"the model answers two images with {in_words(logits)}; let it return logits of shape "
+            f"(2, {source.num_classes}), one for each class.{_classes_hint(logits, source, given)}"
+        )
+    _check_gradient(logits)
+    _check_weights(model)
+    return logits.detach()
+
+
+def _check_before(model: nn.Module, source: Source, processes: int) -> None:
+    """Refuse what cannot be trained whatever the model answers."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("the model has no parameter that requires a gradient; there is nothing to train.")
     if not torch.is_grad_enabled():
@@ -41,23 +55,19 @@ def check_fit(model: nn.Module, source: Source, processes: int, given: object) -
             f"{source.num_examples} images in batches of {source.batch_size} leave a process with a batch of one, on "
             "which BatchNorm1d cannot train. Use another batch size, or one image less."
         )
+
+
+def _answer(model: nn.Module, source: Source) -> object:
+    """What the model answers to two images."""
     x = _two_images(model, source)
     try:
         with evaluating(model):
-            logits = model(x)
+            return model(x)
     except Exception as error:  # whatever the user's own code may raise
         raise UsageError(
             f"the model cannot read images of shape {tuple(source.shape)}: {described(error)}"
             f"{_order_hint(source.shape)}"
         ) from error
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
-        raise UsageError(
-            f"the model answers two images with {in_words(logits)}; let it return logits of shape "
-            f"(2, {source.num_classes}), one for each class.{_classes_hint(logits, source, given)}"
-        )
-    _check_gradient(logits)
-    _check_weights(model)
-    return logits.detach()
 
 
 def _check_gradient(logits: Tensor) -> None:
