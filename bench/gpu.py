@@ -21,7 +21,6 @@ import gc
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,12 +28,12 @@ import torch
 from gpu_page import render
 from gpu_source import made_by
 from plain import Images, Script, fat_epoch, free_epoch, mart_epoch, pgd_epoch, trades_epoch, yopo_epoch
-from shared import Record, clocked, gpu_machine, images, net_of, write_result
+from shared import Record, clocked, fixed_budget, gpu_machine, images, net_of, trainer_of, write_result
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import deat
-from deat.data import Augment, ImageSet
+from deat.data import ImageSet
 from deat.kernels import are_built
 
 STEPS = {"pgd-7": 7, "m+deat": 2, "trades": 10, "m+mart": 2, "fat-5": 5, "yopo-5-3": 4}
@@ -129,9 +128,8 @@ def measure(name: str) -> Record:
 
 def deat_side(network: str, method: str, size: int, engine: str, data: ImageSet) -> Record:
     """deat's trainer, playing passes of a fixed budget."""
-    settings = deat.Settings(epochs=10, batch_size=size, lr=0.01, rate="flat", device=DEVICE, engine=engine)
-    trainer = deat.make_trainer(net_of(network), data, method=method, settings=settings, augment=Augment(4))
-    budget = replace(trainer.schedule.budget(trainer.state, 0), k=STEPS[method], alpha=2 / 255)
+    trainer = trainer_of(net_of(network), data, method, size, engine, DEVICE)
+    budget = fixed_budget(trainer, STEPS[method])
     first = engine == "compile" and not are_built()
 
     def play() -> None:

@@ -13,18 +13,14 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from gpu_batches import batches
 from gpu_profile_page import batch_lines, draw, render
 from gpu_source import made_by
-from shared import Record, gpu_machine, images, net_of, write_result
+from shared import Record, fixed_budget, gpu_machine, images, net_of, trainer_of, write_result
 from torch.profiler import ProfilerActivity, profile
-
-import deat
-from deat.data import Augment
 
 KINDS = (
     ("convolutions, weight gradients", ("wgrad", "init_device_workspace", "ReduceSplitK")),
@@ -74,11 +70,9 @@ def moves(engine: str) -> Record:
 @contextmanager
 def recorded(engine: str) -> Iterator[dict[str, torch.cuda.CUDAGraph]]:
     """PGD's two moves, as a trainer records them, and what they are played on."""
-    settings = deat.Settings(epochs=10, batch_size=128, lr=0.01, rate="flat", device="cuda", engine=engine)
-    data = images(32, 128 * 8)
-    trainer = deat.make_trainer(net_of("preact_resnet18"), data, method="pgd-7", settings=settings, augment=Augment(4))
+    trainer = trainer_of(net_of("preact_resnet18"), images(32, 128 * 8), "pgd-7", 128, engine, "cuda")
     with trainer.session():
-        trainer.play_epoch(replace(trainer.schedule.budget(trainer.state, 0), k=7))
+        trainer.play_epoch(fixed_budget(trainer, 7))
         recorder = trainer.game.runner.recorder
         assert recorder is not None, "nothing was recorded"
         assert trainer.engine.name == engine, f"it ran {trainer.engine.name}"

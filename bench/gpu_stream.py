@@ -15,7 +15,6 @@ It writes the JSON file and a table beside it, with every row.
 import argparse
 import os
 import tempfile
-from dataclasses import replace
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from shared import Record, clocked, gpu_machine, images, net_of, write_result
+from shared import Record, clocked, fixed_budget, gpu_machine, images, net_of, trainer_of, write_result
 
-import deat
-from deat.data import Augment, LazyImages
+from deat.data import LazyImages
 from deat.data.files import Loose
 from deat.data.layout import arrange
 
@@ -88,11 +86,8 @@ def lazy_images(folder: Path, times: int) -> LazyImages:
 
 def seconds_of(method: str, data: Any, workers: int | None) -> float:
     """A pass over the data, after a part of one that warms up and a whole one."""
-    settings = deat.Settings(
-        epochs=10, batch_size=BATCH, lr=0.01, rate="flat", device=DEVICE, engine="compile", workers=workers
-    )
-    trainer = deat.make_trainer(net_of("resnet50"), data, method=method, settings=settings, augment=Augment(4))
-    budget = replace(trainer.schedule.budget(trainer.state, 0), k=STEPS[method], alpha=2 / 255)
+    trainer = trainer_of(net_of("resnet50"), data, method, BATCH, "compile", DEVICE, workers=workers)
+    budget = fixed_budget(trainer, STEPS[method])
 
     def play(first: int) -> None:
         trainer.step = first

@@ -3,6 +3,7 @@
 import json
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 from torch import nn
 
 import deat
-from deat.data import ImageSet
+from deat.data import Augment, ImageSet
+from deat.game.round import Budget
 from deat.versions import versions
 
 Record = dict[str, Any]
@@ -28,6 +30,19 @@ def images(side: int, count: int) -> ImageSet:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
     return ImageSet(pixels, torch.randint(0, 10, (count,), generator=generator), tuple("0123456789"))
+
+
+def trainer_of(
+    net: nn.Module, data: Any, method: str, size: int, engine: str, device: str, **more: Any
+) -> deat.Trainer:
+    """A trainer as every benchmark of a GPU has it, augmentation included."""
+    settings = deat.Settings(epochs=10, batch_size=size, lr=0.01, rate="flat", device=device, engine=engine, **more)
+    return deat.make_trainer(net, data, method=method, settings=settings, augment=Augment(4))
+
+
+def fixed_budget(trainer: deat.Trainer, k: int) -> Budget:
+    """What a batch spends that plays k attack steps, whatever the schedule says."""
+    return replace(trainer.schedule.budget(trainer.state, 0), k=k, alpha=2 / 255)
 
 
 def clocked(work: Callable[[], object]) -> float:
