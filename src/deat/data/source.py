@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from deat.data.ahead import EpochLoader
 from deat.data.augment import Augment, check_augment
 from deat.data.content import check_fits
-from deat.data.corpus import Corpus, Part
+from deat.data.corpus import Corpus
 from deat.data.foreign import Batches, kind_of, load_items
 from deat.data.imageset import ImageSet
 from deat.data.labels import malformed
 from deat.data.resident import Resident
-from deat.data.stream import LazyImages, Stream
+from deat.data.stream import LazyImages, Part, Stream
 from deat.errors import UsageError
 from deat.ranks import Share
 
