@@ -31,7 +31,6 @@ from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.fine_tuning import fine_tune, statistics_of
 from deat.training.fit import make_trainer
-from deat.training.following import Callback
 from deat.training.modes import threaded, threads_of
 from deat.training.optimizers import DEFAULT_LR
 from deat.training.parts import open_source
@@ -109,12 +108,7 @@ class Run:
     recorded: Statistics | None = None
     goes_on: bool = False
 
-    def trainer(
-        self,
-        callbacks: tuple[Callback, ...] = (),
-        ranks: Ranks = ALONE,
-        say: Callable[[str], None] = say_nothing,
-    ) -> Trainer:
+    def trainer(self, ranks: Ranks = ALONE, say: Callable[[str], None] = say_nothing) -> Trainer:
         """A trainer on this run's training set, its validation part held out; say is told of strange outputs."""
         train, val = self._parts()
         return make_trainer(
@@ -125,7 +119,6 @@ class Run:
             threat=self.threat,
             settings=self.settings,
             augment=self.augment,
-            callbacks=callbacks,
             ranks=ranks,
             say=say,
         )
