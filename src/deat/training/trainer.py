@@ -296,15 +296,9 @@ class Trainer:
 
     def _timing(self, record: EpochRecord, started: float, played: float) -> EpochTiming:
         before, self._done = self._done, perf_counter()
-        return EpochTiming(
-            epoch=self.epoch,
-            train_seconds=played - started,
-            val_seconds=self._done - played,
-            images_per_second=record.examples / (played - started),
-            other_seconds=started - before,
-            warm_up_seconds=self.game.runner.warm_up(),
-            engine=self.engine.name,
-        )
+        training, validation, other = played - started, self._done - played, started - before
+        pace, warm_up = record.examples / training, self.game.runner.warm_up()
+        return EpochTiming(self.epoch, training, validation, pace, other, warm_up, self.engine.name)
 
     @contextmanager
     def session(self) -> Iterator[None]:
