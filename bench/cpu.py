@@ -32,13 +32,12 @@ import torch
 import torch._dynamo
 from clock import Lap, lap
 from cpu_accuracy import measure_accuracy
-from cpu_page import Record, render
+from cpu_page import render
 from cpu_sides import BATCH, CORES, NETWORK, deat_trainer, machine, plain_script
 from plain import EPOCHS
-from torch import nn
+from shared import Record, images, net_of, write_result
 
-import deat
-from deat.data import Augment, ImageSet
+from deat.data import Augment
 
 PAD = 4
 GOALS = {"pgd-7": 2.5, "free-8": 1.7}
@@ -72,8 +71,7 @@ def publish(result: Record, out: Path | None) -> None:
     print(table)
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        out.with_suffix(".md").write_text(table, encoding="utf-8")
+        write_result(result, out, table)
 
 
 def arguments() -> argparse.Namespace:
@@ -114,9 +112,9 @@ def use_two_cores() -> None:
 
 def measure_speed(name: str, rounds: int, batches: int, attempts: int) -> Record:
     """The plain loop and deat's trainer, in turns."""
-    data, most = random_images(batches * BATCH), attempts * rounds + 1
-    script = plain_script(colour_net(), data, name, lr=0.01, epochs=most, pad=PAD, workers=2)
-    trainer = deat_trainer(colour_net(), data, name, lr=0.01, epochs=most, augment=Augment(PAD))
+    data, most = images(32, batches * BATCH), attempts * rounds + 1
+    script = plain_script(net_of(NETWORK), data, name, lr=0.01, epochs=most, pad=PAD, workers=2)
+    trainer = deat_trainer(net_of(NETWORK), data, name, lr=0.01, epochs=most, augment=Augment(PAD))
     laps = in_turns(name, {"plain": lambda: EPOCHS[name](script), "deat": trainer.run_epoch}, rounds, most)
     counts = {"plain": script.backprops // len(laps), "deat": trainer.game.cost.backprops // len(laps)}
     about = {"method": name, "goal": GOALS[name], "precision": trainer.engine.precision, "batches_per_round": batches}
@@ -125,9 +123,9 @@ def measure_speed(name: str, rounds: int, batches: int, attempts: int) -> Record
 
 def measure_compiled(name: str, rounds: int, batches: int, attempts: int) -> Record:
     """deat's trainer eager and compiled, in turns; a compiled first round holds what compiling takes."""
-    data, most = random_images(batches * BATCH), attempts * rounds + 1
+    data, most = images(32, batches * BATCH), attempts * rounds + 1
     sides = {
-        engine: deat_trainer(colour_net(), data, name, lr=0.01, epochs=most, augment=Augment(PAD), engine=engine)
+        engine: deat_trainer(net_of(NETWORK), data, name, lr=0.01, epochs=most, augment=Augment(PAD), engine=engine)
         for engine in ("eager", "compile")
     }
     torch._dynamo.reset()
@@ -184,19 +182,6 @@ def spread(ratios: list[float]) -> Record:
     """The median and range of the rounds' ratios."""
     each = [round(ratio, 3) for ratio in ratios]
     return {"rounds": each, "median": round(median(each), 3), "min": min(each), "max": max(each)}
-
-
-def random_images(num: int) -> ImageSet:
-    """Noise of CIFAR's shape: how long a step takes does not depend on what is on the images."""
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (num, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    return ImageSet(images, torch.randint(0, 10, (num,), generator=generator), tuple("0123456789"))
-
-
-def colour_net() -> nn.Module:
-    """The network of the speed part, normalisation included."""
-    torch.manual_seed(0)
-    return deat.build_model(NETWORK, normalize=((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import torch
-from cpu_page import Record
 from cpu_sides import BATCH, CORES, NETWORK, deat_trainer, machine, plain_script
 from plain import EPOCHS
+from shared import Record
 from torch import nn
 
 import deat

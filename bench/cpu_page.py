@@ -1,9 +1,8 @@
 """The CPU benchmark's result as a page of Markdown."""
 
 from statistics import mean
-from typing import Any
 
-Record = dict[str, Any]
+from shared import Record
 
 
 def render(result: Record) -> str:

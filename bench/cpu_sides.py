@@ -1,12 +1,11 @@
 """The two sides of the CPU benchmark, set up alike: a plain loop and deat's trainer, for the same method."""
 
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
-from cpu_page import Record
 from plain import Images, Script
+from shared import Record, cpu_name
 from torch import nn
 
 import deat
@@ -64,10 +63,3 @@ def machine() -> Record:
         "network": NETWORK,
         "batch_size": BATCH,
     }
-
-
-def cpu_name() -> str:
-    """The processor's name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

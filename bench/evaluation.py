@@ -26,22 +26,20 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from evaluation_page import DEAT, render
+from evaluation_page import ATTACKS, DEAT, render
 from plain import attack_images
+from shared import Record, clocked, gpu_machine, write_result
 from torch import Tensor, nn
 
 import deat
 from deat.models import load_weights
 from deat.models.portable import normalization_of
-from deat.versions import versions
 
-ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw-20")
 THREAT = deat.Linf(8 / 255)
 TENTH = 10
 """Every tenth image, since a data set may be sorted by class."""
 FIRST = ["pgd-20"]
 """What goes before a measured run: it loads and builds whatever a process needs once."""
-Record = dict[str, Any]
 Cell = Callable[[nn.Module, Tensor, Tensor], Record]
 
 
@@ -50,15 +48,14 @@ def main() -> None:
     args = arguments()
     model, x, y = load(args.data, args.weights)
     result = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
-    result["machine"] = {"device": torch.cuda.get_device_name(), **versions()}
+    result["machine"] = gpu_machine()
     cells = result.setdefault("cells", {})
     for name in args.cells or CELLS:
         if name not in cells:
             free()
             cells[name] = CELLS[name](model, x, y)
             print(name, {key: value for key, value in cells[name].items() if key != "verdicts"}, flush=True)
-            args.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
-            args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+            write_result(result, args.out, render(result), indent=None)
 
 
 def free() -> None:
@@ -91,11 +88,9 @@ def load(data: str, weights: Path) -> tuple[nn.Module, Tensor, Tensor]:
 
 def timed(work: Callable[[], Record]) -> Record:
     """A cell's result with the seconds that it took."""
-    torch.cuda.synchronize()
-    started = perf_counter()
-    found = work()
-    torch.cuda.synchronize()
-    return {"seconds": round(perf_counter() - started, 2), **found}
+    found: Record = {}
+    seconds = clocked(lambda: found.update(work()))
+    return {"seconds": round(seconds, 2), **found}
 
 
 def plain(model: nn.Module, x: Tensor, y: Tensor) -> Record:

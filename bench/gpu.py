@@ -21,23 +21,20 @@ import gc
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
-from typing import Any
 
 import torch
 from gpu_page import render
 from gpu_source import made_by
 from plain import Images, Script, fat_epoch, free_epoch, mart_epoch, pgd_epoch, trades_epoch, yopo_epoch
+from shared import Record, clocked, fixed_budget, gpu_machine, images, net_of, trainer_of, write_result
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import deat
-from deat.data import Augment, ImageSet
+from deat.data import ImageSet
 from deat.kernels import are_built
-from deat.versions import versions
 
 STEPS = {"pgd-7": 7, "m+deat": 2, "trades": 10, "m+mart": 2, "fat-5": 5, "yopo-5-3": 4}
 """The k that a cell plays with; for methods whose k changes, one they spend most of a run at."""
@@ -58,7 +55,6 @@ MANY, FEW = 40, 6
 """Batches of a timed pass: of PreAct-ResNet 18, and of the larger networks."""
 ENGINES = ("eager", "graph", "compile")
 DEVICE, WORKERS = "cuda", 8
-Record = dict[str, Any]
 
 
 def all_groups() -> dict[str, tuple[str, ...]]:
@@ -80,7 +76,7 @@ def main() -> None:
     missing = [group for group in args.groups or all_groups() if not is_measured(group, result["cells"])]
     if not missing:
         sys.exit(f"{args.out} has all of it; remove it to measure anew")
-    machine = {"device": torch.cuda.get_device_name(), **versions(), "peak_tflops": peak()}
+    machine = {**gpu_machine(), "peak_tflops": peak()}
     if (made := without_peak(result.get("machine", machine))) != without_peak(machine):
         parser.error(f"{args.out} was made by {made}, not {without_peak(machine)}; write to another file")
     result["machine"] = machine
@@ -90,8 +86,7 @@ def main() -> None:
             result["cells"][name] = measure(name) | call
             print(name, result["cells"][name], flush=True)
         result["cells"] = in_order(result["cells"])
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+        write_result(result, args.out, render(result))
 
 
 def cells_of(group: str) -> list[str]:
@@ -133,9 +128,8 @@ def measure(name: str) -> Record:
 
 def deat_side(network: str, method: str, size: int, engine: str, data: ImageSet) -> Record:
     """deat's trainer, playing passes of a fixed budget."""
-    settings = deat.Settings(epochs=10, batch_size=size, lr=0.01, rate="flat", device=DEVICE, engine=engine)
-    trainer = deat.make_trainer(net_of(network), data, method=method, settings=settings, augment=Augment(4))
-    budget = replace(trainer.schedule.budget(trainer.state, 0), k=STEPS[method], alpha=2 / 255)
+    trainer = trainer_of(net_of(network), data, method, size, engine, DEVICE)
+    budget = fixed_budget(trainer, STEPS[method])
     first = engine == "compile" and not are_built()
 
     def play() -> None:
@@ -181,34 +175,12 @@ def summary(seconds: float, warm: float, batches: int, backprops: int, size: int
     }
 
 
-def clocked(work: Any) -> float:
-    """Seconds until the device has done a piece of work."""
-    torch.cuda.synchronize()
-    started = perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return perf_counter() - started
-
-
-def net_of(network: str) -> nn.Module:
-    """A fresh network, normalisation included."""
-    torch.manual_seed(0)
-    return deat.build_model(network, normalize=((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)))
-
-
 def forward_flops(network: str) -> int:
     """Multiplications and additions of one image's forward."""
     side = SIDES[network]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net_of(network).eval()(torch.zeros(1, 3, side, side))
     return int(counter.get_total_flops())
-
-
-def images(side: int, count: int) -> ImageSet:
-    """Noise: how long a step takes does not depend on what is on the images."""
-    generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
-    return ImageSet(pixels, torch.randint(0, 10, (count,), generator=generator), tuple("0123456789"))
 
 
 def peak() -> float:

@@ -9,7 +9,6 @@ the rest costs alone. What ran when is the profiler's, under which the host is s
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -17,12 +16,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from gpu_timeline import Record, spans_of, timeline
+from gpu_timeline import spans_of, timeline
+from shared import Record, clocked, fixed_budget, images, net_of, trainer_of
 from torch.profiler import ProfilerActivity, profile
 
-import deat
 import gpu
-from deat.data import Augment
 from deat.training.trainer import Trainer
 
 METHODS = ("pgd-7", "m+deat", "trades")
@@ -58,10 +56,8 @@ def measure(method: str) -> Record:
 @contextmanager
 def trained(method: str) -> Iterator["Player"]:
     """A trainer whose moves are compiled and recorded."""
-    settings = deat.Settings(epochs=10, batch_size=SIZE, lr=0.01, rate="flat", device=gpu.DEVICE, engine="compile")
-    data = gpu.images(32, SIZE * gpu.MANY)
-    net = gpu.net_of("preact_resnet18")
-    trainer = deat.make_trainer(net, data, method=method, settings=settings, augment=Augment(4))
+    data = images(32, SIZE * gpu.MANY)
+    trainer = trainer_of(net_of("preact_resnet18"), data, method, SIZE, "compile", gpu.DEVICE)
     player = Player(trainer, gpu.STEPS[method])
     with trainer.session():
         player.play()
@@ -74,7 +70,7 @@ class Player:
 
     def __init__(self, trainer: Trainer, k: int) -> None:
         self.trainer = trainer
-        self.budget = replace(trainer.schedule.budget(trainer.state, 0), k=k, alpha=2 / 255)
+        self.budget = fixed_budget(trainer, k)
 
     @property
     def recorder(self) -> Any:
@@ -97,7 +93,7 @@ class Player:
 
     def clocked(self) -> Record:
         """Milliseconds of a batch among many, and of the host to ask for one."""
-        seconds = min(gpu.clocked(self.play) for _ in range(3)) / len(self.trainer.train)
+        seconds = min(clocked(self.play) for _ in range(3)) / len(self.trainer.train)
         return {"ms": round(1000 * seconds, 4), "host_ms": round(1000 * median(self.asked()), 4)}
 
     def asked(self) -> Iterator[float]:

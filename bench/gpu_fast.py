@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from gpu_source import made_by, told
+from shared import Record, clocked, gpu_machine, write_result
 from torch import nn
 
 import deat
@@ -35,8 +36,7 @@ from deat.game.round import Round
 from deat.kernels import are_built
 from deat.recipes import recipe
 from deat.training.history import EpochTiming
-from deat.versions import versions
-from gpu import DEVICE, clocked
+from gpu import DEVICE
 
 SIDES: dict[str, dict[str, Any]] = {
     "compile-bf16": {"engine": "compile", "precision": "bf16"},
@@ -57,7 +57,6 @@ NEAR = "trades-1"
 """Begins within 0.001 of the clean image, where rounding to halves can outweigh its gradient: told, not counted."""
 SECONDS = ("seconds", "seconds_per_bp_epoch", "warm_up_seconds")
 ATTACKS = ("natural", "pgd-20")
-Record = dict[str, Any]
 
 
 def main() -> None:
@@ -80,23 +79,17 @@ def main() -> None:
     for name in args.runs or names:
         if name not in result["runs"]:
             side, _, seed = name.rpartition("-")
-            result["machine"] = {"device": torch.cuda.get_device_name(), **versions()}
+            result["machine"] = gpu_machine()
             found = measure(args.data, SIDES[side], int(seed), args.epochs)
             result["runs"][name] = found | (dict.fromkeys(SECONDS) if args.crowded else {})
             print(name, result["runs"][name], flush=True)
-            write(result, args.out)
-    write(result, args.out)
+            write_result(result, args.out, render(result))
+    write_result(result, args.out, render(result))
 
 
 def seeds(side: str) -> tuple[int, ...]:
     """The seeds of a side."""
     return SEEDS if side in COMPARED else SEEDS[: OTHERS.get(side, 1)]
-
-
-def write(result: Record, out: Path) -> None:
-    """The JSON file, and the page beside it."""
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    out.with_suffix(".md").write_text(render(result), encoding="utf-8")
 
 
 def measure(data: str, side: Record, seed: int, epochs: int | None) -> Record:

@@ -1,10 +1,7 @@
 """The GPU benchmark's result as a page of Markdown."""
 
-from typing import Any
-
 from gpu_source import told
-
-Record = dict[str, Any]
+from shared import Record
 
 
 def render(result: Record) -> str:

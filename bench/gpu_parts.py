@@ -10,7 +10,6 @@ writes the JSON file and a table beside it.
 """
 
 import argparse
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from unittest.mock import patch
 import torch
 from gpu_profile import recorded, timed
 from gpu_source import made_by, told
+from shared import Record, gpu_machine, write_result
 
 from deat.kernels import descent, entropy, forked, normed, pooled, rewire, stem
 from deat.training.optimizers import DeviceSGD
-from deat.versions import versions
 
 NEVER = 10**9
 PARTS: dict[str, tuple[Any, str, Any]] = {
@@ -37,7 +36,6 @@ PARTS: dict[str, tuple[Any, str, Any]] = {
 }
 """What is left out, and how."""
 ALL, AGAIN = "nothing", "nothing, again"
-Record = dict[str, Any]
 
 
 def main() -> None:
@@ -45,13 +43,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Both moves with all parts of the compiled engine, and less one.")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     args = parser.parse_args()
-    result: Record = {"machine": {"device": torch.cuda.get_device_name(), **versions()}, "made": made_by(), "moves": {}}
+    result: Record = {"machine": gpu_machine(), "made": made_by(), "moves": {}}
     for part, how in ((ALL, None), *PARTS.items(), (AGAIN, None)):
         with patch.object(*how) if how else nullcontext():
             result["moves"][part] = measure()
         print(part, result["moves"][part], flush=True)
-        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+        write_result(result, args.out, render(result))
 
 
 def measure() -> dict[str, float]:

@@ -10,24 +10,17 @@ writes the JSON file, a table and a picture beside it.
 """
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from gpu_batches import batches
 from gpu_profile_page import batch_lines, draw, render
 from gpu_source import made_by
+from shared import Record, fixed_budget, gpu_machine, images, net_of, trainer_of, write_result
 from torch.profiler import ProfilerActivity, profile
-
-import deat
-from deat.data import Augment
-from deat.versions import versions
-from gpu import images, net_of
 
 KINDS = (
     ("convolutions, weight gradients", ("wgrad", "init_device_workspace", "ReduceSplitK")),
@@ -42,7 +35,6 @@ KINDS = (
 """What a kernel is for, by a part of its name; the first that fits."""
 OURS = {"forth": KINDS[-1][0], "back": KINDS[-1][0]}
 """What our own kernels are for, whose names are parts of others'."""
-Record = dict[str, Any]
 
 
 def main() -> None:
@@ -51,7 +43,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="*", default=["graph", "compile"], help="what to record them with")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     args = parser.parse_args()
-    result: Record = {"machine": {"device": torch.cuda.get_device_name(), **versions()}, "made": made_by(), "moves": {}}
+    result: Record = {"machine": gpu_machine(), "made": made_by(), "moves": {}}
     for engine in args.engines:
         result["moves"] |= {f"{name}, {engine}": found for name, found in moves(engine).items()}
     write(result, args.out)
@@ -65,8 +57,7 @@ def main() -> None:
 
 def write(result: Record, out: Path) -> None:
     """The file, the page and the picture."""
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+    write_result(result, out, render(result))
     draw(result, out.with_suffix(".svg"))
 
 
@@ -79,11 +70,9 @@ def moves(engine: str) -> Record:
 @contextmanager
 def recorded(engine: str) -> Iterator[dict[str, torch.cuda.CUDAGraph]]:
     """PGD's two moves, as a trainer records them, and what they are played on."""
-    settings = deat.Settings(epochs=10, batch_size=128, lr=0.01, rate="flat", device="cuda", engine=engine)
-    data = images(32, 128 * 8)
-    trainer = deat.make_trainer(net_of("preact_resnet18"), data, method="pgd-7", settings=settings, augment=Augment(4))
+    trainer = trainer_of(net_of("preact_resnet18"), images(32, 128 * 8), "pgd-7", 128, engine, "cuda")
     with trainer.session():
-        trainer.play_epoch(replace(trainer.schedule.budget(trainer.state, 0), k=7))
+        trainer.play_epoch(fixed_budget(trainer, 7))
         recorder = trainer.game.runner.recorder
         assert recorder is not None, "nothing was recorded"
         assert trainer.engine.name == engine, f"it ran {trainer.engine.name}"

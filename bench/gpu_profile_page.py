@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from gpu_source import told
-
-Record = dict[str, Any]
+from shared import Record
 
 
 def render(result: Record) -> str:

@@ -13,10 +13,8 @@ It writes the JSON file and a table beside it, with every row.
 """
 
 import argparse
-import json
 import os
 import tempfile
-from dataclasses import replace
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
@@ -24,18 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from shared import Record, clocked, fixed_budget, gpu_machine, images, net_of, trainer_of, write_result
 
-import deat
-from deat.data import Augment, LazyImages
+from deat.data import LazyImages
 from deat.data.files import Loose
 from deat.data.layout import arrange
-from deat.versions import versions
-from gpu import clocked, images, net_of
 
 BATCH, SIDE, WARM_UP, DEVICE = 128, 224, 8, "cuda"
 STEPS = {"natural": 0, "m+deat": 2}
 DEFAULTS = {"images": 4096, "times": 4, "workers": [8, 16]}
-Record = dict[str, Any]
 
 
 def main() -> None:
@@ -47,7 +42,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.set_defaults(**DEFAULTS)
     args = parser.parse_args()
-    machine = {"device": torch.cuda.get_device_name(), "cores": os.cpu_count(), **versions()}
+    machine = {**gpu_machine(), "cores": os.cpu_count()}
     with tempfile.TemporaryDirectory() as folder:
         kilobytes, rows = make_files(Path(folder), args.images), list[Record]()
         files, held = lazy_images(Path(folder), args.times), images(SIDE, args.images * args.times)
@@ -60,8 +55,7 @@ def main() -> None:
                 row = {"method": method, "backprops": STEPS[method] + 1, "workers": workers}
                 rows.append(row | {"resident": resident, "stream": streamed})
                 print(rows[-1], flush=True)
-                args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-                args.out.with_suffix(".md").write_text(render(result), encoding="utf-8")
+                write_result(result, args.out, render(result))
 
 
 def make_files(folder: Path, count: int) -> float:
@@ -92,11 +86,8 @@ def lazy_images(folder: Path, times: int) -> LazyImages:
 
 def seconds_of(method: str, data: Any, workers: int | None) -> float:
     """A pass over the data, after a part of one that warms up and a whole one."""
-    settings = deat.Settings(
-        epochs=10, batch_size=BATCH, lr=0.01, rate="flat", device=DEVICE, engine="compile", workers=workers
-    )
-    trainer = deat.make_trainer(net_of("resnet50"), data, method=method, settings=settings, augment=Augment(4))
-    budget = replace(trainer.schedule.budget(trainer.state, 0), k=STEPS[method], alpha=2 / 255)
+    trainer = trainer_of(net_of("resnet50"), data, method, BATCH, "compile", DEVICE, workers=workers)
+    budget = fixed_budget(trainer, STEPS[method])
 
     def play(first: int) -> None:
         trainer.step = first

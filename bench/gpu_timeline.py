@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from shared import Record
+
 DEAREST = 20
 """How many kernels are listed."""
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)

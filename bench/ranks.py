@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from clock import Lap, lap, own_seconds
 from ranks_page import render
+from shared import Record, cpu_name
 from torch import nn
 
 import deat
@@ -26,7 +26,6 @@ from deat.ranks import Ranks, leave
 
 RESULTS = Path(__file__).parents[1] / "docs/results"
 BATCH = 64
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -145,11 +144,6 @@ def noise(case: Case) -> ImageSet:
     """How long a step takes does not depend on what is on the images."""
     images = torch.randint(0, 256, (case.batches * BATCH, *case.shape), dtype=torch.uint8)
     return ImageSet(images, torch.arange(len(images)) % 10, tuple("0123456789"))
-
-
-def cpu_name() -> str:
-    rows = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((row.split(":")[1].strip() for row in rows if row.startswith("model name")), platform.processor())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
 """The result of bench/ranks.py as a page of Markdown, with the traffic that more GPUs would mean, worked out."""
 
-from typing import Any
+from shared import Record
 
 from deat import models
-
-Record = dict[str, Any]
 
 NETWORKS = ("preact_resnet18", "resnet50", "wide_resnet34_10")
 GPUS = (2, 8, 16, 64)

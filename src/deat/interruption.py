@@ -42,17 +42,8 @@ class Interruption:
 
         Handlers that were there are called as well; a signal that was ignored stays ignored.
         """
-        before: dict[signal.Signals, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            before = {number: signal.getsignal(number) for number in SIGNALS}
-            before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
-        for number, handler in before.items():
-            signal.signal(number, self._handler(handler))
-        try:
+        with _handled(self._handler, lambda former: former not in (signal.SIG_IGN, None)):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _handler(self, former: Any) -> Any:
         def handle(number: int, frame: FrameType | None) -> None:
@@ -88,16 +79,9 @@ class Heard:
 @contextmanager
 def terminable() -> Iterator[Heard]:
     """Inside, SIGTERM and SIGINT raise Asked, where nothing else was made of them."""
-    heard, before = Heard(), {}
-    if threading.current_thread() is threading.main_thread():
-        before = {number: handler for number in SIGNALS if (handler := signal.getsignal(number)) in USUAL}
-    for number in before:
-        signal.signal(number, heard)
-    try:
+    heard = Heard()
+    with _handled(lambda former: heard, USUAL.__contains__):
         yield heard
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -112,19 +96,37 @@ def leaving(status: Callable[[], int]) -> Iterator[Heard]:
     heard, told = os.pipe()
     os.set_blocking(told, False)
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # what a child is told is not meant for us
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    before = {number: handler for number, handler in before.items() if handler in USUAL}
-    for number in before:
-        signal.signal(number, _heard)
-    former = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
-    threading.Thread(target=_listen, args=(heard, status), daemon=True).start()
     try:
-        yield Heard()
+        with _handled(lambda former: _heard, USUAL.__contains__), _waking(told):
+            threading.Thread(target=_listen, args=(heard, status), daemon=True).start()
+            yield Heard()
+    finally:
+        os.close(told)  # which ends the thread
+
+
+@contextmanager
+def _handled(by: Callable[[Any], Any], instead_of: Callable[[Any], bool]) -> Iterator[None]:
+    """Inside, what `by` makes of a former handler takes its place, where that is wanted; only in the main thread."""
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: former for number in SIGNALS if instead_of(former := signal.getsignal(number))}
+    for number, former in before.items():
+        signal.signal(number, by(former))
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
+
+
+@contextmanager
+def _waking(told: int) -> Iterator[None]:
+    """Inside, every signal's number is written to this pipe, at once."""
+    former = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    try:
+        yield
     finally:
         signal.set_wakeup_fd(former)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(told)  # which ends the thread
 
 
 def _heard(number: int, frame: FrameType | None) -> None:

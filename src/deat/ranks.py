@@ -198,7 +198,7 @@ def leave(status: int = 0) -> int:
     return status
 
 
-def say_once(text: str, *, last: bool = False) -> bool:
+def say_once(text: str, *, last: bool) -> bool:
     """Whether this process should print an error: each is printed once, and a `last` one only if no other was."""
     if not _said:
         return True

@@ -307,6 +307,13 @@ def test_last_two_and_the_best_are_kept(tmp_path, monkeypatch):
     assert [path.name for path in store.listed(tmp_path)] == ["ckpt-000002", "ckpt-000005", "ckpt-000006"]
 
 
+def test_checkpoints_are_written_every_so_many_epochs_and_at_the_end(tmp_path):
+    trainer, kept = trainer_of("fgsm", conv_net(batch_norm=True), epochs=5), list[int]()
+    Checkpoints(tmp_path, every=2, published=lambda path, trainer: kept.append(trainer.epoch)).follow(trainer)
+    trainer.fit()
+    assert kept == [0, 2, 4, 5]
+
+
 def test_checkpoint_resumed_from_stays_until_there_are_two_newer_ones(tmp_path):
     saved(tmp_path, epochs=2)
     shutil.rmtree(tmp_path / "ckpt-000002")

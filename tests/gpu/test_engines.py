@@ -109,7 +109,7 @@ class Forced(Steady):
     def __init__(self, plan: dict[int, bool]) -> None:
         self.plan, self.ran = plan, list[tuple[str, bool]]()
 
-    def look(self, trainer: deat.Trainer, *rest: object) -> None:
+    def after_epoch(self, trainer: deat.Trainer, *rest: object) -> None:
         runner = trainer.game.runner
         self.ran.append((trainer.engine.name, runner.compiled is not None))
         assert len(runner.recorder or ()) > 0

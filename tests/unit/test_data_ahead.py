@@ -182,10 +182,10 @@ def test_a_sampler_s_length_is_an_epoch_though_it_has_no_end():
 def test_an_image_that_breaks_in_the_next_epoch_fails_that_one_alone(workers, files, monkeypatch):
     broken, real = Random(derive(1, "augment", 1, 3)).getstate(), LazyImages.decode
 
-    def decode(self: LazyImages, index: int, random: Random, size: int) -> Tensor:
+    def decode(self: LazyImages, index: int, random: Random) -> Tensor:
         if random.getstate() == broken:
             raise DataError(f"image {index} is broken")
-        return real(self, index, random, size)
+        return real(self, index, random)
 
     monkeypatch.setattr(LazyImages, "decode", decode)
     stream = Stream(files, 5, seed=1, workers=workers)
@@ -255,7 +255,7 @@ def test_a_loader_of_one_s_own_keeps_its_workers(log):
     source: Source = as_source(loader, batch_size=5)
     before = multiprocessing.active_children()
     assert len(before) == 1
-    with deat.data.source.staffed(source, None):
+    with deat.data.source.ending_workers(source, None):
         list(source.epoch(0))
     assert multiprocessing.active_children() == before
 

@@ -14,17 +14,19 @@ import torch
 from torch import nn
 
 import deat
+from helpers.bench_scripts import importable_bench
 
-BENCH = Path(__file__).parents[2] / "bench"
 GROUP = "preact_resnet18/{}/4"
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """bench/gpu.py with tiny cells."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    known = set(sys.modules)
-    gpu = importlib.import_module("gpu")
+    with importable_bench(monkeypatch):
+        yield tiny_cells(importlib.import_module("gpu"), monkeypatch)
+
+
+def tiny_cells(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(gpu, "DEVICE", "cpu")
     monkeypatch.setattr(gpu, "WORKERS", 0)
     monkeypatch.setattr(gpu, "MANY", 2)
@@ -35,10 +37,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda: 0)
-    yield gpu
-    for name in set(sys.modules) - known:
-        if name.startswith(("gpu", "plain")):  # bench's modules are nobody else's
-            del sys.modules[name]
+    return gpu
 
 
 def tiny() -> nn.Module:
@@ -119,7 +118,7 @@ def test_what_stands_side_by_side_is_measured_in_one_call_and_what_failed_again(
     assert asked == [f"{group}/plain", f"{group}/eager"]
     with pytest.raises(SystemExit, match="remove it"):
         run(gpu, out, monkeypatch)
-    monkeypatch.setattr(gpu, "versions", lambda: {"torch": "another"})
+    monkeypatch.setattr(gpu, "gpu_machine", lambda: {"torch": "another"})
     out.write_text(json.dumps({**json.loads(out.read_text()), "cells": {}}))
     with pytest.raises(SystemExit):
         run(gpu, out, monkeypatch)

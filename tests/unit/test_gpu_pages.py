@@ -3,7 +3,6 @@
 import importlib
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 import deat
 from deat.data import ImageSet
 from deat.training.pace import Steady
+from helpers.bench_scripts import importable_bench
 from helpers.games import trainer_of
 from helpers.nets import conv_net
 
@@ -26,12 +26,8 @@ PAGES = {"speed": "gpu_page", "fast": "gpu_fast", "parts": "gpu_parts", "profile
 @pytest.fixture(autouse=True)
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """bench's modules can be imported, and are nobody else's."""
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    known = set(sys.modules)
-    yield
-    for name in set(sys.modules) - known:
-        if name.startswith(("gpu", "plain")):
-            del sys.modules[name]
+    with importable_bench(monkeypatch):
+        yield
 
 
 @pytest.fixture
@@ -88,7 +84,7 @@ def test_every_engines_first_epoch_holds_a_warm_up(
 
 def test_an_epoch_is_noted_by_the_engine_it_ran_by_and_not_by_the_next_ones(fast: ModuleType) -> None:
     class Switch(Steady):
-        def look(self, trainer: deat.Trainer, timing: object) -> None:
+        def after_epoch(self, trainer: deat.Trainer, timing: object) -> None:
             trainer.engine.records = True
 
     trainer = trainer_of("natural", epochs=2)

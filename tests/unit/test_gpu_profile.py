@@ -1,10 +1,8 @@
 """The profile of whole batches: what it makes of a profiler's events, what it plays, and what its page shows."""
 
 import importlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,9 +12,9 @@ from torch import nn
 
 import deat
 from deat.data import Augment
+from helpers.bench_scripts import importable_bench
 from helpers.data_sets import random_set
 
-BENCH = Path(__file__).parents[2] / "bench"
 Load = Callable[[str], ModuleType]
 MOVE = {"ms": 1.0, "launches": 3, "kinds": {"everything else": 900.0}, "kernels": []}
 MACHINE = {"device": "a GPU", "torch": "2"}
@@ -25,14 +23,10 @@ MACHINE = {"device": "a GPU", "torch": "2"}
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     """A file of bench, taken for a GPU's though there is none."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    known = set(sys.modules)
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
-    yield importlib.import_module
-    for name in set(sys.modules) - known:
-        if name.startswith(("gpu", "plain")):  # bench's modules are nobody else's
-            del sys.modules[name]
+    with importable_bench(monkeypatch):
+        yield importlib.import_module
 
 
 def event(start: float, end: float, launch: int, name: str = "a kernel", device: str = "CUDA", **more: Any) -> Any:

@@ -33,9 +33,9 @@ def paced():
 def after(trainer, epoch, seconds, warm_up=0.0):
     """An epoch of so many seconds has ended."""
     trainer.game.cost.backprops = 6 * (epoch - 1)
-    trainer.pace.begin(trainer)
+    trainer.pace.before_epoch(trainer)
     trainer.epoch, trainer.step, trainer.game.cost.backprops = epoch, 0, 6 * epoch
-    trainer.pace.look(trainer, EpochTiming(epoch - 1, seconds, 0.0, 1.0, warm_up_seconds=warm_up))
+    trainer.pace.after_epoch(trainer, EpochTiming(epoch - 1, seconds, 0.0, 1.0, warm_up_seconds=warm_up))
 
 
 @pytest.mark.parametrize(("seconds", "compiled"), [(0.001, False), (1e4, True)])
@@ -93,9 +93,9 @@ def test_auto_compiles_once_where_that_fell_back(paced):
 def test_what_was_spent_before_a_run_goes_on_does_not_make_it_look_faster(paced):
     trainer, wanted = paced
     trainer.game.cost.backprops = 10**9
-    trainer.pace.begin(trainer)
+    trainer.pace.before_epoch(trainer)
     trainer.epoch, trainer.game.cost.backprops = 1, 10**9 + 4
-    trainer.pace.look(trainer, EpochTiming(0, 3600.0, 0.0, 1.0))
+    trainer.pace.after_epoch(trainer, EpochTiming(0, 3600.0, 0.0, 1.0))
     assert wanted == [True]
     assert trainer.pace.recorded == 3600 / 4, "what was played of a broken-off epoch, and not all of it"
 
@@ -104,11 +104,11 @@ def glances(trainer, monkeypatch, seconds, warm_up=0.0, batches=4):
     """So many batches of an epoch are played, so many seconds apart; the second one has something new."""
     monkeypatch.setattr(pacing, "perf_counter", itertools.count(0, seconds).__next__)
     trainer.game.cost.backprops = trainer.game.runner.warmed = 0
-    trainer.pace.begin(trainer)
+    trainer.pace.before_epoch(trainer)
     for step in range(1, batches + 1):
         trainer.step, trainer.game.cost.backprops = step, 2 * step
         trainer.game.runner.warmed += warm_up * (step == 2)
-        trainer.pace.glance(trainer)
+        trainer.pace.after_batch(trainer)
 
 
 def test_auto_compiles_in_the_middle_of_an_epoch_that_is_long(paced, monkeypatch):
@@ -118,7 +118,7 @@ def test_auto_compiles_in_the_middle_of_an_epoch_that_is_long(paced, monkeypatch
     glances(trainer, monkeypatch, seconds=8.0, batches=4)
     assert wanted == [True]
     assert trainer.pace.recorded == 24 / 6, "seconds a backprop"
-    trainer.pace.look(trainer, EpochTiming(0, 1e6, 0.0, 1.0))  # of both kinds
+    trainer.pace.after_epoch(trainer, EpochTiming(0, 1e6, 0.0, 1.0))  # of both kinds
     assert wanted == [True]
     after(trainer, 2, 1e6)
     assert wanted == [True, False]
@@ -127,11 +127,11 @@ def test_auto_compiles_in_the_middle_of_an_epoch_that_is_long(paced, monkeypatch
 def test_an_epochs_first_batch_with_which_workers_start_is_no_part_of_a_pace(paced, monkeypatch):
     trainer, wanted = paced
     monkeypatch.setattr(pacing, "perf_counter", iter((0.0, 900.0, 901.0, 902.0)).__next__)
-    trainer.pace.begin(trainer)
+    trainer.pace.before_epoch(trainer)
     for trainer.game.cost.backprops in (2, 4, 6):
-        trainer.pace.glance(trainer)
+        trainer.pace.after_batch(trainer)
     trainer.epoch = 1
-    trainer.pace.look(trainer, EpochTiming(0, 1000.0, 0.0, 1.0))
+    trainer.pace.after_epoch(trainer, EpochTiming(0, 1000.0, 0.0, 1.0))
     assert trainer.pace.recorded == 100 / 4, "seconds a backprop since the first batch"
     assert wanted == [True]
 
@@ -160,7 +160,7 @@ def test_a_pace_is_of_one_epoch(paced, monkeypatch):
     glances(trainer, monkeypatch, seconds=0.1, batches=2)
     after(trainer, 1, 0.001)
     monkeypatch.setattr(pacing, "perf_counter", lambda: 1e6)  # validation took its time
-    trainer.pace.glance(trainer)
+    trainer.pace.after_batch(trainer)
     assert wanted == []
 
 

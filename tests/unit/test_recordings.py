@@ -147,7 +147,7 @@ def test_a_gpu_that_is_not_the_current_one_is_made_so_while_it_trains_and_judges
     with quick_twins.exactly(torch.device("cuda:1")):
         assert entered == ["cuda:1"]
     trainer = trainer_of("natural", epochs=1)
-    monkeypatch.setattr(training, "lent", lambda *args, **named: nullcontext())
+    monkeypatch.setattr(training, "torch_modes", lambda *args, **named: nullcontext())
     monkeypatch.setattr(trainer.streams, "private", lambda device: nullcontext())
     trainer.engine.device = torch.device("cuda:2")
     with trainer.session():

@@ -9,7 +9,7 @@ from deat.bench.locks import Claim
 from deat.bench.mending import drop_damaged
 from deat.checkpoint.lock import owned
 from deat.checkpoint.store import listed, remove
-from deat.data.corpus import Part
+from deat.data.stream import Part
 from deat.errors import CheckpointError, DeatError, Interrupted, UsageError
 from deat.evaluation.evaluator import evaluate
 from deat.live import say_aside

@@ -12,10 +12,10 @@ Kinds = dict[str, type[Any]]
 """The dataclasses that a state may hold, by name: nothing else is ever built from a file."""
 
 
-def split(value: Any, kinds: Kinds, path: tuple[str, ...] = ()) -> tuple[Any, dict[str, Tensor]]:
+def split(value: Any, kinds: Kinds) -> tuple[Any, dict[str, Tensor]]:
     """The value's JSON, tensors replaced by their names and floats in hexadecimal, and its tensors."""
     tensors: dict[str, Tensor] = {}
-    return _encode(value, kinds, path, tensors), tensors
+    return _encode(value, kinds, (), tensors), tensors
 
 
 def join(shape: Any, tensors: dict[str, Tensor], kinds: Kinds) -> Any:

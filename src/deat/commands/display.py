@@ -12,9 +12,10 @@ from deat.numbers import clock, level
 from deat.plain import plain
 from deat.ranks import Ranks
 from deat.report.summary import Score
+from deat.training.following import Callback
 from deat.training.plan import Plan
 from deat.training.run import Run
-from deat.training.trainer import Callback, Trainer
+from deat.training.trainer import Trainer
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Whole
 from deat.errors import CheckpointError, Interrupted, UsageError
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluation import Evaluation
-from deat.evaluation.evaluator import Progress, evaluate
+from deat.evaluation.evaluator import evaluate
 from deat.evaluation.judge import Attacker
 from deat.evaluation.lines import PaceLines, line
 from deat.evaluation.named import attackers
-from deat.evaluation.pace import Pace
+from deat.evaluation.pace import Pace, Progress
 from deat.evaluation.question import check_question
 from deat.evaluation.sanity import Flag
 from deat.live import is_one_screen, is_terminal, say_aside

@@ -9,7 +9,7 @@ from typing import Any
 from deat.data import digits
 from deat.data.augment import Augment
 from deat.data.statistics import Statistics, measure
-from deat.data.stream import Part as Part
+from deat.data.stream import Part
 from deat.errors import UsageError, unknown
 from deat.numbers import is_whole
 from deat.paths import tidy

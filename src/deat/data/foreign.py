@@ -75,8 +75,8 @@ class Batches:
         *,
         device: torch.device | str,
         seed: int,
-        num_classes: int | None = None,
-        training: bool = True,
+        num_classes: int | None,
+        training: bool,
     ) -> None:
         self.loader, self.seed, self.training, self.device = loader, seed, training, torch.device(device)
         self.share = Share()

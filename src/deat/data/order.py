@@ -6,7 +6,7 @@ from torch import Tensor
 from deat.seeding import derive
 
 
-def epoch_order(num_examples: int, seed: int, epoch: int, *, shuffle: bool = True) -> Tensor:
+def epoch_order(num_examples: int, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
     """The order of examples in an epoch, a pure function of (seed, epoch) on every device; their own, unshuffled."""
     if not shuffle:
         return torch.arange(num_examples)

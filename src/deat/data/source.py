@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from deat.data.ahead import EpochLoader
 from deat.data.augment import Augment, check_augment
 from deat.data.content import check_fits
-from deat.data.corpus import Corpus, Part
+from deat.data.corpus import Corpus
 from deat.data.foreign import Batches, kind_of, load_items
 from deat.data.imageset import ImageSet
 from deat.data.labels import malformed, named_by_text
 from deat.data.resident import Resident
-from deat.data.stream import LazyImages, Stream
+from deat.data.stream import LazyImages, Part, Stream
 from deat.errors import UsageError
 from deat.ranks import Share
 
@@ -60,7 +60,7 @@ class Seekable(Protocol):
 
 
 @runtime_checkable
-class Staffed(Protocol):
+class HasWorkers(Protocol):
     """What a Source is that has worker processes."""
 
     def dismiss(self) -> None:
@@ -68,13 +68,13 @@ class Staffed(Protocol):
 
 
 @contextmanager
-def staffed(*sources: Source | None) -> Iterator[None]:
+def ending_workers(*sources: Source | None) -> Iterator[None]:
     """Workers that the sources take on inside have ended afterwards."""
     try:
         yield
     finally:
         for source in sources:
-            if isinstance(source, Staffed):
+            if isinstance(source, HasWorkers):
                 source.dismiss()
 
 

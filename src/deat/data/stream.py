@@ -62,12 +62,11 @@ class LazyImages:
         few = "\n".join(self.files.names[i] for i in self.members[sampled(len(self))].tolist())
         return hashed(self.labels, few.encode("utf-8", "replace"))
 
-    def decode(self, index: int, random: Random | None = None, size: int | None = None) -> Tensor:
+    def decode(self, index: int, random: Random | None = None) -> Tensor:
         """One image as uint8 (3, size, size): a random crop if given randomness, else the centre."""
         member = int(self.members[index])
         image = open_image(self.files.read(member), self.files.names[member])
-        side = size or self.size
-        return to_tensor(random_crop(image, side, random) if random else fit_centre(image, side, _ZOOM))
+        return to_tensor(random_crop(image, self.size, random) if random else fit_centre(image, self.size, _ZOOM))
 
     def subset(self, indices: Tensor | Sequence[int]) -> "LazyImages":
         """The images at these indices, in this order."""
@@ -87,14 +86,14 @@ Part = ImageSet | LazyImages
 class _Decoded(Dataset[Any]):
     """Decoded images by (epoch, index); a failure comes back as its message."""
 
-    def __init__(self, images: LazyImages, size: int, seed: int, augment: bool) -> None:
-        self.images, self.size, self.seed, self.augment = images, size, seed, augment
+    def __init__(self, images: LazyImages, seed: int, augment: bool) -> None:
+        self.images, self.seed, self.augment = images, seed, augment
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int] | str:
         epoch, index = key
         random = Random(derive(self.seed, "augment", epoch, index)) if self.augment else None
         try:
-            return self.images.decode(index, random, self.size), int(self.images.labels[index])
+            return self.images.decode(index, random), int(self.images.labels[index])
         # An exception that crosses a process arrives with a traceback for a message.
         except DataError as error:
             return str(error)
@@ -122,20 +121,18 @@ class Stream:
         images: LazyImages,
         batch_size: int,
         *,
-        size: int | None = None,
         seed: int = 0,
         augment: bool = True,
         workers: int = 2,
         device: torch.device | str = "cpu",
         shuffle: bool = True,
     ) -> None:
-        size = size or images.size
         self.images, self.batch_size, self.shuffle, self.augment = images, batch_size, shuffle, augment
         self.device = torch.device(device)
         self.num_examples, self.num_classes, self.share = len(images), images.num_classes, Share()
-        self.shape: tuple[int, ...] = (3, size, size)
+        self.shape = images.shape
         self._loader = EpochLoader(
-            _Decoded(images, size, seed, augment),
+            _Decoded(images, seed, augment),
             EpochBatches(len(images), batch_size, seed, shuffle),
             workers=workers,
             device=self.device,

@@ -18,6 +18,8 @@ from deat.modes import evaluating, spread
 from deat.threat import ThreatModel
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"ce": cross_entropy, "margin": margin}
+DROPS = frozenset((1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233))
+"""The steps after which fooled images leave the batch; in between they only stay where they are."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,8 @@ class Attack:
 
     def _once(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, delta: Tensor) -> Tensor:
         """The adversarial images from one start."""
-        found, rows, pushed = (
-            delta.clone(),
-            torch.arange(len(x), device=x.device),
-            torch.zeros_like(y, dtype=torch.bool),
-        )
-        clean = x
+        clean, found, rows = x, delta.clone(), torch.arange(len(x), device=x.device)
+        pushed = torch.zeros_like(y, dtype=torch.bool)
         for step in range(1, self.steps + 1):
             delta, fooled = self.step(model, x, y, delta, threat, pushed)
             if self.freeze and step in DROPS and step < self.steps:
@@ -97,17 +95,12 @@ def is_natural(how: object) -> bool:
     return type(how) is Attack and how.steps == 0 and how.start == "zero"
 
 
-DROPS = frozenset((1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233))
-"""The steps after which fooled images leave the batch; in between they only stay where they are."""
-
-
 def confirmed(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor) -> Tensor:
     """Which of those claimed to be fooled are: where the attack asks a quick twin, the exact model is asked as well."""
-    surely_correct = getattr(model, "surely_correct", None)
-    if surely_correct is None:
+    if not hasattr(model, "surely_correct"):
         return fooled
     index = fooled.nonzero().squeeze(1)
-    return fooled.index_put((index,), ~surely_correct(images[index].detach(), y[index])) if len(index) else fooled
+    return fooled.index_put((index,), ~still_correct(model, images[index].detach(), y[index])) if len(index) else fooled
 
 
 def still_correct(model: nn.Module, images: Tensor, y: Tensor) -> Tensor:

@@ -16,8 +16,7 @@ from deat.evaluation.judge import Attacker, Judge, stages_of
 from deat.evaluation.ledger import ASKED, Ledger, answers, fingerprint, fingerprint_code, fingerprint_model
 from deat.evaluation.lines import PaceLines
 from deat.evaluation.named import attackers, describe, passes
-from deat.evaluation.pace import Pace
-from deat.evaluation.pace import Progress as Progress
+from deat.evaluation.pace import Pace, Progress
 from deat.evaluation.question import Question, check_about, check_files, check_model, check_question, count_outputs
 from deat.evaluation.quick import choose_engine
 from deat.evaluation.reading import blocks, look_ahead, spread_out

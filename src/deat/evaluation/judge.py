@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,15 @@ def stages_of(attacker: Attacker) -> tuple[Attacker, ...]:
     return stages
 
 
+class Unattacked(NamedTuple):
+    """A block without an attack: who is correct, and whether the quick twin may be asked about it."""
+
+    x: Tensor
+    y: Tensor
+    correct: Tensor
+    quick_agrees: bool
+
+
 class Judge:
     """Rules on blocks of images. A ruling depends on model, seed, attack, block and the attacks' precision alone."""
 
@@ -71,7 +80,7 @@ class Judge:
     ) -> None:
         self.model, self.threat, self.seed = Counted(model), threat, seed
         self.precision = choose_quick(precision, device_of(model))
-        self._held: tuple[Tensor, Tensor, Tensor, bool] | None = None
+        self._last: Unattacked | None = None
         self.quick = None if self.precision == "fp32" else Quick(model, self.model, self.precision, engine)
 
     def rule(
@@ -86,12 +95,14 @@ class Judge:
         """The ruling on a block by an attack, or one stage of it; who is wrong already, or not alive, is left alone."""
         started = perf_counter()
         with exactly(x.device), evaluating(self.model):
-            stands = self._clean(x, y).clone()
+            clean = self._unattacked(x, y)
+            stands = clean.correct.clone()
             before = self.counted()
             if alive is not None:
                 stands &= torch.tensor(alive, device=x.device)
             had = int(stands.sum())
-            invalid = self._attack(stage or attacker, x, y, block_seed(self.seed, attacker.name, block), stands)
+            seed = block_seed(self.seed, attacker.name, block)
+            invalid = self._attack(stage or attacker, clean, seed, stands)
             correct = stands.tolist()
         forwards, backwards = (now - then for now, then in zip(self.counted(), before, strict=True))
         asked = len(x) if is_natural(attacker) else 0  # which the other attacks share
@@ -105,34 +116,32 @@ class Judge:
             return forwards, backwards
         return forwards + self.quick.forwards, backwards + self.quick.backwards
 
-    def _attack(self, attacker: Attacker, x: Tensor, y: Tensor, seed: int, stands: Tensor) -> int:
+    def _attack(self, attacker: Attacker, clean: Unattacked, seed: int, stands: Tensor) -> int:
         """Strike out of `stands` whom an attack fools; how many examples were not allowed."""
         if is_natural(attacker):
             return 0
         index = stands.nonzero().squeeze(1)
         if len(index) == 0:
             return 0
+        x, y = clean.x[index], clean.y[index]
         generator = torch.Generator(x.device).manual_seed(seed)
-        quick = self.quick if self._trusts_quick else None
+        quick = self.quick if clean.quick_agrees else None
         with full_precision(tf32=quick is not None):
-            found = attacker(quick or self.model, x[index], y[index], self.threat, generator).detach()
+            # Copies: an attack may write into what it is given, and is judged by the images as they were.
+            found = attacker(quick or self.model, x.clone(), y.clone(), self.threat, generator).detach()
         self.model.eval()  # whatever mode the attack left it in
-        if found.shape != x[index].shape or found.dtype != x.dtype:
+        if found.shape != x.shape or found.dtype != x.dtype:
             return len(index)
-        valid = self.threat.contains(x[index], found)
-        found = torch.where(spread(valid, x), found, x[index])
-        stands[index] = self._classify(found, y[index])
+        valid = self.threat.contains(x, found)
+        stands[index] = self._classify(torch.where(spread(valid, x), found, x), y)
         return int((~valid).sum())
 
-    def _clean(self, x: Tensor, y: Tensor) -> Tensor:
-        """Who is correct without an attack; every attack on a block asks it, so the last answer is kept."""
-        if self._held is None or self._held[0] is not x or self._held[1] is not y:
-            self._held = x, y, self._classify(x, y), self.quick is not None and self.quick.agrees(x[:SLICE])
-        return self._held[2]
-
-    @property
-    def _trusts_quick(self) -> bool:
-        return self._held is not None and self._held[3]
+    def _unattacked(self, x: Tensor, y: Tensor) -> Unattacked:
+        """The block without an attack; every attack on it asks, so the last answer is kept."""
+        if self._last is None or self._last.x is not x or self._last.y is not y:
+            correct = self._classify(x, y)
+            self._last = Unattacked(x, y, correct, self.quick is not None and self.quick.agrees(x[:SLICE]))
+        return self._last
 
     def _classify(self, x: Tensor, y: Tensor) -> Tensor:
         if self.quick is not None:

@@ -36,7 +36,7 @@ CLOSE = 1e-3
 class Ledger:
     """Rulings by (block, attack or stage of one), in memory and, where a path is given, on disk."""
 
-    def __init__(self, question: str, path: Path | None = None, logits: list[float] | None = None) -> None:
+    def __init__(self, question: str, path: Path | None, logits: list[float] | None = None) -> None:
         self.question, self.path, self.logits = question, path, logits or []
         self._known: dict[Key, tuple[str, Ruling]] = {}
         if path is not None and path.exists():

@@ -109,7 +109,7 @@ def _asked(twin: Twin, engine: str) -> Net:
 class Quick(nn.Module):
     """The twin of an exact model: called like it, and differentiable by its input alone."""
 
-    def __init__(self, net: nn.Module, exact: nn.Module, precision: str, engine: str = "graph") -> None:
+    def __init__(self, net: nn.Module, exact: nn.Module, precision: str, engine: str) -> None:
         super().__init__()
         self.twin = Twin(net, precision, compiled=engine == "compile")
         self.ask = _asked(self.twin, engine)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from deat.errors import UsageError
-from deat.game.objectives import Judge, Outcome
+from deat.game.objectives import ObjectiveCall, Outcome
 from deat.game.round import Round
 from deat.modes import evaluating, frozen
 
@@ -54,13 +54,13 @@ class FirstLayer:
         blank = [torch.zeros_like(layout(output)) for output in outputs]
         self.probes[r] = [zero.requires_grad_() if seen else None for zero, seen in zip(blank, sees, strict=True)]
 
-    def probed(self, judge: Judge) -> Probed:
-        """A judge who is given probes as well."""
+    def probed(self, objective: ObjectiveCall) -> Probed:
+        """An objective that is given probes as well."""
 
         def call(x: Tensor, delta: Tensor, y: Tensor, probes: Probes) -> Outcome:
-            """The judge's outcome, with the probes added."""
+            """The objective's outcome, with the probes added."""
             self._left = list(probes)
-            return judge(x, delta, y)
+            return objective(x, delta, y)
 
         return call
 

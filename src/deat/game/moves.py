@@ -65,8 +65,9 @@ class Game:
         pixel_scale: Tensor | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.net, self.objective, self.optimizer, self.threat, self.ascent = net, objective, optimizer, threat, ascent
-        self.ranks, self.probe, self.engine = ranks, probe or Probe(), engine or Engine()
+        self.net, self.objective, self.optimizer = net, objective, optimizer
+        self.threat, self.ascent, self.ranks = threat, ascent, ranks
+        self.probe, self.engine = probe or Probe(), engine or Engine()
         device = self.engine.device
         self.dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
         self.pixel_scale = pixel_scale if self.probe.space == "normalised" else None
@@ -78,8 +79,9 @@ class Game:
         self.carry: Tensor | None = None
         self.among: int | None = None
         own = weakref.proxy(self)  # else recordings would stay, and all they hold, until garbage is collected
-        held = net, objective, ascent.inner, threat, optimizer, self.engine, lambda: own.changing()
-        self.runner = Runner(*held, alone=not ranks.many)
+        self.runner = Runner(
+            net, objective, ascent.inner, threat, optimizer, self.engine, lambda: own.changing(), alone=not ranks.many
+        )
         self.holds_gradients = False
         self._first_layer: FirstLayer | None = None
         self._rounds: OrderedDict[torch.Size, Round] = OrderedDict()
@@ -105,63 +107,78 @@ class Game:
             self._refer_to_clean(r)
         return r
 
+    def _round_like(self, x: Tensor, y: Tensor) -> Round:
+        if x.shape not in self._rounds:
+            if len(self._rounds) == 4:  # images of ever new sizes must not fill the memory
+                self.runner.drop(self._rounds.popitem(last=False)[1])
+            self._rounds[x.shape] = Round.like(self.engine.layout(x.to(self.dtype)), y)
+        return self._rounds[x.shape]
+
+    def _start(self, r: Round, budget: Budget) -> Tensor:
+        if not budget.k and not self.ascent.noisy:
+            return torch.zeros_like(r.x)
+        rows = slice(None) if self.among is None else self.ranks.share.rows(self.among)
+        start = self.threat.start(r.x, self.ascent.start, self.generator, among=self.among, rows=rows)
+        if self.carry is not None and self.carry.shape[1:] == r.x.shape[1:]:
+            kept = self.carry[: len(r)]  # a batch longer than any before starts its other rows anew
+            start[: len(kept)] = self.threat.project(r.x[: len(kept)], kept)
+        return start
+
+    def _refer_to_clean(self, r: Round) -> None:
+        self.cost.passes += 1
+        self.runner.ready(r)
+        self._play("refer", self._take_reference, r)
+
+    def _take_reference(self, r: Round) -> None:
+        with torch.no_grad(), self.crafting(), self.engine.autocast():
+            logits = self.runner.answer(r.x)
+        if r.reference.shape != logits.shape:  # the first batch of this shape
+            r.reference = torch.zeros_like(logits, dtype=self.dtype)
+        r.reference.copy_(logits)
+
     def ascend(self, r: Round) -> None:
         """A: the gradient of the inner loss by delta alone, then a projected step of delta."""
         if self.ascent.compact:
             self._ascend_active_rows(r)
         else:
-            self._count()
+            self._count_backprop()
             self.runner.ready(r)
             self._play("ascend", self._ascend, r)
         self.reach.retract()
         if self.probe.move == "ascend":
             self._play("measure", self._measure, r)
 
+    def _ascend(self, r: Round) -> None:
+        self._take_gradient(r)
+        self.step_delta(r)
+
+    def _take_gradient(self, r: Round) -> None:
+        delta = self.reach.point(r.delta)
+        with self.crafting(), self.engine.autocast():
+            loss, logits = self.runner.attack(r.x, delta, r.y, r.reference)
+        (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
+        self.engine.unscale_into(r.grad, grad, len(r))
+        self.reach.undo(r.grad)
+        if self.ascent.freeze is not None:
+            self.ascent.freeze.update(r, logits.detach(), self.level, self.threat)
+
+    def _ascend_active_rows(self, r: Round) -> None:
+        index = self.ascent.active_rows(r)
+        if len(index) == 0:
+            return
+        part = r.rows(index)
+        self._count_backprop()
+        self.runner.ready(part)
+        self.runner.play("ascend", self._ascend, part, recorded=False)
+        for name in ("delta", "grad", "counter", "active"):
+            getattr(r, name).index_copy_(0, index, getattr(part, name))
+
     def joint(self, r: Round) -> None:
         """J: one pass for both gradients; the optimiser steps theta, delta's gradient comes free."""
-        self._count(self._branches)
+        self._count_backprop(self._branches)
         self.runner.ready(r)
         self._play("joint", self._joint_and_update, r)
         self.runner.moved(by_optimizer=True)
-
-    def accumulate(self, r: Round, move: Move) -> None:
-        """J without its update, as `move` spells it: theta's gradient is added to what has accumulated."""
-        self._count(self._branches)
-        if self.engine.records and not self.holds_gradients:
-            self._hold_gradients()
-        self.runner.ready(r)
-        self._play("accumulate", partial(self._accumulated, move), r)
-
-    def forget_gradients(self) -> None:
-        """Drop what has accumulated; where recordings add to it, it stays in its place."""
-        self.optimizer.zero_grad(set_to_none=not self.holds_gradients)
-
-    def step(self, r: Round) -> None:
-        """Step delta along the round's last gradient, project it, and leave frozen examples in place."""
-        self._play("step", self.step_delta, r)
-        self.reach.retract()
-
-    def close(self, r: Round) -> None:
-        """Feed the meter once, and keep delta where it is carried over."""
-        self._play("close", partial(self.meter.add, own=self._own), r)
-        if self.ascent.persistent and self._own:
-            self._keep(r.delta)
-
-    def changing(self) -> Iterator[Tensor]:
-        """Every tensor that a move may change, beside a round's own."""
-        yield from (*self.net.parameters(), *self.net.buffers(), self.meter.sums, self.meter.counts)
-        yield from self.runner.following()
-        yield from (p.grad for p in self.net.parameters() if self.holds_gradients and p.grad is not None)
-        yield from self.engine.scaler.tensors() if isinstance(self.engine.scaler, DeviceScaler) else ()
-        for state in self.optimizer.state.values():
-            yield from (value for value in state.values() if isinstance(value, Tensor))
-
-    def _play(self, name: str, move: Move, r: Round) -> None:
-        self.runner.play(name, move, r, recorded=not (self.ranks.many and name in MEETINGS))
-
-    def _accumulated(self, move: Move, r: Round) -> None:
-        move(r)
-        self.runner.hand_back()
 
     def _joint_and_update(self, r: Round) -> None:
         finite = self.take_both_gradients(r)
@@ -188,12 +205,46 @@ class Game:
             self._measure(r)
         return finite
 
+    def _weighed(self, loss: Tensor, r: Round) -> Tensor:
+        """A mean over this process's images, weighed by how many they are; nothing is done where shares are equal."""
+        weight = len(r) * self._own / self.mean_over(r)
+        return loss if weight == 1 else loss * weight
+
+    def _update(self, r: Round) -> None:
+        """Step theta along its accumulated gradient and forget it."""
+        taken = self.engine.step(self.optimizer)
+        self.forget_gradients()
+        if taken is not None:
+            r.valid.copy_(taken)
+            self.meter.skip(~taken)
+
+    def accumulate(self, r: Round, move: Move) -> None:
+        """J without its update, as `move` spells it: theta's gradient is added to what has accumulated."""
+        self._count_backprop(self._branches)
+        if self.engine.records and not self.holds_gradients:
+            self._hold_gradients()
+        self.runner.ready(r)
+        self._play("accumulate", partial(self._accumulated, move), r)
+
+    def _accumulated(self, move: Move, r: Round) -> None:
+        move(r)
+        self.runner.hand_back()
+
     def _hold_gradients(self) -> None:
         """Give every weight a gradient that stays in its place, for recordings to add to."""
         for p in self.net.parameters():
             p.grad = torch.zeros_like(p) if p.requires_grad else None
         self.holds_gradients = True
         self.runner.forget()  # what was recorded made its gradients anew
+
+    def forget_gradients(self) -> None:
+        """Drop what has accumulated; where recordings add to it, it stays in its place."""
+        self.optimizer.zero_grad(set_to_none=not self.holds_gradients)
+
+    def step(self, r: Round) -> None:
+        """Step delta along the round's last gradient, project it, and leave frozen examples in place."""
+        self._play("step", self.step_delta, r)
+        self.reach.retract()
 
     def step_delta(self, r: Round) -> None:
         """Step delta, as a part of a move."""
@@ -204,35 +255,21 @@ class Game:
         self.meter.ascended(r.active)
         r.delta.copy_(torch.where(spread(r.active, r.x), moved, r.delta))
 
-    def _update(self, r: Round) -> None:
-        """Step theta along its accumulated gradient and forget it."""
-        taken = self.engine.step(self.optimizer)
-        self.forget_gradients()
-        if taken is not None:
-            r.valid.copy_(taken)
-            self.meter.skip(~taken)
+    def _measure(self, r: Round) -> None:
+        grad = r.grad if self.pixel_scale is None else r.grad * self.pixel_scale
+        r.magnitude.copy_(self.threat.dual_norm(grad))
 
-    def mean_over(self, r: Round) -> float:
-        """How many images J's mean is over here, so that the processes' average is the mean of the whole batch."""
-        return len(r) if self.among is None else self.among / self.ranks.size
+    def close(self, r: Round) -> None:
+        """Feed the meter once, and keep delta where it is carried over."""
+        self._play("close", partial(self.meter.add, own=self._own), r)
+        if self.ascent.persistent and self._own:
+            self._keep(r.delta)
 
-    @property
-    def _own(self) -> bool:
-        """Whether this process has images of its own in the batch, rather than a stand-in."""
-        return self.among is None or self.ranks.share.count(self.among) > 0
-
-    def _weighed(self, loss: Tensor, r: Round) -> Tensor:
-        """A mean over this process's images, weighed by how many they are; nothing is done where shares are equal."""
-        weight = len(r) * self._own / self.mean_over(r)
-        return loss if weight == 1 else loss * weight
-
-    def first_layer(self, r: Round) -> FirstLayer:
-        """The network's first layer, found once, with probes for this round."""
-        layer = self._first_layer = self._first_layer or find_first_layer(self.net, r.x[:1])
-        if r not in layer.probes:
-            with self.engine.autocast():
-                layer.probe(self.runner.bare, r, self.engine.layout)
-        return layer
+    def _keep(self, delta: Tensor) -> None:
+        if self.carry is None or self.carry.shape[1:] != delta.shape[1:] or len(self.carry) < len(delta):
+            self.carry = delta.clone()
+        else:
+            self.carry[: len(delta)].copy_(delta)
 
     @contextmanager
     def crafting(self) -> Iterator[None]:
@@ -243,75 +280,40 @@ class Game:
         with evaluating(self.net):
             yield
 
-    def _count(self, branches: int = 1) -> None:
-        self.cost.backprops += 1
-        self.cost.passes += 2 * branches
+    def first_layer(self, r: Round) -> FirstLayer:
+        """The network's first layer, found once, with probes for this round."""
+        layer = self._first_layer = self._first_layer or find_first_layer(self.net, r.x[:1])
+        if r not in layer.probes:
+            with self.engine.autocast():
+                layer.probe(self.runner.bare, r, self.engine.layout)
+        return layer
 
-    def _ascend(self, r: Round) -> None:
-        self._take_gradient(r)
-        self.step_delta(r)
+    def changing(self) -> Iterator[Tensor]:
+        """Every tensor that a move may change, beside a round's own."""
+        yield from (*self.net.parameters(), *self.net.buffers(), self.meter.sums, self.meter.counts)
+        yield from self.runner.following()
+        yield from (p.grad for p in self.net.parameters() if self.holds_gradients and p.grad is not None)
+        yield from self.engine.scaler.tensors() if isinstance(self.engine.scaler, DeviceScaler) else ()
+        for state in self.optimizer.state.values():
+            yield from (value for value in state.values() if isinstance(value, Tensor))
 
-    def _take_gradient(self, r: Round) -> None:
-        delta = self.reach.point(r.delta)
-        with self.crafting(), self.engine.autocast():
-            loss, logits = self.runner.attack(r.x, delta, r.y, r.reference)
-        (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
-        self.engine.unscale_into(r.grad, grad, len(r))
-        self.reach.undo(r.grad)
-        if self.ascent.freeze is not None:
-            self.ascent.freeze.update(r, logits.detach(), self.level, self.threat)
+    def mean_over(self, r: Round) -> float:
+        """How many images J's mean is over here, so that the processes' average is the mean of the whole batch."""
+        return len(r) if self.among is None else self.among / self.ranks.size
 
-    def _ascend_active_rows(self, r: Round) -> None:
-        index = self.ascent.active_rows(r)
-        if len(index) == 0:
-            return
-        part = r.rows(index)
-        self._count()
-        self.runner.ready(part)
-        self.runner.play("ascend", self._ascend, part, recorded=False)
-        for name in ("delta", "grad", "counter", "active"):
-            getattr(r, name).index_copy_(0, index, getattr(part, name))
-
-    def _refer_to_clean(self, r: Round) -> None:
-        self.cost.passes += 1
-        self.runner.ready(r)
-        self._play("refer", self._take_reference, r)
-
-    def _take_reference(self, r: Round) -> None:
-        with torch.no_grad(), self.crafting(), self.engine.autocast():
-            logits = self.runner.answer(r.x)
-        if r.reference.shape != logits.shape:  # the first batch of this shape
-            r.reference = torch.zeros_like(logits, dtype=self.dtype)
-        r.reference.copy_(logits)
-
-    def _measure(self, r: Round) -> None:
-        grad = r.grad if self.pixel_scale is None else r.grad * self.pixel_scale
-        r.magnitude.copy_(self.threat.dual_norm(grad))
-
-    def _start(self, r: Round, budget: Budget) -> Tensor:
-        if not budget.k and not self.ascent.noisy:
-            return torch.zeros_like(r.x)
-        rows = slice(None) if self.among is None else self.ranks.share.rows(self.among)
-        start = self.threat.start(r.x, self.ascent.start, self.generator, among=self.among, rows=rows)
-        if self.carry is not None and self.carry.shape[1:] == r.x.shape[1:]:
-            kept = self.carry[: len(r)]  # a batch longer than any before starts its other rows anew
-            start[: len(kept)] = self.threat.project(r.x[: len(kept)], kept)
-        return start
-
-    def _keep(self, delta: Tensor) -> None:
-        if self.carry is None or self.carry.shape[1:] != delta.shape[1:] or len(self.carry) < len(delta):
-            self.carry = delta.clone()
-        else:
-            self.carry[: len(delta)].copy_(delta)
+    @property
+    def _own(self) -> bool:
+        """Whether this process has images of its own in the batch, rather than a stand-in."""
+        return self.among is None or self.ranks.share.count(self.among) > 0
 
     @property
     def _branches(self) -> int:
         loss = getattr(getattr(self.objective, "module", self.objective), "loss", None)
         return int(getattr(loss, "branches", 1))
 
-    def _round_like(self, x: Tensor, y: Tensor) -> Round:
-        if x.shape not in self._rounds:
-            if len(self._rounds) == 4:  # images of ever new sizes must not fill the memory
-                self.runner.drop(self._rounds.popitem(last=False)[1])
-            self._rounds[x.shape] = Round.like(self.engine.layout(x.to(self.dtype)), y)
-        return self._rounds[x.shape]
+    def _count_backprop(self, branches: int = 1) -> None:
+        self.cost.backprops += 1
+        self.cost.passes += 2 * branches
+
+    def _play(self, name: str, move: Move, r: Round) -> None:
+        self.runner.play(name, move, r, recorded=not (self.ranks.many and name in MEETINGS))

@@ -16,8 +16,8 @@ class Outcome(NamedTuple):
     logits_adv: Tensor
 
 
-Judge = Callable[[Tensor, Tensor, Tensor], Outcome]
-"""Who is asked for the outcome on (x, delta, y)."""
+ObjectiveCall = Callable[[Tensor, Tensor, Tensor], Outcome]
+"""An objective as a function of (x, delta, y): the module itself, compiled, or with halved weights."""
 
 
 class Loss(Protocol):

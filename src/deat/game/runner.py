@@ -15,7 +15,7 @@ from deat.game.capture import Move, Recorder
 from deat.game.engine import Engine
 from deat.game.first_layer import FirstLayer, Probed, Replayed
 from deat.game.halves import Halves
-from deat.game.objectives import Judge, Outcome
+from deat.game.objectives import ObjectiveCall, Outcome
 from deat.game.round import Round
 from deat.kernels.forked import join
 from deat.kernels.fuse import convolved, fused
@@ -53,7 +53,7 @@ class Compiled:
         how, own = (backend if engine.fuses else "inductor" for backend in (fused, convolved))
         self.move: Step = _quick_move(threat, engine)
         learns, frozen = _learning(_bare(objective), self.halves), _frozen(net, self.halves)
-        self.objective: Judge = _compiled(learns, how) if alone else _compiled(objective, "inductor")
+        self.objective: ObjectiveCall = _compiled(learns, how) if alone else _compiled(objective, "inductor")
         self.attack: Attack = _compiled(_attack(frozen, inner), how)
         self.probed: Callable[[FirstLayer], Probed] = cache(lambda layer: _compiled(layer.probed(learns), how))
         self.answer: Callable[[Tensor], Tensor] = _compiled(frozen, how)
@@ -77,10 +77,10 @@ class Runner:
         optimizer: torch.optim.Optimizer,
         engine: Engine,
         state: Callable[[], Iterable[Tensor]],
-        alone: bool = True,
+        alone: bool,
     ) -> None:
         self._net, self._objective, self._inner, self.engine = net, objective, inner, engine
-        self.bare = _bare(objective)
+        self.bare, self._attack = _bare(objective), _attack(net, inner)
         self._threat, self._optimizer, self._alone = threat, optimizer, alone
         self.recorder = Recorder(net, state) if engine.records else None
         self.compiled: Compiled | None = None
@@ -101,8 +101,9 @@ class Runner:
             self._granted = granted
             self.use_compiled(self.engine.compiles)
         if self.engine.compiles and self.compiled is None and len(r.x) >= self.whole:
-            held = self._net, self._objective, self._inner, self._threat, self.engine
-            self.compiled = Compiled(*held, r.x.shape, alone=self._alone)
+            self.compiled = Compiled(
+                self._net, self._objective, self._inner, self._threat, self.engine, r.x.shape, self._alone
+            )
             self._tell_optimizer(True)
         self.moved()
         return anew
@@ -158,12 +159,12 @@ class Runner:
     def _halves(self) -> Halves | None:
         return self.compiled.halves if self.compiled else None
 
-    def objective(self, r: Round, delta: Tensor, layer: FirstLayer | None = None) -> Outcome:
+    def objective(self, r: Round, delta: Tensor, layer: FirstLayer | None) -> Outcome:
         """The objective's outcome on a round; a layer that is given adds its probes, and meets no other processes."""
         found = self._compiled_for(r.x)
         if layer is None:
-            judge: Judge = found.objective if found else self._objective
-            return judge(r.x, delta, r.y)
+            objective: ObjectiveCall = found.objective if found else self._objective
+            return objective(r.x, delta, r.y)
         probed = found.probed(layer) if found else layer.probed(self.bare)
         with layer.adding():
             return probed(r.x, delta, r.y, layer.probes[r])
@@ -177,10 +178,8 @@ class Runner:
 
     def attack(self, x: Tensor, delta: Tensor, y: Tensor, reference: Tensor) -> Outcome:
         """The inner loss's outcome on a batch, to be differentiated by delta alone."""
-        if found := self._compiled_for(x):
-            return found.attack(x, delta, y, reference)
-        logits: Tensor = self._net(x + delta)
-        return Outcome(self._inner(logits, y, reference).mean(), logits)
+        found = self._compiled_for(x)
+        return (found.attack if found else self._attack)(x, delta, y, reference)
 
     def answer(self, x: Tensor) -> Tensor:
         """The network's logits on a batch, to be differentiated by nothing."""
@@ -275,17 +274,17 @@ def _bare(objective: nn.Module) -> nn.Module:
     return getattr(objective, "module", objective)
 
 
-def _learning(objective: nn.Module, halves: Halves | None) -> Judge:
+def _learning(objective: nn.Module, halves: Halves | None) -> ObjectiveCall:
     if halves is None:
         return objective
     weights = halves.learning(objective)
 
-    def judge(x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
+    def call(x: Tensor, delta: Tensor, y: Tensor) -> Outcome:
         """The objective with halved weights."""
         outcome: Outcome = functional_call(objective, weights, (x, delta, y))
         return outcome
 
-    return judge
+    return call
 
 
 def _frozen(net: nn.Module, halves: Halves | None) -> Callable[[Tensor], Tensor]:

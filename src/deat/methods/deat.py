@@ -26,11 +26,8 @@ def _replays(rules: Rules, schedule: Schedule, summary: str) -> Method:
 @register("deat-D")
 def deat_d(rules: Rules, d: int = 3) -> Method:
     """DEAT-d."""
-    return _replays(
-        rules,
-        EveryEpochs(period=d, alpha=ALPHA, max_steps=rules.deat_d_cap),
-        "one replay more every d epochs",
-    )
+    schedule = EveryEpochs(period=d, alpha=ALPHA, max_steps=rules.deat_d_cap)
+    return _replays(rules, schedule, "one replay more every d epochs")
 
 
 @register("deat-P%")

@@ -154,7 +154,7 @@ def normalization_of(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) and found.keys() == {"mean", "std"} else {}
 
 
-def write_sharded(tensors: Tensors, folder: Path, most: int, about: str | None = None) -> int:
+def write_sharded(tensors: Tensors, folder: Path, most: int, about: str | None) -> int:
     """Write files with tensors of at most so many bytes, and then the index that names them; their number.
 
     Every file and the index hold the note, since any of them may be all that somebody reads.

@@ -28,7 +28,7 @@ from deat.ranks import ALONE, Ranks
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.fitness import check_fit, idle_parameters
-from deat.training.following import check_callbacks
+from deat.training.following import Callback, check_callbacks
 from deat.training.kept import check_place, fit_in
 from deat.training.lines import EpochLines
 from deat.training.optimizers import OptimizerFactory
@@ -36,7 +36,7 @@ from deat.training.parts import divide, open_held_out, open_source
 from deat.training.remarks import odd_outputs
 from deat.training.result import Result
 from deat.training.settings import Settings
-from deat.training.trainer import Callback, Trainer
+from deat.training.trainer import Trainer
 
 RADIUS = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
 OTHER_NAMES = {"learning_rate": "The learning rate is lr.", "eps": RADIUS, "epsilon": RADIUS, "norm": RADIUS}

@@ -22,11 +22,27 @@ def idle_parameters(model: nn.Module, source: Source) -> list[str]:
     return [name for name, grad in zip(learning, found, strict=True) if grad is None]
 
 
-def check_fit(model: nn.Module, source: Source, processes: int = 1, given: object = None) -> Tensor:
+def check_fit(model: nn.Module, source: Source, processes: int, given: object) -> Tensor:
     """Refuse a model that has nothing to train or does not give one logit per class; its answer to two images.
 
     given is the data that the source is made of, before images were held out, by whose numbers they are named.
     """
+    _check_before(model, source)
+    logits, lone = _answer(model, source, _is_lonely(source, processes))
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
+        raise UsageError(
+            f"the model answers two images with {in_words(logits)}; let it return logits of shape "
+            f"(2, {source.num_classes}), one for each class.{logits_in(logits, (2, source.num_classes))}"
+            f"{_classes_hint(logits, source, given)}"
+        )
+    _check_company(lone, source, processes)
+    _check_gradient(logits)
+    _check_weights(model)
+    return logits.detach()
+
+
+def _check_before(model: nn.Module, source: Source) -> None:
+    """Refuse what cannot be trained whatever the model answers."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("the model has no parameter that requires a gradient; there is nothing to train.")
     if not torch.is_grad_enabled():
@@ -35,22 +51,16 @@ def check_fit(model: nn.Module, source: Source, processes: int = 1, given: objec
         )
     if source.num_classes < 2:
         raise DataError("the data has a single class; there is nothing to tell apart.")
-    logits, lone = _answer(model, source, _is_lonely(source, processes))
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
-        raise UsageError(
-            f"the model answers two images with {in_words(logits)}; let it return logits of shape "
-            f"(2, {source.num_classes}), one for each class.{logits_in(logits, (2, source.num_classes))}"
-            f"{_classes_hint(logits, source, given)}"
-        )
+
+
+def _check_company(lone: list[str], source: Source, processes: int) -> None:
+    """Refuse a batch of one image for batch norms that an image alone is too few for."""
     if lone:
         whose = "a process with a batch" if processes > 1 else "a batch"
         raise DataError(
             f"{source.num_examples} images in batches of {source.batch_size} leave {whose} of one, on which {lone[0]} "
             "cannot train here. Use another batch size, or one image less."
         )
-    _check_gradient(logits)
-    _check_weights(model)
-    return logits.detach()
 
 
 def _is_lonely(source: Source, processes: int) -> bool:

@@ -146,7 +146,7 @@ class RunFolder:
             self.say(f"cannot write {which}/{WEIGHTS} ({error.strerror}); the checkpoint has the weights")
 
 
-def check_free(path: Path, overwrite: bool = False) -> None:
+def check_free(path: Path, overwrite: bool) -> None:
     """Refuse an output folder that is taken, or that is no run and must not be deleted."""
     if not path.exists():
         return

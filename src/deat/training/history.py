@@ -1,7 +1,7 @@
 """What each epoch leaves: a record that is a pure function of configuration and seed, and its clock apart."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,12 +57,6 @@ class EpochTiming:
     other_seconds: float = 0.0
     warm_up_seconds: float = 0.0
     engine: str = ""
-
-    @classmethod
-    def of(cls, epoch: int, images: int, clock: Sequence[float], *rest: Any) -> "EpochTiming":
-        """An epoch's clock: the one before was done, this one started, was played to its last batch, and is done."""
-        before, started, played, done = clock
-        return cls(epoch, played - started, done - played, images / (played - started), started - before, *rest)
 
     @property
     def seconds(self) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from deat.checkpoint.lock import owned
-from deat.data.corpus import Part
+from deat.data.stream import Part
 from deat.errors import CheckpointError, DataError
 from deat.models import load_weights
 from deat.training.run import Run

@@ -27,7 +27,7 @@ def threaded(threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def lent(threads: int, *, search: bool, deterministic: bool) -> Iterator[None]:
+def torch_modes(threads: int, *, search: bool, deterministic: bool) -> Iterator[None]:
     """Inside: so many threads, a search for the fastest convolutions, and the same bits every time, as asked for."""
     before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
     try:

@@ -27,7 +27,7 @@ def check_factory(optimizer: Any) -> None:
         )
 
 
-def sgd(settings: Settings, on_device: bool = False) -> OptimizerFactory:
+def sgd(settings: Settings, on_device: bool) -> OptimizerFactory:
     """SGD with momentum and weight decay on all parameters, as every method of the paper uses it."""
 
     def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

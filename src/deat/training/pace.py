@@ -7,7 +7,7 @@ compiled or recorded is no part of a pace.
 """
 
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
@@ -53,33 +53,20 @@ class Mark(NamedTuple):
     backprops: int
 
 
-class Paced(Protocol):
-    """What decides how the next epoch runs, or the rest of a long one."""
-
-    def begin(self, trainer: "Trainer") -> None:
-        """An epoch begins, or goes on."""
-
-    def glance(self, trainer: "Trainer") -> None:
-        """A batch has been handed to the device."""
-
-    def look(self, trainer: "Trainer", timing: EpochTiming) -> None:
-        """An epoch has ended."""
-
-
 class Steady:
     """Keeps to the engine that was asked for."""
 
-    def begin(self, trainer: "Trainer") -> None:
-        """Nothing changes."""
+    def before_epoch(self, trainer: "Trainer") -> None:
+        """An epoch begins, or goes on."""
 
-    def glance(self, trainer: "Trainer") -> None:
-        """Nothing changes."""
+    def after_batch(self, trainer: "Trainer") -> None:
+        """A batch has been handed to the device."""
 
-    def look(self, trainer: "Trainer", timing: EpochTiming) -> None:
-        """Nothing changes."""
+    def after_epoch(self, trainer: "Trainer", timing: EpochTiming) -> None:
+        """An epoch has ended."""
 
 
-class Pace:
+class Pace(Steady):
     """Compiles a run that is long enough, and takes it back where that was no faster.
 
     recorded is the pace, in seconds a backprop, that compiled moves must beat.
@@ -91,11 +78,11 @@ class Pace:
         self._start = Mark(perf_counter(), 0.0, 0)
         self._since: Mark | None = None
 
-    def begin(self, trainer: "Trainer") -> None:
+    def before_epoch(self, trainer: "Trainer") -> None:
         """Look at the clock."""
         self._start, self._since, self._mixed = _now(trainer), None, False
 
-    def glance(self, trainer: "Trainer") -> None:
+    def after_batch(self, trainer: "Trainer") -> None:
         """After a while of an epoch, decide; several processes wait for its end, since they must decide together.
 
         An epoch's first batch is no part of a pace: workers start with it, and what is new beside the moves is built.
@@ -107,7 +94,7 @@ class Pace:
             self._consider(trainer, seconds / (now.backprops - since.backprops))
             self._mixed, self._since = self.recorded is not None, now
 
-    def look(self, trainer: "Trainer", timing: EpochTiming) -> None:
+    def after_epoch(self, trainer: "Trainer", timing: EpochTiming) -> None:
         """Compare seconds a backprop; an epoch that was compiled in its middle says nothing."""
         since, end = self._since or self._start, trainer.game.cost.backprops
         if since.backprops == end:

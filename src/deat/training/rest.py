@@ -10,7 +10,7 @@ from deat.interruption import Interruption
 Batch = tuple[Tensor, Tensor]
 
 
-def rest_of(source: Source, epoch: int, step: int, interruption: Interruption) -> Iterator[tuple[int, Batch]]:
+def remaining_batches(source: Source, epoch: int, step: int, interruption: Interruption) -> Iterator[tuple[int, Batch]]:
     """An epoch's batches from `step` on, each with its number; asked to stop, it stops before the next one.
 
     A source that can begin there does. Any other draws its first batches again, and they are left out.

@@ -35,7 +35,7 @@ from deat.training.optimizers import DEFAULT_LR
 from deat.training.parts import open_source
 from deat.training.sameness import config_of, digest, reasons_against_exactness
 from deat.training.settings import Settings, find_device
-from deat.training.trainer import Callback, Trainer
+from deat.training.trainer import Trainer
 from deat.training.watch import OverfitWatch
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -107,12 +107,7 @@ class Run:
     recorded: Statistics | None = None
     goes_on: bool = False
 
-    def trainer(
-        self,
-        callbacks: tuple[Callback, ...] = (),
-        ranks: Ranks = ALONE,
-        say: Callable[[str], None] = say_nothing,
-    ) -> Trainer:
+    def trainer(self, ranks: Ranks = ALONE, say: Callable[[str], None] = say_nothing) -> Trainer:
         """A trainer on this run's training set, its validation part held out; say is told of strange outputs."""
         train, val = self._parts()
         return make_trainer(
@@ -123,7 +118,6 @@ class Run:
             threat=self.threat,
             settings=self.settings,
             augment=self.augment,
-            callbacks=callbacks,
             ranks=ranks,
             say=say,
         )

@@ -119,7 +119,7 @@ def _told(name: str, old: Json, new: Json, files: Mapping[str, str]) -> str:
 
 
 def check_same(
-    path: Path, state: Json, config: Json, environment: Json, inexact: bool, files: Mapping[str, str] | None = None
+    path: Path, state: Json, config: Json, environment: Json, inexact: bool, files: Mapping[str, str] | None
 ) -> bool:
     """Refuse to go on with another training than the one that is kept in a folder; whether it goes on elsewhere."""
     changed = differences(state["config"], config, files)

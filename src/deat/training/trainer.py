@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from deat.data.order import batch_length
-from deat.data.source import Source, staffed
+from deat.data.source import Source, ending_workers
 from deat.errors import Interrupted, NumericalError
 from deat.evaluation.question import check_model
 from deat.game.meter import EpochRecord
@@ -29,15 +29,14 @@ from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.engines import choose
 from deat.training.failures import check_determinism, is_shortage, located, shortage
-from deat.training.following import Callback as Callback
-from deat.training.following import Keeper, check_callbacks
+from deat.training.following import Callback, Keeper, check_callbacks
 from deat.training.history import EpochStats, EpochTiming
 from deat.training.lipschitz import log10_lipschitz
-from deat.training.modes import lent, threads_of
+from deat.training.modes import threads_of, torch_modes
 from deat.training.optimizers import OptimizerFactory, Steering, check_factory, described, load_state, sgd
-from deat.training.pace import Pace, Paced, Steady
+from deat.training.pace import Pace, Steady
 from deat.training.remarks import afterwards
-from deat.training.rest import rest_of
+from deat.training.rest import remaining_batches
 from deat.training.result import Best, Result
 from deat.training.settings import Settings
 from deat.training.shared import own_parts, synchronised, take_parts
@@ -95,7 +94,7 @@ class Trainer:
             ranks=ranks,
         )
         self.game.runner.whole = ranks.share.count(train.batch_size)
-        self.pace: Paced = Pace() if self.may_compile else Steady()
+        self.pace = Pace() if self.may_compile else Steady()
         self.streams = Streams(settings.seed, self.game.generator, ranks)
         self.interruption = Interruption(ranks)
         self.keeper: Keeper | None = None
@@ -137,9 +136,46 @@ class Trainer:
             self.run_epoch()
             self._keep()
 
-    def _keep(self, *, now: bool = False) -> None:
-        if self.keeper:
-            self.keeper.keep(self, now=now)
+    def run_epoch(self) -> EpochStats:
+        """Play every batch once, validate, let the schedule observe, keep the best, tell the callbacks."""
+        started = perf_counter()
+        self.game.runner.warm_up()  # what is left of an epoch that was broken off
+        self.pace.before_epoch(self)
+        self.budget = self.schedule.budget(self.state, self.epoch)
+        record = self.play_epoch(self.budget)
+        played = perf_counter()
+        bound = self._check_weights()
+        validated = self.validator(self.model) if self.validator else (None, None, None)
+        stats, timing = self._stats(record, bound, *validated), self._timing(record, started, played)
+        self.state = self.schedule.observe(self.state, record)
+        self.history.append(stats)
+        self.best.offer(stats, self.model, self.validator.luck if self.validator else None)
+        self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
+        self.pace.after_epoch(self, timing)
+        for callback in self.callbacks:
+            callback.on_epoch(self, stats, timing)
+        return stats
+
+    def play_epoch(self, budget: Budget) -> EpochRecord:
+        """One epoch of games; the device is read once, at its end."""
+        self.model.train()
+        self.game.forget_gradients()
+        if not self.step:
+            self.game.meter.reset()
+        for step, (x, y) in remaining_batches(self.train, self.epoch, self.step, self.interruption):
+            self.turn_to(self.epoch, step)
+            self.method.play(self.game, x, y, budget)
+            self.step = step + 1
+            self.pace.after_batch(self)
+        self.ranks.share_buffers(self.model)
+        return self.check_meter()
+
+    def turn_to(self, epoch: int, step: int) -> None:
+        """Put random streams, learning rate and the batch's length where a batch finds them."""
+        self.streams.at(epoch, step)
+        self.steering.at(epoch * len(self.train) + step)
+        if self.ranks.many:
+            self.game.among = batch_length(self.train.num_examples, self.train.batch_size, step)
 
     def obey(self, interruption: Interruption) -> None:
         """Stop when this one asks to."""
@@ -161,46 +197,9 @@ class Trainer:
         now = self.state_dict()
         self.load_state_dict({**state, **{name: now[name] for name in KEPT}})
 
-    def run_epoch(self) -> EpochStats:
-        """Play every batch once, read the meter, let the schedule observe, validate, tell the callbacks."""
-        started = perf_counter()
-        self.game.runner.warm_up()  # what is left of an epoch that was broken off
-        self.pace.begin(self)
-        self.budget = budget = self.schedule.budget(self.state, self.epoch)
-        record = self.play_epoch(budget)
-        played = perf_counter()
-        stats = self._stats(budget, record)
-        clock = self._done, started, played, (done := perf_counter())
-        timing = EpochTiming.of(self.epoch, record.examples, clock, self.game.runner.warm_up(), self.engine.name)
-        self.state = self.schedule.observe(self.state, record)
-        self.history.append(stats)
-        self.best.offer(stats, self.model, self.validator.luck if self.validator else None)
-        self.epoch, self.step, self._done, self.seconds = self.epoch + 1, 0, done, self.seconds + timing.train_seconds
-        self.pace.look(self, timing)
-        for callback in self.callbacks:
-            callback.on_epoch(self, stats, timing)
-        return stats
-
-    def play_epoch(self, budget: Budget) -> EpochRecord:
-        """One epoch of games; the device is read once, at its end."""
-        self.model.train()
-        self.game.forget_gradients()
-        if not self.step:
-            self.game.meter.reset()
-        for step, (x, y) in rest_of(self.train, self.epoch, self.step, self.interruption):
-            self.turn_to(self.epoch, step)
-            self.method.play(self.game, x, y, budget)
-            self.step = step + 1
-            self.pace.glance(self)
-        self.ranks.share_buffers(self.model)
-        return self.check_meter()
-
-    def turn_to(self, epoch: int, step: int) -> None:
-        """Put random streams, learning rate and the batch's length where a batch finds them."""
-        self.streams.at(epoch, step)
-        self.steering.at(epoch * len(self.train) + step)
-        if self.ranks.many:
-            self.game.among = batch_length(self.train.num_examples, self.train.batch_size, step)
+    def _keep(self, *, now: bool = False) -> None:
+        if self.keeper:
+            self.keeper.keep(self, now=now)
 
     def check_meter(self) -> EpochRecord:
         """Read the meter, and raise where an epoch's numbers went bad."""
@@ -259,15 +258,20 @@ class Trainer:
     def _lengths(self) -> dict[str, float]:
         return {"alpha": self.schedule.alpha, "stretch": self.schedule.stretch}
 
-    def _stats(self, budget: Budget, record: EpochRecord) -> EpochStats:
+    def _check_weights(self) -> float:
+        """The bound on the network's Lipschitz constant, as log10; raises where weights went bad."""
         bound = log10_lipschitz(self.model)
         finite = torch.stack([p.detach().isfinite().all() for p in self.model.parameters() if p.requires_grad]).all()
         if not (math.isfinite(bound) and finite):
             raise self.numerical_error(
                 f"weights stopped being finite in epoch {self.epoch + 1}. Lower the learning rate."
             )
-        natural, robust, val_loss = self.validator(self.model) if self.validator else (None, None, None)
-        self.active += record.active
+        return bound
+
+    def _stats(
+        self, record: EpochRecord, bound: float, natural: float | None, robust: float | None, val_loss: float | None
+    ) -> EpochStats:
+        budget, self.active = self.budget, self.active + record.active
         return EpochStats(
             epoch=self.epoch,
             k=budget.k,
@@ -290,10 +294,17 @@ class Trainer:
             val_loss=val_loss,
         )
 
+    def _timing(self, record: EpochRecord, started: float, played: float) -> EpochTiming:
+        before, self._done = self._done, perf_counter()
+        training, validation, other = played - started, self._done - played, started - before
+        pace, warm_up = record.examples / training, self.game.runner.warm_up()
+        return EpochTiming(self.epoch, training, validation, pace, other, warm_up, self.engine.name)
+
     @contextmanager
     def session(self) -> Iterator[None]:
         """Threads and torch's random state are the trainer's inside, and the caller's again afterwards; workers end."""
         # A recording is made once and played often, so the fastest convolutions are worth a search.
-        modes = lent(self.threads, search=self.engine.records, deterministic=self.settings.deterministic)
-        with on(self.engine.device), modes, staffed(self.train, self.val), self.streams.private(self.engine.device):
+        modes = torch_modes(self.threads, search=self.engine.records, deterministic=self.settings.deterministic)
+        device = self.engine.device
+        with on(device), modes, ending_workers(self.train, self.val), self.streams.private(device):
             yield
