@@ -254,6 +254,25 @@ def test_a_flagged_row_is_never_on_the_front_unless_all_are_flagged(window, tmp_
     quiet(window)
 
 
+def test_rows_that_were_not_judged_alike_have_no_front_until_the_others_are_switched_off(window, tmp_path):
+    for number, name in enumerate("abc"):
+        folder = make_run(tmp_path / name, name, shares={"natural": 0.9, "pgd-20": 0.4 + number / 10})
+        found = json.loads((folder / "evaluation.json").read_text())
+        found["settings"]["threat"]["eps"] = 0.05 if name == "c" else 0.15
+        (folder / "evaluation.json").write_text(json.dumps(found))
+    assert main(["report", *(str(tmp_path / n) for n in "abc"), "--no-figures", "--out", str(tmp_path / "r")]) == 0
+    window.size(1200, 900)
+    window.open(tmp_path / "r/index.html")
+    front = "return [...document.querySelectorAll('#cost-chart .point:not(.beaten)')].map(p => p.dataset.row)"
+    assert window.js(front) == []
+    assert window.js("return document.querySelectorAll('#cost-chart .front, .pill.front, #only-front').length") == 0
+    assert "none of them is the best" in window.js("return document.body.innerText")
+    window.click('.chip[data-row="2"]')
+    assert window.js(front) == ["1"]
+    assert window.js("return document.querySelectorAll('#cost-chart .front').length") == 1
+    quiet(window)
+
+
 @pytest.mark.parametrize("width", [1200, 390])
 def test_a_row_far_below_does_not_squeeze_the_others_and_no_name_is_lost(window, tmp_path, width):
     shares = {"natural": 0.1, "free-4": 0.8, "pgd-7": 0.78, "deat-3": 0.79} | {

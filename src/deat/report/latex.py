@@ -24,7 +24,7 @@ from deat.report.tables import (
 HEAD = (
     "% needs \\usepackage{booktabs,xcolor}; last epochs, held-out figures and remarks are in table.md and table.csv",
     "% names are written for pdflatex: accents and Greek by commands, what its fonts lack by number, such as U+65E5",
-    "% too wide for the page? put it into \\resizebox{\\linewidth}{!}{...}, or delete the lines of intervals",
+    "% too wide for the page? use graphicx's \\resizebox{\\linewidth}{!}{...}, or delete the lines of intervals",
     "\\providecommand{\\deatsd}[1]{{\\scriptsize$\\,\\pm\\,$#1}}",
     "\\providecommand{\\deatinterval}[1]{{\\scriptsize #1}}",
     "\\providecommand{\\deatpaper}[1]{\\textcolor{gray}{#1}}",

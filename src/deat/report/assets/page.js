@@ -118,6 +118,7 @@
 
   // ---- robustness against cost --------------------------------------------------------------------------------
   const believed = (points) => { const sound = points.filter((p) => !p.row.flags.length); return sound.length ? sound : points; };
+  const rivals = (points) => { const sound = believed(points); return sound.every((p) => p.row.setup === sound[0].row.setup) ? sound : []; };
   const beaten = (a, points) => points.some((b) => b.x <= a.x && b.y >= a.y && (b.x < a.x || b.y > a.y));
   const farBelow = (points) => { // as in the static figure: what would squeeze all others together
     const half = Math.max(...points.map((p) => p.y)) / 2, rest = points.filter((p) => p.y >= half), below = points.filter((p) => p.y < half);
@@ -165,11 +166,11 @@
     const node = frame(width, height, pad, log ? logTicks(left, right) : ticks(left, right, 6), ticks(bottom, top, 6), px, py, `${unitText}${log ? " (log)" : ""} →`, `${data.titles[attack]} accuracy, %`, true);
     node.setAttribute("role", "group");
     node.setAttribute("aria-label", `${data.titles[attack]} accuracy against ${unitText}`);
-    const sound = believed(points); // who alone may be on the front
+    const sound = rivals(points); // who alone may be on the front
     points.forEach((p) => { p.px = px(p.x); p.py = p.low ? height - pad.bottom - 16 : py(p.y); p.beaten = sound.includes(p) && !beaten(p, sound) ? 0 : 1; });
     const best = points.filter((p) => !p.beaten).sort((a, b) => a.x - b.x);
     const steps = best.map((p, n) => (n ? `H${p.px}V${p.py}` : `M${p.px} ${p.py}`)).join("");
-    node.append(svg("path", { class: "front", d: `${steps}H${width - pad.right}` }));
+    if (best.length) node.append(svg("path", { class: "front", d: `${steps}H${width - pad.right}` }));
     for (const p of points) { // below all points and names
       const under = svg("g", { class: `under ${hue(p.i)}`, "data-row": p.i });
       if (p.low) under.append(svg("path", { class: "beyond", d: `M${p.px} ${p.py}v15m-3.5 -4.5l3.5 4.5l3.5 -4.5` }));
@@ -352,7 +353,7 @@
   });
   const filter = () => {
     if (!$("#filter")) return; // a single row needs none
-    const words = $("#filter").value.toLowerCase().split(/\s+/).filter(Boolean), only = $("#only-front").checked;
+    const words = $("#filter").value.toLowerCase().split(/\s+/).filter(Boolean), only = $("#only-front")?.checked;
     let shown = 0;
     $$("tr", body).forEach((tr) => {
       const text = tr.dataset.text.toLowerCase();
@@ -362,7 +363,7 @@
     $("#shown").textContent = `${shown} of ${data.rows.length} rows`;
     $("#nothing").hidden = shown > 0;
   };
-  $("#clear")?.addEventListener("click", () => { $("#filter").value = ""; $("#only-front").checked = false; filter(); $("#filter").focus(); });
+  $("#clear")?.addEventListener("click", () => { $("#filter").value = ""; if ($("#only-front")) $("#only-front").checked = false; filter(); $("#filter").focus(); });
   $("#filter")?.addEventListener("input", filter);
   $("#only-front")?.addEventListener("change", filter);
 
