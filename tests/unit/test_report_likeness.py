@@ -105,3 +105,22 @@ def test_of_rows_that_were_not_judged_alike_none_is_the_best(tmp_path, apart):
     lines = [line for panel in trade_off(of.rows, "pgd-20").panels for line in panel.lines]
     assert {line.row for line in lines} == set(names)
     assert FRONT not in {line.row for line in lines}
+
+
+def test_minutes_of_different_machines_are_not_to_be_compared(tmp_path):
+    cpu = {"device": "cpu", "threads": 2, "processes": 1}
+    for name, record in {"a": cpu, "b": {**cpu, "device": "cuda"}, "c": cpu, "d": {}}.items():
+        make_run(tmp_path / name, name, shares=SHARES, record=record)
+    notes = gather([str(tmp_path / name) for name in "abc"]).notes
+    assert "Rows were trained on different machines (cpu, 2 threads; cuda): compare backprops, not minutes." in notes
+    assert not any("machines" in note for note in gather([str(tmp_path / name) for name in "acd"]).notes)
+
+
+def test_rows_that_stand_on_one_seed_beside_others_are_named(tmp_path):
+    said = "One seed alone stands behind {}: what another one would change there is not measured."
+    for name, seed in (("a", 0), ("a", 1), ("b", 0), ("c", 0)):
+        make_run(tmp_path / f"{name}{seed}", name, seed=seed, shares=SHARES)
+    folders = {name: str(tmp_path / name) for name in ("a0", "a1", "b0", "c0")}
+    assert said.format("b, c") in gather([*folders.values()]).notes
+    assert said.format("all rows") in gather([folders["b0"], folders["c0"]]).notes
+    assert not any("seed alone" in note for note in gather([folders["b0"]]).notes), "nothing is compared"

@@ -10,9 +10,9 @@ from deat.errors import DataError, UsageError, in_brief, unknown
 from deat.evaluation.sanity import Flag
 from deat.numbers import level
 from deat.plain import plain
-from deat.report.cells import samples
+from deat.report.cells import samples, single_seeds
 from deat.report.collect import BENCH, Bench, OneRun, Row, collect, collect_run
-from deat.report.likeness import LABEL, codes, data_of, kinds, made_of, same_images
+from deat.report.likeness import LABEL, codes, data_of, kinds, machines, made_of, same_images
 from deat.report.setups import SAME, marked, notes_on
 from deat.training.folder import RUN, WATCH
 from deat.training.history import EpochWatch, read_watch
@@ -277,6 +277,9 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
             judged, trained = _judged(run, "data"), run.record["request"].get("data") if run.record else None
             if judged and trained and judged != trained:
                 yield f"{row.name} seed {run.seed} was trained on {trained} and judged on other images, of {judged}."
+    if len(found := machines(rows)) > 1:
+        yield f"Rows were trained on different machines ({'; '.join(sorted(found))}): compare backprops, not minutes."
+    yield from single_seeds(rows)
     yield from samples(rows)
     yield from _cascades(rows)
     for row in rows:

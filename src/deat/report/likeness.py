@@ -77,6 +77,17 @@ def comparable(rows: Sequence[Row]) -> bool:
     return len(set(setups(rows))) < 2
 
 
+def machines(rows: Sequence[Row]) -> set[str]:
+    """What the rows' finished runs were trained by, which their minutes depend on."""
+    return {_machine(run.record) for row in rows for run in row.done if run.record and "device" in run.record}
+
+
+def _machine(record: dict[str, Any]) -> str:
+    threads, processes = record.get("threads") if record["device"] == "cpu" else None, record.get("processes") or 1
+    told = [f"{threads} thread{'' if threads == 1 else 's'}"] if threads else []
+    return ", ".join([str(record["device"]), *told, *([f"{processes} processes"] if processes > 1 else [])])
+
+
 def _is_like(row: Row, other: Row) -> bool:
     return bool(other.done) and all(judged_alike(other.done[0], run) for run in row.done)
 

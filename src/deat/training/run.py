@@ -237,8 +237,7 @@ class Run:
             "schedule": repr(trainer.schedule),
             "model": {"name": tidy(self.model_name), "parameters": trainer.num_parameters},
             "data": {
-                "name": self.corpus.name,
-                "digest": identity["images"]["digest"],
+                **identity["images"],
                 "train": trainer.train.num_examples,
                 "held_out": trainer.validator.source.num_examples if trainer.validator else 0,
                 "classes": list(self.corpus.train.classes),
