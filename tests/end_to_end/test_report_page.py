@@ -297,6 +297,27 @@ def test_a_row_far_below_does_not_squeeze_the_others_and_no_name_is_lost(window,
     quiet(window)
 
 
+def test_long_names_beside_points_do_not_run_into_each_other(window, tmp_path):
+    rows = [("best", 18, 0.8), ("second", 8, 0.78), ("a rather long name of a method 1", 3, 0.14)]
+    rows += [("a rather long name of a method 2", 9, 0.3), ("a rather long name of a method 3", 12, 0.2)]
+    for name, cost, robust in rows:
+        for seed in (0, 1):
+            shares = {"natural": 0.9, "pgd-20": robust + seed / 50}
+            make_run(tmp_path / f"{name}-{seed}", name, seed=seed, cost=cost, shares=shares)
+    folders = [str(tmp_path / f"{name}-{seed}") for name, _, _ in rows for seed in (0, 1)]
+    assert main(["report", *folders, "--no-figures", "--out", str(tmp_path / "r")]) == 0
+    window.size(1200, 900)
+    window.open(tmp_path / "r/index.html")
+    boxes = window.js(
+        "return [...document.querySelectorAll('#cost-chart .name')].map(n => n.getBoundingClientRect())"
+        ".map(b => [b.left, b.top, b.right, b.bottom])"
+    )
+    assert len(boxes) > 2
+    for a, b in itertools.combinations(boxes, 2):
+        assert a[2] <= b[0] + 1 or b[2] <= a[0] + 1 or a[3] <= b[1] + 3 or b[3] <= a[1] + 3
+    quiet(window)
+
+
 def test_hovering_a_point_or_a_curve_shows_its_values(shown):
     shown.hover("#cost-chart .point[data-row='0'] .dot")
     tip = shown.js("return document.querySelector('#tip').innerText")

@@ -60,7 +60,7 @@ def _against(of: Sheet) -> list[str]:
 
 
 def _rows(of: Sheet, row: Row) -> Iterator[list[str]]:
-    """A row, its intervals, and the paper's numbers where it has any."""
+    """A row, its intervals, what stands behind those that stand on less, and the paper's numbers where it has any."""
     cells = [cell(row, a) for a in of.attacks]
     found = of.versus[of.headline].get(row.name) if of.against and of.headline else None
     ours = [*map(_accuracy, cells), latex(backprops(row)), latex(minutes(cost(row))), whole(row)]
@@ -69,6 +69,9 @@ def _rows(of: Sheet, row: Row) -> Iterator[list[str]]:
     if any(cells):
         spans = [*map(_interval, cells), "", "", ""]
         yield _line(of, "\\quad\\deatinterval{95\\,\\% interval}", spans, _small(chance(found)) if found else "")
+    if any(c and c.behind for c in cells):
+        behind = [_small(c.behind) if c and c.behind else "" for c in cells]
+        yield _line(of, "\\quad\\deatinterval{from}", [*behind, "", "", ""], "")
     theirs = [_paper(paper_accuracy(row, a), _sd(c)) for a, c in zip(of.attacks, cells, strict=True)]
     theirs += [_paper(paper_cost(row, "per_batch")), _paper(paper_cost(row, "minutes", "hours")), ""]
     if any(theirs):

@@ -130,7 +130,7 @@
     const taken = points.map((p) => [p.px - 7, p.py - 7, p.px + 7, p.py + 7]);
     const free = (box) => box[0] >= pad.left - 4 && box[2] <= width && box[1] > 12 && taken.every((t) => box[2] < t[0] || box[0] > t[2] || box[3] < t[1] || box[1] > t[3]);
     for (const p of [...points].sort((a, b) => a.beaten - b.beaten || b.y - a.y)) {
-      const label = $(".name", p.node), size = label.getComputedTextLength(), wide = Math.min(size, 190);
+      const label = $(".name", p.node), wide = label.getComputedTextLength();
       const spots = [[10, 4, "start"], [-10, 4, "end"], [0, -12, "middle"], [0, 21, "middle"], [9, -9, "start"], [9, 17, "start"], [-9, -9, "end"], [-9, 17, "end"]];
       const boxOf = ([dx, dy, anchor]) => {
         const left = p.px + dx - (anchor === "end" ? wide : anchor === "middle" ? wide / 2 : 0);
@@ -183,7 +183,7 @@
       const said = `${p.row.name}: ${p.cell.said} ${data.titles[attack]}, ${p.row.said[unit]} ${unitText}${p.beaten ? "" : ", on the Pareto front"}${p.row.flags.length ? ", flagged: not to be believed" : ""}`;
       group.setAttribute("aria-label", said);
       group.append(svg("circle", { cx: p.px, cy: p.py, r: 14, fill: "transparent" }), marker(p.i, p.px, p.py, 6));
-      const short = p.row.name.length > 28 ? `${p.row.name.slice(0, 27)}…` : p.row.name;
+      const short = p.row.name.length > 28 ? `${p.row.name.slice(0, 14)}…${p.row.name.slice(-13)}` : p.row.name;
       group.append(svg("text", { class: "name", x: p.px, y: p.py }, `${short}${p.row.flags.length ? " ⚑" : ""}${p.low ? ` ↓ ${p.cell.said}` : ""}`));
       const lines = () => [
         html("div", "", html("strong", "", mark(p.i), p.row.name)),
