@@ -32,6 +32,6 @@ def check_code(row: Row, folders: Iterable[Path]) -> None:
     if others := [str(folder) for folder in folders if not is_by(code, folder)]:
         raise UsageError(
             f"the file of {row.label} was edited since {', '.join(others)} {'was' if len(others) == 1 else 'were'} "
-            "trained, so its seeds would not be of one method. Remove what is named to have it trained anew, leave "
-            f"{row.label} out with --methods, or choose another --out."
+            "trained, so its seeds would not be of one kind. Remove what is named to have it trained anew, ask for "
+            "the other rows alone, or choose another --out."
         )
