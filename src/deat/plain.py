@@ -7,9 +7,9 @@ def plain(text: str) -> str:
 
 
 def clipped(text: str, longest: int) -> str:
-    """A plain text of at most so many characters, the last of which says where it was cut."""
-    shown = plain(text)
-    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+    """A plain text of at most so many characters; it is cut in the middle, since names may differ at either end."""
+    shown, tail = plain(text), (longest - 1) // 2
+    return shown if len(shown) <= longest else f"{shown[: longest - 1 - tail]}…{shown[-tail:]}"
 
 
 def plain_lines(text: str) -> str:

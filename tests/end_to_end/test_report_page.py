@@ -254,6 +254,25 @@ def test_a_flagged_row_is_never_on_the_front_unless_all_are_flagged(window, tmp_
     quiet(window)
 
 
+def test_rows_that_were_not_judged_alike_have_no_front_until_the_others_are_switched_off(window, tmp_path):
+    for number, name in enumerate("abc"):
+        folder = make_run(tmp_path / name, name, shares={"natural": 0.9, "pgd-20": 0.4 + number / 10})
+        found = json.loads((folder / "evaluation.json").read_text())
+        found["settings"]["threat"]["eps"] = 0.05 if name == "c" else 0.15
+        (folder / "evaluation.json").write_text(json.dumps(found))
+    assert main(["report", *(str(tmp_path / n) for n in "abc"), "--no-figures", "--out", str(tmp_path / "r")]) == 0
+    window.size(1200, 900)
+    window.open(tmp_path / "r/index.html")
+    front = "return [...document.querySelectorAll('#cost-chart .point:not(.beaten)')].map(p => p.dataset.row)"
+    assert window.js(front) == []
+    assert window.js("return document.querySelectorAll('#cost-chart .front, .pill.front, #only-front').length") == 0
+    assert "none of them is the best" in window.js("return document.body.innerText")
+    window.click('.chip[data-row="2"]')
+    assert window.js(front) == ["1"]
+    assert window.js("return document.querySelectorAll('#cost-chart .front').length") == 1
+    quiet(window)
+
+
 @pytest.mark.parametrize("width", [1200, 390])
 def test_a_row_far_below_does_not_squeeze_the_others_and_no_name_is_lost(window, tmp_path, width):
     shares = {"natural": 0.1, "free-4": 0.8, "pgd-7": 0.78, "deat-3": 0.79} | {
@@ -275,6 +294,27 @@ def test_a_row_far_below_does_not_squeeze_the_others_and_no_name_is_lost(window,
     assert (f"no room for {lost} names" if lost > 1 else "no room for one name") in note
     buttons = window.js("return [...document.querySelectorAll('.chip[data-row]')].map(n => n.innerText)")
     assert buttons == list(shares)
+    quiet(window)
+
+
+def test_long_names_beside_points_do_not_run_into_each_other(window, tmp_path):
+    rows = [("best", 18, 0.8), ("second", 8, 0.78), ("a rather long name of a method 1", 3, 0.14)]
+    rows += [("a rather long name of a method 2", 9, 0.3), ("a rather long name of a method 3", 12, 0.2)]
+    for name, cost, robust in rows:
+        for seed in (0, 1):
+            shares = {"natural": 0.9, "pgd-20": robust + seed / 50}
+            make_run(tmp_path / f"{name}-{seed}", name, seed=seed, cost=cost, shares=shares)
+    folders = [str(tmp_path / f"{name}-{seed}") for name, _, _ in rows for seed in (0, 1)]
+    assert main(["report", *folders, "--no-figures", "--out", str(tmp_path / "r")]) == 0
+    window.size(1200, 900)
+    window.open(tmp_path / "r/index.html")
+    boxes = window.js(
+        "return [...document.querySelectorAll('#cost-chart .name')].map(n => n.getBoundingClientRect())"
+        ".map(b => [b.left, b.top, b.right, b.bottom])"
+    )
+    assert len(boxes) > 2
+    for a, b in itertools.combinations(boxes, 2):
+        assert a[2] <= b[0] + 1 or b[2] <= a[0] + 1 or a[3] <= b[1] + 3 or b[3] <= a[1] + 3
     quiet(window)
 
 

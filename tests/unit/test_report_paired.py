@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from deat.report.gather import gather
 from deat.report.paired import combined, compare, holm, mcnemar, tail
+from deat.report.tables import markdown_table, sheet
 from helpers.runs import make_run
 
 
@@ -103,3 +104,16 @@ def test_rows_judged_on_other_images_or_by_other_settings_are_not_compared(tmp_p
     make_run(tmp_path / "c", "free-8", seed=5, shares={"pgd-20": 0.4})
     subject = gather([str(p) for p in sorted(tmp_path.iterdir())])
     assert compare(subject.rows, subject.row("pgd-7"), "pgd-20") == {}
+
+
+def test_a_difference_over_fewer_seeds_or_images_than_the_rows_have_says_so(tmp_path):
+    for seed in range(3):
+        make_run(tmp_path / f"a{seed}", "a", seed=seed, shares={"natural": 0.9, "pgd-20": 0.5})
+    make_run(tmp_path / "b0", "b", shares={"natural": 0.9, "pgd-20": 0.4})
+    make_run(tmp_path / "c0", "c", shares={"natural": 0.9, "pgd-20": 0.4}, images=100)
+    of = sheet(gather([str(tmp_path / name) for name in ("a0", "a1", "a2", "b0", "c0")]), "a")
+    shared = {name: versus.shared for name, versus in of.versus["pgd-20"].items()}
+    assert shared == {"b": "1 shared seed", "c": "1 shared seed, 100 shared images"}
+    assert ", 1 shared seed |" in markdown_table(of)
+    alike = sheet(gather([str(tmp_path / name) for name in ("a0", "b0")]), "a")
+    assert alike.versus["pgd-20"]["b"].shared == ""

@@ -6,14 +6,16 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
-from deat.commands import report
+from deat.commands import probing, report
 from deat.commands.probing import Lab, _seeds, _swept, sweep
 from deat.data.imageset import ImageSet
 from deat.evaluation.sanity import Flag
-from deat.report.draw import draw
+from deat.report.draw import HUES, _legend, draw
 from deat.report.gallery import Gallery, Tile, candidates, choose
 from deat.report.gather import flags_of, gather
+from deat.report.latex import latex_table
 from deat.report.series import Layout, Line, figures, trade_off, training_process
 from deat.report.settings import settings_section
 from deat.report.tables import csv_table, markdown_table, sheet
@@ -39,6 +41,8 @@ def test_each_accuracy_says_on_how_many_images_and_seeds_it_stands_where_they_ar
     assert "40.00 ± 0.00 (27.6 to 53.8; seeds 0, 1, 2 alone, 200 + 2 × 50 images) |" in text
     assert "On the first 50 test images alone, a sample: AA of seeds 1, 2 of m+deat. Where another seed" in text
     assert "images) |" not in text.replace("2 × 50 images) |", "")
+    aside = r"\deatinterval{seeds 0, 1, 2 alone, 200 + 2 $\times$ 50 images} & \deatinterval{seed 3 alone}"
+    assert rf"\quad\deatinterval{{from}} &  &  & {aside} &  &  &  \\" in latex_table(of).split("\n")
 
 
 def test_pieces_of_a_bench_run_apart_make_one_table_and_repetitions_do_not(tmp_path):
@@ -138,4 +142,24 @@ def test_a_sweep_ends_where_any_image_reaches_any_other(threat):
 def test_a_sweep_names_the_seed_of_each_row():
     lines = [Line(name, seed, [], []) for name, seed in (("a", 0), ("b", 1), ("c", 0))]
     assert _seeds(lines[::2]) == "seed 0 alone"
-    assert _seeds(lines) == "seed 0 of a, c; seed 1 of b"
+    assert _seeds(lines) == "seed 0 alone, but seed 1 of b"
+
+
+def test_a_sweep_says_on_how_many_images_it_really_is(monkeypatch, tmp_path):
+    make_run(tmp_path / "a", shares={"natural": 0.9})
+    part = ImageSet(torch.zeros(30, 1, 4, 4), torch.zeros(30, dtype=torch.int64), ("0", "1"))
+    monkeypatch.setattr(probing, "load", lambda *_: (None, part, Linf(0.1)))
+    monkeypatch.setattr(probing, "_swept", lambda name, seed, *_: Line(name, seed, [0.0], [0.9]))
+    rows = gather([str(tmp_path / "a")]).rows
+    titles = {n: sweep(rows, n, Lab()).panels[0].title for n in (20, 5000)}
+    assert titles == {n: f"PGD-20 on {least} test images, seed 0 alone" for n, least in ((20, 20), (5000, 30))}
+
+
+def test_rows_whose_names_are_cut_to_the_same_are_both_in_a_legend(tmp_path):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    canvas, ax = pyplot.subplots()
+    for n in range(2):
+        ax.plot([0], [n], color=HUES[n], label="the same")
+    _legend(canvas, [ax])
+    assert [text.get_text() for text in canvas.legends[0].get_texts()] == ["the same", "the same"]
+    pyplot.close(canvas)

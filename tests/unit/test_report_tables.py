@@ -198,7 +198,7 @@ def test_markup_and_markdown_leave_nothing_alive():
     assert markdown("a|b<i>") == "a\\|b&lt;i&gt;"
     assert plain("a\x1b[31m\u202eb\nc") == "a?[31m?b?c"
     assert clipped("a\x1b[31m", 6) == "a?[31m"
-    assert clipped("a\x1b[31mb", 6) == "a?[31…"
+    assert clipped("a\x1b[31mb", 6) == "a?[…mb"
 
 
 def test_a_missing_number_is_a_dash_and_never_a_number(tmp_path):
@@ -379,7 +379,7 @@ def test_the_papers_numbers_beside_other_settings_are_marked_and_the_settings_to
 @pytest.mark.parametrize("settings", [{}, {"data": "cifar10", "set": {"workers": "2", "block": "100"}}])
 def test_settings_that_change_neither_training_nor_judging_mark_nothing(tmp_path, settings):
     subject = paper_bench(tmp_path, **settings)
-    assert not subject.notes
+    assert not any("given" in note for note in subject.notes)
     assert "‡" not in markdown_table(sheet(subject, None)) + claims_table(check_claims(subject.rows))
 
 
@@ -767,7 +767,7 @@ def test_gains_are_drawn_as_bars_in_a_lane_for_each_row(tmp_path):
     bars = [[(bar.get_y(), bar.get_y() + bar.get_height()) for bar in lane] for lane in ax.containers]
     said = ax.get_title(loc="left")
     plt.close(canvas)
-    assert names == ["a rather lo…", "b", "c", "d", "e"]
+    assert names == ["a rath… name", "b", "c", "d", "e"]
     assert [len(lane) for lane in bars] == [3] * 5
     for above, below in itertools.pairwise(bars):
         assert min(map(min, above)) >= max(map(max, below))

@@ -4,6 +4,7 @@ import gc
 import shutil
 from pathlib import Path
 
+from deat.bench.code import code_of, is_by
 from deat.bench.grid import Cell, Grid
 from deat.bench.locks import Claim
 from deat.bench.mending import drop_damaged
@@ -48,7 +49,7 @@ def play(cell: Cell, path: Path) -> None:
     test = test_part(run)
     check_links(path)
     drop_damaged(path)
-    if not _is_trained(path, run.settings.epochs):
+    if not (_is_trained(path, run.settings.epochs) and is_by(code_of(cell.row), path)):
         train(run, path)
     for name, asked in cell.row.judging.rounds(cell.seed).items():
         judge(run, test, path / EVALUATIONS[name], asked, cell.row.judging.block)

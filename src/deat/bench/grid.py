@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from deat.bench.code import check_code
 from deat.bench.locks import Claim, locked
 from deat.bench.mending import is_whole
 from deat.errors import CheckpointError, UsageError, in_brief
@@ -71,6 +72,8 @@ class Grid:
             self._check_same(held, recipe, settings)
             for cell in cells:
                 _add(held, cell)
+            for row in {cell.row.label: cell.row for cell in cells}.values():
+                check_code(row, self._finished(held, row))
             for run in _runs(held).values():
                 if not self._is_done(run) and self._is_free(run):
                     run.update(status="waiting", why=None, attempts=0)
@@ -127,6 +130,11 @@ class Grid:
         others = [r for r in runs.values() if r is not mine and r["status"] == "running" and not self._is_free(r)]
         for run in (mine, *others):  # a run that is taken up alone has its crowded epochs still
             run["concurrent_jobs"] = max(run["concurrent_jobs"], 1 + len(others))
+
+    def _finished(self, held: dict[str, Any], row: Row) -> list[Path]:
+        """The folders of a row's runs that count."""
+        runs = [run for known in held["rows"] if known["name"] == row.label for run in known["runs"]]
+        return [self.root / run["folder"] for run in runs if self._is_done(run)]
 
     def _is_done(self, run: dict[str, Any]) -> bool:
         return run["status"] == "done" and is_whole(self.root / run["folder"])

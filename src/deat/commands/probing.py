@@ -71,29 +71,31 @@ def _named(recorded: str, models: Sequence[str]) -> str | None:
 
 def sweep(rows: Sequence[Row], images: int, lab: Lab) -> Figure:
     """PGD-20 accuracy by radius, on the first test images, of each row's first finished run."""
-    lines, lacking = [], []
+    lines, lacking, counts = [], [], set()
     for row in rows:
         for run in row.done[:1]:
             try:
-                lines.append(_swept(row.name, run.seed, load(run, lab), images))
+                loaded = load(run, lab)
+                lines.append(_swept(row.name, run.seed, loaded, images))
+                counts.add(min(images, len(loaded[1])))  # a set may have fewer than are asked for
             except (DeatError, OSError) as error:
                 lacking.append(tidy(f"{row.name}: {error}"))
     name = "Accuracy by radius"
     if not lines:
         return Figure("sweep", name, missing="; ".join(lacking) or "an evaluated run")
-    about = f"{ATTACK.upper()} on {images:,} test images, {_seeds(lines)}"
+    about = f"{ATTACK.upper()} on {' or '.join(f'{n:,}' for n in sorted(counts))} test images, {_seeds(lines)}"
     panel = Panel(about, "eps", "accuracy", lines, percent=True)
     return Figure("sweep", name, [panel], "; ".join(lacking))
 
 
 def _seeds(lines: Sequence[Line]) -> str:
-    """Which one seed of each row a sweep is of."""
+    """Which one seed of each row a sweep is of: that of most rows, and who has another."""
     held: dict[int | None, list[str]] = {}
     for line in lines:
         held.setdefault(line.seed, []).append(line.row)
-    if len(held) == 1:
-        return f"seed {lines[0].seed} alone"
-    return "; ".join(f"seed {seed} of {', '.join(names)}" for seed, names in held.items())
+    (usual, _), *others = sorted(held.items(), key=lambda item: -len(item[1]))
+    told = [f"but seed {seed} of {', '.join(names)}" for seed, names in others]
+    return ", ".join([f"seed {usual} alone", *told])
 
 
 def gallery(row: Row, count: int, lab: Lab) -> Gallery:

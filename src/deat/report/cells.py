@@ -110,6 +110,15 @@ def samples(rows: Sequence[Row]) -> Iterator[str]:
         yield f"On the first {images:,} test images alone, a sample: {name}{told}.{mixed}"
 
 
+def single_seeds(rows: Sequence[Row]) -> Iterator[str]:
+    """Which of several rows stand on one training alone, so that nothing tells what another seed would change."""
+    done = [row for row in rows if row.done]
+    alone = [row.name for row in done if len(row.done) == 1]
+    if alone and len(done) > 1:
+        who = "all rows" if len(alone) == len(done) else ", ".join(alone)
+        yield f"One seed alone stands behind {who}: what another one would change there is not measured."
+
+
 def _mixes(rows: Sequence[Row], images: int) -> bool:
     """Whether some row's AutoAttack was run on so many images for one seed and on more for another."""
     held = [[run.images["aa"] for run in row.done if run.apart] for row in rows]

@@ -218,7 +218,8 @@ def _line(ax: Any, panel: Panel, line: Line, place: int, shift: float, **look: A
         ax.step(line.x, y, where="post", color="#8a8f98", ls="--", lw=1, label=f"{FRONT} (filled)", zorder=1)
     elif panel.kind == "point":
         inside = look["color"] if line.good or not panel.has_front else "white"
-        ax.plot(line.x, y, ls="none", marker=MARKERS[place % 3], markerfacecolor=inside, **look)
+        over = 2.1 if line.good else 2  # no other point hides one on the front
+        ax.plot(line.x, y, ls="none", marker=MARKERS[place % 3], markerfacecolor=inside, zorder=over, **look)
         for x, (low, high) in zip(line.x, line.spans, strict=False):
             ax.vlines(x, 100 * low, 100 * high, color=look["color"], lw=1, alpha=0.5, zorder=1)
     else:
@@ -230,12 +231,13 @@ def _line(ax: Any, panel: Panel, line: Line, place: int, shift: float, **look: A
 
 
 def _legend(canvas: Any, axes: Any) -> None:
-    """One legend for all panels."""
-    found: dict[str, Any] = {}
+    """One legend for all panels; rows whose names are cut to the same differ in how they are drawn."""
+    found: dict[Any, Any] = {}
     for ax in axes:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
-            found.setdefault(name, handle)
+            found.setdefault((name, handle.get_color(), handle.get_linestyle(), handle.get_marker()), handle)
+    names = [name for name, *_ in found]
     width, height = canvas.get_size_inches()
-    columns = max(1, min(len(found), int(width / (0.5 + 0.07 * max(map(len, found))))))
+    columns = max(1, min(len(found), int(width / (0.5 + 0.07 * max(map(len, names))))))
     canvas.set_size_inches(width, height + 0.17 * -(-len(found) // columns))
-    canvas.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, fontsize=8)
+    canvas.legend(found.values(), names, loc="outside lower center", ncols=columns, fontsize=8)

@@ -10,8 +10,9 @@ from deat.errors import DataError, UsageError, in_brief, unknown
 from deat.evaluation.sanity import Flag
 from deat.numbers import level
 from deat.plain import plain
-from deat.report.cells import samples
+from deat.report.cells import samples, single_seeds
 from deat.report.collect import BENCH, Bench, OneRun, Row, collect, collect_run
+from deat.report.likeness import LABEL, codes, data_of, kinds, machines, made_of, same_images
 from deat.report.setups import SAME, marked, notes_on
 from deat.training.folder import RUN, WATCH, has_checkpoint
 from deat.training.history import EpochWatch, read_watch
@@ -43,7 +44,10 @@ class Subject:
 
 
 def gather(paths: Sequence[str]) -> Subject:
-    """Read run folders and bench folders; runs that differ in their seed alone make one row, of several benches too."""
+    """Read run folders and bench folders; runs that differ in their seed alone make one row, of several benches too.
+
+    Runs of a bench's row that were not trained alike, by a file that was edited in between say, make several.
+    """
     if not paths:
         raise UsageError("name at least one run folder or bench folder, such as runs/demo.")
     folders = [Path(text).expanduser() for text in paths]
@@ -167,7 +171,7 @@ def _joined(benches: Sequence[Bench]) -> list[Row]:
                 same.append(mine)
             else:
                 same[place] = _together(same[place], mine)
-    return [row for same in held.values() for row in same]
+    return [replace(row, runs=tuple(kind)) for same in held.values() for row in same for kind in kinds(row.runs)]
 
 
 def _setup(bench: Bench) -> tuple[str, str]:
@@ -192,7 +196,7 @@ def _grouped(runs: Sequence[OneRun]) -> Iterator[Row]:
     held: dict[str, list[OneRun]] = {}
     for run in runs:
         held.setdefault(json.dumps(_identity(run), sort_keys=True, default=str), []).append(run)
-    for same in held.values():
+    for same in (kind for asked in held.values() for kind in kinds(asked)):
         about = same[0].record or {}
         yield Row(about["method"]["name"], about["method"]["name"], about["model"]["name"], tuple(same))
 
@@ -226,7 +230,7 @@ def _difference(row: Row, twins: Sequence[Row]) -> list[str]:
     """As many settings as tell a row from its twins, and no more."""
     if any(not twin.runs or twin.runs[0].record is None for twin in twins):
         return []
-    mine, others = _identity(row.runs[0]), [_identity(twin.runs[0]) for twin in twins]
+    mine, others = _told(row.runs[0]), [_told(twin.runs[0]) for twin in twins]
     told: list[str] = []
     apart = 1
     for name in dict.fromkeys(name for other in others for name in other):
@@ -236,15 +240,20 @@ def _difference(row: Row, twins: Sequence[Row]) -> list[str]:
     return [_setting(mine, name) for name in told]
 
 
+def _told(run: OneRun) -> dict[str, Any]:
+    """What a row may be told by: its settings, the data set as it was asked for, and what it was made of."""
+    return {**_identity(run), "asked": (run.record or {})["request"].get("data"), **made_of(run)}
+
+
 def _setting(held: dict[str, Any], name: str) -> str:
     shown = _short(name, held.get(name))
-    return shown if name in ("model", "data", "rules") else f"{name}={shown}"
+    return shown if name in ("model", "data", "asked", "rules") else f"{name}={shown}"
 
 
 def _short(name: str, value: Any) -> str:
     if isinstance(value, float):
         return level(value) if name in ("eps", "alpha") else f"{value:.4g}"
-    return "default" if value is None else str(value)
+    return "default" if value is None else str(value)[:LABEL] if name == "images" else str(value)
 
 
 def _notes(rows: Sequence[Row]) -> Iterator[str]:
@@ -256,7 +265,7 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
             yield f"{row.name} has several runs of seed {', '.join(map(str, twice))}, counted as different ones."
     done = [run for row in rows for run in row.done]
     for what, values in (
-        ("data set", {run.record["data"]["name"] for run in done if run.record}),
+        ("data set", _data_sets(done)),
         ("threat model", {_threat(run) for run in done}),
         ("number of test images", {f"{len(run.evaluation.labels):,}" for run in done if run.evaluation}),
         ("judged epoch", {epoch for run in done if (epoch := _judged(run, "epoch"))}),
@@ -264,15 +273,28 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
         if len(values) > 1:
             yield f"Rows differ in their {what} ({', '.join(sorted(values))}), so not all of them can be compared."
     for row in rows:
+        if len(versions := codes(row.runs)) > 1:
+            yield f"{row.name} was trained by different versions of a file ({', '.join(sorted(versions))})."
+    for row in rows:
         for run in row.done:
             judged, trained = _judged(run, "data"), run.record["request"].get("data") if run.record else None
             if judged and trained and judged != trained:
                 yield f"{row.name} seed {run.seed} was trained on {trained} and judged on other images, of {judged}."
+    if len(found := machines(rows)) > 1:
+        yield f"Rows were trained on different machines ({'; '.join(sorted(found))}): compare backprops, not minutes."
+    yield from single_seeds(rows)
     yield from samples(rows)
     yield from _cascades(rows)
     for row in rows:
         if seeds := unchecked(row):
             yield f"Sanity not checked: {row.name} seed {', '.join(map(str, seeds))}, so no flag there means nothing."
+
+
+def _data_sets(runs: Sequence[OneRun]) -> set[str]:
+    """The names of the runs' data sets; of different ones that are called the same, more than their names."""
+    names = {run.record["data"]["name"] for run in runs if run.record}
+    alike = all(same_images(run, runs[0]) for run in runs)
+    return names if alike or len(names) > 1 else {data_of(run) for run in runs}
 
 
 def _cascades(rows: Sequence[Row]) -> Iterator[str]:

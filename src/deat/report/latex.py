@@ -24,7 +24,7 @@ from deat.report.tables import (
 HEAD = (
     "% needs \\usepackage{booktabs,xcolor}; last epochs, held-out figures and remarks are in table.md and table.csv",
     "% names are written for pdflatex: accents and Greek by commands, what its fonts lack by number, such as U+65E5",
-    "% too wide for the page? put it into \\resizebox{\\linewidth}{!}{...}, or delete the lines of intervals",
+    "% too wide for the page? use graphicx's \\resizebox{\\linewidth}{!}{...}, or delete the lines of intervals",
     "\\providecommand{\\deatsd}[1]{{\\scriptsize$\\,\\pm\\,$#1}}",
     "\\providecommand{\\deatinterval}[1]{{\\scriptsize #1}}",
     "\\providecommand{\\deatpaper}[1]{\\textcolor{gray}{#1}}",
@@ -60,7 +60,7 @@ def _against(of: Sheet) -> list[str]:
 
 
 def _rows(of: Sheet, row: Row) -> Iterator[list[str]]:
-    """A row, its intervals, and the paper's numbers where it has any."""
+    """A row, its intervals, what stands behind those that stand on less, and the paper's numbers where it has any."""
     cells = [cell(row, a) for a in of.attacks]
     found = of.versus[of.headline].get(row.name) if of.against and of.headline else None
     ours = [*map(_accuracy, cells), latex(backprops(row)), latex(minutes(cost(row))), whole(row)]
@@ -69,6 +69,9 @@ def _rows(of: Sheet, row: Row) -> Iterator[list[str]]:
     if any(cells):
         spans = [*map(_interval, cells), "", "", ""]
         yield _line(of, "\\quad\\deatinterval{95\\,\\% interval}", spans, _small(chance(found)) if found else "")
+    if any(c and c.behind for c in cells):
+        behind = [_small(c.behind) if c and c.behind else "" for c in cells]
+        yield _line(of, "\\quad\\deatinterval{from}", [*behind, "", "", ""], "")
     theirs = [_paper(paper_accuracy(row, a), _sd(c)) for a, c in zip(of.attacks, cells, strict=True)]
     theirs += [_paper(paper_cost(row, "per_batch")), _paper(paper_cost(row, "minutes", "hours")), ""]
     if any(theirs):

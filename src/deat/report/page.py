@@ -18,12 +18,14 @@ from deat.report.escape import markup
 from deat.report.gallery import Gallery
 from deat.report.gather import Subject, believed, flags_of
 from deat.report.held_out_tables import HEADING, held_out_section
+from deat.report.likeness import setups
 from deat.report.sections import (
     answer,
     chips,
     claims_section,
     front_of,
     gallery_section,
+    ranking,
     scores_section,
     several,
     table,
@@ -192,16 +194,13 @@ def _legend(of: Sheet) -> str:
 
 
 def _cost_section(of: Sheet) -> str:
-    doubted = " A flagged row (⚑) is never on it." if len(believed(of.rows)) < len(of.rows) else ""
     options = "".join(
         f'<option value="{markup(a)}"{" selected" if a == of.headline else ""}>{markup(title(a))}</option>'
         for a in of.attacks
     )
     return (
         '<section class="card" aria-labelledby="cost"><h2 id="cost">Robustness against cost</h2>'
-        '<p class="note">Up is more robust, left is cheaper. The dashed '
-        "line is the Pareto front: filled points are on it; "
-        f"no other row is as good and cheaper.{doubted} Whiskers are 95 % intervals.</p>"
+        f'<p class="note">Up is more robust, left is cheaper. {_front(of)} Whiskers are 95 % intervals.</p>'
         f'<div class="bar"><label>accuracy under <select id="cost-attack">{options}</select></label>'
         '<label>cost in <select id="cost-unit"><option value="backprops">backprops</option>'
         '<option value="minutes">minutes</option></select></label><span class="muted" id="cost-note"></span></div>'
@@ -209,14 +208,23 @@ def _cost_section(of: Sheet) -> str:
     )
 
 
+def _front(of: Sheet) -> str:
+    """What the chart's front is, or why there is none."""
+    if not ranking(of):
+        return "Rows that were not judged alike have no front together; switch some off to see that of the others."
+    doubted = " A flagged row (⚑) is never on it." if len(believed(of.rows)) < len(of.rows) else ""
+    line = "The dashed line is the Pareto front: filled points are on it; no other row is as good and cheaper."
+    return f"{line}{doubted}"
+
+
 def _table_bar(of: Sheet) -> str:
     count = len(of.rows)
     by = f' <span class="muted">({markup(front_of(of))})</span>' if of.headline else ""
+    box = f'<label><input type="checkbox" id="only-front"><span>on the front only{by}</span></label>'
     return (
         '<div class="bar"><label>filter '
         '<input type="search" id="filter" placeholder="name, method, model, flag"></label>'
-        '<label><input type="checkbox" id="only-front"><span>on the front only'
-        f"{by}</span></label>"
+        f"{box if ranking(of) else ''}"
         f'<span class="muted" id="shown" role="status">{count} of {count} rows</span></div>'
     )
 
@@ -243,7 +251,7 @@ def _section(name: str, head: str, body: str) -> str:
 def _data(story: Story) -> dict[str, Any]:
     of = story.sheet
     return {
-        "rows": [_row(of, row) for row in of.rows],
+        "rows": [{**_row(of, row), "setup": n} for row, n in zip(of.rows, setups(of.rows), strict=True)],
         "titles": {a: title(a) for a in of.attacks},
         "figures": [{"name": f.name, "panels": [_panel(p) for p in f.panels]} for f in story.figures],
     }

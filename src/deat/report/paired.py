@@ -5,20 +5,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deat.report.collect import OneRun, Row
+from deat.report.likeness import same_images
 
 HOW = (
     "Each row is compared with {against} image by image: for every seed that both have, an exact McNemar test on the "
-    "verdicts that differ, once for better and once for worse. Seeds share their test images, so their tests are not "
-    "independent; those of one direction are put together as twice the mean of their p-values, which holds however "
-    "they depend on each other (a single seed's is taken as it is), and p is twice the smaller of the two directions', "
-    "at most 1. Then Holm's correction for the number of rows. A small p says that these trained networks differ "
-    "beyond the choice of test images; what another training seed would change is the standard deviation's to tell."
+    "verdicts that differ, once for better and once for worse. Where either row has more seeds or images than both "
+    "share, the difference is of the shared ones alone, and p says of how many. Seeds share their test images, so "
+    "their tests are not independent; those of one direction are put together as twice the mean of their p-values, "
+    "which holds however they depend on each other (a single seed's is taken as it is), and p is twice the smaller of "
+    "the two directions', at most 1. Then Holm's correction for the number of rows. A small p says that these trained "
+    "networks differ beyond the choice of test images; what another training seed would change is the standard "
+    "deviation's to tell."
 )
 
 
 @dataclass(frozen=True)
 class Versus:
-    """A row against another: the mean difference in accuracy, and the p-value after and before Holm's correction."""
+    """A row against another: the mean difference in accuracy, and the p-value after and before Holm's correction.
+
+    Both are of the seeds and images that both rows have; shared says of how many, where either has others.
+    """
 
     difference: float
     p: float
@@ -27,6 +33,7 @@ class Versus:
     images: int
     gained: int
     lost: int
+    shared: str = ""
 
 
 def tail(gained: int, lost: int) -> float:
@@ -75,22 +82,29 @@ def _pair(row: Row, other: Row, attack: str) -> Versus | None:
     tables = [t for run in row.done if run.seed in theirs and (t := _table(run, theirs[run.seed], attack))]
     if not tables:
         return None
-    raw = mcnemar([(gained, lost) for gained, lost, _ in tables])
-    difference = sum((gained - lost) / images for gained, lost, images in tables) / len(tables)
-    gained, lost, images = (sum(column) for column in zip(*tables, strict=True))
-    return Versus(difference, raw, raw, len(tables), images // len(tables), gained, lost)
+    raw = mcnemar([(gained, lost) for gained, lost, _, _ in tables])
+    difference = sum((gained - lost) / images for gained, lost, images, _ in tables) / len(tables)
+    gained, lost, images, left = (sum(column) for column in zip(*tables, strict=True))
+    seeds, images = len(tables), images // len(tables)
+    others = sum(attack in run.numbers for held in (row, other) for run in held.done) > 2 * seeds
+    told = [f"{seeds} shared seed{'' if seeds == 1 else 's'}"] if others else []
+    told += [f"{images:,} shared images"] if left else []
+    return Versus(difference, raw, raw, seeds, images, gained, lost, ", ".join(told))
 
 
-def _table(run: OneRun, other: OneRun, attack: str) -> tuple[int, int, int] | None:
-    """Verdicts won and lost on the images that both were judged on in the same way; None where there are none."""
+def _table(run: OneRun, other: OneRun, attack: str) -> tuple[int, int, int, int] | None:
+    """Verdicts won and lost on the images that both were judged on in the same way; None where there are none.
+
+    Behind them stand how many images these are, and how many more only one of the two was judged on.
+    """
     mine, theirs = verdicts(run, attack), verdicts(other, attack)
-    if mine is None or theirs is None or mine[2] != theirs[2]:
+    if mine is None or theirs is None or mine[2] != theirs[2] or not same_images(run, other):
         return None
-    images = min(len(mine[0]), len(theirs[0]))
+    images, most = sorted((len(mine[0]), len(theirs[0])))
     if mine[1][:images] != theirs[1][:images]:
         return None
     pairs = list(zip(mine[0][:images], theirs[0][:images], strict=True))
-    return sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs), images
+    return sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs), images, most - images
 
 
 def verdicts(run: OneRun, attack: str) -> tuple[list[bool], list[int], Any] | None:

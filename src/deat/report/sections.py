@@ -9,7 +9,7 @@ from deat.report.claims import Checked, given
 from deat.report.collect import OneRun, Row
 from deat.report.escape import markup
 from deat.report.gallery import Gallery, data_uri
-from deat.report.gather import UNEVALUATED, Subject, believed, flags_of, troubles, unchecked
+from deat.report.gather import UNEVALUATED, Subject, flags_of, troubles, unchecked
 from deat.report.tables import (
     CLAIMED,
     FLAGGED,
@@ -31,9 +31,11 @@ from deat.report.tables import (
     scores_note,
     whole,
 )
-from deat.report.winners import SURE, doubt
+from deat.report.winners import SURE, doubt, rivals
 
 HUES, SHAPES = 10, 3
+APART = "These rows were judged on different data sets or under different threat models, so none of them is the best."
+EMPTY = "No run is evaluated yet, so there is nothing to rank."
 NOTHING = (
     '<p class="empty" id="nothing" hidden>No row is left. '
     '<button type="button" class="button" id="clear">Clear the filter</button></p>'
@@ -49,7 +51,7 @@ def answer(of: Sheet) -> str:
     """
     ranked = ranking(of)
     if not ranked or not of.headline:
-        return '<p class="note">No run is evaluated yet, so there is nothing to rank.</p>'
+        return f'<p class="note">{APART if of.headline else EMPTY}</p>'
     best = max(ranked, key=lambda item: (item[2], -item[3]))
     clean = max(ranked, key=lambda item: (mean_under(item[1], "natural"), -item[3]))
     name = "the worst of all attacks" if of.headline == "worst" else title(of.headline)
@@ -96,13 +98,13 @@ def _cheaper(ranked: Sequence[Ranked], best: Ranked) -> Iterator[tuple[Ranked, s
 
 
 def ranking(of: Sheet) -> list[Ranked]:
-    """Every row that may be believed and has an accuracy under the headline attack and a cost."""
+    """Every row that may be the best and has an accuracy under the headline attack and a cost."""
     ranked = [
         (i, row, found.mean, spent.backprops)
         for i, row in enumerate(of.rows)
         if of.headline and (found := cell(row, of.headline)) and (spent := cost(row))
     ]
-    sound = {id(row) for row in believed([item[1] for item in ranked])}
+    sound = {id(row) for row in rivals([item[1] for item in ranked])}
     return [item for item in ranked if id(item[1]) in sound]
 
 
@@ -178,7 +180,7 @@ def front_of(of: Sheet) -> str:
 
 def _top_notes(of: Sheet) -> list[str]:
     """What the front is, and how the rows at the top of the page were told apart."""
-    if not of.headline or not several(of):
+    if not ranking(of) or not several(of):
         return []
     alike = "At the top of the page, rows are not told apart where the paired test against the named row leaves p ≥"
     tested = [f"{alike} {SURE}."] if of.against else []

@@ -9,7 +9,8 @@ from typing import Any
 from deat.numbers import level
 from deat.report.cells import cell, cost, far_below, front, title
 from deat.report.collect import OneRun, Row
-from deat.report.gather import believed, flags_of
+from deat.report.gather import flags_of
+from deat.report.winners import rivals
 from deat.training.history import EpochStats
 
 
@@ -150,7 +151,10 @@ def backprops(rows: Sequence[Row]) -> Figure:
 
 
 def trade_off(rows: Sequence[Row], attack: str | None) -> Figure:
-    """Robustness against cost; a line's points are one row, and "Pareto front" are the believed ones none beats."""
+    """Robustness against cost; a line's points are one row, and "Pareto front" are the believed ones none beats.
+
+    Rows that were not judged alike have no front.
+    """
     panels = []
     for name in ("backprops", "minutes"):
         points = [
@@ -158,7 +162,7 @@ def trade_off(rows: Sequence[Row], attack: str | None) -> Figure:
             for row in rows
             if attack and (found := cell(row, attack)) and (spent := _spent(row, name))
         ]
-        sound = {id(row) for row in believed([row for row, _, _ in points])}
+        sound = {id(row) for row in rivals([row for row, _, _ in points])}
         costs = [(c, found.mean) for row, c, found in points if id(row) in sound]
         best = sorted(point for point, is_good in zip(costs, front(costs), strict=True) if is_good)
         below = far_below([found.mean for _, _, found in points])

@@ -30,7 +30,7 @@ def settings_section(rows: Sequence[Row]) -> str:
 def differing(rows: Sequence[str], held: Sequence[dict[str, str]]) -> list[str]:
     """The settings in which rows differ, each told once: not as their names, as asked and as resolved, or as text."""
     names = dict.fromkeys(name for found in held for name in found)
-    told = [name for name in names if not name.startswith(("digest", "versions", "schedule"))]
+    told = [name for name in names if not name.startswith(("digest", "data.digest", "code", "versions", "schedule"))]
     columns = {tuple(rows): ""}
     for name in sorted(told, key=lambda name: name.startswith("request")):  # what was asked is what came of it, mostly
         columns.setdefault(tuple(found.get(name, "—") for found in held), name)

@@ -160,9 +160,7 @@ def minutes(spent: Cost | None) -> str:
 
 def significance(found: Versus | None) -> str:
     """A difference in points and its p-value, for people."""
-    if found is None:
-        return "—"
-    return f"{difference(found)}, {chance(found)}"
+    return "—" if found is None else f"{difference(found)}, {chance(found)}"
 
 
 def difference(found: Versus) -> str:
@@ -171,8 +169,9 @@ def difference(found: Versus) -> str:
 
 
 def chance(found: Versus) -> str:
-    """A p-value, for people."""
-    return "p < 0.001" if found.p < 0.001 else f"p = {found.p:.3f}"
+    """A p-value, for people, and of how many seeds and images it is, where its rows have others."""
+    shown = "p < 0.001" if found.p < 0.001 else f"p = {found.p:.3f}"
+    return f"{shown}, {found.shared}" if found.shared else shown
 
 
 def notes(of: Sheet, where: str = "in brackets") -> list[str]:

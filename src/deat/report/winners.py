@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from deat.report.cells import cell, cost
 from deat.report.collect import Row
 from deat.report.gather import believed
+from deat.report.likeness import comparable
 from deat.report.paired import compare
 
 USUAL = "m+deat"
@@ -24,6 +25,12 @@ def usual(rows: Sequence[Row], attack: str | None) -> Row | None:
     called = [row for row in sound if row.name == USUAL]
     mine = called or [row for row in sound if row.method == USUAL]
     return mine[0] if len(mine) == 1 else most_robust(sound, attack)
+
+
+def rivals(rows: Sequence[Row]) -> list[Row]:
+    """The rows one of which is the best: those that may be believed, or none where these were not judged alike."""
+    sound = believed(rows)
+    return sound if comparable(sound) else []
 
 
 def most_robust(rows: Sequence[Row], attack: str | None) -> Row | None:

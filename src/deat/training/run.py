@@ -213,19 +213,20 @@ class Run:
 
     def record(self, trainer: Trainer) -> dict[str, Any]:
         """run.json's account: the request, what it was resolved to, and whether it can go on exactly."""
-        doubts = reasons_against_exactness(trainer)
+        doubts, identity = reasons_against_exactness(trainer), self.identity(trainer)
         return {
-            "digest": digest({**config_of(trainer), **self.identity(trainer)}),
+            "digest": digest({**config_of(trainer), **identity}),
             "digest_of_init": content_of(self.start) if self.start else None,
             "exact": not doubts,
             "not_exact_because": doubts,
+            "code": identity["code"],
             "request": {name: tidy(value) for name, value in asdict(self.request).items()},
             "settings": asdict(self.settings),
             "method": self.method.describe(),
             "schedule": repr(trainer.schedule),
             "model": {"name": tidy(self.model_name), "parameters": trainer.num_parameters},
             "data": {
-                "name": self.corpus.name,
+                **identity["images"],
                 "train": trainer.train.num_examples,
                 "held_out": trainer.validator.source.num_examples if trainer.validator else 0,
                 "classes": list(self.corpus.train.classes),

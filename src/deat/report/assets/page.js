@@ -118,6 +118,7 @@
 
   // ---- robustness against cost --------------------------------------------------------------------------------
   const believed = (points) => { const sound = points.filter((p) => !p.row.flags.length); return sound.length ? sound : points; };
+  const rivals = (points) => { const sound = believed(points); return sound.every((p) => p.row.setup === sound[0].row.setup) ? sound : []; };
   const beaten = (a, points) => points.some((b) => b.x <= a.x && b.y >= a.y && (b.x < a.x || b.y > a.y));
   const farBelow = (points) => { // as in the static figure: what would squeeze all others together
     const half = Math.max(...points.map((p) => p.y)) / 2, rest = points.filter((p) => p.y >= half), below = points.filter((p) => p.y < half);
@@ -129,7 +130,7 @@
     const taken = points.map((p) => [p.px - 7, p.py - 7, p.px + 7, p.py + 7]);
     const free = (box) => box[0] >= pad.left - 4 && box[2] <= width && box[1] > 12 && taken.every((t) => box[2] < t[0] || box[0] > t[2] || box[3] < t[1] || box[1] > t[3]);
     for (const p of [...points].sort((a, b) => a.beaten - b.beaten || b.y - a.y)) {
-      const label = $(".name", p.node), size = label.getComputedTextLength(), wide = Math.min(size, 190);
+      const label = $(".name", p.node), wide = label.getComputedTextLength();
       const spots = [[10, 4, "start"], [-10, 4, "end"], [0, -12, "middle"], [0, 21, "middle"], [9, -9, "start"], [9, 17, "start"], [-9, -9, "end"], [-9, 17, "end"]];
       const boxOf = ([dx, dy, anchor]) => {
         const left = p.px + dx - (anchor === "end" ? wide : anchor === "middle" ? wide / 2 : 0);
@@ -165,11 +166,11 @@
     const node = frame(width, height, pad, log ? logTicks(left, right) : ticks(left, right, 6), ticks(bottom, top, 6), px, py, `${unitText}${log ? " (log)" : ""} →`, `${data.titles[attack]} accuracy, %`, true);
     node.setAttribute("role", "group");
     node.setAttribute("aria-label", `${data.titles[attack]} accuracy against ${unitText}`);
-    const sound = believed(points); // who alone may be on the front
+    const sound = rivals(points); // who alone may be on the front
     points.forEach((p) => { p.px = px(p.x); p.py = p.low ? height - pad.bottom - 16 : py(p.y); p.beaten = sound.includes(p) && !beaten(p, sound) ? 0 : 1; });
     const best = points.filter((p) => !p.beaten).sort((a, b) => a.x - b.x);
     const steps = best.map((p, n) => (n ? `H${p.px}V${p.py}` : `M${p.px} ${p.py}`)).join("");
-    node.append(svg("path", { class: "front", d: `${steps}H${width - pad.right}` }));
+    if (best.length) node.append(svg("path", { class: "front", d: `${steps}H${width - pad.right}` }));
     for (const p of points) { // below all points and names
       const under = svg("g", { class: `under ${hue(p.i)}`, "data-row": p.i });
       if (p.low) under.append(svg("path", { class: "beyond", d: `M${p.px} ${p.py}v15m-3.5 -4.5l3.5 4.5l3.5 -4.5` }));
@@ -182,7 +183,7 @@
       const said = `${p.row.name}: ${p.cell.said} ${data.titles[attack]}, ${p.row.said[unit]} ${unitText}${p.beaten ? "" : ", on the Pareto front"}${p.row.flags.length ? ", flagged: not to be believed" : ""}`;
       group.setAttribute("aria-label", said);
       group.append(svg("circle", { cx: p.px, cy: p.py, r: 14, fill: "transparent" }), marker(p.i, p.px, p.py, 6));
-      const short = p.row.name.length > 28 ? `${p.row.name.slice(0, 27)}…` : p.row.name;
+      const short = p.row.name.length > 28 ? `${p.row.name.slice(0, 14)}…${p.row.name.slice(-13)}` : p.row.name;
       group.append(svg("text", { class: "name", x: p.px, y: p.py }, `${short}${p.row.flags.length ? " ⚑" : ""}${p.low ? ` ↓ ${p.cell.said}` : ""}`));
       const lines = () => [
         html("div", "", html("strong", "", mark(p.i), p.row.name)),
@@ -352,7 +353,7 @@
   });
   const filter = () => {
     if (!$("#filter")) return; // a single row needs none
-    const words = $("#filter").value.toLowerCase().split(/\s+/).filter(Boolean), only = $("#only-front").checked;
+    const words = $("#filter").value.toLowerCase().split(/\s+/).filter(Boolean), only = $("#only-front")?.checked;
     let shown = 0;
     $$("tr", body).forEach((tr) => {
       const text = tr.dataset.text.toLowerCase();
@@ -362,7 +363,7 @@
     $("#shown").textContent = `${shown} of ${data.rows.length} rows`;
     $("#nothing").hidden = shown > 0;
   };
-  $("#clear")?.addEventListener("click", () => { $("#filter").value = ""; $("#only-front").checked = false; filter(); $("#filter").focus(); });
+  $("#clear")?.addEventListener("click", () => { $("#filter").value = ""; if ($("#only-front")) $("#only-front").checked = false; filter(); $("#filter").focus(); });
   $("#filter")?.addEventListener("input", filter);
   $("#only-front")?.addEventListener("change", filter);
 
