@@ -434,3 +434,19 @@ def test_a_named_method_is_tuned_and_a_step_that_crosses_an_image_is_refused():
         deat.tune("pgd-7", "linf:8/255", alpha=10)
     with pytest.raises(UsageError, match="needs the threat"):
         deat.tune("pgd-7", alpha=2 / 255)
+
+
+@pytest.mark.parametrize(
+    ("part", "given", "words"),
+    [
+        ("play", lambda game, x, y, budget: None, ["the function", "deat.Craft"]),
+        ("play", Craft, ["the class Craft", "deat.Craft()"]),
+        ("schedule", 7, ["the schedule", "7", "Schedule"]),
+        ("ascent", "uniform", ["the ascent", "'uniform'", "Ascent"]),
+    ],
+)
+def test_a_part_of_another_kind_is_refused_where_a_method_is_declared(part, given, words):
+    parts = {"play": Craft(), "schedule": Fixed(k=1, alpha=1.0), part: given}
+    with pytest.raises(UsageError) as refused:
+        deat.Method("mine", **parts)
+    assert all(word in str(refused.value) for word in ["'mine'", *words])
