@@ -232,8 +232,8 @@ class GradientMagnitude(Schedule):
             return None  # which was said when it vanished
         return (
             f"k stayed at 1: l_X was {first.magnitude:.4g} in epoch 2, which set its threshold to "
-            f"{state['threshold']:.4g}, and since then at most {later.magnitude:.4g} (epoch {later.epoch + 1}), as is "
-            "usual where weights of natural training are fine-tuned. A smaller gamma raises k (--gamma, deat.tune in "
+            f"{state['threshold']:.4g}, and since then at most {later.magnitude:.4g} (epoch {later.epoch + 1}), as "
+            "often on few images or from weights of natural training. A smaller gamma raises k (--gamma, deat.tune in "
             f"Python; below {later.magnitude / first.magnitude:.3g} it would have grown), or give it yourself: free-4, "
             "pgd-7."
         )

@@ -201,7 +201,9 @@ def _say_if_unfinished(target: Path, record: Record) -> None:
     if not (target / REPORT).is_file():
         done = (target / HISTORY).read_bytes().count(b"\n") if (target / HISTORY).is_file() else 0
         going_on = command("resume", target, vars(record.request))
-        say_aside(f"this run is not finished: {done} epochs are. Go on with: {going_on}")
+        say_aside(
+            f"this run is not finished: it is at {done} of {record.settings.epochs} epochs. Go on with: {going_on}"
+        )
 
 
 def _say_if_other_classes(record: Record, run: Run) -> None:
