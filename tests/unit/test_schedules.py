@@ -163,7 +163,7 @@ def test_m_plus_that_never_raised_k_says_by_which_magnitudes_and_what_helps():
         "and since then at most 519.4 (epoch 3)"
     )
     assert all(
-        way in said for way in ("fine-tuned", "--gamma", "deat.tune", "below 0.793 it would have grown", "free-4")
+        way in said for way in ("natural training", "--gamma", "deat.tune", "below 0.793 it would have grown", "free-4")
     )
     helped = GradientMagnitude(gamma=0.79, max_steps=7, alpha=10 / 255)
     assert told(helped, SPIKE) is None
