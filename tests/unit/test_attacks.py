@@ -40,7 +40,7 @@ def test_names_parse_to_the_paper_s_settings(name, steps, alpha, start, loss):
     assert (found.start, found.loss, found.freeze) == (start, loss, True)
 
 
-@pytest.mark.parametrize("name", ["pgd", "pgd-0", "pgd-x", "pdg-20", "cw20", "fgsm-3", "", "pgd--5"])
+@pytest.mark.parametrize("name", ["pgd", "pgd-0", "pgd-x", "pdg-20", "cw20", "fgsm-3", "", "pgd--5", "pgd-20\ncw-20"])
 def test_bad_names_are_refused_with_what_is_known(name):
     with pytest.raises(UsageError, match=r"cw-20, fgsm, natural, pgd-20.*any number of steps"):
         attack(name)

@@ -136,7 +136,7 @@ def attack(name: str | Attack) -> Attack:
     if isinstance(name, Attack):
         return name
     text = name.strip().lower()
-    plain, restarts, last = re.fullmatch(r"(.*?)(?:x(\d{1,6}))?(-last)?", text).groups()  # type: ignore[union-attr]
+    plain, restarts, last = re.fullmatch(r"(.*?)(?:x(\d{1,6}))?(-last)?", text, re.DOTALL).groups()  # type: ignore[union-attr]
     for pattern, build in FAMILIES.items():
         found = re.fullmatch(pattern.replace("N", r"([1-9]\d{0,5})"), plain)
         if found and (found.groups() or plain == text) and restarts != "0":
