@@ -172,6 +172,17 @@ def test_undefended_network_falls():
     assert accuracy["fgsm"] < accuracy["natural"]
 
 
+@every_attack
+def test_nan_is_no_answer_not_even_the_class_that_argmax_names(name):
+    net, (x, _) = conv_net(), images()
+    net[-1].bias.data.fill_(torch.nan)
+    first = torch.zeros(len(x), dtype=torch.int64)  # what argmax gives for a row of NaN
+    assert not correct(net, x, first, attack(name), THREATS[0]).any()
+    found = deat.evaluate(net, (x, first), threat=THREATS[0], attacks=[name])
+    assert set(found.accuracy.values()) == {0.0}
+    assert [flag.name for flag in found.flags] == ["not_finite"]
+
+
 def test_radius_zero_changes_nothing():
     net, (x, y) = trained(), learnable(60)
     natural = correct(net, x, y, attack("natural"), deat.Linf(0.0), generator())
