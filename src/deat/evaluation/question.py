@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from deat.data import Source
 from deat.data.labels import beyond, largest
@@ -53,8 +54,7 @@ def count_outputs(model: nn.Module, x: Tensor, source: Source) -> int:
     """The number of the model's logits, which may be more than the classes that the data shows, but not fewer."""
     given = x[:1].clone()
     logits: Any = first_answer(model, given)
-    if not torch.equal(given, x[:1]):
-        raise UsageError("the model changes the images it is given: write x = x - mean, say, in place of x -= mean.")
+    check_kept(given, x[:1])
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1 or not logits.is_floating_point():
         raise UsageError(
             f"the model answers one image with {in_words(logits)}; let it return logits of shape (images, classes)."
@@ -64,6 +64,12 @@ def count_outputs(model: nn.Module, x: Tensor, source: Source) -> int:
         hint = beyond(getattr(source, "images", None), outputs) or largest(source, outputs)
         raise UsageError(f"the model tells {outputs} classes apart, but the data has {source.num_classes}.{hint}")
     return outputs
+
+
+def check_kept(seen: Tensor, given: Tensor) -> None:
+    """Refuse a model that changed the images it saw: whoever asks it again would ask about others."""
+    if not torch.equal(seen, given):
+        raise UsageError("the model changes the images it is given: write x = x - mean, say, in place of x -= mean.")
 
 
 def in_words(answer: object) -> str:
@@ -91,6 +97,10 @@ def check_model(model: Any) -> None:
     check_called(model)
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}; wrap it in a torch.nn.Module that returns logits.")
+    if any(is_lazy(held) or held.is_meta for held in (*model.parameters(), *model.buffers())):
+        raise UsageError(
+            "the model has layers without weights yet (lazy, or on the device 'meta'): give them some first."
+        )
     if any(held.is_inference() for held in (*model.parameters(), *model.buffers())):
         raise UsageError(
             "the model was made in torch.inference_mode(), so that nothing can be differentiated through it: make it "

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from deat.data import Source
 from deat.data.labels import beyond, largest
 from deat.errors import DataError, UsageError
-from deat.evaluation.question import in_words
+from deat.evaluation.question import check_kept, in_words
 from deat.loading import described
 from deat.modes import device_of, evaluating
 
@@ -44,12 +44,13 @@ def check_fit(model: nn.Module, source: Source, processes: int = 1, given: objec
     x = _two_images(model, source)
     try:
         with evaluating(model):
-            logits = model(x)
+            logits = model(seen := x.clone())
     except Exception as error:  # whatever the user's own code may raise
         raise UsageError(
             f"the model cannot read images of shape {tuple(source.shape)}: {described(error)}"
             f"{_order_hint(source.shape)}"
         ) from error
+    check_kept(seen, x)
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
         raise UsageError(
             f"the model answers two images with {in_words(logits)}; let it return logits of shape "

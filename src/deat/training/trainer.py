@@ -267,6 +267,11 @@ class Trainer:
                 f"weights stopped being finite in epoch {self.epoch + 1}. Lower the learning rate."
             )
         natural, robust, val_loss = self.validator(self.model) if self.validator else (None, None, None)
+        if val_loss is not None and not math.isfinite(val_loss):
+            raise self.numerical_error(
+                f"the loss on held-out images is {val_loss} in epoch {self.epoch + 1}: in eval mode, where batch norms "
+                "use their running statistics, the network's answers stopped being finite. Lower the learning rate."
+            )
         self.active += record.active
         return EpochStats(
             epoch=self.epoch,
