@@ -176,6 +176,7 @@ def tensors(high: float = 1.0, top: int = 9) -> tuple[torch.Tensor, torch.Tensor
         ((batch for batch in [tensors()]), {}, ["once"]),
         (tensors(top=0), {}, ["single class"]),
         (tensors(), {"threads": 10**6}, ["threads", "1024"]),
+        (tensors(), {"workers": 10**6}, ["workers", "1024"]),
         (tensors(), {"threat": "l2:1e300"}, ["1e+300"]),
         (tensors(), {"threat": "linf:8"}, ["8/255"]),
         (tensors(), {"method": "nothing"}, ["nothing"]),
