@@ -89,6 +89,26 @@ def numbers() -> Iterator[tuple[list[str], str]]:
                 yield [*start, f"--{name.replace('_', '-')}"], kinds.pop().__name__
 
 
+def texts() -> Iterator[tuple[list[str], str]]:
+    """Every flag that may be left out and takes a text: the command, and the flag."""
+    for command, start in COMMANDS.items():
+        for name, hint in get_type_hints(command).items():
+            if hint == str | None:
+                yield start, f"--{name.replace('_', '-')}"
+
+
+@pytest.mark.parametrize(("start", "flag"), list(texts()), ids=lambda part: "".join(part))
+def test_a_variable_that_is_not_set_is_not_taken_for_a_flag_that_was_left_out(
+    start: list[str], flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main([*start, flag, ""])
+    assert left.value.code == 2
+    assert f"{flag}: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 NUMBERS = {" ".join(start): (start, kind) for start, kind in numbers()}
 
 

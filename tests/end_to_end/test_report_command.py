@@ -5,6 +5,7 @@ import csv
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -203,6 +204,13 @@ def test_what_cannot_be_reported_is_refused_in_words(run, tmp_path, capsys, argu
     filled = [text.format(tmp=tmp_path, run=run) for text in arguments]
     assert main(["report", *filled, "--no-figures"]) == status
     assert words in capsys.readouterr().err
+
+
+def test_folders_below_the_one_that_a_report_is_to_go_to_are_not_searched(run, tmp_path, capsys, monkeypatch):
+    (tmp_path / "home" / "photos").mkdir(parents=True)
+    monkeypatch.setattr(Path, "rglob", None)
+    assert main(["report", str(run), "--out", str(tmp_path / "home"), "--no-figures"]) == 2
+    assert "holds other things than a report" in capsys.readouterr().err
 
 
 def test_without_matplotlib_what_to_install_is_said_before_any_work(run, tmp_path, capsys, monkeypatch):

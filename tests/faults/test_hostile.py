@@ -106,6 +106,12 @@ def test_plain_pickle_is_refused_by_import_too(capsys):
     assert not list(Path().glob("*.safetensors"))
 
 
+@pytest.mark.parametrize("path", ["", ".", "/", "~"])
+def test_import_of_a_folder_is_one_clean_error(path, capsys):
+    assert main(["import", path]) == 4
+    assert capsys.readouterr().err.startswith("deat: there is no file ")
+
+
 def test_a_whole_pickled_model_is_refused_in_words_of_our_own(capsys):
     torch.save(torch.nn.Linear(2, 2), "whole.pt")
     assert main(["import", "whole.pt"]) == 4

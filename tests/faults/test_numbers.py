@@ -130,6 +130,25 @@ PLACES = {
 }
 
 
+@pytest.mark.parametrize("how", ["(pid(s) 12, 13) exited unexpectedly", "(pid 12) is killed by signal: Killed. "])
+def test_process_that_decodes_images_and_is_killed_is_status_3_with_a_way_out(how, whole, monkeypatch, capsys):
+    def lost(self, r):
+        raise RuntimeError(f"DataLoader worker {how}")
+
+    real, calls = Game._joint_and_update, []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Game, "_joint_and_update", lambda self, r: (calls.append(1), lost if len(calls) > 7 else real)[1](self, r)
+        )
+        assert main(SHORT) == 3
+    message = capsys.readouterr().err
+    assert "a process that decodes images was killed" in message
+    assert "--workers" in message
+    assert "Traceback" not in message
+    assert main(["resume", "run"]) == 0
+    assert_same_run(Path("run"), whole)
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_memory_that_runs_out_outside_of_training_is_status_5_with_a_way_out(place, whole, monkeypatch, capsys):
     def short(*_: object, **__: object) -> None:

@@ -40,7 +40,7 @@ def test_names_parse_to_the_paper_s_settings(name, steps, alpha, start, loss):
     assert (found.start, found.loss, found.freeze) == (start, loss, True)
 
 
-@pytest.mark.parametrize("name", ["pgd", "pgd-0", "pgd-x", "pdg-20", "cw20", "fgsm-3", "", "pgd--5"])
+@pytest.mark.parametrize("name", ["pgd", "pgd-0", "pgd-x", "pdg-20", "cw20", "fgsm-3", "", "pgd--5", "pgd-20\ncw-20"])
 def test_bad_names_are_refused_with_what_is_known(name):
     with pytest.raises(UsageError, match=r"cw-20, fgsm, natural, pgd-20.*any number of steps"):
         attack(name)
@@ -170,6 +170,17 @@ def test_undefended_network_falls():
     assert accuracy["pgd-20"] <= 0.05
     assert accuracy["cw-20"] <= 0.05
     assert accuracy["fgsm"] < accuracy["natural"]
+
+
+@every_attack
+def test_nan_is_no_answer_not_even_the_class_that_argmax_names(name):
+    net, (x, _) = conv_net(), images()
+    net[-1].bias.data.fill_(torch.nan)
+    first = torch.zeros(len(x), dtype=torch.int64)  # what argmax gives for a row of NaN
+    assert not correct(net, x, first, attack(name), THREATS[0]).any()
+    found = deat.evaluate(net, (x, first), threat=THREATS[0], attacks=[name])
+    assert set(found.accuracy.values()) == {0.0}
+    assert [flag.name for flag in found.flags] == ["not_finite"]
 
 
 def test_radius_zero_changes_nothing():

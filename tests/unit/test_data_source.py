@@ -214,6 +214,13 @@ def test_a_changing_shape_in_a_loader_is_refused():
         list(source.epoch(0))
 
 
+def test_a_batch_without_an_image_is_refused_before_training():
+    full = torch.zeros(4, 3, 2, 2), torch.tensor([0, 1, 2, 0])
+    source = as_source([full, (full[0][:0], full[1][:0]), full], batch_size=4)
+    with pytest.raises(DataError, match="batch 2 of the data: it is empty"):
+        source.check()
+
+
 @pytest.mark.parametrize(
     ("batch", "words"),
     [

@@ -277,6 +277,11 @@ def test_masked_gradients_are_flagged_in_every_norm(threat):
     assert "robust_to_anything" in flags(masked(robust(), backwards), ["natural", "fgsm"], threat=threat)
 
 
+def test_a_gradient_that_is_nan_is_told_as_none():
+    net = Around(robust(), lambda x: x + (x - x.detach()).square().sum((1, 2, 3), keepdim=True).sqrt(), same)
+    assert "zero_gradients" in flags(net, ["natural", "fgsm"])
+
+
 def test_flags_on_the_model_itself_are_raised_in_a_cascade_too():
     assert {"zero_gradients", "robust_to_anything"} <= flags(quantised(robust()), cascade=True)
 

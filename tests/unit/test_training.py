@@ -669,6 +669,46 @@ def test_weights_that_are_not_finite_before_training_are_refused_by_name(place, 
         trainer_of("natural", net)
 
 
+def test_answers_that_are_nan_in_eval_mode_alone_end_training_and_are_no_accuracy():
+    net = conv_net(batch_norm=True)
+    trainer = trainer_of("natural", net, val=0.25)
+    net[1].running_var[0] = math.nan
+    with pytest.raises(NumericalError, match=r"the loss on held-out images is nan in epoch 1: in eval mode"):
+        trainer.fit()
+
+
+@pytest.mark.parametrize("name", ["m+deat", "trades", "yopo-3-2"])
+def test_a_network_that_changes_the_images_it_is_given_is_refused_before_training(name):
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = conv_net()
+
+        def forward(self, x):
+            x -= 0.5
+            return self.net(x)
+
+    with pytest.raises(UsageError, match="the model changes the images it is given: write x = x - mean"):
+        trainer_of(name, InPlace())
+
+
+@pytest.mark.parametrize("net", [nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), conv_net().to("meta")])
+def test_a_network_without_weights_yet_is_refused(net):
+    with pytest.raises(UsageError, match="the model has layers without weights yet"):
+        trainer_of("natural", net)
+    with pytest.raises(UsageError, match="the model has layers without weights yet"):
+        deat.evaluate(net, learnable(), threat="linf:0.1")
+
+
+def test_images_that_a_network_made_are_trained_on_without_it():
+    x, y = learnable()
+    made = x * torch.ones(1, requires_grad=True)
+    loader = [(made[:12], y[:12]), (made[12:], y[12:])]
+    plain = [stats.loss for stats in trainer_of("m+deat", data=(x, y)).fit().history]
+    assert [stats.loss for stats in trainer_of("m+deat", data=(made, y)).fit().history] == plain
+    assert trainer_of("m+deat", data=loader, batch_size=12).fit().history
+
+
 def test_an_infinity_in_a_mask_is_no_broken_weight():
     net = conv_net()
     net.register_buffer("mask", torch.full((3, 3), -math.inf))

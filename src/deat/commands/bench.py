@@ -97,8 +97,6 @@ def plan(chosen: Recipe, order: Bench) -> tuple[list[Cell], dict[str, Any]]:
     for flag, value in (("--jobs", order.jobs), ("--budget-bp", order.budget_bp)):
         if value is not None and value < 1:
             raise UsageError(f"{flag} must be a whole number >= 1, not {value}.")
-    if order.out == "":
-        raise UsageError(f"--out '' names no folder; leave it away for runs/bench-{chosen.name}.")
     if order.parallel and order.jobs > 1:
         raise UsageError("--jobs is for this machine; with --parallel ray the cluster says how many run at once.")
     given = settings_of(order.set)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deat.errors import DeatError, Interrupted, NumericalError, UsageError
+from deat.errors import DataError, DeatError, Interrupted, NumericalError, UsageError
 from deat.interruption import Heard, leaving, terminable
 from deat.loading import blamed
 from deat.plain import plain_lines
 from deat.ranks import is_lost_peer, leave, say_once
-from deat.training.failures import is_shortage
+from deat.training.failures import is_lost_worker, is_shortage
 
 PACKAGE = Path(__file__).parents[1]
 NO_RUN = "interrupted; there is no run to resume"
@@ -23,6 +23,11 @@ GOES_ON = "interrupted; the same command goes on where it was"
 SHORTAGE = (
     "out of memory. Ask for less at once: with `deat train` a smaller --batch-size, model or --precision bf16, "
     "with `deat evaluate` a smaller --block. What was saved or judged before is kept."
+)
+
+LOST_WORKER = (
+    "a process that decodes images was killed, as by a lack of memory or of shared memory (/dev/shm, small in "
+    "containers). Give more of it, or let `deat train` start fewer: --workers 1, or 0 for none. What was saved is kept."
 )
 
 
@@ -56,6 +61,8 @@ def _status(command: Callable[[], int], interrupted: Callable[[], int], heard: H
             return _say("another process of this run is gone, so this one ends too.", Interrupted.exit_code, last=True)
         if is_shortage(error):
             return _say(SHORTAGE, NumericalError.exit_code)
+        if is_lost_worker(error):
+            return _say(LOST_WORKER, DataError.exit_code)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             return _say(f"{str(error.filename)[:80]!r}... is too long for a file's name. Choose another.", 2)
         place = blamed(error)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from tyro.conf import arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from deat.errors import unknown
+from deat.errors import UsageError, unknown
 from deat.numbers import number, whole
 
 
@@ -21,13 +21,20 @@ def _flag(metavar: str, parse: Callable[[str], object]) -> PrimitiveConstructorS
     )
 
 
+def _text(text: str) -> str:
+    """A text that is not empty: a variable that the shell does not know must not be taken for a flag left out."""
+    if not text:
+        raise UsageError("'' says nothing. Leave the flag away, or give it a value.")
+    return text
+
+
 _QUIET = arg(help_behavior_hint="")
 MaybeNumber = Annotated[float | None, _flag("NUMBER", number), _QUIET]
 """A number that may be written as a fraction, such as 8/255."""
 MaybeWhole = Annotated[int | None, _flag("INT", whole), _QUIET]
 Whole = Annotated[int, _flag("INT", whole)]
 """A whole number that has a default of its own."""
-MaybeText = Annotated[str | None, _flag("TEXT", str), _QUIET]
+MaybeText = Annotated[str | None, _flag("TEXT", _text), _QUIET]
 
 
 def _one_of(what: str, *known: str) -> PrimitiveConstructorSpec[Any]:

@@ -165,8 +165,6 @@ def _has_begun(place: Path, request: Request) -> bool:
 def _check_options(options: Options) -> bool:
     """Refuse what cannot be, before any data is read; whether the run that is in --out goes on."""
     check_whole("test_images", options.test_images, 0)
-    if options.out == "":
-        raise UsageError("--out '' names no folder; leave it away for one under runs/.")
     place = options.place
     if place is not None:
         _check_path(place)

@@ -10,7 +10,7 @@ from deat.commands.display import in_words
 from deat.commands.flags import MaybeText
 from deat.data.statistics import Statistics
 from deat.errors import CheckpointError, UsageError
-from deat.models.portable import larger_than, note, own, read_foreign, size_of, write_sharded
+from deat.models.portable import check_there, larger_than, note, own, read_foreign, size_of, write_sharded
 from deat.tensorfile import Tensors, dump, read
 from deat.training.folder import WEIGHTS, has_checkpoint
 from deat.training.kept import kept_weights
@@ -52,6 +52,7 @@ class Export:
 def run_import(order: Import) -> int:
     """Convert a file of weights to safetensors."""
     source = Path(order.file).expanduser()
+    check_there(source)
     target = Path(order.out).expanduser() if order.out else source.with_suffix(".safetensors")
     _check_new(target)
     if target.suffix != ".safetensors":

@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     def is_doubtful(self) -> bool:
         """Whether it holds what cannot be trained on, however many classes there are; images on a GPU are not read."""
         bad_images = self.x.device.type == "cpu" and not are_images(self.x)
-        return bad_images or (len(self.y) > 0 and int(self.y.min()) < 0)
+        return bad_images or len(self.y) == 0 or int(self.y.min()) < 0
 
 
 @contextmanager

@@ -19,10 +19,10 @@ _BYTES = "These look like 0-255 floats: divide by 255, or pass uint8, which is s
 
 
 def to_unit(images: Tensor) -> Tensor:
-    """Images as float32 in [0, 1]: uint8 is divided by 255, floats are cast."""
+    """Images as float32 in [0, 1]: uint8 is divided by 255, floats are cast; what made them is not differentiated."""
     if images.dtype == torch.uint8:
         return images.to(torch.float32).mul_(1 / 255)  # a division is rounded differently on a GPU
-    return images.to(torch.float32)
+    return images.detach().to(torch.float32)
 
 
 def hashed(labels: Tensor, few: bytes) -> str:

@@ -165,6 +165,8 @@ class Batches:
         """Refuse a batch that cannot be trained on, by its image; what is on a GPU is read only where it may be."""
         number, shape = self._numbers_at(batch.place, batch.before), tuple(batch.x.shape[1:])
         try:
+            if len(batch.y) == 0:
+                raise DataError("it is empty; let every batch hold an image.")
             if on_device or batch.y.device.type == "cpu":
                 check_labels(batch.y, self.num_classes, number)
             if pixels and (on_device or batch.x.device.type == "cpu"):

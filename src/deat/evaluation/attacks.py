@@ -84,7 +84,7 @@ class Attack:
         logits = model(x + delta)
         grad = gradient(LOSSES[self.loss](logits, y).sum(), delta)
         moved = threat.move(x, delta.detach(), grad, self.alpha * threat.eps)
-        fooled = logits.detach().argmax(1) != y
+        fooled = ~is_right(logits.detach(), y)
         if not self.freeze:
             return moved, fooled
         return torch.where(spread(fooled & ~pushed, x), delta.detach(), moved), fooled
@@ -110,8 +110,12 @@ def still_correct(model: nn.Module, images: Tensor, y: Tensor) -> Tensor:
         sure: Tensor = surely_correct(images, y)
         return sure
     with torch.no_grad():
-        hit: Tensor = model(images).argmax(1) == y
-    return hit
+        return is_right(model(images), y)
+
+
+def is_right(logits: Tensor, y: Tensor) -> Tensor:
+    """Who is answered with its label, (B,) bool; a row with a NaN is no answer, for which argmax would name a class."""
+    return (logits.argmax(1) == y) & ~logits.isnan().any(1)
 
 
 FAMILIES: dict[str, Callable[[int], Attack]] = {
@@ -129,7 +133,7 @@ def attack(name: str | Attack) -> Attack:
     if isinstance(name, Attack):
         return name
     text = name.strip().lower()
-    plain, restarts, last = re.fullmatch(r"(.*?)(?:x(\d{1,6}))?(-last)?", text).groups()  # type: ignore[union-attr]
+    plain, restarts, last = re.fullmatch(r"(.*?)(?:x(\d{1,6}))?(-last)?", text, re.DOTALL).groups()  # type: ignore[union-attr]
     for pattern, build in FAMILIES.items():
         found = re.fullmatch(pattern.replace("N", r"([1-9]\d{0,5})"), plain)
         if found and (found.groups() or plain == text) and restarts != "0":
@@ -155,8 +159,7 @@ def correct(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Which images are still classified correctly under an attack, (B,) bool on the device."""
-    hit: Tensor = attacked(model, x, y, how, threat, generator).argmax(1) == y
-    return hit
+    return is_right(attacked(model, x, y, how, threat, generator), y)
 
 
 def attacked(

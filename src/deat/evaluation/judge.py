@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from deat.evaluation.attacks import is_natural
+from deat.evaluation.attacks import is_natural, is_right
 from deat.evaluation.quick import Quick, choose_quick, exactly, full_precision
 from deat.modes import device_of, evaluating, spread
 from deat.seeding import derive
@@ -147,8 +147,7 @@ class Judge:
         if self.quick is not None:
             return self.quick.surely_correct(x, y)
         with torch.no_grad():
-            hit: Tensor = self.model(x).argmax(1) == y
-        return hit
+            return is_right(self.model(x), y)
 
 
 class Counted(nn.Module):

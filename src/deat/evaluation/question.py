@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from deat.data import Source
 from deat.data.labels import beyond, largest
@@ -67,9 +68,9 @@ def count_outputs(model: nn.Module, x: Tensor, source: Source) -> int:
     return outputs
 
 
-def check_kept(given: Tensor, before: Tensor) -> None:
-    """Refuse a model that has changed the images it was given: others would see them as it left them."""
-    if not torch.equal(given, before):
+def check_kept(seen: Tensor, given: Tensor) -> None:
+    """Refuse a model that changed the images it saw: whoever asks it again would ask about others."""
+    if not torch.equal(seen, given):
         raise UsageError("the model changes the images it is given: write x = x - mean, say, in place of x -= mean.")
 
 
@@ -123,6 +124,10 @@ def check_model(model: Any) -> None:
     check_called(model)
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}; wrap it in a torch.nn.Module that returns logits.")
+    if any(is_lazy(held) or held.is_meta for held in (*model.parameters(), *model.buffers())):
+        raise UsageError(
+            "the model has layers without weights yet (lazy, or on the device 'meta'): give them some first."
+        )
     if any(held.is_inference() for held in (*model.parameters(), *model.buffers())):
         raise UsageError(
             "the model was made in torch.inference_mode(), so that nothing can be differentiated through it: make it "

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.errors import UsageError, unknown
+from deat.evaluation.attacks import is_right
 from deat.evaluation.graphed import Graphed, Net
 from deat.kernels import has_triton
 from deat.kernels.fuse import fused
@@ -139,13 +140,13 @@ class Quick(nn.Module):
         """Which images the exact model classifies correctly, asked in batches of one size, each new one being dear."""
         with torch.no_grad(), full_precision():
             answers = [self._surely(part) for part in torch.split(x, CHUNK)]
-        return torch.cat(answers) == y if answers else torch.zeros_like(y, dtype=torch.bool)
+        return is_right(torch.cat(answers), y) if answers else torch.zeros_like(y, dtype=torch.bool)
 
     def _surely(self, x: Tensor) -> Tensor:
         missing = CHUNK - len(x)
         full = torch.cat((x, x[:1].expand(missing, *x.shape[1:]))) if missing else x
-        classes: Tensor = self.exact(full).argmax(1)
-        return classes[: len(x)]
+        logits: Tensor = self.exact(full)
+        return logits[: len(x)]
 
     def agrees(self, x: Tensor) -> bool:
         """Whether its logits are close enough to the exact model's for its gradients to be of use."""

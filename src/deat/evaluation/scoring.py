@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import Source
-from deat.evaluation.attacks import Attack, attack, attacked
+from deat.evaluation.attacks import Attack, attack, attacked, is_right
 from deat.game.losses import cross_entropy
 from deat.modes import device_of
 from deat.ranks import ALONE, Ranks
@@ -53,7 +53,7 @@ def scores(
         for index, how in enumerate(chosen):
             generator = torch.Generator(device).manual_seed(derive(seed, f"score {how.name}", batch))
             logits = attacked(model, images, y, how, threat, generator)
-            sums[index, 0, batch] = (logits.argmax(1) == y).sum()
+            sums[index, 0, batch] = is_right(logits, y).sum()
             sums[index, 1, batch] = cross_entropy(logits, y).sum(dtype=torch.float64)
     flat = ranks.total(sums.flatten().tolist())
     means = [fsum(flat[i : i + len(source)]) / source.num_examples for i in range(0, len(flat), len(source))]

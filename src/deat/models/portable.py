@@ -28,8 +28,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 def read_foreign(file: Path) -> Tensors:
     """The weights of a .pt file, by torch's weights-only reader and no other."""
-    if not file.is_file():
-        raise CheckpointError(f"there is no file {str(file)!r}.")
+    check_there(file)
     _check_packing(file)
     found = _opened(file)
     tensors = _weights_in(found, file.name)
@@ -39,6 +38,12 @@ def read_foreign(file: Path) -> Tensors:
         )
     _check_tensors(file, tensors)
     return _unwrapped(tensors)
+
+
+def check_there(file: Path) -> None:
+    """Refuse what is no file."""
+    if not file.is_file():
+        raise CheckpointError(f"there is no file {str(file)!r}.")
 
 
 def _unwrapped(tensors: Tensors) -> Tensors:

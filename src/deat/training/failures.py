@@ -1,5 +1,7 @@
 """How training fails: numbers that go bad and memory that runs out, told with where it was."""
 
+import re
+
 import torch
 
 from deat.errors import NumericalError, UsageError
@@ -17,6 +19,11 @@ def located(message: str, *, epoch: int, batch: int, budget: Budget, lr: float, 
 def is_shortage(error: Exception) -> bool:
     """Whether an error means that there was no memory left."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+def is_lost_worker(error: Exception) -> bool:
+    """Whether a process that loads images is gone, which torch says wherever its parent happens to be."""
+    return re.match(r"DataLoader worker \(pid.*\) (exited unexpectedly|is killed by signal)", str(error)) is not None
 
 
 def shortage(epoch: int, batch_size: int) -> str:

@@ -184,9 +184,13 @@ def held_record(path: Path) -> dict[str, Any] | None:
 
 def is_report(path: Path) -> bool:
     """Whether a folder holds what `deat report` writes and nothing else."""
-    inside = [p for p in path.rglob("*") if p.is_symlink() or not (p.is_dir() or is_leftover(p))]
-    held = {p.relative_to(path).as_posix() for p in inside}
-    return path.is_dir() and held <= REPORT_FILES
+    figures = path / "figures"
+    folders = [path, figures] if figures.is_dir() and not figures.is_symlink() else [path]
+    try:  # of these alone: below a home or a disk there may be anything, and much of it
+        held = [p for folder in folders for p in folder.iterdir() if p not in folders and not is_leftover(p)]
+    except OSError:
+        return False
+    return {p.relative_to(path).as_posix() for p in held} <= REPORT_FILES
 
 
 def is_unborn(path: Path) -> bool:

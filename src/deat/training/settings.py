@@ -50,12 +50,11 @@ class Settings:
             raise UsageError(f"epochs must be at most {MOST_EPOCHS:,}, not {self.epochs:,}.")
         check_whole("batch_size", self.batch_size, 1)
         check_whole("seed", self.seed, 0)
-        if self.workers is not None:
-            check_whole("workers", self.workers, 0)
-        if self.threads is not None:
-            check_whole("threads", self.threads, 1)
-            if self.threads > MOST_THREADS:
-                raise UsageError(f"threads must be at most {MOST_THREADS}, not {self.threads}.")
+        for name, value, least in (("workers", self.workers, 0), ("threads", self.threads, 1)):
+            if value is not None:
+                check_whole(name, value, least)
+                if value > MOST_THREADS:
+                    raise UsageError(f"{name} must be at most {MOST_THREADS}, not {value}.")
         if self.lr is not None:
             check_number("lr", self.lr, lambda v: v > 0, "> 0, such as 0.1")
         check_number("peak", self.peak, lambda v: 0 < v < 1, "between 0 and 1, such as 0.5")

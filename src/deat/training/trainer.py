@@ -145,7 +145,7 @@ class Trainer:
         record = self.play_epoch(self.budget)
         played = perf_counter()
         bound = self._check_weights()
-        validated = self.validator(self.model) if self.validator else (None, None, None)
+        validated = self._validate(self.validator) if self.validator else (None, None, None)
         stats, timing = self._stats(record, bound, *validated), self._timing(record, started, played)
         self.state = self.schedule.observe(self.state, record)
         self.history.append(stats)
@@ -267,6 +267,16 @@ class Trainer:
                 f"weights stopped being finite in epoch {self.epoch + 1}. Lower the learning rate."
             )
         return bound
+
+    def _validate(self, validator: Validator) -> tuple[float, float, float]:
+        """Natural and robust accuracy and the loss on held-out images; raises where answers went bad."""
+        natural, robust, loss = validator(self.model)
+        if not math.isfinite(loss):
+            raise self.numerical_error(
+                f"the loss on held-out images is {loss} in epoch {self.epoch + 1}: in eval mode, where batch norms use "
+                "their running statistics, the network's answers stopped being finite. Lower the learning rate."
+            )
+        return natural, robust, loss
 
     def _stats(
         self, record: EpochRecord, bound: float, natural: float | None, robust: float | None, val_loss: float | None

@@ -102,10 +102,10 @@ def _zero_gradients(model: nn.Module, x: Tensor, y: Tensor) -> Flag | None:
     with torch.inference_mode(False), torch.enable_grad():
         inputs, labels = x.clone().requires_grad_(), y.clone()  # an inference tensor cannot be differentiated
         grad = gradient(cross_entropy(model(inputs), labels).sum(), inputs)
-    dead = int((grad.flatten(1).abs().amax(1) == 0).sum())
+    dead = int((~(grad.flatten(1).abs().amax(1) > 0)).sum())  # a NaN is above nothing
     if dead <= max(2, 0.05 * len(x)):
         return None
-    return raised("zero_gradients", f"the loss has no gradient at all by {dead} of {len(x)} images")
+    return raised("zero_gradients", f"the loss has no gradient, or NaN for one, by {dead} of {len(x)} images")
 
 
 def _autograd_inside(model: nn.Module, x: Tensor) -> Flag | None:

@@ -1,0 +1,239 @@
+"""Whole trainings equal plain loops in float64, written from the papers and the released code and not from deat's."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import deat
+from deat.seeding import derive
+from helpers.games import trainer_of
+from helpers.nets import conv_net, learnable
+
+EPS, EPOCHS, LR, MEAN, STD = 0.1, 6, 0.1, 0.4, 0.25
+
+
+@dataclass
+class Steps:
+    """How many steps an epoch takes, of which size, and how l_X or the accuracy moves that."""
+
+    k: int
+    alpha: float
+    grow: Callable[["Steps", int, float, float], None] = lambda *_: None
+    span: float = 0.0
+    threshold: float | None = None
+
+    def size(self) -> float:
+        return max(self.span / self.k, self.alpha) * EPS if self.k else self.alpha * EPS
+
+
+def m_plus(cap: int, alpha: float, *, span: float = 0.0, ramp: bool = False) -> Steps:
+    """M+: one step after the first epoch, a threshold after the second, a step more whenever l_X passes it."""
+
+    def grow(s: Steps, t: int, magnitude: float, accuracy: float) -> None:
+        if t == 0:
+            s.k = 1
+        elif t == 1:
+            s.threshold = 1.01 * magnitude
+        elif (magnitude > s.threshold and s.k < cap) or (ramp and round(s.k * alpha, 9) < 1):
+            s.k, s.threshold = s.k + 1, 1.01 * magnitude
+
+    return Steps(0, alpha, grow, span)
+
+
+def every_epoch(s: Steps, t: int, magnitude: float, accuracy: float) -> None:
+    s.k += 1
+
+
+def above_40(s: Steps, t: int, magnitude: float, accuracy: float) -> None:
+    s.k += accuracy > 0.4
+
+
+def amata(reaches: bool) -> Steps:
+    def grow(s: Steps, t: int, magnitude: float, accuracy: float) -> None:
+        s.k = 2 + 4 * (t + 1) // (EPOCHS - 1 if reaches else EPOCHS)
+
+    return Steps(2, 0.0, grow, 2.5)
+
+
+@dataclass
+class Loop:
+    """One method as a plain loop: `family` says when weights move, `stop` when single examples do not."""
+
+    family: str
+    steps: Steps
+    start: str = "uniform"
+    loss: str = "ce"
+    inner: str = "ce"
+    stop: str = ""
+    released: bool = False
+    net: nn.Module = field(default_factory=lambda: conv_net(batch_norm=True).double())
+    seen: list[tuple[float, ...]] = field(default_factory=list)
+
+    def ask(self, x: Tensor) -> Tensor:
+        return self.net((x - MEAN_) / STD_)
+
+    def train(self, epochs: list[list[tuple[Tensor, Tensor]]]) -> None:
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4)
+        for t, batches in enumerate(epochs):
+            k, size, threshold = self.steps.k, self.steps.size(), self.steps.threshold
+            found = [self.play(x.double(), y, t, i, k, size) for i, (x, y) in enumerate(batches)]
+            loss, hits, moved = (sum(row[i] for row in found) for i in (0, 1, 3))
+            last = self.released and self.loss != "ce"
+            magnitude = found[-1][2] if last else sum(row[2] for row in found)
+            self.seen.append((k, size, loss / 24, hits / 24, magnitude, threshold or 0.0, moved))
+            self.steps.grow(self.steps, t, magnitude, hits / 24)
+
+    def play(self, x: Tensor, y: Tensor, t: int, i: int, k: int, size: float) -> tuple[float, int, float, int]:
+        draw = torch.Generator().manual_seed(derive(0, "start", t, i))
+        delta = self.begin(x, draw) if k or self.released else torch.zeros_like(x)
+        delta, magnitude, moved = self.craft(x, y, delta, t, k, size) if self.family == "craft" else (delta, 0.0, 0)
+        for last in self.passes(k):
+            variable = delta.clone().requires_grad_()
+            layer = self.net[0]((x + variable - MEAN_) / STD_)
+            loss, logits = self.judge(x, variable, y, layer)
+            slope, costate = torch.autograd.grad(loss, [variable, layer], retain_graph=True, allow_unused=True)
+            loss.backward(inputs=list(self.net.parameters()))
+            if self.family != "relay" or last:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            if not (self.released and self.family == "craft"):
+                magnitude = self.measure(slope * len(y))
+            if not last:
+                delta = self.between(x, delta, slope, costate, size)
+        return loss.item() * len(y), int((logits.argmax(1) == y).sum()), magnitude, moved
+
+    def passes(self, k: int) -> Iterator[bool]:
+        yield from [True] if self.family == "craft" else [*[False] * k, True]
+
+    def between(self, x: Tensor, delta: Tensor, slope: Tensor, costate: Tensor | None, size: float) -> Tensor:
+        """What becomes of delta between two passes: one step, or YOPO's two through the first layer alone."""
+        if self.family == "replay":
+            return clipped(x, delta + size * slope.sign())
+        for _ in range(2):
+            variable = delta.clone().requires_grad_()
+            layer = self.net[0]((x + variable - MEAN_) / STD_)
+            (slope,) = torch.autograd.grad((layer * costate).sum(), variable)
+            delta = clipped(x, delta + size * slope.sign())
+        return delta
+
+    def begin(self, x: Tensor, draw: torch.Generator) -> Tensor:
+        shape = len(x), x[0].numel()
+        if self.start == "zero":
+            return torch.zeros_like(x)
+        if self.start == "jitter":
+            return clipped(x, 0.001 * torch.randn(shape, generator=draw, dtype=x.dtype).view_as(x))
+        return clipped(x, EPS * (2 * torch.rand(shape, generator=draw, dtype=x.dtype).view_as(x) - 1))
+
+    def craft(self, x: Tensor, y: Tensor, delta: Tensor, t: int, k: int, size: float) -> tuple[Tensor, float, int]:
+        self.net.train(self.stop != "fat")
+        magnitude, moved, begun = 0.0, 0, delta.clone()
+        active, left = [True] * len(y), [3] * len(y)
+        with torch.no_grad():
+            reference = self.ask(x).softmax(1) if self.inner == "kl" and k else None
+        for _ in range(k):
+            variable = delta.clone().requires_grad_()
+            logits = self.ask(x + variable)
+            total = kl_sum(reference, logits) if reference is not None else F.cross_entropy(logits, y, reduction="sum")
+            (slope,) = torch.autograd.grad(total, variable)
+            for j, wrong in enumerate((logits.argmax(1) != y).tolist()):
+                if self.stop == "fat" and active[j] and wrong:
+                    active[j], left[j] = left[j] > 0, left[j] - 1
+                fosc = EPS * slope[j].abs().sum() - ((delta[j] - begun[j]) * slope[j]).sum()
+                if self.stop == "dat" and fosc <= 0.5 * max(0.0, 1 - t / (5 / 6 * EPOCHS)):
+                    active[j] = False
+            stepped = clipped(x, delta + size * slope.sign())
+            delta = torch.where(torch.tensor(active).view(-1, 1, 1, 1), stepped, delta)
+            moved += sum(active) if self.stop else 0
+            magnitude = self.measure(slope)
+        self.net.train()
+        return delta, magnitude, moved
+
+    def measure(self, slope: Tensor) -> float:
+        return float((slope * (STD_ if self.released else 1)).abs().sum())
+
+    def judge(self, x: Tensor, delta: Tensor, y: Tensor, layer: Tensor) -> tuple[Tensor, Tensor]:
+        if self.loss == "ce":
+            logits = self.net[1:](layer)
+            return F.cross_entropy(logits, y), logits
+        clean, adv = self.ask(x), self.ask(x + delta)
+        if self.loss == "trades":
+            return F.cross_entropy(clean, y) + 6 * kl_sum(clean.softmax(1), adv) / len(y), adv
+        p, q, rows = clean.softmax(1), adv.softmax(1), torch.arange(len(y))
+        best = q.argsort(1)
+        wrong = torch.where(best[:, -1] == y, best[:, -2], best[:, -1])
+        boosted = F.cross_entropy(adv, y) + F.nll_loss(torch.log(1.0001 - q + 1e-12), wrong)
+        divergence = F.kl_div(torch.log(q + 1e-12), p, reduction="none").sum(1)
+        return boosted + 6 * (divergence * (1.0000001 - p[rows, y])).mean(), adv
+
+
+MEAN_, STD_ = torch.tensor(MEAN), torch.tensor(STD)  # float32, as the model holds them
+
+
+def kl_sum(p: Tensor, logits: Tensor) -> Tensor:
+    return F.kl_div(logits.log_softmax(1), p, reduction="sum")
+
+
+def clipped(x: Tensor, delta: Tensor) -> Tensor:
+    return (x + delta.clamp(-EPS, EPS)).clamp(0, 1) - x
+
+
+def loops(released: bool) -> dict[str, dict[str, Any]]:
+    def guided(cap: int, alpha: float) -> Steps:
+        return m_plus(cap, alpha, ramp=True) if released else m_plus(cap, alpha, span=1.0)
+
+    trades = {"loss": "trades", "inner": "kl", "start": "jitter"}
+    mart = {"loss": "mart", "start": "jitter"}
+    return {
+        "fgsm": {"family": "craft", "steps": Steps(1, 1.25)},
+        "pgd-7": {"family": "craft", "steps": Steps(7, 0.25)},
+        "m+pgd": {"family": "craft", "steps": guided(7, 0.25)},
+        "free-4": {"family": "replay", "steps": Steps(3, 1.0), "start": "zero"},
+        "deat-1": {"family": "replay", "steps": Steps(0, 1.25, every_epoch)},
+        "deat-40%": {"family": "replay", "steps": Steps(0, 1.25, above_40)},
+        "m+deat": {"family": "replay", "steps": m_plus(7, 1.25)},
+        "trades": {"family": "craft", "steps": Steps(10, 0.25), **trades},
+        "m+trades": {"family": "craft", "steps": guided(10, 0.25), **trades},
+        "f+trades": {"family": "craft", "steps": Steps(10, 0.25), "stop": "fat", **trades},
+        "mart": {"family": "craft", "steps": Steps(10, 0.25), **mart},
+        "m+mart": {"family": "craft", "steps": guided(10, 0.25), **mart},
+        "f+mart": {"family": "craft", "steps": Steps(10, 0.25), "stop": "fat", **mart},
+        "fat-5": {"family": "craft", "steps": Steps(5, 0.25), "stop": "fat"},
+        "dat": {"family": "craft", "steps": Steps(10, 0.25), "stop": "dat"},
+        "amata-2-6": {"family": "craft", "steps": amata(not released), "start": "zero"},
+        "yopo-4-2": {"family": "relay", "steps": Steps(3, 0.25)},
+    }
+
+
+CAPPED = {"deat-1": 4, "deat-40%": 3}
+"""Where the released code stops raising k."""
+
+
+@pytest.mark.parametrize("rules", ["paper", "released"])
+@pytest.mark.parametrize("name", loops(released=False))
+def test_training_equals_a_plain_loop_in_weights_losses_magnitudes_thresholds_and_k(name: str, rules: str) -> None:
+    released = rules == "released"
+    options = {"epochs": EPOCHS, "lr": LR, "threat": deat.Linf(EPS), "normalize": ((MEAN,), (STD,))}
+    trainer = trainer_of(
+        deat.method(name, rules=rules), conv_net(batch_norm=True).double(), data=learnable(), **options
+    )
+    loop = Loop(**loops(released)[name], released=released)
+    if released and name in CAPPED:
+        real, cap = loop.steps.grow, CAPPED[name]
+        loop.steps.grow = lambda s, *seen: real(s, *seen) if s.k < cap else None
+    epochs = [list(trainer.train.epoch(t)) for t in range(EPOCHS)]
+    history = trainer.fit().history
+    loop.train(epochs)
+    moved = [now.active - before for now, before in zip(history, [0, *(e.active for e in history)], strict=False)]
+    found = [
+        (e.k, e.alpha, e.loss, e.train_accuracy, e.magnitude, e.threshold or 0.0, m)
+        for e, m in zip(history, moved, strict=True)
+    ]
+    assert [row[0] for row in found] == [row[0] for row in loop.seen]
+    rows = [torch.tensor(seen, dtype=torch.float64) for seen in (found, loop.seen)]
+    torch.testing.assert_close(*rows, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(trainer.model.net.state_dict(), loop.net.state_dict(), rtol=1e-8, atol=1e-9)
