@@ -542,6 +542,13 @@ def test_hostile_record_is_one_clean_error(text, command, unfinished, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_record_is_no_run_to_go_on_with_by_train(text, unfinished, capsys):
+    (unfinished / "run.json").write_text(text)
+    assert main([*SHORT, "--resume", "auto"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
 TYPES = [
     ("request", "data", 5),
     ("request", "method", ["m+deat"]),

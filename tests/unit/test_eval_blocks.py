@@ -144,7 +144,11 @@ def test_a_torn_last_line_is_made_again_and_spoils_nothing_that_follows(cut, tmp
     assert len(set(rulings)) == len(rulings)
 
 
-@pytest.mark.parametrize("rubbish", [b"", b"\n\n", b"\x00\xff\xfe", b"{}\n[]\n3\nnull\n", b'{"question": 1}\n', b"{\n"])
+@pytest.mark.parametrize(
+    "rubbish",
+    [b"", b"\n\n", b"\x00\xff\xfe", b"{}\n[]\n3\nnull\n", b'{"question": 1}\n', b"{\n", b"[" * 100_000 + b"\n"],
+    ids=lambda rubbish: str(rubbish[:20]),
+)
 def test_rubbish_in_the_file_is_passed_over(rubbish, tmp_path):
     ledger = tmp_path / "rulings.jsonl"
     ledger.write_bytes(rubbish)

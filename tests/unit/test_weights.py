@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations
 from deat.errors import CheckpointError
 from deat.models import build, load_weights, normalized, save_weights
 from deat.models import weights as weights_module
-from deat.models.portable import own, read_foreign
-from deat.tensorfile import read
+from deat.models.portable import normalization_of, own, read_foreign
+from deat.tensorfile import dump, read
 
 MEAN, STD = [0.4], [0.2]
 
@@ -434,3 +434,9 @@ def test_of_several_weights_in_a_file_the_taken_ones_are_named(taken, other, pre
     torch.save({"epoch": 3, "sizes": {"x": torch.ones(1)}, taken: ones, other: zeros}, tmp_path / "w.pt")
     with pytest.warns(UserWarning, match=f"under '{taken}' and under '{other}': those of '{taken}' are taken"):
         assert read_foreign(tmp_path / "w.pt")["fc.weight"] == 1
+
+
+@pytest.mark.parametrize("note", ["{", "[]", "[" * 100_000], ids=["not JSON", "a list", "deep"])
+def test_note_of_somebody_else_s_is_passed_over(note, tmp_path):
+    (tmp_path / "w.safetensors").write_bytes(dump({"a": torch.zeros(1)}, note))
+    assert normalization_of(tmp_path / "w.safetensors") == {}

@@ -54,5 +54,5 @@ def _is_sound(entry: Path) -> bool:
     try:
         files = json.loads((entry / _MANIFEST).read_text())
         return bool(files) and all(_describe(entry / name) == known for name, known in files.items())
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False

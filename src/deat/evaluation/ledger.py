@@ -156,6 +156,6 @@ def _append(path: Path, line: str) -> None:
 def _parse(line: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return entry if isinstance(entry, dict) else {}

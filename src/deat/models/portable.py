@@ -153,7 +153,7 @@ def normalization_of(file: Path) -> dict[str, Any]:
     inside = own(read(file))[1]
     try:
         noted = json.loads(note_of(file) or "{}").get("normalize", {})
-    except (ValueError, AttributeError):  # somebody else's note
+    except (ValueError, AttributeError, RecursionError):  # somebody else's note
         noted = {}
     found = inside or noted
     return found if isinstance(found, dict) and found.keys() == {"mean", "std"} else {}

@@ -176,7 +176,7 @@ def held_record(path: Path) -> dict[str, Any] | None:
     """What a folder's run.json holds, if it has a record's form."""
     try:
         record = json.loads((path / RUN).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     whole = isinstance(record, dict) and {"request", "method", "versions"} <= record.keys()
     return record if whole and isinstance(record["request"], dict) else None
