@@ -22,7 +22,7 @@ from deat.evaluation.quick import choose_engine
 from deat.evaluation.reading import blocks, look_ahead, spread_out
 from deat.evaluation.rulings import Images, Rulings
 from deat.evaluation.sanity import SLICE, Flag, after, before, compare, passes_after
-from deat.modes import device_of
+from deat.modes import choose_threads, device_of, threaded
 from deat.paths import tidy
 from deat.radii import check_room
 from deat.ranks import ALONE, Ranks
@@ -85,7 +85,8 @@ def evaluate(
     asked = Question(model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision)
     engine = choose_engine(engine, device, asked.images_of(source) * sum(map(passes, chosen)))
     session = Session(replace(asked, engine=engine, ledger=ledger, about=told, ranks=ranks))
-    found, rulings = session.run(source, _told(progress, ranks), tell or (lambda flag: None))
+    with threaded(choose_threads(model)):
+        found, rulings = session.run(source, _told(progress, ranks), tell or (lambda flag: None))
     if save is not None and ranks.main:
         save(found) if callable(save) else found.save(Path(save))
     rulings.close()  # not before what it held is safe elsewhere
