@@ -60,16 +60,20 @@ def evaluate(
 ) -> Evaluation:
     """Accuracy of a model on data, natural and under each attack, and under the worst of them, image by image.
 
-    data is a loader, a Dataset, a pair of tensors or an ImageSet; `n` takes its first images only. Verdicts depend on
-    model, seed and block size. With `ledger`, a file, an interrupted call goes on where it was; `save` names the
-    evaluation.json that then takes its place, or is called to write it, and `about` holds what it shall say of model
-    and data. `cascade` sends only survivors on. precision is what attacks compute in: "auto" is half on a GPU and fp32
-    elsewhere; whom they fool is always settled in float32. engine is how they ask there: "graph" records passes,
-    "compile" compiles them first, which pays for long work, "eager" does neither; "auto" compiles where it pays. The
-    model is checked before the first attack, and `tell` hears of a flag on it at once. A long evaluation says now and
-    then on standard error how far it is, unless progress=False; a function is called with its Pace instead. With
-    ranks=Ranks.join() the processes that torchrun started take blocks in turn, and all return the same; the first one
-    writes.
+    data is a loader, a Dataset, a pair of tensors or an ImageSet; `n` takes its first images only. threat is Linf(8 /
+    255), L2, L1 or text such as "l2:0.5". attacks are names that `deat list attacks` shows, such as "pgd-20" or "aa",
+    or an Attack of one's own. The Evaluation has the accuracy under each, and flags where it should not be believed,
+    most of which sanity=False does not look for. Verdicts depend on model, seed and block size. `cascade` sends only
+    survivors on.
+
+    With `ledger`, a file, an interrupted call goes on where it was; `save` names the evaluation.json that then takes
+    its place, or is called to write it, and `about` holds what it shall say of model and data. precision is what
+    attacks compute in: "auto" is half on a GPU and fp32 elsewhere; whom they fool is always settled in float32. engine
+    is how they ask there: "graph" records passes, "compile" compiles them first, which pays for long work, "eager"
+    does neither; "auto" compiles where it pays. The model is checked before the first attack, and `tell` hears of a
+    flag on it at once. A long evaluation says now and then on standard error how far it is, unless progress=False; a
+    function is called with its Pace instead. With ranks=Ranks.join() the processes that torchrun started take blocks
+    in turn, and all return the same; the first one writes.
     """
     chosen = attackers(attacks)
     check_question(chosen, n, block, seed)
