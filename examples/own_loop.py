@@ -10,6 +10,14 @@ batches = deat.as_source(digits.train, batch_size=64)
 net = deat.build_model("small", in_channels=1, image_size=8)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 
+
+def clip(*_: object) -> None:
+    """A play steps the weights by itself, once for each J; what belongs before a step is a hook of the optimizer."""
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+
+
+optimizer.register_step_pre_hook(clip)
+
 method = deat.method("m+deat")
 game = deat.Game(net, deat.Objective(net, method.objective), threat, method.ascent, optimizer, probe=method.probe)
 schedule = method.bind(threat, EPOCHS)
@@ -19,7 +27,7 @@ for epoch in range(EPOCHS):
     budget = schedule.budget(state, epoch)
     game.meter.reset()
     for x, y in batches.epoch(epoch):
-        method.play(game, x, y, budget)  # your logging, EMA or gradient clipping goes around this line
+        method.play(game, x, y, budget)  # your logging or EMA goes around this line
     record = game.meter.read(epoch)  # the one host read
     state = schedule.observe(state, record)
     print(f"epoch {epoch + 1}: k {budget.k}, l_X {record.magnitude:.0f}, loss {record.loss:.3f}")

@@ -40,7 +40,7 @@ def main() -> None:
         try:
             train(folder, Impatient())
         except Interrupted as error:
-            print(f"{error}: {folder} has what is needed to go on")
+            print(error)
         resumed = train(folder)  # the same call
     straight = train(None)
     pairs = zip(resumed.model.parameters(), straight.model.parameters(), strict=True)

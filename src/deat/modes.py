@@ -1,10 +1,13 @@
-"""A network's modes, lent and given back, and where it is."""
+"""A network's modes and threads, lent and given back, and where it is."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+SMALL = 500_000
+"""Parameters below which a network gains nothing on a CPU from a second thread, or from half precision."""
 
 
 @contextmanager
@@ -30,6 +33,22 @@ def frozen(model: nn.Module) -> Iterator[None]:
     finally:
         for p in learning:
             p.requires_grad_(True)
+
+
+def choose_threads(model: nn.Module) -> int:
+    """How many CPU threads to use: one for small networks, where a second costs more than it gives."""
+    return 1 if sum(p.numel() for p in model.parameters()) < SMALL else torch.get_num_threads()
+
+
+@contextmanager
+def threaded(threads: int) -> Iterator[None]:
+    """Inside, so many threads compute."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def spread(mask: Tensor, like: Tensor) -> Tensor:

@@ -16,10 +16,20 @@ def test_example_runs_and_prints_its_epochs(path: Path, children: Children, tmp_
     assert {path.name for path in tmp_path.iterdir()} == {"out", "err"}
 
 
-def test_the_readme_example_runs(children: Children, tmp_path: Path) -> None:
+def test_the_readme_example_learns_and_says_nothing_of_anything_amiss(children: Children, tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     code = readme.split("```python\n")[1].split("```")[0]
     assert len(code.strip().splitlines()) <= 12
     (tmp_path / "example.py").write_text(code)
     assert children.run_script(tmp_path / "example.py", cwd=tmp_path) == 0, (tmp_path / "err").read_text()
-    assert (tmp_path / "out").read_text()
+    result, found = (tmp_path / "out").read_text().splitlines()
+    assert "best.epoch" in result
+    assert "flags: none" in found
+    said = (tmp_path / "err").read_text().splitlines()
+    assert [line for line in said if not line.startswith(("m+deat  epoch ", "deat: evaluating"))] == []
+
+
+def test_the_page_on_python_runs_from_top_to_bottom(children: Children, tmp_path: Path) -> None:
+    blocks = (ROOT / "docs/python.md").read_text().split("```python\n")[1:]
+    (tmp_path / "page.py").write_text("\n".join(block.split("```")[0] for block in blocks))
+    assert children.run_script(tmp_path / "page.py", cwd=tmp_path) == 0, (tmp_path / "err").read_text()

@@ -311,13 +311,13 @@ def test_the_page_on_your_own_network_runs(here: Path) -> None:
     for old, new in SHORTER.items():
         assert old in page
         page = page.replace(old, new)
-    net, bare, fitted, told = (part.split("```")[0] for part in page.split("```python\n")[1:])
+    net, bare, fitted = (part.split("```")[0] for part in page.split("```python\n")[1:])
     (here / "my_net.py").write_text(net)
     for line in page.splitlines():
         if line.startswith("deat "):
             assert main(line.split("#")[0].split()[1:]) in (0, 6), line
     sys.path.append(str(here))
-    for code in (bare, fitted + told):
+    for code in (bare, fitted):
         exec(code, {})
     del sys.modules["my_net"]
 

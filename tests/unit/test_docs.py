@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import deat
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(test_\w+)`", PAGE)))
@@ -27,6 +29,28 @@ def test_every_number_of_the_table_stands_once():
 def test_every_file_that_a_page_links_to_exists(page):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_page_on_python_has_every_public_name():
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    assert [name for name in deat.__all__ if not re.search(rf"\b{name}\b", page)] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The places in a page that a link can lead to: its headings, as GitHub names them, and its ids."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings} | set(
+        re.findall(r'id="(.+?)"', text)
+    )
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
+)
+def test_every_place_in_a_page_that_a_page_links_to_exists(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if link[1] not in anchors(page.parent / link[0] if link[0] else page)] == []
 
 
 def test_make_test_asks_for_every_package_that_a_test_is_skipped_without():

@@ -12,8 +12,9 @@ from torch._dynamo.exc import TorchDynamoException
 
 import deat
 from deat.errors import UsageError
-from deat.game.engine import choose_precision, choose_threads
+from deat.game.engine import choose_precision
 from deat.game.round import Budget
+from deat.modes import choose_threads
 from deat.training import engines
 from deat.training.optimizers import DeviceSGD
 from deat.training.pace import Pace
@@ -146,8 +147,9 @@ def test_auto_is_bf16_for_large_networks_where_the_cpu_is_fast_at_it(fast, monke
 
 
 def test_small_networks_use_one_thread():
-    assert choose_threads(1000) == 1
-    assert choose_threads(10**7) == torch.get_num_threads()
+    with torch.device("meta"):
+        assert choose_threads(nn.Linear(100, 10)) == 1
+        assert choose_threads(nn.Linear(10_000, 1000)) == torch.get_num_threads()
 
 
 def test_half_precision_lays_convolutions_out_channels_last():

@@ -243,3 +243,19 @@ def test_a_radius_may_be_given_in_words_and_progress_is_told_after_each_ruling()
     assert [done for done, _, _ in told] == list(range(1, 7))
     assert {total for _, total, _ in told} == {6}
     assert [text for _, _, text in told] == ["natural", "fgsm"] * 3
+
+
+def test_a_small_network_is_judged_by_one_thread_from_python_too_and_the_caller_s_number_is_put_back():
+    used = []
+
+    def note(model, x, y, threat):
+        used.append(torch.get_num_threads())
+        return x
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        evaluate(robust(), digits(20), threat=THREAT, attacks=[Own("note", note)], sanity=False)
+        assert (used, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)

@@ -22,7 +22,7 @@ from deat.evaluation.quick import choose_engine
 from deat.evaluation.reading import blocks, look_ahead, spread_out
 from deat.evaluation.rulings import Images, Rulings
 from deat.evaluation.sanity import SLICE, Flag, after, before, compare, passes_after
-from deat.modes import device_of
+from deat.modes import choose_threads, device_of, threaded
 from deat.paths import tidy
 from deat.radii import check_room, tiny_radius
 from deat.ranks import ALONE, Ranks
@@ -60,16 +60,20 @@ def evaluate(
 ) -> Evaluation:
     """Accuracy of a model on data, natural and under each attack, and under the worst of them, image by image.
 
-    data is a loader, a Dataset, a pair of tensors or an ImageSet; `n` takes its first images only. Verdicts depend on
-    model, seed and block size. With `ledger`, a file, an interrupted call goes on where it was; `save` names the
-    evaluation.json that then takes its place, or is called to write it, and `about` holds what it shall say of model
-    and data. `cascade` sends only survivors on. precision is what attacks compute in: "auto" is half on a GPU and fp32
-    elsewhere; whom they fool is always settled in float32. engine is how they ask there: "graph" records passes,
-    "compile" compiles them first, which pays for long work, "eager" does neither; "auto" compiles where it pays. The
-    model is checked before the first attack, and `tell` hears of a flag on it at once. A long evaluation says now and
-    then on standard error how far it is, unless progress=False; a function is called with its Pace instead. With
-    ranks=Ranks.join() the processes that torchrun started take blocks in turn, and all return the same; the first one
-    writes.
+    data is a loader, a Dataset, a pair of tensors or an ImageSet; `n` takes its first images only. threat is Linf(8 /
+    255), L2, L1 or text such as "l2:0.5". attacks are names that `deat list attacks` shows, such as "pgd-20" or "aa",
+    or an Attack of one's own. The Evaluation has the accuracy under each, and flags where it should not be believed,
+    most of which sanity=False does not look for. Verdicts depend on model, seed and block size. `cascade` sends only
+    survivors on.
+
+    With `ledger`, a file, an interrupted call goes on where it was; `save` names the evaluation.json that then takes
+    its place, or is called to write it, and `about` holds what it shall say of model and data. precision is what
+    attacks compute in: "auto" is half on a GPU and fp32 elsewhere; whom they fool is always settled in float32. engine
+    is how they ask there: "graph" records passes, "compile" compiles them first, which pays for long work, "eager"
+    does neither; "auto" compiles where it pays. The model is checked before the first attack, and `tell` hears of a
+    flag on it at once. A long evaluation says now and then on standard error how far it is, unless progress=False; a
+    function is called with its Pace instead. With ranks=Ranks.join() the processes that torchrun started take blocks
+    in turn, and all return the same; the first one writes.
     """
     chosen = attackers(attacks)
     check_question(chosen, n, block, seed)
@@ -87,7 +91,8 @@ def evaluate(
     asked = Question(model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision)
     engine = choose_engine(engine, device, asked.images_of(source) * sum(map(passes, chosen)))
     session = Session(replace(asked, engine=engine, ledger=ledger, about=told, ranks=ranks))
-    found, rulings = session.run(source, _told(progress, ranks), tell or (lambda flag: None))
+    with threaded(choose_threads(model)):
+        found, rulings = session.run(source, _told(progress, ranks), tell or (lambda flag: None))
     if save is not None and ranks.main:
         save(found) if callable(save) else found.save(Path(save))
     rulings.close()  # not before what it held is safe elsewhere

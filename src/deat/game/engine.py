@@ -1,4 +1,4 @@
-"""How a move runs on this device: precision, memory format, loss scaling, threads."""
+"""How a move runs on this device: precision, memory format, loss scaling."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from deat.errors import UsageError, unknown
 from deat.game.scaler import DeviceScaler
 from deat.kernels import has_triton
+from deat.modes import SMALL
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 ENGINES = ("auto", "eager", "graph", "compile")
-SMALL = 500_000
-"""On a CPU, networks with fewer parameters gain nothing from half precision or a second thread."""
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -49,11 +48,6 @@ def choose_records(wanted: str, device: torch.device, obstacle: str | None) -> t
     if obstacle and wanted == "graph":
         raise UsageError(f"engine 'graph' cannot serve here: {obstacle}. Use 'eager' or 'auto'.")
     return not obstacle, obstacle or ""
-
-
-def choose_threads(num_parameters: int) -> int:
-    """How many CPU threads to use: one for small networks, where a second costs more than it gives."""
-    return 1 if num_parameters < SMALL else torch.get_num_threads()
 
 
 @dataclass

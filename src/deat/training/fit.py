@@ -61,27 +61,27 @@ def fit(
     ranks: Ranks = ALONE,
     **settings: Any,
 ) -> Result:
-    """Train any classifier that gives logits, on any data, against a threat model.
+    """Train any classifier that gives logits, in place, on any data, against a threat model.
+
+    method is a name that `deat list methods` shows, or a Method; threat is Linf(8 / 255), L2, L1 or text such as
+    "l2:0.5". The Result has the model in eval mode, a record of each epoch, the best epoch on val, and notes.
 
     train and val take a Dataset, a DataLoader, a pair of tensors or an ImageSet; images are in [0, 1] or uint8. val may
     also be a fraction of train to hold out. A loader's images are checked as they first come; it brings its own
-    batches, and takes neither batch_size nor augment.
+    batches, and takes neither batch_size nor augment. A Corpus, which deat.load_data gives, brings its own threat
+    model, augmentation and val/ part; with anything else the threat is linf of 8/255 and images stay as they are, so
+    that fit(model, photos.train) crops and flips nothing: augment=photos.augment does, or another Augment(4).
 
-    A Corpus, which deat.load_data gives, brings its own threat model, augmentation and val/ part; with anything else
-    the threat is linf of 8/255 and images stay as they are, so that fit(model, photos.train) crops and flips nothing.
-    augment=photos.augment does, or another Augment(4), for images that are held in memory or decoded as they come.
+    normalize=(mean, std) becomes the model's first layer, normalize="data" with those of the data, published or
+    measured on the images that are trained on; unasked, nothing does. A model with a deat.models.Normalize keeps it.
 
-    Nothing is put before the model unless asked for, on the command line as here. normalize=(mean, std) becomes its
-    first layer; normalize="data" takes those of the data, published or measured on the images that are trained on. A
-    model that holds a deat.models.Normalize keeps its own.
-
-    Other keywords are fields of :class:`Settings`, such as batch_size, lr, seed or precision. ranks=Ranks.join() trains
-    with all the processes that torchrun started. The model is trained in place and comes back in eval mode.
+    Other keywords are fields of :class:`Settings`, such as batch_size, seed or lr: 0.1 unless it is given, where a
+    trained model wants less, such as 0.01. optimizer is a function from parameters to an optimizer, by default SGD.
+    callbacks have a method on_epoch(trainer, stats, timing). ranks=Ranks.join() trains with torchrun's processes.
 
     checkpoints is a folder of their own that the state is kept in after every epoch: the same call goes on from there,
     exactly, or not at all; inexact=True lets it go on with another machine, thread count or version, to other numbers.
-    While the folder is given, SIGTERM and Ctrl-C save first and then raise deat.errors.Interrupted. Every epoch is a
-    line on standard error, and so is what was found in the folder, unless progress=False.
+    SIGTERM and Ctrl-C then save first and raise deat.errors.Interrupted. progress=False says nothing of epochs.
     """
     check_place(checkpoints, ranks)
     lines = [EpochLines(sys.stderr)] if progress and ranks.main else []

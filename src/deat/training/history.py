@@ -14,8 +14,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class EpochStats:
-    """One line of history.jsonl. magnitude is l_X, threshold the one it was compared with.
+    """One line of history.jsonl. epoch counts from 0, magnitude is l_X, threshold the one it was compared with.
 
+    k and alpha are the number and the length of the adversary's steps. train_accuracy is that at x + delta;
+    val_natural and val_robust are held-out images', None where there are none. level is FAT's tau and DAT's c_t.
+    skipped are steps that fp16's loss scale left out; of log10_lipschitz, the paper's bound, only the trend means much.
     backprops, passes, active and the validation's passes count from the beginning of the run. val_loss is the mean
     cross-entropy on natural held-out images; older runs do not have it.
     """

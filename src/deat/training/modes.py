@@ -6,24 +6,13 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from deat.game.engine import choose_threads
+from deat.modes import choose_threads, threaded
 from deat.training.settings import Settings
 
 
 def threads_of(settings: Settings, model: nn.Module) -> int:
     """The threads that a network computes with: those asked for, or as many as do one of its size good."""
-    return settings.threads or choose_threads(sum(p.numel() for p in model.parameters()))
-
-
-@contextmanager
-def threaded(threads: int) -> Iterator[None]:
-    """Inside, so many threads compute."""
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return settings.threads or choose_threads(model)
 
 
 @contextmanager

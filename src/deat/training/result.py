@@ -22,7 +22,11 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The model at its last epoch, the history, the best epoch's weights, and what a person should know of them."""
+    """The model at its last epoch, the history, the best epoch's weights, and what a person should know of them.
+
+    history has an EpochStats for each epoch. best has the epoch, counted from 0, its natural and robust accuracy on
+    held-out images, None where there were none, and its weights. seconds are those of training.
+    """
 
     model: nn.Module
     history: list[EpochStats]

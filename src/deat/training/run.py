@@ -21,6 +21,7 @@ from deat.methods import Method
 from deat.methods import method as find_method
 from deat.methods.tune import tune
 from deat.models import build
+from deat.modes import threaded
 from deat.numbers import number
 from deat.paths import tidy
 from deat.radii import check_room
@@ -30,7 +31,7 @@ from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
 from deat.training.fine_tuning import content_of, fine_tune, statistics_of
 from deat.training.fit import make_trainer
-from deat.training.modes import threaded, threads_of
+from deat.training.modes import threads_of
 from deat.training.optimizers import DEFAULT_LR
 from deat.training.parts import open_source
 from deat.training.sameness import config_of, digest, reasons_against_exactness

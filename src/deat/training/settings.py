@@ -17,11 +17,12 @@ MOST_THREADS, MOST_EPOCHS = 1024, 100_000
 class Settings:
     """How long, how fast and how exactly to train. None leaves a choice to the trainer.
 
-    rate is the learning rate's shape over training; milestones are the epochs at which the multistep one decays (by
-    default 1/2 and 4/5 of them), peak is where the cyclic one turns, and cycle_momentum moves the momentum against it
-    by a tenth. workers are processes that load a Dataset (0) or decode images (up to 8).
-    deterministic makes a GPU give the same bits every time, at some cost in speed; a CPU does so anyway.
-    val_attack "none" switches validation off. sync_bn takes batch-norm statistics over all processes of a run.
+    lr is the highest learning rate (0.1, or that of an optimizer of one's own) and rate its shape over training:
+    cyclic, multistep, cosine or flat. milestones are the epochs at which the multistep one decays (by default 1/2 and
+    4/5 of them), peak is where the cyclic one turns, and cycle_momentum moves the momentum against it by a tenth.
+    val_attack is what held-out images are attacked by after every epoch; "none" switches validation off. workers are
+    processes that load a Dataset (0) or decode images (up to 8). deterministic makes a GPU give the same bits every
+    time, at some cost in speed; a CPU does so anyway. sync_bn takes batch-norm statistics over all processes of a run.
     """
 
     epochs: int = 30
