@@ -12,7 +12,7 @@ from deat.commands import probing, report
 from deat.commands.probing import Lab, _seeds, _swept, sweep
 from deat.data.imageset import ImageSet
 from deat.evaluation.sanity import Flag
-from deat.report.draw import HUES, _legend, draw
+from deat.report.draw import HUES, _legend, draw, draw_gallery
 from deat.report.gallery import Gallery, Tile, candidates, choose
 from deat.report.gather import flags_of, gather
 from deat.report.latex import latex_table
@@ -163,3 +163,30 @@ def test_rows_whose_names_are_cut_to_the_same_are_both_in_a_legend(tmp_path):
     _legend(canvas, [ax])
     assert [text.get_text() for text in canvas.legends[0].get_texts()] == ["the same", "the same"]
     pyplot.close(canvas)
+
+
+def test_a_network_that_all_rows_share_is_told_once_and_not_behind_each_name(tmp_path):
+    def rows(*models):
+        return [
+            {"name": f"{method} {model}", "method": method, "model": model, "runs": [one_run(f"{method}-{model}")]}
+            for model in models
+            for method in ("free-4", "m+deat")
+        ]
+
+    for row in rows("one", "two"):
+        make_run(tmp_path / row["runs"][0]["folder"], row["method"], shares={"natural": 0.9, "pgd-20": 0.5})
+    make_bench(tmp_path, rows("one"))
+    subject = gather([str(tmp_path)])
+    assert [row.name for row in subject.rows] == ["free-4", "m+deat"]
+    assert "All rows: given the network one in place of the recipe's own." in subject.notes
+    assert subject.row("m+deat one") is subject.row("m+deat")
+    make_bench(tmp_path, rows("one", "two"))
+    assert [row.name for row in gather([str(tmp_path)]).rows] == [row["name"] for row in rows("one", "two")]
+
+
+def test_a_long_class_name_above_a_picture_of_the_gallery_takes_two_lines(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr("matplotlib.axes.Axes.set_title", lambda ax, text, **how: titles.append(text))
+    image = torch.zeros(4, 4, 3).numpy()
+    draw_gallery(Gallery("a", "PGD-20", [Tile(0, "automobile", "automobile", "truck", (image,) * 3)]), tmp_path)
+    assert titles == ["automobile, seen as\nautomobile", "perturbation", "seen as truck"]

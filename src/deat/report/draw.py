@@ -36,8 +36,8 @@ ROW = 3
 """Panels that stand in one row; more of them stand in rows of two."""
 WHOLE = ("epoch", "k")
 """What is counted in whole numbers."""
-LONGEST, WIDEST = 32, 40
-"""Characters of a name in a legend, and of a line of a panel's title."""
+LONGEST, WIDEST, HEAD = 32, 40, 24
+"""Characters of a name in a legend, of a line of a panel's title, and of one above a picture."""
 
 
 def check_matplotlib() -> None:
@@ -100,7 +100,7 @@ def draw_gallery(gallery: Gallery, folder: Path) -> None:
             for ax, image, head, ink in zip(row, tile.images, heads, inks, strict=True):
                 ax.imshow(image, interpolation="nearest")
                 ax.set_axis_off()
-                ax.set_title(plain(head), fontsize=8, color=ink)
+                ax.set_title(fill(plain(head), HEAD), fontsize=8, color=ink)
         about = f"{gallery.row}, {gallery.attack}; a perturbation's grey is none; images are {gallery.choice}"
         canvas.suptitle(fill(plain(about), 2 * WIDEST - 10), fontsize=8)
 

@@ -9,6 +9,7 @@ from typing import Any
 from deat.errors import DataError, UsageError, in_brief, unknown
 from deat.evaluation.sanity import Flag
 from deat.numbers import level
+from deat.paths import tidy
 from deat.plain import plain
 from deat.report.cells import samples, single_seeds
 from deat.report.collect import BENCH, Bench, OneRun, Row, collect, collect_run
@@ -37,7 +38,7 @@ class Subject:
 
     def row(self, name: str) -> Row:
         """The row of that name."""
-        found = next((row for row in self.rows if row.name == plain(name)), None)
+        found = next((row for row in self.rows if plain(name) in (row.name, f"{row.name} {plain(row.model)}")), None)
         if found is None:
             raise unknown("row", name, [row.name for row in self.rows], "--against names a row of the table.")
         return found
@@ -54,7 +55,7 @@ def gather(paths: Sequence[str]) -> Subject:
     named = list({folder.resolve(): folder for folder in folders}.values())  # a folder named twice counts once
     benches = [collect(path) for path in named if (path / BENCH).is_file()]
     loose = [_alone(path) for path in named if not (path / BENCH).is_file()]
-    found = tuple(_renamed([*_joined(benches), *_grouped(loose)]))
+    found = tuple(_renamed(_shortened([*_joined(benches), *_grouped(loose)])))
     places = dict.fromkeys(plain(bench.table) for bench in benches if bench.table)
     return Subject(found, tuple(bench.recipe for bench in benches), tuple(_notes(found)), tuple(places))
 
@@ -211,6 +212,15 @@ def _identity(run: OneRun) -> dict[str, Any]:
     }
     chosen = {**resolved, **record["request"], **record["settings"], **resolved, "watch": record.get("watch")}
     return {name: value for name, value in chosen.items() if name not in ASIDE}
+
+
+def _shortened(rows: Sequence[Row]) -> list[Row]:
+    """The rows without the network behind each name, where it is the same behind all: a note says which."""
+    ends = {f" {tidy(row.model)}" for row in rows}
+    same = ends.pop() if len(ends) == 1 else ""
+    if not all(row.name.endswith(same) for row in rows):
+        return list(rows)
+    return [replace(row, name=row.name.removesuffix(same)) for row in rows]
 
 
 def _renamed(rows: Sequence[Row]) -> Iterator[Row]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from deat.paths import tidy
 from deat.plain import plain
 from deat.recipes import names, recipe
 from deat.recipes.overrides import SPECIAL
@@ -21,7 +22,7 @@ def marked(bench: Bench) -> Iterator[Row]:
     held = budget if isinstance(budget, int) else None
     common = [*_data(bench), *([f"a budget of {held:,} backprops"] if held else [])]
     for row in bench.rows:
-        yield replace(row, differs=(*common, *_settings(bench, row)), budget=held)
+        yield replace(row, differs=(*common, *_network(bench, row), *_settings(bench, row)), budget=held)
 
 
 def notes_on(rows: Sequence[Row]) -> Iterator[str]:
@@ -43,6 +44,13 @@ def _data(bench: Bench) -> Iterator[str]:
     if given != own:
         folder = " (the paper's images only if it holds them)" if str(given).startswith("folder:") else ""
         yield plain(f"data {given}{folder}")
+
+
+def _network(bench: Bench, row: Row) -> Iterator[str]:
+    """A network that neither the recipe nor the paper's table has."""
+    own = recipe(bench.recipe).models if bench.recipe in names() else (row.model,)
+    if row.model not in own and not paper_table(row.table, row.paper_row):
+        yield plain(f"the network {tidy(row.model)}")
 
 
 def _settings(bench: Bench, row: Row) -> Iterator[str]:
