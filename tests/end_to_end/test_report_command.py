@@ -184,7 +184,7 @@ def test_a_bench_folder_is_reported_and_the_alpha_gamma_panels_are_drawn(tmp_pat
     assert "· in the paper: Figure &lt;3&gt;</p>" in (tmp_path / "report" / "index.html").read_text()
     table = (tmp_path / "report" / "table.md").read_text()
     assert "# alpha-gamma\n\nIn the paper: Figure &lt;3&gt;.\n" in table
-    assert "All rows: given epochs=4 in place of the recipe's own." in table
+    assert "All rows: given the network small, epochs=4 in place of the recipe's own." in table
     assert main(["report", str(bench), "--no-figures"]) == 0  # again, into the same folder
     assert {p.suffix for p in (tmp_path / "report" / "figures").iterdir()} == {".csv"}
 
