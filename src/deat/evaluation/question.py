@@ -87,18 +87,16 @@ def first_answer(model: nn.Module, x: Tensor) -> Any:
         with exactly(x.device), torch.no_grad(), evaluating(model):
             return model(x)
     except RuntimeError as error:
-        check_precision(model, error)
+        check_precision(model, x, error)
         raise
 
 
-def check_precision(model: nn.Module, error: Exception) -> None:
-    """Refuse a model that failed since none of its weights are float32, as images are."""
+def check_precision(model: nn.Module, x: Tensor, error: Exception) -> None:
+    """Refuse a model that failed since none of its weights are of the images' type."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    if isinstance(error, RuntimeError) and dtypes and torch.float32 not in dtypes:
+    if isinstance(error, RuntimeError) and dtypes and x.dtype not in dtypes:
         named = " and ".join(sorted(map(str, dtypes)))
-        raise UsageError(
-            f"the model's weights are {named}, and images {torch.float32}: give it as model.float()."
-        ) from error
+        raise UsageError(f"the model's weights are {named}, and images {x.dtype}: give it as model.float().") from error
 
 
 def logits_in(answer: object, shape: tuple[int, int]) -> str:
