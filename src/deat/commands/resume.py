@@ -14,7 +14,7 @@ from deat.errors import CheckpointError
 from deat.paths import at_home
 from deat.ranks import Ranks
 from deat.training.folder import RUN, check_links, has_checkpoint
-from deat.training.record import REPAIR, check_start, confirmed, read_record, recorded_root
+from deat.training.record import REPAIR, confirmed, read_record, recorded_root
 from deat.training.run import resolve
 
 
@@ -59,7 +59,6 @@ def run_resume(order: Resume) -> int:
         download=False,  # nothing is fetched on a file's word
         init=at_home(found.request.init) if found.request.init else None,
     )
-    check_start(folder, request.init)
     kept = _kept(folder, found.options)
     ranks = Ranks.join(found.settings.device)
     with ranks.leader_first():

@@ -10,6 +10,7 @@ from deat.data.statistics import Statistics
 from deat.errors import CheckpointError, DeatError, UsageError, shortened
 from deat.loading import is_file_spec
 from deat.models import Normalize
+from deat.models.weights import locate
 from deat.paths import at_home, tidy
 from deat.threat import threat as find_threat
 from deat.training.advice import flag
@@ -90,11 +91,19 @@ def check_start(folder: Path, given: str | None) -> None:
     if _place(before) != _place(given):
         names = [json.dumps(tidy(name)) if name else "none" for name in (before, given)]
         raise other_configuration(folder, [f"init: {names[0]}, now {names[1]}"])
-    if given and Path(given).exists() and content_of(given) != (held := digest_of_start(folder)) and held:
+    held = digest_of_start(folder)
+    if given and held and _is_there(given) and content_of(given) != held:
         raise UsageError(
             f"{given!r} holds other weights than the run in {str(folder)!r} began with. Put those back, or start a run "
-            "of its own (--out). Without a baseline a run needs them no more: with that file away, it goes on."
+            "of its own (--out). A run without a baseline needs them no more: `deat resume` goes on with it."
         )
+
+
+def _is_there(weights: str) -> bool:
+    try:
+        return locate(Path(weights)).is_file()
+    except CheckpointError:  # a run's folder that is begun anew has none for a while
+        return False
 
 
 def digest_of_start(folder: Path) -> str | None:
