@@ -245,6 +245,21 @@ def test_other_data_are_said_with_their_counts_and_without_their_hashes():
         assert not re.search(r"[0-9a-f]{16}", str(refused.value))
 
 
+@pytest.mark.parametrize("way", ["resume", "auto"])
+def test_run_goes_on_with_the_images_it_held_out_where_a_val_folder_came_since(way):
+    write_folder(Path("photos"), tree(8) | {"test/cat/0.png": png(seed=77), "test/dog/0.png": png(seed=78)})
+    command = [*COMMAND.replace("--held-out 0", "--val-attack pgd-1").split(), "--epochs", "2"]
+    assert main(command) == 0
+    data, history = json.loads(Path("run/run.json").read_text())["data"], Path("run/history.jsonl").read_bytes()
+    assert data["held_out"]
+    shutil.rmtree(search(Path("run")).newest)
+    Path("run/report.md").unlink()
+    write_folder(Path("photos"), {"val/cat/0.png": png(seed=97), "val/dog/0.png": png(seed=98)})
+    assert main(["resume", "run"] if way == "resume" else [*command, "--resume", "auto"]) == 0
+    assert Path("run/history.jsonl").read_bytes() == history
+    assert json.loads(Path("run/run.json").read_text())["data"] == data
+
+
 def test_images_of_a_folder_that_were_replaced_are_said_once(capsys):
     write_folder(Path("photos"), tree(8))
     assert main(PHOTOS) == 0

@@ -63,7 +63,7 @@ def run_resume(order: Resume) -> int:
     ranks = Ranks.join(found.settings.device)
     with ranks.leader_first():
         run = resolve(request, recorded=not order.data_root, statistics=found.statistics, **asdict(found.settings))
-    run = replace(run, goes_on=True)  # the checkpoint has the weights
+    run = replace(found.as_begun(run), goes_on=True)  # the checkpoint has the weights
     if ranks.main:
         say_if_lent(run)
     options = Options(out=str(folder), inexact=order.inexact, json=order.json, **kept)

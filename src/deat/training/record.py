@@ -1,7 +1,7 @@
 """run.json read back: what a run says of itself, believed as data and never as code."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,12 +11,13 @@ from deat.errors import CheckpointError, DeatError, UsageError, shortened
 from deat.loading import is_file_spec
 from deat.models import Normalize
 from deat.models.weights import locate
+from deat.numbers import is_whole
 from deat.paths import at_home, tidy
 from deat.threat import threat as find_threat
 from deat.training.advice import flag
 from deat.training.fine_tuning import content_of
 from deat.training.folder import RUN, held_record
-from deat.training.run import Request
+from deat.training.run import Request, Run
 from deat.training.sameness import other_configuration
 from deat.training.settings import Settings
 
@@ -36,6 +37,15 @@ class Record:
     eps: float
     classes: tuple[str, ...] = ()
     statistics: Statistics | None = None
+    trained_on: int = 0
+    """The number of its training images, without those that were held out; 0 where it does not say."""
+
+    def as_begun(self, run: Run) -> Run:
+        """The run with as many training images as it began with, where its data has got a val/ of its own since."""
+        images = len(run.corpus.train)
+        if run.own_val is None or not 0 < self.trained_on < images:
+            return run
+        return replace(run, request=replace(run.request, held_out=images - self.trained_on))
 
 
 REPAIR = (
@@ -60,7 +70,9 @@ def read_record(folder: Path) -> Record:
             raise TypeError("its model or its options have another form")
         data = found.get("data", {})
         classes, statistics = tuple(map(str, data.get("classes", ()))), _statistics(data)
-        return Record(request, settings, options, found["model"]["name"], str(norm), float(eps), classes, statistics)
+        trained_on = data["train"] if is_whole(data.get("train"), 1) else 0
+        model = found["model"]["name"]
+        return Record(request, settings, options, model, str(norm), float(eps), classes, statistics, trained_on)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DeatError) as error:
         raise CheckpointError(f"{str(file)!r} is not a run's record ({_shown(error)}). {REPAIR}") from None
 
