@@ -153,7 +153,9 @@ def check_files(ledger: Any, save: Any) -> None:
             raise UsageError(f"{str(save)!r} exists and is no evaluation, so it is not replaced. Choose another file.")
 
 
-def check_question(attacks: list[Attacker], n: int | None, block: int, seed: int = 0) -> None:
+def check_question(
+    attacks: list[Attacker], n: int | None, block: int, seed: int = 0, threads: int | None = None
+) -> None:
     """Refuse attacks and numbers that cannot be evaluated, before any data is read."""
     names = [a.name for a in attacks]
     if not names:
@@ -170,3 +172,5 @@ def check_question(attacks: list[Attacker], n: int | None, block: int, seed: int
         raise UsageError(f"block must be a number of images >= 1, not {block!r}.")
     if not is_whole(seed, 0):
         raise UsageError(f"seed must be a whole number >= 0, not {seed!r}.")
+    if threads is not None and not is_whole(threads, 1):
+        raise UsageError(f"threads must be a whole number >= 1, not {threads!r}.")
