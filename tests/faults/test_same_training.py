@@ -140,6 +140,9 @@ def test_baseline_starts_from_the_same_weights_whichever_command_goes_on(fine_tu
     assert main(auto) == 0
     found = baseline()
     shutil.rmtree("run")
+    assert main(auto) == 0, "it begins anew"
+    assert baseline() == found
+    shutil.rmtree("run")
     shutil.move("copy", "run")
     assert main(["resume", "run"]) == 0
     assert baseline() == found
@@ -148,6 +151,7 @@ def test_baseline_starts_from_the_same_weights_whichever_command_goes_on(fine_tu
 @pytest.mark.parametrize("way", ["resume", "auto"])
 def test_run_does_not_go_on_with_weights_that_changed_since_it_began(way, fine_tuned, capsys):
     command = ["resume", "run"] if way == "resume" else [*fine_tuned, "--init", "nat.safetensors"]
+    rewrite_record(options={"test_images": 0, "baseline": "yes" if way == "resume" else "no"})
     shutil.copy("nat.safetensors", "first.safetensors")
     shutil.copy("other.safetensors", "nat.safetensors")
     record = Path("run/run.json").read_bytes()
@@ -159,11 +163,32 @@ def test_run_does_not_go_on_with_weights_that_changed_since_it_began(way, fine_t
     assert main(command) == 0
 
 
+def test_run_without_a_baseline_goes_on_by_resume_whatever_became_of_its_first_weights(fine_tuned):
+    shutil.copy("other.safetensors", "nat.safetensors")
+    assert main(["resume", "run"]) == 0
+
+
+@pytest.mark.parametrize("way", ["resume", "auto"])
+def test_run_goes_on_while_the_folder_it_began_with_holds_no_weights(way, fine_tuned):
+    Path("nat.safetensors").unlink()
+    Path("nat.safetensors").mkdir()
+    assert main(["resume", "run"] if way == "resume" else [*fine_tuned, "--init", "nat.safetensors"]) == 0
+
+
+def test_finished_run_with_a_baseline_is_shown_again_without_the_weights_it_began_with(fine_tuned, capsys):
+    rewrite_record(options={"test_images": 20, "baseline": "yes"})
+    assert main(["resume", "run"]) == 0
+    Path("nat.safetensors").unlink()
+    capsys.readouterr()
+    assert main(["resume", "run"]) == 0
+    assert "natural training" in capsys.readouterr().out
+
+
 def test_record_without_a_hash_of_its_first_weights_goes_on(fine_tuned):
     assert len(json.loads(Path("run/run.json").read_text())["digest_of_init"]) == 64
     rewrite_record(digest_of_init=None)
     shutil.copy("other.safetensors", "nat.safetensors")
-    assert main(["resume", "run"]) == 0
+    assert main([*fine_tuned, "--init", "nat.safetensors"]) == 0
 
 
 def test_weights_that_the_baseline_will_start_from_are_missed_before_training_goes_on(fine_tuned, capsys):
@@ -218,6 +243,21 @@ def test_other_data_are_said_with_their_counts_and_without_their_hashes():
         told = f"data.content: other training images or labels than before (24 then, {now} now)"
         assert told in str(refused.value)
         assert not re.search(r"[0-9a-f]{16}", str(refused.value))
+
+
+@pytest.mark.parametrize("way", ["resume", "auto"])
+def test_run_goes_on_with_the_images_it_held_out_where_a_val_folder_came_since(way):
+    write_folder(Path("photos"), tree(8) | {"test/cat/0.png": png(seed=77), "test/dog/0.png": png(seed=78)})
+    command = [*COMMAND.replace("--held-out 0", "--val-attack pgd-1").split(), "--epochs", "2"]
+    assert main(command) == 0
+    data, history = json.loads(Path("run/run.json").read_text())["data"], Path("run/history.jsonl").read_bytes()
+    assert data["held_out"]
+    shutil.rmtree(search(Path("run")).newest)
+    Path("run/report.md").unlink()
+    write_folder(Path("photos"), {"val/cat/0.png": png(seed=97), "val/dog/0.png": png(seed=98)})
+    assert main(["resume", "run"] if way == "resume" else [*command, "--resume", "auto"]) == 0
+    assert Path("run/history.jsonl").read_bytes() == history
+    assert json.loads(Path("run/run.json").read_text())["data"] == data
 
 
 def test_images_of_a_folder_that_were_replaced_are_said_once(capsys):

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import deat
 from deat.data import as_source
+from deat.errors import UsageError
 from deat.evaluation import scoring
 from deat.evaluation.attacks import Attack, attack
 from deat.evaluation.evaluator import evaluate
@@ -245,7 +246,7 @@ def test_a_radius_may_be_given_in_words_and_progress_is_told_after_each_ruling()
     assert [text for _, _, text in told] == ["natural", "fgsm"] * 3
 
 
-def test_a_small_network_is_judged_by_one_thread_from_python_too_and_the_caller_s_number_is_put_back():
+def test_a_small_network_is_judged_by_one_thread_unless_others_are_asked_for_and_the_caller_s_number_is_put_back():
     used = []
 
     def note(model, x, y, threat):
@@ -257,5 +258,9 @@ def test_a_small_network_is_judged_by_one_thread_from_python_too_and_the_caller_
     try:
         evaluate(robust(), digits(20), threat=THREAT, attacks=[Own("note", note)], sanity=False)
         assert (used, torch.get_num_threads()) == ([1], 2)
+        evaluate(robust(), digits(20), threat=THREAT, attacks=[Own("note", note)], sanity=False, threads=2)
+        assert used == [1, 2], "those that are asked for are taken"
     finally:
         torch.set_num_threads(before)
+    with pytest.raises(UsageError, match="threads must be a whole number >= 1, not 0"):
+        evaluate(robust(), digits(20), threat=THREAT, threads=0)

@@ -250,6 +250,11 @@ def test_a_network_of_half_precision_is_refused_with_what_makes_it_whole(dtype):
     assert refusal((X, Y), conv_net().to(dtype), UsageError).endswith("torch.float32: give it as model.float().")
 
 
+def test_a_network_in_float64_that_cannot_read_images_is_not_blamed_for_its_precision():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(7, CLASSES)).double()
+    assert refusal((X, Y), net, UsageError).startswith("the model cannot read images of shape")
+
+
 @pytest.mark.parametrize(
     ("pooled", "norm"), [((), nn.BatchNorm2d), ((nn.Flatten(),), nn.BatchNorm1d)], ids=["2d", "1d"]
 )
@@ -260,6 +265,35 @@ def test_a_last_batch_of_one_is_refused_before_training_where_a_batch_norm_would
     assert deat.fit(nn.Sequential(*layers), (X, Y), **OPTIONS).history
     wide = nn.Sequential(layers[0], nn.BatchNorm2d(4), nn.Flatten(2), nn.BatchNorm1d(4), nn.AdaptiveAvgPool1d(1))
     assert deat.fit(nn.Sequential(wide, nn.Flatten(), layers[-1]), (X[:41], Y[:41]), **OPTIONS).history
+
+
+class Head(nn.Module):
+    """A network whose batch norm is asked by a keyword, and may be one that stays in eval mode."""
+
+    def __init__(self, *, frozen: bool = False) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(X.shape[1], 4, 3), nn.BatchNorm1d(4), nn.Linear(4, CLASSES)
+        self.frozen = frozen
+
+    def train(self, mode: bool = True) -> "Head":
+        super().train(mode)
+        self.norm.train(mode and not self.frozen)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.norm(input=self.first(x).mean((2, 3))))
+        return y
+
+
+def test_a_last_batch_of_one_is_trained_on_where_the_batch_norm_is_frozen():
+    net = Head(frozen=True)
+    assert deat.fit(net, (X[:41], Y[:41]), **OPTIONS).history
+    assert not net.norm.running_mean.any(), "it took statistics"
+
+
+def test_a_batch_norm_that_is_asked_by_a_keyword_is_looked_at_like_any_other():
+    assert "leave a batch of one, on which BatchNorm1d cannot train" in refusal((X[:41], Y[:41]), Head())
+    assert deat.fit(Head(), (X, Y), **OPTIONS).history
 
 
 class Told(Items):

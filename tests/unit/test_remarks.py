@@ -126,10 +126,14 @@ def test_weights_at_chance_are_told_with_the_numbers_and_what_helps(monkeypatch)
     assert all(way in said for way in ("--lr", "more epochs", "--held-out"))
 
 
-@pytest.mark.parametrize(("labels", "said"), [([0, 1, 2, 0, 1, 2], False), ([0, 0, 0, 0, 1, 2], True)])
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [([0, 1, 2] * 8, False), ([0, 0, 0, 0, 1, 2] * 4, True), ([0, 0, 0, 0, 1, 2], False)],
+    ids=["as common", "commoner", "of few images by chance"],
+)
 def test_weights_at_chance_where_one_class_is_far_commoner_are_told_with_that(labels, said, monkeypatch):
     monkeypatch.setattr("deat.training.validation.scores", lambda *_: {"natural": (0.3, 1.0), "pgd-2": (0.3, 1.0)})
-    held = learnable(6)[0], torch.tensor(labels)
+    held = learnable(len(labels))[0], torch.tensor(labels)
     (note, *_) = trainer_of("pgd-2", val=held, val_attack="pgd-2").fit().notes
     assert "are at chance" in note
     assert ("One class has 67% of these, so that a network that only knows that one looks best" in note) == said

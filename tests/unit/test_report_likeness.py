@@ -52,6 +52,17 @@ def test_runs_on_different_images_under_one_name_are_rows_of_their_own(tmp_path)
     ) in subject.notes
 
 
+def test_runs_before_and_after_a_val_folder_came_to_a_set_are_rows_of_their_own(tmp_path):
+    digest = "1" * 16
+    for seed, counts in enumerate(({"train": 576, "held_out": 64}, {"train": 640, "held_out": 100})):
+        record = data("a", digest)
+        make_run(
+            tmp_path / str(seed), seed=seed, shares=SHARES, record={**record, "data": {**record["data"], **counts}}
+        )
+    names = [row.name for row in gather([str(tmp_path / "0"), str(tmp_path / "1")]).rows]
+    assert names == ["m+deat held_out=64", "m+deat held_out=100"]
+
+
 def test_images_that_changed_in_their_place_make_another_row(tmp_path):
     for seed, digest in enumerate(("1" * 16, "2" * 16)):
         make_run(tmp_path / str(seed), seed=seed, shares=SHARES, record=data("a", digest))
@@ -107,13 +118,13 @@ def test_of_rows_that_were_not_judged_alike_none_is_the_best(tmp_path, apart):
     assert FRONT not in {line.row for line in lines}
 
 
-def test_minutes_of_different_machines_are_not_to_be_compared(tmp_path):
+def test_minutes_of_different_hardware_are_not_to_be_compared(tmp_path):
     cpu = {"device": "cpu", "threads": 2, "processes": 1}
     for name, record in {"a": cpu, "b": {**cpu, "device": "cuda"}, "c": cpu, "d": {}}.items():
         make_run(tmp_path / name, name, shares=SHARES, record=record)
     notes = gather([str(tmp_path / name) for name in "abc"]).notes
-    assert "Rows were trained on different machines (cpu, 2 threads; cuda): compare backprops, not minutes." in notes
-    assert not any("machines" in note for note in gather([str(tmp_path / name) for name in "acd"]).notes)
+    assert "Rows had different hardware or threads (cpu, 2 threads; cuda): compare backprops, not minutes." in notes
+    assert not any("hardware" in note for note in gather([str(tmp_path / name) for name in "acd"]).notes)
 
 
 def test_rows_that_stand_on_one_seed_beside_others_are_named(tmp_path):

@@ -105,20 +105,20 @@ def judge(run: Run, test: Part, out: Path, asked: Round, block: int) -> None:
 def _judge(run: Run, test: Part, out: Path, asked: Round, block: int) -> None:
     weights = out.parent / asked.epoch / WEIGHTS
     model = load_model(run, weights)
-    with run.threads_for(model):
-        evaluate(
-            model,
-            test,
-            threat=run.threat,
-            attacks=asked.attacks,
-            n=asked.n,
-            seed=run.settings.seed,
-            block=block,
-            ledger=ledger_of(out),
-            save=out,
-            about=run.about(weights, asked.epoch),
-            progress=False,
-        )
+    evaluate(
+        model,
+        test,
+        threat=run.threat,
+        attacks=asked.attacks,
+        n=asked.n,
+        seed=run.settings.seed,
+        block=block,
+        threads=run.settings.threads,
+        ledger=ledger_of(out),
+        save=out,
+        about=run.about(weights, asked.epoch),
+        progress=False,
+    )
 
 
 def _is_trained(path: Path, epochs: int) -> bool:

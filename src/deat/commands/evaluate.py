@@ -147,7 +147,7 @@ def _judged(
         told.append(flag)
         say_aside(flag.line)
 
-    with _progress(order.json or not ranks.main) as progress, run.threads_for(model):
+    with _progress(order.json or not ranks.main) as progress:
         return evaluate(
             model,
             test_part(run),
@@ -159,6 +159,7 @@ def _judged(
             cascade=order.cascade,
             precision=order.precision,
             engine=order.engine,
+            threads=run.settings.threads,
             ledger=ledger_of(out),
             save=lambda found: put(found, out),
             about=about,

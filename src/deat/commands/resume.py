@@ -14,7 +14,7 @@ from deat.errors import CheckpointError
 from deat.paths import at_home
 from deat.ranks import Ranks
 from deat.training.folder import RUN, check_links, has_checkpoint
-from deat.training.record import REPAIR, check_start, confirmed, read_record, recorded_root
+from deat.training.record import REPAIR, confirmed, read_record, recorded_root
 from deat.training.run import resolve
 
 
@@ -59,12 +59,11 @@ def run_resume(order: Resume) -> int:
         download=False,  # nothing is fetched on a file's word
         init=at_home(found.request.init) if found.request.init else None,
     )
-    check_start(folder, request.init)
     kept = _kept(folder, found.options)
     ranks = Ranks.join(found.settings.device)
     with ranks.leader_first():
         run = resolve(request, recorded=not order.data_root, statistics=found.statistics, **asdict(found.settings))
-    run = replace(run, goes_on=True)  # the checkpoint has the weights
+    run = replace(found.as_begun(run), goes_on=True)  # the checkpoint has the weights
     if ranks.main:
         say_if_lent(run)
     options = Options(out=str(folder), inexact=order.inexact, json=order.json, **kept)

@@ -36,7 +36,7 @@ from deat.training.folder import (
     unwritable,
 )
 from deat.training.lines import EpochLines, describe
-from deat.training.record import digest_of_start
+from deat.training.record import check_start, digest_of_start
 from deat.training.remarks import beforehand
 from deat.training.result import Result
 from deat.training.run import Run, say_nothing
@@ -141,7 +141,6 @@ class Session:
             put_back(self.out)
 
     def _play(self, trainer: Trainer, folder: RunFolder, record: dict[str, Any]) -> int:
-        self._check_baseline()
         if self.watch:
             self.watch.log = self.out / WATCH if self.ranks.main else None
             trainer.callbacks.append(self.watch)
@@ -153,6 +152,7 @@ class Session:
             if held is not None:
                 return self._tell(trainer, held)
             self.console.print(f"the training in {self.out} is finished; its scores are not, and are made now")
+        self._check_baseline()
         self._say_what(trainer)
         self.spent = Spent()
         with self._display() as display:
@@ -164,11 +164,12 @@ class Session:
         return 0
 
     def _check_baseline(self) -> None:
-        """Miss weights that the baseline is to start from before the training, not after it."""
+        """Miss weights that the baseline is to start from, or find others there, before the training, not after it."""
         start = self.run.request.init
         try:
-            if start and self._wants_baseline():
+            if start and self.run.goes_on and self._wants_baseline():
                 locate(Path(start))
+                check_start(self.out, start)
         except CheckpointError as error:
             raise CheckpointError(f"{error}; the baseline starts from it too: {BASELESS}") from None
 

@@ -8,14 +8,13 @@ from typing import Any, Literal, TypeVar
 from deat.commands.display import describe_run, show_plan
 from deat.commands.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Shape, Start, Watch, Whole
 from deat.commands.session import Options, Session
-from deat.data.statistics import Statistics
 from deat.errors import CheckpointError, UsageError
 from deat.live import say_aside
 from deat.numbers import check_whole
 from deat.ranks import Ranks
 from deat.training.folder import check_free, check_links, has_checkpoint, is_run, is_unborn
 from deat.training.plan import plan
-from deat.training.record import check_start, read_record
+from deat.training.record import Record, check_start, read_record
 from deat.training.run import Request, resolve
 from deat.training.settings import Settings
 
@@ -136,8 +135,10 @@ def run_training(order: Train) -> int:
     going_on = ranks.by_main(lambda: _check_options(options))
     settings: dict[str, Any] = {f.name: vars(order).get(f.name) for f in fields(Settings)}
     request = replace(request, persistent=request.persistent or None, compact=request.compact or None)
+    found = _recorded(options) if going_on else None
     with ranks.leader_first():
-        run = resolve(request, statistics=_recorded(options) if going_on else None, **settings)
+        run = resolve(request, statistics=found.statistics if found else None, **settings)
+    run = found.as_begun(run) if found else run
     goes_on = going_on and ranks.by_main(lambda: _has_begun(options.place or Path(), request))
     trainer = (run := replace(run, goes_on=goes_on)).trainer(ranks=ranks, say=say_aside)
     if options.dry_run:
@@ -147,10 +148,10 @@ def run_training(order: Train) -> int:
     return Session(run, options, resuming=going_on).play(trainer)
 
 
-def _recorded(options: Options) -> Statistics | None:
-    """What the run that goes on normalises images by, where its record tells; its checkpoint holds that too."""
+def _recorded(options: Options) -> Record | None:
+    """The record of the run that goes on, where it can be read; its checkpoint holds what matters of it too."""
     with suppress(CheckpointError):
-        return read_record(options.place or Path()).statistics
+        return read_record(options.place or Path())
     return None
 
 

@@ -104,7 +104,10 @@ def _missing(part: str, seen: set[str], classes: tuple[str, ...]) -> Iterator[st
     """What is said of classes that are trained on and a part lacks; one that is not trained on is refused."""
     strange = sorted(seen.difference(classes))
     if strange:
-        raise DataError(f"the {part} part has the class {strange[0]!r}, which the training part does not have.")
+        raise DataError(
+            f"the {part} part has the class {strange[0]!r}, which the training part does not have. Put images of it "
+            f"into {_TRAIN + '/'!r}, or take it out of the {part} part."
+        )
     missing = [c for c in classes if c not in seen]
     if missing:
         yield (

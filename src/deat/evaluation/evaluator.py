@@ -51,6 +51,7 @@ def evaluate(
     sanity: bool = True,
     precision: str = "auto",
     engine: str = "auto",
+    threads: int | None = None,
     ledger: str | Path | None = None,
     save: str | Path | Save | None = None,
     about: Mapping[str, Any] | None = None,
@@ -70,13 +71,13 @@ def evaluate(
     its place, or is called to write it, and `about` holds what it shall say of model and data. precision is what
     attacks compute in: "auto" is half on a GPU and fp32 elsewhere; whom they fool is always settled in float32. engine
     is how they ask there: "graph" records passes, "compile" compiles them first, which pays for long work, "eager"
-    does neither; "auto" compiles where it pays. The model is checked before the first attack, and `tell` hears of a
-    flag on it at once. A long evaluation says now and then on standard error how far it is, unless progress=False; a
-    function is called with its Pace instead. With ranks=Ranks.join() the processes that torchrun started take blocks
-    in turn, and all return the same; the first one writes.
+    does neither; "auto" compiles where it pays. threads are a CPU's, one for a small network unless they are given. The
+    model is checked before the first attack, and `tell` hears of a flag on it at once. A long evaluation says now and
+    then on standard error how far it is, unless progress=False; a function is called with its Pace instead. With
+    ranks=Ranks.join() torchrun's processes take blocks in turn, and all return the same; the first one writes.
     """
     chosen = attackers(attacks)
-    check_question(chosen, n, block, seed)
+    check_question(chosen, n, block, seed, threads)
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # numpy's become ours
     check_model(model)
     told = {"model": type(model).__name__, "data": type(data).__name__, **check_about(about)}
@@ -91,7 +92,7 @@ def evaluate(
     asked = Question(model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision)
     engine = choose_engine(engine, device, asked.images_of(source) * sum(map(passes, chosen)))
     session = Session(replace(asked, engine=engine, ledger=ledger, about=told, ranks=ranks))
-    with threaded(choose_threads(model)):
+    with threaded(threads or choose_threads(model)):
         found, rulings = session.run(source, _told(progress, ranks), tell or (lambda flag: None))
     if save is not None and ranks.main:
         save(found) if callable(save) else found.save(Path(save))

@@ -87,18 +87,16 @@ def first_answer(model: nn.Module, x: Tensor) -> Any:
         with exactly(x.device), torch.no_grad(), evaluating(model):
             return model(x)
     except RuntimeError as error:
-        check_precision(model, error)
+        check_precision(model, x, error)
         raise
 
 
-def check_precision(model: nn.Module, error: Exception) -> None:
-    """Refuse a model that failed since none of its weights are float32, as images are."""
+def check_precision(model: nn.Module, x: Tensor, error: Exception) -> None:
+    """Refuse a model that failed since none of its weights are of the images' type."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    if isinstance(error, RuntimeError) and dtypes and torch.float32 not in dtypes:
+    if isinstance(error, RuntimeError) and dtypes and x.dtype not in dtypes:
         named = " and ".join(sorted(map(str, dtypes)))
-        raise UsageError(
-            f"the model's weights are {named}, and images {torch.float32}: give it as model.float()."
-        ) from error
+        raise UsageError(f"the model's weights are {named}, and images {x.dtype}: give it as model.float().") from error
 
 
 def logits_in(answer: object, shape: tuple[int, int]) -> str:
@@ -155,7 +153,9 @@ def check_files(ledger: Any, save: Any) -> None:
             raise UsageError(f"{str(save)!r} exists and is no evaluation, so it is not replaced. Choose another file.")
 
 
-def check_question(attacks: list[Attacker], n: int | None, block: int, seed: int = 0) -> None:
+def check_question(
+    attacks: list[Attacker], n: int | None, block: int, seed: int = 0, threads: int | None = None
+) -> None:
     """Refuse attacks and numbers that cannot be evaluated, before any data is read."""
     names = [a.name for a in attacks]
     if not names:
@@ -172,3 +172,5 @@ def check_question(attacks: list[Attacker], n: int | None, block: int, seed: int
         raise UsageError(f"block must be a number of images >= 1, not {block!r}.")
     if not is_whole(seed, 0):
         raise UsageError(f"seed must be a whole number >= 0, not {seed!r}.")
+    if threads is not None and not is_whole(threads, 1):
+        raise UsageError(f"threads must be a whole number >= 1, not {threads!r}.")

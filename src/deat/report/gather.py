@@ -291,7 +291,7 @@ def _notes(rows: Sequence[Row]) -> Iterator[str]:
             if judged and trained and judged != trained:
                 yield f"{row.name} seed {run.seed} was trained on {trained} and judged on other images, of {judged}."
     if len(found := machines(rows)) > 1:
-        yield f"Rows were trained on different machines ({'; '.join(sorted(found))}): compare backprops, not minutes."
+        yield f"Rows had different hardware or threads ({'; '.join(sorted(found))}): compare backprops, not minutes."
     yield from single_seeds(rows)
     yield from samples(rows)
     yield from _cascades(rows)

@@ -16,18 +16,20 @@ def trained_alike(run: OneRun, other: OneRun) -> bool:
 
 
 def made_of(run: OneRun) -> dict[str, Any]:
-    """What a run's settings came to: the parts of its method, its network's size and a hash of its images.
+    """What a run's settings came to: the parts of its method, its network's size, its images by number and hash.
 
-    A file with a method or a network in it, or a folder, may have changed under the same name.
+    A file with a method or a network in it, or a folder, may have changed under the same name; with a val/ in it, all
+    of train/ is trained on.
     """
     record = run.record or {}
+    counts = {name: record.get("data", {}).get(name) for name in ("held_out", "train")}
     parts = {
         f"{part}.{name}": value
         for part, held in record.get("method", {}).items()
         if isinstance(held, dict)
         for name, value in held.items()
     }
-    found = {**parts, "parameters": record.get("model", {}).get("parameters"), "images": _digest(run)}
+    found = {**parts, **counts, "parameters": record.get("model", {}).get("parameters"), "images": _digest(run)}
     return {name: value for name, value in found.items() if value is not None}
 
 

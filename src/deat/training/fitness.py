@@ -73,20 +73,19 @@ def _answer(model: nn.Module, source: Source, lonely: bool) -> tuple[Any, list[s
     """What the model answers to two images, and the kinds of batch norm in it that an image alone is too few for."""
     lone: list[str] = []
 
-    def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Note a batch norm that gets one value of each image and channel, and so of one image no deviation."""
-        if inputs[0].numel() == 2 * inputs[0].shape[1]:
+    def look(module: nn.Module, inputs: object, output: Tensor) -> None:
+        """Note a batch norm that has one value of each image and channel, and so of one image no deviation."""
+        if output.numel() == 2 * output.shape[1]:
             lone.append(type(module).__name__)
 
-    norms = [m for m in model.modules() if lonely and isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    hooks = [norm.register_forward_pre_hook(look) for norm in norms]
     x = _two_images(model, source)
     seen = x.clone()
+    hooks = [norm.register_forward_hook(look) for norm in _training_norms(model) if lonely]
     try:
         with evaluating(model):
             answer = model(seen)
     except Exception as error:  # whatever the user's own code may raise
-        check_precision(model, error)
+        check_precision(model, x, error)
         raise UsageError(
             f"the model cannot read images of shape {tuple(source.shape)}: {described(error)}"
             f"{_order_hint(source.shape)}"
@@ -96,6 +95,14 @@ def _answer(model: nn.Module, source: Source, lonely: bool) -> tuple[Any, list[s
             hook.remove()
     check_kept(seen, x)
     return answer, lone
+
+
+def _training_norms(model: nn.Module) -> list[nn.Module]:
+    """The batch norms that take statistics of a batch while the model trains, which one that is frozen does not."""
+    with evaluating(model):
+        model.train()  # which a model may override; modes are put back
+        norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        return [norm for norm in norms if norm.training]
 
 
 def _check_gradient(logits: Tensor) -> None:

@@ -1,7 +1,7 @@
 """run.json read back: what a run says of itself, believed as data and never as code."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,12 +10,14 @@ from deat.data.statistics import Statistics
 from deat.errors import CheckpointError, DeatError, UsageError, shortened
 from deat.loading import is_file_spec
 from deat.models import Normalize
+from deat.models.weights import locate
+from deat.numbers import is_whole
 from deat.paths import at_home, tidy
 from deat.threat import threat as find_threat
 from deat.training.advice import flag
 from deat.training.fine_tuning import content_of
 from deat.training.folder import RUN, held_record
-from deat.training.run import Request
+from deat.training.run import Request, Run
 from deat.training.sameness import other_configuration
 from deat.training.settings import Settings
 
@@ -35,6 +37,15 @@ class Record:
     eps: float
     classes: tuple[str, ...] = ()
     statistics: Statistics | None = None
+    trained_on: int = 0
+    """The number of its training images, without those that were held out; 0 where it does not say."""
+
+    def as_begun(self, run: Run) -> Run:
+        """The run with as many training images as it began with, where its data has got a val/ of its own since."""
+        images = len(run.corpus.train)
+        if run.own_val is None or not 0 < self.trained_on < images:
+            return run
+        return replace(run, request=replace(run.request, held_out=images - self.trained_on))
 
 
 REPAIR = (
@@ -59,7 +70,9 @@ def read_record(folder: Path) -> Record:
             raise TypeError("its model or its options have another form")
         data = found.get("data", {})
         classes, statistics = tuple(map(str, data.get("classes", ()))), _statistics(data)
-        return Record(request, settings, options, found["model"]["name"], str(norm), float(eps), classes, statistics)
+        trained_on = data["train"] if is_whole(data.get("train"), 1) else 0
+        model = found["model"]["name"]
+        return Record(request, settings, options, model, str(norm), float(eps), classes, statistics, trained_on)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DeatError) as error:
         raise CheckpointError(f"{str(file)!r} is not a run's record ({_shown(error)}). {REPAIR}") from None
 
@@ -90,11 +103,19 @@ def check_start(folder: Path, given: str | None) -> None:
     if _place(before) != _place(given):
         names = [json.dumps(tidy(name)) if name else "none" for name in (before, given)]
         raise other_configuration(folder, [f"init: {names[0]}, now {names[1]}"])
-    if given and Path(given).exists() and content_of(given) != (held := digest_of_start(folder)) and held:
+    held = digest_of_start(folder)
+    if given and held and _is_there(given) and content_of(given) != held:
         raise UsageError(
             f"{given!r} holds other weights than the run in {str(folder)!r} began with. Put those back, or start a run "
-            "of its own (--out). Without a baseline a run needs them no more: with that file away, it goes on."
+            "of its own (--out). A run without a baseline needs them no more: `deat resume` goes on with it."
         )
+
+
+def _is_there(weights: str) -> bool:
+    try:
+        return locate(Path(weights)).is_file()
+    except CheckpointError:  # a run's folder that is begun anew has none for a while
+        return False
 
 
 def digest_of_start(folder: Path) -> str | None:

@@ -1,5 +1,6 @@
 """What a person should know of a training beside its numbers: before it begins, and when it has ended."""
 
+import math
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -75,7 +76,9 @@ def _at_chance(trainer: "Trainer") -> str | None:
 
 def _unequal(validator: "Validator") -> str:
     """That one class is so common that answering it always looks best, where it is."""
-    if validator.chance <= COMMON / validator.source.num_classes:
+    equal = 1 / validator.source.num_classes
+    spread = math.sqrt(equal * (1 - equal) / validator.source.num_examples)
+    if validator.chance <= max(COMMON * equal, equal + 3 * spread):  # of few images one class has more by chance
         return ""
     return (
         f" One class has {validator.chance:.0%} of these, so that a network that only knows that one looks best: take "
