@@ -83,8 +83,8 @@ def main() -> None:
             found = measure(args.data, SIDES[side], int(seed), args.epochs)
             result["runs"][name] = found | (dict.fromkeys(SECONDS) if args.crowded else {})
             print(name, result["runs"][name], flush=True)
-            write_result(result, args.out, render(result))
-    write_result(result, args.out, render(result))
+            write_result(result, args.out, render)
+    write_result(result, args.out, render)
 
 
 def seeds(side: str) -> tuple[int, ...]:
