@@ -66,12 +66,11 @@ def main() -> None:
 
 
 def publish(result: Record, out: Path | None) -> None:
-    """Print the result, and write it where it belongs."""
-    table = render(result)
-    print(table)
+    """Write the result where it belongs, and print it."""
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_result(result, out, table)
+        write_result(result, out, render)
+    print(render(result))
 
 
 def arguments() -> argparse.Namespace:

@@ -55,7 +55,7 @@ def main() -> None:
             free()
             cells[name] = CELLS[name](model, x, y)
             print(name, {key: value for key, value in cells[name].items() if key != "verdicts"}, flush=True)
-            write_result(result, args.out, render(result), indent=None)
+            write_result(result, args.out, render, indent=None)
 
 
 def free() -> None:

@@ -86,7 +86,7 @@ def main() -> None:
             result["cells"][name] = measure(name) | call
             print(name, result["cells"][name], flush=True)
         result["cells"] = in_order(result["cells"])
-        write_result(result, args.out, render(result))
+        write_result(result, args.out, render)
 
 
 def cells_of(group: str) -> list[str]:

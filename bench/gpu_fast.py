@@ -7,8 +7,8 @@ which is what it took beyond its backprops at the pace of the engine's others; "
 ours that an earlier process had built. "In all" are all epochs, every warm-up included. Natural and PGD-20 accuracy are
 on all test images. Then a network of the first side makes one ascent, or one full pass of YOPO's, and one joint move of
 each of a few methods on the same 128 images, compiled and eager, both in bf16: how far their losses are apart, and how
-many signs of delta differ; the page has the worst of them, the file has each. Runs that are in the file already are
-kept, so that the command may be given again:
+many signs of delta differ, from each other's and from eager float32's; the page has the worst of them, with TRADES'
+apart, the file has each. Runs that are in the file already are kept, so that the command may be given again:
 
     python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json
     python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json compile-bf16-0
@@ -50,11 +50,10 @@ COMPARED, SEEDS = ("compile-bf16", "eager-fp32"), (0, 1, 2)
 """The sides whose accuracy is compared, and their seeds."""
 OTHERS = {"auto-bf16": 2}
 """How many seeds other sides have, where more than one: what auto chooses depends on kernels built before."""
-UNIFORM = "trades-1 from a uniform start"
-MOVED = ("pgd-1", UNIFORM, "mart-1", "fat-1", "yopo-2-2")
+MOVED = ("pgd-1", "mart-1", "fat-1", "yopo-2-2")
 """Methods whose moves are compared: what they ascend, in which mode and through how much of the network differs."""
 NEAR = "trades-1"
-"""Begins within 0.001 of the clean image, where rounding to halves can outweigh its gradient: told, not counted."""
+"""Its gradient is a difference of two near answers, which any rounding to halves moves: told beside float32's."""
 SECONDS = ("seconds", "seconds_per_bp_epoch", "warm_up_seconds")
 ATTACKS = ("natural", "pgd-20")
 
@@ -83,8 +82,8 @@ def main() -> None:
             found = measure(args.data, SIDES[side], int(seed), args.epochs)
             result["runs"][name] = found | (dict.fromkeys(SECONDS) if args.crowded else {})
             print(name, result["runs"][name], flush=True)
-            write_result(result, args.out, render(result))
-    write_result(result, args.out, render(result))
+            write_result(result, args.out, render)
+    write_result(result, args.out, render)
 
 
 def seeds(side: str) -> tuple[int, ...]:
@@ -157,33 +156,31 @@ def agreement(model: nn.Module, train: Any) -> Record | None:
 
 def apart(model: nn.Module, batch: ImageSet, method: str) -> Record | None:
     """Of one method: losses, signs of delta, and steps of it that went elsewhere; None where compiling fell back."""
-    one, other = (moved(copy.deepcopy(model), batch, method, engine) for engine in ("compile", "eager"))
-    if one is None or other is None:
+    sides = ("compile", "bf16"), ("eager", "bf16"), ("eager", "fp32")
+    one, other, exact = (moved(copy.deepcopy(model), batch, method, *how) for how in sides)
+    if one is None or other is None or exact is None:
         return None
-    signs = float((one.delta.sign() != other.delta.sign()).float().mean())
     # A step that is shorter than a pixel's random start cannot turn delta's sign, but it ends elsewhere.
     steps = float(((one.delta - other.delta).abs() > 1e-3).float().mean())
     loss = abs(float(one.loss) - float(other.loss))
-    return {"loss": round(loss, 6), "signs": round(signs, 6), "steps": round(steps, 6)}
+    far = {"signs": signs(one, other), "compile_from_fp32": signs(one, exact), "eager_from_fp32": signs(other, exact)}
+    return {"loss": round(loss, 6), "steps": round(steps, 6), **far}
 
 
-def moved(model: nn.Module, batch: ImageSet, method: str, engine: str) -> Round | None:
+def signs(one: Round, other: Round) -> float:
+    """The share of delta's signs that differ."""
+    return round(float((one.delta.sign() != other.delta.sign()).float().mean()), 6)
+
+
+def moved(model: nn.Module, batch: ImageSet, method: str, engine: str, precision: str) -> Round | None:
     """A batch after a method's moves, if they ran as they were to."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     settings = deat.Settings(epochs=2, batch_size=len(batch), lr=1e-6, rate="flat", device=DEVICE, engine=engine)
-    trainer = deat.make_trainer(model, batch, method=asked(method), settings=replace(settings, precision="bf16"))
+    trainer = deat.make_trainer(model, batch, method=method, settings=replace(settings, precision=precision))
     with trainer.session():
         trainer.run_epoch()
         return next(iter(trainer.game._rounds.values())) if trainer.engine.name == engine else None
-
-
-def asked(name: str) -> str | deat.Method:
-    """A method by its name here."""
-    if name != UNIFORM:
-        return name
-    trades = deat.method(NEAR)
-    return replace(trades, ascent=replace(trades.ascent, start="uniform"))
 
 
 def render(result: Record) -> str:
@@ -215,13 +212,35 @@ def worst(move: Record) -> Record:
 
 
 def nearest(runs: dict[str, Record]) -> list[str]:
-    """What the table does not count, and how far apart that is."""
-    asked = [run["move"]["each"].get(NEAR) for run in runs.values() if "each" in (run["move"] or {})]
-    signs = ", ".join(f"{found['signs']:.2%}" for found in asked if found)
-    if not signs:
+    """What the table does not count, and how far apart that is; files from before float32 was asked lack its part."""
+    known = [found for run in runs.values() if (found := (run["move"] or {}).get("each", {}).get(NEAR))]
+    beside = [found for found in known if "eager_from_fp32" in found]
+    return [*alone([found for found in known if found not in beside]), *beside_float32(beside)]
+
+
+def alone(known: list[Record]) -> list[str]:
+    """Of runs whose first gradient was taken at the start itself."""
+    if not known:
         return []
     where = f"{NEAR} begins within 0.001 of the clean image, where rounding to bf16 can outweigh its gradient;"
-    return [f"Not counted above: {where}", f"of its signs {signs} differ.", ""]
+    return [f"Not counted above: {where}", f"of its signs {shares(known, 'signs')} differ.", ""]
+
+
+def beside_float32(known: list[Record]) -> list[str]:
+    """Compiled and eager, and either beside eager float32."""
+    if not known:
+        return []
+    exact = [shares(known, f"{engine}_from_fp32") for engine in ("compile", "eager")]
+    return [
+        f"Not counted above: {NEAR}, whose gradient is a difference of two near answers, which rounding to bf16 moves.",
+        f"Of its signs {shares(known, 'signs')} differ; from eager fp32's, compiled {exact[0]} and eager {exact[1]}.",
+        "",
+    ]
+
+
+def shares(known: list[Record], name: str) -> str:
+    """A number of each, in percent."""
+    return ", ".join(f"{found[name]:.2%}" for found in known)
 
 
 def ended(name: str, ran: str) -> str:

@@ -48,7 +48,7 @@ def main() -> None:
         with patch.object(*how) if how else nullcontext():
             result["moves"][part] = measure()
         print(part, result["moves"][part], flush=True)
-        write_result(result, args.out, render(result))
+        write_result(result, args.out, render)
 
 
 def measure() -> dict[str, float]:

@@ -57,7 +57,7 @@ def main() -> None:
 
 def write(result: Record, out: Path) -> None:
     """The file, the page and the picture."""
-    write_result(result, out, render(result))
+    write_result(result, out, render)
     draw(result, out.with_suffix(".svg"))
 
 

@@ -55,7 +55,7 @@ def main() -> None:
                 row = {"method": method, "backprops": STEPS[method] + 1, "workers": workers}
                 rows.append(row | {"resident": resident, "stream": streamed})
                 print(rows[-1], flush=True)
-                write_result(result, args.out, render(result))
+                write_result(result, args.out, render)
 
 
 def make_files(folder: Path, count: int) -> float:

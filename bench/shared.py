@@ -67,7 +67,7 @@ def cpu_name() -> str:
     return next(named, platform.processor() or "unknown")
 
 
-def write_result(result: Record, out: Path, page: str, indent: int | None = 1) -> None:
-    """The JSON file, and its page beside it."""
+def write_result(result: Record, out: Path, render: Callable[[Record], str], indent: int | None = 1) -> None:
+    """The JSON file, and its page beside it; the file first, since a page that fails must not cost its numbers."""
     out.write_text(json.dumps(result, indent=indent) + "\n", encoding="utf-8")
-    out.with_suffix(".md").write_text(page, encoding="utf-8")
+    out.with_suffix(".md").write_text(render(result), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import deat
-from deat.game.round import Round
+from deat.game import reach
+from deat.game.round import Budget, Round
 from deat.ranks import Share
 from deat.training.history import EpochTiming
 from deat.training.optimizers import DeviceSGD
 from deat.training.pace import Steady
 from helpers.engines import growing, small_images, small_net, small_trainer
+from helpers.kernels_cases import distance
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -80,10 +83,13 @@ def test_compilations_do_not_grow_while_k_changes(method: str) -> None:
     assert (counts[1] > counts[0]) == (method != "deat-1"), "an ascend, or a full pass, is compiled once there is one"
 
 
-def run_of(engine: str, method: str, net: nn.Module, epochs: int = 3) -> tuple[list[Tensor], list[Any], Tensor]:
+def run_of(
+    engine: str, method: str, net: nn.Module, epochs: int = 3, *callbacks: Any
+) -> tuple[list[Tensor], list[Any], Tensor]:
     """Weights and statistics, the history, and where the device's random stream is, in deterministic mode."""
     own = None if engine == "graph" else (lambda p: DeviceSGD(p, 0.01, 0.9, 5e-4))
     trainer = small_trainer(method, net, engine=engine, optimizer=own, deterministic=True, epochs=epochs)
+    trainer.callbacks.extend(callbacks)
     with trainer.session():
         history = [trainer.run_epoch() for _ in range(epochs)]
         stream = torch.cuda.get_rng_state()
@@ -101,6 +107,99 @@ def test_recorded_dropout_equals_eager_dropout_bit_for_bit(method: str) -> None:
     assert eager[2][8:].any(), "nothing was drawn since the last batch began"
     assert torch.equal(torch.cuda.get_rng_state(), before), "the caller's stream was drawn from"
     assert run_of("graph", method, small_net())[1] != graph[1], "dropout changed nothing"
+
+
+@pytest.mark.parametrize("method", ["trades-1", "trades-3", "f+trades"])
+def test_recorded_trades_looks_as_far_out_as_eager_trades_bit_for_bit(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager, graph = (run_of(engine, method, small_net(), epochs=7) for engine in ("eager", "graph"))  # 21 steps
+    assert graph[1] == eager[1]
+    assert all(torch.equal(one, other) for one, other in zip(eager[0], graph[0], strict=True))
+    monkeypatch.setattr(reach, "FAR", 1.0)
+    assert run_of("graph", method, small_net(), epochs=7)[1] != graph[1], "it makes no difference"
+
+
+@pytest.mark.parametrize("engine", ["graph", "compile"])
+def test_a_recorded_ascent_of_trades_follows_how_far_out_it_is_to_look(engine: str) -> None:
+    torch._dynamo.reset()
+    trainer = small_trainer("trades-2", engine=engine)
+    game = trainer.game
+    with trainer.session():
+        trainer.run_epoch()
+        r = game.open(*next(iter(trainer.train.epoch(1))), Budget(2, 2 / 255))
+        start, times = r.delta.clone(), game.reach.times
+        assert times is not None
+        assert float(times) == reach.FAR, "a batch begins"
+        game.ascend(r)
+        assert float(times) == 1.0, "delta has moved"
+
+        def taken(ascend: Callable[[Round], None], far: float) -> Tensor:
+            r.delta.copy_(start)
+            times.fill_(far)
+            ascend(r)
+            return r.grad.clone()
+
+        found = [(taken(game.ascend, far), taken(game._ascend, far)) for far in (64.0, 256.0)]  # recorded, and as it is
+    assert trainer.engine.name == engine, "it fell back"
+    assert len(game.runner.recorder or ()) > 0
+    assert max(distance(plain, recorded) for recorded, plain in found) < 0.2
+    assert distance(found[1][0], found[0][0]) > 0.5, "both look from the same place"
+
+
+class Turning:
+    """A callback that changes a training once, after its first epoch."""
+
+    def __init__(self, change: Callable[[deat.Trainer], None]) -> None:
+        self.change = change
+
+    def on_epoch(self, trainer: deat.Trainer, stats: deat.EpochStats, timing: EpochTiming) -> None:
+        if stats.epoch == 0:
+            self.change(trainer)
+
+
+def turned(kind: type[nn.Module], name: str, value: float) -> Callable[[deat.Trainer], None]:
+    """Every layer of a kind is told another number."""
+    return lambda trainer: [setattr(m, name, value) for m in trainer.model.modules() if isinstance(m, kind)] and None
+
+
+CHANGES: dict[str, Callable[[deat.Trainer], None]] = {
+    "weight decay": lambda trainer: trainer.optimizer.param_groups[0].update(weight_decay=5.0),
+    "a batch norm's momentum": turned(nn.BatchNorm2d, "momentum", 0.9),
+    "dropout": turned(nn.Dropout, "p", 0.8),
+}
+
+
+def state_of(run: tuple[list[Tensor], list[Any], Tensor]) -> Tensor:
+    return torch.cat([value.double().flatten() for value in run[0]])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_callback_changes_is_followed_by_recordings_bit_for_bit(change: str) -> None:
+    eager, graph = (
+        run_of(engine, "pgd-2", small_net(dropout=0.3), 3, Turning(CHANGES[change])) for engine in ("eager", "graph")
+    )
+    assert graph[1] == eager[1]
+    assert torch.equal(state_of(graph), state_of(eager))
+    left = run_of("graph", "pgd-2", small_net(dropout=0.3))
+    assert left[1][0] == graph[1][0], "the first epoch is as it was"
+    assert not torch.equal(state_of(left), state_of(graph)), "it makes no difference"
+
+
+@pytest.mark.parametrize("change", ["weight decay", "a batch norm's momentum"])
+def test_what_a_callback_changes_is_followed_by_compiled_moves(change: str) -> None:
+    torch._dynamo.reset()
+    trainer = small_trainer("pgd-2", engine="compile", epochs=3)
+    trainer.callbacks.append(Turning(CHANGES[change]))
+    with trainer.session():
+        for _ in range(3):
+            trainer.run_epoch()
+    assert trainer.engine.name == "compile", "it fell back"
+    found = torch.cat([value.double().flatten() for value in trainer.model.state_dict().values()])
+    changed, left = (
+        state_of(run_of("eager", "pgd-2", small_net(), 3, *how)) for how in ([Turning(CHANGES[change])], [])
+    )
+    assert distance(found, changed) < distance(found, left) / 4
 
 
 class Forced(Steady):
@@ -154,6 +253,34 @@ def test_a_network_that_cannot_be_recorded_trains_eagerly_and_one_line_says_why(
     assert all(math.isfinite(stats.loss) for stats in history)
     assert [stats.loss for stats in history] == pytest.approx([stats.loss for stats in expected], rel=1e-3)
     assert torch.equal(stream, drawn), "dropout draws other numbers than it would have"
+
+
+class Keeping(nn.Module):
+    """Takes a running mean off its answers, and keeps it in a new tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small_net()
+        self.register_buffer("seen", torch.zeros(10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.net(x)
+        self.seen = 0.9 * self.seen + 0.1 * y.detach().float().mean(0)
+        return y - self.seen
+
+
+@pytest.mark.parametrize("method", ["pgd-2", "trades-2"])
+def test_a_network_that_replaces_its_buffers_trains_eagerly_and_one_line_says_why(method: str) -> None:
+    expected = run_of("eager", method, Keeping())
+    trainer = small_trainer(method, Keeping(), engine="graph", deterministic=True, epochs=3)
+    with trainer.session(), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        history = [trainer.run_epoch() for _ in range(3)]
+    (line,) = [str(w.message) for w in told if "this network" in str(w.message)]
+    assert "runs eagerly: its buffer seen is replaced by a new tensor" in line
+    assert trainer.engine.name == "eager"
+    assert [stats.loss for stats in history] == pytest.approx([stats.loss for stats in expected[1]], rel=1e-3)
+    assert trainer.model.state_dict()["seen"].any(), "nothing was seen"
 
 
 class Pictures(Dataset[Any]):

@@ -177,6 +177,20 @@ def test_compiled_moves_equal_eager_ones_in_double_precision():
     assert all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(before, after, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, inside its compiler
+def test_a_dropout_that_changes_every_epoch_stays_compiled(monkeypatch):
+    made, asked = [], torch.compile
+    note = lambda graph, inputs: (made.append(graph), graph.forward)[1]  # noqa: E731
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked(function, **options | {"backend": note}))
+    torch._dynamo.reset()
+    method, net = deat.method("natural"), conv_net(dropout=0.2)
+    game = game_of(method, net, engine=deat.Engine(compiles=True))
+    for epoch in range(12):
+        net[2].p = epoch / 20
+        method.play(game, *images(), Budget(0, 0.1))
+    assert len(made) == 12, "torch gives up after eight, and the rest runs as it is"
+
+
 def test_a_network_that_cannot_be_compiled_trains_as_it_is(monkeypatch):
     def refuse(*args, **options):
         def call(*inputs):

@@ -125,6 +125,13 @@ def test_what_stands_side_by_side_is_measured_in_one_call_and_what_failed_again(
     assert json.loads(out.read_text())["cells"] == {}, "cells of two machines would stand in one table"
 
 
+def test_numbers_are_in_their_file_before_a_page_of_them_can_fail(gpu: ModuleType, tmp_path: Path) -> None:
+    result, out = {"cells": {"a": 1}}, tmp_path / "speed.json"
+    with pytest.raises(KeyError):
+        gpu.write_result(result, out, lambda held: held["machine"])
+    assert json.loads(out.read_text()) == result
+
+
 def test_an_engine_that_fell_back_is_not_shown_as_what_it_was_to_be(gpu: ModuleType) -> None:
     cell = {"ms_per_backprop": 1.0, "images_per_second": 1, "tflops": 200.0, "peak_memory_gib": 1.0, "ran": "graph"}
     cell |= {"warm_up_seconds": 1.0, "backprops_per_batch": 8, "peak_tflops": 400.0}

@@ -4,7 +4,7 @@ import importlib
 import json
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -131,7 +131,7 @@ def test_the_worst_agreement_of_all_methods_is_shown_and_each_is_kept(
 ) -> None:
     each = {name: {"loss": 0.1, "signs": 0.02, "steps": 0.3} for name in fast.MOVED}
     each[fast.NEAR] = {"loss": 0.9, "signs": 0.9, "steps": 0.9}
-    each[fast.UNIFORM], each["fat-1"] = {"loss": 0.01, "signs": 0.5, "steps": 0.6}, None
+    each["mart-1"], each["fat-1"] = {"loss": 0.01, "signs": 0.5, "steps": 0.6}, None
     monkeypatch.setattr(fast, "apart", lambda model, batch, method: each[method])
     images = ImageSet(torch.zeros(4, 1, 4, 4, dtype=torch.uint8), torch.arange(4) % 3, tuple("012"))
     found = fast.agreement(conv_net(), images)
@@ -149,20 +149,29 @@ def test_moves_of_every_method_are_compared_and_a_fall_back_is_not_an_agreement(
     monkeypatch.setattr(fast, "DEVICE", "cpu")
     images = ImageSet(torch.randint(0, 256, (12, 1, 4, 4)).to(torch.uint8), torch.arange(12) % 3, tuple("012"))
     for method in (*fast.MOVED, fast.NEAR):
-        r = fast.moved(conv_net(batch_norm=True), images, method, "eager")
+        r = fast.moved(conv_net(batch_norm=True), images, method, "eager", "bf16")
         assert r.delta.any(), method
         assert r.loss > 0, method
     ask = fast.moved
-    monkeypatch.setattr(fast, "moved", lambda net, batch, method, engine: ask(net, batch, method, "eager"))
-    assert fast.apart(conv_net(), images, "pgd-1") == {"loss": 0.0, "signs": 0.0, "steps": 0.0}
-    monkeypatch.setattr(fast, "moved", lambda net, batch, method, engine: None)
+    monkeypatch.setattr(fast, "moved", lambda net, batch, method, engine, how: ask(net, batch, method, "eager", how))
+    found = fast.apart(conv_net(batch_norm=True), images, fast.NEAR)
+    assert (found["loss"], found["signs"], found["steps"]) == (0.0, 0.0, 0.0)
+    assert 0 < found["compile_from_fp32"] == found["eager_from_fp32"] < 0.5, "either is beside float32, and near it"
+    monkeypatch.setattr(fast, "moved", lambda net, batch, method, engine, how: None)
     assert fast.apart(conv_net(), images, "pgd-1") is None
 
 
-def test_a_step_from_beside_the_clean_image_is_compared_from_further_off_too(fast: ModuleType) -> None:
-    near, further = deat.method(fast.NEAR), fast.asked(fast.UNIFORM)
-    assert (near.ascent.start, further.ascent.start) == ("jitter", "uniform")
-    assert replace(further, ascent=near.ascent) == near
+def test_trades_is_told_beside_float32_and_as_it_was_where_that_was_not_asked(fast: ModuleType) -> None:
+    old = {"loss": 0.0, "signs": 0.3, "steps": 0.3}
+    new = {**old, "signs": 0.09, "compile_from_fp32": 0.141, "eager_from_fp32": 0.139}
+    runs = {
+        f"compile-bf16-{seed}": run(move={"each": {fast.NEAR: held, "pgd-1": old}})
+        for seed, held in enumerate((old, new))
+    }
+    page = page_of(fast, runs)
+    assert "of its signs 30.00% differ." in page
+    assert "Of its signs 9.00% differ; from eager fp32's, compiled 14.10% and eager 13.90%." in page
+    assert all(len(line) <= 120 for line in page.splitlines() if not line.startswith("|"))
 
 
 def test_a_number_says_which_files_made_it_with_and_without_git(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ Step = Callable[..., Tensor]
 
 NUMBERS = ("p", "momentum")
 """What a dropout and a batch norm are told, and a callback may tell them anew."""
+ANEW = 256
+"""How often a function may be compiled anew; torch's 8 end with the eighth epoch of a dropout that changes in each."""
 
 
 class Compiled:
@@ -255,7 +257,7 @@ def _number(value: Any) -> Any:
 
 def _compiled(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:
     """A function compiled for tensors of one shape, and anew where a network has other hooks: YOPO's come and go."""
-    asking = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
+    asking = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False, recompile_limit=ANEW)
     asked: Callable[..., Any] = asking(torch.compile(function, dynamic=False, backend=backend))
     return asked
 
