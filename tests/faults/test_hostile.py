@@ -227,6 +227,7 @@ class Spoilt:
 
 
 def test_weights_of_checkpoints_that_fit_keeps_are_exported_best_and_last(capsys):
+    torch.manual_seed(0)
     net = deat.build_model("small", num_classes=10, in_channels=1, image_size=8)
     options = {
         "val": 0.2,
