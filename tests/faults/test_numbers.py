@@ -93,6 +93,21 @@ def test_poisoned_state_is_never_saved(where, tmp_path):
     assert not list(tmp_path.glob(".tmp-*"))
 
 
+def status_of_one_that_fails_later(error, monkeypatch):
+    """The exit status of a training whose eighth joint move raises an error."""
+    real, calls = Game._joint_and_update, []
+
+    def joint(self, r):
+        calls.append(1)
+        if len(calls) > 7:
+            raise error
+        real(self, r)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Game, "_joint_and_update", joint)
+        return main(SHORT)
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -103,21 +118,25 @@ def test_poisoned_state_is_never_saved(where, tmp_path):
     ids=["GPU", "CPU", "Python"],
 )
 def test_memory_that_runs_out_is_status_5_with_the_batch_size_and_a_way_out(error, whole, monkeypatch, capsys):
-    def short(self, r):
-        raise error
-
-    real, calls = Game._joint_and_update, []
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            Game, "_joint_and_update", lambda self, r: (calls.append(1), short if len(calls) > 7 else real)[1](self, r)
-        )
-        assert main(SHORT) == 5
+    assert status_of_one_that_fails_later(error, monkeypatch) == 5
     message = capsys.readouterr().err
     assert "out of memory" in message
     assert "batch_size 256" in message
     assert "smaller batch_size" in message
     assert "Traceback" not in message
     assert main(["resume", "run"]) == 0  # with the batch size it had
+    assert_same_run(Path("run"), whole)
+
+
+@pytest.mark.parametrize("how", ["(pid(s) 12, 13) exited unexpectedly", "(pid 12) is killed by signal: Killed. "])
+def test_process_that_decodes_images_and_is_killed_is_status_3_with_a_way_out(how, whole, monkeypatch, capsys):
+    error = RuntimeError(f"DataLoader worker {how}")
+    assert status_of_one_that_fails_later(error, monkeypatch) == 3
+    message = capsys.readouterr().err
+    assert "a process that decodes images was killed" in message
+    assert "--workers" in message
+    assert "Traceback" not in message
+    assert main(["resume", "run"]) == 0
     assert_same_run(Path("run"), whole)
 
 
@@ -128,25 +147,6 @@ PLACES = {
     "the final scores": (session, "accuracies", [*SHORT, "--test-images", "20"], "--batch-size"),
     "an evaluation": (Judge, "rule", ["evaluate", "run", "--attacks", "natural", "--n", "20"], "--block"),
 }
-
-
-@pytest.mark.parametrize("how", ["(pid(s) 12, 13) exited unexpectedly", "(pid 12) is killed by signal: Killed. "])
-def test_process_that_decodes_images_and_is_killed_is_status_3_with_a_way_out(how, whole, monkeypatch, capsys):
-    def lost(self, r):
-        raise RuntimeError(f"DataLoader worker {how}")
-
-    real, calls = Game._joint_and_update, []
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            Game, "_joint_and_update", lambda self, r: (calls.append(1), lost if len(calls) > 7 else real)[1](self, r)
-        )
-        assert main(SHORT) == 3
-    message = capsys.readouterr().err
-    assert "a process that decodes images was killed" in message
-    assert "--workers" in message
-    assert "Traceback" not in message
-    assert main(["resume", "run"]) == 0
-    assert_same_run(Path("run"), whole)
 
 
 @pytest.mark.parametrize("place", PLACES)

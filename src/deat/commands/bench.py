@@ -13,7 +13,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from deat.bench.grid import Cell, Grid, cells_of
 from deat.bench.progress import Progress
 from deat.bench.workers import Tick, in_turn, on_ray, side_by_side, stoppable
-from deat.commands import bench_plan
+from deat.commands.bench_plan import show_cost
 from deat.commands.bench_table import as_json, doubtful, show
 from deat.commands.evaluate import FLAGGED
 from deat.commands.flags import MaybeText, MaybeWhole, Parallel, Whole
@@ -74,7 +74,8 @@ def run_bench(order: Bench) -> int:
     chosen = recipe(order.recipe)
     cells, settings = plan(chosen, order)
     if order.dry_run:
-        return _tell_cost(cells, order.json)
+        show_cost(cells, order.json)
+        return 0
     grid = Grid(Path(order.out or f"runs/bench-{chosen.name}").expanduser())
     if not order.parallel and not grid.exists:
         _rehearse(cells)
@@ -110,12 +111,6 @@ def plan(chosen: Recipe, order: Bench) -> tuple[list[Cell], dict[str, Any]]:
     settings = {"data": tidy(rows[0].request.data), "rules": rows[0].request.rules, "set": told}
     threads = 1 if order.jobs > 1 or order.parallel else None
     return cells_of(rows, seeds, order.budget_bp, threads), {**settings, "budget_bp": order.budget_bp}
-
-
-def _tell_cost(cells: list[Cell], quiet: bool) -> int:
-    rows = list(bench_plan.planned(cells))
-    print(json.dumps(bench_plan.as_json(rows))) if quiet else bench_plan.show_plans(rows)
-    return 0
 
 
 def _rows(chosen: Recipe, order: Bench) -> list[Row]:

@@ -1,14 +1,11 @@
 """What a bench would cost, row by row, before anything is created."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
-
-from rich.table import Table
 
 from deat.bench.grid import Cell
-from deat.live import Screen
 from deat.numbers import clock
 from deat.plain import plain
 from deat.training.plan import Plan, plan
@@ -24,7 +21,22 @@ class Planned:
     cost: Plan
 
 
-def planned(cells: Sequence[Cell]) -> Iterator[Planned]:
+def show_cost(cells: Sequence[Cell], as_json: bool) -> None:
+    """Print what each row would cost, as soon as it is known, and what all would take together."""
+    rows = []
+    for row in _planned(cells):
+        rows.append(row)
+        if not as_json:
+            print(_line(row), flush=True)
+    few, many = (sum(row.seeds * row.cost.seconds[side] for row in rows) for side in (0, 1))
+    if as_json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "seconds": (few, many)}))
+        return
+    print(f"all rows and seeds, one at a time: {_range(clock(few), clock(many))}, validation and evaluation aside")
+    print("a dry run: nothing was created")
+
+
+def _planned(cells: Sequence[Cell]) -> Iterator[Planned]:
     """Each row's cost, from a few batches of its first cell, really played."""
     seeds = Counter(cell.row.label for cell in cells)
     firsts = {cell.row.label: cell for cell in reversed(cells)}
@@ -33,36 +45,14 @@ def planned(cells: Sequence[Cell]) -> Iterator[Planned]:
         yield Planned(cell.row.label, seeds[cell.row.label], run.settings.epochs, plan(run.trainer()))
 
 
-def show_plans(rows: Sequence[Planned]) -> None:
-    """Print what each row would cost, and all of them together."""
-    shown = Table("", title="what a seed would cost", title_justify="left", box=None, pad_edge=False)
-    for name in ("seeds", "epochs", "backprops", "ms a backprop", "time"):
-        shown.add_column(name, justify="right")
-    for row in rows:
-        ms = f"{1000 * row.cost.seconds_per_backprop:.3g}"
-        shown.add_row(plain(row.label), str(row.seeds), str(row.epochs), _count(row.cost), ms, _time(row.cost.seconds))
-    console = Screen(soft_wrap=True)
-    console.print(shown)
-    console.print(f"all rows and seeds, one at a time: {_time(in_all(rows))}, validation and evaluation aside")
-    console.print("a dry run: nothing was created")
+def _line(row: Planned) -> str:
+    (few, many), (quick, slow) = row.cost.backprops, row.cost.seconds
+    run = f"{row.epochs} epochs:" if row.seeds == 1 else f"{row.seeds} seeds of {row.epochs} epochs: each"
+    return (
+        f"{plain(row.label)}, {run} {_range(f'{few:,}', f'{many:,}')} backprops at "
+        f"{1000 * row.cost.seconds_per_backprop:.3g} ms, {_range(clock(quick), clock(slow))}"
+    )
 
 
-def in_all(rows: Sequence[Planned]) -> tuple[float, float]:
-    """Seconds of training, at least and at most, of all rows and seeds one after the other."""
-    few, many = (sum(row.seeds * row.cost.seconds[side] for row in rows) for side in (0, 1))
-    return few, many
-
-
-def as_json(rows: Sequence[Planned]) -> dict[str, Any]:
-    """The plan as one JSON document."""
-    return {"rows": [asdict(row) for row in rows], "seconds": in_all(rows)}
-
-
-def _count(cost: Plan) -> str:
-    few, many = cost.backprops
-    return f"{few:,}" if few == many else f"{few:,} to {many:,}"
-
-
-def _time(seconds: tuple[float, float]) -> str:
-    few, many = map(clock, seconds)
-    return few if few == many else f"{few} to {many}"
+def _range(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
