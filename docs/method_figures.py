@@ -3,6 +3,10 @@
 deat bench quick --methods natural,fgsm,pgd-7,free-8,deat-3,m+deat --seeds 0,1,2 --set val_attack=pgd-20 \
     --set held_out=400 --set attacks=natural,pgd-20 --out runs/theory
 python docs/method_figures.py runs/theory docs/images
+
+With a bench alone it prints what can be said of any: how l_X goes with an epoch's gain.
+
+python docs/method_figures.py docs/results/training-process/runs
 """
 
 import json
@@ -320,4 +324,7 @@ def draw_sides(found: dict[str, Sides]) -> Figure:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    if len(sys.argv) == 2:
+        print(json.dumps(correlations(collect(sys.argv[1])), indent=2))
+    else:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Pages of GPU measurements are what their files say, also of files from before a column was there."""
+"""Pages of measurements are what their files say, also of files from before a column was there."""
 
 import importlib
 import json
@@ -20,7 +20,13 @@ from helpers.games import trainer_of
 from helpers.nets import conv_net
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"speed": "gpu_page", "fast": "gpu_fast", "parts": "gpu_parts", "profile": "gpu_profile_page"}
+PAGES = {
+    "speed": "gpu_page",
+    "fast": "gpu_fast",
+    "parts": "gpu_parts",
+    "profile": "gpu_profile_page",
+    "reach": "reach",
+}
 
 
 @pytest.fixture(autouse=True)
