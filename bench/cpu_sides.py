@@ -10,7 +10,7 @@ from torch import nn
 
 import deat
 from deat.data import Augment, ImageSet
-from deat.game.engine import cpu_is_fast_at_bf16
+from deat.engine.precision import cpu_is_fast_at_bf16
 
 CORES = 2
 BATCH = 64

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import deat
 from deat.models import load_weights
-from deat.models.portable import normalization_of
+from deat.models.import_export import normalization_of
 
 THREAT = deat.Linf(8 / 255)
 TENTH = 10

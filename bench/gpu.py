@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import deat
 from deat.data import ImageSet
-from deat.kernels import are_built
+from deat.engine.kernels import are_built
 
 STEPS = {"pgd-7": 7, "m+deat": 2, "trades": 10, "m+mart": 2, "fat-5": 5, "yopo-5-3": 4}
 """The k that a cell plays with; for methods whose k changes, one they spend most of a run at."""

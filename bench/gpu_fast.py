@@ -31,11 +31,11 @@ from shared import Record, clocked, gpu_machine, write_result
 from torch import nn
 
 import deat
+from deat.core.buffers import Round
 from deat.data import ImageSet
-from deat.game.round import Round
-from deat.kernels import are_built
+from deat.engine.kernels import are_built
 from deat.recipes import recipe
-from deat.training.history import EpochTiming
+from deat.training.records import EpochTiming
 from gpu import DEVICE
 
 SIDES: dict[str, dict[str, Any]] = {

@@ -20,18 +20,26 @@ from gpu_profile import recorded, timed
 from gpu_source import made_by, told
 from shared import Record, gpu_machine, write_result
 
-from deat.kernels import descent, entropy, forked, normed, pooled, rewire, stem
+from deat.engine.kernels import (
+    batch_norm,
+    classifier_head,
+    conv_streams,
+    cross_entropy,
+    first_conv,
+    graph_pass,
+    sgd_triton,
+)
 from deat.training.optimizers import DeviceSGD
 
 NEVER = 10**9
 PARTS: dict[str, tuple[Any, str, Any]] = {
-    "batch norm's second launch begun early": (normed, "_has_early", lambda device: False),
-    "shortcuts beside the rest": (rewire, "MEANWHILE", NEVER),
-    "weight gradients beside the rest": (forked, "on_gpu", lambda x: False),
-    "the first convolution": (stem, "serves", lambda *held: False),
-    "a network's end": (pooled, "on_gpu", lambda x: False),
-    "cross-entropy": (entropy, "on_gpu", lambda x: False),
-    "small weights stepped together": (descent, "fits", lambda step: False),
+    "batch norm's second launch begun early": (batch_norm, "_has_early", lambda device: False),
+    "shortcuts beside the rest": (graph_pass, "MEANWHILE", NEVER),
+    "weight gradients beside the rest": (conv_streams, "on_gpu", lambda x: False),
+    "the first convolution": (first_conv, "serves", lambda *held: False),
+    "a network's end": (classifier_head, "on_gpu", lambda x: False),
+    "cross-entropy": (cross_entropy, "on_gpu", lambda x: False),
+    "small weights stepped together": (sgd_triton, "fits", lambda step: False),
     "halved weights stepped with the others": (DeviceSGD, "follow", None),
 }
 """What is left out, and how."""

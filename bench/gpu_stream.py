@@ -25,8 +25,8 @@ from PIL import Image
 from shared import Record, clocked, fixed_budget, gpu_machine, images, net_of, trainer_of, write_result
 
 from deat.data import LazyImages
-from deat.data.files import Loose
-from deat.data.layout import arrange
+from deat.data.archives import Loose
+from deat.data.folder_layout import arrange
 
 BATCH, SIDE, WARM_UP, DEVICE = 128, 224, 8, "cuda"
 STEPS = {"natural": 0, "m+deat": 2}

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from deat.versions import versions
+from deat.version import versions
 
 ROOT = Path(__file__).parents[1]
 RECORDED, RESUMED, SLOW, AGREE = "recorded", "resumed", "synchronisation", "agree_with_eager"

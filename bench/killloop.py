@@ -22,11 +22,11 @@ from pathlib import Path
 import torch
 
 import deat
-from deat.checkpoint.find import search
-from deat.cli import main as command
-from deat.training.folder import has_checkpoint
-from deat.versions import versions
-from deat.writing import write_json, write_whole
+from deat.checkpoint.store import search
+from deat.cli.main import main as command
+from deat.runs.run_dir import has_checkpoint
+from deat.utils.files import write_json, write_whole
+from deat.version import versions
 
 TRAIN = """train --method m+deat --batch-size 256 --held-out 200 --val-attack pgd-2 --threads 1
 --test-images 0 --baseline no --resume auto"""

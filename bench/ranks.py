@@ -22,7 +22,7 @@ from torch import nn
 
 import deat
 from deat.data import ImageSet
-from deat.ranks import Ranks, leave
+from deat.utils.distributed import Ranks, leave
 
 RESULTS = Path(__file__).parents[1] / "docs/results"
 BATCH = 64

@@ -17,12 +17,12 @@ from shared import Record, cpu_name, net_of, write_result
 from torch import Tensor, nn
 
 import deat
+from deat.core.buffers import Budget
+from deat.core.inner_attack import FAR, Reach
+from deat.core.losses import kl
 from deat.data import Augment
-from deat.data.stream import Part
-from deat.game.losses import kl
-from deat.game.reach import FAR, Reach
-from deat.game.round import Budget
-from deat.versions import versions
+from deat.data.streaming import Part
+from deat.version import versions
 
 NETWORK, EPOCHS, TRAINED, ASKED, BATCH = "preact_resnet8", 4, 14_000, 1_024, 128
 SIDES = {"float32": ("fp32", True), "bf16": ("bf16", True), "bf16, where delta is": ("bf16", False)}

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import deat
+from deat.core.buffers import Budget
 from deat.data import Augment, ImageSet
-from deat.game.round import Budget
-from deat.versions import versions
+from deat.version import versions
 
 Record = dict[str, Any]
 

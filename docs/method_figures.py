@@ -25,11 +25,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 
-from deat.game.losses import cross_entropy
+from deat.core.losses import cross_entropy
 from deat.models import load_weights
-from deat.report.collect import Bench, OneRun, Row, collect
+from deat.report.load import BenchResults, OneRun, ReportRow, collect
+from deat.runs.request import Request, Run, resolve
 from deat.threat import Linf
-from deat.training.run import Request, Run, resolve
 
 A, J, GREY, BLUE = "#f8961e", "#7209b7", "#888888", "#4361ee"
 WORDS = {"natural": "J", "U-FGSM": "AJ", "PGD-7": "AAAAAAAJ", "FREE-8": "JJJJJJJJ"}
@@ -88,7 +88,7 @@ def square(axes: Axes, x: float, y: float, colour: str) -> None:
     axes.add_patch(Rectangle((x + 0.05, y - 0.42), 0.9, 0.84, color=colour))
 
 
-def gains(found: Bench) -> Figure:
+def gains(found: BenchResults) -> Figure:
     """Per method, epoch by epoch: how much robustness the epoch brought, and l_X in it."""
     rows = [row for row in found.rows if row.name != "natural"]
     figure, axes = plt.subplots(2, len(rows), figsize=(9, 3.4), layout="constrained", sharex=True, sharey="row")
@@ -110,7 +110,7 @@ def steps(run: OneRun) -> list[tuple[int, float, float]]:
     return [(b.epoch + 1, (b.val_robust or 0) - (a.val_robust or 0), b.magnitude) for a, b in pairs if b.k]
 
 
-def correlations(found: Bench) -> dict[str, dict[str, float]]:
+def correlations(found: BenchResults) -> dict[str, dict[str, float]]:
     """Spearman's rank correlation of l_X with the gain and with the robust accuracy itself, a mean over seeds."""
     numbers = {}
     for row in found.rows:
@@ -148,13 +148,13 @@ def mean_ranks(values: Tensor) -> Tensor:
     return (below + upto - 1) / 2
 
 
-def costs(found: Bench) -> dict[str, dict[str, float]]:
+def costs(found: BenchResults) -> dict[str, dict[str, float]]:
     """Mean PGD-20 accuracy and backprops a batch by method."""
     spreads = {row.name: (row.spread("pgd-20"), row.spread("per_batch")) for row in found.rows}
     return {n: {"pgd-20": a.mean, "per_batch": b.mean} for n, (a, b) in spreads.items() if a and b}
 
 
-def raises(row: Row) -> Figure:
+def raises(row: ReportRow) -> Figure:
     """l_X against its threshold, and the k that follows, for each seed."""
     figure, axes = plt.subplots(1, len(row.runs), figsize=(9, 2.8), layout="constrained", sharey=True)
     for panel, run in zip(axes, row.runs, strict=True):

@@ -11,7 +11,7 @@ import matplotlib as mpl
 mpl.use("svg")
 import matplotlib.pyplot as plt
 
-from deat.training.history import read
+from deat.training.records import read
 
 
 def draw(run: Path, picture: Path) -> None:

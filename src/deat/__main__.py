@@ -2,6 +2,6 @@
 
 import sys
 
-from deat.cli import main
+from deat.cli.main import main
 
 sys.exit(main())

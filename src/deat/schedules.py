@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from deat.core.buffers import Budget
+from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
-from deat.game.meter import EpochRecord
-from deat.game.round import Budget
-from deat.numbers import check_number, check_whole, make_native
+from deat.utils.numbers import check_number, check_whole, make_native
 
 __all__ = [
     "AccuracyAbove",

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import deat
+from deat.core.meter import EpochRecord
 from deat.methods import names
-from deat.schedules import EpochRecord
 from helpers.games import EXTRAS, THREATS, WatchedGame, busy_budget, game_of, trainer_of
 from helpers.guards import BackwardCounter
 from helpers.nets import conv_net, images, same, weights

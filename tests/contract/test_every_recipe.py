@@ -3,7 +3,7 @@
 import pytest
 
 from deat import recipes
-from deat.recipes.paper import TABLES
+from deat.recipes.paper_tables import TABLES
 
 CASES = [(name, method) for name in recipes.names() for method in recipes.recipe(name).methods]
 MODELS = ("preact_resnet18", "wide_resnet34_10", "densenet121_12")

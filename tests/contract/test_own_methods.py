@@ -6,11 +6,11 @@ import pytest
 
 import deat
 from deat.errors import UsageError
-from deat.loading import code_digest
 from deat.methods import registry
 from deat.recipes import recipe
 from deat.recipes.recipe import title
 from deat.schedules import Fixed
+from deat.utils.user_code import code_digest
 from helpers.games import busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 

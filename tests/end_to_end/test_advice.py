@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from deat.cli import main
-from deat.game.moves import Game
-from deat.ranks import Ranks
-from deat.report.collect import collect_run
-from deat.training.advice import command
+from deat.cli.main import main
+from deat.core.moves import Game
+from deat.report.load import collect_run
+from deat.training.messages import command
+from deat.utils.distributed import Ranks
 from helpers.data_sets import tree, write_folder
 
 OWN = """
@@ -158,9 +158,9 @@ def test_data_without_test_images_name_the_command_that_scores_the_run(capsys: p
 def test_a_doubtful_score_names_the_command_that_tells_more(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import deat.commands.session as session
+    import deat.cli.train as train
 
-    monkeypatch.setattr(session, "accuracies", lambda *_, **__: {"natural": 0.9, "fgsm": 0.1, "pgd-20": 0.8})
+    monkeypatch.setattr(train, "accuracies", lambda *_, **__: {"natural": 0.9, "fgsm": 0.1, "pgd-20": 0.8})
     shutil.rmtree("my run")
     assert main(TRAIN) == 0
     told = f"this tells more: {EVALUATE} --attacks natural,pgd-20,aa"

@@ -10,8 +10,8 @@ from PIL import Image
 from torch import nn
 
 import deat
-from deat.cli import main
-from deat.commands.ending import plain_warnings
+from deat.cli.exit_handling import plain_warnings
+from deat.cli.main import main
 from deat.errors import DataError, DeatError, UsageError
 
 CASES = [

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from deat.bench import cell as cells
 from deat.bench import workers
+from deat.bench import workers as cells
 from deat.bench.grid import Grid
-from deat.cli import main
+from deat.cli.main import main
 from helpers.children import Children
 from helpers.together import CONTEXT as FORKSERVER
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deat.bench import cell as cells
-from deat.cli import main
+from deat.bench import workers as cells
+from deat.cli.main import main
 
 SMALL = ["--set", "epochs=1", "--set", "n=20", "--set", "attacks=natural,pgd-2", "--set", "held_out=20"]
 OWN = """

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 
 import deat
-from deat.cli import main
-from deat.commands import evaluate as evaluating
-from deat.commands.evaluation_table import show
+from deat.cli import evaluate as evaluating
+from deat.cli.evaluate import show
+from deat.cli.main import main
 from deat.evaluation.attacks import Attack
 from deat.evaluation.autoattack import AutoAttack
-from deat.evaluation.evaluation import AttackResult, Evaluation, load_evaluation
+from deat.evaluation.results import AttackResult, Evaluation, load_evaluation
+from deat.runs.schema import read_record
 from deat.threat import Linf
-from deat.training.record import read_record
 from helpers.children import Children
 
 

@@ -7,8 +7,14 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from deat.cli import Bench, Evaluate, Export, Import, List, Report, Resume, Train, main
-from deat.commands.synonyms import MEANT, SYNONYMS
+from deat.cli.bench import BenchCommand
+from deat.cli.evaluate import EvaluateCommand
+from deat.cli.flags import MEANT, SYNONYMS
+from deat.cli.list import ListCommand
+from deat.cli.main import main
+from deat.cli.report import ReportCommand
+from deat.cli.train import ResumeCommand, TrainCommand
+from deat.cli.weights import ExportCommand, ImportCommand
 
 TRAIN = """data model method epochs eps norm out overwrite resume inexact seed batch_size lr rate weight_decay
 momentum init rules alpha gamma max_steps beta tau start persistent compact held_out val_attack watch
@@ -21,14 +27,14 @@ REPORT = """runs out against sweep gallery no_figures model device data_root jso
 
 
 def test_no_flag_appears_by_accident() -> None:
-    assert [f.name for f in fields(Train)] == TRAIN.split()
-    assert [f.name for f in fields(Evaluate)] == EVALUATE.split()
-    assert [f.name for f in fields(Resume)] == ["run_folder", "method", "model", "inexact", "data_root", "json"]
-    assert [f.name for f in fields(Import)] == ["file", "out"]
-    assert [f.name for f in fields(Export)] == ["run_folder", "out", "epoch", "shard_size"]
-    assert [f.name for f in fields(Bench)] == BENCH.split()
-    assert [f.name for f in fields(Report)] == REPORT.split()
-    assert [f.name for f in fields(List)] == ["kind", "json"]
+    assert [f.name for f in fields(TrainCommand)] == TRAIN.split()
+    assert [f.name for f in fields(EvaluateCommand)] == EVALUATE.split()
+    assert [f.name for f in fields(ResumeCommand)] == ["run_folder", "method", "model", "inexact", "data_root", "json"]
+    assert [f.name for f in fields(ImportCommand)] == ["file", "out"]
+    assert [f.name for f in fields(ExportCommand)] == ["run_folder", "out", "epoch", "shard_size"]
+    assert [f.name for f in fields(BenchCommand)] == BENCH.split()
+    assert [f.name for f in fields(ReportCommand)] == REPORT.split()
+    assert [f.name for f in fields(ListCommand)] == ["kind", "json"]
 
 
 def test_help_names_what_a_positional_argument_is(capsys: Any) -> None:
@@ -69,14 +75,14 @@ def test_a_name_is_not_guessed_for_a_command_that_has_no_such_flag(capsys: Any) 
 
 
 COMMANDS: dict[type[Any], list[str]] = {
-    Train: ["train"],
-    Resume: ["resume", "run"],
-    Evaluate: ["evaluate", "run"],
-    Bench: ["bench", "quick"],
-    Report: ["report", "run"],
-    Import: ["import", "file.pt"],
-    Export: ["export", "run"],
-    List: ["list", "data"],
+    TrainCommand: ["train"],
+    ResumeCommand: ["resume", "run"],
+    EvaluateCommand: ["evaluate", "run"],
+    BenchCommand: ["bench", "quick"],
+    ReportCommand: ["report", "run"],
+    ImportCommand: ["import", "file.pt"],
+    ExportCommand: ["export", "run"],
+    ListCommand: ["list", "data"],
 }
 
 

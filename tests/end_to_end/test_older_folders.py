@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import deat
-from deat.cli import main
-from deat.tensorfile import read
+from deat.cli.main import main
+from deat.utils.tensor_files import read
 
 FOLDERS = Path(__file__).parents[1] / "fixtures/v1"
 OWN = ["--model", "net.py:Net"]

@@ -13,15 +13,15 @@ import torch
 from PIL import Image
 
 import deat
-from deat.cli import main
-from deat.commands.earlier import keep_other
-from deat.data.imageset import split_indices
+from deat.cli.evaluate import keep_other
+from deat.cli.main import main
+from deat.data.image_set import split_indices
 from deat.methods import registry
-from deat.models.portable import normalization_of
+from deat.models.import_export import normalization_of
 from deat.recipes import recipe as find_recipe
 from deat.recipes.overrides import override
-from deat.training.fit import make_trainer
-from deat.training.run import Request, resolve
+from deat.runs.fit import make_trainer
+from deat.runs.request import Request, resolve
 
 ROOT = Path(__file__).parents[2]
 NET = """
@@ -160,7 +160,7 @@ def test_what_a_run_was_normalised_by_is_never_measured_again(
 ) -> None:
     train("--model", model, "--normalize", "data")
     recorded = normalization_of(here / "run/best/model.safetensors")
-    monkeypatch.setattr("deat.data.corpus.measure", never)
+    monkeypatch.setattr("deat.data.datasets.measure", never)
     shutil.copytree("photos", "others")
     assert main(["resume", "run", "--model", model]) == 0
     assert train("--model", model, "--normalize", "data", "--resume", "auto") == 0
@@ -181,7 +181,7 @@ def test_a_run_that_was_killed_goes_on_with_the_numbers_it_began_with(
 ) -> None:
     train("--model", "small")
     shutil.rmtree(max(here.glob("run/ckpt-*")))
-    monkeypatch.setattr("deat.data.corpus.measure", never)
+    monkeypatch.setattr("deat.data.datasets.measure", never)
     assert main(["resume", "run"]) == 0
     said = capsys.readouterr().out.split("going on with run at epoch 2")[1]
     assert "measured on 20 training images" in said

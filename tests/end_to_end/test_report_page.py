@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from deat.cli import main
+from deat.cli.main import main
 from deat.evaluation.sanity import Flag
-from deat.recipes.paper import TABLES
+from deat.recipes.paper_tables import TABLES
 from helpers.browser import ABSENT, browser
 from helpers.runs import make_bench, make_run, one_run
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import deat
-from deat.cli import main
+from deat.cli.main import main
 
 QUICK = ["--epochs", "2", "--test-images", "50", "--val-attack", "pgd-2"]
 
@@ -38,7 +38,7 @@ def test_no_flags_teach_what_robustness_is_and_costs(capsys: pytest.CaptureFixtu
 def test_every_epoch_stays_on_a_terminal_with_its_scores(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("deat.commands.session.is_terminal", lambda: True)
+    monkeypatch.setattr("deat.cli.train.is_terminal", lambda: True)
     assert main(["train", *QUICK, "--out", "run", "--baseline", "yes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     epochs = [line for line in lines if line.startswith("epoch ")]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deat.checkpoint.find import search
+from deat.checkpoint.store import search
 from helpers.children import Children
 
 COMMAND = """train --method fgsm --epochs 3 --batch-size 256 --held-out 200 --val-attack pgd-1 --watch none --threads 1

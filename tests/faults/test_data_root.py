@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deat.cli import main
+from deat.cli.main import main
 from deat.data import cifar
 
 from .test_hostile import FOLDER, images

@@ -10,12 +10,12 @@ import torch
 
 import deat
 from deat.checkpoint import store
-from deat.checkpoint.find import search
-from deat.cli import main
+from deat.checkpoint.store import search
+from deat.cli.main import main
 from deat.errors import CheckpointError, UsageError
+from deat.runs.schema import read_record
 from deat.training.checkpoints import Checkpoints, load
-from deat.training.record import read_record
-from deat.training.watch import OverfitWatch
+from deat.training.overfit_watch import OverfitWatch
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
 
@@ -260,7 +260,7 @@ class Gpu:
     ids=str,
 )
 def test_record_of_a_run_on_a_gpu_says_what_stands_against_exactness(settings, doubts, monkeypatch):
-    from deat.training.sameness import environment_of, reasons_against_exactness
+    from deat.training.resume_checks import environment_of, reasons_against_exactness
 
     trainer = trainer_of("fgsm", conv_net())
     trainer.settings, trainer.engine.device = replace(trainer.settings, **settings), Gpu()
@@ -414,7 +414,7 @@ def test_checkpoints_of_every_release_still_load(schema, tmp_path):
 
 
 def keeper_environment(trainer) -> dict[str, object]:
-    from deat.training.sameness import environment_of
+    from deat.training.resume_checks import environment_of
 
     return environment_of(trainer)
 
@@ -427,7 +427,7 @@ def test_missing_random_states_are_refused(unfinished, capsys):
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path):
-    from deat.tensorfile import dump, read
+    from deat.utils.tensor_files import dump, read
 
     saved(tmp_path, epochs=1)
     path = tmp_path / "ckpt-000001"

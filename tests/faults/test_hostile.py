@@ -20,15 +20,15 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import deat
-from deat.cli import main
-from deat.commands.bench_table import show
+from deat.cli.bench import show
+from deat.cli.console import say_aside
+from deat.cli.main import main
 from deat.errors import CheckpointError
-from deat.live import say_aside
-from deat.paths import at_home, tidy
-from deat.plain import markdown, plain
-from deat.report.collect import collect
-from deat.tensorfile import note_of, read
-from deat.training.folder import claim
+from deat.report.load import collect
+from deat.runs.run_dir import claim
+from deat.utils.paths import at_home, tidy
+from deat.utils.tensor_files import note_of, read
+from deat.utils.text import markdown, plain
 from helpers.children import Children
 from helpers.runs import make_bench, make_run, one_run
 
@@ -674,8 +674,8 @@ def test_test_images_touch_neither_training_nor_selection(monkeypatch):
 
         return Guard()
 
-    from deat.commands.train import Session
-    from deat.training.run import Run
+    from deat.cli.train import Session
+    from deat.runs.request import Run
 
     monkeypatch.setattr(Run, "test_images", guarded)
     monkeypatch.setattr(Session, "_score", lambda *_: None)

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from deat.bench.cell import work
 from deat.bench.grid import Cell, Grid
+from deat.bench.workers import work
 from deat.checkpoint.store import remove_temporaries
-from deat.cli import main
+from deat.cli.main import main
 from deat.errors import CheckpointError
 from deat.evaluation.judge import Ruling
-from deat.evaluation.ledger import Ledger
+from deat.evaluation.resume_log import Ledger
 from deat.recipes import override, recipe
-from deat.training.history import EpochTiming, append
-from deat.writing import refuse_links
+from deat.training.records import EpochTiming, append
+from deat.utils.files import refuse_links
 from helpers.runs import make_run
 
 from .conftest import SHORT

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from deat.checkpoint.find import search
-from deat.cli import main
-from deat.commands import session
+from deat.checkpoint.store import search
+from deat.cli import train
+from deat.cli.main import main
+from deat.core.moves import Game
 from deat.data.resident import Resident
+from deat.engine.precision import Engine
 from deat.errors import DataError, NumericalError, UsageError
 from deat.evaluation.judge import Judge
-from deat.game.engine import Engine
-from deat.game.moves import Game
+from deat.runs.run_dir import RunFolder
 from deat.training.checkpoints import Checkpoints
-from deat.training.folder import RunFolder
 from deat.training.trainer import Trainer
 from helpers.games import trainer_of
 from helpers.nets import conv_net
@@ -144,7 +144,7 @@ PLACES = {
     "the network's way to the device": (Engine, "prepare", SHORT, "--batch-size"),
     "the data's way to the device": (Resident, "__init__", SHORT, "--batch-size"),
     "what is to be saved": (Trainer, "state_dict", SHORT, "--batch-size"),
-    "the final scores": (session, "accuracies", [*SHORT, "--test-images", "20"], "--batch-size"),
+    "the final scores": (train, "accuracies", [*SHORT, "--test-images", "20"], "--batch-size"),
     "an evaluation": (Judge, "rule", ["evaluate", "run", "--attacks", "natural", "--n", "20"], "--block"),
 }
 
@@ -207,9 +207,9 @@ def test_data_that_cannot_be_read_any_more_is_status_3_and_the_run_goes_on_later
 
 
 def test_records_that_could_not_be_written_are_written_with_the_next_epoch(whole, monkeypatch, capsys):
-    import deat.training.folder as folder
+    import deat.runs.run_dir as run_dir
 
-    real, calls = folder.append, []
+    real, calls = run_dir.append, []
 
     def full(path, record):
         calls.append(1)
@@ -217,7 +217,7 @@ def test_records_that_could_not_be_written_are_written_with_the_next_epoch(whole
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, record)
 
-    monkeypatch.setattr(folder, "append", full)
+    monkeypatch.setattr(run_dir, "append", full)
     assert main(SHORT) == 0
     assert "No space left" in capsys.readouterr().err
     assert_same_run(Path("run"), whole)

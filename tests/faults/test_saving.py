@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from deat import locks
-from deat.checkpoint import lock, store
-from deat.checkpoint.find import search, verify
-from deat.checkpoint.lock import LOCK, owned
-from deat.cli import main
+from deat.checkpoint import store
+from deat.checkpoint.store import search, verify
+from deat.cli.main import main
 from deat.errors import BusyError, CheckpointError
+from deat.runs.run_dir import RunFolder
 from deat.training.checkpoints import Checkpoints
-from deat.training.folder import RunFolder
+from deat.utils import locks
+from deat.utils.locks import LOCK, owned
 from helpers.games import trainer_of
 from helpers.nets import conv_net
 
@@ -127,7 +127,7 @@ def test_resume_on_a_disk_that_is_read_only_offers_no_flag_that_it_lacks(whole, 
         raise OSError(errno.EROFS, "Read-only file system")
 
     shutil.copytree(whole, "run")
-    monkeypatch.setattr("deat.training.folder.rewrite", refused)
+    monkeypatch.setattr("deat.runs.run_dir.rewrite", refused)
     assert main(["resume", "run"]) == 4
     assert "Read-only file system. Make it writable, or give a new run another --out." in capsys.readouterr().err
 
@@ -349,7 +349,7 @@ def test_lock_says_which_machine_s_process_holds_it_but_not_its_name(tmp_path, m
 
 
 def test_lock_whose_file_its_last_holder_removes_just_then_is_taken_on_a_new_one(tmp_path, monkeypatch):
-    real, taken = lock._take, []
+    real, taken = locks._take, []
 
     def take(handle, folder):
         real(handle, folder)
@@ -357,7 +357,7 @@ def test_lock_whose_file_its_last_holder_removes_just_then_is_taken_on_a_new_one
             (folder / LOCK).unlink()
         taken.append(handle)
 
-    monkeypatch.setattr(lock, "_take", take)
+    monkeypatch.setattr(locks, "_take", take)
     with owned(tmp_path):
         assert len(taken) == 2
         with pytest.raises(BusyError), owned(tmp_path):

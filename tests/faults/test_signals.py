@@ -15,14 +15,14 @@ import torch
 
 import deat
 from deat.checkpoint import store
-from deat.checkpoint.find import search
-from deat.cli import main
+from deat.checkpoint.store import search
+from deat.cli.main import main
+from deat.core.moves import Game
 from deat.errors import Interrupted
 from deat.evaluation.attacks import Attack
-from deat.game.moves import Game
-from deat.interruption import Interruption
-from deat.training import watch
+from deat.training import overfit_watch
 from deat.training.validation import Validator
+from deat.utils.signals import Interruption
 
 from .conftest import BATCHES, SHORT
 from .test_saving import assert_same_run
@@ -109,8 +109,8 @@ def test_interrupted_baseline_or_scoring_is_taken_up_again(monkeypatch, capsys):
 
 SLOW = """import sys, time
 from pathlib import Path
-from deat.cli import main
-from deat.interruption import Interruption
+from deat.cli.main import main
+from deat.utils.signals import Interruption
 
 def check(self):
     for _ in range(600 if self.asked else 0):  # a batch that lasts a minute
@@ -197,7 +197,7 @@ def test_signal_that_was_ignored_stays_ignored():
 
 
 def test_ctrl_c_without_a_run_says_so(monkeypatch, capsys):
-    import deat.commands.train as command
+    import deat.cli.train as command
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -210,7 +210,7 @@ def test_ctrl_c_without_a_run_says_so(monkeypatch, capsys):
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_before_a_run_is_taken_up_again_says_that_it_goes_on(number, whole, monkeypatch, capsys):
-    import deat.commands.train as command
+    import deat.cli.train as command
 
     shutil.copytree(whole, "run")
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
@@ -223,18 +223,18 @@ def test_signal_before_a_run_is_taken_up_again_says_that_it_goes_on(number, whol
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_while_the_command_line_is_read_says_the_same(number, whole, monkeypatch, capsys):
-    import deat.cli
+    import deat.cli.main
 
     shutil.copytree(whole, "run")
     for order, status in ((["resume", "run"], 75), ([*SHORT, "--resume=auto"], 75), (["report", "run"], 130)):
         with monkeypatch.context() as patch:
-            send_after(patch, deat.cli.tyro, "cli", 1, number)
+            send_after(patch, deat.cli.main.tyro, "cli", 1, number)
             assert main(order) == status, order
     assert "no run to resume" in capsys.readouterr().err
 
 
 def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeypatch, capsys):
-    import deat.commands.resume as command
+    import deat.cli.train as command
 
     def cut_short(*args, **options):
         try:
@@ -251,7 +251,7 @@ def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeyp
 def test_signal_inside_code_that_is_executed_does_not_end_a_process_by_a_signal_of_its_own():
     """CPython ends by SIGINT where `exec` saw a KeyboardInterrupt, whatever was made of it afterwards."""
     script = (
-        "import os, signal, sys\nfrom deat.commands.ending import ended\n"
+        "import os, signal, sys\nfrom deat.cli.exit_handling import ended\n"
         "def work(): exec('os.kill(os.getpid(), signal.SIGTERM)', {'os': os, 'signal': signal})\n"
         "sys.exit(ended(work, lambda: True))\n"
     )
@@ -261,7 +261,7 @@ def test_signal_inside_code_that_is_executed_does_not_end_a_process_by_a_signal_
 
 
 def test_signal_before_a_run_has_a_checkpoint_says_that_there_is_none(monkeypatch, capsys):
-    import deat.commands.train as command
+    import deat.cli.train as command
 
     Path("run").mkdir()
     send_after(monkeypatch, command, "resolve", 1, signal.SIGTERM)
@@ -272,8 +272,8 @@ def test_signal_before_a_run_has_a_checkpoint_says_that_there_is_none(monkeypatc
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("command", ["evaluate", "resume"])
 def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, number, whole, monkeypatch, capsys):
-    import deat.commands.evaluate as evaluating
-    import deat.commands.resume as resuming
+    import deat.cli.evaluate as evaluating
+    import deat.cli.train as resuming
 
     shutil.copytree(whole, "run")
     order = {"evaluate": ["evaluate", "run", "--attacks", "natural", "--n", "20"], "resume": ["resume", "run"]}[command]
@@ -322,11 +322,11 @@ def test_rolled_back_run_goes_on_to_the_same_bytes(monkeypatch):
     command = [*SHORT, "--epochs", "5", "--watch", "rollback"]
     readings = {0: 0.6, 1: 0.6, 2: 0.6, 3: 0.0, 4: 0.6}
 
-    def score(self: watch.OverfitWatch, trainer: deat.Trainer) -> tuple[float, float]:
+    def score(self: overfit_watch.OverfitWatch, trainer: deat.Trainer) -> tuple[float, float]:
         fired = any(event.action == "rollback" for event in self.events)
         return 0.9, 0.6 if fired else readings[trainer.epoch - 1]
 
-    monkeypatch.setattr(watch.OverfitWatch, "_accuracies", score)
+    monkeypatch.setattr(overfit_watch.OverfitWatch, "_accuracies", score)
     assert main([*command[:-1], "rollback", "--out", "straight"]) == 0
     for batch in (3 * BATCHES + 2, 4 * BATCHES + 2):
         with monkeypatch.context() as patch:

@@ -3,7 +3,7 @@
 import pytest
 
 import deat
-from deat.schedules import EpochRecord
+from deat.core.meter import EpochRecord
 from helpers.games import trainer_of
 from helpers.guards import BackwardCounter
 from helpers.nets import conv_net, learnable

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deat.recipes.paper import CLAIMS, MISPRINTS, TABLES, paper_value
+from deat.recipes.paper_tables import CLAIMS, MISPRINTS, TABLES, paper_value
 
 SOURCE = next(
     (p for above in Path(__file__).resolve().parents if (p := above / "shared/reference/paper.tex").is_file()), None

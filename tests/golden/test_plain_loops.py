@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import deat
-from deat.seeding import derive
+from deat.utils.seeding import derive
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
 

@@ -3,12 +3,12 @@
 import pytest
 
 from deat import recipes
-from deat.commands.bench import Bench, plan
+from deat.cli.bench import BenchCommand, plan_cells
 from deat.methods import method
 from deat.methods.tune import tune
 from deat.threat import Linf
-from deat.training.plan import backprops_per_batch
-from deat.training.settings import Settings
+from deat.training.config import Settings
+from deat.training.planning import backprops_per_batch
 
 
 def rows_of(name, methods=(), model=None):
@@ -62,7 +62,7 @@ def test_u_fgsm_is_compared_under_three_setups():
 
 @pytest.mark.parametrize(("asked", "standard"), [(None, [0]), ("0,1,2", [0, 1, 2])])
 def test_u_fgsm_has_three_seeds_under_fast_and_one_under_the_standard_setup_as_the_paper_does(asked, standard):
-    cells, _ = plan(recipes.recipe("u-fgsm"), Bench("u-fgsm", seeds=asked))
+    cells, _ = plan_cells(recipes.recipe("u-fgsm"), BenchCommand("u-fgsm", seeds=asked))
     found = {cell.row.label: [c.seed for c in cells if c.row.label == cell.row.label] for cell in cells}
     assert {name for name in found if "standard" in name} == {"m+deat standard", "fgsm standard"}
     assert all(seeds == (standard if "standard" in name else [0, 1, 2]) for name, seeds in found.items())

@@ -1,6 +1,6 @@
 """The seeds that every draw derives from: another value here is another run for everybody."""
 
-from deat.seeding import derive
+from deat.utils.seeding import derive
 
 
 def test_seed_of_a_draw_is_what_it_always_was() -> None:

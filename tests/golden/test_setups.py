@@ -2,7 +2,7 @@
 
 import pytest
 
-from deat.training.rates import rate
+from deat.training.lr_schedules import rate
 
 BATCHES = 391
 

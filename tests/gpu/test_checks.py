@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import deat
-from deat.evaluation.ledger import answers, are_close
-from deat.evaluation.pace import Pace
+from deat.evaluation.progress import Pace
+from deat.evaluation.resume_log import answers, are_close
 from deat.evaluation.sanity import before
 from helpers.eval_attackers import Interrupted
 from helpers.eval_nets import THREAT, convolutional, digits

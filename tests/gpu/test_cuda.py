@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import deat
+from deat.core.buffers import Round
 from deat.data import ImageSet
 from deat.errors import Interrupted
-from deat.game.round import Round
 from deat.methods import names
 from deat.training.checkpoints import Checkpoints
 from deat.training.optimizers import DeviceSGD, OptimizerFactory
-from deat.training.sameness import reasons_against_exactness
+from deat.training.resume_checks import reasons_against_exactness
 from deat.training.trainer import Trainer
 
 pytestmark = [

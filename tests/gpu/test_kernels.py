@@ -30,7 +30,7 @@ def test_fused_batch_norm_agrees_with_torch(case: Case) -> None:
 
 def recorded_norms(early: bool, replays: int) -> list[torch.Tensor]:
     """Two batch norms in a row and back, recorded alone, and replayed on images that change every time."""
-    from deat.kernels import normed
+    from deat.engine.kernels import batch_norm
 
     torch.manual_seed(0)
     x = torch.empty(64, 64, 32, 32, device="cuda", dtype=torch.bfloat16, memory_format=torch.channels_last)
@@ -38,12 +38,12 @@ def recorded_norms(early: bool, replays: int) -> list[torch.Tensor]:
     leaf = x.requires_grad_()
 
     def both() -> tuple[torch.Tensor, ...]:
-        y, _ = normed.norm_relu(leaf, None, None, None, *columns, True, relu=True)
-        z, _ = normed.norm_relu(y, None, None, None, *columns, True)
+        y, _ = batch_norm.norm_relu(leaf, None, None, None, *columns, True, relu=True)
+        z, _ = batch_norm.norm_relu(y, None, None, None, *columns, True)
         return z, *torch.autograd.grad(z, leaf, dy)
 
     with pytest.MonkeyPatch.context() as patch, torch.cuda.stream(torch.cuda.Stream()):
-        patch.setattr(normed, "_has_early", lambda device: early)
+        patch.setattr(batch_norm, "_has_early", lambda device: early)
         both()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
@@ -64,7 +64,7 @@ def test_launches_that_begin_early_read_nothing_too_soon() -> None:
 
 
 def test_a_small_spread_far_from_zero_keeps_its_variance() -> None:
-    from deat.kernels.normed import norm_relu
+    from deat.engine.kernels.batch_norm import norm_relu
 
     x = (1000 + 0.01 * torch.randn(64, 32, 16, 16, device="cuda", dtype=torch.float64)).float()
     x = x.contiguous(memory_format=torch.channels_last)
@@ -118,7 +118,7 @@ def test_a_step_takes_the_gradients_of_halves_and_halves_the_weights_as_a_cast_w
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_one_pass_of_a_linf_step_is_the_step() -> None:
-    from deat.kernels.step import linf_move
+    from deat.engine.kernels.linf_step_triton import linf_move
     from deat.threat import Linf
 
     x, grad = torch.rand(7, 3, 9, 9, device="cuda"), torch.randn(7, 3, 9, 9, device="cuda")
@@ -133,7 +133,7 @@ def test_one_pass_of_a_linf_step_is_the_step() -> None:
 
 
 def test_weight_gradients_taken_beside_are_the_weights_gradients() -> None:
-    from deat.kernels.forked import conv2d, join, take_beside
+    from deat.engine.kernels.conv_streams import conv2d, join, take_beside
 
     x = torch.randn(16, 32, 8, 8, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
     w = torch.randn(64, 32, 3, 3, device="cuda", dtype=torch.bfloat16)
@@ -172,7 +172,7 @@ def test_the_first_convolution_agrees_with_torch(case: Stem, half: torch.dtype) 
 
 @pytest.mark.parametrize("rest", [(2, 1), (1, 1, 2), (1, "same")], ids=str)
 def test_first_convolutions_that_our_kernels_do_not_take_agree_with_torch(rest: tuple[object, ...]) -> None:
-    from deat.kernels.stem import conv2d_of_few
+    from deat.engine.kernels.first_conv import conv2d_of_few
 
     x, weight = torch.randn(16, 3, 32, 32, device="cuda"), torch.randn(64, 3, 3, 3, device="cuda")
     leaves = [x.requires_grad_(), weight.requires_grad_()]
@@ -185,7 +185,7 @@ def test_first_convolutions_that_our_kernels_do_not_take_agree_with_torch(rest: 
 
 
 def test_the_first_convolution_repeats_every_bit() -> None:
-    from deat.kernels.stem import conv2d_of_few
+    from deat.engine.kernels.first_conv import conv2d_of_few
 
     x, weight = torch.randn(16, 3, 32, 32, device="cuda").requires_grad_(), torch.randn(64, 3, 3, 3, device="cuda")
     answers = []
@@ -214,8 +214,8 @@ def test_crops_have_the_bits_of_tensor_operations(case: Crop) -> None:
 
 
 def test_every_byte_is_scaled_as_elsewhere() -> None:
-    from deat.data.content import to_unit
-    from deat.kernels.crop import crop
+    from deat.data.checks import to_unit
+    from deat.engine.kernels.crop import crop
 
     x = torch.arange(256, dtype=torch.uint8, device="cuda").view(1, 1, 16, 16)
     first = torch.zeros(1, dtype=torch.int64, device="cuda")
@@ -225,7 +225,7 @@ def test_every_byte_is_scaled_as_elsewhere() -> None:
 
 
 def test_a_set_of_more_bytes_than_32_bits_count_is_cut_at_its_far_end() -> None:
-    from deat.kernels.crop import crop, serves
+    from deat.engine.kernels.crop import crop, serves
 
     num = 2**31 // (3 * 32 * 32) + 9
     x = torch.zeros(num, 3, 32, 32, dtype=torch.uint8, device="cuda")
@@ -239,14 +239,14 @@ def test_a_set_of_more_bytes_than_32_bits_count_is_cut_at_its_far_end() -> None:
 
 def test_a_resident_set_has_the_same_batches_with_our_kernel_and_launches_once_a_batch() -> None:
     from deat.data import Augment, Resident
-    from deat.kernels import crop, cut
+    from deat.engine.kernels import crop, crop_triton
     from helpers.data_sets import random_set
 
     images = random_set(300, shape=(3, 32, 32))
     here = list(Resident(images, 128, seed=1, augment=Augment(4)).epoch(0))
-    source, launched, launch = Resident(images, 128, seed=1, augment=Augment(4), device="cuda"), [], cut.cut
+    source, launched, launch = Resident(images, 128, seed=1, augment=Augment(4), device="cuda"), [], crop_triton.cut
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cut, "cut", lambda *args: (launched.append(len(args[1])), launch(*args))[1])
+        patch.setattr(crop_triton, "cut", lambda *args: (launched.append(len(args[1])), launch(*args))[1])
         there = list(source.epoch(0))
         assert launched == [1, 128, 128, 44], "one image is tried first"
         patch.setattr(crop, "on_gpu", lambda x: False)

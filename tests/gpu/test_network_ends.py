@@ -8,8 +8,8 @@ from torch import Tensor
 
 import deat
 from deat.data import ImageSet
-from deat.kernels import branch, rewire
-from deat.recording import recording
+from deat.engine.cuda_graphs import recording
+from deat.engine.kernels import conv_streams, graph_pass
 from helpers.end_cases import End, compare_ends, compare_entropies
 from helpers.kernels_cases import distance
 
@@ -54,7 +54,7 @@ def test_steps_of_many_weights_are_sgds() -> None:
 
 def gradients(branches: bool, replays: int, train: bool) -> list[list[Tensor]]:
     """The gradients of a recorded network by its images and its shortcuts, on images that change every time."""
-    from deat.kernels.fuse import fused
+    from deat.engine.kernels.graph_pass import fused
 
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -69,9 +69,9 @@ def gradients(branches: bool, replays: int, train: bool) -> list[list[Tensor]]:
         return torch.autograd.grad(logits.float().square().sum(), by)
 
     with pytest.MonkeyPatch.context() as patch, torch.cuda.stream(torch.cuda.Stream()):
-        patch.setattr(rewire, "MEANWHILE", 2 if branches else 10**9)
-        begun, side = [], branch.side
-        patch.setattr(branch, "side", lambda device, use: (begun.append(device), side(device, use))[1])
+        patch.setattr(graph_pass, "MEANWHILE", 2 if branches else 10**9)
+        begun, side = [], conv_streams.side
+        patch.setattr(conv_streams, "side", lambda device, use: (begun.append(device), side(device, use))[1])
         slope()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 import deat
-from deat.evaluation import graphed as graphed_module
-from deat.evaluation.graphed import EAGER, Graphed
-from deat.evaluation.quick import Quick, full_precision
+from deat.evaluation import fast_model as graphed_module
+from deat.evaluation.fast_model import EAGER, Graphed, Quick, full_precision
 from helpers.eval_nets import THREAT, convolutional, digits
 from helpers.recorded import count_recordings
 

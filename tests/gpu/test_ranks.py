@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 import deat
-from deat import ranks as ranks_room
 from deat.data import ImageSet
-from deat.ranks import Ranks
+from deat.utils import distributed as ranks_room
+from deat.utils.distributed import Ranks
 from helpers.nets import conv_net
 from helpers.together import meeting_place
 

@@ -72,7 +72,7 @@ def _warm_up() -> None:
     import torch
 
     import deat
-    import deat.cli
+    import deat.cli.main
 
     torch.set_num_threads(1)
     torch.cuda.is_available = lambda: False
@@ -97,7 +97,7 @@ def _fork(question: dict[str, Any]) -> int:
 
 
 def _child(question: dict[str, Any]) -> int:
-    from deat.cli import main
+    from deat.cli.main import main
 
     os.chdir(question["cwd"])
     if question.get("fault"):

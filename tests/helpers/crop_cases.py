@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from deat.data import Augment
-from deat.data.content import to_unit
-from deat.kernels.crop import crop
+from deat.data.checks import to_unit
+from deat.engine.kernels.crop import crop
 
 
 class Crop(NamedTuple):

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from deat.data import Corpus, cifar
 from deat.data import load as load_data
-from deat.data.imageset import ImageSet
+from deat.data.image_set import ImageSet
 
 REAL = Path(os.environ.get("DEAT_TEST_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deat.kernels.entropy import cross_entropy
-from deat.kernels.pooled import pooled_linear
+from deat.engine.kernels.classifier_head import pooled_linear
+from deat.engine.kernels.cross_entropy import cross_entropy
 
 
 class End(NamedTuple):

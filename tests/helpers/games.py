@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.game.first_layer import FirstLayer
-from deat.game.round import Budget, Round
+from deat.core.buffers import Budget, Round
+from deat.core.first_layer import FirstLayer
 from deat.methods import Method
 from deat.models import pixel_scale
 

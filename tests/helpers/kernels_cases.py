@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deat.kernels.normed import norm_relu
+from deat.engine.kernels.batch_norm import norm_relu
 
 Answer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 LAST = torch.channels_last

@@ -1,6 +1,6 @@
 """What a network that answers from recordings holds."""
 
-from deat.evaluation.graphed import Graphed
+from deat.evaluation.fast_model import Graphed
 
 
 def count_recordings(asked: Graphed) -> int:

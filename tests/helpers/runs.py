@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from deat.evaluation.evaluation import AttackResult, Evaluation
+from deat.evaluation.results import AttackResult, Evaluation
 from deat.evaluation.sanity import Flag
-from deat.tensorfile import dump
-from deat.training.history import EpochStats, EpochTiming, append
+from deat.training.records import EpochStats, EpochTiming, append
+from deat.utils.tensor_files import dump
 
 
 def make_run(

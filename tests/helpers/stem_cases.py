@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deat.kernels.stem import conv2d_of_few
+from deat.engine.kernels.first_conv import conv2d_of_few
 
 
 class Stem(NamedTuple):

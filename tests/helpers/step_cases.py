@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from deat.kernels.descent import Descent
+from deat.engine.kernels.sgd_triton import Descent
 from deat.training.optimizers import descend
 
 SHAPES = ((8,), (3000,), (1,), (16, 8, 3, 3), (12, 6, 1, 1), (70, 40), ())

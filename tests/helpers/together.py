@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 import deat
-from deat import ranks as ranks_room
-from deat.cli import main
+from deat.cli.main import main
+from deat.utils import distributed as ranks_room
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "deat.cli"])  # DDP imports dynamo
+CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "deat.cli.main"])  # DDP imports dynamo
 
 _KEPT: list[dist.TCPStore] = []
 

@@ -11,7 +11,15 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from deat.kernels import copy, cut, descent, head, listed, narrow, norm, step, surprise
+from deat.engine.kernels import (
+    batch_norm_triton,
+    classifier_head_triton,
+    crop_triton,
+    cross_entropy_triton,
+    first_conv_triton,
+    linf_step_triton,
+    sgd_triton,
+)
 
 TARGET = GPUTarget("cuda", 90, 32)
 IMAGES = ("x", "other", "total", "beside", "y", "dy", "gate", "more", "dx", "by_beside", "pooled", "logits", "grad")
@@ -44,48 +52,63 @@ def build_first(half: str, weight: str, channels: int, side: int, out: int, **fl
     sizes = {"CI": channels, "CO": out, "KH": side, "KW": side, "PH": pad, "PW": pad}
     sizes |= dict.fromkeys(("H", "W", "OH", "OW"), 32)
     kinds = {"x": "*fp32", "dx": "*fp32", "weight": weight}
-    build(narrow.narrow_forth, half, kinds, BM=narrow.FORTH, BN=64, BK=32, **flags, **sizes)
+    build(first_conv_triton.narrow_forth, half, kinds, BM=first_conv_triton.FORTH, BN=64, BK=32, **flags, **sizes)
     columns = max(16, taps * (1 << (channels - 1).bit_length()))
-    sizes |= {"SPAN": 32, "TAPS": taps, "BM": narrow.BACK, "BN": columns, "BK": 64}
-    build(narrow.narrow_back, half, kinds, SCALE=flags["SCALE"], **sizes)
+    sizes |= {"SPAN": 32, "TAPS": taps, "BM": first_conv_triton.BACK, "BN": columns, "BK": 64}
+    build(first_conv_triton.narrow_back, half, kinds, SCALE=flags["SCALE"], **sizes)
 
 
 def build_end(half: str, weight: str, classes: int) -> None:
     """A network's end and its cross-entropy."""
     kinds = dict.fromkeys(("weight", "bias", "by_weight", "by_bias"), weight) | {"label": "*i64"}
     sizes = {"CO": classes, "BO": max(16, 1 << (classes - 1).bit_length())}
-    build(head.head_forth, half, kinds, BIAS=True, BH=head.PIXELS, BC=head.WIDE, **sizes)
-    build(head.head_back, half, kinds, BH=head.PIXELS, BC=head.NARROW, **sizes)
-    build(head.head_weigh, half, kinds, BIAS=True, BN=head.IMAGES, BC=64, **sizes)
+    build(
+        classifier_head_triton.head_forth,
+        half,
+        kinds,
+        BIAS=True,
+        BH=classifier_head_triton.PIXELS,
+        BC=classifier_head_triton.WIDE,
+        **sizes,
+    )
+    build(
+        classifier_head_triton.head_back,
+        half,
+        kinds,
+        BH=classifier_head_triton.PIXELS,
+        BC=classifier_head_triton.NARROW,
+        **sizes,
+    )
+    build(classifier_head_triton.head_weigh, half, kinds, BIAS=True, BN=classifier_head_triton.IMAGES, BC=64, **sizes)
     for mean in (True, False):
-        build(surprise.surprise_forth, half, kinds, MEAN=mean, BN=128, **sizes)
-        build(surprise.surprise_back, half, kinds, MEAN=mean, BN=128, **sizes)
+        build(cross_entropy_triton.surprise_forth, half, kinds, MEAN=mean, BN=128, **sizes)
+        build(cross_entropy_triton.surprise_back, half, kinds, MEAN=mean, BN=128, **sizes)
 
 
 def main() -> None:
     """Every kernel, with what PreAct-ResNets and ResNets ask of it."""
     for gather, add in product((True, False), (True, False)):
         forth = {"GATHER": gather, "ADD": add, "BESIDE": not add, "RELU": True, "TRACK": True, "MOMENTUM": 0.1}
-        check_order(build(norm.forth, "*bf16", BATCH=True, **forth, **TILE), gather)
+        check_order(build(batch_norm_triton.forth, "*bf16", BATCH=True, **forth, **TILE), gather)
         back = {"GATHER": gather, "ADD": add, "RELU": True, "GATED": not add}
-        check_order(build(norm.back, "*bf16", BATCH=True, **back, **TILE), gather)
+        check_order(build(batch_norm_triton.back, "*bf16", BATCH=True, **back, **TILE), gather)
     eval_forth = {"BATCH": False, "ADD": True, "BESIDE": False, "RELU": True, "TRACK": False, "MOMENTUM": 0.1}
-    build(norm.forth, "*fp16", GATHER=False, **eval_forth, **TILE)
-    build(norm.back, "*fp16", GATHER=False, BATCH=False, ADD=True, RELU=True, GATED=False, **TILE)
-    build(copy._fit, CX=3, CO=8, SHIFT=True, SCALE=True, BC=8, ROWS=512)
+    build(batch_norm_triton.forth, "*fp16", GATHER=False, **eval_forth, **TILE)
+    build(batch_norm_triton.back, "*fp16", GATHER=False, BATCH=False, ADD=True, RELU=True, GATED=False, **TILE)
+    build(first_conv_triton._fit, CX=3, CO=8, SHIFT=True, SCALE=True, BC=8, ROWS=512)
     build_first("*bf16", "*bf16", 3, 3, 64, BIAS=False, SHIFT=True, SCALE=True)
     build_first("*fp16", "*fp32", 3, 3, 64, BIAS=True, SHIFT=True, SCALE=True)
     build_first("*bf16", "*fp32", 1, 1, 24, BIAS=True, SHIFT=False, SCALE=False)
     build_first("*fp16", "*fp16", 7, 5, 96, BIAS=False, SHIFT=True, SCALE=True)
     for kinds in ({}, {"g": "*bf16", "copy": "*bf16"}):
-        build(descent._descend, others=kinds, DECAY=5e-4, COPY=bool(kinds), BLOCK=4096)
+        build(sgd_triton._descend, others=kinds, DECAY=5e-4, COPY=bool(kinds), BLOCK=4096)
         kinds = {"table": "*i64", **kinds}
-        how = {"COPY": tl.bfloat16, "COLUMNS": listed.COLUMNS, "BLOCK": listed.BLOCK}
-        build(listed._descend_listed, others=kinds, DECAY=5e-4, **how)
+        how = {"COPY": tl.bfloat16, "COLUMNS": sgd_triton.COLUMNS, "BLOCK": sgd_triton.LISTED_BLOCK}
+        build(sgd_triton._descend_listed, others=kinds, DECAY=5e-4, **how)
     kinds = {"index": "*i64", "top": "*i64", "left": "*i64", "flip": "*i1", "out": "*fp32"}
     for images in ("*u8", "*fp32"):
-        build(cut.cut_out, images, kinds, C=3, H=32, W=32, BLOCK=cut.BLOCK)
-    build(step._move, others={"grad": "*fp32"}, EPS=8 / 255, BLOCK=2048)
+        build(crop_triton.cut_out, images, kinds, C=3, H=32, W=32, BLOCK=crop_triton.BLOCK)
+    build(linf_step_triton._move, others={"grad": "*fp32"}, EPS=8 / 255, BLOCK=2048)
     for half, weight in (("*bf16", "*bf16"), ("*fp16", "*fp32")):
         build_end(half, weight, classes=10 if half == "*bf16" else 33)
 

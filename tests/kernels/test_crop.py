@@ -10,9 +10,9 @@ from torch import Tensor
 
 from deat.data import Augment, ImageSet, Resident
 from deat.data.augment import Draws
-from deat.data.content import to_unit
-from deat.kernels import crop
-from deat.ranks import Share
+from deat.data.checks import to_unit
+from deat.engine.kernels import crop
+from deat.utils.distributed import Share
 from helpers.crop_cases import Crop, compare, is_same
 from helpers.data_sets import NoHostReads, random_set
 
@@ -106,7 +106,7 @@ def test_an_epoch_begun_in_its_middle_has_the_same_batches(as_on_a_gpu: list[int
 
 def test_nothing_is_read_back(as_on_a_gpu: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[int] = []
-    monkeypatch.setattr("deat.kernels.cut.cut", lambda x, index, *rest: launched.append(len(index)))
+    monkeypatch.setattr("deat.engine.kernels.crop_triton.cut", lambda x, index, *rest: launched.append(len(index)))
     with NoHostReads():
         assert sum(1 for _ in Resident(random_set(), 8, augment=Augment(2)).epoch(0)) == 3
     assert launched == [1, 8, 8, 4], "one image is tried first"
@@ -146,7 +146,7 @@ def test_where_the_kernel_cannot_be_built_batches_come_all_the_same(
     def fail(*args: object) -> None:
         raise RuntimeError("Failed to find C compiler.\nSet CC.")
 
-    monkeypatch.setattr("deat.kernels.cut.cut", fail)
+    monkeypatch.setattr("deat.engine.kernels.crop_triton.cut", fail)
     with pytest.warns(UserWarning, match=r"cannot be built: Failed to find C compiler\.$") as said:
         found = batches(random_set(), Augment(2), Share())
     assert len(said) == 1

@@ -17,7 +17,7 @@ def test_steps_of_many_weights_are_sgds() -> None:
 
 
 def test_weights_that_are_others_than_before_have_a_table_of_their_own() -> None:
-    from deat.kernels.descent import Descent
+    from deat.engine.kernels.sgd_triton import Descent
     from deat.training.optimizers import descend
 
     step, lr, momentum = Descent(descend), torch.tensor(1.0), torch.tensor(0.0)

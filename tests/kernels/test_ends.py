@@ -9,8 +9,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 import deat
-from deat.kernels import branch, entropy, forked, fuse, pooled
-from deat.kernels.branch import arrived, begin_conv2d
+from deat.engine.kernels import classifier_head, conv_streams, cross_entropy, graph_pass
+from deat.engine.kernels.conv_streams import arrived, begin_conv2d
 from helpers.end_cases import End, compare_ends, compare_entropies
 from helpers.kernels_cases import distance
 
@@ -28,9 +28,9 @@ ENDS = [
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in (pooled, entropy):
+    for room in (classifier_head, cross_entropy):
         monkeypatch.setattr(room, "on_gpu", lambda x: True)
-    monkeypatch.setattr(pooled, "_wants", lambda dtype, weight: True)
+    monkeypatch.setattr(classifier_head, "_wants", lambda dtype, weight: True)
 
 
 @pytest.mark.parametrize("case", ENDS, ids=str)
@@ -51,9 +51,12 @@ def test_cross_entropy_agrees_with_torch(images: int, classes: int, mean: bool, 
 def test_labels_that_do_not_count_count_nothing(
     serves: bool, mean: bool, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entropy, "serves", lambda logits, y: serves)
+    monkeypatch.setattr(cross_entropy, "serves", lambda logits, y: serves)
     logits, y = torch.randn(4, 3, dtype=HALF).requires_grad_(), torch.tensor([0, -100, 2, 1])
-    ours, torchs = entropy.cross_entropy(logits, y, mean=mean), F.cross_entropy(logits.float(), y, reduction="none")
+    ours, torchs = (
+        cross_entropy.cross_entropy(logits, y, mean=mean),
+        F.cross_entropy(logits.float(), y, reduction="none"),
+    )
     torchs = torchs.mean() if mean else torchs
     assert torch.allclose(ours, torchs, atol=1e-3)
     one, other = (torch.autograd.grad(loss.sum(), logits)[0] for loss in (ours, torchs))
@@ -61,21 +64,21 @@ def test_labels_that_do_not_count_count_nothing(
 
 
 def test_labels_that_no_class_has_are_not_taken_for_others(as_on_a_gpu: None) -> None:
-    losses = entropy.cross_entropy(torch.randn(3, 3, dtype=HALF), torch.tensor([0, 3, -1]))
+    losses = cross_entropy.cross_entropy(torch.randn(3, 3, dtype=HALF), torch.tensor([0, 3, -1]))
     assert losses.isnan().tolist() == [False, True, True]
 
 
 def test_gradients_by_weights_that_do_not_learn_are_not_computed(
     as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deat.kernels.head.weigh", lambda *args: pytest.fail("nobody asked"))
+    monkeypatch.setattr("deat.engine.kernels.classifier_head_triton.weigh", lambda *args: pytest.fail("nobody asked"))
     x = torch.rand(2, 8, 3, 3, dtype=HALF).contiguous(memory_format=torch.channels_last).requires_grad_()
-    pooled.pooled_linear(x, torch.rand(4, 8, dtype=HALF)).sum().backward()
+    classifier_head.pooled_linear(x, torch.rand(4, 8, dtype=HALF)).sum().backward()
     assert x.grad is not None
 
 
 ASIDE = {
-    "too many classes": (torch.rand(2, 8, 3, 3, dtype=HALF), torch.rand(pooled.CLASSES + 1, 8, dtype=HALF)),
+    "too many classes": (torch.rand(2, 8, 3, 3, dtype=HALF), torch.rand(classifier_head.CLASSES + 1, 8, dtype=HALF)),
     "another type": (torch.rand(2, 8, 3, 3), torch.rand(4, 8)),
     "no images": (torch.rand(0, 8, 3, 3, dtype=HALF), torch.rand(4, 8, dtype=HALF)),
 }
@@ -85,9 +88,9 @@ ASIDE = {
 def test_ends_that_our_kernels_do_not_take_are_torchs(
     name: str, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pooled.Pooled, "apply", lambda *args: pytest.fail("it should stand aside"))
+    monkeypatch.setattr(classifier_head.Pooled, "apply", lambda *args: pytest.fail("it should stand aside"))
     x, weight = ASIDE[name]
-    assert torch.equal(pooled.pooled_linear(x, weight), F.linear(x.mean((2, 3)), weight))
+    assert torch.equal(classifier_head.pooled_linear(x, weight), F.linear(x.mean((2, 3)), weight))
 
 
 def fused_graph(net: nn.Module, *inputs: Tensor) -> fx.Graph:
@@ -96,7 +99,7 @@ def fused_graph(net: nn.Module, *inputs: Tensor) -> fx.Graph:
 
     def backend(graph: fx.GraphModule, given: list[Any]) -> Any:
         graphs.append(graph)
-        assert fuse.fuse(graph)
+        assert graph_pass.fuse(graph)
         return graph.forward
 
     torch._dynamo.reset()
@@ -121,7 +124,7 @@ def test_shortcuts_begin_before_the_convolutions_they_run_beside(model: str) -> 
     at = [place for place, target in enumerate(asked) if target is begin_conv2d]
     for place in at:
         until = asked.index(arrived, place)
-        assert asked[place:until].count(forked.conv2d) >= 2
+        assert asked[place:until].count(conv_streams.conv2d) >= 2
 
 
 class Wired(nn.Module):
@@ -182,8 +185,8 @@ def test_a_branch_is_waited_for_before_its_result_is_used(monkeypatch: pytest.Mo
             said.append(f"{self.name} waits for {other.name}")
 
     main, beside = Stream("main"), Stream("branch")
-    monkeypatch.setattr(branch, "on_gpu", lambda x: True)
-    monkeypatch.setattr(branch, "side", lambda device, use: beside)
+    monkeypatch.setattr(conv_streams, "on_gpu", lambda x: True)
+    monkeypatch.setattr(conv_streams, "side", lambda device, use: beside)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: (said.append(f"on {stream.name}"), nullcontext())[1])
     monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: said.append(f"kept for {stream.name}"))
@@ -192,9 +195,9 @@ def test_a_branch_is_waited_for_before_its_result_is_used(monkeypatch: pytest.Mo
     assert torch.equal(y, torch.conv2d(x, weight))
     assert said == ["branch waits for main", "on branch", "kept for branch", "main waits for branch", "kept for main"]
     y.sum().backward()
-    assert [grad.shape for grad in branch._read] == [y.shape], "whoever adds to it must see that it is read"
+    assert [grad.shape for grad in conv_streams._read] == [y.shape], "whoever adds to it must see that it is read"
     begin_conv2d(x, weight)
-    assert not branch._read
+    assert not conv_streams._read
 
 
 POOLS = {
@@ -225,7 +228,7 @@ class Pooling(nn.Module):
 @pytest.mark.parametrize("name", [*POOLS, *OTHERS])
 def test_means_over_pixels_are_found_before_a_linear_layer(name: str) -> None:
     graph = fused_graph(Pooling((POOLS | OTHERS)[name]), torch.rand(2, 3, 8, 8, dtype=torch.float64))
-    assert (pooled.pooled_linear in targets(graph)) == (name in POOLS)
+    assert (classifier_head.pooled_linear in targets(graph)) == (name in POOLS)
 
 
 class Judged(nn.Module):
@@ -254,5 +257,5 @@ def test_cross_entropies_of_halves_are_found_and_so_are_their_means(
     net: nn.Module, found: dict[str, bool] | None
 ) -> None:
     graph = fused_graph(net, torch.rand(2, 4, 3, 3, dtype=torch.float64), torch.tensor([1, 3]))
-    asked = [node.kwargs for node in graph.nodes if node.target is entropy.cross_entropy]
+    asked = [node.kwargs for node in graph.nodes if node.target is cross_entropy.cross_entropy]
     assert asked == ([] if found is None else [found])

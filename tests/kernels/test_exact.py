@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.game.engine import Engine
-from deat.game.round import Budget, Round
-from deat.kernels import entropy, normed, pooled, stem
-from deat.kernels.pooled import pooled_linear
-from deat.kernels.stem import conv2d_of_few
+from deat.core.buffers import Budget, Round
+from deat.engine.kernels import batch_norm, classifier_head, cross_entropy, first_conv
+from deat.engine.kernels.classifier_head import pooled_linear
+from deat.engine.kernels.first_conv import conv2d_of_few
+from deat.engine.precision import Engine
 from helpers.games import game_of
 from helpers.kernels_cases import distance
 from helpers.nets import CLASSES, images, seeded, weights
@@ -49,12 +49,12 @@ class Exact(Engine):
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A CPU is taken for a GPU; which kernels ran."""
-    names, launch = list[str](), normed._launch
-    monkeypatch.setattr(normed, "_fits", lambda x: x.is_contiguous(memory_format=torch.channels_last))
+    names, launch = list[str](), batch_norm._launch
+    monkeypatch.setattr(batch_norm, "_fits", lambda x: x.is_contiguous(memory_format=torch.channels_last))
     monkeypatch.setattr(
-        normed, "_launch", lambda name, *rest, **named: (names.append(name), launch(name, *rest, **named))[1]
+        batch_norm, "_launch", lambda name, *rest, **named: (names.append(name), launch(name, *rest, **named))[1]
     )
-    for module in (pooled, entropy, stem):
+    for module in (classifier_head, cross_entropy, first_conv):
         monkeypatch.setattr(module, "on_gpu", lambda x: True)
     return names
 

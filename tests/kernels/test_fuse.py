@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import deat
-from deat.kernels import fuse
-from deat.kernels.normed import norm_relu
+from deat.engine.kernels import graph_pass
+from deat.engine.kernels.batch_norm import norm_relu
 from deat.models import densenet, resnet
 
 Net = Callable[[Tensor], Tensor]
@@ -136,7 +136,7 @@ def compared(net: nn.Module, x: Tensor = IMAGE) -> int:
     found: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        found.append(fuse.fuse(graph))
+        found.append(graph_pass.fuse(graph))
         return graph.forward
 
     other = copy.deepcopy(net)
@@ -188,7 +188,7 @@ def test_sums_and_relus_are_fused_where_nobody_else_needs_them() -> None:
     calls: list[tuple[bool, bool, bool]] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        fuse.fuse(graph)
+        graph_pass.fuse(graph)
         for node in graph.graph.nodes:
             if node.target is norm_relu:
                 calls.append((node.args[1] is not None, node.kwargs["beside"] is not None, node.kwargs["relu"]))
@@ -208,7 +208,7 @@ def test_a_network_without_batch_norm_is_left_to_torchs_compiler(monkeypatch: py
         torch._dynamo, "lookup_backend", lambda name: lambda graph, inputs: asked.append(graph) or graph
     )
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).double()
-    assert torch.compile(net, backend=fuse.fused)(IMAGE).shape == (2, 4, 30, 30)
+    assert torch.compile(net, backend=graph_pass.fused)(IMAGE).shape == (2, 4, 30, 30)
     assert [torch.conv2d in {node.target for node in graph.graph.nodes} for graph in asked] == [True], "not as it was"
 
 
@@ -217,7 +217,7 @@ def test_a_network_that_checkpoints_its_activations_is_left_to_torchs_compiler(m
     asked: list[object] = []
     monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: lambda graph, inputs: asked.append(name) or graph)
     net = Blocks(lambda net, x: net.m(checkpoint(lambda z: F.relu(net.n(net.a(z))), x, use_reentrant=False))).double()
-    torch.compile(net, backend=fuse.fused)(IMAGE)
+    torch.compile(net, backend=graph_pass.fused)(IMAGE)
     assert asked == ["inductor"]
 
 
@@ -226,7 +226,7 @@ def test_batches_are_counted_once_for_each_call_and_each_count_is_launched_once(
     counted: list[object] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        fuse.fuse(graph)
+        graph_pass.fuse(graph)
         for node in graph.graph.nodes:
             counted.extend(node.args[0] if node.target is torch._foreach_add_ else ())
         return graph.forward
@@ -250,7 +250,7 @@ def test_images_that_change_after_they_were_standardised_are_convolved_as_they_w
     torch._dynamo.reset()
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        assert fuse.fuse(graph) == 1
+        assert graph_pass.fuse(graph) == 1
         return graph.forward
 
     assert torch.allclose(torch.compile(answer, backend=backend)(IMAGE), answer(IMAGE))

@@ -8,12 +8,12 @@ import torch
 from torch import fx, nn
 
 import deat
-from deat.game import runner
-from deat.game.engine import Engine
-from deat.game.round import Budget
-from deat.kernels.fuse import convolved, fused
-from deat.kernels.normed import norm_relu
-from deat.kernels.stem import conv2d_of_few
+from deat.core.buffers import Budget
+from deat.engine import executor
+from deat.engine.kernels.batch_norm import norm_relu
+from deat.engine.kernels.first_conv import conv2d_of_few
+from deat.engine.kernels.graph_pass import convolved, fused
+from deat.engine.precision import Engine
 from helpers.games import game_of
 from helpers.nets import CLASSES, images, seeded
 
@@ -59,9 +59,11 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[fx.Node]]]:
 
     torch._dynamo.reset()
     monkeypatch.setattr(Engine, "fuses", property(lambda self: True))
-    monkeypatch.setattr(runner, "_quick_move", lambda threat, engine: lambda *args, out: out.copy_(threat.move(*args)))
-    monkeypatch.setattr(runner, "fused", noting(fused))
-    monkeypatch.setattr(runner, "convolved", noting(convolved))
+    monkeypatch.setattr(
+        executor, "_quick_move", lambda threat, engine: lambda *args, out: out.copy_(threat.move(*args))
+    )
+    monkeypatch.setattr(executor, "fused", noting(fused))
+    monkeypatch.setattr(executor, "convolved", noting(convolved))
     return graphs
 
 

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import deat
+from deat.core.objectives import Outcome
 from deat.data import ImageSet
-from deat.game.engine import Engine
-from deat.game.halves import Halves, plain_weights
-from deat.game.objectives import Outcome
-from deat.kernels import entropy, forked, fuse, normed, pooled
+from deat.engine.kernels import batch_norm, classifier_head, conv_streams, cross_entropy, graph_pass
+from deat.engine.precision import Engine, Halves, plain_weights
 from deat.methods.tune import tune
 from deat.training import optimizers
 from deat.training.trainer import Trainer
@@ -44,17 +43,17 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     if torch.cuda.device_count():
         pytest.skip("tests/gpu runs it for real")
     ran: list[str] = []
-    launch = normed._launch
+    launch = batch_norm._launch
     monkeypatch.setattr(Engine, "fuses", property(lambda self: True))
     monkeypatch.setattr(optimizers, "has_triton", lambda: True)
-    monkeypatch.setattr(normed, "_fits", lambda x: x.is_contiguous(memory_format=torch.channels_last))
-    monkeypatch.setattr(pooled, "on_gpu", lambda x: True)
-    monkeypatch.setattr(pooled, "_wants", lambda dtype, weight: True)
-    monkeypatch.setattr(entropy, "on_gpu", lambda x: True)
-    for kind, name in ((pooled.Pooled, "head"), (entropy.Entropy, "entropy")):
+    monkeypatch.setattr(batch_norm, "_fits", lambda x: x.is_contiguous(memory_format=torch.channels_last))
+    monkeypatch.setattr(classifier_head, "on_gpu", lambda x: True)
+    monkeypatch.setattr(classifier_head, "_wants", lambda dtype, weight: True)
+    monkeypatch.setattr(cross_entropy, "on_gpu", lambda x: True)
+    for kind, name in ((classifier_head.Pooled, "head"), (cross_entropy.Entropy, "entropy")):
         monkeypatch.setattr(kind, "apply", noted(kind.apply, name, ran))
     monkeypatch.setattr(
-        normed, "_launch", lambda name, *rest, **named: (ran.append(name), launch(name, *rest, **named))
+        batch_norm, "_launch", lambda name, *rest, **named: (ran.append(name), launch(name, *rest, **named))
     )
     return ran
 
@@ -71,7 +70,7 @@ def test_the_quick_path_trains_like_the_plain_one(
     method: str, as_on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch._dynamo.reset()
-    monkeypatch.setattr("deat.kernels.head.answer", rounded_answer)
+    monkeypatch.setattr("deat.engine.kernels.classifier_head_triton.answer", rounded_answer)
     plain, quick = (trainer_of(method, engine, size=8) for engine in ("eager", "compile"))
     for _ in range(2 if method == "m+trades" else 1):  # whose k rises then
         one, other = plain.run_epoch(), quick.run_epoch()
@@ -93,7 +92,7 @@ def test_weights_that_are_stepped_with_their_halves_end_as_those_that_are_halved
     cast = Halves.cast
     monkeypatch.setattr(Halves, "cast", lambda self: (casts.append(self.fresh), cast(self))[1])
     monkeypatch.setattr(
-        "deat.kernels.descent.LARGE", 100
+        "deat.engine.kernels.sgd_triton.LARGE", 100
     )  # the second convolution's 576 go by the kernel, the rest beside it
     ends = []
     for follows in (True, False):
@@ -115,7 +114,9 @@ def test_halves_are_the_weights_after_every_step_and_keep_no_gradient(
     large: int, as_on_a_gpu: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch._dynamo.reset()
-    monkeypatch.setattr("deat.kernels.descent.LARGE", large)  # by the kernel, or all by what steps small weights
+    monkeypatch.setattr(
+        "deat.engine.kernels.sgd_triton.LARGE", large
+    )  # by the kernel, or all by what steps small weights
     trainer = trainer_of("free-4", "compile")
     trainer.optimizer.param_groups[0]["weight_decay"] = 5.0  # so that weights move a lot
     step, seen = trainer.game.engine.step, []
@@ -179,9 +180,9 @@ def test_weight_gradients_that_are_taken_apart_train_the_same_weights(
 ) -> None:
     torch._dynamo.reset()
     taken: list[Tensor] = []
-    monkeypatch.setattr(forked, "on_gpu", lambda x: True)
-    monkeypatch.setattr(forked, "_begin", lambda *args: (taken.append(args[3].leaf), _begin_here(*args)))
-    monkeypatch.setattr(forked, "join", lambda: None)
+    monkeypatch.setattr(conv_streams, "on_gpu", lambda x: True)
+    monkeypatch.setattr(conv_streams, "_begin", lambda *args: (taken.append(args[3].leaf), _begin_here(*args)))
+    monkeypatch.setattr(conv_streams, "join", lambda: None)
     plain, quick = (trainer_of(method, engine, bias=False) for engine in ("eager", "compile"))
     for _ in range(2):
         one, other = plain.run_epoch(), quick.run_epoch()
@@ -196,7 +197,7 @@ def test_weight_gradients_that_are_taken_apart_train_the_same_weights(
 
 def _begin_here(dy: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> None:
     """A weight's gradient, taken at once."""
-    grad = forked._gradient(dy, x, weight, ctx.sizes, by_x=False)
+    grad = conv_streams._gradient(dy, x, weight, ctx.sizes, by_x=False)
     ctx.leaf.grad = grad if ctx.leaf.grad is None else ctx.leaf.grad + grad
 
 
@@ -272,17 +273,19 @@ def test_only_halved_weights_have_their_gradients_taken_beside_and_compiled_netw
     seen: list[bool] = []
 
     def conv2d(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        seen.append(hasattr(weight, forked.BESIDE))
+        seen.append(hasattr(weight, conv_streams.BESIDE))
         return torch.conv2d(x, weight, *rest)
 
-    monkeypatch.setattr(forked, "conv2d", conv2d)
+    monkeypatch.setattr(conv_streams, "conv2d", conv2d)
     torch._dynamo.reset()
     net, x = small_net(), torch.rand(4, 1, 8, 8)
     weights = Halves(net, torch.float64).learning(net)
     double = {name: p.detach().double() for name, p in net.named_parameters()} | weights
-    torch.compile(lambda v: torch.func.functional_call(net.double(), double, (v,)), backend=fuse.fused)(x.double())
+    torch.compile(lambda v: torch.func.functional_call(net.double(), double, (v,)), backend=graph_pass.fused)(
+        x.double()
+    )
     assert seen == [True]
-    torch.compile(small_net(), backend=fuse.fused)(x)
+    torch.compile(small_net(), backend=graph_pass.fused)(x)
     assert seen == [True, False]
 
 

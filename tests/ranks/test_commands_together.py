@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import deat
-from deat.evaluation.evaluation import load_evaluation
 from deat.evaluation.judge import Judge
-from deat.ranks import Ranks
+from deat.evaluation.results import load_evaluation
+from deat.utils.distributed import Ranks
 from helpers.nets import conv_net, learnable
 from helpers.together import commands, statuses, together
 
@@ -94,7 +94,7 @@ def test_an_error_of_one_process_is_what_is_seen_and_ends_all(tmp_path: Path) ->
 
 def nan_in_the_second(rank: int) -> None:
     if rank == 1:
-        from deat.game.moves import Game
+        from deat.core.moves import Game
 
         real = Game.open
 
@@ -132,7 +132,7 @@ def test_two_judges_give_the_same_verdicts_as_one(cascade: bool) -> None:
 
 @pytest.fixture
 def a_run(tmp_path: Path) -> Path:
-    from deat.cli import main
+    from deat.cli.main import main
 
     assert main(["train", "--epochs", "1", "--out", str(tmp_path / "run"), "--threads", "1", *QUICK]) == 0
     return tmp_path

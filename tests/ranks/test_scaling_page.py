@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import tyro
 
-from deat.cli import Command, Train
-from deat.ranks import Ranks
+from deat.cli.main import Command
+from deat.cli.train import TrainCommand
+from deat.utils.distributed import Ranks
 from helpers.nets import conv_net, learnable
 from helpers.together import together
 
@@ -120,11 +121,11 @@ def test_the_page_s_python_works_in_two_processes(tmp_path: Path) -> None:
     assert (tmp_path / "runs/own").is_dir()
 
 
-def accepted(words: list[str]) -> Train:
+def accepted(words: list[str]) -> TrainCommand:
     """What deat makes of a command that torchrun is given."""
     given = words[words.index("deat") + 1 :]
     command = tyro.cli(Command, prog="deat", args=given, config=(tyro.conf.FlagCreatePairsOff,))
-    assert isinstance(command, Train)
+    assert isinstance(command, TrainCommand)
     return command
 
 

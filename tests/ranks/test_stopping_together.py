@@ -12,8 +12,8 @@ import torch.distributed as dist
 import deat
 from deat.errors import CheckpointError, Interrupted
 from deat.methods.tune import tune
-from deat.ranks import Ranks, _meeting
 from deat.training.checkpoints import Checkpoints
+from deat.utils.distributed import Ranks, _meeting
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
 from helpers.together import commands, meeting_place, statuses, together
@@ -172,7 +172,7 @@ def test_a_save_that_fails_is_known_to_all(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_busy_is_refused_by_all(tmp_path: Path, whole: Path) -> None:
-    from deat.checkpoint.lock import owned
+    from deat.utils.locks import owned
 
     with owned(whole):
         assert statuses(commands(whole.parent, *RUN, "--resume", "auto"), within=30) == [7, 7]

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import deat
 from deat.data import as_source
-from deat.data.order import batch_length
+from deat.data.resident import batch_length
 from deat.errors import DataError, NumericalError, UsageError
 from deat.methods import names
-from deat.ranks import Ranks, Share
+from deat.utils.distributed import Ranks, Share
 from helpers.games import EXTRAS, trainer_of
 from helpers.nets import conv_net, images, learnable, weights
 from helpers.together import together

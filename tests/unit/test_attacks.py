@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import deat
+from deat.core.losses import cross_entropy, margin
 from deat.errors import UsageError
 from deat.evaluation.attacks import Attack, attack, correct, gradient
-from deat.game.losses import cross_entropy, margin
 from helpers.games import THREATS, trainer_of
 from helpers.nets import conv_net, images, learnable, same, weights
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from deat import recipes
-from deat.bench import cell as cells
+from deat.bench import workers as cells
 from deat.bench.grid import Cell
 from deat.errors import BusyError, DataError
-from deat.evaluation.evaluation import AttackResult, Evaluation
+from deat.evaluation.results import AttackResult, Evaluation
 from deat.recipes import override
-from deat.training.judging import alone
+from deat.runs.run_dir import alone
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from deat import locks, recipes
-from deat.bench.grid import ATTEMPTS, Grid, cells_of
-from deat.bench.locks import Claim
-from deat.bench.mending import drop_damaged
+from deat import recipes
+from deat.bench.grid import ATTEMPTS, Grid, cells_of, drop_damaged
 from deat.errors import CheckpointError, DataError, UsageError
-from deat.report.collect import collect
+from deat.report.load import collect
+from deat.utils import locks
+from deat.utils.locks import Claim
 from helpers.runs import make_run
 
 QUICK = recipes.recipe("quick")
@@ -85,7 +85,7 @@ def test_cells_whose_process_is_gone_are_buried_and_living_ones_are_not(grid):
 
 def test_a_claim_dies_with_its_process(children, tmp_path):
     (tmp_path / "take.py").write_text(
-        "import time; from pathlib import Path; from deat.bench.locks import Claim\n"
+        "import time; from pathlib import Path; from deat.utils.locks import Claim\n"
         "held = Claim.take(Path('claim')); Path('held' if held else 'refused').touch(); time.sleep(60)"
     )
     child = children.start_script(tmp_path / "take.py", cwd=tmp_path)

@@ -7,7 +7,7 @@ import pytest
 
 from deat import recipes
 from deat.bench.grid import Grid, cells_of
-from deat.bench.progress import Progress
+from deat.bench.status import Progress
 from deat.evaluation.evaluator import evaluate
 from deat.recipes.recipe import Judging
 from helpers.eval_nets import digits, tiny

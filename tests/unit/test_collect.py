@@ -6,9 +6,9 @@ from dataclasses import asdict
 import pytest
 
 from deat.errors import DataError
-from deat.evaluation.evaluation import AttackResult, Evaluation
-from deat.report.collect import collect, collect_run
-from deat.training.history import EpochStats, EpochTiming, append
+from deat.evaluation.results import AttackResult, Evaluation
+from deat.report.load import collect, collect_run
+from deat.training.records import EpochStats, EpochTiming, append
 
 ATTACKS = ("natural", "pgd-20")
 

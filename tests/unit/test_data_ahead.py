@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import deat
-from deat.data import LazyImages, Source, Stream, ahead, as_source, decoded
-from deat.data.ahead import EpochBatches, EpochLoader
+from deat.data import LazyImages, Source, Stream, as_source, decoded_cache, loaders
+from deat.data.loaders import EpochBatches, EpochLoader
 from deat.errors import DataError
-from deat.ranks import Share
-from deat.seeding import derive
+from deat.utils.distributed import Share
+from deat.utils.seeding import derive
 from helpers.data_sets import tree, write_folder
 
 KINDS = ["files", "a data set"]
@@ -72,7 +72,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Path) -> LazyImages:
-    monkeypatch.setattr(decoded, "MAX_DECODED", 0)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED", 0)
     path = write_folder(tmp_path / "set", tree(6, width=10, height=8))
     train = deat.load_data(f"folder:{path}", root=tmp_path / "root", size=6).train
     assert isinstance(train, LazyImages)
@@ -255,7 +255,7 @@ def test_a_loader_of_one_s_own_keeps_its_workers(log):
     source: Source = as_source(loader, batch_size=5)
     before = multiprocessing.active_children()
     assert len(before) == 1
-    with deat.data.source.ending_workers(source, None):
+    with deat.data.sources.ending_workers(source, None):
         list(source.epoch(0))
     assert multiprocessing.active_children() == before
 
@@ -263,6 +263,6 @@ def test_a_loader_of_one_s_own_keeps_its_workers(log):
 @pytest.mark.parametrize(("device", "pinned"), [("cuda:1", True), ("cpu", False)])
 def test_batches_for_a_gpu_are_handed_over_in_pinned_memory(device, pinned, log, monkeypatch):
     made: dict[str, Any] = {}
-    monkeypatch.setattr(ahead, "DataLoader", lambda data, **options: made.update(options) or DataLoader(data))
+    monkeypatch.setattr(loaders, "DataLoader", lambda data, **options: made.update(options) or DataLoader(data))
     next(EpochLoader(Noisy(log), EpochBatches(12, 5, 0, True), workers=0, device=device).epoch(0, 0, Share()))
     assert made["pin_memory"] is pinned

@@ -3,9 +3,9 @@ from time import perf_counter
 import pytest
 import torch
 
-from deat.data import ImageSet, LazyImages, copies, decoded
-from deat.data.copies import copied, same_files
-from deat.data.files import Loose
+from deat.data import ImageSet, LazyImages, decoded_cache, duplicates
+from deat.data.archives import Loose
+from deat.data.duplicates import copied, same_files
 from helpers.data_sets import WRITERS, load, png, random_set, tree, write_folder
 
 
@@ -33,16 +33,16 @@ def test_of_a_large_streamed_set_no_more_files_are_read_than_are_worth_it(tmp_pa
     assert len(same_files(same, range(20), range(20, 40))) == 20
     read, real = [], Loose.read
     monkeypatch.setattr(Loose, "read", lambda self, index: read.append(index) or real(self, index))
-    monkeypatch.setattr(copies, "MOST", 50)
+    monkeypatch.setattr(duplicates, "MOST", 50)
     assert same_files(same, range(20), range(20, 40)) == [(0, 0), (1, 0)]
     assert len(read) <= 50
-    monkeypatch.setattr(copies, "LARGE", 19)
+    monkeypatch.setattr(duplicates, "LARGE", 19)
     assert same_files(same, range(20), range(20, 40)) == []
 
 
-@pytest.mark.parametrize("most", [decoded.MAX_DECODED, 100], ids=["decoded", "streamed"])
+@pytest.mark.parametrize("most", [decoded_cache.MAX_DECODED, 100], ids=["decoded", "streamed"])
 def test_a_val_part_that_shares_images_with_the_test_part_chooses_nothing(most, tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded, "MAX_DECODED", most)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED", most)
     files = tree() | {"val/cat/0.png": png(40), "val/dog/0.png": png(41)}
     path = WRITERS["set"](tmp_path / "set", files | {"val/dog/1.png": files["test/dog/2.png"]})
     for _ in range(2):

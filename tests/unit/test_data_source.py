@@ -7,9 +7,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from deat.data import Augment, Resident, Source, as_source
-from deat.data.source import Seekable
+from deat.data.sources import Seekable
 from deat.errors import DataError, UsageError
-from deat.ranks import Share
+from deat.utils.distributed import Share
 from helpers.data_sets import random_set
 
 

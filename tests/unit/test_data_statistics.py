@@ -7,9 +7,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import deat
-from deat.data import ImageSet, LazyImages, decoded
-from deat.data.corpus import Corpus
-from deat.data.imageset import split_indices
+from deat.data import ImageSet, LazyImages, decoded_cache
+from deat.data.datasets import Corpus
+from deat.data.image_set import split_indices
 from deat.data.statistics import Statistics, measure
 from deat.errors import UsageError
 from helpers.data_sets import load, png, random_set, tree, write_folder
@@ -45,7 +45,7 @@ def test_a_large_set_is_measured_on_a_thousand_images_or_more_spread_over_it():
 
 
 def test_a_streamed_set_is_measured_as_it_is_decoded(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded, "MAX_DECODED", 0)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED", 0)
     train = photos(tmp_path, size=8).train
     assert isinstance(train, LazyImages)
     assert measure(train) == true_numbers(torch.stack([train.decode(i) for i in range(len(train))]))

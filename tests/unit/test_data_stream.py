@@ -6,15 +6,15 @@ import pytest
 import torch
 
 import deat.data
-from deat.data import LazyImages, Stream, decoded
+from deat.data import LazyImages, Stream, decoded_cache
 from deat.errors import DataError
-from deat.ranks import Share
+from deat.utils.distributed import Share
 from helpers.data_sets import png, tree, write_folder, write_zip
 
 
 @pytest.fixture
 def lazy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LazyImages:
-    monkeypatch.setattr(decoded, "MAX_DECODED", 0)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED", 0)
     path = write_folder(tmp_path / "set", tree(6, width=20, height=16))
     train = deat.data.load(f"folder:{path}", root=tmp_path / "root", size=12).train
     assert isinstance(train, LazyImages)
@@ -133,7 +133,7 @@ def test_a_file_that_disappears_while_training_is_named(lazy, tmp_path):
 
 
 def test_a_changed_zip_is_noticed_when_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded, "MAX_DECODED", 0)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED", 0)
     path = write_zip(tmp_path / "set.zip", tree())
     train = deat.data.load(f"folder:{path}", root=tmp_path, size=8).train
     data = path.read_bytes()
@@ -151,7 +151,7 @@ def test_check_refuses_what_cannot_be_trained_on(lazy, tmp_path):
 
 
 def test_pixels_do_not_move_when_the_image_already_fits(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded, "MAX_DECODED", 0)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED", 0)
     path = write_folder(tmp_path / "set", tree(1, width=32, height=32))
     train = deat.data.load(f"folder:{path}", root=tmp_path / "root", size=28).train
     whole = deat.data.decode.to_tensor(deat.data.decode.open_image(png(0, 32, 32), "x"))

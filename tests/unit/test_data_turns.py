@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from deat import locks as system
-from deat.data import Corpus, LazyImages, archive, decoded, turns
+from deat.data import Corpus, LazyImages, archives, decoded_cache
+from deat.utils import locks
+from deat.utils import locks as system
 from helpers.children import Children
 from helpers.data_sets import load, png, tree, write_tar
 
@@ -21,14 +22,14 @@ def packed(tmp_path: Path) -> Path:
 def unpackings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of archives as they are unpacked."""
     seen: list[str] = []
-    real = archive.pack
-    monkeypatch.setattr(archive, "pack", lambda path, out: (seen.append(path.name), real(path, out))[1])
+    real = archives.pack
+    monkeypatch.setattr(archives, "pack", lambda path, out: (seen.append(path.name), real(path, out))[1])
     return seen
 
 
 def both(path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Corpus, Corpus]:
     """What two find, the second of whom begins once the first has unpacked the set and read none of it."""
-    real, second = decoded.decode, list[Future[Corpus]]()
+    real, second = decoded_cache.decode, list[Future[Corpus]]()
     with ThreadPoolExecutor(1) as pool:
 
         def decode(*arguments):
@@ -37,7 +38,7 @@ def both(path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Corpu
                 wait(second, 0.5)  # whoever waits for nobody is done by then
             return real(*arguments)
 
-        monkeypatch.setattr(decoded, "decode", decode)
+        monkeypatch.setattr(decoded_cache, "decode", decode)
         return load(path, root), second[0].result(60)
 
 
@@ -72,13 +73,13 @@ def test_a_disk_without_locks_gives_a_turn_at_once_that_is_not_alone(tmp_path, m
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(system.fcntl, "flock", refuse)
-    with turns.turn(tmp_path / "lock") as alone, turns.turn(tmp_path / "lock") as other:
+    with locks.turn(tmp_path / "lock") as alone, locks.turn(tmp_path / "lock") as other:
         assert (alone, other) == (False, False)
 
 
 def test_a_turn_that_a_dead_process_never_ended_is_taken(tmp_path):
     (tmp_path / "lock").touch()
-    with turns.turn(tmp_path / "lock") as alone:
+    with locks.turn(tmp_path / "lock") as alone:
         assert alone
     assert not (tmp_path / "lock").exists()
 
@@ -96,17 +97,17 @@ def test_a_lock_whose_file_its_last_holder_removes_just_then_is_taken_on_a_new_o
                 path.touch()
 
     monkeypatch.setattr(system.fcntl, "flock", flock)
-    with turns.turn(path) as alone:
+    with locks.turn(path) as alone:
         assert alone
         assert len(taken) == 2
 
 
 SLOW = """import sys, time
 import deat
-from deat.data import archive, decoded
+from deat.data import archives, decoded_cache
 
 path, seconds = sys.argv[1], float(sys.argv[2])
-pack, decode = archive.pack, decoded.decode
+pack, decode = archives.pack, decoded_cache.decode
 
 def counted_pack(path, out):
     with open("unpacked", "a") as file:
@@ -117,7 +118,7 @@ def slow_decode(*arguments):
     time.sleep(seconds)
     return decode(*arguments)
 
-archive.pack, decoded.decode = counted_pack, slow_decode
+archives.pack, decoded_cache.decode = counted_pack, slow_decode
 assert len(deat.load_data(f"folder:{path}", root="root").train) == 6
 """
 

@@ -11,14 +11,14 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 
 import deat
+from deat.core.buffers import Budget
+from deat.engine.precision import choose_precision
 from deat.errors import UsageError
-from deat.game.engine import choose_precision
-from deat.game.round import Budget
-from deat.modes import choose_threads
-from deat.training import engines
+from deat.training import engine_choice
+from deat.training.config import find_device
+from deat.training.engine_choice import Pace
 from deat.training.optimizers import DeviceSGD
-from deat.training.pace import Pace
-from deat.training.settings import find_device
+from deat.utils.torch_utils import choose_threads
 from helpers.games import THREATS, busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 
@@ -142,7 +142,7 @@ def test_auto_is_fp32_for_small_networks_on_a_cpu():
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_auto_is_bf16_for_large_networks_where_the_cpu_is_fast_at_it(fast, monkeypatch):
-    monkeypatch.setattr("deat.game.engine.cpu_is_fast_at_bf16", lambda: fast)
+    monkeypatch.setattr("deat.engine.precision.cpu_is_fast_at_bf16", lambda: fast)
     assert choose_precision("auto", CPU, 10**7) == ("bf16" if fast else "fp32")
 
 
@@ -252,9 +252,9 @@ def test_what_cannot_be_recorded_is_said_and_compiled(options, said, monkeypatch
     method = deat.method(options.pop("method", "pgd-2"))
     if options.pop("compact", False):
         method = replace(method, ascent=replace(method.ascent, compact=True))
-    monkeypatch.setattr(engines, "find_device", lambda name: Gpu())
-    monkeypatch.setattr(engines, "choose_precision", lambda *_: "fp32")
-    monkeypatch.setattr(engines, "Engine", lambda _, *rest, **named: deat.Engine(CPU, *rest, **named))
+    monkeypatch.setattr(engine_choice, "find_device", lambda name: Gpu())
+    monkeypatch.setattr(engine_choice, "choose_precision", lambda *_: "fp32")
+    monkeypatch.setattr(engine_choice, "Engine", lambda _, *rest, **named: deat.Engine(CPU, *rest, **named))
     trainer = trainer_of(method, conv_net(), **options)
     assert re.search(said, trainer.engine_news)
     assert isinstance(trainer.pace, Pace) == ("once" in said)

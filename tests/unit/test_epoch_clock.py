@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import deat
-from deat.checkpoint.kinds import built
-from deat.commands import spent
-from deat.commands.spent import Spent
-from deat.game.moves import Game
-from deat.numbers import short_seconds
+from deat.checkpoint.state import built
+from deat.cli import console
+from deat.cli.console import Spent
+from deat.core.moves import Game
 from deat.training import trainer as training
-from deat.training.history import EpochTiming
+from deat.training.records import EpochTiming
 from deat.training.validation import Validator
+from deat.utils.numbers import short_seconds
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
 
@@ -86,7 +86,7 @@ def test_clocks_of_older_runs_are_read_with_no_rest() -> None:
 
 def test_a_session_s_parts_add_up_and_the_rest_goes_to_what_it_was_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(spent, "perf_counter", clock)
+    monkeypatch.setattr(console, "perf_counter", clock)
     found = Spent()
     clock.now += 70
     found.on("saving", training=24.0, validation=20.0)
@@ -105,7 +105,7 @@ def test_seconds_are_shown_in_about_three_digits() -> None:
 def test_a_run_ends_with_where_its_seconds_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from deat.cli import main
+    from deat.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     how = "--epochs 1 --held-out 20 --val-attack fgsm --test-images 20 --baseline yes --out run"

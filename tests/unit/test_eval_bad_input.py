@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from deat.errors import CheckpointError, DataError, DeatError, UsageError
+from deat.evaluation.attack_registry import attacker, attackers
 from deat.evaluation.attacks import Attack
-from deat.evaluation.evaluation import load_evaluation
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.named import attacker, attackers
+from deat.evaluation.results import load_evaluation
 from deat.threat import Linf
 from helpers.eval_attackers import Own
 from helpers.eval_nets import Around, same

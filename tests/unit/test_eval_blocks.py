@@ -11,14 +11,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import deat
 from deat.errors import CheckpointError
-from deat.evaluation import evaluation, judge
+from deat.evaluation import judge, results
+from deat.evaluation.arguments import Question
 from deat.evaluation.attacks import Attack
-from deat.evaluation.evaluation import load_evaluation
 from deat.evaluation.evaluator import Session, evaluate
 from deat.evaluation.judge import Judge
-from deat.evaluation.ledger import answers, are_close
-from deat.evaluation.question import Question
-from deat.loading import load_object
+from deat.evaluation.results import load_evaluation
+from deat.evaluation.resume_log import answers, are_close
+from deat.utils.user_code import load_object
 from helpers.eval_attackers import Fragile, Interrupted
 from helpers.eval_nets import Around, same
 from helpers.games import THREATS
@@ -353,7 +353,7 @@ def test_rulings_are_kept_until_the_evaluation_s_own_file_is_written(tmp_path, r
     ledger = tmp_path / "rulings.jsonl"
     said = r"cannot write '.*evaluation\.json': No space left"
     with monkeypatch.context() as patch, pytest.raises(CheckpointError, match=said):
-        patch.setattr(evaluation, "write_json", full)
+        patch.setattr(results, "write_json", full)
         judged(ledger, save=tmp_path / "evaluation.json")
     assert len(rows(ledger)) == len(rulings) == 3 * BLOCKS
     found = judged(ledger, save=tmp_path / "evaluation.json")

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import deat
+from deat.engine import precision
 from deat.errors import UsageError
-from deat.evaluation import quick
+from deat.evaluation import fast_model
 from deat.evaluation.attacks import Attack, attack
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.graphed import padded_size
-from deat.evaluation.judge import Attacker, Counted, Judge, full_precision
-from deat.game import engine
+from deat.evaluation.fast_model import full_precision, padded_size
+from deat.evaluation.judge import Attacker, Counted, Judge
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, undefended
 from helpers.games import THREATS
@@ -455,7 +455,7 @@ def test_an_unknown_precision_is_refused_with_those_there_are():
 
 
 def test_an_evaluation_has_the_engines_that_training_has():
-    assert quick.ENGINES == engine.ENGINES
+    assert fast_model.ENGINES == precision.ENGINES
     with pytest.raises(UsageError, match=r"unknown engine 'fast'.*Known: auto, compile, eager, graph"):
         evaluate(undefended(), digits(4), threat=THREAT, engine="fast")
 
@@ -478,15 +478,15 @@ def test_an_eager_evaluation_is_the_usual_one_where_there_is_no_gpu():
     [
         ("auto", "cpu", 10**9, "eager"),
         ("eager", "cpu", 10**9, "eager"),
-        ("auto", "cuda", quick.WORTH_COMPILING - 1, "graph"),
-        ("auto", "cuda", quick.WORTH_COMPILING, "compile"),
+        ("auto", "cuda", fast_model.WORTH_COMPILING - 1, "graph"),
+        ("auto", "cuda", fast_model.WORTH_COMPILING, "compile"),
         ("eager", "cuda", 10**9, "eager"),
         ("graph", "cuda", 10**9, "graph"),
         ("compile", "cuda", 1, "compile"),
     ],
 )
 def test_auto_records_on_a_gpu_and_compiles_what_is_long(wanted, device, passes, chosen):
-    assert quick.choose_engine(wanted, torch.device(device), passes) == chosen
+    assert fast_model.choose_engine(wanted, torch.device(device), passes) == chosen
 
 
 def test_batches_are_padded_by_a_quarter_at_most():

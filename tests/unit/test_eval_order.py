@@ -2,8 +2,8 @@
 
 import pytest
 
-from deat.evaluation.evaluation import AttackResult, Evaluation
-from deat.evaluation.named import attacker, describe
+from deat.evaluation.attack_registry import attacker, describe
+from deat.evaluation.results import AttackResult, Evaluation
 from deat.evaluation.sanity import compare
 from helpers.eval_nets import THREAT
 

@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from deat.evaluation import lines
+from deat.evaluation import progress
+from deat.evaluation.attack_registry import attackers
 from deat.evaluation.attacks import correct
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.judge import Judge, Ruling
-from deat.evaluation.lines import PaceLines, line
-from deat.evaluation.named import attackers
-from deat.evaluation.pace import Pace, weight
-from deat.evaluation.sanity import passes_after, probes
+from deat.evaluation.progress import Pace, PaceLines, line, weight
+from deat.evaluation.sanity import after_attack, passes_after
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, robust
 
@@ -149,7 +148,7 @@ def test_an_evaluation_without_checks_says_nothing_of_them():
 
 
 def test_progress_goes_to_standard_error_alone_and_can_be_switched_off(monkeypatch, capsys):
-    monkeypatch.setattr(lines, "SILENCE", 0.0)
+    monkeypatch.setattr(progress, "SILENCE", 0.0)
     said = [
         evaluate(robust(), digits(9), threat=THREAT, attacks="fgsm", sanity=False, **chosen) and capsys.readouterr()
         for chosen in ({}, {"progress": True}, {"progress": False})
@@ -179,7 +178,7 @@ def test_no_check_asks_again_what_another_has_asked(monkeypatch):
         asked.append((how, threat, generator.initial_seed()))
         return correct(model, x, y, how, threat, generator)
 
-    monkeypatch.setattr(probes, "correct", noted)
+    monkeypatch.setattr(after_attack, "correct", noted)
     evaluate(robust(), digits(20), threat=THREAT, attacks="pgd-20,cw-20")
     assert len(asked) == len(set(asked)) == 3 + 3 + 5 + 1 + 5
 

@@ -8,10 +8,9 @@ import torch
 
 import deat
 from deat.errors import DataError
-from deat.evaluation.evaluation import SCHEMA, AttackResult, Evaluation, load_evaluation
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.intervals import wilson
-from deat.evaluation.packing import unpack_bits, unpack_labels
+from deat.evaluation.results import SCHEMA, AttackResult, Evaluation, load_evaluation, unpack_bits, unpack_labels
 from deat.evaluation.sanity import Flag
 from helpers.eval_attackers import Own
 from helpers.eval_nets import THREAT, digits, robust, softmax

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import deat
 from deat.errors import DataError
 from deat.evaluation.attacks import Attack
-from deat.evaluation.evaluation import AttackResult, Evaluation
+from deat.evaluation.blocks import places
 from deat.evaluation.evaluator import DEFAULT, evaluate
-from deat.evaluation.reading import places
+from deat.evaluation.results import AttackResult, Evaluation
 from deat.evaluation.sanity import ADVICE, Flag, compare, slack
-from deat.evaluation.sanity.flag import PAGE
+from deat.evaluation.sanity.flags import PAGE
 from helpers.eval_attackers import Own
 from helpers.eval_nets import (
     EPS,

@@ -7,14 +7,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import deat
+from deat.core.losses import cross_entropy, margin
 from deat.data import as_source
 from deat.errors import UsageError
 from deat.evaluation import scoring
 from deat.evaluation.attacks import Attack, attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.judge import block_seed
-from deat.game.losses import cross_entropy, margin
-from deat.seeding import derive
+from deat.utils.seeding import derive
 from helpers.eval_attackers import Own
 from helpers.eval_nets import THREAT, digits, robust, undefended
 from helpers.games import THREATS

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deat.commands.evaluation_table import show
-from deat.evaluation.evaluation import AttackResult, Evaluation, load_evaluation
+from deat.cli.evaluate import show
+from deat.evaluation.results import AttackResult, Evaluation, load_evaluation
 
 SETTINGS = {
     "about": {"epoch": "best", "weights": "w", "data": "digits"},

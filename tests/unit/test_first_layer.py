@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import deat
+from deat.core.buffers import Budget
+from deat.core.first_layer import find_first_layer
+from deat.core.losses import cross_entropy
+from deat.core.plays import _costate_gradient, _joint_with_costates
 from deat.errors import UsageError
-from deat.game.first_layer import find_first_layer
-from deat.game.losses import cross_entropy
-from deat.game.plays import _costate_gradient, _joint_with_costates
-from deat.game.round import Budget
 from helpers.games import THREATS, WatchedGame, busy_budget, game_of
 from helpers.nets import CLASSES, SIDE, conv_net, images, same, seeded, weights
 

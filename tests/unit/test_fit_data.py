@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import deat
-from deat.data import ImageSet, as_source, foreign
+from deat.data import ImageSet, as_source, loaders
 from deat.errors import DataError, UsageError
 from helpers.nets import CLASSES, SIDE, Items, conv_net, learnable, same, seeded, weights
 
@@ -140,7 +140,7 @@ def test_images_are_looked_at_in_one_epoch_alone(kind, monkeypatch):
     source = as_source(KINDS[kind](X, Y), batch_size=8)
     source.check()
     list(source.epoch(0))
-    monkeypatch.setattr(foreign, "check_images", lambda *_: pytest.fail("looked again"))
+    monkeypatch.setattr(loaders, "check_images", lambda *_: pytest.fail("looked again"))
     list(source.epoch(1))
 
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 import deat
+from deat.core.moves import Game
 from deat.errors import Interrupted
-from deat.game.moves import Game
-from deat.ranks import Ranks
-from deat.training import engines
-from deat.training import fit as fitting
+from deat.runs import fit as fitting
+from deat.training import engine_choice
+from deat.utils.distributed import Ranks
 from helpers.nets import conv_net, learnable
 
 QUICK = {"method": "fgsm", "epochs": 2, "batch_size": 10, "lr": 0.1, "threat": "linf:0.05", "val_attack": "fgsm"}
@@ -50,7 +50,7 @@ def test_progress_off_is_silent_and_callbacks_of_ones_own_are_told_either_way(ca
 
 
 def test_what_a_person_should_know_of_the_engine_is_said_first(capsys, monkeypatch):
-    monkeypatch.setattr(engines.Chosen, "news", property(lambda self: "not every move is recorded: it is eager"))
+    monkeypatch.setattr(engine_choice.Chosen, "news", property(lambda self: "not every move is recorded: it is eager"))
     fit()
     assert capsys.readouterr().err.splitlines()[0] == "not every move is recorded: it is eager"
     fit(progress=False)

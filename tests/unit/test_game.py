@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 import deat
+from deat.core.buffers import Budget
+from deat.core.losses import cross_entropy, kl
+from deat.engine import executor
+from deat.engine.cuda_graphs import Recorder
+from deat.engine.executor import Runner
 from deat.errors import UsageError
-from deat.game import runner
-from deat.game.capture import Recorder
-from deat.game.losses import cross_entropy, kl
-from deat.game.round import Budget
-from deat.game.runner import Runner
 from helpers.games import THREATS, busy_budget, game_of
 from helpers.nets import conv_net, images, same, weights
 
@@ -462,7 +462,7 @@ def test_recordings_on_images_of_ever_new_sizes_do_not_fill_the_memory(monkeypat
 
 
 def test_warm_up_is_what_new_moves_took_since_it_was_asked_last_recorded_or_not(monkeypatch):
-    monkeypatch.setattr(runner, "perf_counter", itertools.count(0, 3).__next__)
+    monkeypatch.setattr(executor, "perf_counter", itertools.count(0, 3).__next__)
     monkeypatch.setattr(Runner, "_attempt", lambda *_: None)
     game = game_of(deat.method("pgd-1"), conv_net())
     r = game.open(*EASY, Budget(1, 0.1))

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from deat.game.scaler import DeviceScaler
+from deat.engine.precision import DeviceScaler
 from deat.training import trainer as training
 from deat.training.optimizers import DeviceSGD, load_state, sgd
-from deat.training.sameness import differences, environment_of
+from deat.training.resume_checks import differences, environment_of
 from deat.training.trainer import Trainer
 from helpers.games import trainer_of
 from helpers.nets import conv_net

@@ -14,7 +14,7 @@ import torch
 
 import deat
 from deat.data import ImageSet
-from deat.training.pace import Steady
+from deat.training.engine_choice import Steady
 from helpers.bench_scripts import importable_bench
 from helpers.games import trainer_of
 from helpers.nets import conv_net

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deat.evaluation import graphed
-from deat.evaluation.graphed import Graphed
+from deat.evaluation import fast_model
+from deat.evaluation.fast_model import Graphed
 from helpers.recorded import count_recordings
 
 
@@ -37,8 +37,8 @@ class Pretended:
 
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    monkeypatch.setattr(graphed, "_Pair", Pretended)
-    monkeypatch.setattr(graphed, "LARGEST", 32)
+    monkeypatch.setattr(fast_model, "_Pair", Pretended)
+    monkeypatch.setattr(fast_model, "LARGEST", 32)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", dict)
     Pretended.made = Pretended.warmed_up = 0
     torch.manual_seed(0)
@@ -84,7 +84,7 @@ def test_a_backward_survives_other_forwards_in_between(net: nn.Module) -> None:
 def test_each_size_of_what_is_left_over_is_recorded_once_wherever_it_stands(
     net: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphed, "LARGEST", 256)
+    monkeypatch.setattr(fast_model, "LARGEST", 256)
     ask = Graphed(net)
     for n in (300, 600, 301, 520, 310):
         x = images(n)
@@ -96,9 +96,9 @@ def test_padded_batches_lie_in_memory_as_whole_ones_do(net: nn.Module) -> None:
     layouts = {}
     whole = images(32).contiguous(memory_format=torch.channels_last)
     for n in (32, 31, 20, 1):
-        layouts[n] = graphed._padded(whole[:n], torch.Size((32, 3, 2, 2))).stride()
+        layouts[n] = fast_model._padded(whole[:n], torch.Size((32, 3, 2, 2))).stride()
     assert set(layouts.values()) == {whole.stride()}
-    assert graphed._padded(images(5), torch.Size((32, 3, 2, 2))).is_contiguous()
+    assert fast_model._padded(images(5), torch.Size((32, 3, 2, 2))).is_contiguous()
 
 
 def test_a_size_in_another_layout_is_warmed_up_again(net: nn.Module) -> None:

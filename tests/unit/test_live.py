@@ -4,9 +4,9 @@ import io
 
 from rich.table import Table
 
-from deat.live import Screen
-from deat.training.history import EpochStats
-from deat.training.lines import brief
+from deat.cli.console import Screen
+from deat.training.epoch_lines import brief
+from deat.training.records import EpochStats
 
 
 def test_no_text_becomes_an_emoji_or_markup() -> None:

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from deat.errors import UsageError
-from deat.loading import is_file_spec, load_object
+from deat.utils.user_code import is_file_spec, load_object
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deat.game.losses import boosted_cross_entropy, cross_entropy, kl, margin, mart_regulariser
+from deat.core.losses import boosted_cross_entropy, cross_entropy, kl, margin, mart_regulariser
 
 B, CLASSES = 7, 5
 

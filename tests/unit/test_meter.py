@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from deat.core.buffers import Round
+from deat.core.meter import EpochRecord, Meter
+from deat.engine.precision import Engine
 from deat.errors import NumericalError
-from deat.game.engine import Engine
-from deat.game.meter import EpochRecord, Meter
-from deat.game.round import Round
 from helpers.games import trainer_of
 from helpers.nets import conv_net
 

@@ -6,10 +6,10 @@ import re
 import pytest
 
 import deat
+from deat.core.inner_attack import Converged, Friendly
+from deat.core.objectives import CrossEntropy, Mart, Trades
+from deat.core.plays import Craft, Relay, Replay
 from deat.errors import UsageError
-from deat.game.ascent import Converged, Friendly
-from deat.game.objectives import CrossEntropy, Mart, Trades
-from deat.game.plays import Craft, Relay, Replay
 from deat.methods import PAPER, RELEASED, registry
 from deat.methods.tune import tune
 from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, Linear

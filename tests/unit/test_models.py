@@ -11,9 +11,9 @@ from torch import nn
 
 from deat import models
 from deat.errors import UsageError
+from deat.models.build import _entries
 from deat.models.normalize import Normalized
 from deat.models.preact_resnet import PreActBlock
-from deat.models.registry import _entries
 from deat.models.wide_resnet import WideBlock
 
 COUNTS = {

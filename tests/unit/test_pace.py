@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 import deat
-from deat.live import LiveLine
-from deat.training import pace as pacing
-from deat.training.history import EpochTiming
-from deat.training.lines import EpochLines
-from deat.training.pace import Pace, Steady
+from deat.cli.console import LiveLine
+from deat.training import engine_choice as pacing
+from deat.training.engine_choice import Pace, Steady
+from deat.training.epoch_lines import EpochLines
+from deat.training.records import EpochTiming
 from helpers.games import trainer_of
 
 

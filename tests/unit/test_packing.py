@@ -6,9 +6,8 @@ from random import Random
 import pytest
 
 import deat
-from deat.evaluation.evaluation import load_evaluation
-from deat.evaluation.packing import pack_bits, pack_labels, unpack_bits, unpack_labels
-from deat.report.collect import collect_run
+from deat.evaluation.results import load_evaluation, pack_bits, pack_labels, unpack_bits, unpack_labels
+from deat.report.load import collect_run
 from helpers.runs import make_run
 
 

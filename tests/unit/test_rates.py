@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deat.errors import UsageError
-from deat.training.rates import RATES, Cosine, Cyclic, Flat, MultiStep, rate
+from deat.training.lr_schedules import RATES, Cosine, Cyclic, Flat, MultiStep, rate
 
 
 def lrs(name: str, epochs: int, batches: int, **options) -> list[float]:

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.game.ascent import Ascent
-from deat.game.reach import FAR
-from deat.game.round import Budget, Round
+from deat.core.buffers import Budget, Round
+from deat.core.inner_attack import FAR, Ascent
 from helpers.games import game_of
 from helpers.nets import conv_net, images
 

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
 import deat
-from deat import recording as recordings
-from deat.evaluation import graphed
+from deat.engine import cuda_graphs as recordings
+from deat.evaluation import fast_model
+from deat.evaluation import fast_model as quick_twins
 from deat.evaluation import judge as judging
-from deat.evaluation import quick as quick_twins
-from deat.evaluation.graphed import EAGER, Graphed
-from deat.evaluation.quick import Quick
+from deat.evaluation.fast_model import EAGER, Graphed, Quick
 from deat.training import trainer as training
 from helpers.eval_nets import THREAT, convolutional, digits
 from helpers.games import busy_budget, game_of, trainer_of
@@ -30,7 +29,7 @@ def cube(x: Tensor) -> Tensor:
     return x**3
 
 
-def slope(net: graphed.Net, x: Tensor) -> Tensor:
+def slope(net: fast_model.Net, x: Tensor) -> Tensor:
     x = x.detach().requires_grad_()
     (grad,) = torch.autograd.grad(net(x).sum(), x)
     return grad
@@ -281,7 +280,7 @@ def test_each_gpu_is_recorded_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("net", [Tensor.detach, lambda x: torch.ones_like(x, requires_grad=True)])
-def test_a_network_that_lets_no_gradient_through_has_none(net: graphed.Net, idle_device: None) -> None:
+def test_a_network_that_lets_no_gradient_through_has_none(net: fast_model.Net, idle_device: None) -> None:
     asked = Graphed(net)
     x = torch.rand(32, 2, requires_grad=True)
     for _ in range(EAGER + 1):
@@ -302,7 +301,7 @@ def test_a_network_that_cannot_be_recorded_is_asked_eagerly(broken: Broken) -> N
 
 
 def test_a_twin_that_cannot_be_compiled_answers_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **named: Any) -> graphed.Net:
+    def refuse(*args: Any, **named: Any) -> fast_model.Net:
         def call(x: Tensor) -> Tensor:
             raise TorchDynamoException("no such operation")
 

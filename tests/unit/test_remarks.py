@@ -13,10 +13,9 @@ from torch import Tensor, nn
 import deat
 from deat.errors import UsageError
 from deat.evaluation.intervals import difference, wilson, wilson_share
-from deat.radii import check_room
-from deat.ranks import Ranks
-from deat.threat import threat
-from deat.training.remarks import FEW, beforehand, odd_outputs
+from deat.threat import check_room, threat
+from deat.training.messages import FEW, beforehand, odd_outputs
+from deat.utils.distributed import Ranks
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable, same, weights
 
@@ -75,7 +74,7 @@ def test_noticing_odd_outputs_changes_nothing_in_the_training():
     def trained(notice: bool) -> list[Tensor]:
         with pytest.MonkeyPatch.context() as patch:
             if not notice:
-                patch.setattr("deat.training.fit.check_fit", lambda *_: EVEN)
+                patch.setattr("deat.runs.fit.check_fit", lambda *_: EVEN)
             net = Ending(nn.Softmax(1))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -230,7 +229,7 @@ def test_a_radius_that_reaches_every_image_is_refused_where_the_images_are_known
 def test_fit_says_what_its_result_notes_unless_it_is_to_be_silent(
     progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = importlib.import_module("deat.training.kept")
+    module = importlib.import_module("deat.runs.execute")
     fit_unkept = module.fit_unkept
     monkeypatch.setattr(module, "fit_unkept", lambda trainer: replace(fit_unkept(trainer), notes=["take care"]))
     images = torch.rand(8, 1, 4, 4), torch.arange(8) % 3

@@ -4,14 +4,13 @@ import json
 
 import pytest
 
-from deat.cli import main
+from deat.cli.main import main
 from deat.errors import DataError
-from deat.report.alarms import alarms, noted
-from deat.report.gather import gather, troubles
+from deat.report.grouping import gather, troubles
+from deat.report.html import table, warnings_of
 from deat.report.latex import latex_table
-from deat.report.sections import table, warnings_of
-from deat.report.tables import csv_table, markdown_table, sheet
-from deat.training.history import EpochWatch, append
+from deat.report.tables import alarms, csv_table, markdown_table, noted, sheet
+from deat.training.records import EpochWatch, append
 from helpers.runs import make_bench, make_run, one_run
 
 FELL = "pgd-10 accuracy fell from 65.5% to 43.2%, with fgsm accuracy at 63.3%"

@@ -8,17 +8,27 @@ import math
 import pytest
 import torch
 
-from deat.cli import main
-from deat.commands.report import Report, as_json, tell
-from deat.report.collect import collect_run
-from deat.report.gather import gather, troubles
+from deat.cli.main import main
+from deat.cli.report import ReportCommand, as_json, tell
+from deat.report.figures import trade_off
+from deat.report.grouping import gather, troubles
 from deat.report.held_out import held_out, to_evaluate
-from deat.report.held_out_tables import FILLS, HEADING, cells, heads, held_out_markdown, held_out_section
-from deat.report.page import page
-from deat.report.sections import on_front, ranking, warnings_of
-from deat.report.series import trade_off
-from deat.report.tables import attacks_of, csv_table, markdown_table, sheet
-from deat.tensorfile import dump
+from deat.report.html import (
+    FILLS,
+    HEADING,
+    cells,
+    heads,
+    held_out_markdown,
+    held_out_section,
+    on_front,
+    page,
+    ranking,
+    warnings_of,
+)
+from deat.report.load import collect_run
+from deat.report.stats import attacks_of
+from deat.report.tables import csv_table, markdown_table, sheet
+from deat.utils.tensor_files import dump
 from helpers.runs import make_bench, make_run, one_run
 
 
@@ -73,14 +83,14 @@ def test_markdown_and_page_show_them_under_their_own_heading_with_the_command_th
         assert "no test figures" in told
         assert FILLS in told
     assert command in part
-    whole = page(tell(of.subject, Report((str(mixed),), gallery=0, no_figures=True)))
+    whole = page(tell(of.subject, ReportCommand((str(mixed),), gallery=0, no_figures=True)))
     assert part in whole
     assert "Runs that are not whole" not in warnings_of(of.subject)  # nothing is wrong with them
 
 
 def test_json_has_them_apart(mixed):
     of = reported(mixed)
-    told = as_json(tell(of.subject, Report((str(mixed),), gallery=0, no_figures=True)))
+    told = as_json(tell(of.subject, ReportCommand((str(mixed),), gallery=0, no_figures=True)))
     assert [row["held_out"] is None for row in told["rows"]] == [True, True, False]
     assert told["rows"][2]["accuracy"] == {}
     assert told["to_evaluate"] == to_evaluate(of.rows)
@@ -104,12 +114,12 @@ def test_a_network_of_ones_own_is_named_in_the_command_and_a_folder_s_spaces_are
 
 
 def test_where_nothing_is_evaluated_no_table_of_dashes_is_shown_and_what_is_unfinished_is_said(tmp_path):
-    from deat.commands.report import _markdown
+    from deat.cli.report import _markdown
 
     make_run(tmp_path / "a", kept=4)
     make_run(tmp_path / "b", "pgd-7", finished=2, kept=1, record={"settings": {**settings(), "val_attack": "fgsm"}})
     of = reported(tmp_path)
-    story = tell(of.subject, Report((str(tmp_path),), gallery=0, no_figures=True))
+    story = tell(of.subject, ReportCommand((str(tmp_path),), gallery=0, no_figures=True))
     text, whole = _markdown(story), page(story)
     assert "—" not in text
     assert "No run is evaluated yet.\n\npgd-7, seed 0: 2 of 4 epochs\n" in text

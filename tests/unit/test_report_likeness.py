@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from deat.report.gather import gather
-from deat.report.sections import answer, on_front
-from deat.report.series import FRONT, trade_off
+from deat.report.figures import FRONT, trade_off
+from deat.report.grouping import gather
+from deat.report.html import answer, on_front
 from deat.report.tables import sheet
 from helpers.runs import make_bench, make_run, one_run
 

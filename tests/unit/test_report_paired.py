@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deat.report.gather import gather
-from deat.report.paired import combined, compare, holm, mcnemar, tail
+from deat.report.grouping import gather
+from deat.report.significance import combined, compare, holm, mcnemar, tail
 from deat.report.tables import markdown_table, sheet
 from helpers.runs import make_run
 

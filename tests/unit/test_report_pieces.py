@@ -8,19 +8,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from deat.commands import probing, report
-from deat.commands.probing import Lab, _seeds, _swept, sweep
-from deat.data.imageset import ImageSet
+from deat.cli import report
+from deat.cli.report import Lab, _seeds, _swept, sweep
+from deat.data.image_set import ImageSet
 from deat.evaluation.sanity import Flag
-from deat.report.draw import HUES, _legend, draw, draw_gallery
+from deat.report.figures import Layout, Line, figures, trade_off, training_process
 from deat.report.gallery import Gallery, Tile, candidates, choose
-from deat.report.gather import flags_of, gather
+from deat.report.grouping import flags_of, gather
+from deat.report.html import settings_section
 from deat.report.latex import latex_table
-from deat.report.series import Layout, Line, figures, trade_off, training_process
-from deat.report.settings import settings_section
+from deat.report.plots import HUES, _legend, draw, draw_gallery
 from deat.report.tables import csv_table, markdown_table, sheet
+from deat.runs.run_dir import FIGURES
 from deat.threat import L2, Linf
-from deat.training.folder import FIGURES
 from helpers import nets
 from helpers.runs import make_bench, make_run, one_run
 
@@ -104,7 +104,7 @@ def test_a_gallery_is_of_the_best_row_that_may_be_believed(tmp_path, monkeypatch
     asked = []
     monkeypatch.setattr(report, "gallery", lambda row, count, lab: asked.append(row.name) or Gallery())
     for folders in (["a", "b"], ["a"]):
-        wish = report.Report(tuple(str(tmp_path / name) for name in folders), no_figures=True)
+        wish = report.ReportCommand(tuple(str(tmp_path / name) for name in folders), no_figures=True)
         report.tell(gather(wish.runs), wish)
     assert asked == ["pgd-7", "free-4"]
 
@@ -148,8 +148,8 @@ def test_a_sweep_names_the_seed_of_each_row():
 def test_a_sweep_says_on_how_many_images_it_really_is(monkeypatch, tmp_path):
     make_run(tmp_path / "a", shares={"natural": 0.9})
     part = ImageSet(torch.zeros(30, 1, 4, 4), torch.zeros(30, dtype=torch.int64), ("0", "1"))
-    monkeypatch.setattr(probing, "load", lambda *_: (None, part, Linf(0.1)))
-    monkeypatch.setattr(probing, "_swept", lambda name, seed, *_: Line(name, seed, [0.0], [0.9]))
+    monkeypatch.setattr(report, "load", lambda *_: (None, part, Linf(0.1)))
+    monkeypatch.setattr(report, "_swept", lambda name, seed, *_: Line(name, seed, [0.0], [0.9]))
     rows = gather([str(tmp_path / "a")]).rows
     titles = {n: sweep(rows, n, Lab()).panels[0].title for n in (20, 5000)}
     assert titles == {n: f"PGD-20 on {least} test images, seed 0 alone" for n, least in ((20, 20), (5000, 30))}

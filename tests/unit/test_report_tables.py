@@ -12,25 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deat.commands import bench_table
-from deat.commands.report import Report, tell
+from deat.cli import bench as bench_command
+from deat.cli.report import ReportCommand, tell
 from deat.errors import DataError, UsageError
 from deat.evaluation.intervals import wilson
-from deat.evaluation.packing import unpack_bits
+from deat.evaluation.results import unpack_bits
 from deat.evaluation.sanity import Flag
-from deat.plain import clipped, markdown, plain
-from deat.report import sections
-from deat.report.cells import attacks_of, cell, far_below, front, headline, title
-from deat.report.claims import check_claims
-from deat.report.collect import collect
-from deat.report.draw import HUES, _panel, label, mean_of, unit
+from deat.report import html
 from deat.report.escape import latex, markup
-from deat.report.gather import gather, troubles
-from deat.report.latex import latex_table
-from deat.report.page import asset, page
-from deat.report.points import name_points
-from deat.report.sections import answer, claims_section, on_front, ranking, scores_section, table
-from deat.report.series import (
+from deat.report.figures import (
     Line,
     Panel,
     alpha_gamma,
@@ -41,10 +31,29 @@ from deat.report.series import (
     training_process,
     validation,
 )
-from deat.report.settings import differing, flat, setting
-from deat.report.summary import Score
+from deat.report.grouping import gather, troubles
+from deat.report.html import (
+    answer,
+    asset,
+    claims_section,
+    differing,
+    flat,
+    on_front,
+    page,
+    ranking,
+    scores_section,
+    setting,
+    table,
+)
+from deat.report.latex import latex_table
+from deat.report.load import collect
+from deat.report.paper_claims import check_claims
+from deat.report.plots import HUES, _panel, label, mean_of, name_points, unit
+from deat.report.run_summary import Score
+from deat.report.stats import attacks_of, cell, far_below, front, headline, title
 from deat.report.tables import claims_table, csv_table, markdown_table, notes, remarks, saving, scores_tables, sheet
-from deat.training.history import EpochTiming, EpochWatch, append
+from deat.training.records import EpochTiming, EpochWatch, append
+from deat.utils.text import clipped, markdown, plain
 from helpers.eyes import EYES, distance
 from helpers.runs import make_bench, make_run, one_run
 
@@ -312,8 +321,8 @@ def test_a_row_judged_without_sanity_checks_is_not_taken_for_a_clean_one(tmp_pat
     assert ("sanity not checked" in lines["y"], "sanity not checked" in lines["x"]) == (True, False)
     said = "Sanity not checked: y seed 3, so no flag there means nothing."
     assert [note for note in notes(of) if "checked" in note] == [said]
-    assert "sanity not checked</span>" in sections.table(of)
-    assert "sanity not checked: y, seed 3" in bench_table.notes(collect(bench))
+    assert "sanity not checked</span>" in html.table(of)
+    assert "sanity not checked: y, seed 3" in bench_command.notes(collect(bench))
 
 
 def paper_bench(tmp_path, jobs=1, **settings):
@@ -741,7 +750,9 @@ def test_a_heading_promises_no_panel_that_is_not_below_it(tmp_path, silent, titl
     (folder / "history.jsonl").write_text("".join(json.dumps(line | dict.fromkeys(silent)) + "\n" for line in lines))
     subject = gather([str(folder)])
     assert validation(subject.rows).title == title
-    text = page(tell(subject, Report((str(folder),), gallery=0, no_figures=True)))  # whose accuracies stand further up
+    text = page(
+        tell(subject, ReportCommand((str(folder),), gallery=0, no_figures=True))
+    )  # whose accuracies stand further up
     (section,) = re.findall(r'<section aria-labelledby="validation">.*?</section>', text, re.S)
     assert f">{heads}</h2>" in section
     assert "accuracy" not in section

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from deat.evaluation.sanity import Flag
-from deat.report.gather import gather
-from deat.report.sections import answer
+from deat.report.grouping import gather
+from deat.report.html import answer
+from deat.report.significance import doubt, most_robust, usual
 from deat.report.tables import markdown_table, sheet
-from deat.report.winners import doubt, most_robust, usual
 from helpers.runs import make_bench, make_run, one_run
 
 FLAG = Flag("one_step_wins", "fgsm leaves less", "use restarts")

@@ -11,17 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deat.core.buffers import Budget
+from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
-from deat.schedules import (
-    AccuracyAbove,
-    Budget,
-    EpochRecord,
-    EveryEpochs,
-    Fixed,
-    GradientMagnitude,
-    Linear,
-    Schedule,
-)
+from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, Linear, Schedule
 
 SCHEDULES = {
     "fixed": Fixed(k=3, alpha=0.1, level=3),

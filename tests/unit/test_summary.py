@@ -1,6 +1,6 @@
 """What a run's own table says of itself."""
 
-from deat.report.summary import Score, doubts
+from deat.report.run_summary import Score, doubts
 
 
 def score(fgsm: float, pgd: float, images: int = 400) -> Score:

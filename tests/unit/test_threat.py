@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deat.errors import UsageError
-from deat.numbers import level, number
 from deat.threat import L1, L2, STARTS, Linf, ThreatModel, threat
+from deat.utils.numbers import level, number
 
 SHAPES = [(1, 1, 8, 8), (3, 3, 5, 7), (2, 1, 1, 1), (4, 17)]
 RADII = [0.0, 1e-4, 8 / 255, 1.0]

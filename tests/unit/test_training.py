@@ -15,18 +15,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import deat
 from deat.data import ImageSet
-from deat.data.imageset import split_indices
+from deat.data.image_set import split_indices
 from deat.errors import DataError, NumericalError, UsageError
 from deat.evaluation.attacks import attack
 from deat.methods.tune import tune
-from deat.training.history import EpochStats, append, read
-from deat.training.lipschitz import log10_lipschitz
-from deat.training.parts import open_source
-from deat.training.plan import backprops_per_batch
-from deat.training.result import Best
-from deat.training.run import Request, resolve
-from deat.training.streams import Streams
+from deat.runs.request import Request, resolve
+from deat.training.best_epoch import Best
+from deat.training.callbacks import log10_lipschitz
+from deat.training.data_split import open_source
+from deat.training.planning import backprops_per_batch
+from deat.training.records import EpochStats, append, read
 from deat.training.validation import chance_of
+from deat.utils.seeding import Streams
 from helpers.games import THREATS, trainer_of
 from helpers.nets import CLASSES, SIDE, Items, conv_net, images, learnable, same, seeded, weights
 

@@ -10,16 +10,16 @@ import torch
 from torch.utils.data import Dataset
 
 import deat
-from deat.cli import main
+from deat.cli.main import main
 from deat.data import ImageSet, as_source
 from deat.data.resident import Resident
 from deat.errors import UsageError
 from deat.evaluation.attacks import attack
-from deat.tensorfile import note_of
-from deat.training.folder import RunFolder
-from deat.training.history import EpochWatch, read
-from deat.training.run import Request, resolve
-from deat.training.watch import MOST, OverfitRule, OverfitWatch
+from deat.runs.request import Request, resolve
+from deat.runs.run_dir import RunFolder
+from deat.training.overfit_watch import MOST, OverfitRule, OverfitWatch
+from deat.training.records import EpochWatch, read
+from deat.utils.tensor_files import note_of
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable, same, weights
 
@@ -523,7 +523,7 @@ def test_slice_is_small_and_spread_over_the_held_out_images(count, monkeypatch):
         labels.append(torch.cat([y for _, y in images.epoch(0)]))
         return {how.name: 0.5 for how in attacks}
 
-    monkeypatch.setattr("deat.training.watch.accuracies", look)
+    monkeypatch.setattr("deat.training.overfit_watch.accuracies", look)
     trainer.fit()
     assert len(seen) == 2
     found = torch.cat(seen[0])[:, 0, 0, 0]
@@ -576,7 +576,7 @@ def test_every_epoch_is_scored_by_one_step_and_by_ten_of_the_watch_s_own_threat_
         asked.append((attacks, threat, seed, *rest))
         return scores
 
-    monkeypatch.setattr("deat.training.watch.accuracies", look)
+    monkeypatch.setattr("deat.training.overfit_watch.accuracies", look)
     watch = silent("warn", seed=7)
     trainer = trainer_with(watch, method="m+pgd-3", threat=deat.Linf(0.03), epochs=3)
     history = trainer.fit().history

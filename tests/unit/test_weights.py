@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations
 from deat.errors import CheckpointError
 from deat.models import build, load_weights, normalized, save_weights
 from deat.models import weights as weights_module
-from deat.models.portable import normalization_of, own, read_foreign
-from deat.tensorfile import dump, read
+from deat.models.import_export import normalization_of, own, read_foreign
+from deat.utils.tensor_files import dump, read
 
 MEAN, STD = [0.4], [0.2]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deat.writing import append_text, write_whole
+from deat.utils.files import append_text, write_whole
 
 
 @pytest.fixture

@@ -11,14 +11,78 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deat.bench.code import check_code
-from deat.bench.locks import Claim, locked
-from deat.bench.mending import is_whole
-from deat.errors import CheckpointError, UsageError, in_brief
-from deat.paths import tidy
+from deat.cli.console import say_aside
+from deat.errors import CheckpointError, DeatError, NewerError, UsageError, in_brief
+from deat.evaluation.results import load_evaluation
 from deat.recipes import Recipe, Row
-from deat.report.collect import BENCH, check_form
-from deat.writing import refuse_links, write_json
+from deat.report.load import BENCH, BESIDE, EVALUATION, check_form, collect_run
+from deat.runs.run_dir import RUN
+from deat.utils.files import refuse_links, write_json
+from deat.utils.locks import Claim, locked
+from deat.utils.paths import tidy
+from deat.utils.user_code import code_digest, is_file_spec
+
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a file raises that does not hold what it should."""
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a finished cell's folder still holds what it found."""
+    try:
+        return not damaged(path) and bool(collect_run(path).numbers)
+    except NewerError:
+        raise  # it is whole, and to be judged again by nobody
+    except (DeatError, *UNREADABLE):
+        return False
+
+
+def drop_damaged(path: Path) -> None:
+    """Remove evaluations that cannot be read, so that they are made again."""
+    for file in damaged(path):
+        say_aside(f"{path.parent.name}, {path.name}: {file.name} is damaged, so this run is judged again.")
+        file.unlink()
+
+
+def damaged(path: Path) -> list[Path]:
+    """The evaluations in a cell's folder that are there and cannot be read."""
+    held = (path / name for name in (EVALUATION, *BESIDE.values()))
+    return [file for file in held if file.is_file() and not _is_evaluation(file)]
+
+
+def _is_evaluation(file: Path) -> bool:
+    try:
+        return bool(load_evaluation(file).as_json())
+    except NewerError:
+        raise
+    except (DeatError, *UNREADABLE):
+        return False
+
+
+def code_of(row: Row) -> dict[str, str]:
+    """A hash of each file that a row's method and network are in, as run.json has them."""
+    specs = {"method": row.request.method, "model": row.request.model}
+    return {part: code_digest(spec) for part, spec in specs.items() if is_file_spec(spec)}
+
+
+def is_by(code: dict[str, str], folder: Path) -> bool:
+    """Whether a run was trained by this version of the files, as far as its record says."""
+    try:
+        held: Any = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        return bool(held.get("code", code) == code)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return True  # what cannot be read is found out elsewhere
+
+
+def check_code(row: Row, folders: Iterable[Path]) -> None:
+    """Refuse to go on with a row whose finished runs were trained by another version of its files."""
+    code = code_of(row)
+    if others := [str(folder) for folder in folders if not is_by(code, folder)]:
+        raise UsageError(
+            f"the file of {row.label} was edited since {', '.join(others)} {'was' if len(others) == 1 else 'were'} "
+            "trained, so its seeds would not be of one kind. Remove what is named to have it trained anew, ask for "
+            "the other rows alone, or choose another --out."
+        )
+
 
 ATTEMPTS = 2
 """How often a cell is begun in one bench whose processes die of it."""

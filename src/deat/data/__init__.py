@@ -1,11 +1,11 @@
 """Data: images and labels from the package, from disk or from memory, as batches on the device."""
 
 from deat.data.augment import Augment
-from deat.data.corpus import Corpus, DataInfo, infos, load, names
-from deat.data.imageset import ImageSet
+from deat.data.datasets import Corpus, DataInfo, infos, load, names
+from deat.data.image_set import ImageSet
 from deat.data.resident import Resident
-from deat.data.source import Data, Source, as_source
-from deat.data.stream import LazyImages, Stream
+from deat.data.sources import Data, Source, as_source
+from deat.data.streaming import LazyImages, Stream
 
 __all__ = [
     "Augment",

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from deat.data import download as net
-from deat.data.archive import Capped, explained
-from deat.data.imageset import ImageSet
-from deat.data.unpickle import as_bytes, read_plain
+from deat.data.archives import Capped, explained
+from deat.data.image_set import ImageSet
+from deat.data.safe_pickle import as_bytes, read_plain
 from deat.errors import DataError
 
 BASE = "https://www.cs.toronto.edu/~kriz/"

@@ -5,7 +5,7 @@ from importlib.resources import files
 import numpy as np
 import torch
 
-from deat.data.imageset import ImageSet
+from deat.data.image_set import ImageSet
 
 CLASSES = tuple("0123456789")
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deat.data.content import sampled
-from deat.data.stream import LazyImages, Part
+from deat.data.checks import sampled
+from deat.data.streaming import LazyImages, Part
 
 LEAST = 1 / 255
 """The smallest standard deviation: what varies by less than a pixel's level is not blown up."""

@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from deat.core.losses import cross_entropy, margin
 from deat.errors import unknown
-from deat.game.losses import cross_entropy, margin
-from deat.modes import evaluating, spread
 from deat.threat import ThreatModel
+from deat.utils.torch_utils import evaluating, spread
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"ce": cross_entropy, "margin": margin}
 DROPS = frozenset((1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233))

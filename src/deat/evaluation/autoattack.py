@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from deat.errors import UsageError
 from deat.evaluation.attacks import Attack, still_correct
-from deat.evaluation.quick import Quick, full_precision
-from deat.modes import evaluating, frozen, spread
+from deat.evaluation.fast_model import Quick, full_precision
 from deat.threat import ThreatModel
+from deat.utils.torch_utils import evaluating, frozen, spread
 
 PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 POLISH = 10

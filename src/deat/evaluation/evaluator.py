@@ -11,24 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import Data, Source, as_source
-from deat.evaluation.evaluation import Evaluation
+from deat.evaluation.arguments import Question, check_about, check_files, check_model, check_question, count_outputs
+from deat.evaluation.attack_registry import attackers, describe, passes
+from deat.evaluation.blocks import Images, Rulings, blocks, look_ahead, spread_out
+from deat.evaluation.fast_model import choose_engine
 from deat.evaluation.judge import Attacker, Judge, stages_of
-from deat.evaluation.ledger import ASKED, Ledger, answers, fingerprint, fingerprint_code, fingerprint_model
-from deat.evaluation.lines import PaceLines
-from deat.evaluation.named import attackers, describe, passes
-from deat.evaluation.pace import Pace, Progress
-from deat.evaluation.question import Question, check_about, check_files, check_model, check_question, count_outputs
-from deat.evaluation.quick import choose_engine
-from deat.evaluation.reading import blocks, look_ahead, spread_out
-from deat.evaluation.rulings import Images, Rulings
+from deat.evaluation.progress import Pace, PaceLines, Progress
+from deat.evaluation.results import Evaluation
+from deat.evaluation.resume_log import ASKED, Ledger, answers, fingerprint, fingerprint_code, fingerprint_model
 from deat.evaluation.sanity import SLICE, Flag, after, before, compare, passes_after
-from deat.modes import choose_threads, device_of, threaded
-from deat.paths import tidy
-from deat.radii import check_room, tiny_radius
-from deat.ranks import ALONE, Ranks
-from deat.threat import ThreatModel
+from deat.threat import ThreatModel, check_room, tiny_radius
 from deat.threat import threat as find_threat
-from deat.versions import versions
+from deat.utils.distributed import ALONE, Ranks
+from deat.utils.paths import tidy
+from deat.utils.torch_utils import choose_threads, device_of, threaded
+from deat.version import versions
 
 BLOCK = 500
 DEFAULT = ("natural", "fgsm", "pgd-20", "cw-20")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from deat.evaluation.attacks import is_natural, is_right
-from deat.evaluation.quick import Quick, choose_quick, exactly, full_precision
-from deat.modes import device_of, evaluating, spread
-from deat.seeding import derive
+from deat.evaluation.fast_model import Quick, choose_quick, exactly, full_precision
 from deat.threat import ThreatModel
+from deat.utils.seeding import derive
+from deat.utils.torch_utils import device_of, evaluating, spread
 
 SLICE = 128
 """Images of a block on which a quick twin shows whether it may be asked."""

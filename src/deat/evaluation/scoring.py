@@ -6,13 +6,13 @@ from math import fsum
 import torch
 from torch import Tensor, nn
 
+from deat.core.losses import cross_entropy
 from deat.data import Source
 from deat.evaluation.attacks import Attack, attack, attacked, is_right
-from deat.game.losses import cross_entropy
-from deat.modes import device_of
-from deat.ranks import ALONE, Ranks
-from deat.seeding import derive
 from deat.threat import ThreatModel
+from deat.utils.distributed import ALONE, Ranks
+from deat.utils.seeding import derive
+from deat.utils.torch_utils import device_of
 
 
 def accuracies(

@@ -3,8 +3,8 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from deat.methods.compose import friendly, mplus
 from deat.methods.method import Method
+from deat.methods.prefixes import friendly, mplus
 from deat.methods.registry import method, names, register
 from deat.methods.rules import PAPER, RELEASED, Rules
 

@@ -6,8 +6,8 @@ Settings: A 2, B 10, zero start; the released code never reaches B. Cost: k + 1 
 `m+amata-A-B`: k from M+, at most B, the step still 2.5 eps / k.
 """
 
-from deat.game.ascent import Ascent
-from deat.game.plays import Craft
+from deat.core.inner_attack import Ascent
+from deat.core.plays import Craft
 from deat.methods.method import Method
 from deat.methods.registry import register
 from deat.methods.rules import Rules

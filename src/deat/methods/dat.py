@@ -10,7 +10,7 @@ of which `active` examples really moved.
 
 from dataclasses import replace
 
-from deat.game.ascent import Converged
+from deat.core.inner_attack import Converged
 from deat.methods.method import Method
 from deat.methods.pgd import pgd
 from deat.methods.registry import register

@@ -7,9 +7,9 @@ Settings: k 5, alpha 0.25 eps (2/255), tau 3, uniform start, eval-mode crafting;
 instead of masking it. Cost: k + 1 backprops a batch, of which `active` examples really moved.
 """
 
-from deat.methods.compose import friendly
 from deat.methods.method import Method
 from deat.methods.pgd import pgd
+from deat.methods.prefixes import friendly
 from deat.methods.registry import register
 from deat.methods.rules import Rules
 

@@ -7,10 +7,10 @@ Settings: alpha 1.25 eps (10/255), uniform start. Cost: 2 backprops a batch.
 `m+fgsm`, which the paper names without defining, is M+ over such steps, k at most 7.
 """
 
-from deat.game.ascent import Ascent
-from deat.game.plays import Craft
-from deat.methods.compose import mplus
+from deat.core.inner_attack import Ascent
+from deat.core.plays import Craft
 from deat.methods.method import Method
+from deat.methods.prefixes import mplus
 from deat.methods.registry import register
 from deat.methods.rules import Rules
 from deat.schedules import Fixed

@@ -6,9 +6,9 @@ Settings: alpha eps (8/255), zero start, new for every batch as in the paper's b
 delta over batches, as the original does. Cost: m backprops a batch.
 """
 
+from deat.core.inner_attack import Ascent
+from deat.core.plays import Replay
 from deat.errors import UsageError
-from deat.game.ascent import Ascent
-from deat.game.plays import Replay
 from deat.methods.method import Method
 from deat.methods.registry import register
 from deat.methods.rules import Rules

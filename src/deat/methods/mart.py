@@ -7,9 +7,9 @@ Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1), crafted with
 backprops a batch. M+MART: k at most 10; F+MART: tau 3.
 """
 
-from deat.game.ascent import Ascent
-from deat.game.objectives import Mart
-from deat.game.plays import Craft
+from deat.core.inner_attack import Ascent
+from deat.core.objectives import Mart
+from deat.core.plays import Craft
 from deat.methods.method import Method
 from deat.methods.registry import register
 from deat.methods.rules import Rules

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from deat.core.inner_attack import Ascent
+from deat.core.moves import Probe
+from deat.core.objectives import CrossEntropy, Loss
+from deat.core.plays import Play
 from deat.errors import UsageError
-from deat.game.ascent import Ascent
-from deat.game.moves import Probe
-from deat.game.objectives import CrossEntropy, Loss
-from deat.game.plays import Play
 from deat.schedules import Schedule
 from deat.threat import ThreatModel
 

@@ -4,7 +4,7 @@ Idea: minimise the cross-entropy on the images as they are; the word is `J`.
 Settings: none. Cost: 1 backprop a batch.
 """
 
-from deat.game.plays import Craft
+from deat.core.plays import Craft
 from deat.methods.method import Method
 from deat.methods.registry import register
 from deat.schedules import Fixed

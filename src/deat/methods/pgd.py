@@ -5,10 +5,10 @@ Citation: Madry et al., "Towards deep learning models resistant to adversarial a
 Settings: alpha 0.25 eps (2/255), uniform start. Cost: k + 1 backprops a batch.
 """
 
-from deat.game.ascent import Ascent
-from deat.game.plays import Craft
-from deat.methods.compose import mplus
+from deat.core.inner_attack import Ascent
+from deat.core.plays import Craft
 from deat.methods.method import Method
+from deat.methods.prefixes import mplus
 from deat.methods.registry import register
 from deat.methods.rules import Rules
 from deat.schedules import Fixed

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from deat.errors import UsageError, unknown
-from deat.loading import is_file_spec, load_module, no_such_name, origin, split
-from deat.methods.compose import friendly, mplus
 from deat.methods.method import Method
+from deat.methods.prefixes import friendly, mplus
 from deat.methods.rules import Rules, rules_named
+from deat.utils.user_code import is_file_spec, load_module, no_such_name, origin, split
 
 Builder = Callable[..., Method]
 PREFIXES: dict[str, Callable[[Method, Rules], Method]] = {

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from deat.core.moves import Probe
 from deat.errors import unknown
-from deat.game.moves import Probe
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ backwards and one forward for the clean logits). M+TRADES: k at most 10; F+TRADE
 gradient is taken 16 times as far out as the start, which rounding would hide (`game/reach`).
 """
 
-from deat.game.ascent import Ascent
-from deat.game.objectives import Trades
-from deat.game.plays import Craft
+from deat.core.inner_attack import Ascent
+from deat.core.objectives import Trades
+from deat.core.plays import Craft
 from deat.methods.method import Method
 from deat.methods.registry import register
 from deat.methods.rules import Rules

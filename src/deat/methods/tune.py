@@ -3,14 +3,14 @@
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_type_hints
 
+from deat.core.inner_attack import Friendly
+from deat.core.moves import Probe
 from deat.errors import UsageError, unknown
-from deat.game.ascent import Friendly
-from deat.game.moves import Probe
 from deat.methods.method import Method
 from deat.methods.registry import method as find_method
-from deat.numbers import check_number, check_whole, native
 from deat.threat import STARTS, Linf, ThreatModel
 from deat.threat import threat as find_threat
+from deat.utils.numbers import check_number, check_whole, native
 
 SPACES = get_args(get_type_hints(Probe)["space"])
 LONGEST = 1e6

@@ -8,9 +8,9 @@ Settings: m 5, n 3, alpha 0.25 eps (2/255), uniform start; gradients of the m pa
 acts m times (the original divides it). Cost: m backprops a batch. `m+yopo-M-N`: M+ sets the full passes.
 """
 
+from deat.core.inner_attack import Ascent
+from deat.core.plays import Relay
 from deat.errors import UsageError
-from deat.game.ascent import Ascent
-from deat.game.plays import Relay
 from deat.methods.method import Method
 from deat.methods.registry import register
 from deat.methods.rules import Rules

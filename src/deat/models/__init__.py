@@ -1,9 +1,9 @@
 """Networks by name, normalisation inside them, and their weights in files."""
 
 # These are imported for the models they register.
-from deat.models import densenet, preact_resnet, resnet, small, wide_resnet  # noqa: F401
+from deat.models import densenet, preact_resnet, resnet, small_cnn, wide_resnet  # noqa: F401
+from deat.models.build import build, infos, names, register_model
 from deat.models.normalize import Normalize, normalized, pixel_scale
-from deat.models.registry import build, infos, names, register_model
 from deat.models.weights import load_weights, save_weights
 
 __all__ = [

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deat.errors import UsageError
-from deat.models.registry import register_model
+from deat.models.build import register_model
 
 BLOCKS = (6, 12, 24, 16)
 SMALLEST_SIDE = 2 ** (len(BLOCKS) - 1)

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deat.models.registry import register_model
+from deat.models.build import register_model
 
 WIDTHS = (64, 128, 256, 512)
 

@@ -11,8 +11,8 @@ from torch.nn.parameter import is_lazy
 
 from deat.errors import CheckpointError, check_called
 from deat.models.normalize import Normalized
-from deat.tensorfile import INDEX, Tensors, dump, identity, is_tensorfile, pickled, read
-from deat.writing import write_whole
+from deat.utils.files import write_whole
+from deat.utils.tensor_files import INDEX, Tensors, dump, identity, is_tensorfile, pickled, read
 
 PICKLES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".tar"})
 IN_A_FOLDER = ("best/model.safetensors", "last/model.safetensors", "model.safetensors", INDEX)

@@ -6,7 +6,7 @@ last model. The figure sets the PGD-20 error against backprops.
 
 from deat.recipes.cifar10_fast import FAST
 from deat.recipes.recipe import Judging, Row, register, title
-from deat.training.run import Request
+from deat.runs.request import Request
 
 ALPHAS, GAMMAS = (8, 10, 12, 14), (1.1, 1.01, 1.001)
 

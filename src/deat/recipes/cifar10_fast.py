@@ -10,7 +10,7 @@ are run, and stand beside its Table 8. Half precision is bf16 (the authors: fp16
 from dataclasses import replace
 
 from deat.recipes.recipe import Judging, Row, register, title
-from deat.training.run import Request
+from deat.runs.request import Request
 
 EPOCHS = {"deat-3": 12, "deat-40%": 11, "m+deat": 11}
 ALPHA = {"deat-3": 10 / 255, "deat-40%": 10 / 255, "m+deat": 10 / 255}

@@ -9,7 +9,7 @@ M+PGD by 10/255 on DenseNet. PGD-7 starts at random, the authors' on DenseNet at
 """
 
 from deat.recipes.recipe import Judging, Row, register, title
-from deat.training.run import Request
+from deat.runs.request import Request
 
 LR = {"densenet121_12": 0.01, "densenet121_32": 0.01}
 ALPHA = {("m+pgd", "densenet121_12"): 10 / 255}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from deat.recipes.recipe import Judging, Row, register, title
-from deat.training.run import Request
+from deat.runs.request import Request
 
 OWN: dict[str, dict[str, Any]] = {
     "free-4": {"alpha": 4 / 255, "persistent": True},

@@ -9,11 +9,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from deat.errors import UsageError, unknown
 from deat.methods import method as find_method
 from deat.methods.tune import tune
-from deat.numbers import number, whole
 from deat.recipes.recipe import Judging, Row, rescaled
+from deat.runs.request import Request
 from deat.threat import Linf
-from deat.training.run import Request
-from deat.training.settings import Settings
+from deat.training.config import Settings
+from deat.utils.numbers import number, whole
 
 ELSEWHERE = {
     "data": "--data",

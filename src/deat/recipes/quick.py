@@ -6,7 +6,7 @@ by CW-20 on held-out images, that of natural training by natural accuracy. The r
 """
 
 from deat.recipes.recipe import Judging, Row, register, title
-from deat.training.run import DEFAULTS, Request
+from deat.runs.request import DEFAULTS, Request
 
 
 @register(

@@ -10,18 +10,18 @@ from typing import Any
 
 from deat.data import names as data_names
 from deat.errors import UsageError, unknown
+from deat.evaluation.arguments import check_question
+from deat.evaluation.attack_registry import attacker
 from deat.evaluation.evaluator import BLOCK
-from deat.evaluation.named import attacker
-from deat.evaluation.pace import LITTLE, weight
-from deat.evaluation.question import check_question
-from deat.loading import is_file_spec, split, unprefixed
+from deat.evaluation.progress import LITTLE, weight
 from deat.methods import method as find_method
 from deat.methods.tune import tune
-from deat.paths import tidy
+from deat.runs.request import Request, Run, resolve
 from deat.threat import threat
-from deat.training.plan import backprops_per_batch
-from deat.training.run import Request, Run, resolve
-from deat.training.settings import Settings
+from deat.training.config import Settings
+from deat.training.planning import backprops_per_batch
+from deat.utils.paths import tidy
+from deat.utils.user_code import is_file_spec, split, unprefixed
 
 HELD_OUT, TEST, MANY = 0.1, 0.25, 10_000
 """Guesses of what takes how long: held-out and test images as parts of the training set, and how many test images."""

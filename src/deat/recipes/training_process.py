@@ -7,7 +7,7 @@ table (Table 2).
 
 from deat.recipes.cifar10_fast import ALPHA, FAST
 from deat.recipes.recipe import Judging, Row, register, title
-from deat.training.run import Request
+from deat.runs.request import Request
 
 
 @register(

@@ -4,7 +4,7 @@ import html
 import unicodedata
 from itertools import groupby
 
-from deat.plain import plain
+from deat.utils.text import plain
 
 ASCII = {
     "\\": r"\textbackslash{}",

@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deat.evaluation.evaluator import DEFAULT
-from deat.paths import tidy
-from deat.report.cells import Cost
-from deat.report.collect import OneRun, Row, Spread
-from deat.report.gather import UNEVALUATED
-from deat.tensorfile import note_of
-from deat.training.advice import command
-from deat.training.folder import WEIGHTS
-from deat.training.history import EpochStats
+from deat.report.grouping import UNEVALUATED
+from deat.report.load import OneRun, ReportRow, Spread
+from deat.report.stats import Cost
+from deat.runs.run_dir import WEIGHTS
+from deat.training.messages import command
+from deat.training.records import EpochStats
+from deat.utils.paths import tidy
+from deat.utils.tensor_files import note_of
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class HeldOut:
     cost: Cost
 
     @classmethod
-    def of(cls, row: Row, place: int, runs: Sequence[tuple[OneRun, EpochStats]]) -> "HeldOut":
+    def of(cls, row: ReportRow, place: int, runs: Sequence[tuple[OneRun, EpochStats]]) -> "HeldOut":
         """The figures of these runs of a row, each with its best epoch."""
         record, n = runs[0][0].record or {}, len(runs)
         spent = sum(run.history[-1].backprops for run, _ in runs) / n
@@ -66,7 +66,7 @@ class HeldOut:
         return {**shares, **about, "seeds": self.seeds, "cost": asdict(self.cost)}
 
 
-def held_out(rows: Sequence[Row]) -> list[HeldOut]:
+def held_out(rows: Sequence[ReportRow]) -> list[HeldOut]:
     """The rows that have runs without test figures which were validated."""
     found = []
     for place, row in enumerate(rows):
@@ -90,7 +90,7 @@ def _is_finite(best: EpochStats) -> bool:
     return all(share is not None and math.isfinite(share) for share in (best.val_natural, best.val_robust))
 
 
-def held_out_record(row: Row) -> dict[str, Any]:
+def held_out_record(row: ReportRow) -> dict[str, Any]:
     """A row's figures as a table of numbers has them, one column each; empty fields where it has none."""
     one = next(iter(held_out([row])), None)
     texts = (one.attack, one.images, *(" ".join(map(str, each)) for each in (one.epochs, one.seeds))) if one else ()
@@ -99,14 +99,14 @@ def held_out_record(row: Row) -> dict[str, Any]:
     return {f"held_out_{name}": value for name, value in zip(names, values, strict=True)}
 
 
-def to_evaluate(rows: Sequence[Row]) -> list[str]:
+def to_evaluate(rows: Sequence[ReportRow]) -> list[str]:
     """The commands that evaluate what is not evaluated yet, as the other rows are."""
     how = _asked(rows)
     lacking = [(run.path, run.record) for row in rows for run in row.runs if run.status == UNEVALUATED]
     return [tidy(command("evaluate", path, record["request"]) + how) for path, record in lacking if record]
 
 
-def _asked(rows: Sequence[Row]) -> str:
+def _asked(rows: Sequence[ReportRow]) -> str:
     """The flags that the first evaluated run was judged with, where they are not the usual ones."""
     judged = next((run.evaluation for row in rows for run in row.done if run.evaluation), None)
     if judged is None:

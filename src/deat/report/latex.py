@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from deat.report.cells import Cell, cell, cost, title
-from deat.report.collect import Row
 from deat.report.escape import latex
-from deat.report.gather import flags_of
-from deat.report.setups import OTHER
+from deat.report.grouping import OTHER, flags_of
+from deat.report.load import ReportRow
+from deat.report.stats import Cell, cell, cost, title
 from deat.report.tables import (
     FLAGGED,
     Sheet,
@@ -59,7 +58,7 @@ def _against(of: Sheet) -> list[str]:
     return [f"\\shortstack[r]{{vs {latex(of.against.name)},\\\\{latex(title(of.headline))}}}"]
 
 
-def _rows(of: Sheet, row: Row) -> Iterator[list[str]]:
+def _rows(of: Sheet, row: ReportRow) -> Iterator[list[str]]:
     """A row, its intervals, what stands behind those that stand on less, and the paper's numbers where it has any."""
     cells = [cell(row, a) for a in of.attacks]
     found = of.versus[of.headline].get(row.name) if of.against and of.headline else None

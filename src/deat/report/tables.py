@@ -6,18 +6,46 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deat.plain import markdown
-from deat.recipes.paper import Value, paper_table, paper_value
-from deat.report.alarms import alarms, noted
-from deat.report.cells import Cell, Cost, attacks_of, cell, cost, coverage, headline, title
-from deat.report.claims import Checked, given
-from deat.report.collect import OneRun, Row
-from deat.report.gather import Subject, flags_of, troubles, unchecked
+from deat.recipes.paper_tables import Value, paper_table, paper_value
+from deat.report.grouping import OTHER, Subject, flags_of, troubles, unchecked
 from deat.report.held_out import held_out, held_out_record
-from deat.report.paired import HOW, Versus, compare
-from deat.report.setups import OTHER
-from deat.report.summary import score_table
-from deat.report.winners import usual
+from deat.report.load import OneRun, ReportRow
+from deat.report.paper_claims import Checked, given
+from deat.report.run_summary import score_table
+from deat.report.significance import HOW, Versus, compare, usual
+from deat.report.stats import Cell, Cost, attacks_of, cell, cost, coverage, headline, title
+from deat.training.overfit_watch import NOTED, kind_of
+from deat.training.records import EpochWatch
+from deat.utils.text import markdown
+
+DONE = {"warn": "warned, and went on", "stop": "stopped", "rollback": "rolled back, and went on"}
+CALM = "The overfit watch noted a leap of l_X that the accuracies do not bear out, and did nothing"
+
+
+def alarms(row: ReportRow, short: bool = False) -> list[str]:
+    """Each collapse of a row's runs: its seed, its epoch, what was done and, unless short, what was seen."""
+    return [
+        f"seed {run.seed}: {_alarm(event)}{'' if short else f': {event.reason}'}"
+        for run in row.runs
+        for event in run.watch
+        if event.reason and event.action != NOTED
+    ]
+
+
+def noted(rows: Sequence[ReportRow]) -> list[str]:
+    """The leaps of l_X that were only noted, all in one line."""
+    found = [
+        f"{row.name} seed {run.seed} in epoch{'' if len(epochs) == 1 else 's'} {', '.join(map(str, epochs))}"
+        for row in rows
+        for run in row.runs
+        if (epochs := [event.epoch + 1 for event in run.watch if event.action == NOTED])
+    ]
+    return [f"{CALM}: {'; '.join(found)}."] if found else []
+
+
+def _alarm(event: EpochWatch) -> str:
+    return f"{kind_of(event)} in epoch {event.epoch + 1} ({DONE.get(str(event.action), event.action)})"
+
 
 CROWDED, MISPRINT, FLAGGED = "*", "†", "⚑"
 NOTES = {
@@ -38,11 +66,11 @@ class Sheet:
     subject: Subject
     attacks: list[str]
     headline: str | None
-    against: Row | None
+    against: ReportRow | None
     versus: dict[str, dict[str, Versus]]
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[ReportRow, ...]:
         """The rows, in order."""
         return self.subject.rows
 
@@ -97,12 +125,12 @@ def claimed(c: Checked) -> list[str]:
     return [*paper, saving(c.backprops) + mark, saving(c.seconds) + (CROWDED if c.crowded else "") + mark]
 
 
-def compared(rows: Sequence[Row]) -> list[tuple[Row, OneRun]]:
+def compared(rows: Sequence[ReportRow]) -> list[tuple[ReportRow, OneRun]]:
     """The runs whose training scored what no evaluation did: others beside it, such as natural training, or itself."""
     return [(row, run) for row in rows for run in row.runs if len(run.scores) > (1 if run.evaluation else 0)]
 
 
-def scores_note(row: Row, run: OneRun) -> str:
+def scores_note(row: ReportRow, run: OneRun) -> str:
     """What the table of such a run is."""
     beside = " A model beside the run itself was not evaluated further, so it has no row among the results."
     return (
@@ -111,7 +139,7 @@ def scores_note(row: Row, run: OneRun) -> str:
     )
 
 
-def scores_tables(rows: Sequence[Row]) -> str:
+def scores_tables(rows: Sequence[ReportRow]) -> str:
     """The tables that runs ended with, in Markdown; empty where there is none."""
     parts = [f"{markdown(scores_note(row, run))}\n\n{score_table(run.scores)}\n" for row, run in compared(rows)]
     return "\n".join(["\n## At the end of training\n", *parts]) if parts else ""
@@ -180,7 +208,7 @@ def notes(of: Sheet, where: str = "in brackets") -> list[str]:
     return [SPREAD.format(rest=INTERVALS.format(where=where)), *covered, *noted(of.rows), *of.subject.notes]
 
 
-def warmed_up(rows: Sequence[Row]) -> list[str]:
+def warmed_up(rows: Sequence[ReportRow]) -> list[str]:
     """What is not in the minutes."""
     found = [run.warm_up for row in rows for run in row.done if run.warm_up]
     if not found:
@@ -199,7 +227,7 @@ def marks(of: Sheet) -> list[str]:
     return [f"{mark} {meaning}." for mark, meaning in NOTES.items() if mark in body]
 
 
-def source(rows: Sequence[Row]) -> list[str]:
+def source(rows: Sequence[ReportRow]) -> list[str]:
     """Which tables of the paper its numbers are from."""
     found = dict.fromkeys(held.number for row in rows if (held := paper_table(row.table, row.paper_row)))
     return [f"The paper's numbers are from its {' and '.join(found)}."] if found else []
@@ -210,7 +238,7 @@ def _head(of: Sheet) -> list[str]:
     return ["row", *map(title, of.attacks), "backprops", "minutes", "seeds", *versus, "remarks"]
 
 
-def _row(of: Sheet, row: Row) -> list[str]:
+def _row(of: Sheet, row: ReportRow) -> list[str]:
     spent = cost(row)
     cells = [_cell(of, row, attack) for attack in of.attacks]
     bill = [
@@ -220,7 +248,7 @@ def _row(of: Sheet, row: Row) -> list[str]:
     return [row.name, *cells, *bill, whole(row), *_versus(of, row), "; ".join(remarks(row))]
 
 
-def backprops(row: Row) -> str:
+def backprops(row: ReportRow) -> str:
     """A row's backprops for people, also by batch of an epoch where the paper counts so."""
     spent, batch = cost(row), row.spread("per_batch")
     if spent is None or batch is None:
@@ -229,26 +257,26 @@ def backprops(row: Row) -> str:
     return f"{spent.backprops:,.0f}{each}"
 
 
-def paper_accuracy(row: Row, attack: str) -> list[str]:
+def paper_accuracy(row: ReportRow, attack: str) -> list[str]:
     """What the paper has for an accuracy, or nothing."""
     value = paper_value(row.table, row.paper_row, attack)
     return [printed(value) + _other(row)] if value else []
 
 
-def paper_cost(row: Row, *names: str) -> list[str]:
+def paper_cost(row: ReportRow, *names: str) -> list[str]:
     """What the paper has for a cost, by the first of these names that it uses."""
     units = {"minutes": (".1f", ""), "hours": (".2f", " h"), "per_batch": (".0f", " a batch")}
     found = [(units[name], paper_value(row.table, row.paper_row, name)) for name in names]
     return [f"{printed(value, form)}{unit}{_other(row)}" for (form, unit), value in found if value][:1]
 
 
-def remarks(row: Row) -> list[str]:
+def remarks(row: ReportRow) -> list[str]:
     """A row's flags, what the watch saw, and what keeps it from being whole."""
     raised = sorted({f"{FLAGGED} {flag.name}" for _, flag in flags_of(row)})
     return [*raised, *(["sanity not checked"] if unchecked(row) else []), *alarms(row), *comments(row)]
 
 
-def comments(row: Row) -> list[str]:
+def comments(row: ReportRow) -> list[str]:
     """What is wrong with a row's runs, and what its budget left over."""
     spent = cost(row)
     left = row.budget - spent.backprops if row.budget and spent else 0
@@ -256,28 +284,28 @@ def comments(row: Row) -> list[str]:
     return [*troubles(row), *unspent]
 
 
-def _other(row: Row) -> str:
+def _other(row: ReportRow) -> str:
     """The mark of a number of the paper beside a row that was given other settings."""
     return OTHER if row.differs else ""
 
 
-def whole(row: Row) -> str:
+def whole(row: ReportRow) -> str:
     """How many of a row's seeds count, for people."""
     return f"{len(row.done)} of {len(row.runs)}"
 
 
-def _versus(of: Sheet, row: Row) -> list[str]:
+def _versus(of: Sheet, row: ReportRow) -> list[str]:
     if not of.against or not of.headline:
         return []
     return ["" if row is of.against else significance(of.versus[of.headline].get(row.name))]
 
 
-def _cell(of: Sheet, row: Row, attack: str) -> str:
+def _cell(of: Sheet, row: ReportRow, attack: str) -> str:
     ours = "; ".join(filter(None, (accuracy(cell(row, attack)), last_epoch(of, row, attack))))
     return _beside(ours, *paper_accuracy(row, attack))
 
 
-def last_epoch(of: Sheet, row: Row, attack: str) -> str:
+def last_epoch(of: Sheet, row: ReportRow, attack: str) -> str:
     """The last epoch's accuracy for people, in columns where some row has one: the row's own is of its best epoch."""
     found, last = cell(row, attack), cell(row, f"last {attack}")
     if not (found or last) or not any(cell(other, f"last {attack}") for other in of.rows):
@@ -289,7 +317,7 @@ def _beside(ours: str, *paper: str) -> str:
     return "; paper ".join([ours, *paper])
 
 
-def _record(of: Sheet, row: Row) -> dict[str, Any]:
+def _record(of: Sheet, row: ReportRow) -> dict[str, Any]:
     spent = cost(row)
     record: dict[str, Any] = {"row": row.name, "method": row.method, "model": row.model}
     record |= {"seeds": " ".join(str(run.seed) for run in row.done), "runs": len(row.runs)}
@@ -303,7 +331,7 @@ def _record(of: Sheet, row: Row) -> dict[str, Any]:
     return {**record, "given": "; ".join(row.differs), "remarks": "; ".join(remarks(row))}
 
 
-def _accuracy_record(of: Sheet, row: Row, attack: str) -> dict[str, Any]:
+def _accuracy_record(of: Sheet, row: ReportRow, attack: str) -> dict[str, Any]:
     found, paper = cell(row, attack), paper_value(row.table, row.paper_row, attack)
     versus = of.versus.get(attack, {}).get(row.name)
     each = " ".join(map(str, found.each)) if found else None
@@ -315,5 +343,5 @@ def _accuracy_record(of: Sheet, row: Row, attack: str) -> dict[str, Any]:
     return {f"{attack} {name}".strip(): value for name, value in fields.items()}
 
 
-def _last(rows: Sequence[Row]) -> list[str]:
+def _last(rows: Sequence[ReportRow]) -> list[str]:
     return list(dict.fromkeys(n for row in rows for n in row.columns if n.startswith("last ")))

@@ -10,18 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deat.checkpoint.find import Search, files_of, search
-from deat.checkpoint.store import NAME, listed, name_of, prune, remove_temporaries, write
-from deat.checkpoint.tree import join, split
+from deat.checkpoint.state import join, split
+from deat.checkpoint.store import NAME, Search, files_of, listed, name_of, prune, remove_temporaries, search, write
 from deat.errors import CheckpointError, UsageError
-from deat.numbers import check_whole
-from deat.tensorfile import dump, read
-from deat.training.history import EpochStats, EpochTiming, EpochWatch
-from deat.training.kinds import check_kinds
-from deat.training.result import Snapshot
-from deat.training.sameness import check_same, config_of, digest, environment_of, reasons_against_exactness
+from deat.training.best_epoch import Snapshot
+from deat.training.records import EpochStats, EpochTiming, EpochWatch
+from deat.training.resume_checks import (
+    check_kinds,
+    check_same,
+    config_of,
+    digest,
+    environment_of,
+    reasons_against_exactness,
+)
 from deat.training.trainer import Trainer
-from deat.versions import versions
+from deat.utils.numbers import check_whole
+from deat.utils.tensor_files import dump, read
+from deat.version import versions
 
 SCHEMA = 1
 FAILURES = 3

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from deat.engine.kernels import has_triton
 from deat.errors import UsageError
-from deat.kernels import has_triton
-from deat.numbers import check_number
-from deat.training.rates import rate
-from deat.training.settings import Settings
+from deat.training.config import Settings
+from deat.training.lr_schedules import rate
+from deat.utils.numbers import check_number
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 DEFAULT_LR = 0.1
@@ -130,7 +130,7 @@ def quick_descent() -> Callable[..., None]:
     if not has_triton():
         compiled: Callable[..., None] = torch.compile(descend, dynamic=False)
         return compiled
-    from deat.kernels.descent import Descent
+    from deat.engine.kernels.sgd_triton import Descent
 
     return Descent(rest=descend)
 

@@ -8,40 +8,106 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from deat.data.order import batch_length
-from deat.data.source import Source, ending_workers
-from deat.errors import Interrupted, NumericalError
-from deat.evaluation.question import check_model
-from deat.game.meter import EpochRecord
-from deat.game.moves import Game
-from deat.game.objectives import Objective
-from deat.game.round import Budget
-from deat.interruption import Interruption
+from deat.core.buffers import Budget
+from deat.core.meter import EpochRecord
+from deat.core.moves import Game
+from deat.core.objectives import Objective
+from deat.data.resident import batch_length
+from deat.data.sources import Seekable, Source, ending_workers
+from deat.engine.cuda_graphs import on
+from deat.errors import Interrupted, NumericalError, UsageError
+from deat.evaluation.arguments import check_model
 from deat.methods import Method
 from deat.methods import method as find_method
 from deat.models import pixel_scale
 from deat.models.weights import bare, tensors_of
-from deat.ranks import ALONE, Ranks
-from deat.recording import on
 from deat.threat import ThreatModel
 from deat.threat import threat as find_threat
-from deat.training.engines import choose
-from deat.training.failures import check_determinism, is_shortage, located, shortage
-from deat.training.following import Callback, Keeper, check_callbacks
-from deat.training.history import EpochStats, EpochTiming
-from deat.training.lipschitz import log10_lipschitz
-from deat.training.modes import threads_of, torch_modes
+from deat.training.best_epoch import Best, Result
+from deat.training.callbacks import Callback, Keeper, check_callbacks, log10_lipschitz
+from deat.training.config import Settings, threads_of, torch_modes
+from deat.training.engine_choice import Pace, Steady, choose
+from deat.training.messages import afterwards, check_determinism, is_shortage, located, shortage
 from deat.training.optimizers import OptimizerFactory, Steering, check_factory, described, load_state, sgd
-from deat.training.pace import Pace, Steady
-from deat.training.remarks import afterwards
-from deat.training.rest import remaining_batches
-from deat.training.result import Best, Result
-from deat.training.settings import Settings
-from deat.training.shared import own_parts, synchronised, take_parts
-from deat.training.streams import Streams
+from deat.training.records import EpochStats, EpochTiming
 from deat.training.validation import Validator
+from deat.utils.distributed import ALONE, Ranks
+from deat.utils.seeding import Streams
+from deat.utils.signals import Interruption
+
+Batch = tuple[Tensor, Tensor]
+
+
+def remaining_batches(source: Source, epoch: int, step: int, interruption: Interruption) -> Iterator[tuple[int, Batch]]:
+    """An epoch's batches from `step` on, each with its number; asked to stop, it stops before the next one.
+
+    A source that can begin there does. Any other draws its first batches again, and they are left out.
+    """
+    first, batches = _begun(source, epoch, step)
+    for number, batch in enumerate(batches, first):
+        interruption.check()
+        if number >= step:
+            yield number, batch
+
+
+def _begun(source: Source, epoch: int, step: int) -> tuple[int, Iterator[Batch]]:
+    """The number of the first batch that is drawn, and the batches from it on."""
+    if step and isinstance(source, Seekable) and source.begins_anywhere:
+        return step, source.epoch(epoch, step)
+    return 0, source.epoch(epoch)
+
+
+def own_parts(game: Game, step: int) -> dict[str, Any]:
+    """Every process's sums and buffers, and the carried delta of the whole batch; all must ask for it."""
+    ranks, buffers = game.ranks, {}
+    if step and ranks.many:  # between epochs they are everybody's
+        buffers = {name: torch.stack(ranks.gather_tensor(b)) for name, b in game.net.named_buffers()}
+    return {
+        "meter": ranks.gather(game.meter.state_dict()) if step else None,
+        "carry": None if game.carry is None else _interleaved(ranks.gather_tensor(game.carry)),
+        "buffers": buffers,
+    }
+
+
+def take_parts(game: Game, state: dict[str, Any]) -> None:
+    """Take this process's part of such a state up again."""
+    rank, size, carry = game.ranks.rank, game.ranks.size, state["carry"]
+    if state["meter"]:
+        game.meter.load_state_dict(_own_sums(state["meter"], rank, size))
+    game.carry = None if carry is None else carry[rank::size].to(game.engine.device, copy=True)
+    with torch.no_grad():
+        for name, buffer in game.net.named_buffers():
+            rows = state.get("buffers", {}).get(name, ())
+            if len(rows) == size:  # else as many processes as now did not save it, and the first one's are in the model
+                buffer.copy_(rows[rank])
+
+
+def synchronised(model: nn.Module, settings: Settings, device: torch.device, ranks: Ranks) -> nn.Module:
+    """The model, its batch norms taking their statistics over all processes where that was asked for."""
+    if not settings.sync_bn:
+        return model
+    if device.type != "cuda":
+        raise UsageError("sync_bn needs GPUs: torch has no synchronised batch norm on a CPU. Leave it out.")
+    return ranks.synchronise(model)
+
+
+def _own_sums(saved: list[dict[str, list[float]]], rank: int, size: int) -> dict[str, list[float]]:
+    """This process's sums; where another number of processes saved them, those it now stands for."""
+    mine = saved[rank::size]
+    sums = [sum(column) for column in zip(*(part["sums"] for part in mine), strict=True)]
+    common, active = saved[0]["counts"][:3], sum(part["counts"][3] for part in mine)
+    return {"sums": sums or [0.0] * 4, "counts": [*common, active]}
+
+
+def _interleaved(parts: list[Tensor]) -> Tensor:
+    """A batch's rows in their order, from every process's."""
+    whole = torch.cat([torch.empty_like(part) for part in parts])
+    for rank, part in enumerate(parts):
+        whole[rank :: len(parts)] = part
+    return whole
+
 
 KEPT = ("cost", "active", "seconds", "val_passes", "lengths")
 """What a trainer keeps when it goes back to an earlier state: what was spent, and how long its steps are."""

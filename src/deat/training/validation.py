@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import ImageSet, LazyImages
-from deat.data.source import Source
+from deat.data.sources import Source
+from deat.engine.precision import Engine
 from deat.evaluation.attacks import Attack, attack
 from deat.evaluation.intervals import wilson
-from deat.evaluation.sanity.model import ENOUGH
+from deat.evaluation.sanity.before_attack import ENOUGH
 from deat.evaluation.scoring import scores
-from deat.game.engine import Engine
-from deat.interruption import Interruption
-from deat.ranks import Share
 from deat.threat import ThreatModel
-from deat.training.settings import Settings
+from deat.training.config import Settings
+from deat.utils.distributed import Share
+from deat.utils.signals import Interruption
 
 
 class Validator:

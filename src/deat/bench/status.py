@@ -1,0 +1,100 @@
+"""How far a bench is, read from its folder, so that it does not matter who plays the cells."""
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.text import Text
+
+from deat.bench.grid import Cell, Grid
+from deat.cli.console import bar
+from deat.evaluation.resume_log import written
+from deat.recipes.recipe import TEST, Round
+from deat.report.load import COST, EVALUATIONS, OneRun, collect_run
+from deat.runs.run_dir import HISTORY, RUN, ledger_of
+from deat.utils.numbers import clock
+
+NEARLY = 0.95
+"""How much of a judging under way counts as done, at most, since the number of test images is guessed."""
+
+
+class Progress:
+    """A bench's state in words: one line for now, and news of the runs that ended."""
+
+    def __init__(self, grid: Grid, cells: Sequence[Cell]) -> None:
+        self.grid, self.cells = grid, list(cells)
+        self.weights = {cell.folder: _weight(cell) for cell in cells}
+        self.started, self.first = perf_counter(), self._done(grid.runs())
+        self.told = {folder for folder, run in grid.runs().items() if run["status"] == "done"}
+
+    def line(self) -> Text:
+        """The bench as it is now."""
+        runs = self.grid.runs()
+        share = self._done(runs) / sum(self.weights.values())
+        ended = sum(runs[cell.folder]["status"] in ("done", "failed") for cell in self.cells)
+        now = [cell.name for cell in self.cells if runs[cell.folder]["status"] == "running"]
+        text = f"{bar(share)} {ended}/{len(self.cells)} runs  {self._left(runs)} left  now: {'; '.join(now)}"
+        return Text(text, no_wrap=True, overflow="ellipsis")
+
+    def news(self) -> list[str]:
+        """A line for each run that ended since the last call."""
+        runs = self.grid.runs()
+        fresh = [c for c in self.cells if c.folder not in self.told and runs[c.folder]["status"] in ("done", "failed")]
+        self.told |= {cell.folder for cell in fresh}
+        ended = sum(runs[cell.folder]["status"] in ("done", "failed") for cell in self.cells)
+        return [
+            f"{self._news(cell, runs[cell.folder])}  {ended}/{len(self.cells)}, {self._left(runs)} left"
+            for cell in fresh
+        ]
+
+    def _news(self, cell: Cell, run: dict[str, Any]) -> str:
+        if run["status"] == "failed":
+            return f"{cell.name}: failed: {run['why']}"
+        return f"{cell.name}: {_found(collect_run(self.grid.root / cell.folder))}"
+
+    def _left(self, runs: dict[str, dict[str, Any]]) -> str:
+        done, total = self._done(runs), sum(self.weights.values())
+        if done <= self.first:
+            return "-:--"
+        return clock((perf_counter() - self.started) * (total - done) / (done - self.first))
+
+    def _done(self, runs: dict[str, dict[str, Any]]) -> float:
+        return sum(self._made(cell, runs[cell.folder]) for cell in self.cells)
+
+    def _made(self, cell: Cell, run: dict[str, Any]) -> float:
+        """How much of a cell's weight is behind it."""
+        if run["status"] != "running":
+            return self.weights[cell.folder] if run["status"] in ("done", "failed") else 0.0
+        path = self.grid.root / cell.folder
+        with suppress(OSError, ValueError, KeyError):  # it may be about to be created
+            record = json.loads((path / RUN).read_text(encoding="utf-8"))
+            trained = (path / HISTORY).read_bytes().count(b"\n") / int(record["settings"]["epochs"])
+            images = TEST * record["data"]["train"]
+            rounds = cell.row.judging.rounds(cell.seed)
+            judged = [_judged(cell, asked, path / EVALUATIONS[name], images) for name, asked in rounds.items()]
+            return float(cell.row.training * trained + sum(judged))
+        return 0.0
+
+
+def _weight(cell: Cell) -> float:
+    rounds = cell.row.judging.rounds(cell.seed).values()
+    return cell.row.training + sum(asked.weight for asked in rounds)
+
+
+def _judged(cell: Cell, asked: Round, out: Path, images: float) -> float:
+    """How much of a round's weight is behind it: all, or as much as its ledger has rulings for."""
+    if out.is_file():
+        return asked.weight
+    blocks = max(1.0, (asked.n or images) / cell.row.judging.block)
+    stages = [stage for attack, stage in written(ledger_of(out)) if attack in asked.attacks]
+    return min(NEARLY * asked.weight, sum(replace(asked, attacks=(stage,)).weight for stage in stages) / blocks)
+
+
+def _found(run: OneRun) -> str:
+    told = {n: v for n, v in run.numbers.items() if n not in (*COST, "worst") and not n.startswith("last ")}
+    shown = [f"{name} {value:.1%}" for name, value in told.items()]
+    return f"{', '.join(shown)}, {run.history[-1].backprops:,} backprops, {run.seconds:.1f} s"

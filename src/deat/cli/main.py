@@ -1,0 +1,74 @@
+"""The command line: `deat train`, `resume`, `evaluate`, `bench`, `report`, `import`, `export` and `list`."""
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import FlagCreatePairsOff, subcommand
+
+from deat.cli.bench import BenchCommand
+from deat.cli.evaluate import EvaluateCommand
+from deat.cli.exit_handling import ended, plain_warnings, tolerate_any_terminal
+from deat.cli.flags import check_names
+from deat.cli.list import ListCommand
+from deat.cli.report import ReportCommand
+from deat.cli.train import ResumeCommand, TrainCommand
+from deat.cli.weights import ExportCommand, ImportCommand
+from deat.runs.run_dir import has_checkpoint
+from deat.version import VERSION
+
+Command = (
+    Annotated[TrainCommand, subcommand("train")]
+    | Annotated[ResumeCommand, subcommand("resume")]
+    | Annotated[EvaluateCommand, subcommand("evaluate")]
+    | Annotated[BenchCommand, subcommand("bench")]
+    | Annotated[ReportCommand, subcommand("report")]
+    | Annotated[ImportCommand, subcommand("import")]
+    | Annotated[ExportCommand, subcommand("export")]
+    | Annotated[ListCommand, subcommand("list")]
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status says how it ended."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    tolerate_any_terminal()
+    order: list[Command] = []
+
+    def command() -> int:
+        """Read the command line and obey it."""
+        status = 0
+        if given == ["--version"]:
+            print(f"deat {VERSION}")
+        else:
+            check_names(
+                given,
+                (
+                    TrainCommand,
+                    ResumeCommand,
+                    EvaluateCommand,
+                    BenchCommand,
+                    ReportCommand,
+                    ImportCommand,
+                    ExportCommand,
+                    ListCommand,
+                ),
+            )
+            order.append(tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,)))
+            status = order[0].run()
+        sys.stdout.flush()  # here, where it is noticed that nobody reads any more
+        return status
+
+    with plain_warnings():
+        return ended(command, lambda: getattr(order[0], "goes_on", False) if order else _would_go_on(given))
+
+
+def _would_go_on(given: list[str]) -> bool:
+    """Whether a command goes on where it was, as far as words say that nobody has read yet."""
+    if given[:1] != ["train"]:
+        return given[:1] in (["resume"], ["evaluate"], ["bench"])
+    named = dict(pairwise(word for text in given for word in text.split("=", 1)))
+    return named.get("--resume") == "auto" and "--out" in named and has_checkpoint(Path(named["--out"]).expanduser())

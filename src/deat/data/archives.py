@@ -1,0 +1,347 @@
+"""Archives of image files, listed and read without extracting anything."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Protocol
+
+from deat.data.decode import SUFFIXES
+from deat.errors import DataError
+
+MAX_FILE = 64 << 20
+
+
+class Files(Protocol):
+    """Named files that can be read by number, in any order, from any process."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The files' names, relative to the set."""
+
+    def size(self, index: int) -> int:
+        """How many bytes a file has."""
+
+    def read(self, index: int) -> bytes:
+        """One file's content."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loose:
+    """Files in a folder."""
+
+    root: Path
+    names: tuple[str, ...]
+
+    def size(self, index: int) -> int:
+        """How many bytes a file has; none where it is gone."""
+        try:
+            return (self.root / self.names[index]).stat().st_size
+        except OSError:
+            return 0
+
+    def read(self, index: int) -> bytes:
+        """One file's content."""
+        path = self.root / self.names[index]
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_FILE + 1)
+        except OSError as error:
+            raise DataError(f"cannot read {self.names[index]!r} ({error.strerror}).") from None
+        check_size(self.names[index], len(data))
+        return data
+
+
+@dataclass(frozen=True, eq=False)
+class Slices:
+    """Files that are stretches of one uncompressed file, or of bytes in memory."""
+
+    source: Path | bytes
+    names: tuple[str, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    folders: tuple[str, ...] = ()
+    """All folders of the archive, with images or without."""
+
+    def size(self, index: int) -> int:
+        """How many bytes a file has."""
+        return self.sizes[index]
+
+    def read(self, index: int) -> bytes:
+        """One file's content."""
+        return cut(self.source, self.offsets[index], self.sizes[index], self.names[index])
+
+
+@dataclass(frozen=True)
+class ZipEntry:
+    """Where a member of a zip lies and how it is stored."""
+
+    header: int
+    packed: int
+    size: int
+    crc: int
+    deflated: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Zipped:
+    """Files in a zip archive, stored or deflated."""
+
+    source: Path
+    names: tuple[str, ...]
+    entries: tuple[ZipEntry, ...]
+    folders: tuple[str, ...] = ()
+    """All folders of the archive, with images or without."""
+
+    def size(self, index: int) -> int:
+        """How many bytes a file has."""
+        return self.entries[index].size
+
+    def read(self, index: int) -> bytes:
+        """One file's content, its checksum verified."""
+        entry, name = self.entries[index], self.names[index]
+        header = cut(self.source, entry.header, 30, name)
+        skip = 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+        data = cut(self.source, entry.header + skip, entry.packed, name)
+        if entry.deflated:
+            data = _inflate(data, entry.size, name)
+        if len(data) != entry.size or zlib.crc32(data) != entry.crc:
+            raise DataError(f"{name!r} in {self.source.name!r} is damaged; get the archive again.")
+        return data
+
+
+def check_size(name: str, size: int) -> None:
+    """Refuses a file too large to be an image of a data set."""
+    if size > MAX_FILE:
+        raise DataError(f"{name!r} holds {size:,} bytes or more; at most {MAX_FILE:,} are read. Remove the file.")
+
+
+def cut(source: Path | bytes, offset: int, size: int, name: str) -> bytes:
+    """A stretch of a file or of bytes, complete or a DataError."""
+    check_size(name, size)
+    stop = offset + size
+    data = source[offset:stop] if isinstance(source, bytes) else _pread(source, offset, size, name)
+    if len(data) != size:
+        raise DataError(f"{name!r} is cut short: {len(data)} of {size} bytes; get the archive again.")
+    return data
+
+
+def _pread(path: Path, offset: int, size: int, name: str) -> bytes:
+    try:
+        with path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), size, offset)
+    except OSError as error:
+        raise DataError(f"cannot read {name!r} from {path.name!r} ({error.strerror}).") from None
+
+
+def _inflate(data: bytes, size: int, name: str) -> bytes:
+    try:
+        return zlib.decompressobj(-15).decompress(data, size + 1)
+    except zlib.error as error:
+        raise DataError(f"{name!r} is damaged ({error}); get the archive again.") from None
+
+
+class Readable(Protocol):
+    """What is needed of a decompressed stream."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes."""
+
+    def seek(self, offset: int, /) -> int:
+        """Moves to a position."""
+
+    def tell(self) -> int:
+        """The position."""
+
+    def close(self) -> None:
+        """Gives up the file."""
+
+
+_OPENERS: dict[str, Callable[[Path], Readable]] = {
+    ".tar.gz": gzip.open,
+    ".tgz": gzip.open,
+    ".tar.xz": lzma.open,
+    ".txz": lzma.open,
+    ".tar.bz2": bz2.open,
+}
+ACCEPTED = (".tar", ".tar.gz", ".tar.xz", ".tar.bz2", ".zip")
+
+# Photographs hardly compress; an archive that grows far more than this is an attack, not a data set.
+_RATIO = 200
+_ALLOWANCE = 64 << 20
+
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, EOFError, OSError, ValueError)
+
+
+class Capped(io.RawIOBase):
+    """A forward-only view of a decompressed stream that stops at a cap."""
+
+    def __init__(self, stream: Readable, cap: int, name: str) -> None:
+        self._stream, self._cap, self._name = stream, cap, name
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, or a DataError beyond the cap."""
+        self._check(size)
+        data = self._stream.read(size)
+        self._check(0)
+        return data
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Moves ahead by reading, as far as the cap."""
+        if whence != io.SEEK_SET or offset > self._cap:
+            self._refuse()
+        return self._stream.seek(offset)
+
+    def tell(self) -> int:
+        """Bytes given out so far."""
+        return self._stream.tell()
+
+    def _check(self, wanted: int) -> None:
+        if wanted < 0 or self._stream.tell() + wanted > self._cap:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        raise DataError(
+            f"{self._name!r} unpacks to more than {self._cap:,} bytes, as no set of images does; remove it."
+        )
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether the archive is a compressed tar, which can only be read from front to back."""
+    return path.name.lower().endswith(tuple(_OPENERS))
+
+
+def image_name(name: str) -> str | None:
+    """A member's name in plain form, None if it is no image, a DataError if it points outside."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    if not path.name.lower().endswith(SUFFIXES):
+        return None
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise DataError(f"the archive holds {name!r}, which points outside it; do not use this archive.")
+    return None if is_hidden(str(path)) else str(path)
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a file or folder, or one that it lies in, is not meant to be seen."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
+
+
+def list_archive(path: Path) -> Slices | Zipped:
+    """The images of an uncompressed tar or a zip."""
+    with explained(path):
+        return _list_zip(path) if zipfile.is_zipfile(path) else _list_tar(path)
+
+
+def pack(path: Path, out: BinaryIO) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
+    """Writes the images of a compressed tar one after another; returns names, offsets and sizes, and all folders."""
+    found: dict[str, tuple[int, int]] = {}
+    folders: set[str] = set()
+    opener = next(o for suffix, o in _OPENERS.items() if path.name.lower().endswith(suffix))
+    with explained(path), closing(opener(path)) as stream:
+        capped = Capped(stream, _cap(path), path.name)
+        with tarfile.open(fileobj=capped, mode="r:") as tar:
+            for name, member in _tar_images(tar, folders):
+                content = tar.extractfile(member)
+                assert content is not None
+                found[name] = (out.tell(), out.write(content.read()))
+        # To the end, so that the compressed stream's own checksum is verified.
+        while capped.read(1 << 20):
+            pass
+    names = tuple(sorted(found))
+    return names, tuple(found[n][0] for n in names), tuple(found[n][1] for n in names), tuple(sorted(folders))
+
+
+def _list_tar(path: Path) -> Slices:
+    folders: set[str] = set()
+    with tarfile.open(path, mode="r:") as tar:
+        found = {name: (member.offset_data, member.size) for name, member in _tar_images(tar, folders)}
+        end = tar.offset
+    with path.open("rb") as file:
+        file.seek(end)
+        # Every tar ends in blocks of zeros; anything else is a damaged header or a cut.
+        if file.read(512) != bytes(512):
+            raise DataError(f"{path.name!r} is damaged at byte {end}; get the archive again.")
+    names = tuple(sorted(found))
+    offsets, sizes = (tuple(found[n][i] for n in names) for i in (0, 1))
+    return Slices(path, names, offsets, sizes, tuple(sorted(folders)))
+
+
+def _tar_images(tar: tarfile.TarFile, folders: set[str]) -> Iterator[tuple[str, tarfile.TarInfo]]:
+    """The images of a tar; all folders are added to those given."""
+    seen: set[str] = set()
+    for member in tar:
+        folders |= _folders(member.name, member.isdir())
+        name = image_name(member.name)
+        if member.isreg():
+            check_size(member.name, member.size)
+        if name is None or member.isdir():
+            continue
+        if not member.isreg() or member.issparse():
+            raise DataError(f"{member.name!r} in the archive is a link or a device; only plain files are read.")
+        _check_new(name, seen)
+        yield name, member
+
+
+def _list_zip(path: Path) -> Zipped:
+    folders: set[str] = set()
+    with zipfile.ZipFile(path) as archive:
+        found = dict(_zip_images(archive.infolist(), folders))
+    total = sum(entry.size for entry in found.values())
+    if total > _cap(path):
+        raise DataError(f"{path.name!r} unpacks to {total:,} bytes; at most {_cap(path):,} are read from it.")
+    names = tuple(sorted(found))
+    return Zipped(path, names, tuple(found[name] for name in names), tuple(sorted(folders)))
+
+
+def _zip_images(members: Iterable[zipfile.ZipInfo], folders: set[str]) -> Iterator[tuple[str, ZipEntry]]:
+    """The images of a zip; all folders are added to those given."""
+    seen: set[str] = set()
+    for info in members:
+        folders |= _folders(info.filename, info.is_dir())
+        name = None if info.is_dir() else image_name(info.filename)
+        if name is None:
+            continue
+        if stat.S_ISLNK(info.external_attr >> 16):
+            raise DataError(f"{info.filename!r} in the archive is a link; only plain files are read.")
+        if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise DataError(f"{info.filename!r} is encrypted or packed in a way that is not read; zip it again.")
+        check_size(info.filename, info.file_size)
+        _check_new(name, seen)
+        deflated = info.compress_type == zipfile.ZIP_DEFLATED
+        yield name, ZipEntry(info.header_offset, info.compress_size, info.file_size, info.CRC, deflated)
+
+
+def _folders(name: str, is_folder: bool) -> set[str]:
+    """The folders that a member lies in, and itself where it is one."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    return {str(folder) for folder in (path, *path.parents)[0 if is_folder else 1 :]} - {".", "/"}
+
+
+def _check_new(name: str, seen: set[str]) -> None:
+    if name in seen:
+        raise DataError(f"the archive holds {name!r} twice; make it anew with each image once.")
+    seen.add(name)
+
+
+def _cap(path: Path) -> int:
+    return _ALLOWANCE + _RATIO * path.stat().st_size
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turns what a damaged archive raises into a DataError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except _BROKEN as error:
+        raise DataError(f"cannot read the archive {path.name!r} ({error}); get it again.") from None

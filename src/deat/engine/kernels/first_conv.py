@@ -1,0 +1,145 @@
+"""A convolution of images of few channels, such as a network's first one, with the standardisation before it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deat.engine.kernels.conv_utils import HALVES, is_plain, on_gpu, pair
+
+CHANNELS = 8
+"""From how many channels on a GPU's matrix units take half-precision images; below, cuDNN does without them."""
+LARGEST = 5
+"""The largest kernel that our own convolution takes."""
+Size = tuple[int, int]
+
+
+def conv2d_of_few(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    *,
+    shift: Tensor | None = None,
+    scale: Tensor | None = None,
+) -> Tensor:
+    """conv2d of x, or of (x - shift) / scale; on a GPU in half precision our own, or with channels of zeros added."""
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    half = on_gpu(x) and dtype in HALVES and weight.shape[1] == x.shape[1]
+    pads = None if isinstance(padding, str) else pair(padding)
+    if half and pads and is_plain(stride, dilation, groups) and serves(x, weight, bias, pads):
+        y: Tensor = Direct.apply(x, weight, bias, pads, dtype, shift, scale)  # type: ignore[no-untyped-call]
+        return y
+    if half and x.numel() // x.shape[1] * CHANNELS < 2**31:  # the kernel counts in 32 bits
+        x, weight = widened(x, dtype, shift, scale), widened(weight, dtype)
+    elif shift is not None and scale is not None:
+        x = (x - shift) / scale
+    return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+
+def serves(x: Tensor, weight: Tensor, bias: Tensor | None, pads: Size) -> bool:
+    """Whether our kernels can take these: few channels, a small kernel, padded by less than its size."""
+    kinds = all(t is None or t.dtype in (torch.float32, *HALVES) for t in (x, weight, bias))
+    if not kinds or x.dim() != 4 or weight.shape[1] != x.shape[1] or x.shape[1] >= CHANNELS or not x.numel():
+        return False
+    sizes = list(zip(x.shape[2:], weight.shape[2:], pads, strict=True))
+    small = all(0 <= pad < kernel <= min(LARGEST, size + 2 * pad) for size, kernel, pad in sizes)
+    return small and _is_counted_in_32_bits(x, weight)
+
+
+def _is_counted_in_32_bits(x: Tensor, weight: Tensor) -> bool:
+    """Whether both ends of the convolution are, whatever the padding, and the images with channels of zeros added."""
+    height, width = (size + LARGEST for size in x.shape[2:])
+    reach = sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
+    return max(len(x) * height * width * max(len(weight), CHANNELS), reach) < 2**31
+
+
+class Direct(torch.autograd.Function):
+    """The convolution by our own kernels; nothing is padded, copied or cast on the way to x's gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        pads: Size,
+        dtype: torch.dtype,
+        shift: Tensor | None,
+        scale: Tensor | None,
+    ) -> Tensor:
+        """The convolution, channels last."""
+        from deat.engine.kernels.first_conv_triton import convolve
+
+        ctx.save_for_backward(x, weight, shift, scale)
+        ctx.pads, ctx.by_bias = pads, None if bias is None else bias.dtype
+        ends = zip(x.shape[2:], weight.shape[2:], pads, strict=True)
+        sides = (size - kernel + 1 + 2 * pad for size, kernel, pad in ends)
+        y = _blank((len(x), len(weight), *sides), dtype, x.device)
+        convolve(x, weight, bias, shift, scale, y, pads)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        """Gradients by x, weight and bias, each only where it is asked for."""
+        x, weight, shift, scale = ctx.saved_tensors
+        needs, dy = ctx.needs_input_grad, dy.contiguous(memory_format=torch.channels_last)
+        by_x = _by_image(dy, x, weight, scale, ctx.pads) if needs[0] else None
+        by_weight = _by_weight(dy, x, weight, shift, scale, ctx.pads) if needs[1] else None
+        by_bias = dy.sum((0, 2, 3), dtype=torch.float32).to(ctx.by_bias) if needs[2] else None
+        return by_x, by_weight, by_bias, *[None] * 4
+
+
+def _by_image(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, pads: Size) -> Tensor:
+    from deat.engine.kernels.first_conv_triton import convolve_back
+
+    dx = torch.empty_like(x)
+    convolve_back(dy, weight, scale, dx, pads)
+    return dx
+
+
+def _by_weight(dy: Tensor, x: Tensor, weight: Tensor, shift: Tensor | None, scale: Tensor | None, pads: Size) -> Tensor:
+    """cuDNN's, with channels of zeros added, and taken away."""
+    wide = _copied(x, CHANNELS, dy.dtype, shift, scale)
+    like = _blank((len(weight), CHANNELS, *weight.shape[2:]), dy.dtype, dy.device)
+    sizes = ([1, 1], list(pads), [1, 1], False, [0, 0], 1)
+    _, found, _ = torch.ops.aten.convolution_backward(dy, wide, like, None, *sizes, [False, True, False])
+    return _copied(found, weight.shape[1], weight.dtype, None, None)
+
+
+def widened(x: Tensor, dtype: torch.dtype, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """x, or (x - shift) / scale, in another type with CHANNELS channels; those it does not have are zero."""
+    wide: Tensor = Widened.apply(x, dtype, shift, scale)  # type: ignore[no-untyped-call]
+    return wide
+
+
+class Widened(torch.autograd.Function):
+    """`widened`, by x differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, shift: Tensor | None, scale: Tensor | None) -> Tensor:
+        """The wider tensor."""
+        ctx.channels, ctx.dtype, ctx.scale = x.shape[1], x.dtype, scale
+        return _copied(x, CHANNELS, dtype, shift, scale)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """The gradient by the channels that were there."""
+        return _copied(grad, ctx.channels, ctx.dtype, None, ctx.scale), None, None, None
+
+
+def _copied(x: Tensor, channels: int, dtype: torch.dtype, shift: Tensor | None, scale: Tensor | None) -> Tensor:
+    from deat.engine.kernels.first_conv_triton import fit_channels
+
+    out = _blank((len(x), channels, *x.shape[2:]), dtype, x.device)
+    fit_channels(x.contiguous(memory_format=torch.channels_last), out, shift, scale)
+    return out
+
+
+def _blank(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device, memory_format=torch.channels_last)

@@ -1,0 +1,164 @@
+"""A convolution of images of few channels, standardised by the way, as two Triton kernels: forth and back.
+
+A pixel's patch of a few channels is a short row, so a tile of output pixels is one small matrix product of rows read
+straight from the images. Back, a tile of gradients is multiplied once for each row of the kernel, with the taps of that
+row side by side in columns; the products are then moved to the pixels they belong to, and summed.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+FORTH, BACK = 128, 64
+"""Pixels of a tile."""
+Size = tuple[int, int]
+
+
+@triton.jit
+def narrow_forth(
+    x, weight, bias, shift, scale, y, M, xn, xc, xh, xw, wo, wc, wh, ww,
+    BIAS: tl.constexpr, SHIFT: tl.constexpr, SCALE: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+) -> None:  # fmt: skip
+    """y's M pixels of CO channels: patches of (x - shift) / scale, zero outside, times weight, and bias."""
+    pixel, out = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    n, top, left = pixel // (OH * OW), pixel // OW % OH - PH, pixel % OW - PW
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in tl.static_range(0, KH * KW * CI, BK):
+        k = start + tl.arange(0, BK)
+        known, c, i, j = k < KH * KW * CI, k % CI, k // (KW * CI), k // CI % KW
+        h, w = top[:, None] + i[None, :], left[:, None] + j[None, :]
+        ok = (h >= 0) & (h < H) & (w >= 0) & (w < W) & (pixel < M)[:, None] & known[None, :]
+        at = (n * xn + top * xh + left * xw)[:, None] + (c * xc + i * xh + j * xw)[None, :]
+        v = tl.load(x + at, mask=ok, other=0).to(tl.float32)
+        if SHIFT:
+            v = tl.where(ok, v - _by_channel(shift, c, CI, False)[None, :], 0.0)
+        if SCALE:
+            v *= _by_channel(scale, c, CI, True)[None, :]
+        at = (c * wc + i * wh + j * ww)[:, None] + (out * wo)[None, :]
+        taps = tl.load(weight + at, mask=known[:, None] & (out < CO)[None, :], other=0)
+        acc = tl.dot(v.to(y.dtype.element_ty), taps.to(y.dtype.element_ty), acc)
+    if BIAS:
+        acc += tl.load(bias + out, mask=out < CO, other=0).to(tl.float32)[None, :]
+    ok = (pixel < M)[:, None] & (out < CO)[None, :]
+    tl.store(y + pixel[:, None] * CO + out[None, :], acc.to(y.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def narrow_back(
+    dy, weight, scale, dx, M, xn, xc, xh, xw, wo, wc, wh, ww,
+    SCALE: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    PH: tl.constexpr, PW: tl.constexpr, SPAN: tl.constexpr, TAPS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+) -> None:  # fmt: skip
+    """The gradient by x, over M pixels of lines that are SPAN long, x's width or dy's, whichever is larger.
+
+    Column c TAPS + t of a product is channel c by way of tap t. Tiles overlap by what taps reach.
+    """
+    row, column = tl.arange(0, BM), tl.arange(0, BN)
+    pixel = tl.program_id(0) * (BM - KW + 1) + row - (KW - 1 - PW)
+    n, h, w = pixel // (H * SPAN), pixel // SPAN % H, pixel % SPAN
+    c, tap = column // TAPS, column % TAPS
+    acc = tl.zeros((BM, BN), tl.float32)
+    for i in tl.static_range(KH):
+        line = h + PH - i
+        ok = (pixel >= 0) & (pixel < M) & (line >= 0) & (line < OH) & (w < OW)
+        for start in range(0, CO, BK):
+            out = start + tl.arange(0, BK)
+            at = ((n * OH + line) * OW + w)[:, None] * CO + out[None, :]
+            grad = tl.load(dy + at, mask=ok[:, None] & (out < CO)[None, :], other=0)
+            at = (out * wo + i * wh)[:, None] + (c * wc + tap * ww)[None, :]
+            known = (out < CO)[:, None] & ((c < CI) & (tap < KW))[None, :]
+            acc = tl.dot(grad, tl.load(weight + at, mask=known, other=0).to(dy.dtype.element_ty), acc)
+    source, place = row[:, None] + PW - tap[None, :], w[:, None] + PW - tap[None, :]
+    there = (place >= 0) & (place < OW) & (tap < KW)[None, :]
+    moved = tl.gather(acc, tl.minimum(tl.maximum(source, 0), BM - 1), 0)
+    v = tl.sum(tl.reshape(tl.where(there, moved, 0.0), (BM, BN // TAPS, TAPS)), 2)
+    c = tl.arange(0, BN // TAPS)
+    if SCALE:
+        v *= _by_channel(scale, c, CI, True)[None, :]
+    mine = (row >= KW - 1 - PW) & (row < BM - PW) & (pixel < M) & (w < W)
+    at = (n * xn + h * xh + w * xw)[:, None] + (c * xc)[None, :]
+    tl.store(dx + at, v.to(dx.dtype.element_ty), mask=mine[:, None] & (c < CI)[None, :])
+
+
+@triton.jit
+def _by_channel(values, c, CI: tl.constexpr, OVER: tl.constexpr) -> "tl.tensor":
+    """values[c], or one over it: CI numbers are picked from, since a load for each column would cost more."""
+    picked = tl.zeros_like(c).to(tl.float32)
+    for i in tl.static_range(CI):
+        value = tl.load(values + i).to(tl.float32)
+        picked = tl.where(c == i, 1.0 / value if OVER else value, picked)
+    return picked
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, shift: Tensor | None, scale: Tensor | None, y: Tensor, padding: Size
+) -> None:
+    """Write the convolution of (x - shift) / scale into y, which is channels last."""
+    rows, columns, sizes = len(y) * y[0, 0].numel(), _block(y.shape[1], 64), _sizes(x, weight, y, padding)
+    sizes |= {"BM": FORTH, "BN": columns, "BK": _block(weight[0].numel(), 32)}
+    flags = {"BIAS": bias is not None, "SHIFT": shift is not None, "SCALE": scale is not None}
+    tensors = x, weight, *(x if t is None else t for t in (bias, shift, scale)), y
+    grid = -(-rows // FORTH), -(-y.shape[1] // columns)
+    narrow_forth[grid](*tensors, rows, *x.stride(), *weight.stride(), **flags, **sizes)
+
+
+def convolve_back(dy: Tensor, weight: Tensor, scale: Tensor | None, dx: Tensor, padding: Size) -> None:
+    """Write the gradient by x into dx; dy is channels last, and each padding less than the kernel's size."""
+    span, taps = max(dx.shape[3], dy.shape[3]), _power(weight.shape[3])
+    sizes = _sizes(dx, weight, dy, padding) | {"SPAN": span, "TAPS": taps, "SCALE": scale is not None}
+    sizes |= {"BM": BACK, "BN": max(16, _power(dx.shape[1]) * taps), "BK": _block(dy.shape[1], 64)}
+    rows = len(dx) * dx.shape[2] * span
+    grid = (-(-rows // (BACK - weight.shape[3] + 1)),)
+    tensors = dy, weight, dy if scale is None else scale, dx
+    narrow_back[grid](*tensors, rows, *dx.stride(), *weight.stride(), **sizes)
+
+
+def _sizes(x: Tensor, weight: Tensor, y: Tensor, padding: Size) -> dict[str, Any]:
+    """What both kernels are built for."""
+    names = "CI", "H", "W", "CO", "OH", "OW", "KH", "KW", "PH", "PW"
+    values = *x.shape[1:], *y.shape[1:], *weight.shape[2:], *padding
+    return dict(zip(names, values, strict=True))
+
+
+def _block(size: int, most: int) -> int:
+    """A side of a tile: a power of two that matrix units take."""
+    return min(most, max(16, _power(size)))
+
+
+def _power(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+ROWS = 512
+
+
+@triton.jit
+def _fit(
+    x, out, shift, scale, M,
+    CX: tl.constexpr, CO: tl.constexpr, SHIFT: tl.constexpr, SCALE: tl.constexpr, BC: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    """out's rows of CO columns are x's of CX, less shift and over scale; what x lacks is zero."""
+    row, col = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BC)
+    there, known = (row < M)[:, None], (col < CX) & (col < CO)
+    v = tl.load(x + row[:, None] * CX + col[None, :], mask=there & known[None, :], other=0)
+    if SHIFT:
+        v -= tl.load(shift + col, mask=known, other=0)[None, :]
+    if SCALE:
+        v = v / tl.load(scale + col, mask=known, other=1)[None, :]
+    tl.store(out + row[:, None] * CO + col[None, :], v.to(out.dtype.element_ty), mask=there & (col < CO)[None, :])
+
+
+def fit_channels(x: Tensor, out: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> None:
+    """Copy x into out, both channels last."""
+    rows, most = x.numel() // x.shape[1], max(x.shape[1], out.shape[1])
+    sizes = {"CX": x.shape[1], "CO": out.shape[1], "BC": 1 << (most - 1).bit_length(), "ROWS": ROWS}
+    flags = {"SHIFT": shift is not None, "SCALE": scale is not None}
+    _fit[(-(-rows // ROWS),)](
+        x, out, x if shift is None else shift, x if scale is None else scale, rows, **flags, **sizes
+    )

@@ -1,0 +1,161 @@
+"""Rulings written down as they are made, so that an evaluation killed at any moment goes on where it was.
+
+One JSON line a ruling, of an attack or of a stage of it, flushed to disk. A torn last line is dropped; a ruling counts
+only for the very question (model, threat, attacks, seed, block size) and the very images it was made for. Code cannot
+be compared whole, so a model is known again by its weights, by the files its layers are written in, and by what it
+answers.
+"""
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deat.errors import CheckpointError
+from deat.evaluation.fast_model import exactly
+from deat.evaluation.judge import Attacker, Ruling, stages_of
+from deat.utils.distributed import Ranks
+from deat.utils.files import append_text
+from deat.utils.torch_utils import evaluating
+
+Key = tuple[int, str]
+ASKED = 8
+"""The first images whose logits a model is known by."""
+NUMBERS = 64
+"""The most of these logits that a line keeps."""
+CLOSE = 1e-3
+"""How far they may be from those of another day, by the largest of them: float32 moves by far less."""
+
+
+class Ledger:
+    """Rulings by (block, attack or stage of one), in memory and, where a path is given, on disk."""
+
+    def __init__(self, question: str, path: Path | None, logits: list[float] | None = None) -> None:
+        self.question, self.path, self.logits = question, path, logits or []
+        self._known: dict[Key, tuple[str, Ruling]] = {}
+        if path is not None and path.exists():
+            self._read(path)
+
+    def find(self, block: int, attack: str, images: str) -> Ruling | None:
+        """The ruling on these images, if it was made before."""
+        held = self._known.get((block, attack))
+        return held[1] if held and held[0] == images else None
+
+    def add(self, block: int, attack: str, images: str, ruling: Ruling) -> bool:
+        """Keep a ruling; whether it was not known yet."""
+        if self.find(block, attack, images) is not None:
+            return False
+        self._known[block, attack] = images, ruling
+        if self.path is not None:
+            line = {"question": self.question, "logits": self.logits, "block": block, "attack": attack}
+            _append(self.path, json.dumps({**line, "images": images, **asdict(ruling)}))
+        return True
+
+    def share(self, ranks: Ranks) -> None:
+        """Let every process know what the first one read."""
+        known = ranks.broadcast([(*key, images, asdict(ruling)) for key, (images, ruling) in self._known.items()])
+        self._known = {(block, attack): (images, Ruling(**ruling)) for block, attack, images, ruling in known}
+
+    def close(self) -> None:
+        """Remove the file: what it held is in the evaluation now."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> None:
+        try:
+            *lines, torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError as error:
+            raise CheckpointError(f"cannot read rulings from {str(path)!r}: {error.strerror}.") from None
+        if torn:
+            _append(path, "")  # the next ruling begins a line of its own
+        for entry in map(_parse, lines):
+            if entry.pop("question", None) == self.question and are_close(entry.pop("logits", None), self.logits):
+                key = entry.pop("block"), entry.pop("attack")
+                self._known[key] = entry.pop("images"), Ruling(**entry)
+
+
+def ruling_name(how: Attacker, stage: Attacker) -> str:
+    """What a ruling is called: by its attack, and by its stage where there are several."""
+    return f"{how.name}:{stage.name}" if len(stages_of(how)) > 1 else how.name
+
+
+def written(path: Path) -> list[tuple[str, str]]:
+    """(attack, stage or attack) of each ruling that a file holds, whatever it was asked."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    names = [str(entry["attack"]).rpartition(" ")[0] for entry in map(_parse, text.split("\n")) if "attack" in entry]
+    return [(name.partition(":")[0], name.rpartition(":")[2]) for name in names]
+
+
+def fingerprint(*parts: Any) -> str:
+    """A hash of JSON values and tensors."""
+    digest = sha256()
+    for part in parts:
+        if isinstance(part, Tensor):
+            digest.update(str((part.dtype, tuple(part.shape))).encode())
+            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(json.dumps(part, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def fingerprint_model(model: nn.Module) -> str:
+    """A hash of a model's layers, weights and buffers."""
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    layers = re.sub(r"0x[0-9a-f]+", "", repr(model))  # without addresses in memory
+    return fingerprint(layers, sorted(held), *(held[name] for name in sorted(held)))
+
+
+def fingerprint_code(model: nn.Module) -> str:
+    """A hash of the files in which a model's layers, and functions that they hold, are written."""
+    held = [part for m in model.modules() for part in (type(m), *filter(callable, vars(m).values()))]
+    files = {getattr(sys.modules.get(getattr(part, "__module__", None) or ""), "__file__", None) for part in held}
+    return fingerprint(sorted(sha256(data).hexdigest() for data in map(_source, files) if data))
+
+
+def _source(file: str | None) -> bytes:
+    try:
+        return Path(file).read_bytes() if file and file.endswith(".py") else b""
+    except OSError:
+        return b""
+
+
+def answers(model: nn.Module, x: Tensor) -> list[float]:
+    """Some of a model's logits on the first images, the same for the same model whatever else is judged."""
+    devices = [x.device] if x.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), exactly(x.device), torch.no_grad(), evaluating(model):
+        torch.manual_seed(0)  # so that a model that draws can be known again as well
+        flat = model(x[:ASKED]).flatten().double()
+    found: list[float] = flat[:: -(-len(flat) // NUMBERS)].tolist()
+    return [float(f"{value:.6g}") for value in found]
+
+
+def are_close(held: Any, logits: list[float]) -> bool:
+    """Whether logits that a ledger holds are a model's own, but for rounding."""
+    try:
+        one, other = torch.tensor(held, dtype=torch.float64), torch.tensor(logits, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    largest = float(other.nan_to_num(0, 0, 0).abs().max()) if len(other) else 0.0
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=CLOSE * largest, equal_nan=True)
+
+
+def _append(path: Path, line: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        append_text(path, line + "\n")
+    except OSError as error:
+        raise CheckpointError(f"cannot write rulings to {str(path)!r}: {error.strerror}.") from None
+
+
+def _parse(line: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return entry if isinstance(entry, dict) else {}

@@ -1,0 +1,279 @@
+"""A folder of `deat bench` read back: rows of runs, and the mean and standard deviation of each over its seeds.
+
+bench.json is {"recipe", "paper": {"table"}, "settings", "rows": [...]}; a row is {"name", "method", "model",
+"paper": {"table", "row"} or null, "runs": [...]}, and a run {"seed", "folder", "status", "why", "concurrent_jobs"}.
+status is waiting, running, done or failed, and `why` says what went wrong. A folder is relative to bench.json.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from deat.errors import DataError, DeatError, in_brief
+from deat.evaluation.results import Evaluation, load_evaluation
+from deat.report.run_summary import Score, read_scores
+from deat.runs.run_dir import HISTORY, RUN, SCORES, TIMING
+from deat.training.records import EpochStats, EpochWatch, parsed, read
+
+BENCH, EVALUATION = "bench.json", "evaluation.json"
+BESIDE = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}
+"""Evaluations that a run may have beside its main one: of its last epoch, and of AutoAttack on fewer images."""
+EVALUATIONS = {"": EVALUATION, **BESIDE}
+"""Every evaluation of a run, by the round that it is of."""
+COST = ("backprops", "per_batch", "minutes")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over seeds; sd is None for a single one."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return fmean(self.values)
+
+    @property
+    def sd(self) -> float | None:
+        """The standard deviation over seeds, of a sample."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def percent(self) -> str:
+        """A share in percent, with its deviation where there is one."""
+        return f"{100 * self.mean:.2f}" + ("" if self.sd is None else f" ± {100 * self.sd:.2f}")
+
+
+@dataclass(frozen=True, eq=False)
+class OneRun:
+    """One run of a row: how it ended, and what its folder holds. Parts that are not there yet are None or empty.
+
+    watch is read for reports alone: nothing that a bench does depends on it.
+    """
+
+    seed: int
+    path: Path
+    status: str = "done"
+    why: str | None = None
+    concurrent_jobs: int = 1
+    record: dict[str, Any] | None = None
+    history: list[EpochStats] = field(default_factory=list)
+    seconds: float = 0.0
+    warm_up: float = 0.0
+    evaluation: Evaluation | None = None
+    beside: dict[str, Evaluation] = field(default_factory=dict)
+    scores: list[Score] = field(default_factory=list)
+    watch: tuple[EpochWatch, ...] = ()
+
+    @cached_property  # counted from thousands of verdicts
+    def numbers(self) -> dict[str, float]:
+        """Accuracies by attack ("last pgd-20": of the last epoch), "worst", and the cost; none unless it is done.
+
+        Where AutoAttack was run apart there is no "worst": without the strongest attack it would mislead.
+        """
+        if self.status != "done" or not self.evaluation or not self.history:
+            return {}
+        found = {**self.evaluation.accuracy, **self._last(self.evaluation)}
+        if self.apart:
+            told = {name: share for name, share in found.items() if not name.endswith("worst")}
+            found = {**told, "aa": self.beside["aa"].accuracy["aa"]}
+        return {**found, **self._cost()}
+
+    @property
+    def apart(self) -> bool:
+        """Whether AutoAttack has an evaluation of its own, on as many images as the rest or fewer."""
+        main, held = self.evaluation, self.beside.get("aa")
+        return main is not None and held is not None and "aa" in held.accuracy and "aa" not in main.accuracy
+
+    @property
+    def images(self) -> dict[str, int]:
+        """How many test images stand behind each accuracy."""
+        held = {"": self.evaluation, "last ": self.beside.get("last")}
+        found = {f"{key}{name}": len(e.labels) for key, e in held.items() if e for name in e.accuracy}
+        return found | ({"aa": len(self.beside["aa"].labels)} if self.apart else {})
+
+    def _last(self, main: Evaluation) -> dict[str, float]:
+        """The last epoch's accuracies; "worst" only where it is over the same attacks and images as the main one."""
+        held = self.beside.get("last")
+        if held is None:
+            return {}
+        same = held.labels == main.labels and held.verdicts.keys() == main.verdicts.keys()
+        return {f"last {name}": value for name, value in held.accuracy.items() if same or name != "worst"}
+
+    def _cost(self) -> dict[str, float]:
+        batch = self.record["settings"]["batch_size"] if self.record else 1
+        batches = math.ceil(self.history[-1].examples / batch)
+        spent = self.history[-1].backprops
+        return {"backprops": spent, "per_batch": spent / batches, "minutes": self.seconds / 60}
+
+
+@dataclass(frozen=True, eq=False)
+class ReportRow:
+    """One row of a table: its runs, one a seed. table and paper_row say where in the paper it is, if anywhere.
+
+    differs is what it was given in place of its recipe's own, budget how many backprops it might spend, if bounded.
+    """
+
+    name: str
+    method: str
+    model: str
+    runs: tuple[OneRun, ...]
+    table: str | None = None
+    paper_row: str | None = None
+    differs: tuple[str, ...] = ()
+    budget: int | None = None
+
+    @property
+    def done(self) -> list[OneRun]:
+        """The runs that were trained and evaluated."""
+        return [run for run in self.runs if run.numbers]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the numbers that its finished runs have."""
+        return list(dict.fromkeys(name for run in self.done for name in run.numbers))
+
+    def spread(self, column: str) -> Spread | None:
+        """A number over the row's finished seeds; None where no run has it."""
+        values = tuple(run.numbers[column] for run in self.done if column in run.numbers)
+        return Spread(values) if values else None
+
+    @property
+    def crowded(self) -> bool:
+        """Whether all of its times were taken while other jobs ran, so that they say little."""
+        return bool(self.done) and all(run.concurrent_jobs > 1 for run in self.done)
+
+    @property
+    def minutes(self) -> float | None:
+        """The mean over seeds, over those that ran alone where some did; None where no clock was kept."""
+        clocks = [run for run in self.done if run.seconds > 0 and (self.crowded or run.concurrent_jobs == 1)]
+        return sum(run.seconds for run in clocks) / len(clocks) / 60 if clocks else None
+
+    @property
+    def why(self) -> str | None:
+        """What went wrong, for the seeds that failed."""
+        failed = [f"seed {run.seed}: {run.why}" for run in self.runs if run.status == "failed"]
+        return "; ".join(failed) or None
+
+
+@dataclass(frozen=True, eq=False)
+class BenchResults:
+    """A whole folder of `deat bench`."""
+
+    path: Path
+    recipe: str
+    table: str | None
+    settings: dict[str, Any]
+    rows: tuple[ReportRow, ...]
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of all numbers, accuracies before the cost."""
+        return columns_of(self.rows)
+
+
+def columns_of(rows: Sequence[ReportRow]) -> list[str]:
+    """The names of the rows' numbers, in the order in which they come, accuracies before the cost."""
+    names = list(dict.fromkeys(name for row in rows for name in row.columns))
+    return [n for n in names if n not in COST] + [n for n in COST if n in names]
+
+
+def collect(folder: str | Path) -> BenchResults:
+    """Read a folder that `deat bench` wrote, finished or not."""
+    path = Path(folder)
+    found = _json(path / BENCH)
+    try:
+        check_form(found)
+        rows = tuple(_row(path, row) for row in found["rows"])
+        return BenchResults(path, found["recipe"], found["paper"]["table"], found["settings"], rows)
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{str(path / BENCH)!r} is not what deat bench writes ({in_brief(error)}). Leave it out."
+        ) from None
+
+
+def check_form(held: dict[str, Any]) -> None:
+    """Raise KeyError or TypeError for what is not of bench.json's form."""
+    _check_kinds(held, {"recipe": str, "settings": dict, "paper": dict, "rows": list})
+    for row in held["rows"]:
+        _check_kinds(row, {"name": str, "method": str, "model": str, "runs": list})
+        for run in row["runs"]:
+            _check_kinds(run, {"seed": int, "folder": str, "status": str, "concurrent_jobs": int})
+
+
+def _check_kinds(held: dict[str, Any], kinds: dict[str, type]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(held[name], kind):
+            raise TypeError(f"{name} is {held[name]!r}")
+
+
+def collect_run(folder: str | Path, seed: int | None = None, **about: Any) -> OneRun:
+    """Read one run's folder; `about` is what bench.json says of it."""
+    try:
+        return _collect_run(Path(folder), seed, about)
+    except DeatError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{str(folder)!r} holds records that deat did not write ({in_brief(error)}). Leave it out."
+        ) from None
+
+
+def _collect_run(path: Path, seed: int | None, about: dict[str, Any]) -> OneRun:
+    record = _json(path / RUN) if (path / RUN).is_file() else None
+    own = _seed(record) if (path / RUN).is_file() else 0
+    main = load_evaluation(path / EVALUATION) if (path / EVALUATION).is_file() else None
+    seconds, warm_up = _train_seconds(path / TIMING)
+    beside = {key: load_evaluation(path / name) for key, name in BESIDE.items() if (path / name).is_file()}
+    return OneRun(
+        own if seed is None else seed,
+        path,
+        record=record,
+        history=read(path / HISTORY),
+        seconds=seconds,
+        warm_up=warm_up,
+        evaluation=main,
+        beside=beside,
+        scores=read_scores(path / SCORES) if (path / SCORES).is_file() else [],
+        **about,
+    )
+
+
+def _seed(record: Any) -> int:
+    """The seed of a record, which must have a record's form."""
+    _check_kinds(record, dict.fromkeys(("request", "settings", "method", "model", "data", "threat"), dict))
+    _check_kinds(record["settings"], {"seed": int, "epochs": int, "batch_size": int})
+    return int(record["settings"]["seed"])
+
+
+def _row(path: Path, row: dict[str, Any]) -> ReportRow:
+    runs = tuple(
+        collect_run(
+            path / run["folder"],
+            run["seed"],
+            **{name: run[name] for name in ("status", "why", "concurrent_jobs")},
+        )
+        for run in row["runs"]
+    )
+    paper = row.get("paper") or {}
+    return ReportRow(row["name"], row["method"], row["model"], runs, paper.get("table"), paper.get("row"))
+
+
+def _train_seconds(path: Path) -> tuple[float, float]:
+    """The clock of training alone, and of the warm-up that is not in it, which older runs did not keep apart."""
+    clocks = parsed(path, lambda line: (float(line["train_seconds"]), float(line.get("warm_up_seconds", 0.0))))
+    warm_up = sum((warm for _, warm in clocks), 0.0)
+    return sum((seconds for seconds, _ in clocks), 0.0) - warm_up, warm_up
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"cannot read {str(path)!r} ({error}). Give a folder that deat wrote.") from None

@@ -1,0 +1,89 @@
+"""What training gives back, and how the best epoch is chosen."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from deat.models.weights import bare
+from deat.training.records import EpochStats
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The weights of one epoch, which is counted from 0, on the CPU, with what validation said of them."""
+
+    epoch: int
+    natural: float | None
+    robust: float | None
+    weights: dict[str, Tensor] = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The model at its last epoch, the history, the best epoch's weights, and what a person should know of them.
+
+    history has an EpochStats for each epoch. best has the epoch, counted from 0, its natural and robust accuracy on
+    held-out images, None where there were none, and its weights. seconds are those of training.
+    """
+
+    model: nn.Module
+    history: list[EpochStats]
+    best: Snapshot
+    seconds: float
+    notes: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        shares = {"natural": self.best.natural, "robust": self.best.robust}
+        held_out = "".join(f", {name} {share:.1%}" for name, share in shares.items() if share is not None)
+        return (
+            f"Result({type(self.model).__name__}, {len(self.history)} epochs, {self.seconds:.1f} s of training, "
+            f"best.epoch {self.best.epoch}{held_out})"
+        )
+
+    def load_best(self) -> nn.Module:
+        """The model itself, which held the last epoch until then, with the best epoch's weights, in eval mode."""
+        bare(self.model).load_state_dict(self.best.weights)
+        return self.model.eval()
+
+
+class Best:
+    """Keeps the epoch with the highest validation robustness; ties go to natural accuracy, then to the earlier.
+
+    An epoch at chance, whose natural accuracy cannot be told from what one answer for all gets, never beats one that is
+    not: no attack changes such an answer, and on few images it can look robust. Training that never meets an adversary
+    (robust=False) is after natural accuracy, and ties go to the later. Without validation the last epoch is the best. A
+    NaN never wins.
+    """
+
+    def __init__(self, held: Snapshot | None = None, *, robust: bool = True) -> None:
+        self.held, self.robust = held, robust
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The best epoch so far."""
+        assert self.held is not None, "no epoch was offered"
+        return self.held
+
+    def offer(self, stats: EpochStats, model: nn.Module, luck: float | None = None) -> None:
+        """Keep this epoch's weights if it beats the best so far; luck is the most that may be chance, if known."""
+        held = self.held
+        if (
+            held is None
+            or stats.val_robust is None
+            or self._score(stats.epoch, stats.val_robust, stats.val_natural, luck)
+            > self._score(held.epoch, held.robust, held.natural, luck)
+        ):
+            weights = {name: value.detach().cpu().clone() for name, value in bare(model).state_dict().items()}
+            self.held = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, weights)
+
+    def _score(
+        self, epoch: int, robust: float | None, natural: float | None, luck: float | None
+    ) -> tuple[bool, float, float]:
+        able = luck is not None and _number(natural) > luck and _number(robust) > -math.inf
+        return (able, _number(robust), _number(natural)) if self.robust else (able, _number(natural), epoch)
+
+
+def _number(value: float | None) -> float:
+    return -math.inf if value is None or math.isnan(value) else value

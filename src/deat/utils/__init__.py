@@ -1,0 +1,1 @@
+"""Helpers that know nothing of training: text, numbers, files, locks, processes, signals, random draws."""

@@ -1,0 +1,88 @@
+"""Every random draw as a pure function of where it happens."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from deat.utils.distributed import ALONE, Ranks
+
+
+def derive(seed: int, stream: str, *counters: int) -> int:
+    """A 63-bit seed for one draw, from the run's seed, the stream's name and its counters (epoch, step)."""
+    text = ":".join((str(seed), stream, *map(str, counters)))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+class PrivateState:
+    """A context in which the global generators of torch, numpy and Python continue streams of their own.
+
+    Data sets and loaders draw shuffles and transforms from them. Inside this context those draws are a pure
+    function of the seed, and outside it nobody notices them.
+    """
+
+    def __init__(self, seed: int) -> None:
+        legacy = np.random.RandomState(seed % 2**32).get_state()
+        self._own: tuple[Any, ...] = (
+            torch.Generator().manual_seed(seed).get_state(),
+            legacy,
+            random.Random(seed).getstate(),
+        )
+
+    def __enter__(self) -> None:
+        self._outer = _states()
+        _set_states(self._own)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._own = _states()
+        _set_states(self._outer)
+
+
+def _states() -> tuple[Any, ...]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def _set_states(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
+
+
+class Streams:
+    """Seeds the perturbation's generator and torch's own ones before every batch."""
+
+    def __init__(self, seed: int, starts: torch.Generator, ranks: Ranks = ALONE) -> None:
+        self.seed, self.starts = seed, starts
+        self.place = (ranks.rank,) if ranks.many else ()
+        self._held: dict[str, torch.Tensor] = {}
+
+    def at(self, epoch: int, step: int) -> None:
+        """Put every stream at the beginning of a batch."""
+        self.starts.manual_seed(derive(self.seed, "start", epoch, step))
+        # A network draws dropout for the rows it sees, so that each process needs draws of its own.
+        torch.manual_seed(derive(self.seed, "dropout", epoch, step, *self.place))
+
+    @contextmanager
+    def private(self, device: torch.device) -> Iterator[None]:
+        """Inside, torch's generators are ours; afterwards they are the caller's again."""
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            if self._held:
+                torch.set_rng_state(self._held["torch"])
+            yield
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Where the streams are, in the middle of a batch too."""
+        return {"torch": torch.get_rng_state(), "starts": self.starts.get_state()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on from there."""
+        self._held = state
+        self.starts.set_state(state["starts"])
