@@ -22,7 +22,7 @@ from torch import nn
 
 import deat
 from deat.data import ImageSet
-from deat.evaluation.attacks import attack, correct
+from deat.evaluation.attacks import correct_under_attack, parse_attack
 
 NUM_EPOCHS = {"pgd-7": 5, "free-8": 5}
 RATES = (0.01, 0.02, 0.05)
@@ -153,7 +153,8 @@ def score(net: nn.Module, test: ImageSet) -> dict[str, float]:
     """Accuracy in float32, natural and under PGD-20."""
     x, y, threat = test.images.float() / 255, test.labels, deat.Linf(EPS)
     hits = {
-        how: correct(net, x, y, attack(how), threat, torch.Generator().manual_seed(0)) for how in ("natural", "pgd-20")
+        how: correct_under_attack(net, x, y, parse_attack(how), threat, torch.Generator().manual_seed(0))
+        for how in ("natural", "pgd-20")
     }
     return {how: round(hit.double().mean().item(), 4) for how, hit in hits.items()}
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import deat
 from deat.data import Augment, ImageSet
-from deat.engine.precision import cpu_is_fast_at_bf16
+from deat.engine.precision import has_native_cpu_bf16
 
 CORES = 2
 BATCH = 64
@@ -45,10 +45,10 @@ def deat_trainer(
     **options: Any,
 ) -> deat.Trainer:
     """The library's trainer, as everybody gets it."""
-    settings = deat.Settings(
+    settings = deat.TrainConfig(
         epochs=epochs, batch_size=BATCH, lr=lr, rate=rate, threads=torch.get_num_threads(), **options
     )
-    return deat.make_trainer(net, data, method=name, threat=deat.Linf(eps), settings=settings, augment=augment)
+    return deat.make_trainer(net, data, method=name, threat=deat.Linf(eps), config=settings, augment=augment)
 
 
 def machine() -> Record:
@@ -56,7 +56,7 @@ def machine() -> Record:
     return {
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
-        "bf16_in_hardware": cpu_is_fast_at_bf16(),
+        "bf16_in_hardware": has_native_cpu_bf16(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "deat": deat.__version__,

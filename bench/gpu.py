@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import deat
 from deat.data import ImageSet
-from deat.engine.kernels import are_built
+from deat.engine.kernels import has_cached_kernels
 
 STEPS = {"pgd-7": 7, "m+deat": 2, "trades": 10, "m+mart": 2, "fat-5": 5, "yopo-5-3": 4}
 """The k that a cell plays with; for methods whose k changes, one they spend most of a run at."""
@@ -130,11 +130,11 @@ def deat_side(network: str, method: str, size: int, engine: str, data: ImageSet)
     """deat's trainer, playing passes of a fixed budget."""
     trainer = trainer_of(net_of(network), data, method, size, engine, DEVICE)
     budget = fixed_budget(trainer, STEPS[method])
-    first = engine == "compile" and not are_built()
+    first = engine == "compile" and not has_cached_kernels()
 
     def play() -> None:
         trainer.step = 0
-        trainer.play_epoch(budget)
+        trainer.train_epoch(budget)
 
     with trainer.session():
         warm = clocked(play)
@@ -147,8 +147,8 @@ def deat_side(network: str, method: str, size: int, engine: str, data: ImageSet)
 
 def forwards_worth(method: deat.Method, backprops: int) -> int:
     """A batch's work in forwards: a joint backprop is three of each of its branches, an ascend two, a reference one."""
-    joint, ascend = (1, backprops - 1) if method.play.crafts else (backprops, 0)
-    return 3 * joint * method.objective.branches + 2 * ascend + method.ascent.needs_reference
+    joint, ascend = (1, backprops - 1) if method.play.crafts_first else (backprops, 0)
+    return 3 * joint * method.objective.num_forwards + 2 * ascend + method.attack.needs_reference
 
 
 def plain_side(network: str, method: str, size: int, engine: str, data: ImageSet) -> Record:

@@ -75,19 +75,19 @@ class Player:
     @property
     def recorder(self) -> Any:
         """Who replays moves."""
-        assert self.trainer.game.runner.recorder is not None, "nothing was recorded"
-        return self.trainer.game.runner.recorder
+        assert self.trainer.game.executor.recorder is not None, "nothing was recorded"
+        return self.trainer.game.executor.recorder
 
     def play(self) -> None:
         """An epoch."""
         self.trainer.step = 0
-        self.trainer.play_epoch(self.budget)
+        self.trainer.train_epoch(self.budget)
 
     def each(self) -> Iterator[None]:
         """The same, batch by batch, so that one may look between them."""
         trainer = self.trainer
         for step, (x, y) in enumerate(trainer.train.epoch(trainer.epoch)):
-            trainer.turn_to(trainer.epoch, step)
+            trainer.prepare_step(trainer.epoch, step)
             trainer.method.play(trainer.game, x, y, self.budget)
             yield
 

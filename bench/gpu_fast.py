@@ -31,10 +31,10 @@ from shared import Record, clocked, gpu_machine, write_result
 from torch import nn
 
 import deat
-from deat.core.buffers import Round
+from deat.core.buffers import Buffers
 from deat.data import ImageSet
-from deat.engine.kernels import are_built
-from deat.recipes import recipe
+from deat.engine.kernels import has_cached_kernels
+from deat.recipes import get_recipe
 from deat.training.records import EpochTiming
 from gpu import DEVICE
 
@@ -93,18 +93,18 @@ def seeds(side: str) -> tuple[int, ...]:
 
 def measure(data: str, side: Record, seed: int, epochs: int | None) -> Record:
     """One run, by the clock, and its accuracies."""
-    (row,) = recipe("cifar10-fast").table(["m+deat"], [], data)
+    (row,) = get_recipe("cifar10-fast").table(["m+deat"], [], data)
     row = replace(row, settings={**row.settings, **side, **({"epochs": epochs} if epochs else {})})
     run = row.resolve(seed)
     trainer = run.trainer()
-    seconds, first = [], side["engine"] in ("compile", "auto") and not are_built()
+    seconds, first = [], side["engine"] in ("compile", "auto") and not has_cached_kernels()
     trainer.callbacks.append(noted := Noted())
     with trainer.session():
-        for _ in range(run.settings.epochs):
+        for _ in range(run.config.epochs):
             seconds.append(clocked(trainer.run_epoch))
     spent = [stats.k + 1 for stats in trainer.history]
     pace, warm_up = paced(seconds, spent, noted.engines)
-    test: Any = run.corpus.test
+    test: Any = run.splits.test
     found = deat.evaluate(trainer.model, test, threat=run.threat, attacks=list(ATTACKS), sanity=False, block=2500)
     return {
         "seconds": [round(s, 3) for s in seconds],
@@ -116,7 +116,7 @@ def measure(data: str, side: Record, seed: int, epochs: int | None) -> Record:
         "engines": noted.engines,
         "made": made_by(),
         "accuracy": {name: found.accuracy[name] for name in ATTACKS},
-        "move": agreement(trainer.model, run.corpus.train) if side == SIDES[COMPARED[0]] else None,
+        "move": agreement(trainer.model, run.splits.train) if side == SIDES[COMPARED[0]] else None,
     }
 
 
@@ -167,20 +167,20 @@ def apart(model: nn.Module, batch: ImageSet, method: str) -> Record | None:
     return {"loss": round(loss, 6), "steps": round(steps, 6), **far}
 
 
-def signs(one: Round, other: Round) -> float:
+def signs(one: Buffers, other: Buffers) -> float:
     """The share of delta's signs that differ."""
     return round(float((one.delta.sign() != other.delta.sign()).float().mean()), 6)
 
 
-def moved(model: nn.Module, batch: ImageSet, method: str, engine: str, precision: str) -> Round | None:
+def moved(model: nn.Module, batch: ImageSet, method: str, engine: str, precision: str) -> Buffers | None:
     """A batch after a method's moves, if they ran as they were to."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    settings = deat.Settings(epochs=2, batch_size=len(batch), lr=1e-6, rate="flat", device=DEVICE, engine=engine)
-    trainer = deat.make_trainer(model, batch, method=method, settings=replace(settings, precision=precision))
+    settings = deat.TrainConfig(epochs=2, batch_size=len(batch), lr=1e-6, rate="flat", device=DEVICE, engine=engine)
+    trainer = deat.make_trainer(model, batch, method=method, config=replace(settings, precision=precision))
     with trainer.session():
         trainer.run_epoch()
-        return next(iter(trainer.game._rounds.values())) if trainer.engine.name == engine else None
+        return next(iter(trainer.game._buffers_by_shape.values())) if trainer.engine.name == engine else None
 
 
 def render(result: Record) -> str:

@@ -33,13 +33,13 @@ from deat.training.optimizers import DeviceSGD
 
 NEVER = 10**9
 PARTS: dict[str, tuple[Any, str, Any]] = {
-    "batch norm's second launch begun early": (batch_norm, "_has_early", lambda device: False),
-    "shortcuts beside the rest": (graph_pass, "MEANWHILE", NEVER),
+    "batch norm's second launch begun early": (batch_norm, "_has_dependent_launch", lambda device: False),
+    "shortcuts beside the rest": (graph_pass, "MIN_OVERLAPPING_CONVOLUTIONS", NEVER),
     "weight gradients beside the rest": (conv_streams, "on_gpu", lambda x: False),
-    "the first convolution": (first_conv, "serves", lambda *held: False),
+    "the first convolution": (first_conv, "is_supported", lambda *held: False),
     "a network's end": (classifier_head, "on_gpu", lambda x: False),
     "cross-entropy": (cross_entropy, "on_gpu", lambda x: False),
-    "small weights stepped together": (sgd_triton, "fits", lambda step: False),
+    "small weights stepped together": (sgd_triton, "can_step_together", lambda step: False),
     "halved weights stepped with the others": (DeviceSGD, "follow", None),
 }
 """What is left out, and how."""

@@ -24,16 +24,16 @@ from torch.profiler import ProfilerActivity, profile
 
 KINDS = (
     ("convolutions, weight gradients", ("wgrad", "init_device_workspace", "ReduceSplitK")),
-    ("convolutions, input gradients", ("dgrad", "narrow_back")),
+    ("convolutions, input gradients", ("dgrad", "first_conv_input_gradient")),
     (
         "convolutions, forward",
-        ("fprop", "narrow_forth", "convolve", "cudnn", "AddPadding", "nhwcTo", "nchwTo", "ImplicitGemm"),
+        ("fprop", "first_conv_forward", "convolve", "cudnn", "AddPadding", "nhwcTo", "nchwTo", "ImplicitGemm"),
     ),
-    ("optimiser and casts of weights", ("_descend", "multi_tensor_apply")),
+    ("optimiser and casts of weights", ("sgd_", "multi_tensor_apply")),
     ("batch norm, ReLU and sums", ("batch_norm", "bn_", "threshold", "clamp_min")),
 )
 """What a kernel is for, by a part of its name; the first that fits."""
-OURS = {"forth": KINDS[-1][0], "back": KINDS[-1][0]}
+OURS = {"batch_norm_forward_kernel": KINDS[-1][0], "batch_norm_backward_kernel": KINDS[-1][0]}
 """What our own kernels are for, whose names are parts of others'."""
 
 
@@ -72,8 +72,8 @@ def recorded(engine: str) -> Iterator[dict[str, torch.cuda.CUDAGraph]]:
     """PGD's two moves, as a trainer records them, and what they are played on."""
     trainer = trainer_of(net_of("preact_resnet18"), images(32, 128 * 8), "pgd-7", 128, engine, "cuda")
     with trainer.session():
-        trainer.play_epoch(fixed_budget(trainer, 7))
-        recorder = trainer.game.runner.recorder
+        trainer.train_epoch(fixed_budget(trainer, 7))
+        recorder = trainer.game.executor.recorder
         assert recorder is not None, "nothing was recorded"
         assert trainer.engine.name == engine, f"it ran {trainer.engine.name}"
         yield {name: recorder.graph(name) for name in ("ascend", "joint")}

@@ -25,8 +25,8 @@ from PIL import Image
 from shared import Record, clocked, fixed_budget, gpu_machine, images, net_of, trainer_of, write_result
 
 from deat.data import LazyImages
-from deat.data.archives import Loose
-from deat.data.folder_layout import arrange
+from deat.data.archives import FolderFiles
+from deat.data.folder_layout import infer_layout
 
 BATCH, SIDE, WARM_UP, DEVICE = 128, 224, 8, "cuda"
 STEPS = {"natural": 0, "m+deat": 2}
@@ -79,8 +79,8 @@ def make_file(path: str, seed: int) -> int:
 def lazy_images(folder: Path, times: int) -> LazyImages:
     """The files, each so many times, to be decoded when they are read."""
     names = tuple(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.jpg")))
-    layout = arrange(names)
-    files = LazyImages(Loose(folder, names), *layout.parts["train"], layout.classes, SIDE)
+    layout = infer_layout(names)
+    files = LazyImages(FolderFiles(folder, names), *layout.parts["train"], layout.classes, SIDE)
     return files.subset(torch.arange(len(files)).repeat(times))
 
 
@@ -91,7 +91,7 @@ def seconds_of(method: str, data: Any, workers: int | None) -> float:
 
     def play(first: int) -> None:
         trainer.step = first
-        trainer.play_epoch(budget)
+        trainer.train_epoch(budget)
         trainer.epoch += 1
 
     with trainer.session():

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from deat.version import versions
+from deat.version import get_versions
 
 ROOT = Path(__file__).parents[1]
 RECORDED, RESUMED, SLOW, AGREE = "recorded", "resumed", "synchronisation", "agree_with_eager"
@@ -85,7 +85,7 @@ def read(share: tuple[str, ...], report: Path) -> list[tuple[str, str]]:
 
 def render(found: list[tuple[str, str]]) -> str:
     """The outcomes as a page of Markdown, a row for each promise."""
-    known = versions()
+    known = get_versions()
     lines = [
         "# Tests that need a GPU",
         "",

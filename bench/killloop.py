@@ -22,11 +22,11 @@ from pathlib import Path
 import torch
 
 import deat
-from deat.checkpoint.store import search
+from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli.main import main as command
 from deat.runs.run_dir import has_checkpoint
-from deat.utils.files import write_json, write_whole
-from deat.version import versions
+from deat.utils.files import write_atomic, write_json
+from deat.version import get_versions
 
 TRAIN = """train --method m+deat --batch-size 256 --held-out 200 --val-attack pgd-2 --threads 1
 --test-images 0 --baseline no --resume auto"""
@@ -49,9 +49,9 @@ def main() -> int:
         os.chdir(home)
         found = loop(train, asked.kills, random.Random(asked.seed))
     record = {"kills": asked.kills, "seed": asked.seed, "epochs": asked.epochs, **found}
-    record |= {"command": train, "versions": versions()}
+    record |= {"command": train, "versions": get_versions()}
     write_json(out, record)
-    write_whole(out.with_suffix(".md"), page(record).encode())
+    write_atomic(out.with_suffix(".md"), page(record).encode())
     print(page(record))
     return 0 if found["identical"] == found["runs"] else 1
 
@@ -121,7 +121,7 @@ def finish(pid: int) -> None:
 
 def final_bytes(run: Path) -> dict[str, bytes]:
     """Every file in which two runs must agree."""
-    newest = search(run).newest
+    newest = find_newest_checkpoint(run).newest
     assert newest is not None
     return {name: (run / name).read_bytes() for name in COMPARED} | {
         n: (newest / n).read_bytes() for n in IN_CHECKPOINT

@@ -22,7 +22,7 @@ from torch import nn
 
 import deat
 from deat.data import ImageSet
-from deat.utils.distributed import Ranks, leave
+from deat.utils.distributed import Distributed, exit_if_distributed
 
 RESULTS = Path(__file__).parents[1] / "docs/results"
 BATCH = 64
@@ -50,8 +50,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    ranks = Ranks.join("cpu")
-    if ranks.many:
+    ranks = Distributed.join("cpu")
+    if ranks.is_multiprocess:
         found = [measure(case, ranks, rounds) for case in CASES]
         if ranks.main:
             record = {**about(ranks, rounds), "cases": found}
@@ -59,10 +59,10 @@ def main() -> None:
     if ranks.main:
         record = json.loads((RESULTS / "ranks.json").read_text())
         (RESULTS / "ranks.md").write_text(render(record))
-    leave()
+    exit_if_distributed()
 
 
-def about(ranks: Ranks, rounds: int) -> Record:
+def about(ranks: Distributed, rounds: int) -> Record:
     """What was run, and on what."""
     return {
         "command": f"torchrun --standalone --nproc-per-node={ranks.size} bench/ranks.py --rounds {rounds}",
@@ -74,9 +74,9 @@ def about(ranks: Ranks, rounds: int) -> Record:
     }
 
 
-def measure(case: Case, ranks: Ranks, rounds: int) -> Record:
+def measure(case: Case, ranks: Distributed, rounds: int) -> Record:
     """One process and all of them in turns, after a round that warms both up."""
-    alone, shared = player(case, Ranks()), player(case, ranks)
+    alone, shared = player(case, Distributed()), player(case, ranks)
     pairs = []
     for _ in range(rounds + 1):
         one = timed(alone if ranks.main else waiting, ranks)
@@ -91,7 +91,7 @@ def measure(case: Case, ranks: Ranks, rounds: int) -> Record:
     }
 
 
-def player(case: Case, ranks: Ranks) -> Callable[[], object]:
+def player(case: Case, ranks: Distributed) -> Callable[[], object]:
     """A few batches of a case, played by these processes."""
     torch.manual_seed(0)
     trainer = deat.make_trainer(
@@ -99,19 +99,19 @@ def player(case: Case, ranks: Ranks) -> Callable[[], object]:
         noise(case),
         method=case.method,
         threat="linf:8/255",
-        settings=deat.Settings(epochs=1, batch_size=BATCH, threads=1, device="cpu"),
-        ranks=ranks,
+        config=deat.TrainConfig(epochs=1, batch_size=BATCH, threads=1, device="cpu"),
+        distributed=ranks,
     )
     budget = trainer.schedule.budget(trainer.schedule.init(), 0)
 
     def play() -> None:
         trainer.step = 0
-        trainer.play_epoch(budget)
+        trainer.train_epoch(budget)
 
     return play
 
 
-def timed(work: Callable[[], object], ranks: Ranks) -> Lap:
+def timed(work: Callable[[], object], ranks: Distributed) -> Lap:
     """A piece of work by the first process's clock, begun and ended by all together."""
     torch.set_num_threads(1)
 

@@ -107,7 +107,7 @@ def epoch_row(name: str, joints: int, backprops: int, steps: int) -> str:
 
 def gradient_bytes(name: str) -> int:
     """Four bytes a parameter."""
-    return 4 * next(info.parameters or 0 for info in models.infos() if info.name == name)
+    return 4 * next(info.parameters or 0 for info in models.list_model_infos() if info.name == name)
 
 
 def ring(size: float, gpus: int) -> float:

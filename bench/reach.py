@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 import deat
 from deat.core.buffers import Budget
-from deat.core.inner_attack import FAR, Reach
-from deat.core.losses import kl
+from deat.core.inner_attack import FIRST_GRADIENT_SCALE, DeltaScale
+from deat.core.losses import kl_divergence
 from deat.data import Augment
-from deat.data.streaming import Part
-from deat.version import versions
+from deat.data.streaming import AnyImageSet
+from deat.version import get_versions
 
 NETWORK, EPOCHS, TRAINED, ASKED, BATCH = "preact_resnet8", 4, 14_000, 1_024, 128
 SIDES = {"float32": ("fp32", True), "bf16": ("bf16", True), "bf16, where delta is": ("bf16", False)}
@@ -44,23 +44,23 @@ def main() -> None:
     seen, unseen = (corpus.train.subset(part) for part in (order[: args.images], order[-ASKED:]))
     model = trained(seen, threat)
     found = {word: {side: asked(model, unseen, threat, *SIDES[side], *WORDS[word]) for side in SIDES} for word in WORDS}
-    about = {"cpu": cpu_name(), **versions(), "network": NETWORK, "epochs": EPOCHS, "trained": args.images}
+    about = {"cpu": cpu_name(), **get_versions(), "network": NETWORK, "epochs": EPOCHS, "trained": args.images}
     write_result({**about, "sides": {side: compared(found, side) for side in SIDES}}, args.out, render)
     print(args.out.with_suffix(".md").read_text(encoding="utf-8"))
 
 
-def trained(seen: Part, threat: deat.ThreatModel) -> nn.Module:
+def trained(seen: AnyImageSet, threat: deat.ThreatModel) -> nn.Module:
     """A network that has met TRADES' adversary, in float32."""
-    settings = deat.Settings(epochs=EPOCHS, batch_size=BATCH, lr=0.05, precision="fp32", device="cpu")
+    settings = deat.TrainConfig(epochs=EPOCHS, batch_size=BATCH, lr=0.05, precision="fp32", device="cpu")
     trainer = deat.make_trainer(
-        net_of(NETWORK), seen, method="trades-2", threat=threat, settings=settings, augment=Augment(4)
+        net_of(NETWORK), seen, method="trades-2", threat=threat, config=settings, augment=Augment(4)
     )
     return trainer.fit().model
 
 
 def asked(
     model: nn.Module,
-    unseen: Part,
+    unseen: AnyImageSet,
     threat: deat.ThreatModel,
     precision: str,
     far: bool,
@@ -68,13 +68,13 @@ def asked(
     length: float,
 ) -> list[tuple[Tensor, Tensor]]:
     """For each batch the first gradient, and the divergence of each image after k steps."""
-    settings = deat.Settings(epochs=1, batch_size=BATCH, lr=0.05, precision=precision, device="cpu")
-    trainer = deat.make_trainer(copy.deepcopy(model), unseen, method=f"trades-{k}", threat=threat, settings=settings)
-    trainer.game.reach = trainer.game.reach if far else Reach(torch.device("cpu"), wanted=False)
+    settings = deat.TrainConfig(epochs=1, batch_size=BATCH, lr=0.05, precision=precision, device="cpu")
+    trainer = deat.make_trainer(copy.deepcopy(model), unseen, method=f"trades-{k}", threat=threat, config=settings)
+    trainer.game.delta_scale = trainer.game.delta_scale if far else DeltaScale(torch.device("cpu"), enabled=False)
     trainer.model.train()
     budget, found = Budget(k, length * threat.eps), []
     for step, (x, y) in enumerate(trainer.train.epoch(0)):
-        trainer.turn_to(0, step)
+        trainer.prepare_step(0, step)
         r = trainer.game.open(x, y, budget)
         trainer.game.ascend(r)
         first = r.grad.clone()
@@ -88,7 +88,7 @@ def divergence(model: nn.Module, x: Tensor, delta: Tensor) -> Tensor:
     """Of each image, in float32, with the batch's own statistics as the adversary meets them."""
     with torch.no_grad():
         net = copy.deepcopy(model).train()
-        return kl(net(x), net(x + delta))
+        return kl_divergence(net(x), net(x + delta))
 
 
 def compared(found: dict[str, dict[str, list[tuple[Tensor, Tensor]]]], side: str) -> Record:
@@ -113,7 +113,7 @@ def render(result: Record) -> str:
         f"`python bench/reach.py --data folder:cifar10-jpeg.tar.xz --out docs/results/reach.json` on {where}; its head",
         f"says what is measured. {result['network']}, trained by TRADES-2 for {result['epochs']} epochs on",
         f"{result['trained']:,} images, asked about {ASKED:,} others. In half precision the first gradient is taken",
-        f"{FAR:g} times as far out as the start, unless the row says otherwise.",
+        f"{FIRST_GRADIENT_SCALE:g} times as far out as the start, unless the row says otherwise.",
         "",
         "| | signs that differ from float32's | l_X, of float32's | "
         + " | ".join(f"KL after {w}" for w in WORDS)

@@ -14,7 +14,7 @@ from torch import nn
 import deat
 from deat.core.buffers import Budget
 from deat.data import Augment, ImageSet
-from deat.version import versions
+from deat.version import get_versions
 
 Record = dict[str, Any]
 
@@ -36,8 +36,8 @@ def trainer_of(
     net: nn.Module, data: Any, method: str, size: int, engine: str, device: str, **more: Any
 ) -> deat.Trainer:
     """A trainer as every benchmark of a GPU has it, augmentation included."""
-    settings = deat.Settings(epochs=10, batch_size=size, lr=0.01, rate="flat", device=device, engine=engine, **more)
-    return deat.make_trainer(net, data, method=method, settings=settings, augment=Augment(4))
+    settings = deat.TrainConfig(epochs=10, batch_size=size, lr=0.01, rate="flat", device=device, engine=engine, **more)
+    return deat.make_trainer(net, data, method=method, config=settings, augment=Augment(4))
 
 
 def fixed_budget(trainer: deat.Trainer, k: int) -> Budget:
@@ -56,7 +56,7 @@ def clocked(work: Callable[[], object]) -> float:
 
 def gpu_machine() -> Record:
     """The GPU, and the software that a number was made with."""
-    return {"device": torch.cuda.get_device_name(), **versions()}
+    return {"device": torch.cuda.get_device_name(), **get_versions()}
 
 
 def cpu_name() -> str:

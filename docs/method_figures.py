@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from deat.core.losses import cross_entropy
 from deat.models import load_weights
-from deat.report.load import BenchResults, OneRun, ReportRow, collect
-from deat.runs.request import Request, Run, resolve
+from deat.report.load import BenchResults, ReportRow, RunResults, load_bench
+from deat.runs.request import Request, Run, resolve_request
 from deat.threat import Linf
 
 A, J, GREY, BLUE = "#f8961e", "#7209b7", "#888888", "#4361ee"
@@ -43,7 +43,7 @@ def main(bench: Path, images: Path) -> None:
     """Draw everything, and write what was counted."""
     mpl.rcParams.update({"svg.hashsalt": "deat", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     images.mkdir(parents=True, exist_ok=True)
-    found = collect(bench)
+    found = load_bench(bench)
     rows = {row.name: row for row in found.rows}
     save(words(rows["m+deat"].runs[0]), images / "method-words.svg")
     save(gains(found), images / "method-gain.svg")
@@ -64,7 +64,7 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None}, dpi=200)
 
 
-def words(run: OneRun) -> Figure:
+def words(run: RunResults) -> Figure:
     """A batch's word by method, and M+DEAT's word by epoch."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained", width_ratios=(1, 1.4))
     for row, (name, word) in enumerate(WORDS.items()):
@@ -104,7 +104,7 @@ def gains(found: BenchResults) -> Figure:
     return figure
 
 
-def steps(run: OneRun) -> list[tuple[int, float, float]]:
+def steps(run: RunResults) -> list[tuple[int, float, float]]:
     """(epoch, gain in robust accuracy, l_X) of every epoch with an adversary, from the second on."""
     pairs = pairwise(run.history)
     return [(b.epoch + 1, (b.val_robust or 0) - (a.val_robust or 0), b.magnitude) for a, b in pairs if b.k]
@@ -150,7 +150,7 @@ def mean_ranks(values: Tensor) -> Tensor:
 
 def costs(found: BenchResults) -> dict[str, dict[str, float]]:
     """Mean PGD-20 accuracy and backprops a batch by method."""
-    spreads = {row.name: (row.spread("pgd-20"), row.spread("per_batch")) for row in found.rows}
+    spreads = {row.name: (row.seed_statistics("pgd-20"), row.seed_statistics("per_batch")) for row in found.rows}
     return {n: {"pgd-20": a.mean, "per_batch": b.mean} for n, (a, b) in spreads.items() if a and b}
 
 
@@ -178,7 +178,7 @@ def raises(row: ReportRow) -> Figure:
     return figure
 
 
-def raised(run: OneRun) -> list[int]:
+def raised(run: RunResults) -> list[int]:
     """The epochs, from 1, after which l_X had k raised; the first step after the first epoch is not l_X's doing."""
     return [a.epoch + 1 for a, b in pairwise(run.history) if b.k > a.k and a.epoch]
 
@@ -220,7 +220,7 @@ class Sides:
         }
 
 
-def theorem(run: OneRun) -> Sides:
+def theorem(run: RunResults) -> Sides:
     """Both sides of Theorem 1 for a run's best weights, on the whole test set, at the point PGD-20 finds."""
     held = opened(run)
     model = held.model().eval()
@@ -241,12 +241,12 @@ def theorem(run: OneRun) -> Sides:
     return Sides(at_worst, slope, smallest, at_x, held.threat.eps, x[0].numel())
 
 
-def opened(run: OneRun) -> Run:
+def opened(run: RunResults) -> Run:
     """The run's data, model and threat model again."""
     assert run.record is not None
     threat, data, model = (run.record[name] for name in ("threat", "data", "model"))
     request = Request(data=data["name"], model=model["name"], norm=threat["norm"], eps=threat["eps"])
-    return resolve(request, val_attack="none", batch_size=400, device="cpu")
+    return resolve_request(request, val_attack="none", batch_size=400, device="cpu")
 
 
 def grad(model: nn.Module, x: Tensor, y: Tensor, *, graph: bool = False) -> Tensor:
@@ -325,6 +325,6 @@ def draw_sides(found: dict[str, Sides]) -> Figure:
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:
-        print(json.dumps(correlations(collect(sys.argv[1])), indent=2))
+        print(json.dumps(correlations(load_bench(sys.argv[1])), indent=2))
     else:
         main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -11,13 +11,13 @@ import matplotlib as mpl
 mpl.use("svg")
 import matplotlib.pyplot as plt
 
-from deat.training.records import read
+from deat.training.records import read_history
 
 
 def draw(run: Path, picture: Path) -> None:
     """One picture of two panels: k and l_X by epoch, and accuracies by epoch."""
     mpl.rcParams.update({"svg.hashsalt": "deat", "font.size": 9, "axes.spines.top": False})
-    history = read(run / "history.jsonl")
+    history = read_history(run / "history.jsonl")
     epochs = [h.epoch + 1 for h in history]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.9), layout="constrained")
     left.step(epochs, [h.k for h in history], where="mid", color="#b5179e", lw=2)

@@ -18,8 +18,8 @@ def clip(*_: object) -> None:
 
 optimizer.register_step_pre_hook(clip)
 
-method = deat.method("m+deat")
-game = deat.Game(net, deat.Objective(net, method.objective), threat, method.ascent, optimizer, probe=method.probe)
+method = deat.get_method("m+deat")
+game = deat.Game(net, deat.Objective(net, method.objective), threat, method.attack, optimizer, probe=method.probe)
 schedule = method.bind(threat, EPOCHS)
 state = schedule.init()
 

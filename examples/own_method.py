@@ -7,10 +7,12 @@ Registered, it has a name, composes and is listed; from the command line, withou
 import deat
 from deat.schedules import EveryEpochs, Fixed
 
-GROWING = deat.Method("growing-free", deat.Replay(), EveryEpochs(period=2, alpha=1.0), deat.Ascent(start="bernoulli"))
+GROWING = deat.Method(
+    "growing-free", deat.Replay(), EveryEpochs(period=2, alpha=1.0), deat.InnerAttack(start="bernoulli")
+)
 
 
-@deat.register("bold-K")
+@deat.register_method("bold-K")
 def bold(k: int = 3) -> deat.Method:
     """PGD with k steps of half the radius."""
     return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha=0.5))

@@ -18,7 +18,7 @@ class Impatient:
             trainer.interruption.ask("somebody wanted the machine")
 
 
-def train(folder: str | None, *callbacks: Impatient) -> deat.Result:
+def train(folder: str | None, *callbacks: Impatient) -> deat.TrainResult:
     torch.manual_seed(0)  # the first weights; once there is a checkpoint it has them
     model = deat.build_model("small", in_channels=1, image_size=8)
     digits = deat.load_data("digits")

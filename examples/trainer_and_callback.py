@@ -18,10 +18,10 @@ class StopWhenGood:
 
 def main() -> None:
     digits = deat.load_data("digits")
-    settings = deat.Settings(epochs=12, batch_size=64, lr=0.05, peak=0.3, val_attack="pgd-20")
+    settings = deat.TrainConfig(epochs=12, batch_size=64, lr=0.05, peak=0.3, val_attack="pgd-20")
     model = deat.build_model("small", in_channels=1, image_size=8)
     trainer = deat.make_trainer(
-        model, digits.train, val=0.1, threat="linf:0.15", settings=settings, callbacks=[StopWhenGood(0.6)]
+        model, digits.train, val=0.1, threat="linf:0.15", config=settings, callbacks=[StopWhenGood(0.6)]
     )
     result = trainer.fit()
     print(f"stopped after {len(result.history)} of {settings.epochs} epochs")

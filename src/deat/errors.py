@@ -6,7 +6,7 @@ A message names the value, what is accepted and what to do next.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-LONGEST = 200
+MAX_EXCERPT_CHARS = 200
 """Characters of a file's content, or of another library's words, in a message."""
 
 
@@ -28,7 +28,7 @@ class DataError(DeatError, ValueError):
     exit_code = 3
 
 
-class NewerError(DataError):
+class NewerVersionError(DataError):
     """A file that a later deat wrote: whole, and not to be taken for damaged."""
 
 
@@ -43,14 +43,14 @@ class NumericalError(DeatError, ArithmeticError):
 
     exit_code = 5
 
-    def __init__(self, message: str, **facts: object) -> None:
+    def __init__(self, message: str, **details: object) -> None:
         super().__init__(message)
-        self.facts = facts
+        self.details = details
 
     @property
     def batch(self) -> int | None:
         """The first bad batch of the epoch, if it is known."""
-        found = self.facts.get("batch")
+        found = self.details.get("batch")
         return found if isinstance(found, int) else None
 
 
@@ -66,31 +66,31 @@ class Interrupted(DeatError):
     exit_code = 75
 
 
-def unknown(what: str, value: object, known: Iterable[str], hint: str = "") -> UsageError:
+def unknown_name_error(what: str, value: object, known: Iterable[str], hint: str = "") -> UsageError:
     """The error for a name nobody knows, with the nearest known ones."""
     names = sorted(known)
     hint = f" {hint}" if hint else ""
-    near = guess(value, names) if isinstance(value, str) else ""
+    near = did_you_mean(value, names) if isinstance(value, str) else ""
     return UsageError(f"unknown {what} {value!r}.{near} Known: {', '.join(names)}.{hint}")
 
 
-def in_brief(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """What went wrong with a file, for a message of one line; some errors hold the whole file in their repr."""
-    return shortened(str(error) if isinstance(error, UnicodeError) else repr(error))
+    return truncate_text(str(error) if isinstance(error, UnicodeError) else repr(error))
 
 
-def shortened(text: str) -> str:
+def truncate_text(text: str) -> str:
     """A text that may hold much of a file, as far as a message needs it."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_EXCERPT_CHARS else f"{text[:MAX_EXCERPT_CHARS]}..."
 
 
-def check_called(model: object) -> None:
+def check_is_instance(model: object) -> None:
     """Refuse a class where the network belongs that it makes."""
     if isinstance(model, type):
         raise UsageError(f"the model is the class {model.__name__}, not a network: call it, {model.__name__}(...).")
 
 
-def guess(value: str, known: Iterable[str]) -> str:
+def did_you_mean(value: str, known: Iterable[str]) -> str:
     """The question whether one of the nearest known names was meant; nothing where none is near."""
     near = get_close_matches(value.lower(), list(known), n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

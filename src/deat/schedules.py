@@ -16,7 +16,7 @@ from typing import Any, Self
 from deat.core.buffers import Budget
 from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
-from deat.utils.numbers import check_number, check_whole, make_native
+from deat.utils.numbers import check_int, check_number, convert_number_fields
 
 __all__ = [
     "AccuracyAbove",
@@ -27,10 +27,10 @@ __all__ = [
     "GradientMagnitude",
     "Linear",
     "Schedule",
-    "State",
+    "ScheduleState",
 ]
 
-State = dict[str, Any]
+ScheduleState = dict[str, Any]
 """A schedule's memory: a JSON object."""
 
 
@@ -47,7 +47,7 @@ class Schedule(ABC):
     stretch: float = 0.0
 
     def __post_init__(self) -> None:
-        make_native(self)
+        convert_number_fields(self)
         for name in ("alpha", "level", "stretch"):
             check_number(name, getattr(self, name), lambda v: v >= 0, ">= 0")
 
@@ -56,22 +56,22 @@ class Schedule(ABC):
         """Whether an epoch may come that has an adversary in it."""
         return True
 
-    def init(self) -> State:
+    def init(self) -> ScheduleState:
         """The state before the first epoch."""
         return {}
 
-    def budget(self, state: State, epoch: int) -> Budget:
+    def budget(self, state: ScheduleState, epoch: int) -> Budget:
         """The budget of an epoch that is about to begin."""
         k = self.k_at(state, epoch)
         return Budget(k, self.step_size(k), self.level_at(epoch))
 
-    def observe(self, state: State, record: EpochRecord) -> State:
+    def observe(self, state: ScheduleState, record: EpochRecord) -> ScheduleState:
         """The state after an epoch's record was read."""
-        _check_magnitude(record)
+        _check_finite_magnitude(record)
         return dict(state)
 
     @abstractmethod
-    def k_at(self, state: State, epoch: int) -> int:
+    def k_at(self, state: ScheduleState, epoch: int) -> int:
         """k of an epoch."""
 
     def level_at(self, epoch: int) -> float:
@@ -82,7 +82,7 @@ class Schedule(ABC):
         """The step size for k iterations: max(stretch / k, alpha)."""
         return max(self.stretch / k, self.alpha) if k else self.alpha
 
-    def stuck(self, state: State, records: Sequence[EpochRecord]) -> str | None:
+    def explain_no_growth(self, state: ScheduleState, records: Sequence[EpochRecord]) -> str | None:
         """Why k was never raised, in words, by a rule that may raise it for what epochs show; None else."""
         return None
 
@@ -90,7 +90,7 @@ class Schedule(ABC):
         """This schedule with its lengths, declared in units of eps, made absolute."""
         return replace(self, alpha=self.alpha * eps, stretch=self.stretch * eps)
 
-    def guided(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> "GradientMagnitude":
+    def to_mplus(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> "GradientMagnitude":
         """The M+ form of this schedule, if it has one."""
         raise UsageError(
             f"m+ cannot guide a method whose schedule is {self!r}: it already moves k by a rule of its own. "
@@ -106,18 +106,18 @@ class Fixed(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("k", self.k, 0)
+        check_int("k", self.k, 0)
 
     @property
     def attacks(self) -> bool:
         """Whether there is a step."""
         return self.k > 0
 
-    def k_at(self, state: State, epoch: int) -> int:
+    def k_at(self, state: ScheduleState, epoch: int) -> int:
         """The fixed k."""
         return self.k
 
-    def guided(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> "GradientMagnitude":
+    def to_mplus(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> "GradientMagnitude":
         """M+ with this k as its cap."""
         if self.k == 0:
             raise UsageError("m+ needs a method with an adversary: this one takes no steps to guide.")
@@ -136,12 +136,12 @@ class EveryEpochs(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("period", self.period, 1)
-        _check_cap(self.max_steps)
+        check_int("period", self.period, 1)
+        _check_max_steps(self.max_steps)
 
-    def k_at(self, state: State, epoch: int) -> int:
+    def k_at(self, state: ScheduleState, epoch: int) -> int:
         """floor(t / period), bounded."""
-        return _bounded(epoch // self.period, self.max_steps)
+        return _clamp_k(epoch // self.period, self.max_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,22 +154,22 @@ class AccuracyAbove(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("percent", self.percent, lambda v: 0 <= v <= 100, "from 0 to 100")
-        _check_cap(self.max_steps)
+        _check_max_steps(self.max_steps)
 
-    def init(self) -> State:
+    def init(self) -> ScheduleState:
         """k = 0."""
         return {"k": 0}
 
-    def k_at(self, state: State, epoch: int) -> int:
+    def k_at(self, state: ScheduleState, epoch: int) -> int:
         """The state's k."""
         return int(state["k"])
 
-    def observe(self, state: State, record: EpochRecord) -> State:
+    def observe(self, state: ScheduleState, record: EpochRecord) -> ScheduleState:
         """k + 1 where the accuracy passed the mark."""
         above = record.accuracy > self.percent / 100
-        return {**super().observe(state, record), "k": _bounded(int(state["k"]) + above, self.max_steps)}
+        return {**super().observe(state, record), "k": _clamp_k(int(state["k"]) + above, self.max_steps)}
 
-    def stuck(self, state: State, records: Sequence[EpochRecord]) -> str | None:
+    def explain_no_growth(self, state: ScheduleState, records: Sequence[EpochRecord]) -> str | None:
         """That no epoch's accuracy passed the mark, so that training never met an adversary."""
         if state["k"] or len(records) < 2:
             return None
@@ -197,13 +197,13 @@ class GradientMagnitude(Schedule):
         super().__post_init__()
         check_number("gamma", self.gamma, lambda v: v > 0, "> 0, such as 1.01")
         check_number("ramp", self.ramp, lambda v: v >= 0, ">= 0")
-        _check_cap(self.max_steps)
+        _check_max_steps(self.max_steps)
 
-    def init(self) -> State:
+    def init(self) -> ScheduleState:
         """k = 0 and no threshold yet."""
         return {"k": 0, "threshold": None}
 
-    def k_at(self, state: State, epoch: int) -> int:
+    def k_at(self, state: ScheduleState, epoch: int) -> int:
         """The state's k."""
         return int(state["k"])
 
@@ -211,19 +211,19 @@ class GradientMagnitude(Schedule):
         """Lengths times eps, the ramp's too."""
         return replace(super().bind(eps, epochs), ramp=self.ramp * eps)
 
-    def observe(self, state: State, record: EpochRecord) -> State:
+    def observe(self, state: ScheduleState, record: EpochRecord) -> ScheduleState:
         """Algorithm 1, lines 10 to 16."""
-        _check_magnitude(record)
-        _warn_if_vanished(record)
+        _check_finite_magnitude(record)
+        _warn_if_zero_magnitude(record)
         if record.epoch == 0:
-            return {**state, "k": _bounded(int(state["k"]) + 1, self.max_steps)}
+            return {**state, "k": _clamp_k(int(state["k"]) + 1, self.max_steps)}
         if state["threshold"] is None:
             return {**state, "threshold": self.gamma * record.magnitude}
-        if self._grows(state, record):
+        if self._should_grow(state, record):
             return {**state, "k": int(state["k"]) + 1, "threshold": self.gamma * record.magnitude}
         return dict(state)
 
-    def stuck(self, state: State, records: Sequence[EpochRecord]) -> str | None:
+    def explain_no_growth(self, state: ScheduleState, records: Sequence[EpochRecord]) -> str | None:
         """That l_X never came back to its first threshold, which a spike at the beginning can set too high."""
         if len(records) < 3 or state["k"] > 1 or self.max_steps == 1:
             return None
@@ -233,12 +233,12 @@ class GradientMagnitude(Schedule):
         return (
             f"k stayed at 1: l_X was {first.magnitude:.4g} in epoch 2, which set its threshold to "
             f"{state['threshold']:.4g}, and since then at most {later.magnitude:.4g} (epoch {later.epoch + 1}), as "
-            "often on few images or from weights of natural training. A smaller gamma raises k (--gamma, deat.tune in "
+            "often on few images or from weights of natural training. A smaller gamma raises k (--gamma, deat.configure_method in "
             f"Python; below {later.magnitude / first.magnitude:.3g} it would have grown), or give it yourself: free-4, "
             "pgd-7."
         )
 
-    def _grows(self, state: State, record: EpochRecord) -> bool:
+    def _should_grow(self, state: ScheduleState, record: EpochRecord) -> bool:
         k = int(state["k"])
         capped = self.max_steps is not None and k >= self.max_steps
         # The released scripts multiply in units of 1/255, where k * alpha meets eps exactly.
@@ -263,14 +263,14 @@ class Linear(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("first", self.first, 0)
-        check_whole("last", self.last, self.first)
+        check_int("first", self.first, 0)
+        check_int("last", self.last, self.first)
 
     def bind(self, eps: float, epochs: int) -> Self:
         """Lengths times eps, and the number of epochs."""
         return replace(super().bind(eps, epochs), epochs=epochs)
 
-    def k_at(self, state: State, epoch: int) -> int:
+    def k_at(self, state: ScheduleState, epoch: int) -> int:
         """k_t = first + floor((last - first) * t / T)."""
         if self.epochs < 1:
             raise UsageError("Linear needs the number of epochs: Linear(..., epochs=N) or method.bind(threat, N).")
@@ -283,7 +283,7 @@ class Linear(Schedule):
             return self.level
         return self.level * max(0.0, 1 - epoch / (self.level_until * self.epochs))
 
-    def guided(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> GradientMagnitude:
+    def to_mplus(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> GradientMagnitude:
         """M+ with `last` as its cap, keeping the step at stretch / k."""
         if self.level_until is not None:
             raise UsageError(
@@ -293,16 +293,16 @@ class Linear(Schedule):
         return GradientMagnitude(gamma=gamma, max_steps=cap, alpha=self.alpha, level=self.level, stretch=self.stretch)
 
 
-def _bounded(k: int, cap: int | None) -> int:
-    return k if cap is None else min(k, cap)
+def _clamp_k(k: int, max_steps: int | None) -> int:
+    return k if max_steps is None else min(k, max_steps)
 
 
-def _check_cap(cap: int | None) -> None:
-    if cap is not None:
-        check_whole("max_steps", cap, 1)
+def _check_max_steps(max_steps: int | None) -> None:
+    if max_steps is not None:
+        check_int("max_steps", max_steps, 1)
 
 
-def _check_magnitude(record: EpochRecord) -> None:
+def _check_finite_magnitude(record: EpochRecord) -> None:
     if not math.isfinite(record.magnitude):
         raise NumericalError(
             f"the gradient magnitude l_X of epoch {record.epoch + 1} is {record.magnitude}: training diverged. "
@@ -310,7 +310,7 @@ def _check_magnitude(record: EpochRecord) -> None:
         )
 
 
-def _warn_if_vanished(record: EpochRecord) -> None:
+def _warn_if_zero_magnitude(record: EpochRecord) -> None:
     if record.magnitude == 0 and record.epoch >= 1:
         warnings.warn(
             f"the gradient magnitude l_X of epoch {record.epoch + 1} is zero: the gradient of the input "

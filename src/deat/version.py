@@ -7,6 +7,6 @@ import torch
 VERSION = "0.1.0"
 
 
-def versions() -> dict[str, str]:
+def get_versions() -> dict[str, str]:
     """deat, torch and Python."""
     return {"deat": VERSION, "torch": torch.__version__, "python": platform.python_version()}

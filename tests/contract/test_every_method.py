@@ -9,12 +9,12 @@ from torch import nn
 
 import deat
 from deat.core.meter import EpochRecord
-from deat.methods import names
+from deat.methods import list_methods
 from helpers.games import EXTRAS, THREATS, WatchedGame, busy_budget, game_of, trainer_of
 from helpers.guards import BackwardCounter
 from helpers.nets import conv_net, images, same, weights
 
-every_method = pytest.mark.parametrize("name", names() + EXTRAS)
+every_method = pytest.mark.parametrize("name", list_methods() + EXTRAS)
 every_threat = pytest.mark.parametrize("threat", THREATS, ids=lambda t: t.name)
 both_rules = pytest.mark.parametrize("rules", ["paper", "released"])
 
@@ -23,7 +23,7 @@ both_rules = pytest.mark.parametrize("rules", ["paper", "released"])
 @every_threat
 @both_rules
 def test_loss_is_finite_and_each_of_two_updates_changes_the_weights(name, threat, rules):
-    method, net = deat.method(name, rules=rules), conv_net(batch_norm=True)
+    method, net = deat.get_method(name, rules=rules), conv_net(batch_norm=True)
     game, budget = game_of(method, net, threat), busy_budget(method, threat)
     for seed in (0, 1):
         before = weights(net)
@@ -40,7 +40,7 @@ def test_loss_is_finite_and_each_of_two_updates_changes_the_weights(name, threat
 @every_threat
 @both_rules
 def test_every_intermediate_delta_is_in_ball_and_box(name, threat, rules):
-    method, net = deat.method(name, rules=rules), conv_net()
+    method, net = deat.get_method(name, rules=rules), conv_net()
     game, budget = game_of(method, net, threat, cls=WatchedGame), busy_budget(method, threat)
     for seed, n in enumerate((6, 6, 5, 1)):
         method.play(game, *images(n, seed=seed), budget)
@@ -53,7 +53,7 @@ def test_every_intermediate_delta_is_in_ball_and_box(name, threat, rules):
 @every_method
 @pytest.mark.parametrize("k", [0, 1, None], ids=["k=0", "k=1", "own k"])
 def test_declared_backprops_equal_the_cost_and_the_backward_calls_that_were_made(name, k):
-    method, net = deat.method(name), conv_net()
+    method, net = deat.get_method(name), conv_net()
     counter, game = BackwardCounter(net[-1]), game_of(method, net)
     budget = busy_budget(method) if k is None else deat.schedules.Budget(k, 0.05, 1.0)
     for seed, n in enumerate((6, 6, 3)):
@@ -64,7 +64,7 @@ def test_declared_backprops_equal_the_cost_and_the_backward_calls_that_were_made
 
 @every_method
 def test_modes_and_requires_grad_are_as_the_user_left_them(name):
-    method, net = deat.method(name), conv_net(batch_norm=True, dropout=0.2)
+    method, net = deat.get_method(name), conv_net(batch_norm=True, dropout=0.2)
     norms = [m for m in net if isinstance(m, nn.BatchNorm2d)]
     norms[0].eval()
     net[-1].bias.requires_grad_(False)
@@ -83,7 +83,7 @@ def test_modes_and_requires_grad_are_as_the_user_left_them(name):
 
 @every_method
 def test_modes_are_restored_when_the_network_fails(name):
-    method, net = deat.method(name), conv_net(batch_norm=True)
+    method, net = deat.get_method(name), conv_net(batch_norm=True)
     game, modes = game_of(method, net), [m.training for m in net.modules()]
 
     def fail(*_: object) -> None:
@@ -98,9 +98,9 @@ def test_modes_are_restored_when_the_network_fails(name):
 
 @every_method
 def test_crafting_moves_batch_norm_statistics_only_in_train_mode(name):
-    method, net = deat.method(name), conv_net(batch_norm=True)
-    if not method.play.crafts or not busy_budget(method).k:
-        assert method.ascent.batch_norm == "train"  # there is no crafting to have a mode of its own
+    method, net = deat.get_method(name), conv_net(batch_norm=True)
+    if not method.play.crafts_first or not busy_budget(method).k:
+        assert method.attack.batch_norm == "train"  # there is no crafting to have a mode of its own
         return
     game, budget = game_of(method, net), busy_budget(method)
     before = {k: v.clone() for k, v in net.named_buffers()}
@@ -108,30 +108,30 @@ def test_crafting_moves_batch_norm_statistics_only_in_train_mode(name):
     for _ in range(budget.k):
         game.ascend(r)
     unchanged = all(torch.equal(before[k], v) for k, v in net.named_buffers())
-    assert unchanged == (method.ascent.batch_norm == "eval")
+    assert unchanged == (method.attack.batch_norm == "eval")
 
 
 @pytest.mark.parametrize("name", ["fat-5", "f+trades", "f+mart", "m+f+trades", "f+fgsm"])
 def test_friendly_methods_craft_in_eval_mode(name):
-    assert deat.method(name).ascent.batch_norm == "eval"
+    assert deat.get_method(name).attack.batch_norm == "eval"
 
 
 @every_method
 @both_rules
 def test_declaration_survives_json_and_its_name_finds_it_again(name, rules):
-    method = deat.method(name, rules=rules)
+    method = deat.get_method(name, rules=rules)
     described = method.describe()
     assert json.loads(json.dumps(described)) == described
     assert described["name"] == method.name
     assert described["play"]["kind"] == type(method.play).__name__
-    assert deat.method(method.name, rules=rules) == method
-    assert deat.method(method.name.upper(), rules=rules) == method
+    assert deat.get_method(method.name, rules=rules) == method
+    assert deat.get_method(method.name.upper(), rules=rules) == method
 
 
 @every_method
 @both_rules
 def test_schedule_state_that_went_through_json_gives_the_same_later_budgets(name, rules):
-    schedule = deat.method(name, rules=rules).bind(THREATS[0], 12)
+    schedule = deat.get_method(name, rules=rules).bind(THREATS[0], 12)
     magnitudes = [9.0, 5.0, 5.2, 5.3, 4.0, 6.0, 6.0, 6.5, 7.0, 7.0, 7.1, 8.0]
     records = [EpochRecord(t, 1.0, 0.3 + 0.05 * t, m, 100) for t, m in enumerate(magnitudes)]
     whole, parted = schedule.init(), schedule.init()
@@ -155,7 +155,7 @@ def test_same_seed_gives_the_same_history_byte_for_byte_and_another_seed_does_no
 
 @every_method
 def test_crafting_leaves_weights_and_their_gradients_alone(name):
-    method, net = deat.method(name), conv_net()
+    method, net = deat.get_method(name), conv_net()
     game, before = game_of(method, net), weights(net)
     r = game.open(*images(), busy_budget(method))
     game.ascend(r)

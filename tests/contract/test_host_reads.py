@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import deat
-from deat.data import Augment, Resident
-from deat.methods import names
+from deat.data import Augment, InMemorySource
+from deat.methods import list_methods
 from helpers.games import EXTRAS, THREATS, busy_budget, trainer_of
 from helpers.guards import HostRead, no_host_reads
 
@@ -50,27 +50,27 @@ def test_guard_lets_device_work_pass():
 
 def play_digits(name: str, threat: deat.ThreatModel, rules: str = "paper", **ascent: bool) -> deat.Trainer:
     """Two batches of digits, cropped and flipped, the second one short, under the guard."""
-    method = deat.method(name, rules=rules)
-    method = replace(method, ascent=replace(method.ascent, **ascent))
+    method = deat.get_method(name, rules=rules)
+    method = replace(method, attack=replace(method.attack, **ascent))
     part = deat.load_data("digits").train.subset(range(14))
-    net = deat.normalized(deat.build_model("small", num_classes=10, in_channels=1, image_size=8), [0.3], [0.4])
-    source = Resident(part, 9, augment=Augment(pad=1, flip=True))
+    net = deat.add_normalization(deat.build_model("small", num_classes=10, in_channels=1, image_size=8), [0.3], [0.4])
+    source = InMemorySource(part, 9, augment=Augment(pad=1, flip=True))
     trainer = trainer_of(method, net, data=source, threat=threat)
     trainer.game.meter.read = lambda epoch: None
     budget = busy_budget(method, threat)
     with no_host_reads():
-        trainer.play_epoch(budget)
+        trainer.train_epoch(budget)
     return trainer
 
 
-@pytest.mark.parametrize("name", names() + EXTRAS)
+@pytest.mark.parametrize("name", list_methods() + EXTRAS)
 @pytest.mark.parametrize("threat", THREATS, ids=lambda t: t.name)
 def test_no_method_reads_the_host_within_an_epoch(name, threat):
     trainer = play_digits(name, threat)
     assert trainer.game.meter.sums.tolist()[3] == 14
 
 
-@pytest.mark.parametrize("name", names() + EXTRAS)
+@pytest.mark.parametrize("name", list_methods() + EXTRAS)
 def test_no_method_reads_the_host_under_the_released_rules(name):
     trainer = play_digits(name, THREATS[0], "released")
     assert trainer.game.meter.sums.tolist()[3] == 14
@@ -78,7 +78,7 @@ def test_no_method_reads_the_host_under_the_released_rules(name):
 
 def test_carrying_delta_over_batches_reads_nothing():
     trainer = play_digits("free-4", THREATS[0], persistent=True)
-    assert trainer.game.carry is not None
+    assert trainer.game.carried_delta is not None
 
 
 def test_compact_is_the_one_option_that_reads():

@@ -7,10 +7,10 @@ import pytest
 import deat
 from deat.errors import UsageError
 from deat.methods import registry
-from deat.recipes import recipe
-from deat.recipes.recipe import title
+from deat.recipes import get_recipe
+from deat.recipes.recipe import get_method_name
 from deat.schedules import Fixed
-from deat.utils.user_code import code_digest
+from deat.utils.user_code import hash_code_file
 from helpers.games import busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 
@@ -18,12 +18,12 @@ FILE = '''
 import deat
 from deat.schedules import Fixed
 
-TWICE = deat.Method("twice", deat.Replay(), Fixed(k=1, alpha=0.5), deat.Ascent(start="normal"))
+TWICE = deat.Method("twice", deat.Replay(), Fixed(k=1, alpha=0.5), deat.InnerAttack(start="normal"))
 
 
 def careful(rules):
     """Knows the rule set."""
-    ascent = deat.Ascent(start="bernoulli", noisy=rules.noisy)
+    ascent = deat.InnerAttack(start="bernoulli", noisy=rules.noisy)
     return deat.Method("careful", deat.Craft(), Fixed(k=3, alpha=0.4), ascent, deat.Trades(beta=2.0))
 
 
@@ -49,32 +49,32 @@ def method_file(tmp_path, monkeypatch):
 @pytest.fixture
 def registering(monkeypatch):
     """Lets a test register methods, and forgets them afterwards."""
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
 
 
 @pytest.mark.parametrize("name", ["TWICE", "careful", "plain"])
 def test_method_from_a_file_trains_without_being_registered(method_file, name):
-    before = registry.names()
-    method = deat.method(f"{method_file}:{name}")
+    before = registry.list_methods()
+    method = deat.get_method(f"{method_file}:{name}")
     net = conv_net()
     start = weights(net)
     history = trainer_of(method, net).fit().history
     assert [stats.k for stats in history] == [method.schedule.k] * 3
     assert not same(start, weights(net))
-    assert registry.names() == before
+    assert registry.list_methods() == before
 
 
 def test_function_in_a_file_receives_the_rule_set(method_file):
-    assert not deat.method(f"{method_file}:careful").ascent.noisy
-    assert deat.method(f"{method_file}:careful", rules="released").ascent.noisy
+    assert not deat.get_method(f"{method_file}:careful").attack.noisy
+    assert deat.get_method(f"{method_file}:careful", rules="released").attack.noisy
 
 
 def test_method_from_a_file_composes_with_m_plus_and_f_plus(method_file):
-    own = deat.method(f"{method_file}:careful")
+    own = deat.get_method(f"{method_file}:careful")
     guided, friendly = deat.mplus(own), deat.friendly(own)
     assert guided.name == "m+careful"
     assert guided.schedule.max_steps == 3
-    assert friendly.ascent.batch_norm == "eval"
+    assert friendly.attack.batch_norm == "eval"
     for method in (guided, friendly):
         game = game_of(method, conv_net())
         method.play(game, *images(), busy_budget(method))
@@ -82,8 +82,8 @@ def test_method_from_a_file_composes_with_m_plus_and_f_plus(method_file):
 
 
 def test_prefixes_stand_before_a_method_in_a_file(method_file):
-    assert deat.method(f"m+{method_file}:careful") == deat.mplus(deat.method(f"{method_file}:careful"))
-    assert deat.method(f"M+F+{method_file}:careful").schedule.level == 3
+    assert deat.get_method(f"m+{method_file}:careful") == deat.mplus(deat.get_method(f"{method_file}:careful"))
+    assert deat.get_method(f"M+F+{method_file}:careful").schedule.level == 3
 
 
 REGISTERING = """
@@ -91,7 +91,7 @@ import deat
 from deat.schedules import Fixed
 
 
-@deat.register("bold-K")
+@deat.register_method("bold-K")
 def bold(k: int = 3) -> deat.Method:
     return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha=0.5))
 """
@@ -117,13 +117,13 @@ def bold(k: int = 3) -> deat.Method:
 def test_what_a_file_registers_is_named_behind_its_path(spelled, named, k, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(REGISTERING)
-    method = deat.method(spelled)
+    method = deat.get_method(spelled)
     assert method.name == named
     assert k in (getattr(method.schedule, "max_steps", None), getattr(method.schedule, "k", None))
-    assert len(code_digest(spelled)) == 64
-    row = recipe("quick").table([spelled])[0]
+    assert len(hash_code_file(spelled)) == 64
+    row = get_recipe("quick").table([spelled])[0]
     assert row.request.method == spelled.replace("./own.py", "own.py").replace("own.py", str(tmp_path / "own.py"))
-    assert title(row.request.method) == named
+    assert get_method_name(row.request.method) == named
 
 
 @pytest.mark.usefixtures("registering")
@@ -132,7 +132,7 @@ def test_what_a_file_neither_defines_nor_registers_is_refused_with_what_it_has(n
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(REGISTERING)
     with pytest.raises(UsageError, match=r"name in 'own\.py'.*bold-3"):
-        deat.method(f"own.py:{name}")
+        deat.get_method(f"own.py:{name}")
 
 
 def test_fit_takes_the_name_of_a_method_in_a_file(method_file):
@@ -143,21 +143,21 @@ def test_fit_takes_the_name_of_a_method_in_a_file(method_file):
 @pytest.mark.parametrize(("name", "says"), [("NUMBER", "int"), ("wrong", "int"), ("nobody", "nobody")])
 def test_what_is_no_method_in_a_file_is_refused(method_file, name, says):
     with pytest.raises(UsageError, match=says):
-        deat.method(f"{method_file}:{name}")
+        deat.get_method(f"{method_file}:{name}")
 
 
 @pytest.mark.usefixtures("registering")
 def test_registered_method_is_found_by_name_and_number_and_composes():
-    @deat.register("bold-K")
+    @deat.register_method("bold-K")
     def bold(rules, k: int = 4):
-        return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha=0.5), deat.Ascent(noisy=rules.noisy))
+        return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha=0.5), deat.InnerAttack(noisy=rules.noisy))
 
-    assert "bold-4" in registry.names()
-    assert deat.method("bold") == deat.method("Bold-4")
-    assert deat.method("bold-6").schedule.k == 6
-    assert deat.method("m+bold-6").schedule.max_steps == 6
-    assert deat.method("m+f+bold").ascent.freeze is not None
-    assert json.loads(json.dumps(deat.method("bold").describe()))["name"] == "bold-4"
+    assert "bold-4" in registry.list_methods()
+    assert deat.get_method("bold") == deat.get_method("Bold-4")
+    assert deat.get_method("bold-6").schedule.k == 6
+    assert deat.get_method("m+bold-6").schedule.max_steps == 6
+    assert deat.get_method("m+f+bold").attack.freeze is not None
+    assert json.loads(json.dumps(deat.get_method("bold").describe()))["name"] == "bold-4"
     net = conv_net()
     before = weights(net)
     trainer_of("m+bold", net).fit()
@@ -167,24 +167,24 @@ def test_registered_method_is_found_by_name_and_number_and_composes():
 @pytest.mark.usefixtures("registering")
 def test_a_pattern_is_registered_once_and_its_letters_are_parameters():
     with pytest.raises(UsageError, match="already"):
-        deat.register("pgd-K")(lambda k=1: None)
+        deat.register_method("pgd-K")(lambda k=1: None)
     with pytest.raises(UsageError, match="no parameter"):
-        deat.register("bold-K")(lambda j=1: None)
+        deat.register_method("bold-K")(lambda j=1: None)
 
 
 @pytest.mark.usefixtures("registering")
 def test_a_method_is_listed_with_the_prefixes_that_it_is_registered_with():
-    @deat.register("bold-K", "m+")
+    @deat.register_method("bold-K", "m+")
     def bold(k: int = 4):
-        return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha=0.5), deat.Ascent())
+        return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha=0.5), deat.InnerAttack())
 
-    assert [name for name in registry.names() if "bold" in name] == ["bold-4", "m+bold-4"]
-    assert all(deat.method(name).name == name for name in registry.names())
+    assert [name for name in registry.list_methods() if "bold" in name] == ["bold-4", "m+bold-4"]
+    assert all(deat.get_method(name).name == name for name in registry.list_methods())
     with pytest.raises(UsageError, match=r"unknown prefix 'x\+'.*m\+"):
-        deat.register("bolder", "x+")(bold)
+        deat.register_method("bolder", "x+")(bold)
 
 
 def test_registrations_of_the_tests_are_gone():
-    assert "bold-4" not in registry.names()
+    assert "bold-4" not in registry.list_methods()
     with pytest.raises(UsageError):
-        deat.method("bold")
+        deat.get_method("bold")

@@ -11,7 +11,7 @@ import torch
 
 import deat
 from deat.errors import Interrupted, UsageError
-from deat.methods import names
+from deat.methods import list_methods
 from deat.training.checkpoints import Checkpoints
 from helpers.games import EXTRAS, trainer_of
 from helpers.nets import conv_net, learnable
@@ -22,11 +22,14 @@ PER_EPOCH = 2
 
 
 def persistent(name: str) -> deat.Method:
-    method = deat.method(name)
-    return replace(method, ascent=replace(method.ascent, persistent=True))
+    method = deat.get_method(name)
+    return replace(method, attack=replace(method.attack, persistent=True))
 
 
-METHODS = {**{name: deat.method(name) for name in names() + EXTRAS}, "persistent m+deat": persistent("m+deat")}
+METHODS = {
+    **{name: deat.get_method(name) for name in list_methods() + EXTRAS},
+    "persistent m+deat": persistent("m+deat"),
+}
 
 
 def fresh(method: deat.Method, seed: int = 0, **options: object) -> deat.Trainer:
@@ -40,8 +43,8 @@ def everything(trainer: deat.Trainer) -> list[object]:
     for index, state in trainer.optimizer.state_dict()["state"].items():
         tensors |= {f"{index}.{name}": value for name, value in state.items() if isinstance(value, torch.Tensor)}
     tensors |= {f"best.{name}": value for name, value in trainer.best.snapshot.weights.items()}
-    if trainer.game.carry is not None:
-        tensors["carry"] = trainer.game.carry
+    if trainer.game.carried_delta is not None:
+        tensors["carry"] = trainer.game.carried_delta
     bits = {name: value.numpy().tobytes() for name, value in tensors.items()}
     return [bits, trainer.state, [json.dumps(asdict(stats)) for stats in trainer.history], vars(trainer.game.cost)]
 
@@ -110,13 +113,13 @@ def test_compiled_training_on_a_cpu_goes_on_exactly_at_a_short_last_batch(tmp_pa
     Checkpoints(tmp_path).follow(whole)
     with pytest.raises(Interrupted):
         whole.fit()
-    whole.keeper = None
+    whole.checkpointer = None
     whole.fit()  # it goes on with what it has compiled
     second = build()
     assert Checkpoints(tmp_path).follow(second)
     assert second.step == 2
     second.fit()
-    assert second.game.runner.compiled.shape == whole.game.runner.compiled.shape
+    assert second.game.executor.compiled.shape == whole.game.executor.compiled.shape
     assert everything(second) == everything(whole)
 
 

@@ -14,16 +14,16 @@ import torch
 
 from deat.cli.main import main
 from deat.core.moves import Game
-from deat.report.load import collect_run
-from deat.training.messages import command
-from deat.utils.distributed import Ranks
+from deat.report.load import load_run
+from deat.training.messages import format_command
+from deat.utils.distributed import Distributed
 from helpers.data_sets import tree, write_folder
 
 OWN = """
 import deat
 from torch import nn
 
-OURS = deat.method("pgd-1")
+OURS = deat.get_method("pgd-1")
 
 class Net(nn.Module):
     def __init__(self, num_classes, in_channels):
@@ -128,7 +128,7 @@ def test_a_report_names_the_command_that_fills_its_columns(capsys: pytest.Captur
     assert give(f"{judging} --attacks natural,fgsm --n 20") in (0, 6)
     assert main(["report", "my run", "--no-figures", "--gallery", "0"]) == 0
     assert "held-out" not in capsys.readouterr().out
-    assert set(collect_run("my run").numbers) >= {"natural", "fgsm", "worst"}
+    assert set(load_run("my run").numbers) >= {"natural", "fgsm", "worst"}
 
 
 def test_code_that_must_be_named_is_named_as_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +160,7 @@ def test_a_doubtful_score_names_the_command_that_tells_more(
 ) -> None:
     import deat.cli.train as train
 
-    monkeypatch.setattr(train, "accuracies", lambda *_, **__: {"natural": 0.9, "fgsm": 0.1, "pgd-20": 0.8})
+    monkeypatch.setattr(train, "compute_accuracies", lambda *_, **__: {"natural": 0.9, "fgsm": 0.1, "pgd-20": 0.8})
     shutil.rmtree("my run")
     assert main(TRAIN) == 0
     told = f"this tells more: {EVALUATE} --attacks natural,pgd-20,aa"
@@ -173,18 +173,20 @@ def test_paths_at_home_are_recorded_without_it_and_advised_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert command("evaluate", Path("run"), {"model": "~/my nets/own.py:Net"}) == (
+    assert format_command("evaluate", Path("run"), {"model": "~/my nets/own.py:Net"}) == (
         f"deat evaluate run --model '{tmp_path}/my nets/own.py:Net'"
     )
-    assert command("evaluate", Path("run"), {"model": "small", "method": "own.py:OURS"}) == "deat evaluate run"
-    assert command("resume", Path("run"), {}) == "deat resume run"
+    assert format_command("evaluate", Path("run"), {"model": "small", "method": "own.py:OURS"}) == "deat evaluate run"
+    assert format_command("resume", Path("run"), {}) == "deat resume run"
 
 
 def test_a_run_of_several_processes_goes_on_in_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     said = "torchrun --standalone --nproc-per-node=2 -m -- deat resume run"
-    assert command("resume", Path("run"), {}, Ranks(0, 2)) == said
-    assert command("resume", Path("run"), {}, Ranks(0, 4)).startswith("(as this was started, in 4 processes) deat")
+    assert format_command("resume", Path("run"), {}, Distributed(0, 2)) == said
+    assert format_command("resume", Path("run"), {}, Distributed(0, 4)).startswith(
+        "(as this was started, in 4 processes) deat"
+    )
 
 
 def test_a_pickle_names_the_command_that_converts_it(capsys: pytest.CaptureFixture[str]) -> None:

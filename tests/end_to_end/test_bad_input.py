@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 import deat
-from deat.cli.exit_handling import plain_warnings
+from deat.cli.exit_handling import short_warnings
 from deat.cli.main import main
 from deat.errors import DataError, DeatError, UsageError
 
@@ -149,7 +149,7 @@ def test_a_folder_with_a_broken_image_names_it(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_warning_of_deats_own_is_a_line_without_a_place_in_its_code() -> None:
     usual = warnings.formatwarning
-    with plain_warnings():
+    with short_warnings():
         assert warnings.formatwarning("so it is", UserWarning, deat.__file__, 1) == "deat: so it is\n"
         assert warnings.formatwarning("no", UserWarning, "other.py", 1) == usual("no", UserWarning, "other.py", 1)
     assert warnings.formatwarning is usual

@@ -16,7 +16,7 @@ from torch import nn
 
 import deat
 from deat.cli import evaluate as evaluating
-from deat.cli.evaluate import show
+from deat.cli.evaluate import print_evaluation
 from deat.cli.main import main
 from deat.evaluation.attacks import Attack
 from deat.evaluation.autoattack import AutoAttack
@@ -62,7 +62,7 @@ def test_the_table_says_which_weights_it_judged_on_what_and_where_autoattack_is_
             "attacks": {"aa": how},
         }
         result = AttackResult("aa", [True], 0, 1.0, 1, 1)
-        show(Evaluation([result], [0], ["a"], settings), tmp_path / "e.json")
+        print_evaluation(Evaluation([result], [0], ["a"], settings), tmp_path / "e.json")
         said = capsys.readouterr().out
         assert "linf eps 8/255, 1 images" in said
         assert ("not the standard AutoAttack" in said) == told
@@ -80,7 +80,7 @@ def test_the_table_shows_intervals_by_class_too_and_what_each_attack_added_and_a
         "attacks": {name: {} for name in standing},
     }
     found = Evaluation(results, [0] * 10 + [1] * 10, ["cat", "dog"], settings)
-    show(found, tmp_path / "e.json")
+    print_evaluation(found, tmp_path / "e.json")
     shown = capsys.readouterr().out
     rows = {row[0]: row[1:] for line in shown.splitlines() if (row := re.split(" {2,}", line.strip()))}
     assert rows["natural"] == ["90.00%", "69.9% to 97.2%", "2", "1.0"]

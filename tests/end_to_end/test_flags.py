@@ -9,7 +9,7 @@ import pytest
 
 from deat.cli.bench import BenchCommand
 from deat.cli.evaluate import EvaluateCommand
-from deat.cli.flags import MEANT, SYNONYMS
+from deat.cli.flags import FLAG_BY_SYNONYM, SYNONYMS_BY_FLAG
 from deat.cli.list import ListCommand
 from deat.cli.main import main
 from deat.cli.report import ReportCommand
@@ -49,8 +49,8 @@ def test_help_names_what_a_positional_argument_is(capsys: Any) -> None:
 
 def test_names_from_other_programs_lead_to_flags_and_are_none_themselves() -> None:
     flags = {f.name.replace("_", "-") for command in COMMANDS for f in fields(command)}
-    assert set(MEANT) <= flags
-    assert not SYNONYMS.keys() & flags
+    assert set(SYNONYMS_BY_FLAG) <= flags
+    assert not FLAG_BY_SYNONYM.keys() & flags
 
 
 @pytest.mark.parametrize(

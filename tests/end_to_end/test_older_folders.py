@@ -12,7 +12,7 @@ import torch
 
 import deat
 from deat.cli.main import main
-from deat.utils.tensor_files import read
+from deat.utils.tensor_files import read_tensors
 
 FOLDERS = Path(__file__).parents[1] / "fixtures/v1"
 OWN = ["--model", "net.py:Net"]
@@ -66,7 +66,9 @@ def test_a_run_cut_short_by_the_older_version_ends_as_if_it_had_not_been(name):
     assert main(["resume", f"cut-{name}", *OWN]) == 0
     exact = json.loads(Path(f"cut-{name}/run.json").read_text())["exact"]
     check_same_history(lines(f"cut-{name}/history.jsonl"), lines(f"whole-{name}/history.jsonl"), exact)
-    check_same_weights(*(read(Path(f"{run}-{name}/last/model.safetensors")) for run in ("cut", "whole")), exact=exact)
+    check_same_weights(
+        *(read_tensors(Path(f"{run}-{name}/last/model.safetensors")) for run in ("cut", "whole")), exact=exact
+    )
 
 
 def test_a_python_training_cut_short_by_the_older_version_ends_as_if_it_had_not_been():

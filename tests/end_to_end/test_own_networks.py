@@ -13,15 +13,15 @@ import torch
 from PIL import Image
 
 import deat
-from deat.cli.evaluate import keep_other
+from deat.cli.evaluate import back_up_other_evaluation
 from deat.cli.main import main
 from deat.data.image_set import split_indices
 from deat.methods import registry
-from deat.models.import_export import normalization_of
-from deat.recipes import recipe as find_recipe
-from deat.recipes.overrides import override
+from deat.models.import_export import read_normalization
+from deat.recipes import get_recipe
+from deat.recipes.overrides import apply_overrides
 from deat.runs.fit import make_trainer
-from deat.runs.request import Request, resolve
+from deat.runs.request import Request, resolve_request
 
 ROOT = Path(__file__).parents[2]
 NET = """
@@ -58,7 +58,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_of(**given: Any) -> Any:
-    return resolve(Request(data="folder:photos", **given), epochs=1, batch_size=8, device="cpu")
+    return resolve_request(Request(data="folder:photos", **given), epochs=1, batch_size=8, device="cpu")
 
 
 def train(*flags: str) -> int:
@@ -80,7 +80,7 @@ def test_a_val_folder_chooses_the_best_epoch_and_all_of_the_training_images_are_
     run = run_of(model="small")
     trainer = run.trainer()
     assert (trainer.train.num_examples, trainer.val.num_examples) == (24, 4)
-    assert torch.equal(next(trainer.val.epoch(0))[1], run.corpus.val.labels)
+    assert torch.equal(next(trainer.val.epoch(0))[1], run.splits.val.labels)
     assert run.statistics.images == 24, "normalised by all of them too"
     command = "train --data folder:photos --model small --epochs 1 --batch-size 8 --val-attack pgd-1 --out run"
     assert main([*command.split(), "--device", "cpu"]) == 0
@@ -95,15 +95,15 @@ def test_images_are_held_out_of_the_training_part_where_that_is_asked_for(chosen
     assert (trainer.train.num_examples, trainer.val.num_examples) == (18, 6)
     assert run_of(model="small", held_out=0).trainer().val is None
     given = {"epochs": 1, "batch_size": 8, "device": "cpu", "val_attack": "none"}
-    assert resolve(Request(data="folder:photos", model="small"), **given).trainer().val is None
+    assert resolve_request(Request(data="folder:photos", model="small"), **given).trainer().val is None
 
 
 def test_fit_takes_a_folder_with_its_val_part_unless_another_is_given(chosen_by) -> None:
     photos = deat.load_data("folder:photos")
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
-    settings = deat.Settings(batch_size=8)
+    settings = deat.TrainConfig(batch_size=8)
     asked = ((photos, None), (photos, 0.5), (photos, photos.train), (photos.train, None))
-    held = [make_trainer(net, train, val=val, settings=settings).val for train, val in asked]
+    held = [make_trainer(net, train, val=val, config=settings).val for train, val in asked]
     assert [source and source.num_examples for source in held] == [4, 12, 24, None]
 
 
@@ -138,15 +138,15 @@ def test_the_numbers_that_images_are_normalised_by_are_measured_said_and_recorde
     assert f"normalised by mean {mean} and std {std}, measured on 20 training images" in capsys.readouterr().out
     held = json.loads((here / "run/run.json").read_text())["data"]
     assert (held["normalized_by"], held["measured_on"]) == ([list(found.mean), list(found.std)], 20)
-    carried = normalization_of(here / "run/last/model.safetensors")
+    carried = read_normalization(here / "run/last/model.safetensors")
     assert (carried["mean"], carried["std"]) == (pytest.approx(found.mean), pytest.approx(found.std))
 
 
 def test_held_out_and_test_images_are_not_measured(here: Path) -> None:
     expected = run_of(normalize="data", held_out=4).statistics
     run = run_of(normalize="data", held_out=4)
-    run.corpus.train.images[split_indices(24, 4, 0)[1]] = 255
-    run.corpus.test.images.fill_(0)
+    run.splits.train.images[split_indices(24, 4, 0)[1]] = 255
+    run.splits.test.images.fill_(0)
     assert run.statistics == expected
 
 
@@ -159,14 +159,14 @@ def test_what_a_run_was_normalised_by_is_never_measured_again(
     here: Path, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train("--model", model, "--normalize", "data")
-    recorded = normalization_of(here / "run/best/model.safetensors")
-    monkeypatch.setattr("deat.data.datasets.measure", never)
+    recorded = read_normalization(here / "run/best/model.safetensors")
+    monkeypatch.setattr("deat.data.datasets.measure_channel_stats", never)
     shutil.copytree("photos", "others")
     assert main(["resume", "run", "--model", model]) == 0
     assert train("--model", model, "--normalize", "data", "--resume", "auto") == 0
     assert main(["export", "run", "--out", "bare.safetensors"]) == 0
     assert "normalised by" in capsys.readouterr().out
-    assert normalization_of(here / "bare.safetensors") == recorded
+    assert read_normalization(here / "bare.safetensors") == recorded
     accuracies = []
     for target, data in (("run", "photos"), ("run", "others"), ("bare.safetensors", "others")):
         how = [target, "--data", f"folder:{data}", "--model", model, "--attacks", "natural,fgsm", "--eps", "0.1"]
@@ -181,7 +181,7 @@ def test_a_run_that_was_killed_goes_on_with_the_numbers_it_began_with(
 ) -> None:
     train("--model", "small")
     shutil.rmtree(max(here.glob("run/ckpt-*")))
-    monkeypatch.setattr("deat.data.datasets.measure", never)
+    monkeypatch.setattr("deat.data.datasets.measure_channel_stats", never)
     assert main(["resume", "run"]) == 0
     said = capsys.readouterr().out.split("going on with run at epoch 2")[1]
     assert "measured on 20 training images" in said
@@ -191,7 +191,7 @@ def test_a_run_that_was_killed_goes_on_with_the_numbers_it_began_with(
 def test_fine_tuned_weights_keep_what_they_were_trained_behind(here: Path, kept: str) -> None:
     train("--model", "small")
     main(["export", "run", "--out", "bare.safetensors"])
-    recorded = normalization_of(here / "bare.safetensors")
+    recorded = read_normalization(here / "bare.safetensors")
     for number, file in enumerate(here.glob("photos/*/light/*.png")):
         Image.new("RGB", (8, 8), (255, 255, 255 - number)).save(file)
     tuned = run_of(model="small", init=kept)
@@ -212,7 +212,7 @@ def test_a_record_with_no_numbers_to_normalise_by_is_refused(here: Path, held: o
 def test_the_command_line_judges_it_as_python_does(here: Path, normalize: str) -> None:
     assert train("--model", "net.py:Net", "--normalize", normalize) == 0
     assert main(["export", "run", "--out", "bare.safetensors", "--epoch", "last"]) == 0
-    assert bool(normalization_of(here / "bare.safetensors")) == (normalize == "data")
+    assert bool(read_normalization(here / "bare.safetensors")) == (normalize == "data")
     model = run_of(model="net.py:Net", normalize=normalize).model()
     deat.load_weights(model, here / "run/last")
     corpus = deat.load_data("folder:photos")
@@ -245,18 +245,18 @@ def test_a_bare_files_normalisation_is_said(here: Path, capsys: pytest.CaptureFi
 
 def test_the_usual_learning_rate_is_for_training_from_nothing_and_a_tenth_of_it_for_given_weights(here: Path) -> None:
     assert run_of().settings.lr is None
-    assert run_of(init="w").settings.lr == pytest.approx(0.1 * run_of().usual_lr) == pytest.approx(0.01)
-    assert resolve(Request(init="w"), device="cpu").settings.lr == pytest.approx(0.005)
-    assert resolve(Request(init="w"), device="cpu", lr=0.3).settings.lr == 0.3
+    assert run_of(init="w").settings.lr == pytest.approx(0.1 * run_of().default_lr) == pytest.approx(0.01)
+    assert resolve_request(Request(init="w"), device="cpu").settings.lr == pytest.approx(0.005)
+    assert resolve_request(Request(init="w"), device="cpu", lr=0.3).settings.lr == 0.3
 
 
 def test_a_recipe_keeps_its_learning_rate_whatever_it_starts_from(here: Path) -> None:
     for recipe in ("quick", "cifar10-fast", "cifar10-standard"):
-        (row,) = find_recipe(recipe).rows("m+deat", "small")[:1]
-        (changed,) = override([row], {"init": "w"})
+        (row,) = get_recipe(recipe).rows("m+deat", "small")[:1]
+        (changed,) = apply_overrides([row], {"init": "w"})
         assert changed.request.init == "w"
         assert changed.settings["lr"] == row.settings["lr"] > 0
-    assert override(find_recipe("quick").rows("fgsm", "small"), {"init": "w"})[0].resolve(0).settings.lr == 0.05
+    assert apply_overrides(get_recipe("quick").rows("fgsm", "small"), {"init": "w"})[0].resolve(0).settings.lr == 0.05
 
 
 def test_a_run_at_chance_on_few_images_says_so_before_and_after_on_the_screen_and_in_its_records(
@@ -282,9 +282,9 @@ def test_a_run_at_chance_on_few_images_says_so_before_and_after_on_the_screen_an
 
 
 def test_a_file_that_registers_methods_may_be_run_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_ENTRIES", dict(registry._ENTRIES))
+    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
     (here / "way.py").write_text(
-        "import deat\n@deat.register('zigzag-K')\ndef zigzag(k: int = 2) -> deat.Method:\n"
+        "import deat\n@deat.register_method('zigzag-K')\ndef zigzag(k: int = 2) -> deat.Method:\n"
         "    return deat.Method('zigzag', deat.Craft(), deat.schedules.Fixed(k=k, alpha=0.5))\nOURS = zigzag()\n"
     )
     for _ in range(2):
@@ -330,7 +330,7 @@ def test_an_evaluation_is_replaced_by_one_that_says_as_much_and_kept_beside_any_
         return {"settings": {**settings, "sample": n is not None, "model": model}, "images": n or 100}
 
     def judge(held: dict[str, Any]) -> str:
-        keep_other(tmp_path / "evaluation.json", held)
+        back_up_other_evaluation(tmp_path / "evaluation.json", held)
         (tmp_path / "evaluation.json").write_text(json.dumps({"schema": 2, "accuracy": {}, "attacks": [], **held}))
         return capsys.readouterr().err
 

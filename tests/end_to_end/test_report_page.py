@@ -10,7 +10,7 @@ import pytest
 
 from deat.cli.main import main
 from deat.evaluation.sanity import Flag
-from deat.recipes.paper_tables import TABLES
+from deat.recipes.paper_tables import PAPER_TABLES
 from helpers.browser import ABSENT, browser
 from helpers.runs import make_bench, make_run, one_run
 
@@ -45,7 +45,7 @@ def page(tmp_path_factory):
 def large(tmp_path_factory):
     """A report on sixteen rows of the paper, two seeds each, one of which failed."""
     folder, rows = tmp_path_factory.mktemp("large"), []
-    for number, name in enumerate([n for n in TABLES[STANDARD].rows if n.startswith("preact")] + ["natural"]):
+    for number, name in enumerate([n for n in PAPER_TABLES[STANDARD].rows if n.startswith("preact")] + ["natural"]):
         for seed in (0, 1):
             robust = (160 + 7 * number + seed) / 800
             shares = {"natural": (672 + 2 * seed) / 800, "pgd-100": robust, "cw-20": robust, "aa": robust}

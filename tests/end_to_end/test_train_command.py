@@ -38,7 +38,7 @@ def test_no_flags_teach_what_robustness_is_and_costs(capsys: pytest.CaptureFixtu
 def test_every_epoch_stays_on_a_terminal_with_its_scores(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("deat.cli.train.is_terminal", lambda: True)
+    monkeypatch.setattr("deat.cli.train.is_stdout_terminal", lambda: True)
     assert main(["train", *QUICK, "--out", "run", "--baseline", "yes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     epochs = [line for line in lines if line.startswith("epoch ")]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deat.checkpoint.store import search
+from deat.checkpoint.store import find_newest_checkpoint
 from helpers.children import Children
 
 COMMAND = """train --method fgsm --epochs 3 --batch-size 256 --held-out 200 --val-attack pgd-1 --watch none --threads 1
@@ -32,6 +32,6 @@ def whole(children: Children, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unfinished(whole: Path) -> Path:
     """A copy of the short run, killed before its last epoch was saved."""
     shutil.copytree(whole, "run")
-    shutil.rmtree(search(Path("run")).newest)
+    shutil.rmtree(find_newest_checkpoint(Path("run")).newest)
     Path("run/report.md").unlink()
     return Path("run")

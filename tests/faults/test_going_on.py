@@ -10,11 +10,11 @@ import torch
 
 import deat
 from deat.checkpoint import store
-from deat.checkpoint.store import search
+from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli.main import main
 from deat.errors import CheckpointError, UsageError
 from deat.runs.schema import read_record
-from deat.training.checkpoints import Checkpoints, load
+from deat.training.checkpoints import Checkpoints, load_checkpoint
 from deat.training.overfit_watch import OverfitWatch
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
@@ -27,12 +27,12 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 def rewrite_state(run: Path, change) -> None:
     """Change state.json of every checkpoint, with manifests that agree."""
-    for path in store.listed(run):
-        files = {file.name: file.read_bytes() for file in path.iterdir() if file.name != store.MANIFEST}
+    for path in store.list_checkpoints(run):
+        files = {file.name: file.read_bytes() for file in path.iterdir() if file.name != store.MANIFEST_FILE}
         state = json.loads(files["state.json"])
         change(state)
         shutil.rmtree(path)
-        store.write(run, path.name, {**files, "state.json": json.dumps(state).encode()})
+        store.write_checkpoint(run, path.name, {**files, "state.json": json.dumps(state).encode()})
 
 
 CHANGED = {
@@ -184,10 +184,10 @@ def keep_epoch(data: object, **options: object) -> None:
     """Train for an epoch of two, kept in kept/."""
     trainer = trainer_of("fgsm", conv_net(), data=data, epochs=2, **options)
     Checkpoints("kept").follow(trainer)
-    trainer.keeper.begin(trainer)
+    trainer.checkpointer.begin(trainer)
     with trainer.session():
         trainer.run_epoch()
-    trainer.keeper.keep(trainer)
+    trainer.checkpointer.keep(trainer)
 
 
 ELSEWHERE = {"threads": 4, "device": "cuda", "torch": "2.0.0", "processes": 8, "precision": "bf16", "cpu": "AVX3"}
@@ -208,12 +208,12 @@ def test_other_device_version_or_number_of_processes_needs_consent_and_is_marked
 
 
 def test_a_call_of_fit_goes_on_elsewhere_with_the_consent_that_its_refusal_asks_for():
-    def fit(**more: object) -> deat.Result:
+    def fit(**more: object) -> deat.TrainResult:
         options = {"method": "fgsm", "epochs": 2, "batch_size": 8, "progress": False}
         return deat.fit(conv_net(), learnable(24), checkpoints="kept", **options, **more)
 
     fit()
-    shutil.rmtree(search(Path("kept")).newest)
+    shutil.rmtree(find_newest_checkpoint(Path("kept")).newest)
     rewrite_state(Path("kept"), lambda state: state["environment"].update(threads=4))
     with pytest.raises(UsageError, match=r"threads: .*\(inexact=True\)"):
         fit()
@@ -260,16 +260,16 @@ class Gpu:
     ids=str,
 )
 def test_record_of_a_run_on_a_gpu_says_what_stands_against_exactness(settings, doubts, monkeypatch):
-    from deat.training.resume_checks import environment_of, reasons_against_exactness
+    from deat.training.resume_checks import collect_environment, list_inexactness_reasons
 
     trainer = trainer_of("fgsm", conv_net())
-    trainer.settings, trainer.engine.device = replace(trainer.settings, **settings), Gpu()
+    trainer.config, trainer.engine.device = replace(trainer.config, **settings), Gpu()
     trainer.may_compile = not settings
-    found = reasons_against_exactness(trainer)
+    found = list_inexactness_reasons(trainer)
     assert len(found) == len(doubts)
     assert all(word in reason for word, reason in zip(doubts, found, strict=True))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
-    assert environment_of(trainer)["gpu"] == "Some GPU"
+    assert collect_environment(trainer)["gpu"] == "Some GPU"
 
 
 def test_newer_schema_is_refused_with_a_hint_to_upgrade(unfinished, capsys):
@@ -384,7 +384,7 @@ def test_files_that_a_manifest_does_not_name_are_not_looked_at(name, tmp_path):
     trainer = trainer_of("m+deat", conv_net(), epochs=3)
     Checkpoints(tmp_path / "kept").follow(trainer)
     trainer.fit()
-    stray = search(tmp_path / "kept").newest / f"{name}.safetensors"
+    stray = find_newest_checkpoint(tmp_path / "kept").newest / f"{name}.safetensors"
     assert not stray.exists()
     (tmp_path / "secret").write_text("not to be read")
     stray.symlink_to(tmp_path / "secret")
@@ -405,7 +405,7 @@ def test_checkpoints_of_every_release_still_load(schema, tmp_path):
     shutil.copytree(FIXTURES / schema, tmp_path / "kept")
     trainer = trainer_of("m+deat", conv_net(), epochs=3)
     keeper = Checkpoints(tmp_path / "kept")
-    state = load(search(tmp_path / "kept").newest)["state"]
+    state = load_checkpoint(find_newest_checkpoint(tmp_path / "kept").newest)["state"]
     rewrite_state(tmp_path / "kept", lambda found: found["environment"].update(keeper_environment(trainer)))
     assert keeper.resume(trainer)
     assert (trainer.epoch, trainer.state["k"]) == (state["epoch"], state["schedule"]["k"]) == (2, 1)
@@ -414,28 +414,28 @@ def test_checkpoints_of_every_release_still_load(schema, tmp_path):
 
 
 def keeper_environment(trainer) -> dict[str, object]:
-    from deat.training.resume_checks import environment_of
+    from deat.training.resume_checks import collect_environment
 
-    return environment_of(trainer)
+    return collect_environment(trainer)
 
 
 def test_missing_random_states_are_refused(unfinished, capsys):
-    for path in store.listed(unfinished):
+    for path in store.list_checkpoints(unfinished):
         (path / "rng.safetensors").unlink()
     assert main(["resume", "run"]) == 4
     assert "rng.safetensors" in capsys.readouterr().err
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path):
-    from deat.utils.tensor_files import dump, read
+    from deat.utils.tensor_files import encode_tensors, read_tensors
 
     saved(tmp_path, epochs=1)
     path = tmp_path / "ckpt-000001"
-    files = {file.name: file.read_bytes() for file in path.iterdir() if file.name != store.MANIFEST}
-    weights = read(path / "model.safetensors")
+    files = {file.name: file.read_bytes() for file in path.iterdir() if file.name != store.MANIFEST_FILE}
+    weights = read_tensors(path / "model.safetensors")
     next(iter(weights.values())).view(-1)[0] = torch.nan
     shutil.rmtree(path)
-    store.write(tmp_path, path.name, {**files, "model.safetensors": dump(weights)})
+    store.write_checkpoint(tmp_path, path.name, {**files, "model.safetensors": encode_tensors(weights)})
     with pytest.raises(CheckpointError, match="not finite"):
         Checkpoints(tmp_path).resume(trainer_of("fgsm", conv_net(batch_norm=True), epochs=1))
 
@@ -458,7 +458,7 @@ def test_code_is_run_on_the_user_s_word_alone_and_must_be_the_same(what, monkeyp
     spec = "mine.py:TWO" if what == "method" else "mine.py:Net"
     command = [*SHORT, f"--{what}", spec]
     assert main(command) == 0
-    shutil.rmtree(search(Path("run")).newest)
+    shutil.rmtree(find_newest_checkpoint(Path("run")).newest)
     Path("run/report.md").unlink()
     Path("ran").unlink()
     assert main(["resume", "run"]) == 2
@@ -499,7 +499,7 @@ def test_folder_that_is_no_run_is_refused(capsys):
 
 
 def test_records_without_checkpoints_are_left_alone(unfinished, capsys):
-    for path in store.listed(unfinished):
+    for path in store.list_checkpoints(unfinished):
         shutil.rmtree(path)
     before = (unfinished / "history.jsonl").read_bytes()
     assert main(["resume", "run"]) == 4
@@ -585,8 +585,8 @@ def test_record_gives_its_lists_back_as_they_were_and_what_a_later_deat_added_is
     record["request"]["novelty"] = 1
     (unfinished / "run.json").write_text(json.dumps(record))
     found = read_record(unfinished)
-    assert found.settings.milestones == (2, 3)
-    assert (found.request.data, found.settings.epochs) == ("digits", 3)
+    assert found.config.milestones == (2, 3)
+    assert (found.request.data, found.config.epochs) == ("digits", 3)
 
 
 def test_unfinished_run_is_judged_with_a_remark(unfinished, capsys):

@@ -20,15 +20,15 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import deat
-from deat.cli.bench import show
-from deat.cli.console import say_aside
+from deat.cli.bench import print_results
+from deat.cli.console import print_stderr
 from deat.cli.main import main
 from deat.errors import CheckpointError
-from deat.report.load import collect
-from deat.runs.run_dir import claim
-from deat.utils.paths import at_home, tidy
-from deat.utils.tensor_files import note_of, read
-from deat.utils.text import markdown, plain
+from deat.report.load import load_bench
+from deat.runs.run_dir import create_unique_folder
+from deat.utils.paths import anonymize_paths, restore_user_paths
+from deat.utils.tensor_files import read_note, read_tensors
+from deat.utils.text import escape_markdown, make_printable
 from helpers.children import Children
 from helpers.runs import make_bench, make_run, one_run
 
@@ -168,7 +168,7 @@ def test_weights_that_unpack_to_more_than_their_file_are_refused_unread(monkeypa
 def test_weights_that_are_stored_in_another_archive_are_still_weights(capsys):
     repacked({"w": torch.arange(3.0)})
     assert main(["import", "packed.pt"]) == 0
-    assert read("packed.safetensors")["w"].tolist() == [0.0, 1.0, 2.0]
+    assert read_tensors("packed.safetensors")["w"].tolist() == [0.0, 1.0, 2.0]
 
 
 def test_weights_that_share_their_numbers_may_not_grow_without_end(capsys):
@@ -187,7 +187,7 @@ def test_foreign_weights_are_converted_once_and_train_on(wrap, capsys):
     weights = {f"module.{name}": value for name, value in model.state_dict().items()}
     torch.save(wrap(weights), "theirs.pt")
     assert main(["import", "theirs.pt"]) == 0
-    found = read("theirs.safetensors")
+    found = read_tensors("theirs.safetensors")
     assert found.keys() == model.state_dict().keys()
     assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
     assert main(["import", "theirs.pt"]) == 2  # nothing is overwritten
@@ -242,7 +242,7 @@ def test_weights_of_checkpoints_that_fit_keeps_are_exported_best_and_last(capsys
     for command in (["export", "kept"], ["export", "kept", "--epoch", "last", "--out", "last.safetensors"]):
         assert main(command) == 0
         assert "normalised by mean 0.3 and std 0.4" in capsys.readouterr().out
-    best, last = read("kept.safetensors"), read("last.safetensors")
+    best, last = read_tensors("kept.safetensors"), read_tensors("last.safetensors")
     assert best.keys() == last.keys() == net.state_dict().keys()
     assert all(torch.equal(best[name], result.best.weights[f"net.{name}"]) for name in best)
     assert not any(last[name].any() for name in last if name.endswith("weight"))
@@ -270,19 +270,19 @@ def test_exported_weights_have_the_network_s_own_names_and_can_be_split(capsys):
     assert main([*FOLDER, "--model", "small", "--out", "run"]) == 0
     assert main(["export", "run"]) == 0
     net = deat.build_model("small", 2, 3, 8)
-    found = read("run.safetensors")
+    found = read_tensors("run.safetensors")
     assert found.keys() == net.state_dict().keys()
     net.load_state_dict(found)
     assert main(["export", "run", "--shard-size", "20KB", "--epoch", "last"]) == 0
     index = json.loads(Path("run-weights/model.safetensors.index.json").read_text())
-    parts = {name: read(Path("run-weights") / name) for name in set(index["weight_map"].values())}
+    parts = {name: read_tensors(Path("run-weights") / name) for name in set(index["weight_map"].values())}
     assert len(parts) > 1
     assert all(torch.equal(parts[part][name], found[name]) for name, part in index["weight_map"].items())
     assert index["weight_map"].keys() == found.keys()
     assert "more than the 20,000 of --shard-size: its file is larger" in capsys.readouterr().out
-    whole = note_of("run.safetensors")
+    whole = read_note("run.safetensors")
     assert "normalize" in json.loads(whole)
-    assert {note_of(Path("run-weights") / part) for part in parts} == {whole}
+    assert {read_note(Path("run-weights") / part) for part in parts} == {whole}
     assert index["metadata"]["deat"] == whole
     assert main(["export", "run", "--shard-size", "1GB", "--out", "one"]) == 0
     assert "larger" not in capsys.readouterr().out
@@ -299,7 +299,7 @@ def test_weights_in_parts_are_weights_wherever_a_file_of_them_is(capsys):
     main(["export", "run", "--shard-size", "20KB", "--out", "parts"])
     index = Path("parts/model.safetensors.index.json")
     assert len(list(Path("parts").glob("*.safetensors"))) > 1
-    assert note_of(index) == note_of("whole.safetensors")
+    assert read_note(index) == read_note("whole.safetensors")
     nets = [deat.build_model("small", 2, 3, 8) for _ in range(2)]
     for net, weights in zip(nets, ("whole.safetensors", "parts"), strict=True):
         deat.load_weights(net, weights)
@@ -339,7 +339,7 @@ def test_index_that_names_no_weights_beside_it_is_refused(index):
     Path("parts/model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointError, match=r"index\.json"):
         deat.load_weights(torch.nn.Linear(1, 1), "parts")
-    assert note_of("parts/model.safetensors.index.json") is None
+    assert read_note("parts/model.safetensors.index.json") is None
 
 
 def test_pipe_among_the_images_is_refused_and_does_not_hang(capsys):
@@ -401,11 +401,11 @@ from torch import nn
 class Net(nn.Sequential):
     def __init__(self, num_classes=10):
         super().__init__(nn.Flatten(), nn.Linear(64, num_classes))
-class Broken(type(deat.method("natural").play)):
+class Broken(type(deat.get_method("natural").play)):
     def __call__(self, game, x, y, budget):
         open(__file__ + ".nothing")
-own = deat.method("pgd-2")
-broken = replace(deat.method("natural"), name="broken", play=Broken())
+own = deat.get_method("pgd-2")
+broken = replace(deat.get_method("natural"), name="broken", play=Broken())
 """
 NET = """import torch
 from torch import nn
@@ -464,7 +464,7 @@ def test_record_that_asks_for_a_download_fetches_nothing(root, whole, monkeypatc
     import deat.data.download as net
 
     monkeypatch.setenv("DEAT_DATA", str(Path("usual").resolve()))
-    monkeypatch.setattr(net, "fetch", lambda *_, **__: pytest.fail("something was fetched"))
+    monkeypatch.setattr(net, "download_file", lambda *_, **__: pytest.fail("something was fetched"))
     shutil.copytree(whole, "run")
     record = json.loads(Path("run/run.json").read_text())
     record["request"] |= {"data": "cifar10", "download": True, "data_root": root and str(Path(root).resolve())}
@@ -501,8 +501,8 @@ def test_network_and_method_from_files_at_home_leave_no_trace_of_it(monkeypatch,
 def test_recorded_path_comes_back_as_it_was(form, path, home, monkeypatch):
     monkeypatch.setenv("HOME", home)
     given = form.format(path if path != "~" else home)
-    assert at_home(tidy(given)) == given
-    assert ("ann/" in tidy(given)) == ("ann/" in given and (home == "/" or "/srv" in given))
+    assert restore_user_paths(anonymize_paths(given)) == given
+    assert ("ann/" in anonymize_paths(given)) == ("ann/" in given and (home == "/" or "/srv" in given))
 
 
 @pytest.fixture
@@ -527,14 +527,14 @@ PARTS = {
 
 @pytest.mark.parametrize("path", PARTS)
 def test_user_s_name_in_a_path_is_not_recorded_and_comes_back(path, alice):
-    assert tidy(path) == PARTS[path]
-    assert at_home(tidy(path)) == path
+    assert anonymize_paths(path) == PARTS[path]
+    assert restore_user_paths(anonymize_paths(path)) == path
 
 
 @pytest.mark.parametrize("name", ["root", "me"])
 def test_name_that_tells_nothing_stays(name, monkeypatch):
     monkeypatch.setenv("LOGNAME", name)
-    assert tidy(f"/x/{name}/set") == f"/x/{name}/set"
+    assert anonymize_paths(f"/x/{name}/set") == f"/x/{name}/set"
 
 
 def test_user_without_a_name_has_paths_all_the_same(monkeypatch):
@@ -542,7 +542,7 @@ def test_user_without_a_name_has_paths_all_the_same(monkeypatch):
         raise KeyError("uid not found")
 
     monkeypatch.setattr(getpass, "getuser", nobody)
-    assert at_home(tidy("/x/alice/set")) == "/x/alice/set"
+    assert restore_user_paths(anonymize_paths("/x/alice/set")) == "/x/alice/set"
 
 
 def test_place_where_a_linked_home_really_lies_is_not_recorded(monkeypatch, tmp_path):
@@ -550,8 +550,8 @@ def test_place_where_a_linked_home_really_lies_is_not_recorded(monkeypatch, tmp_
     (tmp_path / "home").symlink_to("real")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for home in ("real", "home"):
-        assert tidy(f"folder:{tmp_path / home}/set") == "folder:~/set"
-    assert at_home("folder:~/set") == f"folder:{tmp_path}/home/set"
+        assert anonymize_paths(f"folder:{tmp_path / home}/set") == "folder:~/set"
+    assert restore_user_paths("folder:~/set") == f"folder:{tmp_path}/home/set"
 
 
 def test_data_under_a_user_s_name_leaves_no_trace_of_it_and_is_found_again(alice, tmp_path, capsys):
@@ -589,8 +589,8 @@ def test_hostile_names_are_shown_as_text(capsys):
     shown = capsys.readouterr()
     assert "<script>" not in report
     assert "\x1b" not in report + shown.out + shown.err
-    assert markdown("a|<b>\n`c`") == "a\\|&lt;b&gt;?\\`c\\`"
-    assert plain("caf\u00e9\x07") == "caf\u00e9?"
+    assert escape_markdown("a|<b>\n`c`") == "a\\|&lt;b&gt;?\\`c\\`"
+    assert make_printable("caf\u00e9\x07") == "caf\u00e9?"
 
 
 def test_names_in_hostile_files_do_not_reach_the_terminal_as_they_are(whole, capsys):
@@ -603,7 +603,7 @@ def test_names_in_hostile_files_do_not_reach_the_terminal_as_they_are(whole, cap
     assert "x?[2J?" in message
     assert "a?[2J?b" in message
     assert not {"\x1b", "\x07", "\r"} & set(message)
-    say_aside("one\x1b[2J\n\ttwo")
+    print_stderr("one\x1b[2J\n\ttwo")
     assert capsys.readouterr().err == "deat: one?[2J\n        two\n"
 
 
@@ -623,7 +623,7 @@ def test_hostile_names_in_a_bench_are_shown_as_text(capsys):
     make_run(Path("table/a"), shares={"natural": 0.9, "x\x1b[31m": 0.5})
     runs = [one_run("a"), one_run("b", seed=1, status="failed", why="no\x1b[2J")]
     rows = [{"name": "m\x1b[31m", "method": "m+deat", "model": "small", "paper": None, "runs": runs}]
-    show(collect(make_bench(Path("table"), rows)))
+    print_results(load_bench(make_bench(Path("table"), rows)))
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("m?[31m", "x?[31m", "no?[2J"))
     assert "\x1b" not in shown
@@ -641,7 +641,7 @@ def test_scores_that_are_none_are_the_folder_s_fault(bad, capsys):
 
 @pytest.mark.parametrize("name", ["..", "../../x", "a/b", "a\0b", "x" * 300, "", "."])
 def test_name_that_deat_gives_a_folder_stays_in_its_parent(name, tmp_path):
-    path = claim(tmp_path / "runs", f"{name}-m+deat")
+    path = create_unique_folder(tmp_path / "runs", f"{name}-m+deat")
     assert path.parent == tmp_path / "runs"
     assert path.is_dir()
     assert not path.name.startswith(".")
@@ -649,7 +649,7 @@ def test_name_that_deat_gives_a_folder_stays_in_its_parent(name, tmp_path):
 
 def test_folders_named_at_the_same_time_are_different(tmp_path):
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: claim(tmp_path, "digits-m+deat"), range(16)))
+        found = list(pool.map(lambda _: create_unique_folder(tmp_path, "digits-m+deat"), range(16)))
     assert len(set(found)) == 16
 
 
@@ -674,11 +674,11 @@ def test_test_images_touch_neither_training_nor_selection(monkeypatch):
 
         return Guard()
 
-    from deat.cli.train import Session
+    from deat.cli.train import TrainSession
     from deat.runs.request import Run
 
     monkeypatch.setattr(Run, "test_images", guarded)
-    monkeypatch.setattr(Session, "_score", lambda *_: None)
+    monkeypatch.setattr(TrainSession, "_score", lambda *_: None)
     assert main([*SHORT, "--test-images", "10"]) == 0
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from deat.bench.grid import Cell, Grid
-from deat.bench.workers import work
-from deat.checkpoint.store import remove_temporaries
+from deat.bench.grid import Grid, GridCell
+from deat.bench.workers import run_claimed_cell
+from deat.checkpoint.store import remove_temporary_files
 from deat.cli.main import main
 from deat.errors import CheckpointError
-from deat.evaluation.judge import Ruling
-from deat.evaluation.resume_log import Ledger
-from deat.recipes import override, recipe
-from deat.training.records import EpochTiming, append
-from deat.utils.files import refuse_links
+from deat.evaluation.judge import BlockResult
+from deat.evaluation.resume_log import ResumeLog
+from deat.recipes import apply_overrides, get_recipe
+from deat.training.records import EpochTiming, append_record
+from deat.utils.files import check_no_symlinks
 from helpers.runs import make_run
 
 from .conftest import SHORT
@@ -105,7 +105,7 @@ def test_leftovers_behind_a_link_are_left_alone(victim, tmp_path):
     (kept / "best").mkdir(parents=True)
     (kept / "best/.model.safetensors.1.tmp").touch()
     (kept / "elsewhere").symlink_to(victim.resolve())
-    remove_temporaries(kept)
+    remove_temporary_files(kept)
     assert not list((kept / "best").iterdir())
     assert (victim / ".draft.tmp").is_file()
 
@@ -114,22 +114,22 @@ def test_lines_are_not_added_through_a_link(victim):
     for name in ("timing.jsonl", "rulings.jsonl"):
         Path(name).symlink_to(victim / "notes")
     with pytest.raises(OSError, match="symbolic link"):
-        append(Path("timing.jsonl"), EpochTiming(0, 1.0, 1.0, 1.0))
+        append_record(Path("timing.jsonl"), EpochTiming(0, 1.0, 1.0, 1.0))
     with pytest.raises(CheckpointError, match="cannot write rulings"):
-        Ledger("question", Path("rulings.jsonl")).add(0, "natural", "images", Ruling([True], 0, 0.0, 1, 0))
+        ResumeLog("question", Path("rulings.jsonl")).add(0, "natural", "images", BlockResult([True], 0, 0.0, 1, 0))
     assert (victim / "notes").read_text() == "notes of mine\n"
 
 
 @pytest.mark.parametrize("name", ["natural", "natural/seed-0", "natural/seed-0/best", "natural/seed-0/history.jsonl"])
 def test_bench_does_not_play_a_run_behind_a_link(name, victim):
-    grid, quick = Grid(Path("table")), recipe("quick")
-    (row,) = override(quick.table(["natural"]), {"epochs": "1", "attacks": "natural", "n": "20"})
-    grid.open(quick, [cell := Cell(row, 0)], {})
+    grid, quick = Grid(Path("table")), get_recipe("quick")
+    (row,) = apply_overrides(quick.table(["natural"]), {"epochs": "1", "attacks": "natural", "n": "20"})
+    grid.open(quick, [cell := GridCell(row, 0)], {})
     if name.count("/") == 2:
         make_run(Path("table/natural/seed-0"), "natural", epochs=1, finished=0)
     plant(Path("table") / name, victim)
     before = contents(victim)
-    assert not work(grid, *grid.claim([cell]))
+    assert not run_claimed_cell(grid, *grid.claim([cell]))
     assert "symbolic link" in grid.runs()[cell.folder]["why"]
     assert contents(victim) == before
 
@@ -145,6 +145,6 @@ def test_bench_s_own_files_are_no_links(name, victim):
 def test_what_is_no_link_is_not_refused(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("file")
-    refuse_links([tmp_path, tmp_path / "file", tmp_path / "nothing"])
+    check_no_symlinks([tmp_path, tmp_path / "file", tmp_path / "nothing"])
     with pytest.raises(CheckpointError, match="link' is a symbolic link"):
-        refuse_links([tmp_path / "file", tmp_path / "link"])
+        check_no_symlinks([tmp_path / "file", tmp_path / "link"])

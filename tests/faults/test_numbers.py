@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from deat.checkpoint.store import search
+from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli import train
 from deat.cli.main import main
 from deat.core.moves import Game
-from deat.data.resident import Resident
+from deat.data.resident import InMemorySource
 from deat.engine.precision import Engine
 from deat.errors import DataError, NumericalError, UsageError
 from deat.evaluation.judge import Judge
@@ -29,7 +29,7 @@ from .test_saving import assert_same_run
 
 def spoil_batch(monkeypatch: pytest.MonkeyPatch, number: int, value: float) -> None:
     """The loss of one batch becomes this value, counted from the beginning of training."""
-    real, calls = Game.take_both_gradients, []
+    real, calls = Game.compute_both_gradients, []
 
     def spoilt(self, r):
         result = real(self, r)
@@ -38,7 +38,7 @@ def spoil_batch(monkeypatch: pytest.MonkeyPatch, number: int, value: float) -> N
             r.loss.fill_(value)
         return result
 
-    monkeypatch.setattr(Game, "take_both_gradients", spoilt)
+    monkeypatch.setattr(Game, "compute_both_gradients", spoilt)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -55,7 +55,7 @@ def test_bad_loss_ends_with_5_names_the_first_bad_step_and_leaves_the_last_good_
     assert note["alpha"] == pytest.approx(1.25 * 0.15)
     assert 0 < note["lr"] < 0.05
     assert all(word in message for word in ("k 1", "alpha 0.1875", "lr 0.0", "seed 0"))
-    assert search(Path("run")).newest.name == "ckpt-000001"
+    assert find_newest_checkpoint(Path("run")).newest.name == "ckpt-000001"
     assert len(Path("run/history.jsonl").read_text().splitlines()) == 1
     assert main(["resume", "run"]) == 0  # the fault was the test's: without it the run goes on
     assert not Path("run/failure.json").exists()
@@ -70,7 +70,7 @@ def test_bad_loss_before_an_interruption_is_not_saved(tmp_path, monkeypatch):
     trainer.game.close = lambda r: (real(r), trainer.interruption.ask() if trainer.epoch and trainer.step else None)
     with pytest.raises(NumericalError, match="epoch 2, batch 2"):
         trainer.fit()
-    assert search(tmp_path).newest.name == "ckpt-000001"
+    assert find_newest_checkpoint(tmp_path).newest.name == "ckpt-000001"
 
 
 @pytest.mark.parametrize("where", ["weight", "running_var", "momentum"])
@@ -89,13 +89,13 @@ def test_poisoned_state_is_never_saved(where, tmp_path):
     Checkpoints(tmp_path).follow(trainer)
     with pytest.raises(NumericalError, match="stopped being finite"):
         trainer.fit()
-    assert search(tmp_path).newest.name == "ckpt-000001"
+    assert find_newest_checkpoint(tmp_path).newest.name == "ckpt-000001"
     assert not list(tmp_path.glob(".tmp-*"))
 
 
 def status_of_one_that_fails_later(error, monkeypatch):
     """The exit status of a training whose eighth joint move raises an error."""
-    real, calls = Game._joint_and_update, []
+    real, calls = Game._joint_update, []
 
     def joint(self, r):
         calls.append(1)
@@ -104,7 +104,7 @@ def status_of_one_that_fails_later(error, monkeypatch):
         real(self, r)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Game, "_joint_and_update", joint)
+        patch.setattr(Game, "_joint_update", joint)
         return main(SHORT)
 
 
@@ -142,7 +142,7 @@ def test_process_that_decodes_images_and_is_killed_is_status_3_with_a_way_out(ho
 
 PLACES = {
     "the network's way to the device": (Engine, "prepare", SHORT, "--batch-size"),
-    "the data's way to the device": (Resident, "__init__", SHORT, "--batch-size"),
+    "the data's way to the device": (InMemorySource, "__init__", SHORT, "--batch-size"),
     "what is to be saved": (Trainer, "state_dict", SHORT, "--batch-size"),
     "the final scores": (train, "accuracies", [*SHORT, "--test-images", "20"], "--batch-size"),
     "an evaluation": (Judge, "rule", ["evaluate", "run", "--attacks", "natural", "--n", "20"], "--block"),
@@ -191,7 +191,7 @@ def test_other_errors_of_the_runtime_are_not_taken_for_a_lack_of_memory():
 
 
 def test_data_that_cannot_be_read_any_more_is_status_3_and_the_run_goes_on_later(whole, monkeypatch, capsys):
-    real = Resident.epoch
+    real = InMemorySource.epoch
 
     def removed(self, epoch):
         if epoch == 1 and self.shuffle:
@@ -199,7 +199,7 @@ def test_data_that_cannot_be_read_any_more_is_status_3_and_the_run_goes_on_later
         return real(self, epoch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Resident, "epoch", removed)
+        patch.setattr(InMemorySource, "epoch", removed)
         assert main(SHORT) == 3
     assert "1.png" in capsys.readouterr().err
     assert main(["resume", "run"]) == 0
@@ -209,7 +209,7 @@ def test_data_that_cannot_be_read_any_more_is_status_3_and_the_run_goes_on_later
 def test_records_that_could_not_be_written_are_written_with_the_next_epoch(whole, monkeypatch, capsys):
     import deat.runs.run_dir as run_dir
 
-    real, calls = run_dir.append, []
+    real, calls = run_dir.append_record, []
 
     def full(path, record):
         calls.append(1)
@@ -217,7 +217,7 @@ def test_records_that_could_not_be_written_are_written_with_the_next_epoch(whole
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, record)
 
-    monkeypatch.setattr(run_dir, "append", full)
+    monkeypatch.setattr(run_dir, "append_record", full)
     assert main(SHORT) == 0
     assert "No space left" in capsys.readouterr().err
     assert_same_run(Path("run"), whole)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import deat
-from deat.checkpoint.store import search
+from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli.main import main
 from deat.data import decoded_cache
 from deat.errors import UsageError
@@ -23,7 +23,7 @@ COMMAND = """train --data folder:photos --data-root cache --model small --method
 PHOTOS = COMMAND.split()
 
 
-def fit(**more: object) -> deat.Result:
+def fit(**more: object) -> deat.TrainResult:
     """A short training whose checkpoints are kept."""
     options = {"method": "fgsm", "epochs": 2, "batch_size": 8, "progress": False, "checkpoints": "kept"}
     return deat.fit(conv_net(), learnable(24), **{**options, **more})
@@ -76,7 +76,7 @@ def test_checkpoint_that_does_not_tell_its_augmentation_goes_on():
 @pytest.mark.parametrize("streamed", [False, True], ids=["in memory", "streamed"])
 def test_run_without_the_augmentation_that_it_began_with_is_refused(streamed, monkeypatch, capsys):
     if streamed:
-        monkeypatch.setattr(decoded_cache, "decode", lambda *_: None)
+        monkeypatch.setattr(decoded_cache, "decode_splits", lambda *_: None)
     write_folder(Path("photos"), tree(8))
     assert main(PHOTOS) == 0
     record = Path("run/run.json").read_text()
@@ -96,7 +96,7 @@ def fine_tuned(capsys) -> list[str]:
     command = [*SHORT, "--resume", "auto", "--lr", "0.01"]
     assert main([*command, "--init", "nat.safetensors"]) == 0
     assert "starting from nat.safetensors" in capsys.readouterr().out
-    shutil.rmtree(search(Path("run")).newest)
+    shutil.rmtree(find_newest_checkpoint(Path("run")).newest)
     Path("run/report.md").unlink()
     return command
 
@@ -193,11 +193,11 @@ def test_record_without_a_hash_of_its_first_weights_goes_on(fine_tuned):
 
 def test_weights_that_the_baseline_will_start_from_are_missed_before_training_goes_on(fine_tuned, capsys):
     Path("nat.safetensors").unlink()
-    kept = search(Path("run")).newest
+    kept = find_newest_checkpoint(Path("run")).newest
     assert main([*fine_tuned, "--init", "nat.safetensors", "--baseline", "yes"]) == 4
     assert "no weights at nat.safetensors" in (told := capsys.readouterr().err)
     assert "--resume auto --baseline no" in told
-    assert search(Path("run")).newest == kept
+    assert find_newest_checkpoint(Path("run")).newest == kept
     assert main([*fine_tuned, "--init", "nat.safetensors", "--baseline", "no"]) == 0
 
 
@@ -252,7 +252,7 @@ def test_run_goes_on_with_the_images_it_held_out_where_a_val_folder_came_since(w
     assert main(command) == 0
     data, history = json.loads(Path("run/run.json").read_text())["data"], Path("run/history.jsonl").read_bytes()
     assert data["held_out"]
-    shutil.rmtree(search(Path("run")).newest)
+    shutil.rmtree(find_newest_checkpoint(Path("run")).newest)
     Path("run/report.md").unlink()
     write_folder(Path("photos"), {"val/cat/0.png": png(seed=97), "val/dog/0.png": png(seed=98)})
     assert main(["resume", "run"] if way == "resume" else [*command, "--resume", "auto"]) == 0

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from deat.checkpoint import store
-from deat.checkpoint.store import search, verify
+from deat.checkpoint.store import find_newest_checkpoint, verify_checkpoint
 from deat.cli.main import main
 from deat.errors import BusyError, CheckpointError
 from deat.runs.run_dir import RunFolder
 from deat.training.checkpoints import Checkpoints
 from deat.utils import locks
-from deat.utils.locks import LOCK, owned
+from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
 from helpers.games import trainer_of
 from helpers.nets import conv_net
 
@@ -32,7 +32,7 @@ SAME = ("history.jsonl", "best/model.safetensors", "last/model.safetensors")
 def assert_same_run(found: Path, whole: Path) -> None:
     for name in SAME:
         assert (found / name).read_bytes() == (whole / name).read_bytes(), name
-    ours, theirs = (search(run).newest for run in (found, whole))
+    ours, theirs = (find_newest_checkpoint(run).newest for run in (found, whole))
     for name in ("model.safetensors", "optim.safetensors"):
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
 
@@ -54,7 +54,7 @@ POINTS = ["before data", "mid file", "before manifest", "before rename", "after 
 def test_killed_in_any_stage_of_a_save_the_run_goes_on_to_the_same_bytes(point, nth, children, whole, tmp_path):
     times = nth * 5 - 4 if point == "mid file" else nth  # five files a checkpoint
     assert children.run(*SHORT, cwd=tmp_path, fault=f"{point}:{times}") == -9
-    left = search(Path("run"))
+    left = find_newest_checkpoint(Path("run"))
     assert not left.problems  # nothing partial has a checkpoint's name
     again = ["resume", "run"] if left.newest else [*SHORT, "--resume", "auto"]
     assert children.run(*again, cwd=tmp_path) == 0, Path("err").read_text()
@@ -68,29 +68,29 @@ def test_truncated_file_is_named_and_the_checkpoint_before_it_is_used(share, tmp
     for file in sorted((tmp_path / "ckpt-000002").iterdir()):
         data = file.read_bytes()
         file.write_bytes(data[: int(share * len(data))])
-        found = search(tmp_path)
+        found = find_newest_checkpoint(tmp_path)
         assert found.newest == tmp_path / "ckpt-000001"
         assert file.name in found.problems[0]
         file.write_bytes(data)
-    assert search(tmp_path).newest == tmp_path / "ckpt-000002"
+    assert find_newest_checkpoint(tmp_path).newest == tmp_path / "ckpt-000002"
 
 
 def test_damaged_checkpoint_is_reported_and_training_goes_on_from_the_one_before(tmp_path):
     saved(tmp_path, epochs=3)
     (tmp_path / "ckpt-000003/optim.safetensors").write_bytes(b"")
     trainer, said = trainer_of("fgsm", conv_net(batch_norm=True), epochs=3), []
-    keeper = Checkpoints(tmp_path, say=said.append)
+    keeper = Checkpoints(tmp_path, notify=said.append)
     keeper.follow(trainer)
     assert trainer.epoch == 2
     assert "optim.safetensors" in said[0]
     assert "ckpt-000002" in said[0]
     trainer.fit()
-    assert search(tmp_path).newest == tmp_path / "ckpt-000004"
+    assert find_newest_checkpoint(tmp_path).newest == tmp_path / "ckpt-000004"
 
 
 def test_without_any_whole_checkpoint_all_are_listed_and_the_status_is_4(whole, capsys):
     shutil.copytree(whole, "run")
-    names = [path.name for path in store.listed(Path("run"))]
+    names = [path.name for path in store.list_checkpoints(Path("run"))]
     for name in names:
         (Path("run") / name / "state.json").write_text("{}")
     assert main(["resume", "run"]) == 4
@@ -127,7 +127,7 @@ def test_resume_on_a_disk_that_is_read_only_offers_no_flag_that_it_lacks(whole, 
         raise OSError(errno.EROFS, "Read-only file system")
 
     shutil.copytree(whole, "run")
-    monkeypatch.setattr("deat.runs.run_dir.rewrite", refused)
+    monkeypatch.setattr("deat.runs.run_dir.write_records", refused)
     assert main(["resume", "run"]) == 4
     assert "Read-only file system. Make it writable, or give a new run another --out." in capsys.readouterr().err
 
@@ -142,13 +142,13 @@ def test_any_flipped_bit_is_detected(tmp_path):
         flipped = bytearray(data)
         flipped[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         file.write_bytes(flipped)
-        if file.name == store.MANIFEST and same_meaning(data, bytes(flipped)):
+        if file.name == store.MANIFEST_FILE and same_meaning(data, bytes(flipped)):
             file.write_bytes(data)
             continue
         with pytest.raises(CheckpointError):
-            verify(path)
+            verify_checkpoint(path)
         file.write_bytes(data)
-    verify(path)
+    verify_checkpoint(path)
 
 
 def same_meaning(data: bytes, other: bytes) -> bool:
@@ -162,7 +162,7 @@ def same_meaning(data: bytes, other: bytes) -> bool:
 @pytest.mark.parametrize("failing", ["write", "fsync", "rename"])
 def test_full_disk_keeps_the_previous_checkpoint_and_is_tried_again(failing, tmp_path, monkeypatch):
     trainer, said = trainer_of("fgsm", conv_net(), epochs=3), []
-    keeper = Checkpoints(tmp_path, say=said.append)
+    keeper = Checkpoints(tmp_path, notify=said.append)
     keeper.follow(trainer)
     broken = [2]
 
@@ -177,7 +177,7 @@ def test_full_disk_keeps_the_previous_checkpoint_and_is_tried_again(failing, tmp
     trainer.fit()
     assert len(said) == 1
     assert "No space left" in said[0]
-    assert [path.name for path in store.listed(tmp_path)] == ["ckpt-000001", "ckpt-000002"]
+    assert [path.name for path in store.list_checkpoints(tmp_path)] == ["ckpt-000001", "ckpt-000002"]
     assert not list(tmp_path.glob(".tmp-*"))
     assert trainer_at(tmp_path, 3).epoch == 3
 
@@ -190,7 +190,7 @@ def trainer_at(path: Path, epochs: int):
 
 def test_third_failure_in_a_row_ends_training_with_the_last_whole_checkpoint_named(tmp_path, monkeypatch):
     trainer, said = trainer_of("fgsm", conv_net(), epochs=9), []
-    Checkpoints(tmp_path, say=said.append).follow(trainer)
+    Checkpoints(tmp_path, notify=said.append).follow(trainer)
     real = store._write_file
 
     def full(path: Path, data: bytes) -> None:
@@ -207,7 +207,7 @@ def test_third_failure_in_a_row_ends_training_with_the_last_whole_checkpoint_nam
 
 def test_success_between_failures_starts_their_count_anew(tmp_path, monkeypatch):
     trainer, said = trainer_of("fgsm", conv_net(), epochs=6), []
-    Checkpoints(tmp_path, say=said.append).follow(trainer)
+    Checkpoints(tmp_path, notify=said.append).follow(trainer)
     real = store._write_file
 
     def full(path: Path, data: bytes) -> None:
@@ -223,7 +223,7 @@ def test_success_between_failures_starts_their_count_anew(tmp_path, monkeypatch)
 
 def test_final_save_that_fails_is_an_error(tmp_path, monkeypatch):
     trainer = trainer_of("fgsm", conv_net(), epochs=1)
-    Checkpoints(tmp_path, say=lambda text: None).follow(trainer)
+    Checkpoints(tmp_path, notify=lambda text: None).follow(trainer)
     real = store._write_file
 
     def full(path: Path, data: bytes) -> None:
@@ -234,7 +234,7 @@ def test_final_save_that_fails_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "_write_file", full)
     with pytest.raises(CheckpointError):
         trainer.fit()
-    assert search(tmp_path).newest == tmp_path / "ckpt-000000"
+    assert find_newest_checkpoint(tmp_path).newest == tmp_path / "ckpt-000000"
 
 
 def test_file_size_limit_ends_before_the_first_epoch_with_status_4(children, tmp_path):
@@ -290,9 +290,9 @@ def test_folder_that_cannot_be_written_is_refused_before_the_first_epoch(what, m
 
 def test_pruning_that_fails_does_not_end_training(tmp_path, monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr(store, "remove", lambda path: False)
+    monkeypatch.setattr(store, "try_remove", lambda path: False)
     trainer = trainer_of("fgsm", conv_net(), epochs=4)
-    Checkpoints(tmp_path, say=said.append).follow(trainer)
+    Checkpoints(tmp_path, notify=said.append).follow(trainer)
     trainer.fit()
     assert trainer.epoch == 4
     assert "cannot delete ckpt-000000" in said[0]
@@ -304,12 +304,12 @@ def test_last_two_and_the_best_are_kept(tmp_path, monkeypatch):
     scores = iter([0.1, 0.9, 0.3, 0.2, 0.5, 0.4])
     monkeypatch.setattr(Validator, "__call__", lambda self, net: (0.5, next(scores), 1.0))
     saved(tmp_path, epochs=6, val=0.25)
-    assert [path.name for path in store.listed(tmp_path)] == ["ckpt-000002", "ckpt-000005", "ckpt-000006"]
+    assert [path.name for path in store.list_checkpoints(tmp_path)] == ["ckpt-000002", "ckpt-000005", "ckpt-000006"]
 
 
 def test_checkpoints_are_written_every_so_many_epochs_and_at_the_end(tmp_path):
     trainer, kept = trainer_of("fgsm", conv_net(batch_norm=True), epochs=5), list[int]()
-    Checkpoints(tmp_path, every=2, published=lambda path, trainer: kept.append(trainer.epoch)).follow(trainer)
+    Checkpoints(tmp_path, every=2, on_saved=lambda path, trainer: kept.append(trainer.epoch)).follow(trainer)
     trainer.fit()
     assert kept == [0, 2, 4, 5]
 
@@ -320,12 +320,12 @@ def test_checkpoint_resumed_from_stays_until_there_are_two_newer_ones(tmp_path):
     trainer = trainer_of("fgsm", conv_net(batch_norm=True), epochs=2)
     Checkpoints(tmp_path).follow(trainer)
     trainer.fit()
-    assert [path.name for path in store.listed(tmp_path)] == ["ckpt-000001", "ckpt-000002"]
+    assert [path.name for path in store.list_checkpoints(tmp_path)] == ["ckpt-000001", "ckpt-000002"]
 
 
 def test_second_process_leaves_with_status_7_and_names_the_first(children, tmp_path, capsys):
     Path("run").mkdir()
-    with owned(Path("run")):
+    with lock_run_folder(Path("run")):
         assert children.run("train", "--resume", "auto", *SHORT[1:], cwd=tmp_path) == 7
         RunFolder(Path("run")).write_record({"request": {}, "method": {}})
         assert children.run("train", "--resume", "auto", *SHORT[1:], cwd=tmp_path) == 7
@@ -337,55 +337,58 @@ def test_second_process_leaves_with_status_7_and_names_the_first(children, tmp_p
 
 def test_lock_says_which_machine_s_process_holds_it_but_not_its_name(tmp_path, monkeypatch):
     began = int(time.time())
-    with owned(tmp_path):
-        held = json.loads((tmp_path / LOCK).read_text())
+    with lock_run_folder(tmp_path):
+        held = json.loads((tmp_path / LOCK_FILE_NAME).read_text())
         assert held.keys() == {"pid", "host", "since"}
         assert held["pid"] == os.getpid()
         assert began <= held["since"] <= time.time()
-        assert platform.node() not in (tmp_path / LOCK).read_text()
+        assert platform.node() not in (tmp_path / LOCK_FILE_NAME).read_text()
         monkeypatch.setattr(platform, "node", lambda: "a-machine-elsewhere")
-        with pytest.raises(BusyError, match=f"process {os.getpid()} on another machine, since 2"), owned(tmp_path):
+        with (
+            pytest.raises(BusyError, match=f"process {os.getpid()} on another machine, since 2"),
+            lock_run_folder(tmp_path),
+        ):
             pass
 
 
 def test_lock_whose_file_its_last_holder_removes_just_then_is_taken_on_a_new_one(tmp_path, monkeypatch):
-    real, taken = locks._take, []
+    real, taken = locks._lock_or_raise_busy, []
 
     def take(handle, folder):
         real(handle, folder)
         if not taken:
-            (folder / LOCK).unlink()
+            (folder / LOCK_FILE_NAME).unlink()
         taken.append(handle)
 
-    monkeypatch.setattr(locks, "_take", take)
-    with owned(tmp_path):
+    monkeypatch.setattr(locks, "_lock_or_raise_busy", take)
+    with lock_run_folder(tmp_path):
         assert len(taken) == 2
-        with pytest.raises(BusyError), owned(tmp_path):
+        with pytest.raises(BusyError), lock_run_folder(tmp_path):
             pass
 
 
 def test_a_system_without_locks_can_train_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "fcntl", None)
-    with owned(tmp_path):
-        assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
+    with lock_run_folder(tmp_path):
+        assert json.loads((tmp_path / LOCK_FILE_NAME).read_text())["pid"] == os.getpid()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_lock_of_a_dead_process_is_taken_over_with_a_notice(tmp_path):
     said: list[str] = []
-    (tmp_path / LOCK).write_text('{"pid": 999999, "host": "", "since": 0}')
-    with owned(tmp_path, said.append):
+    (tmp_path / LOCK_FILE_NAME).write_text('{"pid": 999999, "host": "", "since": 0}')
+    with lock_run_folder(tmp_path, said.append):
         (notice,) = said
         assert re.fullmatch("process 999999 on another machine, since .*, left this run without closing it; .*", notice)
-        with pytest.raises(BusyError), owned(tmp_path):
+        with pytest.raises(BusyError), lock_run_folder(tmp_path):
             pass
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", "5", '{"pid": "x"}', '{"pid": 1, "host": 1, "since": 1e300}', "[" * 200])
 def test_lock_that_nobody_can_read_is_taken_all_the_same(text, tmp_path):
-    (tmp_path / LOCK).write_text(text)
-    with owned(tmp_path), pytest.raises(BusyError), owned(tmp_path):
+    (tmp_path / LOCK_FILE_NAME).write_text(text)
+    with lock_run_folder(tmp_path), pytest.raises(BusyError), lock_run_folder(tmp_path):
         pass
 
 
@@ -394,11 +397,11 @@ def test_manifest_that_names_something_outside_is_rejected_and_nothing_is_read(n
     saved(tmp_path / "run", epochs=1)
     (tmp_path / "outside.json").write_text("{}")
     path = tmp_path / "run/ckpt-000001"
-    manifest = json.loads((path / store.MANIFEST).read_text())
+    manifest = json.loads((path / store.MANIFEST_FILE).read_text())
     manifest["files"][name] = {"size": 2, "sha256": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}
-    (path / store.MANIFEST).write_text(json.dumps(manifest))
+    (path / store.MANIFEST_FILE).write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="no file of a checkpoint"):
-        verify(path)
+        verify_checkpoint(path)
 
 
 def test_links_in_a_checkpoint_are_not_followed(tmp_path):
@@ -407,10 +410,10 @@ def test_links_in_a_checkpoint_are_not_followed(tmp_path):
     (path / "model.safetensors").rename(tmp_path / "elsewhere")
     (path / "model.safetensors").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="plain file"):
-        verify(path)
+        verify_checkpoint(path)
     (tmp_path / "run/ckpt-000002").symlink_to(path)
     with pytest.raises(CheckpointError, match="folder of its own"):
-        verify(tmp_path / "run/ckpt-000002")
+        verify_checkpoint(tmp_path / "run/ckpt-000002")
 
 
 @pytest.mark.parametrize(
@@ -418,9 +421,9 @@ def test_links_in_a_checkpoint_are_not_followed(tmp_path):
 )
 def test_manifest_that_is_none_is_one_clean_error(text, tmp_path):
     saved(tmp_path, epochs=1)
-    (tmp_path / "ckpt-000001" / store.MANIFEST).write_text(text)
+    (tmp_path / "ckpt-000001" / store.MANIFEST_FILE).write_text(text)
     with pytest.raises(CheckpointError):
-        verify(tmp_path / "ckpt-000001")
+        verify_checkpoint(tmp_path / "ckpt-000001")
 
 
 def test_data_is_on_the_disk_before_its_manifest_and_both_before_the_name(tmp_path, monkeypatch):
@@ -437,7 +440,7 @@ def test_data_is_on_the_disk_before_its_manifest_and_both_before_the_name(tmp_pa
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "rename", rename)
-    store.write(tmp_path, "ckpt-000000", {"model.safetensors": b"1", "state.json": b"2"})
+    store.write_checkpoint(tmp_path, "ckpt-000000", {"model.safetensors": b"1", "state.json": b"2"})
     shown = ["fsync TEMP" if call.startswith("fsync .tmp-") else call for call in calls]
     assert shown == [
         "fsync model.safetensors",
@@ -451,17 +454,17 @@ def test_data_is_on_the_disk_before_its_manifest_and_both_before_the_name(tmp_pa
 
 def test_link_planted_at_the_temporary_name_is_not_followed(tmp_path, monkeypatch):
     (tmp_path / "target").mkdir()
-    (tmp_path / f"{store.TEMPORARY}00").symlink_to(tmp_path / "target")
+    (tmp_path / f"{store.TEMPORARY_PREFIX}00").symlink_to(tmp_path / "target")
     monkeypatch.setattr(store.secrets, "token_hex", lambda n: "00")
     with pytest.raises(CheckpointError):
-        store.write(tmp_path, "ckpt-000000", {"state.json": b"2"})
+        store.write_checkpoint(tmp_path, "ckpt-000000", {"state.json": b"2"})
     assert list((tmp_path / "target").iterdir()) == []
     assert not (tmp_path / "ckpt-000000").exists()
 
 
 def test_torn_last_line_of_the_history_is_dropped_with_a_notice_and_the_run_is_the_same(whole, capsys):
     shutil.copytree(whole, "run")
-    shutil.rmtree(search(Path("run")).newest)  # killed before the last checkpoint
+    shutil.rmtree(find_newest_checkpoint(Path("run")).newest)  # killed before the last checkpoint
     text = Path("run/history.jsonl").read_text()
     Path("run/history.jsonl").write_text(text[:-40])
     assert main(["resume", "run"]) == 0

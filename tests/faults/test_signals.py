@@ -15,7 +15,7 @@ import torch
 
 import deat
 from deat.checkpoint import store
-from deat.checkpoint.store import search
+from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli.main import main
 from deat.core.moves import Game
 from deat.errors import Interrupted
@@ -90,7 +90,7 @@ def test_signal_in_validation_is_obeyed_before_its_next_batch(monkeypatch):
     with monkeypatch.context() as patch:
         send_after(patch, scoring, "attacked", 5, signal.SIGTERM)
         assert main(command) == 75
-    state = json.loads((search(Path("run")).newest / "state.json").read_text())["state"]
+    state = json.loads((find_newest_checkpoint(Path("run")).newest / "state.json").read_text())["state"]
     assert (state["epoch"], state["step"], len(state["history"])) == (1, BATCHES, 1)  # played, and not validated yet
     assert main(["resume", "run"]) == 0
     assert_same_run(Path("run"), Path("straight"))
@@ -132,7 +132,7 @@ def test_second_signal_leaves_at_once_with_a_whole_checkpoint(children, tmp_path
     os.kill(pid, signal.SIGTERM)
     assert children.wait(pid) == 75
     assert "left at once" in Path("err").read_text()
-    newest = search(Path("run")).newest
+    newest = find_newest_checkpoint(Path("run")).newest
     assert json.loads((newest / "state.json").read_text())["state"]["step"] == 0  # the first was not obeyed yet
 
 
@@ -166,7 +166,7 @@ def test_second_signal_in_a_save_leaves_the_old_checkpoint_or_the_new_one(monkey
     with pytest.raises(Left):
         main(SHORT)
     assert left == [75]
-    assert search(Path("run")).newest.name in ("ckpt-000001", "ckpt-000002")
+    assert find_newest_checkpoint(Path("run")).newest.name in ("ckpt-000001", "ckpt-000002")
 
 
 def test_handler_of_the_user_s_own_is_called_too():
@@ -174,7 +174,7 @@ def test_handler_of_the_user_s_own_is_called_too():
     before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
     try:
         interruption = Interruption()
-        with interruption.listening():
+        with interruption.catch_signals():
             os.kill(os.getpid(), signal.SIGTERM)
             with pytest.raises(Interrupted, match="SIGTERM"):
                 interruption.check()
@@ -189,7 +189,7 @@ def test_signal_that_was_ignored_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         interruption = Interruption()
-        with interruption.listening():
+        with interruption.catch_signals():
             os.kill(os.getpid(), signal.SIGINT)
         assert interruption.asked is None
     finally:
@@ -202,7 +202,7 @@ def test_ctrl_c_without_a_run_says_so(monkeypatch, capsys):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "resolve", interrupted)
+    monkeypatch.setattr(command, "resolve_request", interrupted)
     assert main(SHORT) == 130
     assert "no run to resume" in capsys.readouterr().err
     assert list(Path().iterdir()) == []
@@ -243,7 +243,7 @@ def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeyp
             raise RuntimeError("Error calling __set_name__") from None
 
     shutil.copytree(whole, "run")
-    monkeypatch.setattr(command, "resolve", cut_short)
+    monkeypatch.setattr(command, "resolve_request", cut_short)
     assert main(["resume", "run"]) == 75
     assert "defect" not in capsys.readouterr().err
 
@@ -309,7 +309,7 @@ def test_signal_to_a_bench_saves_the_run_and_the_same_command_goes_on_to_the_sam
     with monkeypatch.context() as patch:
         send_after(patch, Game, "close", BATCHES + 2, number)
         assert main([*order, "--out", "bench"]) == 75
-    newest = search(Path("bench/fgsm/seed-0")).newest
+    newest = find_newest_checkpoint(Path("bench/fgsm/seed-0")).newest
     assert newest
     assert json.loads((newest / "state.json").read_text())["state"]["step"] == 2
     assert main([*order, "--out", "bench"]) == 0
@@ -338,7 +338,7 @@ def test_rolled_back_run_goes_on_to_the_same_bytes(monkeypatch):
 
 
 def test_fit_with_checkpoints_saves_on_a_signal_and_the_same_call_goes_on(monkeypatch, tmp_path):
-    def fit(where: str | None) -> deat.Result:
+    def fit(where: str | None) -> deat.TrainResult:
         images = deat.load_data("digits").train.subset(range(128))
         net = deat.build_model("small", in_channels=1, image_size=8)
         for parameter in net.parameters():

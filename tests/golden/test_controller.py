@@ -48,27 +48,27 @@ def test_m_pgd_of_the_densenet_log_has_the_authors_k_in_every_epoch():
 
 
 def test_the_registered_methods_hold_the_rule_of_the_logs():
-    bound = deat.method("m+deat").bind(deat.Linf(8 / 255), 50)
+    bound = deat.get_method("m+deat").bind(deat.Linf(8 / 255), 50)
     assert bound == RULE
-    released = deat.method("m+fgsm", rules="released").bind(deat.Linf(8 / 255), 50)
+    released = deat.get_method("m+fgsm", rules="released").bind(deat.Linf(8 / 255), 50)
     assert replay(released, series(M_PGD_DENSENET)) == replay(RULE, series(M_PGD_DENSENET))
 
 
 def test_released_m_pgd_ramps_to_4_whatever_the_magnitude_says_and_stays():
-    schedule = deat.method("m+pgd", rules="released").bind(deat.Linf(8 / 255), 50)
+    schedule = deat.get_method("m+pgd", rules="released").bind(deat.Linf(8 / 255), 50)
     falling = [0.0, *(1000.0 - t for t in range(49))]
     assert replay(schedule, falling)[:-1] == runs((0, 1), (1, 2), (2, 1), (3, 1), (4, 45))
 
 
 def test_released_m_trades_and_m_mart_ramp_to_4_and_then_follow_the_magnitude_up_to_10():
     for name in ("m+trades", "m+mart"):
-        schedule = deat.method(name, rules="released").bind(deat.Linf(8 / 255), 50)
+        schedule = deat.get_method(name, rules="released").bind(deat.Linf(8 / 255), 50)
         grown = [1.02**t for t in range(50)]
         assert replay(schedule, [10.0] * 50) == runs((0, 1), (1, 2), (2, 1), (3, 1), (4, 46))
         assert replay(schedule, grown) == runs((0, 1), (1, 2), *((k, 1) for k in range(2, 10)), (10, 40))
 
 
 def test_without_the_ramp_a_falling_magnitude_keeps_k_at_1():
-    schedule = deat.method("m+pgd").bind(deat.Linf(8 / 255), 50)
+    schedule = deat.get_method("m+pgd").bind(deat.Linf(8 / 255), 50)
     falling = [0.0, *(1000.0 - t for t in range(49))]
     assert replay(schedule, falling)[:-1] == runs((0, 1), (1, 49))

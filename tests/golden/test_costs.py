@@ -13,7 +13,7 @@ TABLE = {"fgsm": 20, "pgd-7": 80, "free-4": 40, "free-8": 80, "deat-3": 22}
 
 def ks(name: str, epochs: int, rules: str = "paper", accuracy: float = 0.5, magnitude: float = 1.0) -> list[int]:
     """k in every epoch of a training in which nothing surprising happens."""
-    schedule = deat.method(name, rules=rules).bind(deat.Linf(8 / 255), epochs)
+    schedule = deat.get_method(name, rules=rules).bind(deat.Linf(8 / 255), epochs)
     state, found = schedule.init(), []
     for epoch in range(epochs):
         found.append(schedule.budget(state, epoch).k)
@@ -23,7 +23,7 @@ def ks(name: str, epochs: int, rules: str = "paper", accuracy: float = 0.5, magn
 
 @pytest.mark.parametrize(("name", "cost"), TABLE.items(), ids=TABLE.keys())
 def test_ten_epochs_cost_what_the_paper_says(name, cost):
-    method = deat.method(name)
+    method = deat.get_method(name)
     schedule = method.bind(deat.Linf(8 / 255), 10)
     budgets = [schedule.budget(schedule.init(), epoch) for epoch in range(10)]
     assert sum(method.play.backprops(budget) for budget in budgets) == cost

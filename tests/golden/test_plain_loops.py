@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import deat
-from deat.utils.seeding import derive
+from deat.utils.seeding import derive_seed
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
 
@@ -89,7 +89,7 @@ class Loop:
             self.steps.grow(self.steps, t, magnitude, hits / 24)
 
     def play(self, x: Tensor, y: Tensor, t: int, i: int, k: int, size: float) -> tuple[float, int, float, int]:
-        draw = torch.Generator().manual_seed(derive(0, "start", t, i))
+        draw = torch.Generator().manual_seed(derive_seed(0, "start", t, i))
         delta = self.begin(x, draw) if k or self.released else torch.zeros_like(x)
         delta, magnitude, moved = self.craft(x, y, delta, t, k, size) if self.family == "craft" else (delta, 0.0, 0)
         for last in self.passes(k):
@@ -219,7 +219,7 @@ def test_training_equals_a_plain_loop_in_weights_losses_magnitudes_thresholds_an
     released = rules == "released"
     options = {"epochs": EPOCHS, "lr": LR, "threat": deat.Linf(EPS), "normalize": ((MEAN,), (STD,))}
     trainer = trainer_of(
-        deat.method(name, rules=rules), conv_net(batch_norm=True).double(), data=learnable(), **options
+        deat.get_method(name, rules=rules), conv_net(batch_norm=True).double(), data=learnable(), **options
     )
     loop = Loop(**loops(released)[name], released=released)
     if released and name in CAPPED:

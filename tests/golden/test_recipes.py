@@ -4,15 +4,15 @@ import pytest
 
 from deat import recipes
 from deat.cli.bench import BenchCommand, plan_cells
-from deat.methods import method
-from deat.methods.tune import tune
+from deat.methods import get_method
+from deat.methods.configure import configure_method
 from deat.threat import Linf
-from deat.training.config import Settings
-from deat.training.planning import backprops_per_batch
+from deat.training.config import TrainConfig
+from deat.training.cost_estimate import backprop_bounds
 
 
 def rows_of(name, methods=(), model=None):
-    recipe = recipes.recipe(name)
+    recipe = recipes.get_recipe(name)
     found = recipe.table(methods, [model] if model else [], recipe.data or "folder:photos")
     return {row.label.removesuffix(f" {model}"): row for row in found}
 
@@ -20,11 +20,11 @@ def rows_of(name, methods=(), model=None):
 @pytest.mark.parametrize(("model", "lr"), [("preact_resnet18", 0.05), ("densenet121_12", 0.01)])
 def test_standard_setup(model, lr):
     row = rows_of("cifar10-standard", ["m+deat"], model)["m+deat"]
-    settings = Settings(**row.settings)
+    settings = TrainConfig(**row.settings)
     assert (settings.epochs, settings.batch_size, settings.lr, settings.milestones) == (50, 128, lr, (25, 40))
     assert (settings.momentum, settings.weight_decay, settings.rate) == (0.9, 5e-4, "multistep")
-    assert (row.request.held_out, settings.val_attack, row.judging.epoch) == (1000, "cw-20", "best")
-    assert row.judging.attacks == ("natural", "pgd-100", "cw-20", "aa")
+    assert (row.request.held_out, settings.val_attack, row.evaluation.epoch) == (1000, "cw-20", "best")
+    assert row.evaluation.attacks == ("natural", "pgd-100", "cw-20", "aa")
 
 
 def test_fast_setup():
@@ -34,9 +34,9 @@ def test_fast_setup():
         **{"fgsm": 10, "fgsm 15 epochs": 15},
     }
     for row in rows.values():
-        settings = Settings(**row.settings)
+        settings = TrainConfig(**row.settings)
         assert (settings.lr, settings.rate, settings.peak, settings.cycle_momentum) == (0.1, "cyclic", 0.5, True)
-        assert (settings.precision, row.request.held_out, row.judging.epoch) == ("bf16", 0, "last")
+        assert (settings.precision, row.request.held_out, row.evaluation.epoch) == ("bf16", 0, "last")
     assert rows["m+deat"].request.gamma == 1.0
     assert rows["m+deat"].request.alpha == rows["deat-3"].request.alpha == 10 / 255
     assert rows_of("cifar10-fast", ["m+deat"], "wide_resnet34_10")["m+deat"].request.gamma == 1.01
@@ -46,8 +46,8 @@ def test_training_process_spends_what_the_papers_cost_table_says():
     rows = rows_of("training-process")
     costs = {}
     for label, row in rows.items():
-        chosen, epochs = method(row.request.method, rules=row.request.rules), row.settings["epochs"]
-        costs[label] = backprops_per_batch(chosen, chosen.bind(Linf(8 / 255), epochs), epochs)
+        chosen, epochs = get_method(row.request.method, rules=row.request.rules), row.settings["epochs"]
+        costs[label] = backprop_bounds(chosen, chosen.bind(Linf(8 / 255), epochs), epochs)
         assert row.settings["val_attack"] == "pgd-20"
     for label, cost in {"fgsm": 20, "pgd-7": 80, "free-4": 40, "free-8": 80, "deat-3": 22}.items():
         assert costs[label] == (cost, cost)
@@ -55,14 +55,14 @@ def test_training_process_spends_what_the_papers_cost_table_says():
 
 
 def test_u_fgsm_is_compared_under_three_setups():
-    recipe = recipes.recipe("u-fgsm")
+    recipe = recipes.get_recipe("u-fgsm")
     setups = {(row.request.model, row.settings["epochs"]) for row in recipe.table() if row.request.method == "m+deat"}
     assert setups == {("preact_resnet18", 11), ("preact_resnet18", 50), ("wide_resnet34_10", 11)}
 
 
 @pytest.mark.parametrize(("asked", "standard"), [(None, [0]), ("0,1,2", [0, 1, 2])])
 def test_u_fgsm_has_three_seeds_under_fast_and_one_under_the_standard_setup_as_the_paper_does(asked, standard):
-    cells, _ = plan_cells(recipes.recipe("u-fgsm"), BenchCommand("u-fgsm", seeds=asked))
+    cells, _ = plan_cells(recipes.get_recipe("u-fgsm"), BenchCommand("u-fgsm", seeds=asked))
     found = {cell.row.label: [c.seed for c in cells if c.row.label == cell.row.label] for cell in cells}
     assert {name for name in found if "standard" in name} == {"m+deat standard", "fgsm standard"}
     assert all(seeds == (standard if "standard" in name else [0, 1, 2]) for name, seeds in found.items())
@@ -72,15 +72,15 @@ def test_imagenet_carries_delta_and_measures_in_pixel_space():
     rows = rows_of("imagenet")
     assert set(rows) == {"free-4", "amata-2-4", "m+deat gamma 1.1", "m+deat gamma 1.01"}
     for row in rows.values():
-        settings = Settings(**row.settings)
+        settings = TrainConfig(**row.settings)
         assert (row.request.eps, settings.batch_size, settings.weight_decay) == (4 / 255, 256, 1e-4)
-        assert (row.judging.attacks, row.judging.epoch) == (("natural", "pgd-10-last", "pgd-50-last"), "last")
+        assert (row.evaluation.attacks, row.evaluation.epoch) == (("natural", "pgd-10-last", "pgd-50-last"), "last")
     free, guided = (
-        tune(method(r.request.method, rules="released"), Linf(4 / 255), **r.request.tuned)
+        configure_method(get_method(r.request.method, rules="released"), Linf(4 / 255), **r.request.method_options)
         for r in (rows["free-4"], rows["m+deat gamma 1.1"])
     )
-    assert free.ascent.persistent
-    assert guided.ascent.persistent
+    assert free.attack.persistent
+    assert guided.attack.persistent
     assert free.schedule.bind(4 / 255, 23).alpha == pytest.approx(4 / 255)
     assert guided.schedule.bind(4 / 255, 23).alpha == pytest.approx(6 / 255)
     assert (guided.schedule.gamma, guided.schedule.max_steps, guided.probe.space) == (1.1, 3, "pixel")
@@ -90,7 +90,7 @@ def test_alpha_gamma_is_twelve_rows_of_five_seeds():
     rows = rows_of("alpha-gamma").values()
     found = {(round(row.request.alpha * 255), row.request.gamma) for row in rows}
     assert found == {(alpha, gamma) for alpha in (8, 10, 12, 14) for gamma in (1.1, 1.01, 1.001)}
-    assert len(recipes.recipe("alpha-gamma").seeds) == 5
+    assert len(recipes.get_recipe("alpha-gamma").seeds) == 5
 
 
 def test_ablation_changes_one_thing_in_each_of_its_seven_rows():
@@ -104,11 +104,11 @@ def test_ablation_changes_one_thing_in_each_of_its_seven_rows():
 
 
 def test_quick_judges_digits_by_four_attacks():
-    (row, *_) = recipes.recipe("quick").table()
-    assert (row.request.data, row.judging.attacks) == ("digits", ("natural", "fgsm", "pgd-20", "cw-20"))
+    (row, *_) = recipes.get_recipe("quick").table()
+    assert (row.request.data, row.evaluation.attacks) == ("digits", ("natural", "fgsm", "pgd-20", "cw-20"))
 
 
 def test_quick_says_with_which_flag_it_takes_three_minutes():
-    quick = recipes.recipe("quick")
-    for text in (quick.summary, quick.card):
+    quick = recipes.get_recipe("quick")
+    for text in (quick.summary, quick.description):
         assert "three minutes on two cores (--jobs 2)" in " ".join(text.split())

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import deat
-from deat.evaluation.progress import Pace
-from deat.evaluation.resume_log import answers, are_close
-from deat.evaluation.sanity import before
+from deat.evaluation.progress import EvaluationProgress
+from deat.evaluation.resume_log import are_close, fingerprint_logits
+from deat.evaluation.sanity import check_before_attacks
 from helpers.eval_attackers import Interrupted
 from helpers.eval_nets import THREAT, convolutional, digits
 
@@ -29,7 +29,7 @@ def network(name: str = "preact_resnet18") -> nn.Module:
 
 def seen(net: nn.Module) -> set[str]:
     x, y = torch.rand(128, 3, 32, 32, device="cuda"), torch.arange(128, device="cuda") % 10
-    return {flag.name for flag in before(net, x, y, 10)}
+    return {flag.name for flag in check_before_attacks(net, x, y, 10)}
 
 
 @pytest.mark.parametrize("name", ["preact_resnet18", "wide_resnet34_10"])
@@ -45,9 +45,9 @@ def test_statistics_of_the_batch_are_flagged() -> None:
 
 def test_a_network_is_known_again_by_its_answers() -> None:
     net, x = network(), torch.rand(40, 3, 32, 32, device="cuda")
-    first = answers(net, x)
+    first = fingerprint_logits(net, x)
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True), torch.autocast("cuda"):
-        again = answers(net, x[:9])
+        again = fingerprint_logits(net, x[:9])
     assert are_close(first, again)
     assert not are_close(first, [1.01 * value for value in again])
 
@@ -56,15 +56,15 @@ def test_an_interrupted_evaluation_is_taken_up(tmp_path: Path) -> None:
     net, data, ledger = convolutional().cuda(), digits(120), tmp_path / "rulings.jsonl"
     options: dict[str, Any] = {"threat": THREAT, "attacks": ["natural", "pgd-5"], "block": 40, "sanity": False}
 
-    def interrupt(pace: Pace) -> None:
+    def interrupt(pace: EvaluationProgress) -> None:
         if pace.done == 3:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        deat.evaluate(net, data, ledger=ledger, progress=interrupt, **options)
+        deat.evaluate(net, data, resume_log=ledger, progress=interrupt, **options)
     held, lengths = ledger.read_text().count("\n"), []
     kept = deat.evaluate(
-        net, data, ledger=ledger, progress=lambda *_: lengths.append(ledger.read_text().count("\n")), **options
+        net, data, resume_log=ledger, progress=lambda *_: lengths.append(ledger.read_text().count("\n")), **options
     )
     assert lengths == [held, held, held, held, 4, 5, 6]  # the first three were found, not made
     assert kept.verdicts == deat.evaluate(net, data, **options).verdicts

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import deat
-from deat.core.buffers import Round
+from deat.core.buffers import Buffers
 from deat.data import ImageSet
 from deat.errors import Interrupted
-from deat.methods import names
+from deat.methods import list_methods
 from deat.training.checkpoints import Checkpoints
 from deat.training.optimizers import DeviceSGD, OptimizerFactory
-from deat.training.resume_checks import reasons_against_exactness
+from deat.training.resume_checks import list_inexactness_reasons
 from deat.training.trainer import Trainer
 
 pytestmark = [
@@ -37,11 +37,11 @@ def make_trainer(
         ImageSet(images, labels, tuple("0123456789")),
         method=method,
         optimizer=optimizer,
-        settings=deat.Settings(epochs=epochs, batch_size=64, lr=0.01, precision=precision, device="cuda", **settings),
+        config=deat.TrainConfig(epochs=epochs, batch_size=64, lr=0.01, precision=precision, device="cuda", **settings),
     )
 
 
-@pytest.mark.parametrize("method", [*names(), "m+free", "m+yopo-5-3", "m+f+trades"])
+@pytest.mark.parametrize("method", [*list_methods(), "m+free", "m+yopo-5-3", "m+f+trades"])
 def test_no_host_synchronisation_inside_an_epoch(method: str) -> None:
     trainer = make_trainer(method, "bf16", epochs=5)
     for _ in range(3):
@@ -54,7 +54,7 @@ def test_no_host_synchronisation_inside_an_epoch(method: str) -> None:
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        trainer.play_epoch(budget)
+        trainer.train_epoch(budget)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     record = read(3)
@@ -83,7 +83,7 @@ def deterministic_run(engine: str, method: str) -> tuple[dict[str, torch.Tensor]
         torch.backends.cudnn.benchmark = False
         history = [trainer.run_epoch() for _ in range(7)]  # of three steps each, a short one among them
     assert trainer.engine.records == (engine == "graph")
-    assert engine == "eager" or trainer.game.runner.recorder is not None, "the recording fell back"
+    assert engine == "eager" or trainer.game.executor.recorder is not None, "the recording fell back"
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}, history
 
 
@@ -112,7 +112,7 @@ def test_a_trainer_gives_back_the_memory_of_its_recordings() -> None:
             trainer = make_trainer("pgd-3", "bf16", engine="graph")
             with trainer.session():
                 trainer.run_epoch()
-            assert len(trainer.game.runner.recorder or ()) > 3
+            assert len(trainer.game.executor.recorder or ()) > 3
             del trainer
             torch.cuda.empty_cache()
             held.append(torch.cuda.memory_reserved())
@@ -137,7 +137,7 @@ def test_moves_are_recorded_while_another_thread_pins_memory() -> None:
     finally:
         done.set()
         thread.join()
-    assert trainer.game.runner.recorder, "it runs eagerly"
+    assert trainer.game.executor.recorder, "it runs eagerly"
     assert len(kept) > 10
 
 
@@ -157,12 +157,12 @@ def test_delta_and_images_stay_float32_and_inside_the_ball_in_half_precision() -
     trainer = make_trainer("m+deat", "bf16", epochs=3)
     trainer.run_epoch()
     trainer.run_epoch()
-    r = next(iter(trainer.game._rounds.values()))
+    r = next(iter(trainer.game._buffers_by_shape.values()))
     assert r.x.dtype == r.delta.dtype == torch.float32
     assert bool(trainer.threat.contains(r.x, r.x + r.delta).all())
 
 
-EXACT = [(name, "auto") for name in names()]  # which records, and never compiles, where it is deterministic
+EXACT = [(name, "auto") for name in list_methods()]  # which records, and never compiles, where it is deterministic
 EXACT += [(name, engine) for name in ("m+deat", "pgd-3") for engine in ("eager", "graph")]
 
 
@@ -173,11 +173,11 @@ def test_resumed_training_is_exact_where_it_is_deterministic(method: str, engine
         return make_trainer(method, "bf16", epochs=4, engine=engine, deterministic=True)
 
     whole, first, second = fresh(), fresh(), fresh()
-    assert reasons_against_exactness(whole) == []
+    assert list_inexactness_reasons(whole) == []
     whole.fit()
     close, played = first.game.close, []
 
-    def count(r: Round) -> None:
+    def count(r: Buffers) -> None:
         close(r)
         played.append(1)
         if len(played) == 7:  # in the third epoch of three batches each
@@ -203,7 +203,7 @@ def test_recorded_fp16_trains_like_eager_fp16(method: str) -> None:
         trainer = make_trainer(method, "fp16", epochs=3, engine=engine)
         with trainer.session():
             histories.append([trainer.run_epoch() for _ in range(3)])
-        assert engine == "eager" or trainer.game.runner.recorder is not None, "the recording fell back"
+        assert engine == "eager" or trainer.game.executor.recorder is not None, "the recording fell back"
     for one, other in zip(*histories, strict=True):
         assert other.skipped == one.skipped
         assert other.loss == pytest.approx(one.loss, rel=0.1)
@@ -221,7 +221,7 @@ def test_a_recorded_fp16_step_that_overflows_is_skipped_counted_and_halves_the_s
     assert all(torch.equal(b, p) for b, p in zip(before, trainer.model.parameters(), strict=True))
 
 
-def played(method: str, precision: str, engine: str, double: bool = False) -> list[Round]:
+def played(method: str, precision: str, engine: str, double: bool = False) -> list[Buffers]:
     """A batch after each of two epochs of one batch, its weights the same in either engine; m+'s k is 0, then 1."""
     torch.manual_seed(0)
     torch._dynamo.reset()
@@ -231,7 +231,7 @@ def played(method: str, precision: str, engine: str, double: bool = False) -> li
         model.double() if double else model,
         ImageSet(images, torch.arange(64) % 10, tuple("0123456789")),
         method=method,
-        settings=deat.Settings(
+        config=deat.TrainConfig(
             epochs=3, batch_size=64, lr=1e-6, precision=precision, device="cuda", engine=engine, rate="flat"
         ),
     )
@@ -239,9 +239,9 @@ def played(method: str, precision: str, engine: str, double: bool = False) -> li
     with trainer.session():
         for _ in range(2):
             trainer.run_epoch()
-            r = next(iter(trainer.game._rounds.values()))
+            r = next(iter(trainer.game._buffers_by_shape.values()))
             seen.append(copy.deepcopy(r))
-    assert engine != "compile" or trainer.game.runner.compiled is not None, "compiling fell back"
+    assert engine != "compile" or trainer.game.executor.compiled is not None, "compiling fell back"
     return seen
 
 

@@ -12,11 +12,11 @@ from torch.utils.data import Dataset
 
 import deat
 from deat.core import inner_attack
-from deat.core.buffers import Budget, Round
-from deat.training.engine_choice import Steady
+from deat.core.buffers import Budget, Buffers
+from deat.training.engine_choice import CompilePolicy
 from deat.training.optimizers import DeviceSGD
 from deat.training.records import EpochTiming
-from deat.utils.distributed import Share
+from deat.utils.distributed import BatchShard
 from helpers.engines import growing, small_images, small_net, small_trainer
 from helpers.kernels_cases import distance
 
@@ -47,7 +47,7 @@ def test_recordings_do_not_grow_while_k_and_momentum_change(method: str, move: s
     trainer.callbacks.append(Clocked(clocks))
     momentum, momenta, close = trainer.optimizer.param_groups[0]["momentum"], [], trainer.game.close
 
-    def note(r: Round) -> None:
+    def note(r: Buffers) -> None:
         close(r)
         momenta.append(float(momentum))
 
@@ -55,14 +55,14 @@ def test_recordings_do_not_grow_while_k_and_momentum_change(method: str, move: s
     with trainer.session():
         for _ in range(4):
             ks.append(trainer.run_epoch().k)
-            counts.append(len(trainer.game.runner.recorder or ()))
-        assert trainer.game.runner.recorder is not None, "the recording fell back"
-        assert trainer.game.runner.recorder.graph(move), "nothing came with the first step"
+            counts.append(len(trainer.game.executor.recorder or ()))
+        assert trainer.game.executor.recorder is not None, "the recording fell back"
+        assert trainer.game.executor.recorder.graph(move), "nothing came with the first step"
     assert ks == [0, 1, 2, 3]
-    came = 1 + trainer.method.ascent.needs_reference  # TRADES asks its clean images as well
+    came = 1 + trainer.method.attack.needs_reference  # TRADES asks its clean images as well
     assert counts == [4, *[2 * (2 + came)] * 3], "two moves and those that came, for each of two batch sizes"
     assert clocks[0].train_seconds > clocks[0].warm_up_seconds > 0 == clocks[3].warm_up_seconds
-    assert momenta == pytest.approx([trainer.steering.rate.at(step, 12)[1] for step in range(12)])
+    assert momenta == pytest.approx([trainer.lr_scheduler.rate.at(step, 12)[1] for step in range(12)])
     assert min(momenta) < 0.82 < 0.88 < min(momenta[0], momenta[-1]), "it goes down and comes back"
 
 
@@ -77,7 +77,7 @@ def test_compilations_do_not_grow_while_k_changes(method: str) -> None:
             ks.append(trainer.run_epoch().k)
             counts.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert ks == [0, 1, 2, 3]
-    assert trainer.game.runner.compiled is not None
+    assert trainer.game.executor.compiled is not None
     assert counts[0] >= 1
     assert counts[1] == counts[2] == counts[3]
     assert (counts[1] > counts[0]) == (method != "deat-1"), "an ascend, or a full pass, is compiled once there is one"
@@ -116,7 +116,7 @@ def test_recorded_trades_looks_as_far_out_as_eager_trades_bit_for_bit(
     eager, graph = (run_of(engine, method, small_net(), epochs=7) for engine in ("eager", "graph"))  # 21 steps
     assert graph[1] == eager[1]
     assert all(torch.equal(one, other) for one, other in zip(eager[0], graph[0], strict=True))
-    monkeypatch.setattr(inner_attack, "FAR", 1.0)
+    monkeypatch.setattr(inner_attack, "FIRST_GRADIENT_SCALE", 1.0)
     assert run_of("graph", method, small_net(), epochs=7)[1] != graph[1], "it makes no difference"
 
 
@@ -128,13 +128,13 @@ def test_a_recorded_ascent_of_trades_follows_how_far_out_it_is_to_look(engine: s
     with trainer.session():
         trainer.run_epoch()
         r = game.open(*next(iter(trainer.train.epoch(1))), Budget(2, 2 / 255))
-        start, times = r.delta.clone(), game.reach.times
+        start, times = r.delta.clone(), game.delta_scale.times
         assert times is not None
-        assert float(times) == inner_attack.FAR, "a batch begins"
+        assert float(times) == inner_attack.FIRST_GRADIENT_SCALE, "a batch begins"
         game.ascend(r)
         assert float(times) == 1.0, "delta has moved"
 
-        def taken(ascend: Callable[[Round], None], far: float) -> Tensor:
+        def taken(ascend: Callable[[Buffers], None], far: float) -> Tensor:
             r.delta.copy_(start)
             times.fill_(far)
             ascend(r)
@@ -142,7 +142,7 @@ def test_a_recorded_ascent_of_trades_follows_how_far_out_it_is_to_look(engine: s
 
         found = [(taken(game.ascend, far), taken(game._ascend, far)) for far in (64.0, 256.0)]  # recorded, and as it is
     assert trainer.engine.name == engine, "it fell back"
-    assert len(game.runner.recorder or ()) > 0
+    assert len(game.executor.recorder or ()) > 0
     assert max(distance(plain, recorded) for recorded, plain in found) < 0.2
     assert distance(found[1][0], found[0][0]) > 0.5, "both look from the same place"
 
@@ -202,14 +202,14 @@ def test_what_a_callback_changes_is_followed_by_compiled_moves(change: str) -> N
     assert distance(found, changed) < distance(found, left) / 4
 
 
-class Forced(Steady):
+class Forced(CompilePolicy):
     """Compiles, and stops doing so, after the epochs that it is told to, as a pace does; notes what each one ran by."""
 
     def __init__(self, plan: dict[int, bool]) -> None:
         self.plan, self.ran = plan, list[tuple[str, bool]]()
 
     def after_epoch(self, trainer: deat.Trainer, *rest: object) -> None:
-        runner = trainer.game.runner
+        runner = trainer.game.executor
         self.ran.append((trainer.engine.name, runner.compiled is not None))
         assert len(runner.recorder or ()) > 0
         if (wanted := self.plan.get(len(self.ran))) is not None:
@@ -303,10 +303,10 @@ def test_a_data_set_of_ones_own_is_trained_on_from_pinned_memory_as_without_work
     ends = []
     for workers in (2, 0):
         trainer = small_trainer("pgd-2", data=Pictures(), workers=workers, deterministic=True, epochs=3)
-        images, labels = next(trainer.train.loader.epoch(0, 0, Share()))  # type: ignore[attr-defined]
+        images, labels = next(trainer.train.loader.epoch(0, 0, BatchShard()))  # type: ignore[attr-defined]
         assert images.is_pinned()
         assert labels.is_pinned()
-        trainer.train.dismiss()  # type: ignore[attr-defined]
+        trainer.train.stop_workers()  # type: ignore[attr-defined]
         found = trainer.fit()
         assert trainer.engine.name == "graph", "the recording fell back"
         ends.append((found.history, [p.detach().clone() for p in trainer.model.parameters()]))

@@ -38,12 +38,12 @@ def recorded_norms(early: bool, replays: int) -> list[torch.Tensor]:
     leaf = x.requires_grad_()
 
     def both() -> tuple[torch.Tensor, ...]:
-        y, _ = batch_norm.norm_relu(leaf, None, None, None, *columns, True, relu=True)
-        z, _ = batch_norm.norm_relu(y, None, None, None, *columns, True)
+        y, _ = batch_norm.fused_batch_norm(leaf, None, None, None, *columns, True, relu=True)
+        z, _ = batch_norm.fused_batch_norm(y, None, None, None, *columns, True)
         return z, *torch.autograd.grad(z, leaf, dy)
 
     with pytest.MonkeyPatch.context() as patch, torch.cuda.stream(torch.cuda.Stream()):
-        patch.setattr(batch_norm, "_has_early", lambda device: early)
+        patch.setattr(batch_norm, "_has_dependent_launch", lambda device: early)
         both()
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
@@ -64,12 +64,12 @@ def test_launches_that_begin_early_read_nothing_too_soon() -> None:
 
 
 def test_a_small_spread_far_from_zero_keeps_its_variance() -> None:
-    from deat.engine.kernels.batch_norm import norm_relu
+    from deat.engine.kernels.batch_norm import fused_batch_norm
 
     x = (1000 + 0.01 * torch.randn(64, 32, 16, 16, device="cuda", dtype=torch.float64)).float()
     x = x.contiguous(memory_format=torch.channels_last)
     weight, bias = torch.ones(32, device="cuda"), torch.zeros(32, device="cuda")
-    y, _ = norm_relu(x, None, None, None, weight, bias, True, 0.1, 0.0)
+    y, _ = fused_batch_norm(x, None, None, None, weight, bias, True, 0.1, 0.0)
     assert y.std().item() == pytest.approx(1.0, abs=1e-3)
 
 
@@ -118,31 +118,31 @@ def test_a_step_takes_the_gradients_of_halves_and_halves_the_weights_as_a_cast_w
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_one_pass_of_a_linf_step_is_the_step() -> None:
-    from deat.engine.kernels.linf_step_triton import linf_move
+    from deat.engine.kernels.linf_step_triton import linf_projected_step
     from deat.threat import Linf
 
     x, grad = torch.rand(7, 3, 9, 9, device="cuda"), torch.randn(7, 3, 9, 9, device="cuda")
     grad[0] = 0
     delta, alpha = 0.1 * torch.rand_like(x) - 0.05, torch.tensor(4 / 255, device="cuda")
     moved = Linf(8 / 255).move(x, delta, grad, alpha)
-    assert torch.equal(linf_move(x, delta, grad, alpha, out=torch.empty_like(x), eps=8 / 255), moved)
-    assert torch.equal(linf_move(x, delta, grad, alpha, out=delta, eps=8 / 255), delta)
+    assert torch.equal(linf_projected_step(x, delta, grad, alpha, out=torch.empty_like(x), eps=8 / 255), moved)
+    assert torch.equal(linf_projected_step(x, delta, grad, alpha, out=delta, eps=8 / 255), delta)
     assert torch.equal(delta, moved), "in its place"
     grad[1] = float("nan")
-    assert linf_move(x, delta, grad, alpha, out=torch.empty_like(x), eps=8 / 255)[1].isnan().all()
+    assert linf_projected_step(x, delta, grad, alpha, out=torch.empty_like(x), eps=8 / 255)[1].isnan().all()
 
 
 def test_weight_gradients_taken_beside_are_the_weights_gradients() -> None:
-    from deat.engine.kernels.conv_streams import conv2d, join, take_beside
+    from deat.engine.kernels.conv_streams import conv2d, mark_for_side_stream, wait_for_gradients
 
     x = torch.randn(16, 32, 8, 8, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
     w = torch.randn(64, 32, 3, 3, device="cuda", dtype=torch.bfloat16)
     w = w.contiguous(memory_format=torch.channels_last).requires_grad_()
-    take_beside(w)
+    mark_for_side_stream(w)
     x.requires_grad_()
     for _ in range(2):  # the second adds to the first
         conv2d(x, w, None, 1, 1).float().square().sum().backward()
-    join()
+    wait_for_gradients()
     ours, by_x = w.grad, x.grad
     w.grad = x.grad = None
     for _ in range(2):
@@ -172,12 +172,12 @@ def test_the_first_convolution_agrees_with_torch(case: Stem, half: torch.dtype) 
 
 @pytest.mark.parametrize("rest", [(2, 1), (1, 1, 2), (1, "same")], ids=str)
 def test_first_convolutions_that_our_kernels_do_not_take_agree_with_torch(rest: tuple[object, ...]) -> None:
-    from deat.engine.kernels.first_conv import conv2d_of_few
+    from deat.engine.kernels.first_conv import conv2d_few_channels
 
     x, weight = torch.randn(16, 3, 32, 32, device="cuda"), torch.randn(64, 3, 3, 3, device="cuda")
     leaves = [x.requires_grad_(), weight.requires_grad_()]
     answers = []
-    for conv2d in (torch.conv2d, conv2d_of_few):
+    for conv2d in (torch.conv2d, conv2d_few_channels):
         with torch.autocast("cuda", dtype=torch.bfloat16):
             y = conv2d(*leaves, None, *rest)  # type: ignore[call-overload]
         answers.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), leaves)])
@@ -185,13 +185,13 @@ def test_first_convolutions_that_our_kernels_do_not_take_agree_with_torch(rest: 
 
 
 def test_the_first_convolution_repeats_every_bit() -> None:
-    from deat.engine.kernels.first_conv import conv2d_of_few
+    from deat.engine.kernels.first_conv import conv2d_few_channels
 
     x, weight = torch.randn(16, 3, 32, 32, device="cuda").requires_grad_(), torch.randn(64, 3, 3, 3, device="cuda")
     answers = []
     for _ in range(2):
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            y = conv2d_of_few(x, weight, None, 1, 1)
+            y = conv2d_few_channels(x, weight, None, 1, 1)
         answers.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), x)])
     assert all(torch.equal(one, other) for one, other in zip(*answers, strict=True))
 
@@ -214,43 +214,47 @@ def test_crops_have_the_bits_of_tensor_operations(case: Crop) -> None:
 
 
 def test_every_byte_is_scaled_as_elsewhere() -> None:
-    from deat.data.checks import to_unit
+    from deat.data.checks import to_unit_range
     from deat.engine.kernels.crop import crop
 
     x = torch.arange(256, dtype=torch.uint8, device="cuda").view(1, 1, 16, 16)
     first = torch.zeros(1, dtype=torch.int64, device="cuda")
     found = crop(x, first, first, first, first.bool(), 0)
-    assert torch.equal(found, to_unit(x))
-    assert torch.equal(found.cpu(), to_unit(x.cpu()))
+    assert torch.equal(found, to_unit_range(x))
+    assert torch.equal(found.cpu(), to_unit_range(x.cpu()))
 
 
 def test_a_set_of_more_bytes_than_32_bits_count_is_cut_at_its_far_end() -> None:
-    from deat.engine.kernels.crop import crop, serves
+    from deat.engine.kernels.crop import crop, is_supported
 
     num = 2**31 // (3 * 32 * 32) + 9
     x = torch.zeros(num, 3, 32, 32, dtype=torch.uint8, device="cuda")
     x[-1] = 255
     corner, flip = torch.full((num,), 4, device="cuda"), torch.zeros(num, dtype=torch.bool, device="cuda")
-    assert serves(x)
+    assert is_supported(x)
     found = crop(x, torch.tensor([num - 1, 0], device="cuda"), corner, corner, flip, 4)
     assert found[0].min() == 1
     assert found[1].max() == 0
 
 
 def test_a_resident_set_has_the_same_batches_with_our_kernel_and_launches_once_a_batch() -> None:
-    from deat.data import Augment, Resident
+    from deat.data import Augment, InMemorySource
     from deat.engine.kernels import crop, crop_triton
     from helpers.data_sets import random_set
 
     images = random_set(300, shape=(3, 32, 32))
-    here = list(Resident(images, 128, seed=1, augment=Augment(4)).epoch(0))
-    source, launched, launch = Resident(images, 128, seed=1, augment=Augment(4), device="cuda"), [], crop_triton.cut
+    here = list(InMemorySource(images, 128, seed=1, augment=Augment(4)).epoch(0))
+    source, launched, launch = (
+        InMemorySource(images, 128, seed=1, augment=Augment(4), device="cuda"),
+        [],
+        crop_triton.launch_crop,
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crop_triton, "cut", lambda *args: (launched.append(len(args[1])), launch(*args))[1])
+        patch.setattr(crop_triton, "launch_crop", lambda *args: (launched.append(len(args[1])), launch(*args))[1])
         there = list(source.epoch(0))
         assert launched == [1, 128, 128, 44], "one image is tried first"
         patch.setattr(crop, "on_gpu", lambda x: False)
-        plain = list(Resident(images, 128, seed=1, augment=Augment(4), device="cuda").epoch(0))
+        plain = list(InMemorySource(images, 128, seed=1, augment=Augment(4), device="cuda").epoch(0))
     assert len(launched) == 4
     for (x, y), (u, v), (a, _) in zip(here, there, plain, strict=True):
         assert is_same(x, u)
@@ -260,10 +264,10 @@ def test_a_resident_set_has_the_same_batches_with_our_kernel_and_launches_once_a
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_batch_is_cut_without_waiting_for_the_device() -> None:
-    from deat.data import Augment, Resident
+    from deat.data import Augment, InMemorySource
     from helpers.data_sets import random_set
 
-    source = Resident(random_set(300, shape=(3, 32, 32)), 128, augment=Augment(4), device="cuda")
+    source = InMemorySource(random_set(300, shape=(3, 32, 32)), 128, augment=Augment(4), device="cuda")
     batches = source.epoch(0)
     next(batches)  # the epoch's order and draws are copied to the device
     torch.cuda.set_sync_debug_mode("error")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import deat
 from deat.data import ImageSet
-from deat.engine.cuda_graphs import recording
+from deat.engine.cuda_graphs import capture_graph
 from deat.engine.kernels import conv_streams, graph_pass
 from helpers.end_cases import End, compare_ends, compare_entropies
 from helpers.kernels_cases import distance
@@ -54,13 +54,13 @@ def test_steps_of_many_weights_are_sgds() -> None:
 
 def gradients(branches: bool, replays: int, train: bool) -> list[list[Tensor]]:
     """The gradients of a recorded network by its images and its shortcuts, on images that change every time."""
-    from deat.engine.kernels.graph_pass import fused
+    from deat.engine.kernels.graph_pass import fused_backend
 
     torch._dynamo.reset()
     torch.manual_seed(0)
     net = deat.build_model("preact_resnet18").cuda().train(train)
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    compiled, x = torch.compile(net, backend=fused), torch.rand(64, 3, 32, 32, device="cuda").requires_grad_()
+    compiled, x = torch.compile(net, backend=fused_backend), torch.rand(64, 3, 32, 32, device="cuda").requires_grad_()
     by = [x, *(p for p in net.parameters() if p.dim() == 4 and p.shape[-1] == 1)]
 
     def slope() -> tuple[Tensor, ...]:
@@ -69,13 +69,13 @@ def gradients(branches: bool, replays: int, train: bool) -> list[list[Tensor]]:
         return torch.autograd.grad(logits.float().square().sum(), by)
 
     with pytest.MonkeyPatch.context() as patch, torch.cuda.stream(torch.cuda.Stream()):
-        patch.setattr(graph_pass, "MEANWHILE", 2 if branches else 10**9)
-        begun, side = [], conv_streams.side
-        patch.setattr(conv_streams, "side", lambda device, use: (begun.append(device), side(device, use))[1])
+        patch.setattr(graph_pass, "MIN_OVERLAPPING_CONVOLUTIONS", 2 if branches else 10**9)
+        begun, side = [], conv_streams.get_side_stream
+        patch.setattr(conv_streams, "get_side_stream", lambda device, use: (begun.append(device), side(device, use))[1])
         slope()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with recording(graph, x.device):
+        with capture_graph(graph, x.device):
             found = slope()
         seen = []
         for _ in range(replays):
@@ -101,12 +101,12 @@ def test_branches_that_run_beside_are_waited_for(train: bool) -> None:
 def test_recordings_of_two_batch_sizes_step_as_before_when_memory_was_given_back() -> None:
     images = torch.randint(0, 256, (130, 3, 32, 32), dtype=torch.uint8)
     data = ImageSet(images, torch.arange(130) % 10, tuple("0123456789"))
-    settings = deat.Settings(epochs=4, batch_size=64, lr=0.01, precision="bf16", device="cuda", engine="compile")
+    settings = deat.TrainConfig(epochs=4, batch_size=64, lr=0.01, precision="bf16", device="cuda", engine="compile")
     ends = []
     for disturbed in (False, True):
         torch._dynamo.reset()
         torch.manual_seed(0)
-        trainer = deat.make_trainer(deat.build_model("preact_resnet18"), data, method="m+deat", settings=settings)
+        trainer = deat.make_trainer(deat.build_model("preact_resnet18"), data, method="m+deat", config=settings)
         with trainer.session():
             for _ in range(4):
                 trainer.run_epoch()

@@ -6,7 +6,7 @@ from torch import nn
 
 import deat
 from deat.evaluation import fast_model as graphed_module
-from deat.evaluation.fast_model import EAGER, Graphed, Quick, full_precision
+from deat.evaluation.fast_model import EAGER_CALLS_BEFORE_RECORDING, FastModel, GraphedNetwork, full_precision
 from helpers.eval_nets import THREAT, convolutional, digits
 from helpers.recorded import count_recordings
 
@@ -21,7 +21,7 @@ def network() -> nn.Module:
     return deat.build_model("preact_resnet18", normalize=((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))).cuda().eval()
 
 
-def slope(net: nn.Module | Graphed, x: torch.Tensor) -> torch.Tensor:
+def slope(net: nn.Module | GraphedNetwork, x: torch.Tensor) -> torch.Tensor:
     x = x.detach().requires_grad_()
     (grad,) = torch.autograd.grad(net(x).square().sum(), x)
     return grad
@@ -30,8 +30,8 @@ def slope(net: nn.Module | Graphed, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("length", [1, 33, 64])
 def test_a_recorded_network_answers_and_differentiates_like_an_eager_one(length: int) -> None:
     net = network().requires_grad_(False)
-    graphed = Graphed(net)
-    for _ in range(EAGER + 2):
+    graphed = GraphedNetwork(net)
+    for _ in range(EAGER_CALLS_BEFORE_RECORDING + 2):
         x = torch.rand(length, 3, 32, 32, device="cuda")
         assert torch.allclose(graphed(x), net(x), atol=1e-4)
         assert torch.allclose(slope(graphed, x), slope(net, x), rtol=1e-2, atol=1e-4)
@@ -40,9 +40,9 @@ def test_a_recorded_network_answers_and_differentiates_like_an_eager_one(length:
 
 def test_a_backward_survives_forwards_of_other_batches_in_between() -> None:
     net = network().requires_grad_(False)
-    graphed = Graphed(net)
+    graphed = GraphedNetwork(net)
     first, second = (torch.rand(n, 3, 32, 32, device="cuda") for n in (40, 64))
-    for _ in range(EAGER + 1):
+    for _ in range(EAGER_CALLS_BEFORE_RECORDING + 1):
         graphed(first), graphed(second)
     x = first.clone().requires_grad_()
     answer = graphed(x).square().sum()
@@ -53,9 +53,9 @@ def test_a_backward_survives_forwards_of_other_batches_in_between() -> None:
 
 
 def test_a_batch_of_several_parts_answers_and_differentiates_like_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphed_module, "LARGEST", 64)
+    monkeypatch.setattr(graphed_module, "MAX_RECORDED_BATCH", 64)
     net = network().requires_grad_(False)
-    graphed = Graphed(net)
+    graphed = GraphedNetwork(net)
     with full_precision():
         for length in (150, 150, 150, 130, 64):
             x = torch.rand(length, 3, 32, 32, device="cuda")
@@ -68,26 +68,26 @@ def test_a_batch_of_several_parts_answers_and_differentiates_like_an_eager_one(m
 def test_half_precision_keeps_the_signs_of_the_gradient(engine: str) -> None:
     net = network()
     x, y = torch.rand(64, 3, 32, 32, device="cuda"), torch.arange(64, device="cuda") % 10
-    quick = Quick(net, net, "fp16", engine)
+    quick = FastModel(net, net, "fp16", engine)
 
     def signs(model: nn.Module) -> torch.Tensor:
         images = x.clone().requires_grad_()
         (grad,) = torch.autograd.grad(nn.functional.cross_entropy(model(images), y, reduction="sum"), images)
         return grad.sign()
 
-    assert quick.agrees(x)
-    for _ in range(EAGER + 1):
+    assert quick.matches_exact(x)
+    for _ in range(EAGER_CALLS_BEFORE_RECORDING + 1):
         quick(x)
     assert float((signs(quick) != signs(net)).float().mean()) < 0.05
 
 
 def test_whole_parts_and_what_is_left_over_are_recorded_by_a_compiled_twin() -> None:
-    quick = Quick(network(), network(), "fp16", "compile")
-    for _ in range(EAGER + 1):
+    quick = FastModel(network(), network(), "fp16", "compile")
+    for _ in range(EAGER_CALLS_BEFORE_RECORDING + 1):
         slope(
             quick, torch.rand(2 * 1024 + 784, 3, 32, 32, device="cuda")
         )  # what is left over is padded to a whole part
-    assert quick.twin.compiled
+    assert quick.low_precision_model.compiled
     assert quick.ask.records
     assert count_recordings(quick.ask) == 3
 

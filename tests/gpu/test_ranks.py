@@ -14,7 +14,7 @@ import torch.distributed as dist
 import deat
 from deat.data import ImageSet
 from deat.utils import distributed as ranks_room
-from deat.utils.distributed import Ranks
+from deat.utils.distributed import Distributed
 from helpers.nets import conv_net
 from helpers.together import meeting_place
 
@@ -22,23 +22,23 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 METHODS = ("pgd-2", "m+deat", "trades")
 
 
-class Pretending(Ranks):
+class Pretending(Distributed):
     """One process that does everything several would do."""
 
     @property
-    def many(self) -> bool:
+    def is_multiprocess(self) -> bool:
         return True
 
 
-def trained(ranks: Ranks, engine: str = "auto") -> dict[str, list[tuple[int, float, float]]]:
+def trained(ranks: Distributed, engine: str = "auto") -> dict[str, list[tuple[int, float, float]]]:
     """(k, l_X, loss) of each epoch, by method."""
     found = {}
     for method in METHODS:
         torch.manual_seed(0)
         images = torch.randint(0, 256, (50, 1, 4, 4), dtype=torch.uint8)
         data = ImageSet(images, torch.arange(50) % 3, tuple("012"))
-        settings = deat.Settings(epochs=3, batch_size=16, lr=0.05, precision="fp32", device="cuda", engine=engine)
-        trainer = deat.make_trainer(conv_net().double(), data, method=method, settings=settings, ranks=ranks)
+        settings = deat.TrainConfig(epochs=3, batch_size=16, lr=0.05, precision="fp32", device="cuda", engine=engine)
+        trainer = deat.make_trainer(conv_net().double(), data, method=method, config=settings, distributed=ranks)
         history = trainer.fit().history
         found[method] = [(stats.k, stats.magnitude, stats.loss) for stats in history]
     return found
@@ -52,12 +52,12 @@ def in_child(rank: int, size: int, port: int, backend: str, pipe: Connection) ->
         if size == 1:
             store = dist.TCPStore("127.0.0.1", port)
             dist.init_process_group(backend, store=store, rank=0, world_size=1)
-            ranks: Ranks = Pretending()
+            ranks: Distributed = Pretending()
         else:
-            ranks_room._backend = lambda device, local_rank: backend
-            ranks = Ranks.join("cuda")
+            ranks_room._choose_backend = lambda device, local_rank: backend
+            ranks = Distributed.join("cuda")
         pipe.send(trained(ranks))
-        ranks_room.leave()
+        ranks_room.exit_if_distributed()
     except BaseException:
         pipe.send(traceback.format_exc())
 
@@ -73,7 +73,7 @@ def by(size: int, backend: str) -> list[Any]:
 
 @pytest.mark.parametrize(("size", "backend"), [(1, "cpu:gloo,cuda:nccl"), (2, "cpu:gloo,cuda:gloo")])
 def test_processes_on_a_gpu_train_as_one_does(size: int, backend: str) -> None:
-    alone = trained(Ranks())
+    alone = trained(Distributed())
     for found in by(size, backend):
         assert isinstance(found, dict), found
         for method in METHODS:

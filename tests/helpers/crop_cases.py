@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from deat.data import Augment
-from deat.data.checks import to_unit
+from deat.data.checks import to_unit_range
 from deat.engine.kernels.crop import crop
 
 
@@ -32,7 +32,7 @@ def compare(case: Crop, device: str) -> tuple[Tensor, Tensor]:
     x, augment, generator = images_of(case), Augment(case.pad, case.flip), torch.Generator().manual_seed(1)
     draws, order = augment.draw(case.num, generator), torch.randperm(case.num, generator=generator)
     index = order[case.taken]
-    torchs = to_unit(augment.apply(x.index_select(0, index), draws.select(index)))
+    torchs = to_unit_range(augment.apply(x.index_select(0, index), draws.select(index)))
     there = draws.to(torch.device(device))
     ours = crop(x.to(device), order.to(device)[case.taken], there.top, there.left, there.flip, case.pad)
     return torchs, ours

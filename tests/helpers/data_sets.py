@@ -17,8 +17,7 @@ import torch
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from deat.data import Corpus, cifar
-from deat.data import load as load_data
+from deat.data import DataSplits, cifar, load_data
 from deat.data.image_set import ImageSet
 
 REAL = Path(os.environ.get("DEAT_TEST_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
@@ -91,7 +90,7 @@ WRITERS: dict[str, Callable[[Path, dict[str, bytes]], Path]] = {
 }
 
 
-def load(path: Path, root: Path, **options: object) -> Corpus:
+def load(path: Path, root: Path, **options: object) -> DataSplits:
     return load_data(f"folder:{path}", root=root, **options)  # type: ignore[arg-type]
 
 
@@ -112,12 +111,12 @@ def cifar_files(name: str, binary: bool, count: int = 4) -> dict[str, bytes]:
     return files
 
 
-def _binary_batch(release: cifar.Release, pixels: Any, labels: list[int]) -> bytes:
+def _binary_batch(release: cifar.CifarRelease, pixels: Any, labels: list[int]) -> bytes:
     coarse = b"\0" * (release.label_bytes - 1)
     return b"".join(coarse + bytes([y]) + row.tobytes() for y, row in zip(labels, pixels, strict=True))
 
 
-def _pickled_batch(release: cifar.Release, pixels: Any, labels: list[int]) -> bytes:
+def _pickled_batch(release: cifar.CifarRelease, pixels: Any, labels: list[int]) -> bytes:
     return pickle.dumps({b"data": pixels, release.labels_key: labels, b"filenames": [b"x.png"]}, protocol=2)
 
 

@@ -38,7 +38,7 @@ def small_net(dropout: float = 0.0, reads: bool = False) -> nn.Module:
     """The network, its weights always the same."""
     with torch.random.fork_rng():  # a GPU's stream is seeded with the others
         torch.manual_seed(0)
-        return deat.normalized(Small(dropout, reads), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+        return deat.add_normalization(Small(dropout, reads), (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
 def small_trainer(
@@ -51,7 +51,7 @@ def small_trainer(
         small_images() if data is None else data,
         method=method,
         optimizer=optimizer,
-        settings=deat.Settings(**held),
+        config=deat.TrainConfig(**held),
     )
 
 
@@ -64,6 +64,6 @@ def small_images() -> ImageSet:
 
 def growing(name: str) -> deat.Method:
     """A method whose k is 0, 1, 2 and 3, an epoch each."""
-    method = deat.method(name)
+    method = deat.get_method(name)
     held = method.schedule
     return replace(method, schedule=EveryEpochs(period=1, alpha=held.alpha, level=held.level))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.evaluation.attacks import attack
+from deat.evaluation.attacks import parse_attack
 
 
 class Interrupted(RuntimeError):
@@ -39,7 +39,7 @@ class Fragile:
     """One of our attacks, by name, which counts its calls and is interrupted after some."""
 
     def __init__(self, inner: str, calls_left: int = 10**9) -> None:
-        self.name, self.inner = inner, attack(inner)
+        self.name, self.inner = inner, parse_attack(inner)
         self.calls_left, self.calls = calls_left, 0
 
     def __call__(

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.core.buffers import Budget, Round
+from deat.core.buffers import Budget, Buffers
 from deat.core.first_layer import FirstLayer
 from deat.methods import Method
-from deat.models import pixel_scale
+from deat.models import get_input_std
 
 from .nets import conv_net, learnable
 
@@ -31,10 +31,10 @@ def game_of(
         net,
         deat.Objective(net, method.objective),
         threat,
-        method.ascent,
+        method.attack,
         torch.optim.SGD(net.parameters(), lr=lr),
         probe=method.probe,
-        pixel_scale=pixel_scale(net),
+        pixel_scale=get_input_std(net),
         **options,
     )
     game.generator.manual_seed(0)
@@ -57,24 +57,24 @@ class WatchedGame(deat.Game):
         super().__init__(*args, **options)
         self.seen: list[tuple[Tensor, Tensor]] = []
 
-    def _look(self, r: Round) -> None:
+    def _look(self, r: Buffers) -> None:
         self.seen.append((r.x.clone(), r.delta.clone()))
 
-    def open(self, x: Tensor, y: Tensor, budget: Budget) -> Round:
+    def open(self, x: Tensor, y: Tensor, budget: Budget) -> Buffers:
         r = super().open(x, y, budget)
         self._look(r)
         return r
 
-    def step_delta(self, r: Round) -> None:
+    def step_delta(self, r: Buffers) -> None:
         super().step_delta(r)
         self._look(r)
 
-    def ascend(self, r: Round) -> None:
+    def ascend(self, r: Buffers) -> None:
         super().ascend(r)
         self._look(r)
 
-    def take_both_gradients(self, r: Round, layer: FirstLayer | None = None) -> Tensor | None:
-        finite = super().take_both_gradients(r, layer)
+    def compute_both_gradients(self, r: Buffers, layer: FirstLayer | None = None) -> Tensor | None:
+        finite = super().compute_both_gradients(r, layer)
         self._look(r)
         return finite
 
@@ -89,6 +89,6 @@ def trainer_of(method: str | Method, net: nn.Module | None = None, *, data: Any 
         learnable() if data is None else data,
         method=method,
         threat=threat,
-        settings=deat.Settings(**{**settings, **options}),
+        config=deat.TrainConfig(**{**settings, **options}),
         **named,
     )

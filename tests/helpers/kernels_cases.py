@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deat.engine.kernels.batch_norm import norm_relu
+from deat.engine.kernels.batch_norm import fused_batch_norm
 
 Answer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 LAST = torch.channels_last
@@ -57,7 +57,7 @@ def compare(case: Case, device: str, images: int) -> tuple[list[Tensor], list[Te
 
     def ours(a: Tensor, b: Tensor, w: Tensor, c: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         before, behind = b if case.place == "before" else None, b if case.place == "behind" else None
-        return norm_relu(a, before, m, v, w, c, case.batch, 0.1, 1e-5, beside=behind, relu=case.relu)
+        return fused_batch_norm(a, before, m, v, w, c, case.batch, 0.1, 1e-5, residual=behind, relu=case.relu)
 
     return run(torchs), run(ours)
 

@@ -9,8 +9,8 @@ import torch
 
 from deat.evaluation.results import AttackResult, Evaluation
 from deat.evaluation.sanity import Flag
-from deat.training.records import EpochStats, EpochTiming, append
-from deat.utils.tensor_files import dump
+from deat.training.records import EpochStats, EpochTiming, append_record
+from deat.utils.tensor_files import encode_tensors
 
 
 def make_run(
@@ -47,12 +47,12 @@ def make_run(
     (folder / "run.json").write_text(json.dumps(about))
     draw = random.Random(f"{method} {seed}")
     for epoch in range(epochs if finished is None else finished):
-        append(folder / "history.jsonl", _epoch(epoch, epochs, cost, draw))
-        append(folder / "timing.jsonl", EpochTiming(epoch, 1.5 * cost, 0.1, 400.0))
+        append_record(folder / "history.jsonl", _epoch(epoch, epochs, cost, draw))
+        append_record(folder / "timing.jsonl", EpochTiming(epoch, 1.5 * cost, 0.1, 400.0))
     if kept is not None:
         (folder / "best").mkdir()
         note = json.dumps({"epoch": kept, "step": 0})
-        (folder / "best/model.safetensors").write_bytes(dump({"w": torch.zeros(1)}, note))
+        (folder / "best/model.safetensors").write_bytes(encode_tensors({"w": torch.zeros(1)}, note))
     if shares is not None:
         _evaluation(shares, images, flags, classes, draw).save(folder / "evaluation.json")
     return folder

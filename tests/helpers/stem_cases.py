@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deat.engine.kernels.first_conv import conv2d_of_few
+from deat.engine.kernels.first_conv import conv2d_few_channels
 
 
 class Stem(NamedTuple):
@@ -40,7 +40,7 @@ def compare(case: Stem, half: torch.dtype, device: str) -> tuple[list[Tensor], l
     standard = (x.float() - shift.to(device)) / scale.to(device)
     exact = [leaf.to(half).double() for leaf in (standard, *leaves[1:])]
     torchs = torch.conv2d(*exact, *rest, 1, case.padding)
-    ours = conv2d_of_few(*leaves, *rest, 1, case.padding, **between)
+    ours = conv2d_few_channels(*leaves, *rest, 1, case.padding, **between)
     dy = draw(*ours.shape, dtype=half)
     grads = [torch.autograd.grad(y, leaves, dy.to(y.dtype)) for y in (torchs, ours)]
     assert all(grad.dtype == leaf.dtype for grad, leaf in zip(grads[1], leaves, strict=True))

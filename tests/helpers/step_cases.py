@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from deat.engine.kernels.sgd_triton import Descent
-from deat.training.optimizers import descend
+from deat.engine.kernels.sgd_triton import FusedSGD
+from deat.training.optimizers import sgd_step
 
 SHAPES = ((8,), (3000,), (1,), (16, 8, 3, 3), (12, 6, 1, 1), (70, 40), ())
 
@@ -15,9 +15,9 @@ def compare_steps(device: str, half: torch.dtype) -> tuple[list[Tensor], list[Te
 
     def rest(*args: object) -> None:
         odd.append(len(args[0]))  # type: ignore[arg-type]
-        descend(*args)  # type: ignore[arg-type]
+        sgd_step(*args)  # type: ignore[arg-type]
 
-    for step in (descend, Descent(rest)):
+    for step in (sgd_step, FusedSGD(rest)):
         generator = torch.Generator().manual_seed(0)
 
         def draw(*shape: int) -> Tensor:
@@ -41,5 +41,7 @@ def odd_steps(device: str) -> bool:
     w = torch.arange(2 * 3 * 4 * 4.0, device=device).view(2, 3, 4, 4)
     v, grad = torch.zeros_like(w), w.clone().contiguous(memory_format=torch.channels_last)
     expected = w - 0.5 * (grad + 0.1 * w)
-    Descent(descend)([w], [v], [grad], torch.tensor(0.5, device=device), torch.tensor(0.9, device=device), 0.1, [None])
+    FusedSGD(sgd_step)(
+        [w], [v], [grad], torch.tensor(0.5, device=device), torch.tensor(0.9, device=device), 0.1, [None]
+    )
     return bool(torch.allclose(w, expected))

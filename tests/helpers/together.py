@@ -87,9 +87,9 @@ def _answer(
 ) -> None:
     _enter(rank, size, port)
     try:
-        ranks = deat.Ranks.join("cpu")
+        ranks = deat.Distributed.join("cpu")
         pipe.send(("value", work(ranks, *arguments)))
-        ranks_room.leave()
+        ranks_room.exit_if_distributed()
     except BaseException:
         pipe.send(("error", traceback.format_exc()))
 

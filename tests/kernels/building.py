@@ -52,10 +52,19 @@ def build_first(half: str, weight: str, channels: int, side: int, out: int, **fl
     sizes = {"CI": channels, "CO": out, "KH": side, "KW": side, "PH": pad, "PW": pad}
     sizes |= dict.fromkeys(("H", "W", "OH", "OW"), 32)
     kinds = {"x": "*fp32", "dx": "*fp32", "weight": weight}
-    build(first_conv_triton.narrow_forth, half, kinds, BM=first_conv_triton.FORTH, BN=64, BK=32, **flags, **sizes)
+    build(
+        first_conv_triton.first_conv_forward_kernel,
+        half,
+        kinds,
+        BM=first_conv_triton.FORWARD_TILE_PIXELS,
+        BN=64,
+        BK=32,
+        **flags,
+        **sizes,
+    )
     columns = max(16, taps * (1 << (channels - 1).bit_length()))
-    sizes |= {"SPAN": 32, "TAPS": taps, "BM": first_conv_triton.BACK, "BN": columns, "BK": 64}
-    build(first_conv_triton.narrow_back, half, kinds, SCALE=flags["SCALE"], **sizes)
+    sizes |= {"SPAN": 32, "TAPS": taps, "BM": first_conv_triton.BACKWARD_TILE_PIXELS, "BN": columns, "BK": 64}
+    build(first_conv_triton.first_conv_input_gradient_kernel, half, kinds, SCALE=flags["SCALE"], **sizes)
 
 
 def build_end(half: str, weight: str, classes: int) -> None:
@@ -63,52 +72,69 @@ def build_end(half: str, weight: str, classes: int) -> None:
     kinds = dict.fromkeys(("weight", "bias", "by_weight", "by_bias"), weight) | {"label": "*i64"}
     sizes = {"CO": classes, "BO": max(16, 1 << (classes - 1).bit_length())}
     build(
-        classifier_head_triton.head_forth,
+        classifier_head_triton.head_forward_kernel,
         half,
         kinds,
         BIAS=True,
-        BH=classifier_head_triton.PIXELS,
-        BC=classifier_head_triton.WIDE,
+        BH=classifier_head_triton.TILE_PIXELS,
+        BC=classifier_head_triton.FORWARD_TILE_CHANNELS,
         **sizes,
     )
     build(
-        classifier_head_triton.head_back,
+        classifier_head_triton.head_input_gradient_kernel,
         half,
         kinds,
-        BH=classifier_head_triton.PIXELS,
-        BC=classifier_head_triton.NARROW,
+        BH=classifier_head_triton.TILE_PIXELS,
+        BC=classifier_head_triton.BACKWARD_TILE_CHANNELS,
         **sizes,
     )
-    build(classifier_head_triton.head_weigh, half, kinds, BIAS=True, BN=classifier_head_triton.IMAGES, BC=64, **sizes)
+    build(
+        classifier_head_triton.head_weight_gradient_kernel,
+        half,
+        kinds,
+        BIAS=True,
+        BN=classifier_head_triton.TILE_IMAGES,
+        BC=64,
+        **sizes,
+    )
     for mean in (True, False):
-        build(cross_entropy_triton.surprise_forth, half, kinds, MEAN=mean, BN=128, **sizes)
-        build(cross_entropy_triton.surprise_back, half, kinds, MEAN=mean, BN=128, **sizes)
+        build(cross_entropy_triton.cross_entropy_forward_kernel, half, kinds, MEAN=mean, BN=128, **sizes)
+        build(cross_entropy_triton.cross_entropy_backward_kernel, half, kinds, MEAN=mean, BN=128, **sizes)
 
 
 def main() -> None:
     """Every kernel, with what PreAct-ResNets and ResNets ask of it."""
     for gather, add in product((True, False), (True, False)):
         forth = {"GATHER": gather, "ADD": add, "BESIDE": not add, "RELU": True, "TRACK": True, "MOMENTUM": 0.1}
-        check_order(build(batch_norm_triton.forth, "*bf16", BATCH=True, **forth, **TILE), gather)
+        check_order(build(batch_norm_triton.batch_norm_forward_kernel, "*bf16", BATCH=True, **forth, **TILE), gather)
         back = {"GATHER": gather, "ADD": add, "RELU": True, "GATED": not add}
-        check_order(build(batch_norm_triton.back, "*bf16", BATCH=True, **back, **TILE), gather)
+        check_order(build(batch_norm_triton.batch_norm_backward_kernel, "*bf16", BATCH=True, **back, **TILE), gather)
     eval_forth = {"BATCH": False, "ADD": True, "BESIDE": False, "RELU": True, "TRACK": False, "MOMENTUM": 0.1}
-    build(batch_norm_triton.forth, "*fp16", GATHER=False, **eval_forth, **TILE)
-    build(batch_norm_triton.back, "*fp16", GATHER=False, BATCH=False, ADD=True, RELU=True, GATED=False, **TILE)
-    build(first_conv_triton._fit, CX=3, CO=8, SHIFT=True, SCALE=True, BC=8, ROWS=512)
+    build(batch_norm_triton.batch_norm_forward_kernel, "*fp16", GATHER=False, **eval_forth, **TILE)
+    build(
+        batch_norm_triton.batch_norm_backward_kernel,
+        "*fp16",
+        GATHER=False,
+        BATCH=False,
+        ADD=True,
+        RELU=True,
+        GATED=False,
+        **TILE,
+    )
+    build(first_conv_triton._copy_channels_kernel, CX=3, CO=8, SHIFT=True, SCALE=True, BC=8, ROWS=512)
     build_first("*bf16", "*bf16", 3, 3, 64, BIAS=False, SHIFT=True, SCALE=True)
     build_first("*fp16", "*fp32", 3, 3, 64, BIAS=True, SHIFT=True, SCALE=True)
     build_first("*bf16", "*fp32", 1, 1, 24, BIAS=True, SHIFT=False, SCALE=False)
     build_first("*fp16", "*fp16", 7, 5, 96, BIAS=False, SHIFT=True, SCALE=True)
     for kinds in ({}, {"g": "*bf16", "copy": "*bf16"}):
-        build(sgd_triton._descend, others=kinds, DECAY=5e-4, COPY=bool(kinds), BLOCK=4096)
+        build(sgd_triton.sgd_kernel, others=kinds, DECAY=5e-4, COPY=bool(kinds), BLOCK=4096)
         kinds = {"table": "*i64", **kinds}
-        how = {"COPY": tl.bfloat16, "COLUMNS": sgd_triton.COLUMNS, "BLOCK": sgd_triton.LISTED_BLOCK}
-        build(sgd_triton._descend_listed, others=kinds, DECAY=5e-4, **how)
+        how = {"COPY": tl.bfloat16, "COLUMNS": sgd_triton.TABLE_COLUMNS, "BLOCK": sgd_triton.SMALL_BLOCK_NUMBERS}
+        build(sgd_triton.sgd_small_weights_kernel, others=kinds, DECAY=5e-4, **how)
     kinds = {"index": "*i64", "top": "*i64", "left": "*i64", "flip": "*i1", "out": "*fp32"}
     for images in ("*u8", "*fp32"):
-        build(crop_triton.cut_out, images, kinds, C=3, H=32, W=32, BLOCK=crop_triton.BLOCK)
-    build(linf_step_triton._move, others={"grad": "*fp32"}, EPS=8 / 255, BLOCK=2048)
+        build(crop_triton.crop_kernel, images, kinds, C=3, H=32, W=32, BLOCK=crop_triton.BLOCK_NUMBERS)
+    build(linf_step_triton.linf_step_kernel, others={"grad": "*fp32"}, EPS=8 / 255, BLOCK=2048)
     for half, weight in (("*bf16", "*bf16"), ("*fp16", "*fp32")):
         build_end(half, weight, classes=10 if half == "*bf16" else 33)
 

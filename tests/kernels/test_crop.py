@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deat.data import Augment, ImageSet, Resident
-from deat.data.augment import Draws
-from deat.data.checks import to_unit
+from deat.data import Augment, ImageSet, InMemorySource
+from deat.data.augment import AugmentParams
+from deat.data.checks import to_unit_range
 from deat.engine.kernels import crop
-from deat.utils.distributed import Share
+from deat.utils.distributed import BatchShard
 from helpers.crop_cases import Crop, compare, is_same
 from helpers.data_sets import NoHostReads, random_set
 
@@ -75,17 +75,19 @@ def test_crops_of_any_size_have_the_bits_of_tensor_operations(case: Crop) -> Non
 
 def test_every_byte_is_scaled_as_elsewhere() -> None:
     x, first = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16), torch.zeros(1, dtype=torch.int64)
-    assert is_same(to_unit(x), crop.crop(x, first, first, first, first.bool(), 0))
+    assert is_same(to_unit_range(x), crop.crop(x, first, first, first, first.bool(), 0))
 
 
-def batches(images: ImageSet, augment: Augment | None, share: Share, first: int = 0) -> list[tuple[Tensor, Tensor]]:
-    source = Resident(images, 8, seed=3, augment=augment)
+def batches(
+    images: ImageSet, augment: Augment | None, share: BatchShard, first: int = 0
+) -> list[tuple[Tensor, Tensor]]:
+    source = InMemorySource(images, 8, seed=3, augment=augment)
     source.share = share
     return [batch for epoch in (0, 1) for batch in source.epoch(epoch, first)]
 
 
-@pytest.mark.parametrize("share", [Share(), Share(1, 2), Share(4, 5)], ids=str)
-def test_a_resident_set_has_the_same_batches_with_our_kernel(share: Share, as_on_a_gpu: list[int]) -> None:
+@pytest.mark.parametrize("share", [BatchShard(), BatchShard(1, 2), BatchShard(4, 5)], ids=str)
+def test_a_resident_set_has_the_same_batches_with_our_kernel(share: BatchShard, as_on_a_gpu: list[int]) -> None:
     images = random_set(19, shape=(3, 6, 5))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(crop, "on_gpu", lambda x: False)
@@ -99,21 +101,23 @@ def test_a_resident_set_has_the_same_batches_with_our_kernel(share: Share, as_on
 
 
 def test_an_epoch_begun_in_its_middle_has_the_same_batches(as_on_a_gpu: list[int]) -> None:
-    whole, rest = (batches(random_set(), Augment(2), Share(), first) for first in (0, 1))
+    whole, rest = (batches(random_set(), Augment(2), BatchShard(), first) for first in (0, 1))
     assert all(is_same(one[0], other[0]) for one, other in zip(whole[1:3], rest[:2], strict=True))
     assert len(as_on_a_gpu) == len(whole) + len(rest)
 
 
 def test_nothing_is_read_back(as_on_a_gpu: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[int] = []
-    monkeypatch.setattr("deat.engine.kernels.crop_triton.cut", lambda x, index, *rest: launched.append(len(index)))
+    monkeypatch.setattr(
+        "deat.engine.kernels.crop_triton.launch_crop", lambda x, index, *rest: launched.append(len(index))
+    )
     with NoHostReads():
-        assert sum(1 for _ in Resident(random_set(), 8, augment=Augment(2)).epoch(0)) == 3
+        assert sum(1 for _ in InMemorySource(random_set(), 8, augment=Augment(2)).epoch(0)) == 3
     assert launched == [1, 8, 8, 4], "one image is tried first"
 
 
 class Darker(Augment):
-    def apply(self, images: Tensor, draws: Draws) -> Tensor:
+    def apply(self, images: Tensor, draws: AugmentParams) -> Tensor:
         return super().apply(images, draws) // 2
 
 
@@ -127,17 +131,17 @@ KEPT: dict[str, Callable[[], tuple[ImageSet, Augment | None]]] = {
 @pytest.mark.parametrize("name", KEPT)
 def test_what_our_kernel_does_not_take_is_left_to_tensor_operations(name: str, as_on_a_gpu: list[int]) -> None:
     images, augment = KEPT[name]()
-    assert batches(images, augment, Share())
+    assert batches(images, augment, BatchShard())
     assert not as_on_a_gpu
 
 
 def test_images_too_large_to_be_counted_in_32_bits_are_left_to_tensor_operations(
     as_on_a_gpu: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crop, "_is_built", lambda x: True)
-    assert crop.serves(torch.empty(2**20, 3, 224, 224, dtype=torch.uint8, device="meta")), "a set may be larger"
+    monkeypatch.setattr(crop, "_can_build_kernel", lambda x: True)
+    assert crop.is_supported(torch.empty(2**20, 3, 224, 224, dtype=torch.uint8, device="meta")), "a set may be larger"
     apart = torch.empty_strided((4, 3, 8, 8), (1, 2**30, 32, 4), dtype=torch.uint8, device="meta")
-    assert not crop.serves(apart)
+    assert not crop.is_supported(apart)
 
 
 def test_where_the_kernel_cannot_be_built_batches_come_all_the_same(
@@ -146,9 +150,9 @@ def test_where_the_kernel_cannot_be_built_batches_come_all_the_same(
     def fail(*args: object) -> None:
         raise RuntimeError("Failed to find C compiler.\nSet CC.")
 
-    monkeypatch.setattr("deat.engine.kernels.crop_triton.cut", fail)
+    monkeypatch.setattr("deat.engine.kernels.crop_triton.launch_crop", fail)
     with pytest.warns(UserWarning, match=r"cannot be built: Failed to find C compiler\.$") as said:
-        found = batches(random_set(), Augment(2), Share())
+        found = batches(random_set(), Augment(2), BatchShard())
     assert len(said) == 1
     assert len(found) == 6
     assert not as_on_a_gpu

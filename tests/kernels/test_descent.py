@@ -17,15 +17,15 @@ def test_steps_of_many_weights_are_sgds() -> None:
 
 
 def test_weights_that_are_others_than_before_have_a_table_of_their_own() -> None:
-    from deat.engine.kernels.sgd_triton import Descent
-    from deat.training.optimizers import descend
+    from deat.engine.kernels.sgd_triton import FusedSGD
+    from deat.training.optimizers import sgd_step
 
-    step, lr, momentum = Descent(descend), torch.tensor(1.0), torch.tensor(0.0)
+    step, lr, momentum = FusedSGD(sgd_step), torch.tensor(1.0), torch.tensor(0.0)
     held, tables = {size: (torch.zeros(size), torch.zeros(size)) for size in (3, 5)}, []
     for size in (3, 5, 3):
         w, v = held[size]
         step([w], [v], [torch.ones(size)], lr, momentum, 0.0, [None])
-        tables.append(list(step._listed._tables.values()))
+        tables.append(list(step._small_weight_sgd._tables.values()))
     assert held[3][0].tolist() == [-2.0] * 3
     assert held[5][0].tolist() == [-1.0] * 5
     assert [len(made) for made in tables] == [1, 2, 2]

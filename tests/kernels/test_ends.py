@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import deat
 from deat.engine.kernels import classifier_head, conv_streams, cross_entropy, graph_pass
-from deat.engine.kernels.conv_streams import arrived, begin_conv2d
+from deat.engine.kernels.conv_streams import start_conv2d, wait_for_conv2d
 from helpers.end_cases import End, compare_ends, compare_entropies
 from helpers.kernels_cases import distance
 
@@ -30,7 +30,7 @@ ENDS = [
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for room in (classifier_head, cross_entropy):
         monkeypatch.setattr(room, "on_gpu", lambda x: True)
-    monkeypatch.setattr(classifier_head, "_wants", lambda dtype, weight: True)
+    monkeypatch.setattr(classifier_head, "_matches_compute_dtype", lambda dtype, weight: True)
 
 
 @pytest.mark.parametrize("case", ENDS, ids=str)
@@ -51,10 +51,10 @@ def test_cross_entropy_agrees_with_torch(images: int, classes: int, mean: bool, 
 def test_labels_that_do_not_count_count_nothing(
     serves: bool, mean: bool, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cross_entropy, "serves", lambda logits, y: serves)
+    monkeypatch.setattr(cross_entropy, "is_supported", lambda logits, y: serves)
     logits, y = torch.randn(4, 3, dtype=HALF).requires_grad_(), torch.tensor([0, -100, 2, 1])
     ours, torchs = (
-        cross_entropy.cross_entropy(logits, y, mean=mean),
+        cross_entropy.fused_cross_entropy(logits, y, mean=mean),
         F.cross_entropy(logits.float(), y, reduction="none"),
     )
     torchs = torchs.mean() if mean else torchs
@@ -64,21 +64,26 @@ def test_labels_that_do_not_count_count_nothing(
 
 
 def test_labels_that_no_class_has_are_not_taken_for_others(as_on_a_gpu: None) -> None:
-    losses = cross_entropy.cross_entropy(torch.randn(3, 3, dtype=HALF), torch.tensor([0, 3, -1]))
+    losses = cross_entropy.fused_cross_entropy(torch.randn(3, 3, dtype=HALF), torch.tensor([0, 3, -1]))
     assert losses.isnan().tolist() == [False, True, True]
 
 
 def test_gradients_by_weights_that_do_not_learn_are_not_computed(
     as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deat.engine.kernels.classifier_head_triton.weigh", lambda *args: pytest.fail("nobody asked"))
+    monkeypatch.setattr(
+        "deat.engine.kernels.classifier_head_triton.head_weight_gradient", lambda *args: pytest.fail("nobody asked")
+    )
     x = torch.rand(2, 8, 3, 3, dtype=HALF).contiguous(memory_format=torch.channels_last).requires_grad_()
     classifier_head.pooled_linear(x, torch.rand(4, 8, dtype=HALF)).sum().backward()
     assert x.grad is not None
 
 
 ASIDE = {
-    "too many classes": (torch.rand(2, 8, 3, 3, dtype=HALF), torch.rand(classifier_head.CLASSES + 1, 8, dtype=HALF)),
+    "too many classes": (
+        torch.rand(2, 8, 3, 3, dtype=HALF),
+        torch.rand(classifier_head.MAX_CLASSES + 1, 8, dtype=HALF),
+    ),
     "another type": (torch.rand(2, 8, 3, 3), torch.rand(4, 8)),
     "no images": (torch.rand(0, 8, 3, 3, dtype=HALF), torch.rand(4, 8, dtype=HALF)),
 }
@@ -88,7 +93,9 @@ ASIDE = {
 def test_ends_that_our_kernels_do_not_take_are_torchs(
     name: str, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(classifier_head.Pooled, "apply", lambda *args: pytest.fail("it should stand aside"))
+    monkeypatch.setattr(
+        classifier_head.PooledLinearFunction, "apply", lambda *args: pytest.fail("it should stand aside")
+    )
     x, weight = ASIDE[name]
     assert torch.equal(classifier_head.pooled_linear(x, weight), F.linear(x.mean((2, 3)), weight))
 
@@ -99,7 +106,7 @@ def fused_graph(net: nn.Module, *inputs: Tensor) -> fx.Graph:
 
     def backend(graph: fx.GraphModule, given: list[Any]) -> Any:
         graphs.append(graph)
-        assert graph_pass.fuse(graph)
+        assert graph_pass.fuse_graph(graph)
         return graph.forward
 
     torch._dynamo.reset()
@@ -120,10 +127,10 @@ def test_shortcuts_begin_before_the_convolutions_they_run_beside(model: str) -> 
     asked = targets(fused_graph(net, torch.rand(2, 3, 32, 32, dtype=torch.float64)))
     layers = [name for name, layer in net.named_modules() if isinstance(layer, nn.Conv2d)]
     shortcuts = sum("shortcut" in name or "downsample" in name for name in layers)
-    assert asked.count(begin_conv2d) == asked.count(arrived) == shortcuts > 0
-    at = [place for place, target in enumerate(asked) if target is begin_conv2d]
+    assert asked.count(start_conv2d) == asked.count(wait_for_conv2d) == shortcuts > 0
+    at = [place for place, target in enumerate(asked) if target is start_conv2d]
     for place in at:
-        until = asked.index(arrived, place)
+        until = asked.index(wait_for_conv2d, place)
         assert asked[place:until].count(conv_streams.conv2d) >= 2
 
 
@@ -164,14 +171,14 @@ def without_gradients(net: Wired, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("wire", [changed_meanwhile, needed_soon, changed_before_it_is_needed, without_gradients])
 def test_a_convolution_stays_where_it_is(wire: Any) -> None:
     graph = fused_graph(Wired(wire), torch.rand(2, 8, 4, 4, dtype=torch.float64))
-    assert begin_conv2d not in targets(graph)
+    assert start_conv2d not in targets(graph)
 
 
 def test_a_convolution_whose_weight_does_not_learn_stays_where_it_is() -> None:
     net, x = Wired(lambda net, x: net.c(net.b(x)) + net.d(x)), torch.rand(2, 8, 4, 4, dtype=torch.float64)
-    assert begin_conv2d in targets(fused_graph(net, x))
+    assert start_conv2d in targets(fused_graph(net, x))
     torch._dynamo.reset()
-    assert begin_conv2d not in targets(fused_graph(net.requires_grad_(False), x.requires_grad_()))
+    assert start_conv2d not in targets(fused_graph(net.requires_grad_(False), x.requires_grad_()))
 
 
 def test_a_branch_is_waited_for_before_its_result_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,18 +193,20 @@ def test_a_branch_is_waited_for_before_its_result_is_used(monkeypatch: pytest.Mo
 
     main, beside = Stream("main"), Stream("branch")
     monkeypatch.setattr(conv_streams, "on_gpu", lambda x: True)
-    monkeypatch.setattr(conv_streams, "side", lambda device, use: beside)
+    monkeypatch.setattr(conv_streams, "get_side_stream", lambda device, use: beside)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: main)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: (said.append(f"on {stream.name}"), nullcontext())[1])
     monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: said.append(f"kept for {stream.name}"))
     x, weight = torch.rand(1, 2, 4, 4, requires_grad=True), torch.rand(2, 2, 1, 1)
-    y = arrived(begin_conv2d(x, weight))
+    y = wait_for_conv2d(start_conv2d(x, weight))
     assert torch.equal(y, torch.conv2d(x, weight))
     assert said == ["branch waits for main", "on branch", "kept for branch", "main waits for branch", "kept for main"]
     y.sum().backward()
-    assert [grad.shape for grad in conv_streams._read] == [y.shape], "whoever adds to it must see that it is read"
-    begin_conv2d(x, weight)
-    assert not conv_streams._read
+    assert [grad.shape for grad in conv_streams._gradients_in_use] == [y.shape], (
+        "whoever adds to it must see that it is read"
+    )
+    start_conv2d(x, weight)
+    assert not conv_streams._gradients_in_use
 
 
 POOLS = {
@@ -257,5 +266,5 @@ def test_cross_entropies_of_halves_are_found_and_so_are_their_means(
     net: nn.Module, found: dict[str, bool] | None
 ) -> None:
     graph = fused_graph(net, torch.rand(2, 4, 3, 3, dtype=torch.float64), torch.tensor([1, 3]))
-    asked = [node.kwargs for node in graph.nodes if node.target is cross_entropy.cross_entropy]
+    asked = [node.kwargs for node in graph.nodes if node.target is cross_entropy.fused_cross_entropy]
     assert asked == ([] if found is None else [found])

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import deat
 from deat.engine.kernels import graph_pass
-from deat.engine.kernels.batch_norm import norm_relu
+from deat.engine.kernels.batch_norm import fused_batch_norm
 from deat.models import densenet, resnet
 
 Net = Callable[[Tensor], Tensor]
@@ -136,7 +136,7 @@ def compared(net: nn.Module, x: Tensor = IMAGE) -> int:
     found: list[int] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        found.append(graph_pass.fuse(graph))
+        found.append(graph_pass.fuse_graph(graph))
         return graph.forward
 
     other = copy.deepcopy(net)
@@ -167,7 +167,7 @@ def test_every_kind_of_batch_norm_computes_what_it_did(options: dict[str, object
 
 def short_network(name: str, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     """A network of the registry with two blocks a stage: the third and later ones are wired as the second is."""
-    monkeypatch.setattr(densenet, "BLOCKS", (2,) * 4)
+    monkeypatch.setattr(densenet, "LAYERS_PER_BLOCK", (2,) * 4)
     net = deat.build_model(name, normalize=((0.5,) * 3, (0.25,) * 3))
     for module in net.modules():
         if isinstance(module, resnet.ResNet):
@@ -188,9 +188,9 @@ def test_sums_and_relus_are_fused_where_nobody_else_needs_them() -> None:
     calls: list[tuple[bool, bool, bool]] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        graph_pass.fuse(graph)
+        graph_pass.fuse_graph(graph)
         for node in graph.graph.nodes:
-            if node.target is norm_relu:
+            if node.target is fused_batch_norm:
                 calls.append((node.args[1] is not None, node.kwargs["beside"] is not None, node.kwargs["relu"]))
         return graph.forward
 
@@ -208,7 +208,7 @@ def test_a_network_without_batch_norm_is_left_to_torchs_compiler(monkeypatch: py
         torch._dynamo, "lookup_backend", lambda name: lambda graph, inputs: asked.append(graph) or graph
     )
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).double()
-    assert torch.compile(net, backend=graph_pass.fused)(IMAGE).shape == (2, 4, 30, 30)
+    assert torch.compile(net, backend=graph_pass.fused_backend)(IMAGE).shape == (2, 4, 30, 30)
     assert [torch.conv2d in {node.target for node in graph.graph.nodes} for graph in asked] == [True], "not as it was"
 
 
@@ -217,7 +217,7 @@ def test_a_network_that_checkpoints_its_activations_is_left_to_torchs_compiler(m
     asked: list[object] = []
     monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: lambda graph, inputs: asked.append(name) or graph)
     net = Blocks(lambda net, x: net.m(checkpoint(lambda z: F.relu(net.n(net.a(z))), x, use_reentrant=False))).double()
-    torch.compile(net, backend=graph_pass.fused)(IMAGE)
+    torch.compile(net, backend=graph_pass.fused_backend)(IMAGE)
     assert asked == ["inductor"]
 
 
@@ -226,7 +226,7 @@ def test_batches_are_counted_once_for_each_call_and_each_count_is_launched_once(
     counted: list[object] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        graph_pass.fuse(graph)
+        graph_pass.fuse_graph(graph)
         for node in graph.graph.nodes:
             counted.extend(node.args[0] if node.target is torch._foreach_add_ else ())
         return graph.forward
@@ -250,7 +250,7 @@ def test_images_that_change_after_they_were_standardised_are_convolved_as_they_w
     torch._dynamo.reset()
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        assert graph_pass.fuse(graph) == 1
+        assert graph_pass.fuse_graph(graph) == 1
         return graph.forward
 
     assert torch.allclose(torch.compile(answer, backend=backend)(IMAGE), answer(IMAGE))

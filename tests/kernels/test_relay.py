@@ -10,9 +10,9 @@ from torch import fx, nn
 import deat
 from deat.core.buffers import Budget
 from deat.engine import executor
-from deat.engine.kernels.batch_norm import norm_relu
-from deat.engine.kernels.first_conv import conv2d_of_few
-from deat.engine.kernels.graph_pass import convolved, fused
+from deat.engine.kernels.batch_norm import fused_batch_norm
+from deat.engine.kernels.first_conv import conv2d_few_channels
+from deat.engine.kernels.graph_pass import first_layer_backend, fused_backend
 from deat.engine.precision import Engine
 from helpers.games import game_of
 from helpers.nets import CLASSES, images, seeded
@@ -40,7 +40,7 @@ def plain() -> nn.Module:
 
 
 def normalised(build: Callable[[], nn.Module]) -> nn.Module:
-    return deat.normalized(seeded(build), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+    return deat.add_normalization(seeded(build), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
 
 
 @pytest.fixture
@@ -51,19 +51,19 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[fx.Node]]]:
     def noting(backend: Backend) -> Backend:
         def note(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
             answer = backend(graph, inputs)
-            ours = [node for node in graph.graph.nodes if node.target in (norm_relu, conv2d_of_few)]
+            ours = [node for node in graph.graph.nodes if node.target in (fused_batch_norm, conv2d_few_channels)]
             graphs.append((backend.__name__, ours))
             return answer
 
         return note
 
     torch._dynamo.reset()
-    monkeypatch.setattr(Engine, "fuses", property(lambda self: True))
+    monkeypatch.setattr(Engine, "uses_own_kernels", property(lambda self: True))
     monkeypatch.setattr(
-        executor, "_quick_move", lambda threat, engine: lambda *args, out: out.copy_(threat.move(*args))
+        executor, "_make_projected_step", lambda threat, engine: lambda *args, out: out.copy_(threat.move(*args))
     )
-    monkeypatch.setattr(executor, "fused", noting(fused))
-    monkeypatch.setattr(executor, "convolved", noting(convolved))
+    monkeypatch.setattr(executor, "fused_backend", noting(fused_backend))
+    monkeypatch.setattr(executor, "first_layer_backend", noting(first_layer_backend))
     return graphs
 
 
@@ -71,15 +71,19 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[fx.Node]]]:
 def test_full_passes_and_steps_through_the_first_layer_are_fused(
     build: Callable[[], nn.Module], found: list[tuple[str, list[fx.Node]]]
 ) -> None:
-    net, method = normalised(build), deat.method("yopo-3-3")
-    engine = Engine(precision="bf16", compiles=True)
+    net, method = normalised(build), deat.get_method("yopo-3-3")
+    engine = Engine(precision="bf16", use_compile=True)
     game = game_of(method, engine.prepare(net), engine=engine)
     method.play(game, *images(channels=3), Budget(2, 0.02))
-    assert game.runner.compiled is not None, "compiling fell back"
-    assert [backend for backend, _ in found] == ["fused", "convolved", "fused"]
+    assert game.executor.compiled is not None, "compiling fell back"
+    assert [backend for backend, _ in found] == ["fused_backend", "first_layer_backend", "fused_backend"]
     probed, layer, joint = (ours for _, ours in found)
-    assert [node.target for node in probed] == [node.target for node in joint] == [conv2d_of_few, *[norm_relu] * 2]
-    assert [node.target for node in layer] == [conv2d_of_few]
+    assert (
+        [node.target for node in probed]
+        == [node.target for node in joint]
+        == [conv2d_few_channels, *[fused_batch_norm] * 2]
+    )
+    assert [node.target for node in layer] == [conv2d_few_channels]
     assert all(ours[0].kwargs["shift"] is not None for _, ours in found), "standardised by itself"
     assert probed[1].args[0] is probed[0], "the probe is added by itself"
     assert str(probed[1].args[1]).startswith("l_probes"), "the probe is added by itself"

@@ -34,8 +34,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     from deat.engine.kernels import first_conv_triton
 
     monkeypatch.setattr(first_conv, "on_gpu", lambda x: True)
-    monkeypatch.setattr(first_conv_triton, "FORTH", 32)
-    monkeypatch.setattr(first_conv_triton, "BACK", 32)
+    monkeypatch.setattr(first_conv_triton, "FORWARD_TILE_PIXELS", 32)
+    monkeypatch.setattr(first_conv_triton, "BACKWARD_TILE_PIXELS", 32)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: HALF)
 
@@ -44,8 +44,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 def direct(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The paddings that our own convolution was asked for."""
     asked: list[Any] = []
-    apply = first_conv.Direct.apply
-    monkeypatch.setattr(first_conv.Direct, "apply", lambda *args: (asked.append(args[3]), apply(*args))[1])  # type: ignore[no-untyped-call]
+    apply = first_conv.FirstConvFunction.apply
+    monkeypatch.setattr(first_conv.FirstConvFunction, "apply", lambda *args: (asked.append(args[3]), apply(*args))[1])  # type: ignore[no-untyped-call]
     return asked
 
 
@@ -63,7 +63,7 @@ def test_the_first_convolution_agrees_with_torch(case: Stem, direct: list[Any]) 
 
 def test_a_gradient_in_another_order_of_memory_is_the_same() -> None:
     x, weight = draw(2, 3, 6, 6).requires_grad_(), draw(8, 3, 3, 3)
-    y = first_conv.conv2d_of_few(x, weight, None, 1, 1)
+    y = first_conv.conv2d_few_channels(x, weight, None, 1, 1)
     dy = draw(*y.shape)
     one, other = (
         torch.autograd.grad(y, x, grad, retain_graph=True)[0]
@@ -74,18 +74,18 @@ def test_a_gradient_in_another_order_of_memory_is_the_same() -> None:
 
 def test_images_that_lie_apart_in_memory_get_their_gradient() -> None:
     rows, weight = draw(2, 3, 6, 12).requires_grad_(), draw(8, 3, 3, 3)
-    y = first_conv.conv2d_of_few(rows[..., ::2], weight, None, 1, 1)
+    y = first_conv.conv2d_few_channels(rows[..., ::2], weight, None, 1, 1)
     (ours,) = torch.autograd.grad(y.float().sum(), rows)
     (torchs,) = torch.autograd.grad(torch.conv2d(rows[..., ::2], weight, None, 1, 1).float().sum(), rows)
     assert distance(torchs, ours) < 1e-3
 
 
-@pytest.mark.parametrize("unasked", ["_by_image", "_by_weight"])
+@pytest.mark.parametrize("unasked", ["_input_gradient", "_weight_gradient"])
 def test_gradients_that_nobody_asks_for_are_not_computed(unasked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_conv, unasked, lambda *args: pytest.fail("nobody asked"))
     x, weight = draw(2, 3, 6, 6), draw(8, 3, 3, 3)
-    leaf = (weight if unasked == "_by_image" else x).requires_grad_()
-    first_conv.conv2d_of_few(x, weight, None, 1, 1).float().square().sum().backward()
+    leaf = (weight if unasked == "_input_gradient" else x).requires_grad_()
+    first_conv.conv2d_few_channels(x, weight, None, 1, 1).float().square().sum().backward()
     assert leaf.grad is not None
     assert leaf.grad.any()
 
@@ -106,7 +106,7 @@ def test_what_our_kernels_do_not_take_goes_another_way(name: str, direct: list[A
     shape, rest = ASIDE[name]
     x, weight = draw(2, 4, 8, 8).requires_grad_(), draw(*shape).requires_grad_()
     answers = []
-    for conv2d in (torch.conv2d, first_conv.conv2d_of_few):
+    for conv2d in (torch.conv2d, first_conv.conv2d_few_channels):
         y = conv2d(x, weight, None, *rest)
         answers.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), (x, weight))])
     assert not direct
@@ -115,10 +115,10 @@ def test_what_our_kernels_do_not_take_goes_another_way(name: str, direct: list[A
 
 def test_images_too_large_to_be_counted_in_32_bits_go_another_way() -> None:
     weight = torch.empty(64, 3, 3, 3, device="meta")
-    assert first_conv.serves(torch.empty(128, 3, 224, 224, device="meta"), weight, None, (1, 1))
-    assert not first_conv.serves(torch.empty(1024, 3, 224, 224, device="meta"), weight, None, (1, 1))
+    assert first_conv.is_supported(torch.empty(128, 3, 224, 224, device="meta"), weight, None, (1, 1))
+    assert not first_conv.is_supported(torch.empty(1024, 3, 224, 224, device="meta"), weight, None, (1, 1))
     few = torch.empty(4, 3, 3, 3, device="meta")  # a weight's gradient is taken of images of eight channels
-    assert first_conv.serves(torch.empty(1024, 3, 500, 500, device="meta"), few, None, (1, 1))
-    assert not first_conv.serves(torch.empty(1024, 3, 512, 512, device="meta"), few, None, (1, 1))
+    assert first_conv.is_supported(torch.empty(1024, 3, 500, 500, device="meta"), few, None, (1, 1))
+    assert not first_conv.is_supported(torch.empty(1024, 3, 512, 512, device="meta"), few, None, (1, 1))
     apart = torch.empty_strided((128, 3, 32, 32), (2**25, 1, 96, 3), device="meta")
-    assert not first_conv.serves(apart, weight, None, (1, 1))
+    assert not first_conv.is_supported(apart, weight, None, (1, 1))

@@ -13,7 +13,7 @@ import pytest
 import deat
 from deat.evaluation.judge import Judge
 from deat.evaluation.results import load_evaluation
-from deat.utils.distributed import Ranks
+from deat.utils.distributed import Distributed
 from helpers.nets import conv_net, learnable
 from helpers.together import commands, statuses, together
 
@@ -81,7 +81,7 @@ def raise_in_the_second(rank: int) -> None:
         def broken(self: Trainer, *rest: Any) -> None:
             raise deat.training.trainer.NumericalError("the second process is unwell.")
 
-        Trainer.turn_to = broken  # type: ignore[method-assign]
+        Trainer.prepare_step = broken  # type: ignore[method-assign]
 
 
 def test_an_error_of_one_process_is_what_is_seen_and_ends_all(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_nan_in_one_process_ends_all_with_status_5(tmp_path: Path) -> None:
     assert "".join(errors(tmp_path)).count("stopped being finite in epoch 1, batch 1") == 1
 
 
-def judged(ranks: Ranks, cascade: bool) -> dict[str, Any]:
+def judged(ranks: Distributed, cascade: bool) -> dict[str, Any]:
     x, y = learnable(33)
     found = deat.evaluate(
         conv_net(),
@@ -119,14 +119,14 @@ def judged(ranks: Ranks, cascade: bool) -> dict[str, Any]:
         attacks=["natural", "fgsm", "pgd-5", "cw-5"],
         block=6,
         cascade=cascade,
-        ranks=ranks,
+        distributed=ranks,
     )
     return {"verdicts": found.verdicts, "labels": found.labels, "flags": [f.name for f in found.flags]}
 
 
 @pytest.mark.parametrize("cascade", [False, True])
 def test_two_judges_give_the_same_verdicts_as_one(cascade: bool) -> None:
-    alone = judged(Ranks(), cascade)
+    alone = judged(Distributed(), cascade)
     assert together(judged, cascade) == [alone, alone]
 
 

@@ -18,7 +18,7 @@ import tyro
 
 from deat.cli.main import Command
 from deat.cli.train import TrainCommand
-from deat.utils.distributed import Ranks
+from deat.utils.distributed import Distributed
 from helpers.nets import conv_net, learnable
 from helpers.together import together
 
@@ -105,7 +105,7 @@ def test_a_killed_process_is_started_again_and_the_run_goes_on(tmp_path: Path) -
     assert [json.loads(line)["epoch"] for line in history.read_text().splitlines()] == list(range(5))
 
 
-def as_told(ranks: Ranks, folder: Path) -> list[object]:
+def as_told(ranks: Distributed, folder: Path) -> list[object]:
     """The page's Python, with data of ours."""
     (code,) = re.findall(r"```python\n(.*?)\n```", PAGE, flags=re.S)
     os.chdir(folder)

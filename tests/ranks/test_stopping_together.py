@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 import deat
 from deat.errors import CheckpointError, Interrupted
-from deat.methods.tune import tune
+from deat.methods.configure import configure_method
 from deat.training.checkpoints import Checkpoints
-from deat.utils.distributed import Ranks, _meeting
+from deat.utils.distributed import Distributed, _agree_on_store_prefix
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
 from helpers.together import commands, meeting_place, statuses, together
@@ -32,14 +32,14 @@ def kill_the_second(rank: int) -> None:
     """End the second process, without a word, in the middle of the second epoch."""
     from deat.training.trainer import Trainer
 
-    real = Trainer.turn_to
+    real = Trainer.prepare_step
 
     def deadly(self: Trainer, epoch: int, step: int) -> None:
         if rank == 1 and (epoch, step) == (1, 7):
             os.kill(os.getpid(), signal.SIGKILL)
         real(self, epoch, step)
 
-    Trainer.turn_to = deadly  # type: ignore[method-assign]
+    Trainer.prepare_step = deadly  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def stop_in_the_second(rank: int) -> None:
     """Send one process alone a signal, in the middle of the second epoch."""
     from deat.training.trainer import Trainer
 
-    real = Trainer.turn_to
+    real = Trainer.prepare_step
 
     def told(self: Trainer, epoch: int, step: int) -> None:
         if rank == 1 and (epoch, step) == (1, 7):
@@ -78,7 +78,7 @@ def stop_in_the_second(rank: int) -> None:
             os.kill(os.getpid(), signal.SIGTERM)  # as from a launcher that passes it on
         real(self, epoch, step)
 
-    Trainer.turn_to = told  # type: ignore[method-assign]
+    Trainer.prepare_step = told  # type: ignore[method-assign]
 
 
 def test_a_signal_to_one_process_stops_all_at_the_same_batch(tmp_path: Path, whole: Path) -> None:
@@ -94,12 +94,12 @@ def test_a_signal_to_one_process_stops_all_at_the_same_batch(tmp_path: Path, who
 
 
 def persistent() -> deat.Method:
-    return tune(deat.method("free-4"), deat.Linf(0.1), persistent=True)
+    return configure_method(deat.get_method("free-4"), deat.Linf(0.1), persistent=True)
 
 
-def in_parts(ranks: Ranks, folder: Path, name: str) -> list[Any]:
+def in_parts(ranks: Distributed, folder: Path, name: str) -> list[Any]:
     """A training's end, uninterrupted and interrupted after any of its batches."""
-    method = persistent() if name == "persistent" else deat.method(name)
+    method = persistent() if name == "persistent" else deat.get_method(name)
 
     def trainer() -> deat.Trainer:
         net = conv_net(batch_norm=True, dropout=0.2)
@@ -109,7 +109,7 @@ def in_parts(ranks: Ranks, folder: Path, name: str) -> list[Any]:
 
     def end(t: deat.Trainer) -> list[Any]:
         state = [v.flatten().tolist() for v in t.model.state_dict().values()]
-        return [[vars(s) for s in t.history], state, t.game.carry is not None and t.game.carry.tolist()]
+        return [[vars(s) for s in t.history], state, t.game.carried_delta is not None and t.game.carried_delta.tolist()]
 
     uninterrupted = trainer()
     uninterrupted.fit()
@@ -129,15 +129,15 @@ def in_parts(ranks: Ranks, folder: Path, name: str) -> list[Any]:
 
 
 def _ask_after(trainer: deat.Trainer, batches: int) -> None:
-    real, seen = trainer.turn_to, [0]
+    real, seen = trainer.prepare_step, [0]
 
     def counted(epoch: int, step: int) -> None:
         seen[0] += 1
-        if seen[0] == batches and trainer.ranks.rank == 1:
+        if seen[0] == batches and trainer.distributed.rank == 1:
             trainer.interruption.ask("enough")
         real(epoch, step)
 
-    trainer.turn_to = counted  # type: ignore[method-assign]
+    trainer.prepare_step = counted  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("name", ["m+deat", "m+trades", "persistent", "fat-5"])
@@ -145,11 +145,11 @@ def test_processes_that_were_interrupted_go_on_exactly(name: str, tmp_path: Path
     assert together(in_parts, tmp_path, name) == [["stopped", True] * 3] * 2
 
 
-def unsaved(ranks: Ranks, folder: Path) -> list[str]:
+def unsaved(ranks: Distributed, folder: Path) -> list[str]:
     """A disk that is full for one save: all processes hear of it, and none waits for another."""
     trainer = trainer_of("m+deat", data=learnable(24), epochs=3, ranks=ranks)
     said: list[str] = []
-    keeper = Checkpoints(folder, say=said.append)
+    keeper = Checkpoints(folder, notify=said.append)
     real, calls = keeper._write, [0]
 
     def full(*rest: Any) -> str:
@@ -172,9 +172,9 @@ def test_a_save_that_fails_is_known_to_all(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_busy_is_refused_by_all(tmp_path: Path, whole: Path) -> None:
-    from deat.utils.locks import owned
+    from deat.utils.locks import lock_run_folder
 
-    with owned(whole):
+    with lock_run_folder(whole):
         assert statuses(commands(whole.parent, *RUN, "--resume", "auto"), within=30) == [7, 7]
 
 
@@ -184,7 +184,7 @@ def test_processes_that_start_again_do_not_meet_those_that_died() -> None:
     names = []
     for _ in range(2):  # torchrun keeps its store from start to start
         with ThreadPoolExecutor(2) as pool:
-            first, second = pool.map(lambda rank: _meeting(client(store), rank, 2), range(2))
+            first, second = pool.map(lambda rank: _agree_on_store_prefix(client(store), rank, 2), range(2))
         assert first == second
         names.append(first)
     assert names[0] != names[1]

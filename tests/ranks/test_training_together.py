@@ -14,19 +14,19 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import deat
 from deat.data import as_source
-from deat.data.resident import batch_length
+from deat.data.resident import num_images_in_batch
 from deat.errors import DataError, NumericalError, UsageError
-from deat.methods import names
-from deat.utils.distributed import Ranks, Share
+from deat.methods import list_methods
+from deat.utils.distributed import BatchShard, Distributed
 from helpers.games import EXTRAS, trainer_of
 from helpers.nets import conv_net, images, learnable, weights
 from helpers.together import together
 
-METHODS = [*names(), *EXTRAS]
+METHODS = [*list_methods(), *EXTRAS]
 EPOCHS = 4
 
 
-def histories(ranks: Ranks, methods: list[str], count: int, batch_size: int, **options: Any) -> dict[str, Any]:
+def histories(ranks: Distributed, methods: list[str], count: int, batch_size: int, **options: Any) -> dict[str, Any]:
     """Each method's history and a fingerprint of its weights, in float64."""
     found = {}
     for name in methods:
@@ -46,7 +46,7 @@ def fingerprint(net: nn.Module) -> str:
 @pytest.fixture(scope="module")
 def both() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Every method by one process and by two, on 25 images in batches of 9: shares of 5 and 4, and 4 and 3."""
-    return histories(Ranks(), METHODS, 25, 9), together(histories, METHODS, 25, 9)
+    return histories(Distributed(), METHODS, 25, 9), together(histories, METHODS, 25, 9)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -70,7 +70,7 @@ def test_all_processes_end_with_the_same_weights_and_history(
 
 def test_a_share_may_be_empty_and_then_counts_nothing() -> None:
     methods = ["m+deat", "fat-5", "free-4"]
-    alone = histories(Ranks(), methods, 25, 8)  # a last batch of one image
+    alone = histories(Distributed(), methods, 25, 8)  # a last batch of one image
     first, *others = together(histories, methods, 25, 8, size=3)
     assert others == [first, first]
     for name in methods:
@@ -79,7 +79,7 @@ def test_a_share_may_be_empty_and_then_counts_nothing() -> None:
             assert (one["k"], one["examples"], one["active"]) == (two["k"], 25, two["active"])
 
 
-def compiled(ranks: Ranks) -> dict[str, list[tuple[float, float]]]:
+def compiled(ranks: Distributed) -> dict[str, list[tuple[float, float]]]:
     """YOPO, which has both kinds of J: one that meets others and one that does not; by the engine that ran it."""
     found = {}
     for engine in ("eager", "compile"):
@@ -100,21 +100,21 @@ def test_moves_that_meet_others_can_be_compiled() -> None:
     )
 
 
-def carried(ranks: Ranks) -> list[list[float]]:
-    method = deat.method("free-4")
-    method = type(method)(**{**vars(method), "ascent": type(method.ascent)(start="zero", persistent=True)})
+def carried(ranks: Distributed) -> list[list[float]]:
+    method = deat.get_method("free-4")
+    method = type(method)(**{**vars(method), "attack": type(method.attack)(start="zero", persistent=True)})
     net = conv_net().double()
     trainer = trainer_of(method, net, data=learnable(26), epochs=2, batch_size=8, ranks=ranks)
     return [trainer.fit().history[-1].magnitude]
 
 
 def test_a_carried_perturbation_stays_with_its_row() -> None:
-    (alone,), found = carried(Ranks()), together(carried)
+    (alone,), found = carried(Distributed()), together(carried)
     assert found[0] == found[1]
     assert math.isclose(found[0][0], alone, rel_tol=1e-9)
 
 
-def counted(ranks: Ranks, name: str) -> dict[str, int]:
+def counted(ranks: Distributed, name: str) -> dict[str, int]:
     """Collectives by move, in one epoch."""
     seen = {"ascend": 0, "joint": 0, "other": 0}
     where = ["other"]
@@ -164,7 +164,7 @@ def test_ascents_cost_no_collective_and_every_joint_move_one(name: str, joints: 
     assert first["other"] == asked_to_stop + record
 
 
-def accumulated(ranks: Ranks) -> int:
+def accumulated(ranks: Distributed) -> int:
     """How often YOPO's gradients meet in one batch."""
     trainer = trainer_of("yopo-3-2", data=learnable(12), epochs=1, batch_size=12, ranks=ranks)
     met = []
@@ -182,7 +182,7 @@ def test_gradients_that_accumulate_meet_once_a_batch() -> None:
     assert together(accumulated) == [1, 1]
 
 
-def with_batch_norm(ranks: Ranks) -> tuple[str, list[float], bool]:
+def with_batch_norm(ranks: Distributed) -> tuple[str, list[float], bool]:
     net = conv_net(batch_norm=True)
     trainer = trainer_of("m+trades-2", net, data=learnable(24), val=learnable(9, seed=5), epochs=2, ranks=ranks)
     result = trainer.fit()
@@ -196,7 +196,7 @@ def test_batch_norm_statistics_are_equal_when_an_epoch_ends() -> None:
     assert first[2]
 
 
-def disagreeing(ranks: Ranks) -> list[Any]:
+def disagreeing(ranks: Distributed) -> list[Any]:
     """Data that differ by process, as when somebody's files do; every decision must still be common."""
     data = images(24, seed=ranks.rank)
     watched: list[int] = []
@@ -219,7 +219,7 @@ def test_processes_with_different_data_decide_alike() -> None:
     assert len(first) == 5
 
 
-def poisoned(ranks: Ranks) -> tuple[str, int, int]:
+def poisoned(ranks: Distributed) -> tuple[str, int, int]:
     """A NaN in one process's loss, in its third batch."""
     trainer = trainer_of("pgd-2", data=learnable(24), epochs=3, batch_size=6, ranks=ranks)
     real, calls = trainer.game.objective.forward, [0]
@@ -243,26 +243,26 @@ def test_a_nan_in_one_process_stops_all_at_the_same_step() -> None:
     assert "epoch 1, batch 3 of 4" in first[0]
 
 
-def drawn(ranks: Ranks) -> list[list[list[float]]]:
+def drawn(ranks: Distributed) -> list[list[list[float]]]:
     """Every process's start noise, as rows of the whole batch, and its images."""
     trainer = trainer_of("pgd-2", data=learnable(20), epochs=1, batch_size=20, ranks=ranks)
     for x, y in trainer.train.epoch(0):
-        trainer.turn_to(0, 0)
+        trainer.prepare_step(0, 0)
         r = trainer.game.open(x, y, deat.schedules.Budget(1, 0.1))
     return [r.delta.flatten(1).tolist(), r.x.flatten(1).tolist()]
 
 
 def test_draws_are_made_for_the_whole_batch() -> None:
-    whole, parts = drawn(Ranks()), together(drawn)
+    whole, parts = drawn(Distributed()), together(drawn)
     for kind in (0, 1):
         for rank, part in enumerate(parts):
             assert part[kind] == whole[kind][rank::2]
     assert whole[0][0] != whole[0][1]
 
 
-def dropped(ranks: Ranks) -> list[int]:
+def dropped(ranks: Distributed) -> list[int]:
     trainer = trainer_of("natural", conv_net(dropout=0.5), epochs=1, ranks=ranks)
-    trainer.turn_to(0, 0)
+    trainer.prepare_step(0, 0)
     return torch.randint(0, 1000, (8,)).tolist()
 
 
@@ -286,7 +286,7 @@ class Numbered(torch.utils.data.Dataset[tuple[Tensor, int]]):
 KINDS = ["tensors", "dataset", "loader"]
 
 
-def rows_of(kind: str, share: Share) -> list[list[int]]:
+def rows_of(kind: str, share: BatchShard) -> list[list[int]]:
     data: Any = Numbered()
     if kind == "tensors":
         data = (torch.arange(23, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2), torch.arange(23) % 2)
@@ -300,12 +300,12 @@ def rows_of(kind: str, share: Share) -> list[list[int]]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_shares_are_disjoint_and_cover_every_batch(kind: str, size: int) -> None:
-    whole = rows_of(kind, Share())
-    parts = [rows_of(kind, Share(rank, size)) for rank in range(size)]
+    whole = rows_of(kind, BatchShard())
+    parts = [rows_of(kind, BatchShard(rank, size)) for rank in range(size)]
     assert sorted(i for batch in whole for i in batch) == list(range(23))
     for step, batch in enumerate(whole):
-        assert len(batch) == batch_length(23, 5, step)
-        own = [p[step] if Share(r, size).count(len(batch)) else [] for r, p in enumerate(parts)]
+        assert len(batch) == num_images_in_batch(23, 5, step)
+        own = [p[step] if BatchShard(r, size).count(len(batch)) else [] for r, p in enumerate(parts)]
         assert sorted(i for part in own for i in part) == sorted(batch)
         assert all(part == batch[r::size] for r, part in enumerate(own))
 
@@ -314,7 +314,7 @@ def test_a_loader_that_divides_the_data_itself_is_refused() -> None:
     data = TensorDataset(torch.rand(8, 1, 2, 2), torch.arange(8) % 2)
     loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, num_replicas=2, rank=0))
     source = as_source(loader, batch_size=2, num_classes=2)
-    source.share = Share(0, 2)
+    source.share = BatchShard(0, 2)
     with pytest.raises(DataError, match="DistributedSampler divides the data already"):
         next(source.epoch(0))
 
@@ -322,19 +322,19 @@ def test_a_loader_that_divides_the_data_itself_is_refused() -> None:
 def test_batches_of_uneven_length_are_refused() -> None:
     x, y = torch.rand(9, 1, 2, 2), torch.arange(9) % 2
     source = as_source([(x[:4], y[:4]), (x[4:6], y[4:6]), (x[6:], y[6:])], batch_size=4)
-    source.share = Share(1, 2)
+    source.share = BatchShard(1, 2)
     with pytest.raises(DataError, match="batch 2 holds 2 images, not 4"):
         list(source.epoch(0))
 
 
-def refused(ranks: Ranks) -> list[str]:
+def refused(ranks: Distributed) -> list[str]:
     said = []
     idle = conv_net()
     idle.register_parameter("unused", nn.Parameter(torch.zeros(1)))
     lone = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
     for options in (
         {"method": "m+deat", "batch_size": 1},
-        {"method": deat.methods.tune.tune(deat.method("fat-5"), deat.Linf(0.1), compact=True)},
+        {"method": deat.methods.configure.configure_method(deat.get_method("fat-5"), deat.Linf(0.1), compact=True)},
         {"method": "m+deat", "net": lone, "batch_size": 10, "data": learnable(23)},
         {"method": "m+deat", "sync_bn": True},
         {"method": "m+deat", "net": idle},
@@ -359,7 +359,7 @@ def test_what_cannot_be_shared_is_refused() -> None:
     ]
 
 
-def agreed(ranks: Ranks) -> list[Any]:
+def agreed(ranks: Distributed) -> list[Any]:
     text = "é" * (5 * ranks.rank)
     mine = {"rank": ranks.rank, "text": text, "tiny": 1e-300 * (ranks.rank + 1)}
     return [
@@ -381,15 +381,15 @@ def test_processes_tell_each_other_any_json_exactly() -> None:
 
 
 def test_alone_every_part_is_the_whole() -> None:
-    alone = Ranks.join("cpu")
-    assert alone == Ranks(0, 1)
+    alone = Distributed.join("cpu")
+    assert alone == Distributed(0, 1)
     assert alone.main
-    assert not alone.many
+    assert not alone.is_multiprocess
     assert alone.gather({"a": 1}) == [{"a": 1}]
     assert alone.total([1.5]) == [1.5]
     net = conv_net()
     before = weights(net)
-    assert alone.wrap(net) is net
-    alone.share_buffers(net)
+    assert alone.wrap_ddp(net) is net
+    alone.broadcast_model_buffers(net)
     assert all(torch.equal(a, b) for a, b in zip(before, weights(net), strict=True))
     assert list(range(7))[alone.share.rows(7)] == list(range(7))

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.core.losses import cross_entropy, margin
+from deat.core.losses import cross_entropy, margin_loss
 from deat.errors import UsageError
-from deat.evaluation.attacks import Attack, attack, correct, gradient
+from deat.evaluation.attacks import Attack, compute_gradient, correct_under_attack, parse_attack
 from helpers.games import THREATS, trainer_of
 from helpers.nets import conv_net, images, learnable, same, weights
 
@@ -35,7 +35,7 @@ def trained() -> nn.Module:
     ],
 )
 def test_names_parse_to_the_paper_s_settings(name, steps, alpha, start, loss):
-    found = attack(name)
+    found = parse_attack(name)
     assert (found.name, found.steps, found.alpha) == (name.strip().lower(), steps, alpha)
     assert (found.start, found.loss, found.freeze) == (start, loss, True)
 
@@ -43,14 +43,14 @@ def test_names_parse_to_the_paper_s_settings(name, steps, alpha, start, loss):
 @pytest.mark.parametrize("name", ["pgd", "pgd-0", "pgd-x", "pdg-20", "cw20", "fgsm-3", "", "pgd--5", "pgd-20\ncw-20"])
 def test_bad_names_are_refused_with_what_is_known(name):
     with pytest.raises(UsageError, match=r"cw-20, fgsm, natural, pgd-20.*any number of steps"):
-        attack(name)
+        parse_attack(name)
 
 
 def test_near_names_are_suggested_and_an_attack_is_itself():
     with pytest.raises(UsageError, match="Did you mean 'pgd-20'"):
-        attack("pdg-20")
+        parse_attack("pdg-20")
     mine = Attack("mine", steps=3)
-    assert attack(mine) is mine
+    assert parse_attack(mine) is mine
 
 
 @every_threat
@@ -60,7 +60,7 @@ def test_adversarial_images_are_in_ball_and_box_and_the_model_is_left_alone(name
     net[1].eval()
     state = {k: v.clone() for k, v in net.state_dict().items()}
     modes, copies = [m.training for m in net.modules()], (x.clone(), y.clone())
-    adv = attack(name)(net, x, y, threat, generator())
+    adv = parse_attack(name)(net, x, y, threat, generator())
     assert threat.contains(x, adv).all()
     assert not adv.requires_grad
     assert torch.equal(adv, x) == (name == "natural")
@@ -75,7 +75,7 @@ def test_modes_are_restored_when_the_network_fails():
     net = conv_net(batch_norm=True)
     net.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        attack("fgsm")(net, *images(), THREATS[0])
+        parse_attack("fgsm")(net, *images(), THREATS[0])
     assert all(m.training for m in net.modules())
 
 
@@ -83,7 +83,7 @@ def test_modes_are_restored_when_the_network_fails():
 def test_attacks_see_the_network_in_eval_mode(name):
     net, modes = conv_net(dropout=0.5), []
     net.register_forward_pre_hook(lambda m, i: modes.extend(k.training for k in m.modules()))
-    correct(net, *images(), attack(name), THREATS[0], generator())
+    correct_under_attack(net, *images(), parse_attack(name), THREATS[0], generator())
     assert modes
     assert not any(modes)
 
@@ -92,12 +92,12 @@ def test_attacks_see_the_network_in_eval_mode(name):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_attacks_work_where_gradients_are_off(name, mode):
     net, (x, y) = conv_net(), images()
-    expected = attack(name)(net, x, y, THREATS[0], generator())
-    hits = correct(net, x, y, attack(name), THREATS[0], generator())
+    expected = parse_attack(name)(net, x, y, THREATS[0], generator())
+    hits = correct_under_attack(net, x, y, parse_attack(name), THREATS[0], generator())
     with mode():
         inside = x + 0  # an inference tensor, where there are such
-        assert torch.equal(attack(name)(net, inside, y, THREATS[0], generator()), expected)
-        assert torch.equal(correct(net, inside, y, attack(name), THREATS[0], generator()), hits)
+        assert torch.equal(parse_attack(name)(net, inside, y, THREATS[0], generator()), expected)
+        assert torch.equal(correct_under_attack(net, inside, y, parse_attack(name), THREATS[0], generator()), hits)
 
 
 def one_by_one(net: nn.Module, x: Tensor, y: Tensor, start: Tensor, how: Attack, threat, loss) -> Tensor:
@@ -118,7 +118,7 @@ def one_by_one(net: nn.Module, x: Tensor, y: Tensor, start: Tensor, how: Attack,
 
 @every_threat
 @pytest.mark.parametrize("freeze", [True, False])
-@pytest.mark.parametrize(("kind", "loss"), [("ce", cross_entropy), ("margin", margin)])
+@pytest.mark.parametrize(("kind", "loss"), [("ce", cross_entropy), ("margin", margin_loss)])
 def test_attack_equals_a_loop_that_freezes_an_image_once_it_is_fooled(threat, freeze, kind, loss):
     net, (x, y) = conv_net(seed=1).double().eval(), images(16, seed=3)
     x, how = x.double(), Attack("mine", steps=6, alpha=0.3, loss=kind, freeze=freeze)
@@ -133,7 +133,9 @@ def test_attack_equals_a_loop_that_freezes_an_image_once_it_is_fooled(threat, fr
 
 def test_frozen_images_stay_fooled_so_that_the_worst_iterate_is_scored():
     net, (x, y) = conv_net(seed=1).eval(), images(64, seed=3)
-    robust = {n: correct(net, x, y, attack(f"pgd-{n}"), THREATS[0], generator()) for n in (1, 2, 5, 10)}
+    robust = {
+        n: correct_under_attack(net, x, y, parse_attack(f"pgd-{n}"), THREATS[0], generator()) for n in (1, 2, 5, 10)
+    }
     for few, many in ((1, 2), (2, 5), (5, 10)):
         assert not (robust[many] & ~robust[few]).any()
     assert robust[10].sum() < robust[1].sum()
@@ -148,13 +150,13 @@ def test_fgsm_is_one_step_of_eps_from_the_image_itself():
     right = (logits.argmax(1) == y).view(-1, 1, 1, 1)
     expected = torch.where(right, (x + eps * grad.sign()).clamp(0, 1), x)
     assert right.any()
-    torch.testing.assert_close(attack("fgsm")(net, x, y, deat.Linf(eps)), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(parse_attack("fgsm")(net, x, y, deat.Linf(eps)), expected, rtol=0, atol=1e-6)
 
 
 def test_pgd_steps_by_a_quarter_of_eps():
     net, (x, y) = conv_net().double().eval(), images(24)
     threat, x = deat.Linf(0.1), 0.3 + 0.4 * x.double()  # far from the box
-    one, two = (attack(f"pgd-{n}")(net, x, y, threat, generator()) for n in (1, 2))
+    one, two = (parse_attack(f"pgd-{n}")(net, x, y, threat, generator()) for n in (1, 2))
     moved = (two - one).abs()
     assert moved.max().item() == pytest.approx(0.025, rel=1e-9)
 
@@ -163,7 +165,7 @@ def test_undefended_network_falls():
     net, (x, y) = trained(), learnable(60)
     threat = deat.Linf(0.35)
     accuracy = {
-        name: correct(net, x, y, attack(name), threat, generator()).double().mean().item()
+        name: correct_under_attack(net, x, y, parse_attack(name), threat, generator()).double().mean().item()
         for name in ("natural", "fgsm", "pgd-20", "cw-20")
     }
     assert accuracy["natural"] > 0.95
@@ -177,7 +179,7 @@ def test_nan_is_no_answer_not_even_the_class_that_argmax_names(name):
     net, (x, _) = conv_net(), images()
     net[-1].bias.data.fill_(torch.nan)
     first = torch.zeros(len(x), dtype=torch.int64)  # what argmax gives for a row of NaN
-    assert not correct(net, x, first, attack(name), THREATS[0]).any()
+    assert not correct_under_attack(net, x, first, parse_attack(name), THREATS[0]).any()
     found = deat.evaluate(net, (x, first), threat=THREATS[0], attacks=[name])
     assert set(found.accuracy.values()) == {0.0}
     assert [flag.name for flag in found.flags] == ["not_finite"]
@@ -185,15 +187,15 @@ def test_nan_is_no_answer_not_even_the_class_that_argmax_names(name):
 
 def test_radius_zero_changes_nothing():
     net, (x, y) = trained(), learnable(60)
-    natural = correct(net, x, y, attack("natural"), deat.Linf(0.0), generator())
-    assert torch.equal(correct(net, x, y, attack("pgd-5"), deat.Linf(0.0), generator()), natural)
+    natural = correct_under_attack(net, x, y, parse_attack("natural"), deat.Linf(0.0), generator())
+    assert torch.equal(correct_under_attack(net, x, y, parse_attack("pgd-5"), deat.Linf(0.0), generator()), natural)
 
 
 def test_verdict_does_not_depend_on_the_batch():
     net, (x, y) = conv_net(batch_norm=True, seed=1).double(), images(12, seed=3)
     how = Attack("from zero", steps=5, start="zero")
-    whole = correct(net, x.double(), y, how, THREATS[0])
-    parts = [correct(net, x[i : i + 5].double(), y[i : i + 5], how, THREATS[0]) for i in (0, 5, 10)]
+    whole = correct_under_attack(net, x.double(), y, how, THREATS[0])
+    parts = [correct_under_attack(net, x[i : i + 5].double(), y[i : i + 5], how, THREATS[0]) for i in (0, 5, 10)]
     assert torch.equal(whole, torch.cat(parts))
 
 
@@ -204,13 +206,13 @@ def test_attack_that_cheats_counts_as_no_attack():
 
     net, (x, y) = trained(), learnable(60)
     threat = deat.Linf(0.05)
-    natural = correct(net, x, y, attack("natural"), threat)
-    assert torch.equal(correct(net, x, y, Cheat("cheat", steps=1), threat), natural)
+    natural = correct_under_attack(net, x, y, parse_attack("natural"), threat)
+    assert torch.equal(correct_under_attack(net, x, y, Cheat("cheat", steps=1), threat), natural)
 
 
 def test_same_generator_gives_the_same_images_and_another_does_not():
     net, (x, y) = conv_net(), images()
-    first, again, other = (attack("pgd-3")(net, x, y, THREATS[0], generator(seed)) for seed in (0, 0, 1))
+    first, again, other = (parse_attack("pgd-3")(net, x, y, THREATS[0], generator(seed)) for seed in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert same(weights(net), weights(conv_net()))
@@ -218,7 +220,7 @@ def test_same_generator_gives_the_same_images_and_another_does_not():
 
 def test_a_gradient_may_be_along_a_slope_and_is_zero_where_none_gets_through():
     x = torch.tensor([1.0, 2.0], requires_grad=True)
-    assert gradient((x**2).sum(), x).tolist() == [2.0, 4.0]
-    assert gradient(x**2, x, torch.tensor([1.0, -0.5])).tolist() == [2.0, -2.0]
+    assert compute_gradient((x**2).sum(), x).tolist() == [2.0, 4.0]
+    assert compute_gradient(x**2, x, torch.tensor([1.0, -0.5])).tolist() == [2.0, -2.0]
     for closed in (x.detach() ** 2, torch.ones(2, requires_grad=True) * 1.0):
-        assert gradient(closed, x, torch.ones(2)).tolist() == [0.0, 0.0]
+        assert compute_gradient(closed, x, torch.ones(2)).tolist() == [0.0, 0.0]

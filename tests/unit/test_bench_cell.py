@@ -7,11 +7,11 @@ import pytest
 
 from deat import recipes
 from deat.bench import workers as cells
-from deat.bench.grid import Cell
+from deat.bench.grid import GridCell
 from deat.errors import BusyError, DataError
 from deat.evaluation.results import AttackResult, Evaluation
-from deat.recipes import override
-from deat.runs.run_dir import alone
+from deat.recipes import apply_overrides
+from deat.runs.run_dir import lock_evaluation
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def judged(monkeypatch):
 
 def cell_of(seed=3, **settings):
     given = {"epochs": "1", "held_out": "20", "n": "30", **settings}
-    (row,) = override(recipes.recipe("quick").table(["m+deat"]), given)
-    return Cell(row, seed)
+    (row,) = apply_overrides(recipes.get_recipe("quick").table(["m+deat"]), given)
+    return GridCell(row, seed)
 
 
 def test_the_rows_run_is_trained(tmp_path, judged):
-    cells.play(cell_of(lr="0.01", gamma="1.2", rules="released"), tmp_path / "run")
+    cells.run_cell(cell_of(lr="0.01", gamma="1.2", rules="released"), tmp_path / "run")
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["settings"]["seed"] == 3
     assert (record["settings"]["lr"], record["request"]["gamma"], record["data"]["held_out"]) == (0.01, 1.2, 20)
@@ -42,49 +42,49 @@ def test_the_rows_run_is_trained(tmp_path, judged):
 
 
 def test_best_and_last_epoch_are_judged_and_autoattack_on_its_own_number_of_images(tmp_path, judged):
-    cells.play(cell_of(attacks="natural,pgd-2,aa", aa_n="5"), tmp_path / "run")
+    cells.run_cell(cell_of(attacks="natural,pgd-2,aa", aa_n="5"), tmp_path / "run")
     assert judged == [
         ("evaluation.json", ("natural", "pgd-2"), 30),
         ("evaluation-last.json", ("natural", "pgd-2"), 30),
         ("evaluation-aa.json", ("natural", "aa"), 5),
     ]
-    cells.play(cell_of(attacks="natural,pgd-2,aa", aa_n="5"), tmp_path / "run")
+    cells.run_cell(cell_of(attacks="natural,pgd-2,aa", aa_n="5"), tmp_path / "run")
     assert len(judged) == 3  # nothing is judged twice
 
 
 def test_chosen_seeds_are_judged_by_autoattack_on_all_images(tmp_path, judged):
     for seed in (0, 1):
-        cells.play(cell_of(seed=seed, attacks="natural,aa", aa_n="5", aa_whole="1,2"), tmp_path / str(seed))
+        cells.run_cell(cell_of(seed=seed, attacks="natural,aa", aa_n="5", aa_whole="1,2"), tmp_path / str(seed))
     assert [n for name, _, n in judged if name == "evaluation-aa.json"] == [5, 30]
 
 
 def test_a_damaged_evaluation_is_made_again_and_said(tmp_path, judged, capsys):
-    cells.play(cell_of(), tmp_path / "run")
+    cells.run_cell(cell_of(), tmp_path / "run")
     trained = (tmp_path / "run/last/model.safetensors").stat().st_mtime_ns
     judged.clear()
     (tmp_path / "run/evaluation-last.json").write_text('{"schema": 1, "accu')
-    cells.play(cell_of(), tmp_path / "run")
+    cells.run_cell(cell_of(), tmp_path / "run")
     assert [name for name, _, _ in judged] == ["evaluation-last.json"]
     assert "evaluation-last.json is damaged, so this run is judged again" in capsys.readouterr().err
     assert (tmp_path / "run/last/model.safetensors").stat().st_mtime_ns == trained
 
 
 def test_a_run_whose_history_is_damaged_is_begun_again_and_said(tmp_path, judged, capsys):
-    cells.play(cell_of(), tmp_path / "run")
+    cells.run_cell(cell_of(), tmp_path / "run")
     before = (tmp_path / "run/history.jsonl").read_bytes()
     (tmp_path / "run/history.jsonl").write_bytes(b"{}\n")
-    cells.play(cell_of(), tmp_path / "run")
+    cells.run_cell(cell_of(), tmp_path / "run")
     assert "begun again" in capsys.readouterr().err
     assert (tmp_path / "run/history.jsonl").read_bytes() == before
 
 
 def test_the_last_model_alone_is_judged_where_the_recipe_says_so(tmp_path, judged):
-    cells.play(cell_of(attacks="natural,aa", epoch="last"), tmp_path / "run")
+    cells.run_cell(cell_of(attacks="natural,aa", epoch="last"), tmp_path / "run")
     assert judged == [("evaluation.json", ("natural", "aa"), 30)]
 
 
 def test_training_that_was_killed_goes_on_to_the_bytes_of_one_that_was_not(tmp_path, judged, monkeypatch):
-    cells.play(cell_of(epochs="3"), tmp_path / "whole")
+    cells.run_cell(cell_of(epochs="3"), tmp_path / "whole")
 
     class Killed(Exception):
         pass
@@ -97,9 +97,9 @@ def test_training_that_was_killed_goes_on_to_the_bytes_of_one_that_was_not(tmp_p
     told = cells.RunFolder.on_epoch
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(cells.RunFolder, "on_epoch", on_epoch)
-        cells.play(cell_of(epochs="3"), tmp_path / "run")
+        cells.run_cell(cell_of(epochs="3"), tmp_path / "run")
     assert (tmp_path / "run" / "history.jsonl").read_bytes().count(b"\n") == 1
-    cells.play(cell_of(epochs="3"), tmp_path / "run")
+    cells.run_cell(cell_of(epochs="3"), tmp_path / "run")
     for name in ("history.jsonl", "last/model.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not list((tmp_path / "run").glob("ckpt-*"))
@@ -108,28 +108,28 @@ def test_training_that_was_killed_goes_on_to_the_bytes_of_one_that_was_not(tmp_p
 def test_a_folder_torn_before_its_record_is_begun_again(tmp_path, judged):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".run.json.1234.tmp").write_text("{")
-    cells.play(cell_of(), tmp_path / "run")
+    cells.run_cell(cell_of(), tmp_path / "run")
     assert (tmp_path / "run" / "history.jsonl").is_file()
 
 
 def test_data_without_a_test_part_are_refused_before_training(tmp_path, judged, monkeypatch):
     cell = cell_of()
     run = cell.row.resolve(0)
-    bare = replace(run, corpus=replace(run.corpus, test=None))
+    bare = replace(run, splits=replace(run.splits, test=None))
     monkeypatch.setattr(type(cell.row), "resolve", lambda *_: bare)
     with pytest.raises(DataError, match="test part"):
-        cells.play(cell, tmp_path / "run")
+        cells.run_cell(cell, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_somebody_else_evaluates_is_not_judged_beside_it(tmp_path, judged):
-    cells.play(cell_of(), tmp_path / "run")
+    cells.run_cell(cell_of(), tmp_path / "run")
     (tmp_path / "run/evaluation.json").unlink()
     judged.clear()
-    with alone(tmp_path / "run/evaluation.json"), pytest.raises(BusyError, match="is working on"):
-        cells.play(cell_of(), tmp_path / "run")
+    with lock_evaluation(tmp_path / "run/evaluation.json"), pytest.raises(BusyError, match="is working on"):
+        cells.run_cell(cell_of(), tmp_path / "run")
     assert judged == []
-    cells.play(cell_of(), tmp_path / "run")
+    cells.run_cell(cell_of(), tmp_path / "run")
     assert [name for name, _, _ in judged] == ["evaluation.json"]
 
 
@@ -137,15 +137,15 @@ def test_nobody_evaluates_a_run_while_it_is_judged_here(tmp_path, monkeypatch):
     refused = []
 
     def evaluate(model, data, *, save, **_):
-        with pytest.raises(BusyError), alone(save):
+        with pytest.raises(BusyError), lock_evaluation(save):
             pass
         refused.append(save.name)
         Evaluation([AttackResult("natural", [True], 0, 0.1, 1, 1)], [0], ["a"], {"cascade": False}).save(save)
 
     monkeypatch.setattr(cells, "evaluate", evaluate)
-    cells.play(cell_of(), tmp_path / "run")
+    cells.run_cell(cell_of(), tmp_path / "run")
     assert refused == ["evaluation.json", "evaluation-last.json"]
-    with alone(tmp_path / "run/evaluation.json"):
+    with lock_evaluation(tmp_path / "run/evaluation.json"):
         pass  # and it is free again
 
 
@@ -156,7 +156,7 @@ def test_what_somebody_evaluated_while_the_run_was_trained_stays(tmp_path, judge
             path / "evaluation.json"
         )
 
-    real = cells.train
-    monkeypatch.setattr(cells, "train", train)
-    cells.play(cell_of(), tmp_path / "run")
+    real = cells.train_cell
+    monkeypatch.setattr(cells, "train_cell", train)
+    cells.run_cell(cell_of(), tmp_path / "run")
     assert [name for name, _, _ in judged] == ["evaluation-last.json"]

@@ -9,18 +9,18 @@ import time
 import pytest
 
 from deat import recipes
-from deat.bench.grid import ATTEMPTS, Grid, cells_of, drop_damaged
+from deat.bench.grid import MAX_ATTEMPTS, Grid, make_cells, remove_damaged_evaluations
 from deat.errors import CheckpointError, DataError, UsageError
-from deat.report.load import collect
+from deat.report.load import load_bench
 from deat.utils import locks
-from deat.utils.locks import Claim
+from deat.utils.locks import CellLock
 from helpers.runs import make_run
 
-QUICK = recipes.recipe("quick")
+QUICK = recipes.get_recipe("quick")
 
 
 def cells(methods=("natural", "pgd-7"), seeds=(0, 1)):
-    return cells_of(QUICK.table(methods), seeds, None, None)
+    return make_cells(QUICK.table(methods), seeds, None, None)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_crowded_run_stays_marked_when_it_is_taken_up_alone(grid):
 
 
 def test_the_cell_of_a_dead_process_is_free_again_but_not_for_ever(grid):
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         cell, claim = grid.claim(cells()[:1])
         claim.drop()  # as the kernel does for a process that was killed
     assert cell.folder == "natural/seed-0"
@@ -77,7 +77,7 @@ def test_the_cell_of_a_dead_process_is_free_again_but_not_for_ever(grid):
 def test_cells_whose_process_is_gone_are_buried_and_living_ones_are_not(grid):
     (dead, claim), (living, _) = (grid.claim(cells()) for _ in range(2))
     claim.drop()
-    grid.bury(cells())
+    grid.fail_dead_cells(cells())
     found = grid.runs()
     assert (found[dead.folder]["status"], found[living.folder]["status"]) == ("failed", "running")
     assert sum(run["status"] == "waiting" for run in found.values()) == 2
@@ -92,10 +92,10 @@ def test_a_claim_dies_with_its_process(children, tmp_path):
     while not any((tmp_path / name).exists() for name in ("held", "refused")):
         time.sleep(0.01)
     assert (tmp_path / "held").exists()
-    assert Claim.take(tmp_path / "claim") is None
+    assert CellLock.take(tmp_path / "claim") is None
     os.kill(child, signal.SIGKILL)
     assert children.wait(child) == -signal.SIGKILL
-    assert Claim.take(tmp_path / "claim") is not None
+    assert CellLock.take(tmp_path / "claim") is not None
 
 
 def test_a_bench_is_refused_in_words_where_there_are_no_locks_to_claim_cells_by(tmp_path, monkeypatch):
@@ -137,7 +137,7 @@ def test_results_that_a_later_deat_wrote_are_not_taken_for_damaged(grid, name):
     with pytest.raises(DataError, match="Upgrade deat"):
         grid.open(QUICK, cells(), {})
     with pytest.raises(DataError, match="Upgrade deat"):
-        drop_damaged(cell)
+        remove_damaged_evaluations(cell)
     assert json.loads((cell / name).read_text())["schema"] == 99
 
 
@@ -151,7 +151,7 @@ def test_a_disk_that_takes_nothing_more_is_explained_and_the_cell_stays_free(gri
         for work in (
             lambda: grid.claim(cells()[1:]),
             lambda: grid.finish(cell, "done"),
-            lambda: grid.bury(cells()),
+            lambda: grid.fail_dead_cells(cells()),
             lambda: grid.open(QUICK, cells(), {}),
         ):
             with pytest.raises(CheckpointError, match=r"No space left on device.*the same command again"):
@@ -163,7 +163,7 @@ def test_a_disk_that_takes_nothing_more_is_explained_and_the_cell_stays_free(gri
 
 def test_a_folder_of_another_bench_or_of_something_else_is_refused(grid, tmp_path):
     with pytest.raises(UsageError, match="quick"):
-        grid.open(recipes.recipe("ablation"), [], {})
+        grid.open(recipes.get_recipe("ablation"), [], {})
     with pytest.raises(UsageError, match="lr"):
         grid.open(QUICK, cells(), {"set": {"lr": "0.1"}})
     (tmp_path / "photos").mkdir()
@@ -176,7 +176,7 @@ def test_a_folder_of_another_bench_or_of_something_else_is_refused(grid, tmp_pat
 
 
 def test_two_methods_of_one_name_are_refused(tmp_path):
-    (tmp_path / "mine.py").write_text("import deat\nMINE = deat.method('pgd-7')\n")
+    (tmp_path / "mine.py").write_text("import deat\nMINE = deat.get_method('pgd-7')\n")
     both = cells(["pgd-7", f"{tmp_path}/mine.py:MINE"])
     with pytest.raises(UsageError, match="another name"):
         Grid(tmp_path / "bench").open(QUICK, both, {})
@@ -198,5 +198,5 @@ def test_a_record_with_a_part_of_another_kind_is_refused_and_kept(grid, name, va
     with pytest.raises(CheckpointError, match="bench's record"):
         grid.open(QUICK, cells(), {})
     with pytest.raises(DataError, match="not what deat bench writes"):
-        collect(grid.root)
+        load_bench(grid.root)
     assert file.read_text() == text

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from deat import recipes
-from deat.bench.grid import Grid, cells_of
-from deat.bench.status import Progress
+from deat.bench.grid import Grid, make_cells
+from deat.bench.status import BenchProgress
 from deat.evaluation.evaluator import evaluate
-from deat.recipes.recipe import Judging
+from deat.recipes.recipe import EvaluationPlan
 from helpers.eval_nets import digits, tiny
 from helpers.runs import make_run
 
-QUICK = recipes.recipe("quick")
-CELLS = cells_of(QUICK.table(["natural", "pgd-7"]), (0,), None, None)
+QUICK = recipes.get_recipe("quick")
+CELLS = make_cells(QUICK.table(["natural", "pgd-7"]), (0,), None, None)
 
 
 @pytest.fixture
@@ -25,11 +25,11 @@ def grid(tmp_path):
 
 
 def test_nothing_is_promised_before_anything_was_done(grid):
-    assert "0/2 runs  -:-- left" in Progress(grid, CELLS).line().plain
+    assert "0/2 runs  -:-- left" in BenchProgress(grid, CELLS).line().plain
 
 
 def test_a_running_cell_counts_by_its_epochs(grid):
-    progress = Progress(grid, CELLS)
+    progress = BenchProgress(grid, CELLS)
     cell, claim = grid.claim(CELLS)
     path = grid.root / cell.folder
     path.mkdir(parents=True)
@@ -52,16 +52,18 @@ def judged_until(count, ledger):
 
     with pytest.raises(KeyboardInterrupt):
         evaluate(
-            tiny(), digits(4), threat="linf:0.5", attacks="natural,pgd-20,aa", block=2, ledger=ledger, progress=stop
+            tiny(), digits(4), threat="linf:0.5", attacks="natural,pgd-20,aa", block=2, resume_log=ledger, progress=stop
         )
 
 
 def test_judging_counts_by_its_rulings_and_autoattack_for_most_of_it(tmp_path):
-    rows = [replace(row, judging=Judging(("natural", "pgd-20", "aa"), "last")) for row in QUICK.table(["pgd-7"])]
-    (cell,) = cells = cells_of(rows, (0,), None, None)
+    rows = [
+        replace(row, evaluation=EvaluationPlan(("natural", "pgd-20", "aa"), "last")) for row in QUICK.table(["pgd-7"])
+    ]
+    (cell,) = cells = make_cells(rows, (0,), None, None)
     grid = Grid(tmp_path)
     grid.open(QUICK, cells, {})
-    progress = Progress(grid, cells)
+    progress = BenchProgress(grid, cells)
     folder = make_run(tmp_path / cell.folder, epochs=1)
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(record | {"data": {**record["data"], "train": 4000}}))  # two blocks
@@ -76,7 +78,7 @@ def test_judging_counts_by_its_rulings_and_autoattack_for_most_of_it(tmp_path):
 
 def test_a_run_that_ended_is_news_once_and_one_that_had_ended_before_is_none(grid):
     grid.finish(CELLS[0], "done")
-    progress = Progress(grid, CELLS)
+    progress = BenchProgress(grid, CELLS)
     assert progress.news() == []
     grid.finish(CELLS[1], "failed", "no such luck")
     (line,) = progress.news()
@@ -86,7 +88,7 @@ def test_a_run_that_ended_is_news_once_and_one_that_had_ended_before_is_none(gri
 
 
 def test_news_tell_autoattack_also_where_it_was_run_apart(grid):
-    progress = Progress(grid, CELLS)
+    progress = BenchProgress(grid, CELLS)
     folder = make_run(grid.root / CELLS[0].folder, shares={"natural": 0.9, "pgd-20": 0.5})
     make_run(grid.root / "aside", shares={"natural": 0.9, "aa": 0.4}, images=50)
     (grid.root / "aside" / "evaluation.json").rename(folder / "evaluation-aa.json")

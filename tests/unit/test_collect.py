@@ -7,8 +7,8 @@ import pytest
 
 from deat.errors import DataError
 from deat.evaluation.results import AttackResult, Evaluation
-from deat.report.load import collect, collect_run
-from deat.training.records import EpochStats, EpochTiming, append
+from deat.report.load import load_bench, load_run
+from deat.training.records import EpochStats, EpochTiming, append_record
 
 ATTACKS = ("natural", "pgd-20")
 
@@ -20,8 +20,8 @@ def write_run(path, seed, hits, *, backprops=40, name="evaluation.json"):
     judge(path, hits, name)
     for epoch in range(2):
         numbers = dict.fromkeys(EpochStats.__annotations__, 0) | {"epoch": epoch, "examples": 100}
-        append(path / "history.jsonl", EpochStats(**{**numbers, "backprops": backprops * (epoch + 1) // 2}))
-        append(path / "timing.jsonl", EpochTiming(epoch, 30.0, 5.0, 1.0))
+        append_record(path / "history.jsonl", EpochStats(**{**numbers, "backprops": backprops * (epoch + 1) // 2}))
+        append_record(path / "timing.jsonl", EpochTiming(epoch, 30.0, 5.0, 1.0))
 
 
 def judge(path, hits, name, attacks=ATTACKS):
@@ -47,17 +47,17 @@ def test_mean_and_standard_deviation_are_over_finished_seeds(tmp_path):
     runs = [{"seed": s, "folder": f"a/seed-{s}", "status": state} for s, state in enumerate(states)]
     runs[2]["why"] = "weights stopped being finite"
     write_bench(tmp_path, [("a", {"table": "t", "row": "small a"}, runs)])
-    (row,) = collect(tmp_path).rows
-    assert row.spread("natural").mean == pytest.approx(0.95)
-    assert row.spread("pgd-20").sd == pytest.approx(0.1 * 2**0.5)
-    assert row.spread("pgd-20").values == (0.8, 0.6)
+    (row,) = load_bench(tmp_path).rows
+    assert row.seed_statistics("natural").mean == pytest.approx(0.95)
+    assert row.seed_statistics("pgd-20").sd == pytest.approx(0.1 * 2**0.5)
+    assert row.seed_statistics("pgd-20").values == (0.8, 0.6)
     assert row.why == "seed 2: weights stopped being finite"
     assert (row.table, row.paper_row) == ("t", "small a")
 
 
 def test_cost_is_in_backprops_backprops_a_batch_and_minutes_of_training(tmp_path):
     write_run(tmp_path / "run", 0, (10, 8), backprops=40)
-    numbers = collect_run(tmp_path / "run").numbers
+    numbers = load_run(tmp_path / "run").numbers
     assert (numbers["backprops"], numbers["per_batch"], numbers["minutes"]) == (40, 10, 1.0)
 
 
@@ -65,7 +65,7 @@ def test_the_last_epoch_and_autoattack_on_fewer_images_stand_beside(tmp_path):
     write_run(tmp_path / "run", 0, (10, 8))
     judge(tmp_path / "run", (9, 9), "evaluation-last.json")
     judge(tmp_path / "run", (5, 4), "evaluation-aa.json", ("natural", "aa"))
-    found = collect_run(tmp_path / "run")
+    found = load_run(tmp_path / "run")
     assert found.numbers["natural"] == 1.0  # not the sample's
     assert (found.numbers["aa"], found.numbers["last pgd-20"]) == (0.4, 0.9)
     assert found.images["aa"] == 10
@@ -78,33 +78,33 @@ def test_a_single_seed_has_no_standard_deviation_and_an_open_run_no_numbers(tmp_
         {"seed": 1, "folder": "a/seed-1", "status": "waiting"},
     ]
     write_bench(tmp_path, [("a", None, runs), ("b", None, [{**runs[1], "folder": "b/seed-1"}])])
-    done, waiting = collect(tmp_path).rows
-    assert done.spread("natural").sd is None
+    done, waiting = load_bench(tmp_path).rows
+    assert done.seed_statistics("natural").sd is None
     assert done.crowded
-    assert (len(done.done), waiting.done, waiting.spread("natural"), waiting.crowded) == (1, [], None, False)
-    assert collect(tmp_path).columns == ["natural", "pgd-20", "worst", "backprops", "per_batch", "minutes"]
+    assert (len(done.done), waiting.done, waiting.seed_statistics("natural"), waiting.crowded) == (1, [], None, False)
+    assert load_bench(tmp_path).columns == ["natural", "pgd-20", "worst", "backprops", "per_batch", "minutes"]
 
 
 def test_warm_up_is_no_training_time(tmp_path):
     write_run(tmp_path / "run", 0, (10, 8))
-    append(tmp_path / "run" / "timing.jsonl", EpochTiming(2, 30.0, 5.0, 1.0, warm_up_seconds=24.0))
-    found = collect_run(tmp_path / "run")
+    append_record(tmp_path / "run" / "timing.jsonl", EpochTiming(2, 30.0, 5.0, 1.0, warm_up_seconds=24.0))
+    found = load_run(tmp_path / "run")
     assert (found.seconds, found.warm_up) == (66.0, 24.0)
 
 
 def test_minutes_are_those_of_the_seeds_that_ran_alone_where_some_did(tmp_path):
     for seed in range(3):
         write_run(tmp_path / f"a/seed-{seed}", seed, (10, 8))
-        append(tmp_path / f"a/seed-{seed}" / "timing.jsonl", EpochTiming(2, 60.0 * seed, 0.0, 1.0))
+        append_record(tmp_path / f"a/seed-{seed}" / "timing.jsonl", EpochTiming(2, 60.0 * seed, 0.0, 1.0))
     runs = [
         {"seed": seed, "folder": f"a/seed-{seed}", "status": "done", "concurrent_jobs": jobs}
         for seed, jobs in enumerate((1, 1, 4))
     ]
     write_bench(tmp_path, [("a", None, runs)])
-    (row,) = collect(tmp_path).rows
+    (row,) = load_bench(tmp_path).rows
     assert (row.minutes, row.crowded) == (1.5, False)
     write_bench(tmp_path, [("a", None, [{**run, "concurrent_jobs": 2} for run in runs])])
-    (row,) = collect(tmp_path).rows
+    (row,) = load_bench(tmp_path).rows
     assert (row.minutes, row.crowded) == (2.0, True)
 
 
@@ -112,7 +112,7 @@ def test_a_torn_last_line_of_the_clock_is_dropped(tmp_path):
     write_run(tmp_path / "run", 0, (10, 8))
     with (tmp_path / "run" / "timing.jsonl").open("a") as file:
         file.write(json.dumps(asdict(EpochTiming(2, 30.0, 5.0, 1.0)))[:20])
-    assert collect_run(tmp_path / "run").seconds == 60
+    assert load_run(tmp_path / "run").seconds == 60
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"rows": []}'])
@@ -120,4 +120,4 @@ def test_what_is_no_bench_is_refused(tmp_path, text):
     if text is not None:
         (tmp_path / "bench.json").write_text(text)
     with pytest.raises(DataError, match=r"bench\.json"):
-        collect(tmp_path)
+        load_bench(tmp_path)

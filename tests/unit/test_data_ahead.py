@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import deat
-from deat.data import LazyImages, Source, Stream, as_source, decoded_cache, loaders
-from deat.data.loaders import EpochBatches, EpochLoader
+from deat.data import LazyImages, Source, StreamingSource, as_source, decoded_cache, loaders
+from deat.data.loaders import EpochBatchSampler, EpochLoader
 from deat.errors import DataError
-from deat.utils.distributed import Share
-from deat.utils.seeding import derive
+from deat.utils.distributed import BatchShard
+from deat.utils.seeding import derive_seed
 from helpers.data_sets import tree, write_folder
 
 KINDS = ["files", "a data set"]
@@ -72,7 +72,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Path) -> LazyImages:
-    monkeypatch.setattr(decoded_cache, "MAX_DECODED", 0)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED_BYTES", 0)
     path = write_folder(tmp_path / "set", tree(6, width=10, height=8))
     train = deat.load_data(f"folder:{path}", root=tmp_path / "root", size=6).train
     assert isinstance(train, LazyImages)
@@ -91,7 +91,7 @@ def opened(request: pytest.FixtureRequest, files: LazyImages, log: Path) -> Open
     def opened(workers: int = 0, **options: Any) -> Any:
         options = {"batch_size": 5, "seed": 1, "workers": workers, **options}
         if request.param == "files":
-            return Stream(files, **options)
+            return StreamingSource(files, **options)
         source = as_source(Noisy(log), num_classes=2, **options)
         log.write_bytes(b"")  # a look at the first batch is not counted
         return source
@@ -112,7 +112,7 @@ def same(one: list[Batch], two: list[Batch]) -> bool:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("share", [Share(), Share(1, 2)], ids=["alone", "shared"])
+@pytest.mark.parametrize("share", [BatchShard(), BatchShard(1, 2)], ids=["alone", "shared"])
 def test_epochs_in_a_row_are_those_of_new_sources_byte_for_byte(workers, share, opened):
     source = opened(workers)
     source.share = share
@@ -144,7 +144,7 @@ def test_an_epoch_that_is_left_can_be_gone_on_with_while_another_is_read(workers
 def test_a_share_that_changes_is_taken_from_the_next_epoch_on(workers, opened):
     source = opened(workers)
     assert same(list(source.epoch(0)), list(opened().epoch(0)))
-    source.share = Share(1, 3)
+    source.share = BatchShard(1, 3)
     assert same(list(source.epoch(1)), [(x[1::3], y[1::3]) for x, y in opened().epoch(1)])
 
 
@@ -171,16 +171,16 @@ def test_validation_images_are_read_when_they_are_asked_for(opened, log):
 
 
 def test_a_sampler_s_length_is_an_epoch_though_it_has_no_end():
-    batches = EpochBatches(12, 5, 1, shuffle=True)
+    batches = EpochBatchSampler(12, 5, 1, shuffle=True)
     assert len(batches) == 3
     keys = [key for _, batch in zip(range(6), batches, strict=False) for key in batch]
     assert sorted(keys) == [(epoch, index) for epoch in range(2) for index in range(12)]
-    assert len([*zip(range(6), EpochBatches(12, 5, 1, shuffle=False), strict=False)]) == 3
+    assert len([*zip(range(6), EpochBatchSampler(12, 5, 1, shuffle=False), strict=False)]) == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_image_that_breaks_in_the_next_epoch_fails_that_one_alone(workers, files, monkeypatch):
-    broken, real = Random(derive(1, "augment", 1, 3)).getstate(), LazyImages.decode
+    broken, real = Random(derive_seed(1, "augment", 1, 3)).getstate(), LazyImages.decode
 
     def decode(self: LazyImages, index: int, random: Random) -> Tensor:
         if random.getstate() == broken:
@@ -188,7 +188,7 @@ def test_an_image_that_breaks_in_the_next_epoch_fails_that_one_alone(workers, fi
         return real(self, index, random)
 
     monkeypatch.setattr(LazyImages, "decode", decode)
-    stream = Stream(files, 5, seed=1, workers=workers)
+    stream = StreamingSource(files, 5, seed=1, workers=workers)
     assert len(list(stream.epoch(0))) == 3
     with pytest.raises(DataError, match="image 3 is broken"):
         list(stream.epoch(1))
@@ -197,7 +197,7 @@ def test_an_image_that_breaks_in_the_next_epoch_fails_that_one_alone(workers, fi
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_data_set_that_fails_in_the_next_epoch_fails_that_one_alone(workers, log):
-    data = Noisy(log, broken=derive(1, "augment", 1, 3))
+    data = Noisy(log, broken=derive_seed(1, "augment", 1, 3))
     source = as_source(data, batch_size=5, seed=1, workers=workers)
     assert len(list(source.epoch(0))) == 3
     with pytest.raises(OSError, match="broken"):
@@ -207,9 +207,9 @@ def test_a_data_set_that_fails_in_the_next_epoch_fails_that_one_alone(workers, l
 
 def trainer_of(train: Any, **options: Any) -> deat.Trainer:
     size = 3 * 6 * 6 if isinstance(train, LazyImages) else 3 * 4 * 4
-    settings = deat.Settings(epochs=2, batch_size=5, lr=0.1, rate="flat", precision="fp32", workers=2, device="cpu")
+    settings = deat.TrainConfig(epochs=2, batch_size=5, lr=0.1, rate="flat", precision="fp32", workers=2, device="cpu")
     net = nn.Sequential(nn.Flatten(), nn.Linear(size, 2))
-    return deat.make_trainer(net, train, val=train, method="natural", settings=settings, **options)
+    return deat.make_trainer(net, train, val=train, method="natural", config=settings, **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -229,7 +229,7 @@ def test_no_worker_is_left_when_training_has_ended_and_it_can_be_gone_on_with(ki
 
 
 def test_no_worker_is_left_when_training_has_failed_though_its_error_is_kept(log):
-    trainer = trainer_of(Noisy(log, broken=derive(0, "augment", 1, 3)))
+    trainer = trainer_of(Noisy(log, broken=derive_seed(0, "augment", 1, 3)))
     with pytest.raises(OSError, match="broken") as kept:
         trainer.fit()
     assert multiprocessing.active_children() == []
@@ -255,7 +255,7 @@ def test_a_loader_of_one_s_own_keeps_its_workers(log):
     source: Source = as_source(loader, batch_size=5)
     before = multiprocessing.active_children()
     assert len(before) == 1
-    with deat.data.sources.ending_workers(source, None):
+    with deat.data.sources.stopping_workers(source, None):
         list(source.epoch(0))
     assert multiprocessing.active_children() == before
 
@@ -264,5 +264,5 @@ def test_a_loader_of_one_s_own_keeps_its_workers(log):
 def test_batches_for_a_gpu_are_handed_over_in_pinned_memory(device, pinned, log, monkeypatch):
     made: dict[str, Any] = {}
     monkeypatch.setattr(loaders, "DataLoader", lambda data, **options: made.update(options) or DataLoader(data))
-    next(EpochLoader(Noisy(log), EpochBatches(12, 5, 0, True), workers=0, device=device).epoch(0, 0, Share()))
+    next(EpochLoader(Noisy(log), EpochBatchSampler(12, 5, 0, True), workers=0, device=device).epoch(0, 0, BatchShard()))
     assert made["pin_memory"] is pinned

@@ -79,14 +79,14 @@ def test_a_huge_member_is_stopped_at_its_header(member, tmp_path):
 
 
 def test_many_members_that_unpack_too_far_are_stopped_at_the_cap(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "_ALLOWANCE", 1 << 20)
+    monkeypatch.setattr(archives, "_EXPANSION_ALLOWANCE_BYTES", 1 << 20)
     path = write_tar(tmp_path / "set.tar.gz", {f"train/cat/{i}.bin": bytes(1 << 20) for i in range(20)}, "w:gz")
     with pytest.raises(DataError, match="unpacks to more than"):
         load(path, tmp_path / "root")
 
 
 def test_a_huge_header_record_is_stopped_at_the_cap(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "_ALLOWANCE", 1 << 20)
+    monkeypatch.setattr(archives, "_EXPANSION_ALLOWANCE_BYTES", 1 << 20)
     info = tarfile.TarInfo("pax")
     info.type, info.size = tarfile.XHDTYPE, 4 << 30
     path = tmp_path / "set.tar.gz"

@@ -14,7 +14,7 @@ import torch
 
 import deat.data
 from deat.data import cifar
-from deat.data.download import fetch
+from deat.data.download import download_file
 from deat.errors import DataError
 from helpers.data_sets import Payload, add, cifar_archive, cifar_files, shrink, write_folder
 
@@ -32,7 +32,7 @@ def test_archive_and_folder_of_each_release_give_the_same_images(name, binary, t
     archive = cifar_archive(name, binary, tmp_path / "a")
     shrink(monkeypatch, name, archive.read_bytes())
     folder_of(name, binary, tmp_path / "b")
-    one, two = (deat.data.load(name, root=tmp_path / where) for where in "ab")
+    one, two = (deat.data.load_data(name, root=tmp_path / where) for where in "ab")
     files = len(cifar.RELEASES[name][0].train)
     assert (len(one.train), len(one.test)) == (4 * files, 4)
     assert torch.equal(one.train.images, two.train.images)
@@ -46,7 +46,7 @@ def test_both_releases_hold_the_same_set(name, tmp_path, monkeypatch):
     shrink(monkeypatch, name)
     folder_of(name, True, tmp_path / "a")
     folder_of(name, False, tmp_path / "b")
-    one, two = (deat.data.load(name, root=tmp_path / where) for where in "ab")
+    one, two = (deat.data.load_data(name, root=tmp_path / where) for where in "ab")
     assert torch.equal(one.train.images, two.train.images)
     assert torch.equal(one.train.labels, two.train.labels)
 
@@ -55,14 +55,14 @@ def test_the_binary_release_is_preferred_so_that_no_pickle_is_even_opened(tmp_pa
     shrink(monkeypatch, "cifar10")
     folder_of("cifar10", True, tmp_path)
     folder_of("cifar10", False, tmp_path)
-    monkeypatch.setattr(cifar, "read_plain", lambda *_: pytest.fail("a pickle was opened"))
-    deat.data.load("cifar10", root=tmp_path)
+    monkeypatch.setattr(cifar, "load_plain_pickle", lambda *_: pytest.fail("a pickle was opened"))
+    deat.data.load_data("cifar10", root=tmp_path)
 
 
 def test_missing_data_says_what_to_put_where_and_touches_no_network(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar.net, "fetch", lambda *_: pytest.fail("network"))
     with pytest.raises(DataError, match=r"cifar-10-binary\.tar\.gz.*cifar-10-batches-py.*--download"):
-        deat.data.load("cifar10", root=tmp_path)
+        deat.data.load_data("cifar10", root=tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip"])
@@ -74,7 +74,7 @@ def test_a_damaged_local_archive_is_refused_unread_and_left_in_place(damage, tmp
     archive.write_bytes(bad)
     monkeypatch.setattr(tarfile, "open", lambda *_, **__: pytest.fail("parsed"))
     with pytest.raises(DataError, match=r"cifar-10-binary.*sha256.*get it again"):
-        deat.data.load("cifar10", root=tmp_path)
+        deat.data.load_data("cifar10", root=tmp_path)
     assert archive.read_bytes() == bad
 
 
@@ -85,7 +85,7 @@ def test_a_malicious_pickle_is_refused_and_never_runs(file, tmp_path, monkeypatc
     marker = tmp_path / "marker"
     (folder / file).write_bytes(pickle.dumps({b"data": Payload(marker)}))
     with pytest.raises(DataError, match=rf"'{file}'.*mkdir.*only plain data"):
-        deat.data.load("cifar10", root=tmp_path)
+        deat.data.load_data("cifar10", root=tmp_path)
     assert not marker.exists()
 
 
@@ -93,10 +93,10 @@ def test_a_malicious_pickle_is_refused_and_never_runs(file, tmp_path, monkeypatc
 def test_the_protocol_of_a_pickle_does_not_change_the_images(protocol, tmp_path, monkeypatch):
     shrink(monkeypatch, "cifar10")
     folder = folder_of("cifar10", False, tmp_path)
-    before = deat.data.load("cifar10", root=tmp_path).test
+    before = deat.data.load_data("cifar10", root=tmp_path).test
     batch = pickle.loads((folder / "test_batch").read_bytes())
     (folder / "test_batch").write_bytes(pickle.dumps(batch, protocol=protocol))
-    assert torch.equal(deat.data.load("cifar10", root=tmp_path).test.images, before.images)
+    assert torch.equal(deat.data.load_data("cifar10", root=tmp_path).test.images, before.images)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_pickle_that_is_no_batch_is_refused(batch, words, tmp_path, monkeypatc
     folder = folder_of("cifar10", False, tmp_path)
     (folder / "test_batch").write_bytes(pickle.dumps(batch, protocol=2))
     with pytest.raises(DataError, match=words):
-        deat.data.load("cifar10", root=tmp_path)
+        deat.data.load_data("cifar10", root=tmp_path)
 
 
 def test_a_binary_file_of_the_wrong_length_or_label_is_refused(tmp_path, monkeypatch):
@@ -131,7 +131,7 @@ def test_a_binary_file_of_the_wrong_length_or_label_is_refused(tmp_path, monkeyp
     ):
         (folder / "test_batch.bin").write_bytes(data)
         with pytest.raises(DataError, match=words):
-            deat.data.load("cifar10", root=tmp_path)
+            deat.data.load_data("cifar10", root=tmp_path)
 
 
 def hostile(tar: tarfile.TarFile, kind: str) -> None:
@@ -158,7 +158,7 @@ def test_only_plain_members_of_the_exact_name_and_size_are_read(kind, tmp_path, 
         hostile(tar, kind)
     shrink(monkeypatch, "cifar10", (root / "cifar-10-binary.tar.gz").read_bytes())
     with pytest.raises(DataError, match="test_batch"):
-        deat.data.load("cifar10", root=root)
+        deat.data.load_data("cifar10", root=root)
     assert [p.name for p in tmp_path.rglob("*")] == ["root", "cifar-10-binary.tar.gz"]
 
 
@@ -187,11 +187,11 @@ def test_download_by_name_gives_the_verified_set_once(tmp_path, monkeypatch):
     archive = cifar_archive("cifar10", True, there)
     shrink(monkeypatch, "cifar10", archive.read_bytes())
     with served(there) as url:
-        monkeypatch.setattr(cifar, "BASE", url)
-        corpus = deat.data.load("cifar10", root=here, download=True)
+        monkeypatch.setattr(cifar, "BASE_URL", url)
+        corpus = deat.data.load_data("cifar10", root=here, download=True)
     assert len(corpus.train) == 20
     assert [p.name for p in here.iterdir()] == ["cifar-10-binary.tar.gz"]
-    assert len(deat.data.load("cifar10", root=here, download=True).test) == 4
+    assert len(deat.data.load_data("cifar10", root=here, download=True).test) == 4
 
 
 @pytest.mark.parametrize("damage", ["altered", "longer", "shorter"])
@@ -205,16 +205,16 @@ def test_a_wrong_download_is_refused_unread_and_kept_as_bad(damage, tmp_path, mo
     archive.write_bytes(wrong)
     monkeypatch.setattr(tarfile, "open", lambda *_, **__: pytest.fail("parsed"))
     with served(there) as url:
-        monkeypatch.setattr(cifar, "BASE", url)
+        monkeypatch.setattr(cifar, "BASE_URL", url)
         with pytest.raises(DataError, match=r"sha256.*Nothing was read.*cifar-10-binary\.tar\.gz\.bad"):
-            deat.data.load("cifar10", root=here, download=True)
+            deat.data.load_data("cifar10", root=here, download=True)
     assert [p.name for p in here.iterdir()] == ["cifar-10-binary.tar.gz.bad"]
     assert (here / "cifar-10-binary.tar.gz.bad").stat().st_size <= len(data) + (1 << 20)
 
 
 def test_a_failed_download_leaves_nothing_behind(tmp_path):
     with served(tmp_path) as url, pytest.raises(DataError, match=r"cannot download .*absent.*404"):
-        fetch(url + "absent", tmp_path / "root" / "file", 1, "0" * 64)
+        download_file(url + "absent", tmp_path / "root" / "file", 1, "0" * 64)
     assert list((tmp_path / "root").iterdir()) == []
 
 
@@ -226,6 +226,6 @@ def test_a_planted_link_is_not_written_through(tmp_path):
     root.mkdir()
     (root / "file").symlink_to(victim)
     with served(tmp_path) as url:
-        fetch(url + "file", root / "file", 4, hashlib.sha256(b"data").hexdigest())
+        download_file(url + "file", root / "file", 4, hashlib.sha256(b"data").hexdigest())
     assert victim.read_bytes() == b"precious"
     assert (root / "file").read_bytes() == b"data"

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from deat.data import ImageSet, LazyImages, decoded_cache, duplicates
-from deat.data.archives import Loose
-from deat.data.duplicates import copied, same_files
+from deat.data.archives import FolderFiles
+from deat.data.duplicates import find_equal_files, find_equal_images
 from helpers.data_sets import WRITERS, load, png, random_set, tree, write_folder
 
 
@@ -29,20 +29,20 @@ def test_copies_are_found_among_images_that_are_streamed_too(kind, tmp_path):
 
 
 def test_of_a_large_streamed_set_no_more_files_are_read_than_are_worth_it(tmp_path, monkeypatch):
-    same = Loose(write_folder(tmp_path / "set", {f"{i}": b"same" for i in range(40)}), tuple(map(str, range(40))))
-    assert len(same_files(same, range(20), range(20, 40))) == 20
-    read, real = [], Loose.read
-    monkeypatch.setattr(Loose, "read", lambda self, index: read.append(index) or real(self, index))
-    monkeypatch.setattr(duplicates, "MOST", 50)
-    assert same_files(same, range(20), range(20, 40)) == [(0, 0), (1, 0)]
+    same = FolderFiles(write_folder(tmp_path / "set", {f"{i}": b"same" for i in range(40)}), tuple(map(str, range(40))))
+    assert len(find_equal_files(same, range(20), range(20, 40))) == 20
+    read, real = [], FolderFiles.read
+    monkeypatch.setattr(FolderFiles, "read", lambda self, index: read.append(index) or real(self, index))
+    monkeypatch.setattr(duplicates, "MAX_COMPARED_FILES", 50)
+    assert find_equal_files(same, range(20), range(20, 40)) == [(0, 0), (1, 0)]
     assert len(read) <= 50
-    monkeypatch.setattr(duplicates, "LARGE", 19)
-    assert same_files(same, range(20), range(20, 40)) == []
+    monkeypatch.setattr(duplicates, "MAX_TRAIN_FILES", 19)
+    assert find_equal_files(same, range(20), range(20, 40)) == []
 
 
-@pytest.mark.parametrize("most", [decoded_cache.MAX_DECODED, 100], ids=["decoded", "streamed"])
+@pytest.mark.parametrize("most", [decoded_cache.MAX_DECODED_BYTES, 100], ids=["decoded", "streamed"])
 def test_a_val_part_that_shares_images_with_the_test_part_chooses_nothing(most, tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded_cache, "MAX_DECODED", most)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED_BYTES", most)
     files = tree() | {"val/cat/0.png": png(40), "val/dog/0.png": png(41)}
     path = WRITERS["set"](tmp_path / "set", files | {"val/dog/1.png": files["test/dog/2.png"]})
     for _ in range(2):
@@ -69,7 +69,7 @@ def test_one_other_pixel_is_no_copy():
     train = random_set(4)
     images = train.images.clone()
     images[2, 0, 0, 0] ^= 1
-    assert copied(train, ImageSet(images, train.labels, train.classes)) == [(0, 0), (1, 1), (3, 3)]
+    assert find_equal_images(train, ImageSet(images, train.labels, train.classes)) == [(0, 0), (1, 1), (3, 3)]
 
 
 def test_sixty_thousand_small_images_are_compared_in_well_under_a_few_seconds():
@@ -77,5 +77,5 @@ def test_sixty_thousand_small_images_are_compared_in_well_under_a_few_seconds():
         ImageSet(torch.zeros(n, 3, 32, 32, dtype=torch.uint8), torch.zeros(n), ("a",)) for n in (50_000, 10_000)
     )
     start = perf_counter()
-    assert len(copied(train, test)) == 10_000
+    assert len(find_equal_images(train, test)) == 10_000
     assert perf_counter() - start < 5

@@ -11,8 +11,8 @@ from PIL import Image
 
 import deat.data
 from deat.data import ImageSet, LazyImages, archives, decoded_cache
-from deat.data.decode import fit_centre, open_image, to_tensor
-from deat.data.folder_layout import arrange
+from deat.data.decode import centre_crop, open_image, to_tensor
+from deat.data.folder_layout import infer_layout
 from deat.errors import DataError, UsageError
 from helpers.data_sets import WRITERS, load, png, real_set, tree, write_folder, write_tar
 
@@ -41,7 +41,7 @@ def test_a_directory_and_every_kind_of_archive_give_the_same_set(kind, cache, tm
     assert corpus.train.classes == ("cat", "dog")
     assert corpus.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert torch.equal(corpus.train.images[4], to_tensor(open_image(files["train/dog/1.png"], "")))
-    names = [sorted(files)[i] for i in arrange(tuple(sorted(files))).parts["test"][0]]
+    names = [sorted(files)[i] for i in infer_layout(tuple(sorted(files))).parts["test"][0]]
     assert torch.equal(corpus.test.images, torch.stack([to_tensor(open_image(files[name], name)) for name in names]))
     assert corpus.test.labels.tolist() == ["dog" in name for name in names]
     assert (corpus.eps, corpus.pad, corpus.flip) == (8 / 255, 4, True)
@@ -51,10 +51,10 @@ def test_a_directory_and_every_kind_of_archive_give_the_same_set(kind, cache, tm
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_first_images_of_a_test_part_are_of_all_classes_and_keep_their_labels(streamed, tmp_path, monkeypatch):
     if streamed:
-        monkeypatch.setattr(decoded_cache, "decode", lambda *_: None)
+        monkeypatch.setattr(decoded_cache, "decode_splits", lambda *_: None)
     corpus = load(write_folder(tmp_path / "set", tree(per_class=50)), tmp_path / "root")
     assert 5 <= int(corpus.test.labels[:20].sum()) <= 15
-    names = arrange(tuple(sorted(tree(per_class=50)))).parts["test"]
+    names = infer_layout(tuple(sorted(tree(per_class=50)))).parts["test"]
     assert sorted(names[0].tolist()) == list(range(100))  # "test/..." comes before "train/..."
     assert [int(member >= 50) for member in names[0]] == names[1].tolist() == corpus.test.labels.tolist()
 
@@ -86,7 +86,7 @@ def test_large_images_get_the_imagenet_threat_model(tmp_path):
 def test_size_resizes_the_shorter_side_and_crops_the_centre(tmp_path):
     left, right = Image.new("RGB", (40, 20), "red"), Image.new("RGB", (10, 20), "blue")
     left.paste(right, (30, 0))
-    square = to_tensor(fit_centre(left, 10))
+    square = to_tensor(centre_crop(left, 10))
     assert square.shape == (3, 10, 10)
     assert square[0, :, :9].eq(255).all()
     assert square[2].eq(0)[:, :9].all()
@@ -126,7 +126,7 @@ def test_large_images_that_differ_are_resized_without_a_word(tmp_path):
 
 def test_a_set_too_large_for_memory_is_left_to_be_streamed(tmp_path, monkeypatch):
     path = write_folder(tmp_path / "set", tree())
-    monkeypatch.setattr(decoded_cache, "MAX_DECODED", 100)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED_BYTES", 100)
     assert isinstance(load(path, tmp_path / "root", size=8).train, LazyImages)
 
 
@@ -145,7 +145,7 @@ def test_the_second_start_decodes_nothing(kind, tmp_path, decodes):
 def test_the_second_start_of_a_streamed_archive_does_not_unpack_it_again(tmp_path, monkeypatch):
     path = write_tar(tmp_path / "set.tar.xz", tree() | MIXED, "w:xz")
     first = load(path, tmp_path / "root").train
-    monkeypatch.setattr(archives, "pack", lambda *_: pytest.fail("unpacked"))
+    monkeypatch.setattr(archives, "pack_tar_images", lambda *_: pytest.fail("unpacked"))
     assert torch.equal(load(path, tmp_path / "root").train.decode(2), first.decode(2))
 
 
@@ -265,7 +265,7 @@ def test_cifar10_as_jpeg_is_read_whole_and_decoded_once(tmp_path_factory, decode
 
 
 def test_imagenette_can_be_streamed_from_its_archive(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(decoded_cache, "MAX_DECODED", 0)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED_BYTES", 0)
     corpus = load(real_set("imagenette96.tar.xz"), tmp_path_factory.mktemp("root"), size=64)
     assert isinstance(corpus.train, LazyImages)
     assert (len(corpus.train), len(corpus.test), corpus.train.num_classes) == (9_469, 3_925, 10)

@@ -24,10 +24,10 @@ def test_of_many_classes_that_the_test_part_lacks_the_first_are_named(tmp_path):
 VAL = {"val/cat/0.png": png(30), "val/dog/0.png": png(31)}
 
 
-@pytest.mark.parametrize("most", [decoded_cache.MAX_DECODED, 100], ids=["decoded", "streamed"])
+@pytest.mark.parametrize("most", [decoded_cache.MAX_DECODED_BYTES, 100], ids=["decoded", "streamed"])
 @pytest.mark.parametrize("kind", ["set", "set.zip"])
 def test_a_val_part_beside_a_test_part_is_a_part_of_its_own_at_every_start(kind, most, tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded_cache, "MAX_DECODED", most)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED_BYTES", most)
     path = WRITERS[kind](tmp_path / kind, tree() | VAL)
     for _ in range(2):
         corpus = load(path, tmp_path / "root")

@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from deat.data import Augment, ImageSet, Resident
+from deat.data import Augment, ImageSet, InMemorySource
 from deat.errors import DataError, UsageError
 from helpers.data_sets import NoHostReads, random_set
 
 
-def labels_of(source: Resident, epoch: int) -> list[int]:
+def labels_of(source: InMemorySource, epoch: int) -> list[int]:
     return torch.cat([y for _, y in source.epoch(epoch)]).tolist()
 
 
@@ -16,7 +16,7 @@ def numbered(num: int = 23) -> ImageSet:
 
 
 def test_an_epoch_holds_every_image_once_and_keeps_the_short_batch():
-    source = Resident(numbered(), 5, seed=3)
+    source = InMemorySource(numbered(), 5, seed=3)
     sizes = [len(y) for _, y in source.epoch(0)]
     assert sizes == [5, 5, 5, 5, 3]
     assert len(source) == 5
@@ -24,29 +24,29 @@ def test_an_epoch_holds_every_image_once_and_keeps_the_short_batch():
 
 
 def test_order_is_a_pure_function_of_seed_and_epoch():
-    source = Resident(numbered(), 5, seed=3)
+    source = InMemorySource(numbered(), 5, seed=3)
     first = labels_of(source, 1)
     labels_of(source, 0)
     torch.manual_seed(99)
     assert labels_of(source, 1) == first
-    assert labels_of(Resident(numbered(), 7, seed=3), 1) == first
+    assert labels_of(InMemorySource(numbered(), 7, seed=3), 1) == first
     assert labels_of(source, 2) != first
-    assert labels_of(Resident(numbered(), 5, seed=4), 1) != first
+    assert labels_of(InMemorySource(numbered(), 5, seed=4), 1) != first
 
 
 def test_without_shuffling_the_order_is_the_sets_own():
-    assert labels_of(Resident(numbered(), 5, shuffle=False), 7) == list(range(23))
+    assert labels_of(InMemorySource(numbered(), 5, shuffle=False), 7) == list(range(23))
 
 
 def test_batches_do_not_touch_the_global_generator():
     before = torch.get_rng_state()
-    list(Resident(random_set(), 5, augment=Augment()).epoch(0))
+    list(InMemorySource(random_set(), 5, augment=Augment()).epoch(0))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_bytes_are_scaled_to_the_unit_interval_exactly():
     images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
-    x, y = next(Resident(ImageSet(images, torch.tensor([0]), ("a",)), 1).epoch(0))
+    x, y = next(InMemorySource(ImageSet(images, torch.tensor([0]), ("a",)), 1).epoch(0))
     assert x.dtype == torch.float32
     assert y.dtype == torch.int64
     assert torch.equal(x.flatten(), torch.arange(256).float() * (1 / 255))
@@ -75,7 +75,7 @@ def test_no_padding_and_no_flip_changes_nothing():
 def test_augmentation_belongs_to_the_image_not_to_its_place_in_a_batch():
     def by_image(batch_size: int, epoch: int) -> dict[int, torch.Tensor]:
         images = ImageSet(random_set(23).images, torch.arange(23), tuple(map(str, range(23))))
-        source = Resident(images, batch_size, seed=1, augment=Augment(2))
+        source = InMemorySource(images, batch_size, seed=1, augment=Augment(2))
         return {int(n): image for x, y in source.epoch(epoch) for image, n in zip(x, y, strict=True)}
 
     one, other, later = by_image(5, 0), by_image(8, 0), by_image(5, 1)
@@ -85,15 +85,15 @@ def test_augmentation_belongs_to_the_image_not_to_its_place_in_a_batch():
 
 @pytest.mark.parametrize("augment", [None, Augment(2)])
 def test_an_epoch_reads_nothing_back_from_the_device(augment):
-    source = Resident(random_set(), 8, augment=augment)
+    source = InMemorySource(random_set(), 8, augment=augment)
     with NoHostReads():
         assert sum(1 for _ in source.epoch(0)) == 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_device_does_not_change_the_batches():
-    here = list(Resident(random_set(), 8, augment=Augment(2)).epoch(0))
-    there = list(Resident(random_set(), 8, augment=Augment(2), device="cuda").epoch(0))
+    here = list(InMemorySource(random_set(), 8, augment=Augment(2)).epoch(0))
+    there = list(InMemorySource(random_set(), 8, augment=Augment(2), device="cuda").epoch(0))
     assert all(
         torch.equal(a, b.cpu()) for one, two in zip(here, there, strict=True) for a, b in zip(one, two, strict=True)
     )
@@ -132,7 +132,7 @@ def float_set(value: float) -> ImageSet:
 )
 def test_bad_pixels_are_refused_with_index_value_and_fix(value, words):
     with pytest.raises(DataError, match=words):
-        Resident(float_set(value), 2).check()
+        InMemorySource(float_set(value), 2).check()
 
 
 @pytest.mark.parametrize("label", [10, -1])
@@ -153,5 +153,5 @@ def test_empty_and_mismatched_sets_are_refused():
 
 def test_fewer_images_than_a_batch_is_refused_in_training_only():
     with pytest.raises(DataError, match=r"20 images, fewer than one batch of 64.*at most 20"):
-        Resident(random_set(), 64).check()
-    Resident(random_set(), 64, shuffle=False).check()
+        InMemorySource(random_set(), 64).check()
+    InMemorySource(random_set(), 64, shuffle=False).check()

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from deat.data import Augment, Resident, Source, as_source
-from deat.data.sources import Seekable
+from deat.data import Augment, InMemorySource, Source, as_source
+from deat.data.sources import SeekableSource
 from deat.errors import DataError, UsageError
-from deat.utils.distributed import Share
+from deat.utils.distributed import BatchShard
 from helpers.data_sets import random_set
 
 
@@ -39,7 +39,7 @@ def test_an_image_set_a_pair_and_a_tensor_dataset_give_the_same_batches():
     images = random_set()
     pair = (images.images, images.labels)
     sources = [as_source(d, batch_size=6, seed=2) for d in (images, pair, list(pair), TensorDataset(*pair))]
-    assert all(isinstance(s, Resident) and same(s, sources[0]) for s in sources)
+    assert all(isinstance(s, InMemorySource) and same(s, sources[0]) for s in sources)
     assert all((s.num_examples, s.num_classes, s.shape, len(s)) == (20, 4, (3, 8, 8), 4) for s in sources)
 
 
@@ -67,12 +67,12 @@ def seekable() -> dict[str, Source]:
 
 
 @pytest.mark.parametrize("kind", seekable())
-@pytest.mark.parametrize("share", [Share(), Share(1, 2)], ids=["alone", "shared"])
+@pytest.mark.parametrize("share", [BatchShard(), BatchShard(1, 2)], ids=["alone", "shared"])
 def test_an_epoch_begun_in_its_middle_has_the_same_batches(kind, share):
     source = seekable()[kind]
     source.share = share
-    assert isinstance(source, Seekable)
-    assert source.begins_anywhere
+    assert isinstance(source, SeekableSource)
+    assert source.can_seek
     whole = list(source.epoch(1))
     for first in range(len(source) + 1):
         rest = list(source.epoch(1, first))
@@ -84,7 +84,7 @@ def test_an_epoch_begun_in_its_middle_has_the_same_batches(kind, share):
 
 def test_a_loader_of_one_s_own_always_begins_at_its_beginning():
     source = as_source(DataLoader(Numbers(), batch_size=5, shuffle=True), batch_size=5, num_classes=12)
-    assert not source.begins_anywhere  # type: ignore[attr-defined]
+    assert not source.can_seek  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -8,9 +8,9 @@ from torch.utils.data import DataLoader
 
 import deat
 from deat.data import ImageSet, LazyImages, decoded_cache
-from deat.data.datasets import Corpus
+from deat.data.datasets import DataSplits
 from deat.data.image_set import split_indices
-from deat.data.statistics import Statistics, measure
+from deat.data.statistics import ChannelStats, measure_channel_stats
 from deat.errors import UsageError
 from helpers.data_sets import load, png, random_set, tree, write_folder
 
@@ -19,41 +19,41 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 QUICK = {"epochs": 1, "batch_size": 6, "method": "natural", "device": "cpu"}
 
 
-def true_numbers(images: torch.Tensor) -> Statistics:
+def true_numbers(images: torch.Tensor) -> ChannelStats:
     pixels = images.double().transpose(0, 1).flatten(1) / 255
     mean, std = (tuple(round(v, 4) for v in t.tolist()) for t in (pixels.mean(1), pixels.std(1, correction=0)))
-    return Statistics(mean, std, len(images))
+    return ChannelStats(mean, std, len(images))
 
 
-def photos(tmp_path, **options: object) -> Corpus:
+def photos(tmp_path, **options: object) -> DataSplits:
     return load(write_folder(tmp_path / "set", tree(6)), tmp_path / "root", **options)
 
 
 def test_the_numbers_are_those_of_all_pixels_by_channel():
     dark = random_set(50)
     dark = replace(dark, images=dark.images // torch.tensor([1, 2, 4], dtype=torch.uint8).view(1, 3, 1, 1))
-    assert measure(dark) == true_numbers(dark.images)
+    assert measure_channel_stats(dark) == true_numbers(dark.images)
     floats = replace(dark, images=dark.images.float() / 255)
-    assert measure(floats) == true_numbers(dark.images)
+    assert measure_channel_stats(floats) == true_numbers(dark.images)
 
 
 def test_a_large_set_is_measured_on_a_thousand_images_or_more_spread_over_it():
     large = random_set(3_500, shape=(1, 2, 2))
-    found = measure(large)
+    found = measure_channel_stats(large)
     assert found == true_numbers(large.images[::3])
     assert 1_000 <= found.images < 2_000
 
 
 def test_a_streamed_set_is_measured_as_it_is_decoded(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded_cache, "MAX_DECODED", 0)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED_BYTES", 0)
     train = photos(tmp_path, size=8).train
     assert isinstance(train, LazyImages)
-    assert measure(train) == true_numbers(torch.stack([train.decode(i) for i in range(len(train))]))
+    assert measure_channel_stats(train) == true_numbers(torch.stack([train.decode(i) for i in range(len(train))]))
 
 
 def test_a_channel_that_hardly_varies_is_not_blown_up():
     black = ImageSet(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.arange(4), tuple("abcd"))
-    assert measure(black) == Statistics((0.0,), (round(1 / 255, 4),), 4)
+    assert measure_channel_stats(black) == ChannelStats((0.0,), (round(1 / 255, 4),), 4)
 
 
 @pytest.mark.parametrize("size", [8, 80])
@@ -67,14 +67,14 @@ def test_a_folder_is_measured_on_the_images_that_are_trained_on(size, tmp_path):
 def test_sets_with_published_numbers_keep_them(tmp_path):
     files = {name.replace("cat", "n01440764").replace("dog", "n02102040"): data for name, data in tree().items()}
     imagenet = load(write_folder(tmp_path / "set", files), tmp_path / "root")
-    assert imagenet.statistics(imagenet.train) == Statistics(*IMAGENET)
+    assert imagenet.statistics(imagenet.train) == ChannelStats(*IMAGENET)
     for side, known in ((32, True), (8, False)):
         names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
         files = {f"train/{name}/{i}.png": png(i, side, side) for i in range(2) for name in names}
         copy = load(write_folder(tmp_path / f"cifar-{side}", files), tmp_path / "root")
         assert ((copy.mean, copy.std) == CIFAR) is known, "a copy of CIFAR-10 is known by its classes and its size"
-    cifar = Corpus("cifar10", random_set(), None, *CIFAR, eps=8 / 255)
-    assert cifar.statistics(cifar.train) == Statistics(*CIFAR)
+    cifar = DataSplits("cifar10", random_set(), None, *CIFAR, eps=8 / 255)
+    assert cifar.statistics(cifar.train) == ChannelStats(*CIFAR)
     digits = deat.load_data("digits")
     assert digits.statistics(digits.train) is None
 
@@ -94,7 +94,7 @@ def test_fit_puts_nothing_before_a_network_unless_that_is_asked_for(tmp_path):
 
 
 def trainer_options() -> dict[str, object]:
-    return {"method": "natural", "settings": deat.Settings(epochs=1, batch_size=6, device="cpu")}
+    return {"method": "natural", "settings": deat.TrainConfig(epochs=1, batch_size=6, device="cpu")}
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -109,7 +109,7 @@ def test_fit_measures_what_it_trains_on_and_never_what_it_holds_out(whole, tmp_p
 
 
 def test_fit_takes_published_numbers_of_a_set_that_has_them(tmp_path):
-    corpus = replace(photos(tmp_path), mean=CIFAR[0], std=CIFAR[1], measured=False)
+    corpus = replace(photos(tmp_path), mean=CIFAR[0], std=CIFAR[1], stats_from_train=False)
     front = deat.make_trainer(net(), corpus, normalize="data", **trainer_options()).model.normalize
     assert front.mean.flatten().tolist() == pytest.approx(CIFAR[0])
 
@@ -124,6 +124,6 @@ def test_what_cannot_be_measured_is_refused_with_what_can_be_given():
 
 
 def test_the_number_of_processors_changes_nothing(monkeypatch):
-    before = measure(random_set(40))
+    before = measure_channel_stats(random_set(40))
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    assert measure(random_set(40)) == before
+    assert measure_channel_stats(random_set(40)) == before

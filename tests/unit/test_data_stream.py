@@ -6,23 +6,23 @@ import pytest
 import torch
 
 import deat.data
-from deat.data import LazyImages, Stream, decoded_cache
+from deat.data import LazyImages, StreamingSource, decoded_cache
 from deat.errors import DataError
-from deat.utils.distributed import Share
+from deat.utils.distributed import BatchShard
 from helpers.data_sets import png, tree, write_folder, write_zip
 
 
 @pytest.fixture
 def lazy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LazyImages:
-    monkeypatch.setattr(decoded_cache, "MAX_DECODED", 0)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED_BYTES", 0)
     path = write_folder(tmp_path / "set", tree(6, width=20, height=16))
-    train = deat.data.load(f"folder:{path}", root=tmp_path / "root", size=12).train
+    train = deat.data.load_data(f"folder:{path}", root=tmp_path / "root", size=12).train
     assert isinstance(train, LazyImages)
     return train
 
 
 def batches(images: LazyImages, epoch: int = 0, **options: object) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return list(Stream(images, 5, **{"seed": 1, "workers": 0, **options}).epoch(epoch))  # type: ignore[arg-type]
+    return list(StreamingSource(images, 5, **{"seed": 1, "workers": 0, **options}).epoch(epoch))  # type: ignore[arg-type]
 
 
 def same(one: list[tuple[torch.Tensor, torch.Tensor]], two: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
@@ -46,20 +46,20 @@ def test_files_are_printed_in_a_line_and_not_by_their_names(lazy):
 def test_processes_decode_their_own_rows_alone(lazy):
     whole = batches(lazy, 1)
     for rank in range(2):
-        stream = Stream(lazy, 5, seed=1, workers=0)
-        stream.share = Share(rank, 2)
+        stream = StreamingSource(lazy, 5, seed=1, workers=0)
+        stream.share = BatchShard(rank, 2)
         assert same(list(stream.epoch(1)), [(x[rank::2], y[rank::2]) for x, y in whole])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_number_of_workers_changes_nothing(workers, lazy):
-    stream = Stream(lazy, 5, seed=1, workers=workers)
+    stream = StreamingSource(lazy, 5, seed=1, workers=workers)
     assert same(list(stream.epoch(0)), batches(lazy, 0))
     assert same(list(stream.epoch(3)), batches(lazy, 3))
 
 
 def test_workers_stay_for_the_next_epoch_and_an_epoch_that_was_left_leaves_nothing_behind(lazy):
-    stream = Stream(lazy, 5, seed=1, workers=2)
+    stream = StreamingSource(lazy, 5, seed=1, workers=2)
     first = stream.epoch(0)
     next(first)
     working = {child.pid for child in multiprocessing.active_children()}
@@ -71,7 +71,7 @@ def test_workers_stay_for_the_next_epoch_and_an_epoch_that_was_left_leaves_nothi
 
 
 def test_batches_are_a_pure_function_of_seed_and_epoch(lazy):
-    stream = Stream(lazy, 5, seed=1, workers=0)
+    stream = StreamingSource(lazy, 5, seed=1, workers=0)
     first = list(stream.epoch(2))
     next(stream.epoch(0))
     torch.manual_seed(5)
@@ -82,7 +82,7 @@ def test_batches_are_a_pure_function_of_seed_and_epoch(lazy):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_epoch_begun_in_its_middle_decodes_nothing_before_it(workers, lazy, monkeypatch):
-    whole, stream, read = batches(lazy, 2), Stream(lazy, 5, seed=1, workers=workers), []
+    whole, stream, read = batches(lazy, 2), StreamingSource(lazy, 5, seed=1, workers=workers), []
     real = LazyImages.decode
     monkeypatch.setattr(LazyImages, "decode", lambda self, i, *rest: (read.append(i), real(self, i, *rest))[1])
     assert same(list(stream.epoch(2, 1)), whole[1:])
@@ -106,14 +106,14 @@ def test_evaluation_takes_the_centre_in_order(lazy):
 
 def test_images_come_in_the_size_that_was_asked_for(lazy):
     smaller = replace(lazy, size=9)
-    assert Stream(smaller, 5, workers=0).shape == (3, 9, 9)
+    assert StreamingSource(smaller, 5, workers=0).shape == (3, 9, 9)
     assert batches(smaller)[0][0].shape == (5, 3, 9, 9)
 
 
 def test_split_is_disjoint_and_fixed_by_the_seed(lazy):
     train, val = lazy.split(4, seed=0)
-    assert sorted([*train.members.tolist(), *val.members.tolist()]) == lazy.members.tolist()
-    assert val.members.tolist() == lazy.split(4, seed=0)[1].members.tolist()
+    assert sorted([*train.file_indices.tolist(), *val.file_indices.tolist()]) == lazy.file_indices.tolist()
+    assert val.file_indices.tolist() == lazy.split(4, seed=0)[1].file_indices.tolist()
     assert (len(train), len(val), val.num_classes) == (8, 4, 2)
 
 
@@ -133,9 +133,9 @@ def test_a_file_that_disappears_while_training_is_named(lazy, tmp_path):
 
 
 def test_a_changed_zip_is_noticed_when_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded_cache, "MAX_DECODED", 0)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED_BYTES", 0)
     path = write_zip(tmp_path / "set.zip", tree())
-    train = deat.data.load(f"folder:{path}", root=tmp_path, size=8).train
+    train = deat.data.load_data(f"folder:{path}", root=tmp_path, size=8).train
     data = path.read_bytes()
     path.write_bytes(data[:100] + b"\0" * 400 + data[500:])
     with pytest.raises(DataError, match="damaged"):
@@ -144,15 +144,15 @@ def test_a_changed_zip_is_noticed_when_it_is_read(tmp_path, monkeypatch):
 
 def test_check_refuses_what_cannot_be_trained_on(lazy, tmp_path):
     with pytest.raises(DataError, match="12 images, fewer than one batch of 64"):
-        Stream(lazy, 64, workers=0).check()
+        StreamingSource(lazy, 64, workers=0).check()
     (tmp_path / "set" / "train" / "cat" / "0.png").write_bytes(png()[:50])
     with pytest.raises(DataError, match=r"'train/cat/0\.png'"):
-        Stream(lazy, 4, workers=0).check()
+        StreamingSource(lazy, 4, workers=0).check()
 
 
 def test_pixels_do_not_move_when_the_image_already_fits(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded_cache, "MAX_DECODED", 0)
+    monkeypatch.setattr(decoded_cache, "MAX_DECODED_BYTES", 0)
     path = write_folder(tmp_path / "set", tree(1, width=32, height=32))
-    train = deat.data.load(f"folder:{path}", root=tmp_path / "root", size=28).train
+    train = deat.data.load_data(f"folder:{path}", root=tmp_path / "root", size=28).train
     whole = deat.data.decode.to_tensor(deat.data.decode.open_image(png(0, 32, 32), "x"))
     assert torch.equal(train.decode(0), whole[:, 2:30, 2:30])

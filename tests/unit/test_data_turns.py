@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deat.data import Corpus, LazyImages, archives, decoded_cache
+from deat.data import DataSplits, LazyImages, archives, decoded_cache
 from deat.utils import locks
 from deat.utils import locks as system
 from helpers.children import Children
@@ -22,14 +22,14 @@ def packed(tmp_path: Path) -> Path:
 def unpackings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of archives as they are unpacked."""
     seen: list[str] = []
-    real = archives.pack
-    monkeypatch.setattr(archives, "pack", lambda path, out: (seen.append(path.name), real(path, out))[1])
+    real = archives.pack_tar_images
+    monkeypatch.setattr(archives, "pack_tar_images", lambda path, out: (seen.append(path.name), real(path, out))[1])
     return seen
 
 
-def both(path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Corpus, Corpus]:
+def both(path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[DataSplits, DataSplits]:
     """What two find, the second of whom begins once the first has unpacked the set and read none of it."""
-    real, second = decoded_cache.decode, list[Future[Corpus]]()
+    real, second = decoded_cache.decode_splits, list[Future[DataSplits]]()
     with ThreadPoolExecutor(1) as pool:
 
         def decode(*arguments):
@@ -38,7 +38,7 @@ def both(path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Corpu
                 wait(second, 0.5)  # whoever waits for nobody is done by then
             return real(*arguments)
 
-        monkeypatch.setattr(decoded_cache, "decode", decode)
+        monkeypatch.setattr(decoded_cache, "decode_splits", decode)
         return load(path, root), second[0].result(60)
 
 
@@ -73,13 +73,13 @@ def test_a_disk_without_locks_gives_a_turn_at_once_that_is_not_alone(tmp_path, m
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(system.fcntl, "flock", refuse)
-    with locks.turn(tmp_path / "lock") as alone, locks.turn(tmp_path / "lock") as other:
+    with locks.temporary_lock(tmp_path / "lock") as alone, locks.temporary_lock(tmp_path / "lock") as other:
         assert (alone, other) == (False, False)
 
 
 def test_a_turn_that_a_dead_process_never_ended_is_taken(tmp_path):
     (tmp_path / "lock").touch()
-    with locks.turn(tmp_path / "lock") as alone:
+    with locks.temporary_lock(tmp_path / "lock") as alone:
         assert alone
     assert not (tmp_path / "lock").exists()
 
@@ -97,7 +97,7 @@ def test_a_lock_whose_file_its_last_holder_removes_just_then_is_taken_on_a_new_o
                 path.touch()
 
     monkeypatch.setattr(system.fcntl, "flock", flock)
-    with locks.turn(path) as alone:
+    with locks.temporary_lock(path) as alone:
         assert alone
         assert len(taken) == 2
 
@@ -107,7 +107,7 @@ import deat
 from deat.data import archives, decoded_cache
 
 path, seconds = sys.argv[1], float(sys.argv[2])
-pack, decode = archives.pack, decoded_cache.decode
+pack, decode = archives.pack_tar_images, decoded_cache.decode_splits
 
 def counted_pack(path, out):
     with open("unpacked", "a") as file:
@@ -118,7 +118,7 @@ def slow_decode(*arguments):
     time.sleep(seconds)
     return decode(*arguments)
 
-archives.pack, decoded_cache.decode = counted_pack, slow_decode
+archives.pack_tar_images, decoded_cache.decode_splits = counted_pack, slow_decode
 assert len(deat.load_data(f"folder:{path}", root="root").train) == 6
 """
 

@@ -15,8 +15,8 @@ from deat.core.buffers import Budget
 from deat.engine.precision import choose_precision
 from deat.errors import UsageError
 from deat.training import engine_choice
-from deat.training.config import find_device
-from deat.training.engine_choice import Pace
+from deat.training.config import resolve_device
+from deat.training.engine_choice import AutoCompile
 from deat.training.optimizers import DeviceSGD
 from deat.utils.torch_utils import choose_threads
 from helpers.games import THREATS, busy_budget, game_of, trainer_of
@@ -60,7 +60,7 @@ class Overflow:
 @pytest.mark.parametrize("rules", ["paper", "released"])
 @every_threat
 def test_loss_scale_changes_neither_magnitude_nor_weights(name, rules, threat):
-    method, found = deat.method(name, rules=rules), []
+    method, found = deat.get_method(name, rules=rules), []
     for engine in (deat.Engine(), scaled_engine()):
         net = conv_net().double()
         game = game_of(method, net, threat, engine=engine)
@@ -77,7 +77,7 @@ def test_loss_scale_changes_neither_magnitude_nor_weights(name, rules, threat):
 
 @both_optimisers
 def test_skipped_step_adds_nothing_to_loss_magnitude_or_count_and_is_counted_itself(optimizer):
-    method, net = deat.method("natural"), conv_net()
+    method, net = deat.get_method("natural"), conv_net()
     game = game_of(method, net, engine=scaled_engine())
     game.optimizer = optimizer(net)
     Overflow(net, {2})
@@ -94,7 +94,7 @@ def test_skipped_step_adds_nothing_to_loss_magnitude_or_count_and_is_counted_its
 
 @both_optimisers
 def test_replay_counts_every_skipped_step_and_records_the_last_pass_if_it_was_taken(optimizer):
-    method = deat.method("free-3")
+    method = deat.get_method("free-3")
     for skipped, examples in ({1}, 6), ({1, 2}, 6), ({3}, 0), ({1, 2, 3}, 0):
         net = conv_net()
         game = game_of(method, net, engine=scaled_engine())
@@ -108,7 +108,7 @@ def test_replay_counts_every_skipped_step_and_records_the_last_pass_if_it_was_ta
 
 @both_optimisers
 def test_scale_falls_after_a_skipped_step(optimizer):
-    method, net = deat.method("natural"), conv_net()
+    method, net = deat.get_method("natural"), conv_net()
     game = game_of(method, net, engine=scaled_engine(64.0))
     game.optimizer = optimizer(net)
     Overflow(net, {1})
@@ -118,7 +118,7 @@ def test_scale_falls_after_a_skipped_step(optimizer):
 
 @both_optimisers
 def test_large_but_finite_gradients_are_a_step_that_was_taken(optimizer):
-    method, net = deat.method("natural"), conv_net()
+    method, net = deat.get_method("natural"), conv_net()
     game = game_of(method, net, engine=scaled_engine(2.0**80))
     game.optimizer = optimizer(net)
     before = weights(net)
@@ -142,7 +142,7 @@ def test_auto_is_fp32_for_small_networks_on_a_cpu():
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_auto_is_bf16_for_large_networks_where_the_cpu_is_fast_at_it(fast, monkeypatch):
-    monkeypatch.setattr("deat.engine.precision.cpu_is_fast_at_bf16", lambda: fast)
+    monkeypatch.setattr("deat.engine.precision.has_native_cpu_bf16", lambda: fast)
     assert choose_precision("auto", CPU, 10**7) == ("bf16" if fast else "fp32")
 
 
@@ -156,7 +156,7 @@ def test_half_precision_lays_convolutions_out_channels_last():
     net, engine = conv_net(channels=3), deat.Engine(precision="bf16")
     engine.prepare(net)
     assert net[2].weight.is_contiguous(memory_format=torch.channels_last)
-    game = game_of(deat.method("pgd-2"), net, engine=engine)
+    game = game_of(deat.get_method("pgd-2"), net, engine=engine)
     r = game.open(*images(channels=3), Budget(1, 0.1))
     assert r.x.is_contiguous(memory_format=torch.channels_last)
     assert r.delta.is_contiguous(memory_format=torch.channels_last)
@@ -170,7 +170,7 @@ def test_compiled_moves_equal_eager_ones_in_double_precision():
         net = conv_net().double()
         trainer = trainer_of("pgd-1", net, epochs=2, engine=engine)
         trainer.fit()
-        assert (trainer.game.runner.compiled is not None) == (engine == "compile")
+        assert (trainer.game.executor.compiled is not None) == (engine == "compile")
         readings.append(([(s.loss, s.magnitude) for s in trainer.history], weights(net)))
     (one, before), (other, after) = readings
     assert np.allclose(one, other, rtol=1e-9)
@@ -183,8 +183,8 @@ def test_a_dropout_that_changes_every_epoch_stays_compiled(monkeypatch):
     note = lambda graph, inputs: (made.append(graph), graph.forward)[1]  # noqa: E731
     monkeypatch.setattr(torch, "compile", lambda function, **options: asked(function, **options | {"backend": note}))
     torch._dynamo.reset()
-    method, net = deat.method("natural"), conv_net(dropout=0.2)
-    game = game_of(method, net, engine=deat.Engine(compiles=True))
+    method, net = deat.get_method("natural"), conv_net(dropout=0.2)
+    game = game_of(method, net, engine=deat.Engine(use_compile=True))
     for epoch in range(12):
         net[2].p = epoch / 20
         method.play(game, *images(), Budget(0, 0.1))
@@ -249,15 +249,15 @@ def test_what_cannot_be_recorded_is_said_and_compiled(options, said, monkeypatch
         type, index = "cuda", 0
 
     options = dict(options)
-    method = deat.method(options.pop("method", "pgd-2"))
+    method = deat.get_method(options.pop("method", "pgd-2"))
     if options.pop("compact", False):
-        method = replace(method, ascent=replace(method.ascent, compact=True))
-    monkeypatch.setattr(engine_choice, "find_device", lambda name: Gpu())
+        method = replace(method, attack=replace(method.attack, compact=True))
+    monkeypatch.setattr(engine_choice, "resolve_device", lambda name: Gpu())
     monkeypatch.setattr(engine_choice, "choose_precision", lambda *_: "fp32")
     monkeypatch.setattr(engine_choice, "Engine", lambda _, *rest, **named: deat.Engine(CPU, *rest, **named))
     trainer = trainer_of(method, conv_net(), **options)
-    assert re.search(said, trainer.engine_news)
-    assert isinstance(trainer.pace, Pace) == ("once" in said)
+    assert re.search(said, trainer.engine_note)
+    assert isinstance(trainer.pace, AutoCompile) == ("once" in said)
 
 
 def test_a_skipped_step_leaves_weights_and_momentum_as_they_were():
@@ -275,7 +275,7 @@ def test_a_skipped_step_leaves_weights_and_momentum_as_they_were():
 
 def test_a_device_without_float64_or_random_numbers_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="device 'meta' is not available here"):
-        find_device("meta")
+        resolve_device("meta")
 
     def refuse(*size: int, dtype: torch.dtype, device: torch.device) -> None:
         assert dtype == torch.float64
@@ -283,4 +283,4 @@ def test_a_device_without_float64_or_random_numbers_is_refused_before_any_work(m
 
     monkeypatch.setattr(torch, "empty", refuse)
     with pytest.raises(UsageError, match=r"device 'mps' is not available here \(Cannot convert.*\)\. Use 'cpu'"):
-        find_device("mps")
+        resolve_device("mps")

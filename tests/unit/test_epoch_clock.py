@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 import deat
-from deat.checkpoint.state import built
+from deat.checkpoint.state import build_dataclass
 from deat.cli import console
-from deat.cli.console import Spent
+from deat.cli.console import PhaseTimer
 from deat.core.moves import Game
 from deat.training import trainer as training
 from deat.training.records import EpochTiming
 from deat.training.validation import Validator
-from deat.utils.numbers import short_seconds
+from deat.utils.numbers import format_seconds
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
 
@@ -63,7 +63,7 @@ def test_an_epoch_s_seconds_add_up_to_all_that_went_by(monkeypatch: pytest.Monke
     clock.after(Validator, "__call__", 3, monkeypatch)
     told = Told(clock)
     trainer = trainer_of("fgsm", conv_net(), data=learnable(12), val=learnable(4), epochs=3, batch_size=4)
-    trainer.callbacks, trainer.keeper = [told], told
+    trainer.callbacks, trainer.checkpointer = [told], told
     clock.now += 1000  # before training begins, which is nobody's
     trainer.fit()
     assert [(t.train_seconds, t.val_seconds, t.other_seconds) for t in told.timings] == [
@@ -79,15 +79,15 @@ def test_an_epoch_s_seconds_add_up_to_all_that_went_by(monkeypatch: pytest.Monke
 def test_clocks_of_older_runs_are_read_with_no_rest() -> None:
     timing = EpochTiming(0, 1.0, 2.0, 3.0, 4.0)
     older = {name: value for name, value in asdict(timing).items() if name != "other_seconds"}
-    assert built(EpochTiming, older) == EpochTiming(0, 1.0, 2.0, 3.0)
-    assert built(EpochTiming, json.loads(json.dumps(asdict(timing)))) == timing
+    assert build_dataclass(EpochTiming, older) == EpochTiming(0, 1.0, 2.0, 3.0)
+    assert build_dataclass(EpochTiming, json.loads(json.dumps(asdict(timing)))) == timing
     assert (EpochTiming(**older).seconds, timing.seconds) == (3, 7)
 
 
 def test_a_session_s_parts_add_up_and_the_rest_goes_to_what_it_was_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(console, "perf_counter", clock)
-    found = Spent()
+    found = PhaseTimer()
     clock.now += 70
     found.on("saving", training=24.0, validation=20.0)
     clock.now += 0.25
@@ -99,7 +99,7 @@ def test_a_session_s_parts_add_up_and_the_rest_goes_to_what_it_was_for(monkeypat
 
 
 def test_seconds_are_shown_in_about_three_digits() -> None:
-    assert [short_seconds(value) for value in (0.0412, 1.23, 45.67, 123.4)] == ["0.04", "1.2", "45.7", "123"]
+    assert [format_seconds(value) for value in (0.0412, 1.23, 45.67, 123.4)] == ["0.04", "1.2", "45.7", "123"]
 
 
 def test_a_run_ends_with_where_its_seconds_went(

@@ -19,9 +19,9 @@ from torch import nn
 import deat
 from deat.errors import UsageError
 from deat.evaluation import autoattack
-from deat.evaluation.autoattack import PARTS, AutoAttack
+from deat.evaluation.autoattack import AUTOATTACK_PARTS, AutoAttack
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.judge import block_seed
+from deat.evaluation.judge import derive_block_seed
 from helpers.eval_nets import Around, digits, quantised, tiny
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
@@ -55,7 +55,7 @@ def by_hand(net, x, y, threat, name, *, seed, block):
     """(adversarial images, still correct) as a person calls the reference, block by block."""
     found = []
     for number, first in enumerate(range(0, len(y), block)):
-        options = {"eps": threat.eps, "norm": NORMS[threat.name], "seed": block_seed(seed, name, number)}
+        options = {"eps": threat.eps, "norm": NORMS[threat.name], "seed": derive_block_seed(seed, name, number)}
         adversary = pyautoattack.AutoAttack(net, version="standard", **options)
         if name != "aa":
             adversary.attacks_to_run = [name]
@@ -84,7 +84,7 @@ def test_aa_equals_the_reference_called_by_hand():
     assert found.flags == []
     told = found.settings["attacks"]["aa"]
     targets = {"apgd-t": 9, "fab-t": 9}
-    assert told == {"parts": list(PARTS), "targets": targets, "targeted_loss": "dlr", "standard": True}
+    assert told == {"parts": list(AUTOATTACK_PARTS), "targets": targets, "targeted_loss": "dlr", "standard": True}
 
 
 @pytest.mark.usefixtures("_small_budget")
@@ -102,11 +102,11 @@ def test_aa_equals_the_reference_on_the_same_blocks_in_every_norm(threat):
 
 @pytest.mark.usefixtures("_small_budget")
 @threats
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", AUTOATTACK_PARTS)
 def test_each_part_alone_equals_the_reference_image_by_image(name, threat):
     net, (x, y) = tiny(), digits(6)
     adv, standing = by_hand(net, x, y, threat, name, seed=2, block=6)
-    generator = torch.Generator().manual_seed(block_seed(2, name, 0))
+    generator = torch.Generator().manual_seed(derive_block_seed(2, name, 0))
     assert torch.equal(AutoAttack(name, (name,))(net, x, y, threat, generator), adv)
     found = evaluate(net, (x, y), threat=threat, attacks=[name], seed=2, block=6, sanity=False)
     assert found.verdicts[name] == standing.tolist()
@@ -131,7 +131,7 @@ def test_the_record_says_how_many_images_each_part_felled(tmp_path):
     options = {"threat": deat.Linf(0.15), "attacks": ["natural", "apgd-ce", "aa"], "sanity": False, "block": 12}
     found = evaluate(net, data, save=tmp_path / "evaluation.json", **options)
     natural, part, whole = found.results
-    assert list(whole.felled) == list(PARTS)
+    assert list(whole.felled) == list(AUTOATTACK_PARTS)
     assert sum(whole.felled.values()) == sum(natural.correct) - sum(whole.correct)
     assert whole.felled["apgd-ce"] > 0
     assert natural.felled == part.felled == {}
@@ -146,7 +146,7 @@ def test_an_interruption_costs_one_part_of_one_block(left, cascade, tmp_path, mo
     net, data, begun = tiny(), digits(12), []
     options = {"threat": deat.Linf(0.1), "attacks": ["natural", "pgd-1", "aa"], "block": 6, "sanity": False}
     whole = evaluate(net, data, cascade=cascade, **options)
-    real = autoattack._reference
+    real = autoattack._run_reference_part
 
     def reference(model, x, y, threat, part, seed):
         begun.append(part)
@@ -154,12 +154,12 @@ def test_an_interruption_costs_one_part_of_one_block(left, cascade, tmp_path, mo
             raise KeyboardInterrupt
         return real(model, x, y, threat, part, seed)
 
-    monkeypatch.setattr(autoattack, "_reference", reference)
+    monkeypatch.setattr(autoattack, "_run_reference_part", reference)
     ledger = tmp_path / "rulings.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        evaluate(net, data, cascade=cascade, ledger=ledger, **options)
-    found = evaluate(net, data, cascade=cascade, ledger=ledger, **options)
-    parts = [*PARTS, *PARTS]
+        evaluate(net, data, cascade=cascade, resume_log=ledger, **options)
+    found = evaluate(net, data, cascade=cascade, resume_log=ledger, **options)
+    parts = [*AUTOATTACK_PARTS, *AUTOATTACK_PARTS]
     assert begun == [*parts[: left + 1], *parts[left:]]
     assert found.verdicts == whole.verdicts
     assert [(r.felled, r.forwards, r.backwards, r.invalid) for r in found.results] == [
@@ -192,7 +192,7 @@ def test_three_classes_are_attacked_by_targeted_cross_entropy_and_not_called_sta
     found = evaluate(net, (x, y), threat=radius, attacks=["natural", "apgd-t", "aa"], sanity=False)
     told = found.settings["attacks"]["aa"]
     assert told == {
-        "parts": list(PARTS),
+        "parts": list(AUTOATTACK_PARTS),
         "targets": {"apgd-t": 2, "fab-t": 2},
         "targeted_loss": "ce",
         "standard": False,
@@ -297,10 +297,10 @@ def test_what_rounding_leaves_outside_the_ball_is_pulled_back_into_it(threat, mo
 
 
 def test_the_seed_and_the_block_decide_what_aa_draws():
-    seeds = {block_seed(seed, "aa", block) for seed in range(10) for block in range(10)}
+    seeds = {derive_block_seed(seed, "aa", block) for seed in range(10) for block in range(10)}
     assert len(seeds) == 100
     assert all(0 <= seed < 2**31 for seed in seeds)
-    assert block_seed(0, "aa", 0) != block_seed(0, "square", 0)
+    assert derive_block_seed(0, "aa", 0) != derive_block_seed(0, "square", 0)
 
 
 def test_without_the_package_a_person_is_told_what_to_install(monkeypatch):

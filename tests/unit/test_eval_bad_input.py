@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from deat.errors import CheckpointError, DataError, DeatError, UsageError
-from deat.evaluation.attack_registry import attacker, attackers
+from deat.evaluation.attack_registry import get_attack, get_attacks
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.results import load_evaluation
@@ -41,7 +41,7 @@ def assert_refused(match, *, error=UsageError, data=None, **options):
 )
 def test_an_unknown_attack_is_refused_with_near_names_and_all_that_are_known(name, near):
     with pytest.raises(UsageError, match=f"unknown attack '{name}'.*Did you mean.*'{near}'"):
-        attacker(name)
+        get_attack(name)
     assert_refused("Known: aa, apgd-ce, apgd-t, cw-20, fab-t, fgsm, natural, pgd-20, square", attacks=["natural", name])
 
 
@@ -53,9 +53,9 @@ def test_names_that_say_too_little_or_too_much_are_refused(name):
 
 
 def test_names_are_read_in_any_case():
-    assert attacker(" AA ").name == "aa"
-    assert attacker("Square").parts == ("square",)
-    assert attacker("PGD-20").name == "pgd-20"
+    assert get_attack(" AA ").name == "aa"
+    assert get_attack("Square").parts == ("square",)
+    assert get_attack("PGD-20").name == "pgd-20"
 
 
 def test_a_negative_seed_is_refused():
@@ -80,8 +80,8 @@ def test_an_empty_list_of_attacks_is_refused():
 
 
 def test_attacks_may_be_named_in_one_text_as_on_the_command_line():
-    assert [how.name for how in attackers("natural, PGD-3,aa")] == ["natural", "pgd-3", "aa"]
-    assert [how.name for how in attackers("aa")] == ["aa"]
+    assert [how.name for how in get_attacks("natural, PGD-3,aa")] == ["natural", "pgd-3", "aa"]
+    assert [how.name for how in get_attacks("aa")] == ["aa"]
     found = evaluate(conv_net(), images(8), threat="linf:0.1", attacks="natural,fgsm", sanity=False)
     assert list(found.accuracy) == ["natural", "fgsm", "worst"]
 
@@ -274,9 +274,9 @@ def test_a_ledger_that_cannot_be_written_or_read_is_refused(tmp_path):
     file.write_text("")
     options = {"threat": "linf:0.1", "attacks": ["natural"]}
     with pytest.raises(DeatError, match="cannot write rulings"):
-        evaluate(conv_net(), images(), ledger=file / "rulings", **options)
+        evaluate(conv_net(), images(), resume_log=file / "rulings", **options)
     with pytest.raises(DeatError, match="cannot read rulings"):
-        evaluate(conv_net(), images(), ledger=tmp_path, **options)
+        evaluate(conv_net(), images(), resume_log=tmp_path, **options)
 
 
 def test_a_radius_that_says_nothing_of_robustness_is_remarked_on_unless_checks_are_off():

@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import deat
 from deat.errors import CheckpointError
 from deat.evaluation import judge, results
-from deat.evaluation.arguments import Question
+from deat.evaluation.arguments import EvaluationRequest
 from deat.evaluation.attacks import Attack
-from deat.evaluation.evaluator import Session, evaluate
+from deat.evaluation.evaluator import EvaluationRun, evaluate
 from deat.evaluation.judge import Judge
 from deat.evaluation.results import load_evaluation
-from deat.evaluation.resume_log import answers, are_close
+from deat.evaluation.resume_log import are_close, fingerprint_logits
 from deat.utils.user_code import load_object
 from helpers.eval_attackers import Fragile, Interrupted
 from helpers.eval_nets import Around, same
@@ -38,7 +38,7 @@ def judged(ledger=None, *, attacks=None, **options):
     """A small evaluation: three attacks on five blocks, the last one short."""
     options = {"threat": THREATS[0], "block": BLOCK, "sanity": False, "cascade": False, **options}
     data = options.pop("data", None) or images(IMAGES, seed=3)
-    return evaluate(options.pop("model", None) or net(), data, attacks=attacks or NAMES, ledger=ledger, **options)
+    return evaluate(options.pop("model", None) or net(), data, attacks=attacks or NAMES, resume_log=ledger, **options)
 
 
 def fragile(left=10**9):
@@ -248,10 +248,10 @@ def test_a_ledger_of_a_network_that_answers_otherwise_is_not_used_though_weights
 
 
 def test_a_ledger_of_another_precision_is_another_question_s(monkeypatch):
-    monkeypatch.setattr(judge, "choose_quick", lambda wanted, device: wanted)
-    monkeypatch.setattr(judge, "Quick", lambda *_: None)
-    asked = [Question(net(), THREATS[0], [], BLOCK, precision=how) for how in ("fp32", "fp16")]
-    assert len({Session(question).fingerprint for question in asked}) == 2
+    monkeypatch.setattr(judge, "choose_attack_precision", lambda wanted, device: wanted)
+    monkeypatch.setattr(judge, "FastModel", lambda *_: None)
+    asked = [EvaluationRequest(net(), THREATS[0], [], BLOCK, precision=how) for how in ("fp32", "fp16")]
+    assert len({EvaluationRun(question).fingerprint for question in asked}) == 2
 
 
 NET = """
@@ -309,7 +309,7 @@ def test_a_model_that_answers_with_nan_or_draws_is_known_again():
     x = images(IMAGES, seed=3)[0]
     noisy = Around(net(), lambda x: x + torch.rand_like(x), lambda logits: logits)
     state = torch.get_rng_state()
-    assert answers(noisy, x) == answers(noisy, x[:20])
+    assert fingerprint_logits(noisy, x) == fingerprint_logits(noisy, x[:20])
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import deat
-from deat.evaluation.attacks import Attack, attack, correct
+from deat.evaluation.attacks import Attack, correct_under_attack, parse_attack
 from deat.evaluation.evaluator import evaluate
 from helpers.eval_nets import Around, digits, robust, undefended
 
@@ -37,7 +37,7 @@ def test_fgsm_equals_foolbox_image_by_image(build, eps):
     net = build()
     x, y = right_ones(net)
     theirs, standing = by_foolbox(foolbox.attacks.LinfFastGradientAttack(), net, x, y, eps)
-    ours = attack("fgsm")(net, x, y, deat.Linf(eps))
+    ours = parse_attack("fgsm")(net, x, y, deat.Linf(eps))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
     found = evaluate(net, (x, y), threat=deat.Linf(eps), attacks=["fgsm"], sanity=False)
     assert found.verdicts["fgsm"] == standing.tolist()
@@ -68,7 +68,9 @@ def test_pgd_is_about_as_strong_as_foolbox_s_in_l2_and_at_least_as_strong_in_l1(
         "l1": foolbox.attacks.SparseL1DescentAttack,
     }[norm]
     _, standing = by_foolbox(kind(steps=20, abs_stepsize=eps / 4, random_start=False), net, x, y, eps)
-    ours = correct(net, x, y, Attack("pgd", steps=20, start="zero", freeze=False), deat.threat.threat(f"{norm}:{eps}"))
+    ours = correct_under_attack(
+        net, x, y, Attack("pgd", steps=20, start="zero", freeze=False), deat.threat.parse_threat(f"{norm}:{eps}")
+    )
     assert ours.double().mean() <= standing.double().mean() + 0.03
 
 
@@ -78,7 +80,7 @@ def test_pgd_that_freezes_fools_whomever_the_plain_one_does(build, eps):
     net = build()
     x, y = right_ones(net)
     frozen, plain = (
-        correct(net, x, y, Attack("pgd", steps=20, start="zero", freeze=freeze), deat.Linf(eps))
+        correct_under_attack(net, x, y, Attack("pgd", steps=20, start="zero", freeze=freeze), deat.Linf(eps))
         for freeze in (True, False)
     )
     assert not (frozen & ~plain).any()

@@ -10,10 +10,10 @@ import deat
 from deat.engine import precision
 from deat.errors import UsageError
 from deat.evaluation import fast_model
-from deat.evaluation.attacks import Attack, attack
+from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.fast_model import full_precision, padded_size
-from deat.evaluation.judge import Attacker, Counted, Judge
+from deat.evaluation.judge import AttackLike, CountingModel, Judge
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, undefended
 from helpers.games import THREATS
@@ -28,7 +28,7 @@ def generator() -> torch.Generator:
 
 def pgd_then(change):
     """An attack that fools the undefended network, and then breaks a rule."""
-    return lambda model, x, y, threat: change(attack("pgd-20")(model, x, y, threat, generator()))
+    return lambda model, x, y, threat: change(parse_attack("pgd-20")(model, x, y, threat, generator()))
 
 
 def negative(model, x, y, threat):
@@ -108,7 +108,7 @@ def test_the_edge_belongs_to_the_ball_and_what_lies_beyond_does_not(threat):
         return Own("mine", act)
 
     judge, (x, y) = Judge(undefended(), threat, 0), digits(8)
-    right = sum(judge.rule(attack("natural"), x, y, 0).correct)
+    right = sum(judge.rule(parse_attack("natural"), x, y, 0).correct)
     assert judge.rule(towards_grey(1.0), x, y, 0).invalid == 0
     assert judge.rule(towards_grey(1.001), x, y, 0).invalid == right > 0
 
@@ -133,7 +133,7 @@ def test_verdicts_are_the_judge_s_own_classification_of_what_the_attack_returned
     net, (x, y), returned = undefended(), digits(40), []
 
     def keep(model, x, y, threat):
-        returned.append(attack("pgd-2")(model, x, y, threat, generator()))
+        returned.append(parse_attack("pgd-2")(model, x, y, threat, generator()))
         return returned[0]
 
     right = net(x).argmax(1) == y
@@ -180,7 +180,7 @@ class Staged:
     """An attack of one stage."""
 
     name: str
-    stages: tuple[Attacker, ...]
+    stages: tuple[AttackLike, ...]
 
     def __call__(self, model, x, y, threat, generator=None):
         raise AssertionError("its stage is called in its place")
@@ -214,7 +214,7 @@ def test_what_leaves_an_image_as_it_is_costs_one_classification_whatever_its_nam
 def test_forward_and_backward_counts_are_those_counted_by_hand(name, forwards, backwards):
     net, (x, y) = undefended(), digits(50)
     right = int((net(x).argmax(1) == y).sum())
-    ruling = Judge(net, THREAT, 0).rule(attack(name), x, y, 0)
+    ruling = Judge(net, THREAT, 0).rule(parse_attack(name), x, y, 0)
     assert ruling.forwards == (50 if name == "natural" else right * forwards)
     assert ruling.backwards == right * backwards
 
@@ -222,7 +222,7 @@ def test_forward_and_backward_counts_are_those_counted_by_hand(name, forwards, b
 def test_fooled_images_leave_the_batch_and_cost_no_more_passes():
     net, (x, y) = undefended(), digits(50)
     right = int((net(x).argmax(1) == y).sum())
-    ruling = Judge(net, THREAT, 0).rule(attack("pgd-20"), x, y, 0)
+    ruling = Judge(net, THREAT, 0).rule(parse_attack("pgd-20"), x, y, 0)
     survivors = sum(ruling.correct)
     assert survivors < right
     assert 20 * survivors <= ruling.backwards < 20 * right
@@ -262,7 +262,7 @@ class Hasty(Doubting):
 def test_restarts_attack_everyone_whom_the_exact_model_still_gets_right_and_nobody_else():
     net, (x, y) = undefended(), digits(100)
     x, y = x[(right := net(x).argmax(1) == y)], y[right]
-    once, thrice = (attack(name)(Hasty(net), x, y, THREAT, generator()) for name in ("pgd-3", "pgd-3x3"))
+    once, thrice = (parse_attack(name)(Hasty(net), x, y, THREAT, generator()) for name in ("pgd-3", "pgd-3x3"))
     stands = net(once).argmax(1) == y
     moved = (once != thrice).flatten(1).any(1)
     assert 0 < stands.sum() < len(y)
@@ -284,9 +284,9 @@ def restarted(net, x, y, how):
 def test_restarts_on_survivors_alone_end_where_restarts_on_everyone_would(name):
     net, (x, y) = undefended().double(), digits(60)
     x, y = x[(right := net(x.double()).argmax(1) == y)].double(), y[right]
-    counted = Counted(net)
-    found = attack(name)(counted, x, y, THREAT, generator())
-    expected, standing = restarted(net, x, y, attack(name))
+    counted = CountingModel(net)
+    found = parse_attack(name)(counted, x, y, THREAT, generator())
+    expected, standing = restarted(net, x, y, parse_attack(name))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
     assert 0 < standing[3] < standing[0] == len(y)
     assert counted.backwards <= 2 * sum(standing)
@@ -385,7 +385,7 @@ def test_verdicts_are_plain_float32_and_tf32_flags_are_restored(matmul, conv):
     torch.backends.cudnn.allow_tf32 = conv
     net, (x, y) = Precise(), images(12)
     with torch.autocast("cpu", torch.bfloat16):
-        Judge(net, THREATS[0], 0).rule(attack("pgd-2"), x, y, 0)
+        Judge(net, THREATS[0], 0).rule(parse_attack("pgd-2"), x, y, 0)
     assert len(net.seen) == 1
     precision = net.seen.pop()
     assert "tf32" not in precision
@@ -478,8 +478,8 @@ def test_an_eager_evaluation_is_the_usual_one_where_there_is_no_gpu():
     [
         ("auto", "cpu", 10**9, "eager"),
         ("eager", "cpu", 10**9, "eager"),
-        ("auto", "cuda", fast_model.WORTH_COMPILING - 1, "graph"),
-        ("auto", "cuda", fast_model.WORTH_COMPILING, "compile"),
+        ("auto", "cuda", fast_model.COMPILE_MIN_PASSES - 1, "graph"),
+        ("auto", "cuda", fast_model.COMPILE_MIN_PASSES, "compile"),
         ("eager", "cuda", 10**9, "eager"),
         ("graph", "cuda", 10**9, "graph"),
         ("compile", "cuda", 1, "compile"),

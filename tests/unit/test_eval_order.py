@@ -2,9 +2,9 @@
 
 import pytest
 
-from deat.evaluation.attack_registry import attacker, describe
+from deat.evaluation.attack_registry import describe_attack, get_attack
 from deat.evaluation.results import AttackResult, Evaluation
-from deat.evaluation.sanity import compare
+from deat.evaluation.sanity import check_consistency
 from helpers.eval_nets import THREAT
 
 N = 1000
@@ -17,9 +17,9 @@ def left(cascade=False, felled=None, **percent: float) -> list[str]:
         AttackResult(name, [i < k for i in range(N)], 0, 1.0, N, N, (felled or {}).get(name, {}))
         for name, k in standing.items()
     ]
-    attacks = {name: describe(attacker(name), THREAT) for name in standing}
+    attacks = {name: describe_attack(get_attack(name), THREAT) for name in standing}
     found = Evaluation(results, [0] * N, ["a"], {"cascade": cascade, "attacks": attacks})
-    return [flag.name for flag in compare(found)]
+    return [flag.name for flag in check_consistency(found)]
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,12 @@ def test_an_attack_is_left_out_of_the_order_for_its_settings_not_for_its_name():
     results = [
         AttackResult(name, [i < k for i in range(N)], 0, 1.0, N, N) for name, k in (("natural", 300), ("pgd", 500))
     ]
-    attacks = {"natural": describe(attacker("fgsm"), THREAT), "pgd": describe(attacker("pgd-20"), THREAT)}
+    attacks = {
+        "natural": describe_attack(get_attack("fgsm"), THREAT),
+        "pgd": describe_attack(get_attack("pgd-20"), THREAT),
+    }
     found = Evaluation(results, [0] * N, ["a"], {"cascade": False, "attacks": attacks})
-    assert [flag.name for flag in compare(found)] == ["one_step_wins"]
+    assert [flag.name for flag in check_consistency(found)] == ["one_step_wins"]
 
 
 @pytest.mark.parametrize(("fell", "expected"), [(0, []), (5, []), (6, ["black_box_wins"])])

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from deat.evaluation import progress
-from deat.evaluation.attack_registry import attackers
-from deat.evaluation.attacks import correct
+from deat.evaluation.attack_registry import get_attacks
+from deat.evaluation.attacks import correct_under_attack
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.judge import Judge, Ruling
-from deat.evaluation.progress import Pace, PaceLines, line, weight
-from deat.evaluation.sanity import after_attack, passes_after
+from deat.evaluation.judge import BlockResult, Judge
+from deat.evaluation.progress import EvaluationProgress, ProgressPrinter, estimate_attack_cost, format_progress
+from deat.evaluation.sanity import after_attack, estimate_check_passes
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, robust
 
@@ -19,9 +19,9 @@ class Clock:
 
     def __init__(self, attacks, images, block, checks=0):
         self.seconds = self.passed = 0
-        self.attacks = attackers(attacks)
+        self.attacks = get_attacks(attacks)
         rulings = -(-images // block) * len(self.attacks)
-        self.pace = Pace(self.attacks, images, rulings, lambda: self.passed, lambda: self.seconds, checks)
+        self.pace = EvaluationProgress(self.attacks, images, rulings, lambda: self.passed, lambda: self.seconds, checks)
 
     def begin(self, how, images):
         self.pace.begin(self.attacks[how], images)
@@ -32,12 +32,12 @@ class Clock:
 
 def test_a_ruling_counts_by_its_attack_s_passes_and_its_images():
     clock = Clock("natural,pgd-20,apgd-t", 200, 100)
-    assert line(clock.pace) == "evaluating  0/6  -:-- left"
+    assert format_progress(clock.pace) == "evaluating  0/6  -:-- left"
     clock.end(0, 100)
     clock.seconds = 2
     clock.end(1, 100)
     assert clock.pace.left == pytest.approx(2 * (500 + 520.3) / 20.3)
-    assert line(clock.pace) == "evaluating  2/6  1:41 left  pgd-20"
+    assert format_progress(clock.pace) == "evaluating  2/6  1:41 left  pgd-20"
     clock.seconds = 52
     clock.end(2, 100)
     assert clock.pace.left == pytest.approx(52)
@@ -49,17 +49,17 @@ def test_one_long_ruling_shows_how_far_it_is_and_never_claims_to_be_over():
     clock.seconds = 3
     clock.end(0, 10_000)
     clock.begin(1, 10_000)
-    assert line(clock.pace) == "evaluating  1/2  -:-- left  aa"
+    assert format_progress(clock.pace) == "evaluating  1/2  -:-- left  aa"
     shown = []
     for part in (0.1, 0.5, 0.9, 1.0, 2.0):
         clock.seconds, clock.passed = 100 * part, int(4000 * 10_000 * part)
         shown.append(clock.pace.left)
-        assert "0:00" not in line(clock.pace)
+        assert "0:00" not in format_progress(clock.pace)
     assert shown[:3] == pytest.approx([90, 50, 10], rel=0.01)
     assert min(shown) >= 1
     clock.end(1, 10_000)
     clock.pace.check()
-    assert line(clock.pace).endswith("left  sanity checks")
+    assert format_progress(clock.pace).endswith("left  sanity checks")
 
 
 def test_time_left_follows_the_clock_between_rulings():
@@ -74,8 +74,8 @@ def test_time_left_follows_the_clock_between_rulings():
 
 def test_rulings_of_an_earlier_call_say_nothing_about_the_time_left():
     clock = Clock("pgd-20", 400, 100)
-    clock.end(0, 100, made=False)
-    clock.end(0, 100, made=False)
+    clock.end(0, 100, is_new=False)
+    clock.end(0, 100, is_new=False)
     clock.seconds = 1
     assert clock.pace.left is None
     clock.seconds = 10
@@ -91,12 +91,12 @@ def test_time_left_holds_the_checks_that_come_after_the_attacks():
     assert clock.pace.left == pytest.approx(30)
     clock.pace.check()
     clock.seconds, clock.passed = 30, 4000
-    assert line(clock.pace) == "evaluating  1/1  0:10 left  sanity checks"
+    assert format_progress(clock.pace) == "evaluating  1/1  0:10 left  sanity checks"
 
 
 def test_where_no_terminal_is_a_short_evaluation_is_silent_and_a_long_one_speaks_now_and_then(capsys):
     clock = Clock("pgd-20", 300, 100, checks=60_000)
-    say = PaceLines(lambda: clock.seconds)
+    say = ProgressPrinter(lambda: clock.seconds)
     told = []
 
     def at(seconds):
@@ -122,7 +122,7 @@ def test_where_no_terminal_is_a_short_evaluation_is_silent_and_a_long_one_speaks
 
 def test_sanity_checks_that_are_soon_over_are_not_announced(capsys):
     clock = Clock("pgd-20", 100, 100, checks=4000)
-    say = PaceLines(lambda: clock.seconds)
+    say = ProgressPrinter(lambda: clock.seconds)
     clock.seconds = 4
     clock.end(0, 100)
     clock.pace.check()
@@ -148,7 +148,7 @@ def test_an_evaluation_without_checks_says_nothing_of_them():
 
 
 def test_progress_goes_to_standard_error_alone_and_can_be_switched_off(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "SILENCE", 0.0)
+    monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.0)
     said = [
         evaluate(robust(), digits(9), threat=THREAT, attacks="fgsm", sanity=False, **chosen) and capsys.readouterr()
         for chosen in ({}, {"progress": True}, {"progress": False})
@@ -161,12 +161,12 @@ def test_progress_goes_to_standard_error_alone_and_can_be_switched_off(monkeypat
 @pytest.mark.parametrize("attacks", ["natural", "fgsm,square", "pgd-10,cw-20x2", "pgd-40-last"])
 def test_the_checks_are_expected_to_cost_what_they_cost_where_nobody_falls(attacks, monkeypatch):
     paces, net = [], robust()
-    monkeypatch.setattr(Judge, "rule", lambda self, how, x, *_: Ruling([True] * len(x), 0, 0.0, 0, 0))
+    monkeypatch.setattr(Judge, "rule", lambda self, how, x, *_: BlockResult([True] * len(x), 0, 0.0, 0, 0))
     net[-1].bias.data[0] = 1e3
     found = evaluate(
         net, (digits(20)[0], torch.zeros(20).long()), threat=THREAT, attacks=attacks, progress=paces.append
     )
-    made, expected = paces[-1]._asked(), 20 * passes_after(attackers(attacks))
+    made, expected = paces[-1]._count_passes(), 20 * estimate_check_passes(get_attacks(attacks))
     assert len(found.labels) == 20
     assert 0.9 * expected <= made <= 1.5 * expected
 
@@ -176,16 +176,20 @@ def test_no_check_asks_again_what_another_has_asked(monkeypatch):
 
     def noted(model, x, y, how, threat, generator):
         asked.append((how, threat, generator.initial_seed()))
-        return correct(model, x, y, how, threat, generator)
+        return correct_under_attack(model, x, y, how, threat, generator)
 
-    monkeypatch.setattr(after_attack, "correct", noted)
+    monkeypatch.setattr(after_attack, "correct_under_attack", noted)
     evaluate(robust(), digits(20), threat=THREAT, attacks="pgd-20,cw-20")
     assert len(asked) == len(set(asked)) == 3 + 3 + 5 + 1 + 5
 
 
 def test_an_attack_of_somebody_else_s_weighs_more_than_nothing():
-    assert Pace([Own("mine")], 10, 1, lambda: 0).ahead > Pace(attackers("natural"), 10, 1, lambda: 0).ahead > 0
-    assert weight(Own("natural")) == weight(Own("mine"))
+    assert (
+        EvaluationProgress([Own("mine")], 10, 1, lambda: 0).work_left
+        > EvaluationProgress(get_attacks("natural"), 10, 1, lambda: 0).work_left
+        > 0
+    )
+    assert estimate_attack_cost(Own("natural")) == estimate_attack_cost(Own("mine"))
 
 
 def test_an_evaluation_tells_its_pace_at_the_start_and_leaves_the_ledger_s_rulings_out(tmp_path):
@@ -193,7 +197,7 @@ def test_an_evaluation_tells_its_pace_at_the_start_and_leaves_the_ledger_s_rulin
 
     def watched(stop):
         def progress(pace):
-            told.append((pace.done, pace.made, pace.ahead))
+            told.append((pace.done, pace.made, pace.work_left))
             if pace.done == stop:
                 raise Interrupted
 
@@ -201,9 +205,9 @@ def test_an_evaluation_tells_its_pace_at_the_start_and_leaves_the_ledger_s_rulin
 
     options = {"threat": THREAT, "attacks": "natural,pgd-3", "block": 10, "sanity": False}
     with pytest.raises(Interrupted):
-        evaluate(robust(), digits(20), ledger=tmp_path / "rulings", progress=watched(3), **options)
+        evaluate(robust(), digits(20), resume_log=tmp_path / "rulings", progress=watched(3), **options)
     assert told == [(n, pytest.approx(made), pytest.approx(66 - made)) for n, made in enumerate((0, 3, 33, 36))]
     del told[:]
-    evaluate(robust(), digits(20), ledger=tmp_path / "rulings", progress=watched(5), **options)
+    evaluate(robust(), digits(20), resume_log=tmp_path / "rulings", progress=watched(5), **options)
     assert [made for _, made, _ in told] == [0, 0, 0, 0, 30]
     assert told[-1][2] == pytest.approx(0)

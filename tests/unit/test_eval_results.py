@@ -9,8 +9,15 @@ import torch
 import deat
 from deat.errors import DataError
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.intervals import wilson
-from deat.evaluation.results import SCHEMA, AttackResult, Evaluation, load_evaluation, unpack_bits, unpack_labels
+from deat.evaluation.intervals import wilson_interval
+from deat.evaluation.results import (
+    SCHEMA_VERSION,
+    AttackResult,
+    Evaluation,
+    load_evaluation,
+    unpack_bits,
+    unpack_labels,
+)
 from deat.evaluation.sanity import Flag
 from helpers.eval_attackers import Own
 from helpers.eval_nets import THREAT, digits, robust, softmax
@@ -29,16 +36,16 @@ from helpers.nets import conv_net, images
     ],
 )
 def test_wilson_s_interval_has_the_known_values(hits, n, low, high):
-    assert wilson(hits, n) == pytest.approx((low, high), abs=1e-6)
+    assert wilson_interval(hits, n) == pytest.approx((low, high), abs=1e-6)
 
 
 @pytest.mark.parametrize("n", [1, 2, 20, 400, 10_000])
 def test_wilson_s_interval_solves_its_quadratic_and_is_symmetric(n):
     z = 1.959963984540054
     for hits in {0, 1, n // 3, n // 2, n}:
-        low, high = wilson(hits, n)
+        low, high = wilson_interval(hits, n)
         assert 0 <= low <= hits / n <= high <= 1
-        assert (1 - high, 1 - low) == pytest.approx(wilson(n - hits, n), abs=1e-12)
+        assert (1 - high, 1 - low) == pytest.approx(wilson_interval(n - hits, n), abs=1e-12)
         for bound in (low, high):
             assert (hits / n - bound) ** 2 == pytest.approx(z * z * bound * (1 - bound) / n, abs=1e-12)
 
@@ -59,8 +66,10 @@ def test_accuracies_intervals_and_additions_are_those_computed_by_hand():
     found = made()
     assert found.verdicts["worst"] == [False, False, True, False]
     assert found.accuracy == {"natural": 0.75, "fgsm": 0.5, "pgd-20": 0.5, "worst": 0.25}
-    assert found.intervals == {name: wilson(hits, 4) for name, hits in zip(found.accuracy, (3, 2, 2, 1), strict=True)}
-    assert found.added == {"natural": 1, "fgsm": 1, "pgd-20": 1}
+    assert found.intervals == {
+        name: wilson_interval(hits, 4) for name, hits in zip(found.accuracy, (3, 2, 2, 1), strict=True)
+    }
+    assert found.newly_fooled == {"natural": 1, "fgsm": 1, "pgd-20": 1}
 
 
 def test_an_evaluation_shows_itself_in_one_line_with_accuracies_and_flags():
@@ -75,8 +84,16 @@ def test_an_evaluation_shows_itself_in_one_line_with_accuracies_and_flags():
 
 def test_per_class_counts_have_their_own_intervals_and_a_class_without_images_knows_nothing():
     found = made()
-    assert found.per_class() == {"a": (0, 2, wilson(0, 2)), "b": (0, 0, (0.0, 1.0)), "c": (1, 2, wilson(1, 2))}
-    assert found.per_class("natural") == {"a": (2, 2, wilson(2, 2)), "b": (0, 0, (0.0, 1.0)), "c": (1, 2, wilson(1, 2))}
+    assert found.per_class() == {
+        "a": (0, 2, wilson_interval(0, 2)),
+        "b": (0, 0, (0.0, 1.0)),
+        "c": (1, 2, wilson_interval(1, 2)),
+    }
+    assert found.per_class("natural") == {
+        "a": (2, 2, wilson_interval(2, 2)),
+        "b": (0, 0, (0.0, 1.0)),
+        "c": (1, 2, wilson_interval(1, 2)),
+    }
 
 
 def test_per_class_counts_sum_to_the_whole():
@@ -111,7 +128,7 @@ def test_the_file_is_strict_json_with_everything_a_reader_needs(tmp_path):
     text = (tmp_path / "evaluation.json").read_text()
     told = json.loads(text, parse_constant=lambda name: pytest.fail(name))
     assert json.dumps(found.as_json(), allow_nan=False)
-    assert (told["schema"], told["images"]) == (SCHEMA, 20)
+    assert (told["schema"], told["images"]) == (SCHEMA_VERSION, 20)
     assert unpack_labels(told["labels"], 20) == digits(20)[1].tolist()
     assert told["settings"]["threat"] == {"norm": "linf", "eps": 0.15}
     settings = told["settings"]
@@ -205,9 +222,14 @@ def test_what_has_another_shape_is_seen_to():
 @pytest.mark.parametrize("sanity", [False, True])
 def test_a_record_says_whether_sanity_was_checked(net, sanity, tmp_path):
     found = evaluate(net, digits(20), threat=THREAT, attacks="natural", sanity=sanity, save=tmp_path / "found.json")
-    assert found.settings["sanity"] is found.checked is load_evaluation(tmp_path / "found.json").checked is sanity
+    assert (
+        found.settings["sanity"]
+        is found.sanity_checked
+        is load_evaluation(tmp_path / "found.json").sanity_checked
+        is sanity
+    )
     assert sanity or found.flags == []
-    assert made().checked, "files from before do not tell"
+    assert made().sanity_checked, "files from before do not tell"
 
 
 def test_a_record_from_python_says_what_is_known_of_model_data_device_and_images(monkeypatch):

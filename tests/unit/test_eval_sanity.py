@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import deat
 from deat.errors import DataError
 from deat.evaluation.attacks import Attack
-from deat.evaluation.blocks import places
-from deat.evaluation.evaluator import DEFAULT, evaluate
+from deat.evaluation.blocks import sample_indices
+from deat.evaluation.evaluator import DEFAULT_ATTACKS, evaluate
 from deat.evaluation.results import AttackResult, Evaluation
-from deat.evaluation.sanity import ADVICE, Flag, compare, slack
-from deat.evaluation.sanity.flags import PAGE
+from deat.evaluation.sanity import FLAG_ADVICE, Flag, accuracy_tolerance, check_consistency
+from deat.evaluation.sanity.flags import DOCS_PAGE
 from helpers.eval_attackers import Own
 from helpers.eval_nets import (
     EPS,
@@ -57,7 +57,7 @@ def _few_queries(monkeypatch):
     monkeypatch.setattr(SquareAttack, "perturb", perturb)
 
 
-def flags(net, attacks=DEFAULT, *, n=50, threat=THREAT, **options) -> set[str]:
+def flags(net, attacks=DEFAULT_ATTACKS, *, n=50, threat=THREAT, **options) -> set[str]:
     return {flag.name for flag in evaluate(net, digits(n), threat=threat, attacks=attacks, **options).flags}
 
 
@@ -224,12 +224,12 @@ def test_one_answer_for_all_is_at_chance_however_the_set_is_sorted(form, order):
 
 @pytest.mark.parametrize("images", [1, 128, 129, 200, 1280, 10_000])
 def test_checks_look_all_over_the_images_that_are_judged_and_always_at_the_same(images):
-    found = places(images, 128)
+    found = sample_indices(images, 128)
     assert len(found) == min(128, images)
     assert (found.diff() > 0).all()
     assert found[0] <= images / 128
     assert found[-1] >= images - 1 - images / 128
-    assert torch.equal(found, places(images, 128))
+    assert torch.equal(found, sample_indices(images, 128))
     assert len(set((found % 10).tolist())) == min(10, images)  # classes that take turns are all met
 
 
@@ -351,10 +351,13 @@ def test_differences_count_beyond_half_a_point_or_two_images(n, allowed):
         steps = {"fgsm": {"steps": 1}, "pgd-20": {"steps": 20}, "square": {"parts": ["square"]}}
         return Evaluation(results, [0] * n, ["a"], {"cascade": False, "attacks": steps})
 
-    assert slack(n) * n == pytest.approx(allowed, abs=1e-3)
-    assert compare(made(n // 2, n // 2 + allowed)) == []
-    assert compare(made(n // 2 + allowed, n // 2)) == []
-    assert [flag.name for flag in compare(made(n // 2, n // 2 + allowed + 1))] == ["one_step_wins", "black_box_wins"]
+    assert accuracy_tolerance(n) * n == pytest.approx(allowed, abs=1e-3)
+    assert check_consistency(made(n // 2, n // 2 + allowed)) == []
+    assert check_consistency(made(n // 2 + allowed, n // 2)) == []
+    assert [flag.name for flag in check_consistency(made(n // 2, n // 2 + allowed + 1))] == [
+        "one_step_wins",
+        "black_box_wins",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -393,7 +396,7 @@ def test_flags_on_the_model_are_told_before_the_first_attack_and_kept():
         return x
 
     mine = Own("mine", act)
-    found = evaluate(softmax(robust()), digits(40), threat=THREAT, attacks=[mine], block=8, tell=told.append)
+    found = evaluate(softmax(robust()), digits(40), threat=THREAT, attacks=[mine], block=8, on_flag=told.append)
     assert [flag.name for flag in told] == ["probabilities"]
     assert mine.images
     assert found.flags[0] == told[0]
@@ -401,8 +404,8 @@ def test_flags_on_the_model_are_told_before_the_first_attack_and_kept():
 
 def test_nothing_is_told_of_an_honest_model_nor_without_sanity_checks():
     told = []
-    evaluate(robust(), digits(50), threat=THREAT, attacks=["natural"], tell=told.append)
-    evaluate(softmax(robust()), digits(50), threat=THREAT, attacks=["natural"], tell=told.append, sanity=False)
+    evaluate(robust(), digits(50), threat=THREAT, attacks=["natural"], on_flag=told.append)
+    evaluate(softmax(robust()), digits(50), threat=THREAT, attacks=["natural"], on_flag=told.append, sanity=False)
     assert told == []
 
 
@@ -460,9 +463,9 @@ def test_a_later_batch_out_of_range_is_refused_by_its_number(factor, words):
 
 
 def test_every_flag_has_its_place_in_the_documentation():
-    page = (Path(__file__).parents[2] / PAGE).read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / DOCS_PAGE).read_text(encoding="utf-8")
     rows = re.findall(r'^\| <a id="(\w+)"></a>`(\w+)` \| .+ \| .+ \|$', page, flags=re.MULTILINE)
-    assert [anchor for anchor, _ in rows] == [name for _, name in rows] == list(ADVICE)
+    assert [anchor for anchor, _ in rows] == [name for _, name in rows] == list(FLAG_ADVICE)
     flag = Flag("noise_wins", "seen", "advice")
     assert flag.link == "docs/evaluation.md#noise_wins"
     assert flag.link in flag.line

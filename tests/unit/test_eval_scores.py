@@ -7,14 +7,14 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import deat
-from deat.core.losses import cross_entropy, margin
+from deat.core.losses import cross_entropy, margin_loss
 from deat.data import as_source
 from deat.errors import UsageError
 from deat.evaluation import scoring
-from deat.evaluation.attacks import Attack, attack
+from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.judge import block_seed
-from deat.utils.seeding import derive
+from deat.evaluation.judge import derive_block_seed
+from deat.utils.seeding import derive_seed
 from helpers.eval_attackers import Own
 from helpers.eval_nets import THREAT, digits, robust, undefended
 from helpers.games import THREATS
@@ -26,12 +26,12 @@ threats = pytest.mark.parametrize("threat", [type(t)(RADII[t.name]) for t in THR
 
 def slow_verdicts(net, x, y, name, threat, *, seed, block):
     """Each image attacked alone until it is fooled, from the start that its block draws."""
-    how, loss = attack(name), margin if name.startswith("cw") else cross_entropy
+    how, loss = parse_attack(name), margin_loss if name.startswith("cw") else cross_entropy
     verdicts = []
     for number, first in enumerate(range(0, len(y), block)):
         images, labels = x[first : first + block], y[first : first + block]
         right = net(images).argmax(1) == labels
-        generator = torch.Generator().manual_seed(block_seed(seed, name, number))
+        generator = torch.Generator().manual_seed(derive_block_seed(seed, name, number))
         starts = iter(threat.start(images[right], how.start, generator))
         for image, label, known in zip(images, labels, right, strict=True):
             verdicts.append(bool(known) and stands(net, image, label, next(starts), how, loss, threat))
@@ -63,21 +63,21 @@ def test_each_attack_alone_equals_a_slow_computation_image_by_image(threat):
 
 def test_plain_accuracies_equal_a_slow_computation_from_starts_that_each_batch_draws_by_itself(monkeypatch):
     net, (x, y) = robust(), digits(60)
-    attacked, seeds = scoring.attacked, []
+    attacked, seeds = scoring.logits_under_attack, []
 
     def noted(*rest):
         seeds.append(rest[-1].initial_seed())
         return attacked(*rest)
 
-    monkeypatch.setattr(scoring, "attacked", noted)
+    monkeypatch.setattr(scoring, "logits_under_attack", noted)
     source = as_source((x, y), batch_size=25, shuffle=False)
-    found = scoring.accuracies(net, source, LIST, THREAT, seed=3)
-    assert seeds == [derive(3, f"score {name}", batch) for batch in range(3) for name in LIST]
+    found = scoring.compute_accuracies(net, source, LIST, THREAT, seed=3)
+    assert seeds == [derive_seed(3, f"score {name}", batch) for batch in range(3) for name in LIST]
     for name in LIST:
-        how, loss = attack(name), margin if name.startswith("cw") else cross_entropy
+        how, loss = parse_attack(name), margin_loss if name.startswith("cw") else cross_entropy
         hits = []
         for batch, (images, labels) in enumerate(source.epoch(0)):
-            generator = torch.Generator().manual_seed(derive(3, f"score {name}", batch))
+            generator = torch.Generator().manual_seed(derive_seed(3, f"score {name}", batch))
             starts = THREAT.start(images, how.start, generator)
             hits += [stands(net, *one, how, loss, THREAT) for one in zip(images, labels, starts, strict=True)]
         assert found[name] == pytest.approx(sum(hits) / 60)
@@ -105,7 +105,7 @@ def test_worst_is_the_and_of_all_verdicts_image_by_image():
 def test_worst_is_below_every_column_where_attacks_fool_different_images():
     def fools(which):
         def act(model, x, y, threat):
-            adv = attack("pgd-20")(model, x, y, threat, torch.Generator().manual_seed(0))
+            adv = parse_attack("pgd-20")(model, x, y, threat, torch.Generator().manual_seed(0))
             return torch.where((torch.arange(len(x)) % 2 == which).view(-1, 1, 1, 1), adv, x)
 
         return Own(f"half {which}", act)
@@ -119,10 +119,10 @@ def test_added_says_whom_each_attack_was_the_first_to_fool_and_sums_to_all_that_
     standing = [True] * 100
     for name in LIST:
         left = [a and b for a, b in zip(standing, found.verdicts[name], strict=True)]
-        assert found.added[name] == sum(standing) - sum(left)
+        assert found.newly_fooled[name] == sum(standing) - sum(left)
         standing = left
-    assert sum(found.added.values()) == 100 - sum(found.verdicts["worst"])
-    assert found.added["natural"] == 100 - sum(found.verdicts["natural"])
+    assert sum(found.newly_fooled.values()) == 100 - sum(found.verdicts["worst"])
+    assert found.newly_fooled["natural"] == 100 - sum(found.verdicts["natural"])
 
 
 @pytest.mark.parametrize(
@@ -137,14 +137,14 @@ def test_a_cascade_shows_no_accuracy_of_a_single_attack_but_natural(order):
     natural = evaluate(net, data, threat=THREAT, attacks=["natural"], sanity=False)
     assert found.accuracy.get("natural") in (None, natural.worst)
     assert found.verdicts["worst"] == [all(hits) for hits in zip(*(found.verdicts[a] for a in order), strict=True)]
-    assert sum(found.added.values()) == 100 - sum(found.verdicts["worst"])
+    assert sum(found.newly_fooled.values()) == 100 - sum(found.verdicts["worst"])
 
 
 @pytest.mark.parametrize("place", range(4))
 def test_a_cascade_shows_each_attack_the_survivors_of_all_before_it_only_wherever_natural_stands(place):
     def fool_first(count):
         def act(model, x, y, threat):
-            adv = attack("pgd-20")(model, x, y, threat, torch.Generator().manual_seed(0))
+            adv = parse_attack("pgd-20")(model, x, y, threat, torch.Generator().manual_seed(0))
             return torch.where((torch.arange(len(x)) < count).view(-1, 1, 1, 1), adv, x)
 
         return act

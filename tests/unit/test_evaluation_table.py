@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deat.cli.evaluate import show
+from deat.cli.evaluate import print_evaluation
 from deat.evaluation.results import AttackResult, Evaluation, load_evaluation
 
 SETTINGS = {
@@ -24,16 +24,16 @@ def found(check_seconds: float, seconds: float = 2.0, images: int = 60) -> Evalu
 
 
 def test_checks_that_took_more_than_the_attacks_are_said_with_both_times(capsys: pytest.CaptureFixture[str]) -> None:
-    show(found(36.0), Path("e.json"))
+    print_evaluation(found(36.0), Path("e.json"))
     said = capsys.readouterr().out
     assert "sanity checks took 36.0 s and the attacks 2.0 s: the checks look at all 60 images" in said
-    show(found(36.0, images=500), Path("e.json"))
+    print_evaluation(found(36.0, images=500), Path("e.json"))
     said = capsys.readouterr().out
     assert "128 images from all over the set, and at no more than 128 however many are judged" in said
 
 
 def test_checks_that_took_less_are_not_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
-    show(found(1.9), Path("e.json"))
+    print_evaluation(found(1.9), Path("e.json"))
     assert "sanity" not in capsys.readouterr().out
 
 

@@ -10,7 +10,7 @@ import deat
 from deat.core.buffers import Budget
 from deat.core.first_layer import find_first_layer
 from deat.core.losses import cross_entropy
-from deat.core.plays import _costate_gradient, _joint_with_costates
+from deat.core.plays import _compute_costates, _first_layer_gradient
 from deat.errors import UsageError
 from helpers.games import THREATS, WatchedGame, busy_budget, game_of
 from helpers.nets import CLASSES, SIDE, conv_net, images, same, seeded, weights
@@ -102,7 +102,7 @@ NETS = {
     "convolution": (conv_net, lambda n: [n[0]]),
     "linear after flatten": (linear_first, lambda n: [n[1]]),
     "two stems": (TwoStems, lambda n: [n.fine, n.coarse]),
-    "normalised": (lambda: deat.normalized(conv_net(), [0.4], [0.3]), lambda n: [n.net[0]]),
+    "normalised": (lambda: deat.add_normalization(conv_net(), [0.4], [0.3]), lambda n: [n.net[0]]),
     "weight norm": (parametrised, lambda n: [n[0]]),
     "vision transformer": (TinyViT, lambda n: [n.patch]),
     "skip from the image": (Skip, lambda n: [n.first, n.second]),
@@ -135,20 +135,20 @@ def test_finding_the_first_layer_leaves_the_network_as_it_was(build, expected):
 
 @every_net
 def test_first_layer_gradient_is_the_input_gradient_where_the_costate_was_taken(build, expected):
-    net, method = seeded(build).double().eval(), deat.method("yopo-5-3")
+    net, method = seeded(build).double().eval(), deat.get_method("yopo-5-3")
     (x, y), game = images(), game_of(method, net)
     r = game.open(x.double(), y, Budget(4, 0.05))
     layer = game.first_layer(r)
-    costates = _joint_with_costates(game, r, layer)
+    costates = _compute_costates(game, r, layer)
     delta = r.delta.clone().requires_grad_()
     (true,) = torch.autograd.grad(cross_entropy(net(r.x + delta), y).sum(), delta)
-    torch.testing.assert_close(_costate_gradient(game, r, layer, costates), true)
+    torch.testing.assert_close(_first_layer_gradient(game, r, layer, costates), true)
     torch.testing.assert_close(r.grad, true)
 
 
 @every_net
 def test_yopo_trains_every_network(build, expected):
-    net, method = seeded(build), deat.method("yopo-3-2")
+    net, method = seeded(build), deat.get_method("yopo-3-2")
     game, before = game_of(method, net), weights(net)
     for seed in range(2):
         method.play(game, *images(seed=seed), busy_budget(method))
@@ -160,12 +160,12 @@ def test_yopo_trains_every_network(build, expected):
 
 def test_clean_branch_of_an_objective_does_not_disturb_the_costates():
     net = seeded(TwoStems).double()
-    method = replace(deat.method("yopo-5-3"), objective=deat.Trades(beta=6.0))
+    method = replace(deat.get_method("yopo-5-3"), objective=deat.Trades(beta=6.0))
     (x, y), game = images(), game_of(method, net)
     r = game.open(x.double(), y, Budget(4, 0.05))
     layer = game.first_layer(r)
-    costates = _joint_with_costates(game, r, layer)
-    torch.testing.assert_close(_costate_gradient(game, r, layer, costates), r.grad)
+    costates = _compute_costates(game, r, layer)
+    torch.testing.assert_close(_first_layer_gradient(game, r, layer, costates), r.grad)
 
 
 class InPieces(nn.Module):
@@ -203,23 +203,23 @@ COMPILED += [("two stems, clean branch", TwoStems, deat.Trades()), ("shared, cle
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")  # of torch's compiler
 @pytest.mark.parametrize(("name", "build", "loss"), COMPILED)
 def test_compiled_passes_and_steps_are_the_eager_ones_whatever_k(name, build, loss, graphs):
-    method, ends, counts = replace(deat.method("yopo-4-3"), objective=loss), [], []
+    method, ends, counts = replace(deat.get_method("yopo-4-3"), objective=loss), [], []
     for compiles in (False, True):
         net = seeded(build).double()
-        game = game_of(method, net, engine=deat.Engine(compiles=compiles))
+        game = game_of(method, net, engine=deat.Engine(use_compile=compiles))
         for seed, k in enumerate((3, 1, 3)):
             x, y = images(seed=seed)
             method.play(game, x.double(), y, Budget(k, 0.02))
             counts.append(len(graphs))
-        ends.append([game._rounds[x.shape].delta, *weights(net), *net.buffers()])
+        ends.append([game._buffers_by_shape[x.shape].delta, *weights(net), *net.buffers()])
         assert not any(m._forward_hooks for m in net.modules())
-    assert game.runner.compiled is not None, "compiling fell back"
+    assert game.executor.compiled is not None, "compiling fell back"
     assert counts[2] == 0 < counts[3] == counts[5]
     torch.testing.assert_close(*ends, rtol=1e-9, atol=1e-12)
 
 
 def test_first_layer_steps_run_no_other_layer():
-    net, method = conv_net(), deat.method("yopo-3-4")
+    net, method = conv_net(), deat.get_method("yopo-3-4")
     calls = {0: 0, len(net) - 1: 0}
     game = game_of(method, net)
     r = game.open(*images(), busy_budget(method))
@@ -231,7 +231,7 @@ def test_first_layer_steps_run_no_other_layer():
 
 
 def test_yopo_takes_n_steps_of_delta_between_full_passes():
-    method = deat.method("yopo-4-5")
+    method = deat.get_method("yopo-4-5")
     game = game_of(method, conv_net(), cls=WatchedGame)
     method.play(game, *images(), Budget(3, 0.001))
     moves = sum(not torch.equal(a, b) for (_, a), (_, b) in zip(game.seen, game.seen[1:], strict=False))
@@ -240,7 +240,7 @@ def test_yopo_takes_n_steps_of_delta_between_full_passes():
 
 def test_first_of_n_steps_is_a_pgd_step_and_later_ones_hold_the_costate():
     net, threat = conv_net().double(), THREATS[1]
-    (x, y), method = images(), deat.method("yopo-2-2")
+    (x, y), method = images(), deat.get_method("yopo-2-2")
     game = game_of(method, net, threat, lr=0.0, cls=WatchedGame)
     method.play(game, x.double(), y, Budget(1, 0.1))
     start = game.seen[0][1].requires_grad_()
@@ -257,12 +257,12 @@ def test_first_of_n_steps_is_a_pgd_step_and_later_ones_hold_the_costate():
 def test_yopo_1_n_is_one_plain_update_on_the_start(n):
     x, y = images()
     net, plain = conv_net(), conv_net()
-    yopo = deat.method(f"yopo-1-{n}", rules="released")
+    yopo = deat.get_method(f"yopo-1-{n}", rules="released")
     game = game_of(yopo, net, lr=0.2)
     yopo.play(game, x, y, busy_budget(yopo))
-    start = game._rounds[x.shape].delta
+    start = game._buffers_by_shape[x.shape].delta
     assert start.abs().max() > 0
-    natural = deat.method("natural")
+    natural = deat.get_method("natural")
     other = game_of(natural, plain, lr=0.2)
     natural.play(other, x + start, y, Budget(0, 0.0))
     torch.testing.assert_close(weights(net), weights(plain))
@@ -271,7 +271,7 @@ def test_yopo_1_n_is_one_plain_update_on_the_start(n):
 
 def test_weights_step_once_on_the_sum_of_the_passes_with_the_first_layer_counted_once():
     net, (x, y) = conv_net().double(), images()
-    method = deat.method("yopo-3-2")
+    method = deat.get_method("yopo-3-2")
     game = game_of(method, net, lr=0.1, cls=WatchedGame)
     before, points, full = weights(net), [], []
     net.register_forward_pre_hook(lambda m, inputs: points.append(inputs[0].detach().clone()))

@@ -13,7 +13,7 @@ from deat.core.moves import Game
 from deat.errors import Interrupted
 from deat.runs import fit as fitting
 from deat.training import engine_choice
-from deat.utils.distributed import Ranks
+from deat.utils.distributed import Distributed
 from helpers.nets import conv_net, learnable
 
 QUICK = {"method": "fgsm", "epochs": 2, "batch_size": 10, "lr": 0.1, "threat": "linf:0.05", "val_attack": "fgsm"}
@@ -50,7 +50,9 @@ def test_progress_off_is_silent_and_callbacks_of_ones_own_are_told_either_way(ca
 
 
 def test_what_a_person_should_know_of_the_engine_is_said_first(capsys, monkeypatch):
-    monkeypatch.setattr(engine_choice.Chosen, "news", property(lambda self: "not every move is recorded: it is eager"))
+    monkeypatch.setattr(
+        engine_choice.EngineChoice, "news", property(lambda self: "not every move is recorded: it is eager")
+    )
     fit()
     assert capsys.readouterr().err.splitlines()[0] == "not every move is recorded: it is eager"
     fit(progress=False)
@@ -58,7 +60,7 @@ def test_what_a_person_should_know_of_the_engine_is_said_first(capsys, monkeypat
 
 
 def test_a_trainer_of_ones_own_is_silent(capsys):
-    deat.make_trainer(conv_net(), learnable(20), settings=deat.Settings(epochs=1, batch_size=10)).fit()
+    deat.make_trainer(conv_net(), learnable(20), config=deat.TrainConfig(epochs=1, batch_size=10)).fit()
     assert capsys.readouterr() == ("", "")
 
 
@@ -67,14 +69,14 @@ def test_of_several_processes_the_first_one_alone_speaks(monkeypatch):
     monkeypatch.setattr(fitting, "make_trainer", lambda *_, callbacks, **__: told.append(len(callbacks)) or Stopped())
     for rank in (0, 1):
         with pytest.raises(Interrupted):
-            deat.fit(conv_net(), learnable(20), ranks=Ranks(rank, 2), **QUICK)
+            deat.fit(conv_net(), learnable(20), distributed=Distributed(rank, 2), **QUICK)
     assert told == [1, 0]
 
 
 class Stopped:
     """A trainer that is asked to stop in its third epoch."""
 
-    epoch, step, settings, engine_news = 2, 0, deat.Settings(epochs=9), ""
+    epoch, step, settings, engine_news = 2, 0, deat.TrainConfig(epochs=9), ""
     train = SimpleNamespace(batch_size=QUICK["batch_size"])
 
     def fit(self):

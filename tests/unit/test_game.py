@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 import deat
 from deat.core.buffers import Budget
-from deat.core.losses import cross_entropy, kl
+from deat.core.losses import cross_entropy, kl_divergence
 from deat.engine import executor
-from deat.engine.cuda_graphs import Recorder
-from deat.engine.executor import Runner
+from deat.engine.cuda_graphs import GraphRecorder
+from deat.engine.executor import Executor
 from deat.errors import UsageError
 from helpers.games import THREATS, busy_budget, game_of
 from helpers.nets import conv_net, images, same, weights
 
 every_threat = pytest.mark.parametrize("threat", THREATS, ids=lambda t: t.name)
-PGD = deat.method("pgd-2")
-ZERO_START = replace(PGD, ascent=replace(PGD.ascent, start="zero"))
+PGD = deat.get_method("pgd-2")
+ZERO_START = replace(PGD, attack=replace(PGD.attack, start="zero"))
 
 
 class Inputs:
@@ -57,7 +57,7 @@ def one_by_one(net: nn.Module, x: Tensor, y: Tensor, threat: deat.ThreatModel, b
 def test_magnitude_is_the_sum_over_examples_whatever_the_batch_size(threat, size, move, at):
     net, (x, y) = conv_net().double(), images(12)
     x, budget = x.double(), Budget(2, 0.4 * threat.eps)
-    method = replace(ZERO_START, probe=deat.Probe(move=move))
+    method = replace(ZERO_START, probe=deat.MagnitudeProbe(move=move))
     game = game_of(method, net, threat, lr=0.0)
     for start in range(0, 12, size):
         method.play(game, x[start : start + size], y[start : start + size], budget)
@@ -68,12 +68,12 @@ def test_magnitude_is_the_sum_over_examples_whatever_the_batch_size(threat, size
 def test_magnitude_in_normalised_space_is_taken_after_multiplying_by_std(threat):
     x, y = images(channels=2)
     std = torch.tensor([0.2, 0.5]).view(1, 2, 1, 1)
-    net = deat.normalized(conv_net(channels=2), [0.4, 0.5], [0.2, 0.5])
+    net = deat.add_normalization(conv_net(channels=2), [0.4, 0.5], [0.2, 0.5])
     found = {}
     for space in ("pixel", "normalised"):
-        game = game_of(replace(ZERO_START, probe=deat.Probe(space=space)), net, threat, lr=0.0)
+        game = game_of(replace(ZERO_START, probe=deat.MagnitudeProbe(space=space)), net, threat, lr=0.0)
         r = game.open(x, y, Budget(0, 0.0))
-        game.joint(r)
+        game.joint_update(r)
         found[space] = r.magnitude.clone()
         grad = r.grad.clone()
     torch.testing.assert_close(found["pixel"], threat.dual_norm(grad))
@@ -81,7 +81,7 @@ def test_magnitude_in_normalised_space_is_taken_after_multiplying_by_std(threat)
 
 
 def test_magnitude_of_an_epoch_without_ascents_is_zero_when_ascents_are_measured():
-    game = game_of(replace(PGD, probe=deat.Probe(move="ascend")), conv_net())
+    game = game_of(replace(PGD, probe=deat.MagnitudeProbe(move="ascend")), conv_net())
     PGD.play(game, *images(), Budget(2, 0.05))
     assert game.meter.read(0).magnitude > 0
     game.meter.reset()
@@ -100,7 +100,7 @@ def test_bf16_keeps_images_and_delta_in_float32_and_inside_the_ball(threat):
         r = played.open(*images(), Budget(3, 0.4 * threat.eps))
         for _ in range(3):
             played.ascend(r)
-        played.joint(r)
+        played.joint_update(r)
         assert {b.dtype for b in (r.x, r.delta, r.grad, r.magnitude, r.loss)} == {torch.float32}
         assert threat.contains(r.x, r.x.double() + r.delta.double()).all()
         played.close(r)
@@ -111,7 +111,7 @@ def test_bf16_keeps_images_and_delta_in_float32_and_inside_the_ball(threat):
 
 @pytest.mark.parametrize("name", ["pgd-7", "trades", "mart", "fat-5"])
 def test_ascend_gives_parameters_no_gradient_and_leaves_them_alone(name):
-    method, net = deat.method(name), conv_net()
+    method, net = deat.get_method(name), conv_net()
     game, before = game_of(method, net), weights(net)
     r = game.open(*images(), busy_budget(method))
     start = r.delta.clone()
@@ -124,16 +124,16 @@ def test_ascend_gives_parameters_no_gradient_and_leaves_them_alone(name):
 
 def trades_loss(net: nn.Module, x: Tensor, delta: Tensor, y: Tensor, clean_grad: bool = True) -> Tensor:
     clean = net(x) if clean_grad else net(x).detach()
-    return (cross_entropy(net(x), y) + 6 * kl(clean, net(x + delta))).mean()
+    return (cross_entropy(net(x), y) + 6 * kl_divergence(clean, net(x + delta))).mean()
 
 
 @pytest.mark.parametrize("name", ["pgd-7", "trades"])
 def test_joint_gives_the_weights_and_delta_the_gradients_of_plain_autograd(name):
-    method, net = deat.method(name), conv_net().double()
+    method, net = deat.get_method(name), conv_net().double()
     (x, y), game = images(), game_of(method, net)
     r = game.open(x.double(), y, Budget(1, 0.05))
     game.ascend(r)
-    game.accumulate(r, game.take_both_gradients)
+    game.accumulate_gradients(r, game.compute_both_gradients)
     delta = r.delta.clone().requires_grad_()
     plain = {
         "pgd-7": lambda: cross_entropy(net(r.x + delta), y).mean(),
@@ -145,17 +145,17 @@ def test_joint_gives_the_weights_and_delta_the_gradients_of_plain_autograd(name)
 
 
 def test_trades_gradient_flows_into_both_branches():
-    method, net = deat.method("trades"), conv_net().double()
+    method, net = deat.get_method("trades"), conv_net().double()
     (x, y), game = images(), game_of(method, net)
     r = game.open(x.double(), y, Budget(1, 0.05))
     game.ascend(r)
-    game.accumulate(r, game.take_both_gradients)
+    game.accumulate_gradients(r, game.compute_both_gradients)
     one_branch = torch.autograd.grad(trades_loss(net, r.x, r.delta, y, clean_grad=False), list(net.parameters()))
     assert not any(torch.allclose(p.grad, g) for p, g in zip(net.parameters(), one_branch, strict=True))
 
 
 def test_trades_computes_the_clean_logits_for_crafting_once_a_batch_without_grad():
-    method, net = deat.method("trades"), conv_net()
+    method, net = deat.get_method("trades"), conv_net()
     x, y = images()
     inputs, game = Inputs(net), game_of(method, net)
     method.play(game, x, y, Budget(3, 0.05))
@@ -163,11 +163,11 @@ def test_trades_computes_the_clean_logits_for_crafting_once_a_batch_without_grad
     assert clean == [True, False, False, False, True, False]
     assert inputs.with_grad == [False, True, True, True, True, True]
     with torch.no_grad():
-        torch.testing.assert_close(game._rounds[x.shape].reference, conv_net()(x))
+        torch.testing.assert_close(game._buffers_by_shape[x.shape].reference_logits, conv_net()(x))
 
 
 def test_trades_without_ascents_needs_no_clean_logits_for_crafting():
-    method, net = deat.method("m+trades"), conv_net()
+    method, net = deat.get_method("m+trades"), conv_net()
     inputs, game = Inputs(net), game_of(method, net)
     method.play(game, *images(), Budget(0, 0.05))
     assert len(inputs.seen) == 2
@@ -180,14 +180,14 @@ def test_joint_steps_the_weights_by_plain_sgd_and_forgets_the_gradient():
     grads = torch.autograd.grad(cross_entropy(net(x), y).mean(), list(net.parameters()))
     expected = [p.detach() - 0.3 * g for p, g in zip(net.parameters(), grads, strict=True)]
     r = game.open(x, y, Budget(0, 0.0))
-    game.joint(r)
+    game.joint_update(r)
     torch.testing.assert_close(weights(net), expected)
     assert all(p.grad is None for p in net.parameters())
 
 
 def test_replay_updates_weights_in_every_pass_and_craft_only_in_the_last():
     for name, updates in (("free-4", 4), ("pgd-3", 1), ("yopo-4-2", 1)):
-        method, net = deat.method(name), conv_net()
+        method, net = deat.get_method(name), conv_net()
         game, steps = game_of(method, net), []
         game.optimizer.register_step_post_hook(lambda *_, steps=steps: steps.append(1))
         method.play(game, *images(), busy_budget(method))
@@ -195,7 +195,7 @@ def test_replay_updates_weights_in_every_pass_and_craft_only_in_the_last():
 
 
 def test_loss_and_accuracy_of_a_replay_are_the_last_pass_s():
-    method, net = deat.method("free-3"), conv_net()
+    method, net = deat.get_method("free-3"), conv_net()
     (x, y), answers = images(), []
     net.register_forward_hook(lambda m, i, out: answers.append(out.detach()))
     game = game_of(method, net, lr=1.0)
@@ -213,21 +213,21 @@ def test_loss_and_accuracy_of_a_replay_are_the_last_pass_s():
 @pytest.mark.parametrize("name", ["m+pgd", "m+deat", "m+fgsm", "m+trades", "m+mart", "deat-3", "m+yopo-5-3", "m+free"])
 @pytest.mark.parametrize("rules", ["paper", "released"])
 def test_epoch_with_k_0_is_clean_by_the_paper_and_noisy_by_the_released_code(name, rules):
-    method = deat.method(name, rules=rules)
+    method = deat.get_method(name, rules=rules)
     x, y = images()
     net = conv_net()
     inputs, game = Inputs(net), game_of(method, net)
     method.play(game, x, y, Budget(0, 0.05))
     noise = (inputs.seen[-1] - x).abs().max()
-    if rules == "paper" or method.ascent.start == "zero":
+    if rules == "paper" or method.attack.start == "zero":
         assert noise == 0
     else:
-        assert 0 < noise <= (0.01 if method.ascent.start == "jitter" else THREATS[0].eps + 1e-6)
+        assert 0 < noise <= (0.01 if method.attack.start == "jitter" else THREATS[0].eps + 1e-6)
 
 
 @pytest.mark.parametrize("rules", ["paper", "released"])
 def test_natural_training_is_clean_under_both_rule_sets(rules):
-    method, net = deat.method("natural", rules=rules), conv_net()
+    method, net = deat.get_method("natural", rules=rules), conv_net()
     x, y = images()
     inputs, game = Inputs(net), game_of(method, net)
     method.play(game, x, y, busy_budget(method))
@@ -235,8 +235,8 @@ def test_natural_training_is_clean_under_both_rule_sets(rules):
 
 
 def persistent_free(**options: bool) -> deat.Method:
-    free = deat.method("free-3")
-    return replace(free, ascent=replace(free.ascent, persistent=True, **options))
+    free = deat.get_method("free-3")
+    return replace(free, attack=replace(free.attack, persistent=True, **options))
 
 
 @every_threat
@@ -250,17 +250,19 @@ def test_persistent_free_begins_a_batch_where_the_last_one_ended_projected_to_th
         method.play(game, x, y, busy_budget(method, threat))
         torch.testing.assert_close(inputs.seen[first], x + threat.project(x, carried), rtol=0, atol=1e-6)
         assert carried.abs().max() > 0 or first == 0
-        carried = game.carry.clone()
-    assert not torch.equal(game.carry, threat.project(batches[0][0], game.carry))  # so projecting was no idle work
+        carried = game.carried_delta.clone()
+    assert not torch.equal(
+        game.carried_delta, threat.project(batches[0][0], game.carried_delta)
+    )  # so projecting was no idle work
 
 
 def test_free_without_carrying_begins_every_batch_clean():
-    method, net = deat.method("free-3"), conv_net()
+    method, net = deat.get_method("free-3"), conv_net()
     inputs, game = Inputs(net), game_of(method, net)
     for seed in range(3):
         method.play(game, *images(seed=seed), busy_budget(method))
     assert all(torch.equal(inputs.seen[3 * seed], images(seed=seed)[0]) for seed in range(3))
-    assert game.carry is None
+    assert game.carried_delta is None
 
 
 def test_carried_delta_takes_the_step_after_the_last_pass_too():
@@ -269,32 +271,32 @@ def test_carried_delta_takes_the_step_after_the_last_pass_too():
     x, y = images()
     method.play(game, x, y, busy_budget(method))
     assert len(inputs.seen) == 3
-    assert not torch.allclose(game.carry, inputs.seen[-1] - x)
+    assert not torch.allclose(game.carried_delta, inputs.seen[-1] - x)
 
 
 def test_short_batch_uses_and_renews_the_first_rows_of_the_carried_delta():
     method, net = persistent_free(), conv_net()
     inputs, game = Inputs(net), game_of(method, net)
     method.play(game, *images(6), busy_budget(method))
-    carried = game.carry.clone()
+    carried = game.carried_delta.clone()
     x, y = images(2, seed=1)
     method.play(game, x, y, busy_budget(method))
     torch.testing.assert_close(inputs.seen[3], x + game.threat.project(x, carried[:2]), rtol=0, atol=1e-6)
-    assert torch.equal(game.carry[2:], carried[2:])
-    assert not torch.equal(game.carry[:2], carried[:2])
+    assert torch.equal(game.carried_delta[2:], carried[2:])
+    assert not torch.equal(game.carried_delta[:2], carried[:2])
 
 
 def test_batch_longer_than_the_carried_delta_begins_its_other_rows_anew():
     method, net = persistent_free(), conv_net()
     inputs, game = Inputs(net), game_of(method, net)
     method.play(game, *images(2), busy_budget(method))
-    carried = game.carry.clone()
+    carried = game.carried_delta.clone()
     x, y = images(5, seed=1)
     method.play(game, x, y, busy_budget(method))
     started = inputs.seen[3] - x
     torch.testing.assert_close(started[:2], game.threat.project(x[:2], carried), rtol=0, atol=1e-6)
     assert started[2:].abs().max() == 0
-    assert len(game.carry) == 5
+    assert len(game.carried_delta) == 5
 
 
 # Freezing
@@ -342,8 +344,8 @@ EASY = images(16, seed=3)
 
 
 def frozen_game(name: str, threat: deat.ThreatModel, **ascent: bool) -> tuple[deat.Method, deat.Game]:
-    method = deat.method(name)
-    method = replace(method, ascent=replace(method.ascent, **ascent))
+    method = deat.get_method(name)
+    method = replace(method, attack=replace(method.attack, **ascent))
     net = conv_net(batch_norm=True, seed=1).double().eval()
     return method, game_of(method, net, threat, lr=0.1)
 
@@ -381,7 +383,7 @@ def test_active_counts_the_examples_that_really_moved():
         before = r.delta.clone()
         game.ascend(r)
         moved += int((r.delta != before).flatten(1).any(1).sum())
-    game.joint(r)
+    game.joint_update(r)
     game.close(r)
     assert game.meter.read(0).active == moved
     assert 0 < moved < 5 * len(y)
@@ -396,7 +398,7 @@ def test_compact_equals_mask_in_eval_mode_batch_norm(name, threat):
         method, game = frozen_game(name, threat, compact=compact)
         budget = Budget(5, 0.3 * threat.eps, 1.0)
         method.play(game, x, y, budget)
-        r = game._rounds[x.shape]
+        r = game._buffers_by_shape[x.shape]
         ends.append((r.delta.clone(), r.active.clone(), weights(game.net), game.meter.read(0)))
     (masked, active, trained, record), (delta, still, also, other) = ends
     assert 0 < active.sum() < len(y)
@@ -421,7 +423,7 @@ def test_compact_runs_the_network_on_ever_fewer_images():
 def test_compact_without_a_freeze_rule_in_eval_mode_is_refused():
     for name in ("pgd-7", "dat", "free-8"):
         with pytest.raises(UsageError, match="compact"):
-            replace(deat.method(name).ascent, compact=True)
+            replace(deat.get_method(name).attack, compact=True)
 
 
 def test_carried_delta_of_another_image_size_is_not_used():
@@ -432,16 +434,16 @@ def test_carried_delta_of_another_image_size_is_not_used():
     x, y = images(6, side=8)
     method.play(game, x, y, busy_budget(method))
     assert torch.equal(inputs.seen[3], x)
-    assert game.carry.shape == x.shape
+    assert game.carried_delta.shape == x.shape
 
 
 def test_images_of_ever_new_sizes_do_not_fill_the_memory():
     net = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4, 3))
-    method = deat.method("pgd-2")
+    method = deat.get_method("pgd-2")
     game = game_of(method, net)
     for side in range(4, 14):
         method.play(game, *images(6, side=side), busy_budget(method))
-    assert len(game._rounds) <= 4
+    assert len(game._buffers_by_shape) <= 4
     assert game.meter.read(0).examples == 60
 
 
@@ -452,40 +454,40 @@ def test_recordings_on_images_of_ever_new_sizes_do_not_fill_the_memory(monkeypat
         def replay(self):
             pass
 
-    monkeypatch.setattr(Recorder, "_record", lambda self, move, r: Graph())
-    game = game_of(deat.method("pgd-1"), conv_net(), engine=deat.Engine(records=True))
+    monkeypatch.setattr(GraphRecorder, "_record", lambda self, move, r: Graph())
+    game = game_of(deat.get_method("pgd-1"), conv_net(), engine=deat.Engine(records=True))
     for size in range(1, 9):
         r = game.open(torch.rand(size, 1, 8, 8), torch.zeros(size, dtype=torch.long), Budget(1, 0.1))
         game.ascend(r)
-        game.joint(r)
-    assert len(game.runner.recorder) <= 2 * 4
+        game.joint_update(r)
+    assert len(game.executor.recorder) <= 2 * 4
 
 
 def test_warm_up_is_what_new_moves_took_since_it_was_asked_last_recorded_or_not(monkeypatch):
     monkeypatch.setattr(executor, "perf_counter", itertools.count(0, 3).__next__)
-    monkeypatch.setattr(Runner, "_attempt", lambda *_: None)
-    game = game_of(deat.method("pgd-1"), conv_net())
+    monkeypatch.setattr(Executor, "_run_with_fallback", lambda *_: None)
+    game = game_of(deat.get_method("pgd-1"), conv_net())
     r = game.open(*EASY, Budget(1, 0.1))
-    game.engine.compiles = True
-    for move, seconds in ((game.ascend, 3), (game.ascend, 0), (game.joint, 3)):
+    game.engine.use_compile = True
+    for move, seconds in ((game.ascend, 3), (game.ascend, 0), (game.joint_update, 3)):
         move(r)
-        assert game.runner.warm_up() == seconds
-    game.runner.use_compiled(True)
+        assert game.executor.warm_up() == seconds
+    game.executor.use_compiled(True)
     game.ascend(r)
-    assert game.runner.warm_up() == 3, "what is compiled anew is new"
-    game = game_of(deat.method("pgd-1"), conv_net())
+    assert game.executor.warm_up() == 3, "what is compiled anew is new"
+    game = game_of(deat.get_method("pgd-1"), conv_net())
     game.ascend(game.open(*EASY, Budget(1, 0.1)))
-    assert game.runner.warm_up() == 0, "on a CPU a first call is like any other"
+    assert game.executor.warm_up() == 0, "on a CPU a first call is like any other"
 
 
 def test_gradients_that_stay_in_their_place_are_given_anew_when_others_learn():
     net = conv_net(seed=1).double()
-    game = game_of(deat.method("yopo-5-3"), net)
+    game = game_of(deat.get_method("yopo-5-3"), net)
     x, y = EASY[0].double(), EASY[1]
     game.open(x, y, Budget(2, 0.01))
-    game._hold_gradients()
+    game._allocate_gradients()
     game.open(x, y, Budget(2, 0.01))
-    assert game.holds_gradients
+    assert game.has_static_gradients
     next(net.parameters()).requires_grad_(False)
     game.open(x, y, Budget(2, 0.01))
-    assert not game.holds_gradients
+    assert not game.has_static_gradients

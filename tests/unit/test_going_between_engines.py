@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 import torch
 
-from deat.engine.precision import DeviceScaler
+from deat.engine.precision import LossScaler
 from deat.training import trainer as training
-from deat.training.optimizers import DeviceSGD, load_state, sgd
-from deat.training.resume_checks import differences, environment_of
+from deat.training.optimizers import DeviceSGD, load_optimizer_state, make_sgd_factory
+from deat.training.resume_checks import collect_environment, list_differences
 from deat.training.trainer import Trainer
 from helpers.games import trainer_of
 from helpers.nets import conv_net
 
 
 def trainer_with(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> Trainer:
-    monkeypatch.setattr(training, "sgd", lambda settings, records: sgd(settings, on_device))
+    monkeypatch.setattr(training, "make_sgd_factory", lambda settings, records: make_sgd_factory(settings, on_device))
     trainer: Trainer = trainer_of("pgd-2", conv_net(), epochs=4, rate="cyclic")
     assert isinstance(trainer.optimizer, DeviceSGD) == on_device
     return trainer
@@ -48,17 +48,17 @@ def test_rates_from_a_state_of_the_host_are_device_values_that_a_recording_follo
     (group,) = device.optimizer.param_groups
     held = group["lr"], group["momentum"]
     assert all(isinstance(value, torch.Tensor) for value in held), "a recorded step would have frozen them"
-    device.steering.at(8)
+    device.lr_scheduler.at(8)
     assert held[0] is group["lr"]
     assert held[1] is group["momentum"]
-    assert (float(held[0]), float(held[1])) == pytest.approx(device.steering.rate.at(8, device.steering.total))
+    assert (float(held[0]), float(held[1])) == pytest.approx(device.lr_scheduler.rate.at(8, device.lr_scheduler.total))
 
 
 def test_training_that_goes_on_with_other_steps_is_not_called_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    host, device = (environment_of(trainer_with(on_device, monkeypatch)) for on_device in (False, True))
-    assert differences(host, host) == []
-    assert differences(host, device) == ['steps: "SGD", now "DeviceSGD"']
-    assert differences({name: value for name, value in host.items() if name != "steps"}, device) == []
+    host, device = (collect_environment(trainer_with(on_device, monkeypatch)) for on_device in (False, True))
+    assert list_differences(host, host) == []
+    assert list_differences(host, device) == ['steps: "SGD", now "DeviceSGD"']
+    assert list_differences({name: value for name, value in host.items() if name != "steps"}, device) == []
 
 
 def test_an_optimiser_of_ones_own_goes_on_with_its_own_settings() -> None:
@@ -66,16 +66,16 @@ def test_an_optimiser_of_ones_own_goes_on_with_its_own_settings() -> None:
     one, other = (torch.optim.Adam([weight], lr=lr, betas=(0.5, 0.6)) for lr in (0.1, 0.2))
     weight.grad = torch.ones(2)
     one.step()
-    load_state(other, one.state_dict())
+    load_optimizer_state(other, one.state_dict())
     assert (other.param_groups[0]["lr"], other.param_groups[0]["betas"]) == (0.1, (0.5, 0.6))
     assert float(other.state[weight]["step"]) == 1
 
 
 def test_loss_scales_are_taken_over_from_torchs_scaler_and_by_it() -> None:
-    torchs, ours = torch.amp.GradScaler("cpu", init_scale=64.0), DeviceScaler(torch.device("cpu"))
+    torchs, ours = torch.amp.GradScaler("cpu", init_scale=64.0), LossScaler(torch.device("cpu"))
     state: dict[str, Any] = {**torchs.state_dict(), "_growth_tracker": 7}
     ours.load_state_dict(state)
-    assert (float(ours.factor), int(ours.tracker)) == (64.0, 7)
+    assert (float(ours.factor), int(ours.growth_tracker)) == (64.0, 7)
     assert ours.state_dict() == state
     ours.factor.fill_(8.0)
     torchs.load_state_dict(ours.state_dict())

@@ -43,7 +43,9 @@ def tiny_cells(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def tiny() -> nn.Module:
     torch.manual_seed(0)
     rest = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
-    return deat.normalized(nn.Sequential(OrderedDict(conv1=nn.Conv2d(3, 4, 3), rest=rest)), [0.5] * 3, [0.25] * 3)
+    return deat.add_normalization(
+        nn.Sequential(OrderedDict(conv1=nn.Conv2d(3, 4, 3), rest=rest)), [0.5] * 3, [0.25] * 3
+    )
 
 
 def run(gpu: ModuleType, out: Path, monkeypatch: pytest.MonkeyPatch, *groups: str) -> Any:
@@ -53,7 +55,7 @@ def run(gpu: ModuleType, out: Path, monkeypatch: pytest.MonkeyPatch, *groups: st
 
 
 def test_a_backprop_is_counted_as_the_work_that_it_is(gpu: ModuleType) -> None:
-    worth = {name: gpu.forwards_worth(deat.method(name), k + 1) for name, k in gpu.STEPS.items()}
+    worth = {name: gpu.forwards_worth(deat.get_method(name), k + 1) for name, k in gpu.STEPS.items()}
     assert worth == {
         "pgd-7": 7 * 2 + 3,
         "m+deat": 3 * 3,
@@ -92,7 +94,7 @@ def test_the_plain_loops_learn_from_the_same_loss(name: str, gpu: ModuleType) ->
     script.batches = lambda: iter(batches)
     torch.manual_seed(3)
     delta = 0.001 * torch.randn_like(x)
-    expected = deat.method(name).objective(tiny(), x, delta, y).loss.detach()
+    expected = deat.get_method(name).objective(tiny(), x, delta, y).loss.detach()
     torch.manual_seed(3)
     {"trades": gpu.trades_epoch, "mart": gpu.mart_epoch}[name](script, steps=0)
     assert script.losses == pytest.approx([float(expected)], rel=1e-5)

@@ -14,7 +14,7 @@ import torch
 
 import deat
 from deat.data import ImageSet
-from deat.training.engine_choice import Steady
+from deat.training.engine_choice import CompilePolicy
 from helpers.bench_scripts import importable_bench
 from helpers.games import trainer_of
 from helpers.nets import conv_net
@@ -89,7 +89,7 @@ def test_every_engines_first_epoch_holds_a_warm_up(
 
 
 def test_an_epoch_is_noted_by_the_engine_it_ran_by_and_not_by_the_next_ones(fast: ModuleType) -> None:
-    class Switch(Steady):
+    class Switch(CompilePolicy):
         def after_epoch(self, trainer: deat.Trainer, timing: object) -> None:
             trainer.engine.records = True
 
@@ -112,7 +112,7 @@ class Row:
         settings = {**self.settings, "precision": "fp32"}
         return SimpleNamespace(
             trainer=lambda: trainer_of("pgd-1", data=images, seed=seed, **settings),
-            settings=SimpleNamespace(epochs=settings["epochs"]),
+            config=SimpleNamespace(epochs=settings["epochs"]),
             corpus=SimpleNamespace(train=images, test=images),
             threat=deat.Linf(0.1),
         )

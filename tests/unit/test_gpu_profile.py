@@ -91,8 +91,8 @@ def test_a_profile_of_nothing_says_so(load: Load) -> None:
 def trainer(method: str = "pgd-7") -> deat.Trainer:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 4))
-    settings = deat.Settings(epochs=2, batch_size=8, lr=0.01, device="cpu", engine="eager")
-    return deat.make_trainer(net, random_set(24), method=method, settings=settings, augment=Augment(2))
+    settings = deat.TrainConfig(epochs=2, batch_size=8, lr=0.01, device="cpu", engine="eager")
+    return deat.make_trainer(net, random_set(24), method=method, config=settings, augment=Augment(2))
 
 
 def test_batches_that_are_looked_at_one_by_one_are_the_trainer_s(load: Load) -> None:
@@ -127,7 +127,7 @@ def test_a_batch_s_rest_is_clocked_without_its_replays(
     method: str, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches, held = load("gpu_batches"), trainer(method)
-    held.game.runner.recorder = recorder = Recorded()  # type: ignore[assignment]
+    held.game.executor.recorder = recorder = Recorded()  # type: ignore[assignment]
     player = batches.Player(held, 2)
     counted: list[int] = []
     clocked = player.clocked

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.evaluation import fast_model
-from deat.evaluation.fast_model import Graphed
+from deat.evaluation.fast_model import GraphedNetwork
 from helpers.recorded import count_recordings
 
 
@@ -37,8 +37,8 @@ class Pretended:
 
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    monkeypatch.setattr(fast_model, "_Pair", Pretended)
-    monkeypatch.setattr(fast_model, "LARGEST", 32)
+    monkeypatch.setattr(fast_model, "_GraphPair", Pretended)
+    monkeypatch.setattr(fast_model, "MAX_RECORDED_BATCH", 32)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", dict)
     Pretended.made = Pretended.warmed_up = 0
     torch.manual_seed(0)
@@ -56,7 +56,7 @@ def images(n: int) -> Tensor:
 
 
 def test_batches_of_any_length_are_answered_and_differentiated(net: nn.Module) -> None:
-    ask = Graphed(net)
+    ask = GraphedNetwork(net)
     for n in (70, 70, 65, 33, 32, 31, 1, 96, 70):
         x = images(n)
         assert torch.allclose(slope(ask, x), slope(net, x))
@@ -66,7 +66,7 @@ def test_batches_of_any_length_are_answered_and_differentiated(net: nn.Module) -
 
 
 def test_a_backward_survives_other_forwards_in_between(net: nn.Module) -> None:
-    ask = Graphed(net)
+    ask = GraphedNetwork(net)
     first, second = images(40), images(50)
     for _ in range(3):
         ask(first), ask(second)
@@ -84,8 +84,8 @@ def test_a_backward_survives_other_forwards_in_between(net: nn.Module) -> None:
 def test_each_size_of_what_is_left_over_is_recorded_once_wherever_it_stands(
     net: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast_model, "LARGEST", 256)
-    ask = Graphed(net)
+    monkeypatch.setattr(fast_model, "MAX_RECORDED_BATCH", 256)
+    ask = GraphedNetwork(net)
     for n in (300, 600, 301, 520, 310):
         x = images(n)
         assert torch.allclose(slope(ask, x), slope(net, x))
@@ -96,13 +96,13 @@ def test_padded_batches_lie_in_memory_as_whole_ones_do(net: nn.Module) -> None:
     layouts = {}
     whole = images(32).contiguous(memory_format=torch.channels_last)
     for n in (32, 31, 20, 1):
-        layouts[n] = fast_model._padded(whole[:n], torch.Size((32, 3, 2, 2))).stride()
+        layouts[n] = fast_model._pad_batch(whole[:n], torch.Size((32, 3, 2, 2))).stride()
     assert set(layouts.values()) == {whole.stride()}
-    assert fast_model._padded(images(5), torch.Size((32, 3, 2, 2))).is_contiguous()
+    assert fast_model._pad_batch(images(5), torch.Size((32, 3, 2, 2))).is_contiguous()
 
 
 def test_a_size_in_another_layout_is_warmed_up_again(net: nn.Module) -> None:
-    ask = Graphed(net)
+    ask = GraphedNetwork(net)
     for _ in range(3):
         ask(images(32))
     ask(images(96).contiguous(memory_format=torch.channels_last))
@@ -110,7 +110,7 @@ def test_a_size_in_another_layout_is_warmed_up_again(net: nn.Module) -> None:
 
 
 def test_a_second_backward_of_one_forward_is_right_too(net: nn.Module) -> None:
-    ask = Graphed(net)
+    ask = GraphedNetwork(net)
     x = images(20)
     ask(x)
     x.requires_grad_()
@@ -122,11 +122,11 @@ def test_a_second_backward_of_one_forward_is_right_too(net: nn.Module) -> None:
 
 
 def test_an_empty_batch_has_no_answers(net: nn.Module) -> None:
-    assert Graphed(net)(images(0)).shape == (0, 3)
+    assert GraphedNetwork(net)(images(0)).shape == (0, 3)
 
 
 def test_two_gradients_of_the_same_images_are_both_right(net: nn.Module) -> None:
-    ask = Graphed(net)
+    ask = GraphedNetwork(net)
     x = images(20)
     for _ in range(3):
         with torch.no_grad():
@@ -141,7 +141,7 @@ def test_two_gradients_of_the_same_images_are_both_right(net: nn.Module) -> None
 
 
 def test_a_size_is_recorded_once_it_comes_again(net: nn.Module) -> None:
-    ask = Graphed(net)
+    ask = GraphedNetwork(net)
     ask(images(10))
     assert count_recordings(ask) == 0
     ask(images(12))  # padded to the same size

@@ -4,13 +4,13 @@ import io
 
 from rich.table import Table
 
-from deat.cli.console import Screen
-from deat.training.epoch_lines import brief
+from deat.cli.console import PlainConsole
+from deat.training.epoch_format import format_epoch_short
 from deat.training.records import EpochStats
 
 
 def test_no_text_becomes_an_emoji_or_markup() -> None:
-    screen = Screen(file=io.StringIO(), width=120)
+    screen = PlainConsole(file=io.StringIO(), width=120)
     table = Table("a :car: head", title="the :train: title")
     table.add_row("folder:dog: [red]cell[/]")
     screen.print("m+deat on folder:dog: [bold]line[/]")
@@ -24,6 +24,6 @@ def test_an_epoch_s_line_fits_eighty_columns_with_every_score_in_it() -> None:
     numbers = {"epoch": 109, "k": 10, "alpha": 0.1, "level": 1.0, "magnitude": 1e6, "threshold": 1e6, "loss": 12.3456}
     shares = {"train_accuracy": 1.0, "val_natural": 1.0, "val_robust": 1.0, "log10_lipschitz": 1.0, "lr": 0.1}
     counts = dict.fromkeys(("examples", "skipped", "active", "backprops", "passes", "val_passes"), 10**9)
-    line = brief(EpochStats(**numbers, **shares, **counts), 200, 12345.6)  # type: ignore[arg-type]
+    line = format_epoch_short(EpochStats(**numbers, **shares, **counts), 200, 12345.6)  # type: ignore[arg-type]
     assert line == "epoch 110/200  k 10  loss 12.346  train 100.0%  val 100.0% robust 100.0%  12346s"
     assert len(line) <= 80

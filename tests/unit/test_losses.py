@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deat.core.losses import boosted_cross_entropy, cross_entropy, kl, margin, mart_regulariser
+from deat.core.losses import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
 
 B, CLASSES = 7, 5
 
@@ -57,14 +57,14 @@ def as_float64(values: list[float]) -> Tensor:
 
 LABELLED = [
     (cross_entropy, slow_cross_entropy),
-    (margin, slow_margin),
+    (margin_loss, slow_margin),
     (boosted_cross_entropy, slow_boosted),
 ]
 CALLS = {
     "cross_entropy": lambda z, r: cross_entropy(z, Y),
-    "margin": lambda z, r: margin(z, Y),
+    "margin": lambda z, r: margin_loss(z, Y),
     "boosted_cross_entropy": lambda z, r: boosted_cross_entropy(z, Y),
-    "kl": lambda z, r: kl(r, z),
+    "kl": lambda z, r: kl_divergence(r, z),
     "mart_regulariser": lambda z, r: mart_regulariser(r, z, Y),
 }
 every_loss = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
@@ -80,8 +80,8 @@ def test_labelled_loss_equals_slow_reference(loss, slow):
 def test_kl_equals_slow_reference_with_the_reference_first():
     r, z = logits(1), logits(2)
     expected = [slow_kl(a, b) for a, b in zip(r.tolist(), z.tolist(), strict=True)]
-    torch.testing.assert_close(kl(r, z), as_float64(expected))
-    torch.testing.assert_close(kl(z, z), torch.zeros(B, dtype=torch.float64))
+    torch.testing.assert_close(kl_divergence(r, z), as_float64(expected))
+    torch.testing.assert_close(kl_divergence(z, z), torch.zeros(B, dtype=torch.float64))
 
 
 def test_mart_regulariser_equals_slow_reference():
@@ -107,7 +107,7 @@ def test_divergences_send_gradient_into_both_branches():
 
 def test_margin_is_positive_exactly_where_the_prediction_is_wrong():
     z = logits(9)
-    assert torch.equal(margin(z, Y) > 0, z.argmax(1) != Y)
+    assert torch.equal(margin_loss(z, Y) > 0, z.argmax(1) != Y)
 
 
 @every_loss

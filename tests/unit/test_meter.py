@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from deat.core.buffers import Round
+from deat.core.buffers import Buffers
 from deat.core.meter import EpochRecord, Meter
 from deat.engine.precision import Engine
 from deat.errors import NumericalError
@@ -11,11 +11,11 @@ from helpers.games import trainer_of
 from helpers.nets import conv_net
 
 
-def finished(n: int, *, loss: float = 1.0, hits: int = 1, magnitude: float = 2.0, valid: bool = True) -> Round:
+def finished(n: int, *, loss: float = 1.0, hits: int = 1, magnitude: float = 2.0, valid: bool = True) -> Buffers:
     """A round of n examples that has been played."""
-    r = Round.like(torch.zeros(n, 1, 2, 2), torch.zeros(n, dtype=torch.int64))
+    r = Buffers.allocate(torch.zeros(n, 1, 2, 2), torch.zeros(n, dtype=torch.int64))
     r.loss.fill_(loss)
-    r.hits.fill_(hits)
+    r.num_correct.fill_(hits)
     r.magnitude.fill_(magnitude)
     r.valid.fill_(valid)
     return r
@@ -32,7 +32,7 @@ def test_reset_begins_an_epoch():
     meter = Meter("cpu")
     meter.add(finished(6))
     meter.skip(torch.tensor(True))
-    meter.ascended(torch.ones(3, dtype=torch.bool))
+    meter.count_active(torch.ones(3, dtype=torch.bool))
     meter.reset()
     assert meter.read(0) == EpochRecord(0, 0.0, 0.0, 0.0, 0)
 
@@ -67,7 +67,7 @@ def test_skipped_last_batch_does_not_wipe_the_last_magnitude():
 def test_active_counts_ascended_examples():
     meter = Meter("cpu")
     for mask in ([True, False, True], [False, False, True]):
-        meter.ascended(torch.tensor(mask))
+        meter.count_active(torch.tensor(mask))
     assert meter.read(0).active == 3
 
 
@@ -85,7 +85,7 @@ def test_first_batch_that_is_not_finite_is_named(what, value):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_precision_is_not_recommended_that_is_in_use(precision):
-    meter = Meter("cpu", remedy=Engine(precision=precision).remedy)
+    meter = Meter("cpu", non_finite_hint=Engine(precision=precision).non_finite_hint)
     meter.add(finished(2, loss=float("nan")))
     with pytest.raises(NumericalError, match=r"\. Lower the learning rate") as told:
         meter.read(0)

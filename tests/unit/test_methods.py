@@ -10,19 +10,19 @@ from deat.core.inner_attack import Converged, Friendly
 from deat.core.objectives import CrossEntropy, Mart, Trades
 from deat.core.plays import Craft, Relay, Replay
 from deat.errors import UsageError
-from deat.methods import PAPER, RELEASED, registry
-from deat.methods.tune import tune
+from deat.methods import PAPER_RULES, RELEASED_RULES, registry
+from deat.methods.configure import configure_method
 from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, Linear
 
 EPS = deat.Linf(8 / 255)
 
 
 def paper(name: str) -> deat.Method:
-    return deat.method(name)
+    return deat.get_method(name)
 
 
 def released(name: str) -> deat.Method:
-    return deat.method(name, rules="released")
+    return deat.get_method(name, rules="released")
 
 
 # Names
@@ -37,7 +37,7 @@ NAMES = (
 @pytest.mark.parametrize("name", [name for line in NAMES for name in line.split()])
 @pytest.mark.parametrize("rules", ["paper", "released"])
 def test_every_name_of_the_paper_is_a_method_of_that_name(name, rules):
-    method = deat.method(name, rules=rules)
+    method = deat.get_method(name, rules=rules)
     assert isinstance(method, deat.Method)
     assert method.name == {"m+free": "m+free-8"}.get(name, name)
 
@@ -68,12 +68,12 @@ SPELLINGS = {
 
 @pytest.mark.parametrize(("written", "name"), SPELLINGS.items())
 def test_paper_spellings_in_any_case_are_accepted(written, name):
-    assert deat.method(written) == deat.method(name)
+    assert deat.get_method(written) == deat.get_method(name)
 
 
 def test_a_method_is_itself():
     method = paper("m+deat")
-    assert deat.method(method) is method
+    assert deat.get_method(method) is method
 
 
 def test_numbers_in_names_reach_the_declaration():
@@ -119,30 +119,30 @@ REFUSED = {
 @pytest.mark.parametrize(("name", "why"), REFUSED.items(), ids=lambda v: v or "empty")
 def test_what_makes_no_sense_is_refused_with_the_reason(name, why):
     with pytest.raises(UsageError, match=why):
-        deat.method(name)
+        deat.get_method(name)
 
 
 @pytest.mark.parametrize("value", [7, None, deat.mplus])
 def test_what_is_neither_a_name_nor_a_method_is_refused(value):
     with pytest.raises(UsageError, match="give a name, such as m"):
-        deat.method(value)
+        deat.get_method(value)
 
 
 @pytest.mark.parametrize(("compose", "prefix"), [(deat.mplus, "m+"), (deat.friendly, "f+")])
 def test_prefix_before_a_name_says_how_names_are_composed(compose, prefix):
-    with pytest.raises(UsageError, match=re.escape(f"not 'pgd-7'; of a name, deat.method('{prefix}NAME')")):
+    with pytest.raises(UsageError, match=re.escape(f"not 'pgd-7'; of a name, deat.get_method('{prefix}NAME')")):
         compose("pgd-7")
 
 
 @pytest.mark.parametrize("tau", [-1, 0.5])
 def test_friendly_refuses_what_is_no_number_of_steps_by_name(tau):
     with pytest.raises(UsageError, match="tau must be a whole number >= 0"):
-        deat.friendly(deat.method("pgd-7"), tau)
+        deat.friendly(deat.get_method("pgd-7"), tau)
 
 
 def test_unknown_rule_set_names_the_two():
     with pytest.raises(UsageError, match="paper, released"):
-        deat.method("m+deat", rules="papre")
+        deat.get_method("m+deat", rules="papre")
 
 
 # Settings
@@ -178,7 +178,7 @@ def test_method_is_made_of_its_family_s_parts(name, kinds):
 
 
 def test_every_registered_method_is_in_the_table_above():
-    assert set(registry.names()) == set(FAMILIES)
+    assert set(registry.list_methods()) == set(FAMILIES)
 
 
 CAPS = {
@@ -201,7 +201,7 @@ CAPS = {
 @pytest.mark.parametrize(("name", "cap"), CAPS.items(), ids=CAPS.keys())
 @pytest.mark.parametrize("rules", ["paper", "released"])
 def test_caps_on_k_are_the_same_in_both_rule_sets(name, cap, rules):
-    schedule = deat.method(name, rules=rules).schedule
+    schedule = deat.get_method(name, rules=rules).schedule
     assert schedule.max_steps == cap
     assert schedule.gamma == 1.01
 
@@ -243,13 +243,13 @@ STARTS = {
 
 @pytest.mark.parametrize(("name", "start"), [(n, start) for start, names in STARTS.items() for n in names])
 def test_starts(name, start):
-    assert paper(name).ascent.start == start
-    assert not paper(name).ascent.persistent
+    assert paper(name).attack.start == start
+    assert not paper(name).attack.persistent
 
 
 def test_trades_crafts_with_kl_and_mart_with_cross_entropy_friendly_or_not():
-    assert {paper(n).ascent.loss for n in ("trades", "f+trades", "m+trades")} == {"kl"}
-    assert {paper(n).ascent.loss for n in ("mart", "f+mart", "m+mart", "pgd-7", "fat-5")} == {"ce"}
+    assert {paper(n).attack.loss for n in ("trades", "f+trades", "m+trades")} == {"kl"}
+    assert {paper(n).attack.loss for n in ("mart", "f+mart", "m+mart", "pgd-7", "fat-5")} == {"ce"}
     assert paper("trades").objective == Trades(beta=6.0)
     assert paper("mart").objective == Mart(beta=6.0)
 
@@ -257,18 +257,18 @@ def test_trades_crafts_with_kl_and_mart_with_cross_entropy_friendly_or_not():
 def test_friendly_methods_grant_three_steps_and_dat_stops_at_its_level():
     for name in ("fat-5", "f+trades", "f+mart", "m+fat-5", "m+f+trades"):
         method = paper(name)
-        assert method.ascent.freeze == Friendly()
+        assert method.attack.freeze == Friendly()
         assert method.schedule.level == 3
     assert deat.friendly(paper("pgd-7"), tau=1).schedule.level == 1
     dat = paper("dat")
-    assert dat.ascent.freeze == Converged()
-    assert dat.ascent.batch_norm == "train"
+    assert dat.attack.freeze == Converged()
+    assert dat.attack.batch_norm == "train"
     assert [dat.bind(EPS, 120).budget({}, t).level for t in (0, 50, 100)] == pytest.approx([0.5, 0.25, 0])
     assert {dat.bind(EPS, 120).budget({}, t).k for t in range(120)} == {10}
 
 
 def test_prefixes_commute_and_are_functions_of_methods():
-    assert deat.method("m+f+pgd-5").schedule == deat.method("f+m+pgd-5").schedule
+    assert deat.get_method("m+f+pgd-5").schedule == deat.get_method("f+m+pgd-5").schedule
     assert deat.mplus(paper("mart")) == paper("m+mart")
     assert deat.friendly(paper("trades")) == paper("f+trades")
     assert deat.mplus(paper("pgd-7"), gamma=1.1, max_steps=3).schedule.max_steps == 3
@@ -294,8 +294,8 @@ def test_prefixes_commute_and_are_functions_of_methods():
     ],
 )
 def test_magnitude_comes_from_the_move_the_scope_and_the_space_of_the_rule_set(name, by_paper, by_released):
-    assert paper(name).probe == deat.Probe(*by_paper)
-    assert released(name).probe == deat.Probe(*by_released)
+    assert paper(name).probe == deat.MagnitudeProbe(*by_paper)
+    assert released(name).probe == deat.MagnitudeProbe(*by_released)
 
 
 @pytest.mark.parametrize("name", ["m+pgd", "m+trades", "m+mart", "m+fgsm", "m+fat-5", "m+f+trades"])
@@ -324,16 +324,16 @@ def test_paper_step_of_the_craft_family_is_the_larger_of_eps_over_k_and_alpha():
 
 @pytest.mark.parametrize("rules", ["paper", "released"])
 def test_m_amata_keeps_its_steps_at_two_and_a_half_eps_over_k(rules):
-    schedule = deat.method("m+amata-2-10", rules=rules).bind(EPS, 50)
+    schedule = deat.get_method("m+amata-2-10", rules=rules).bind(EPS, 50)
     steps = [schedule.budget({"k": k, "threshold": 1.0}, 9).alpha * 255 for k in range(1, 11)]
     assert steps == pytest.approx([20 / k for k in range(1, 11)])
     assert schedule.ramp == 0
 
 
-@pytest.mark.parametrize("name", [n for n in registry.names() if n != "natural"])
+@pytest.mark.parametrize("name", [n for n in registry.list_methods() if n != "natural"])
 def test_epochs_with_k_0_are_clean_by_the_paper_and_noisy_by_the_released_code(name):
-    assert not paper(name).ascent.noisy
-    assert released(name).ascent.noisy
+    assert not paper(name).attack.noisy
+    assert released(name).attack.noisy
 
 
 def test_amata_reaches_its_last_k_by_the_paper_only():
@@ -353,28 +353,30 @@ def test_nothing_else_forks():
             described.pop("probe")
             described["ascent"].pop("noisy")
         assert one == other
-    assert (PAPER.name, RELEASED.name) == ("paper", "released")
+    assert (PAPER_RULES.name, RELEASED_RULES.name) == ("paper", "released")
 
 
 # Single settings changed by hand
 
 
 def test_tuned_alpha_is_the_same_at_every_k():
-    stretched, tuned = paper("m+pgd"), tune(paper("m+pgd"), EPS, alpha=1 / 255)
+    stretched, tuned = paper("m+pgd"), configure_method(paper("m+pgd"), EPS, alpha=1 / 255)
     alphas = [[m.bind(EPS, 9).step_size(k) for k in (1, 2, 7)] for m in (stretched, tuned)]
     assert alphas[0] == pytest.approx([8 / 255, 4 / 255, 2 / 255])
     assert alphas[1] == pytest.approx([1 / 255] * 3)
 
 
 def test_tuned_settings_reach_the_declaration_and_nothing_else_changes():
-    tuned = tune(paper("m+deat"), EPS, gamma=1.1, max_steps=3, alpha=12 / 255, start="zero", persistent=True)
+    tuned = configure_method(
+        paper("m+deat"), EPS, gamma=1.1, max_steps=3, alpha=12 / 255, start="zero", persistent=True
+    )
     schedule = tuned.bind(EPS, 50)
     assert (schedule.gamma, schedule.max_steps, schedule.alpha) == (1.1, 3, pytest.approx(12 / 255))
-    assert (tuned.ascent.start, tuned.ascent.persistent) == ("zero", True)
+    assert (tuned.attack.start, tuned.attack.persistent) == ("zero", True)
     assert (tuned.play, tuned.objective, tuned.probe) == (paper("m+deat").play, CrossEntropy(), paper("m+deat").probe)
-    assert tune(paper("f+trades"), EPS, beta=3.0, tau=0, compact=True).objective == Trades(beta=3.0)
-    assert tune(paper("f+trades"), EPS, tau=0).schedule.level == 0
-    assert tune(paper("pgd-7"), EPS) == paper("pgd-7")
+    assert configure_method(paper("f+trades"), EPS, beta=3.0, tau=0, compact=True).objective == Trades(beta=3.0)
+    assert configure_method(paper("f+trades"), EPS, tau=0).schedule.level == 0
+    assert configure_method(paper("pgd-7"), EPS) == paper("pgd-7")
 
 
 @pytest.mark.parametrize(
@@ -400,7 +402,7 @@ def test_tuned_settings_reach_the_declaration_and_nothing_else_changes():
 )
 def test_setting_that_a_method_does_not_have_or_accept_is_refused(name, settings, says):
     with pytest.raises(UsageError, match=says):
-        tune(paper(name), EPS, **settings)
+        configure_method(paper(name), EPS, **settings)
 
 
 # Cards
@@ -408,7 +410,7 @@ def test_setting_that_a_method_does_not_have_or_accept_is_refused(name, settings
 
 def families() -> list[str]:
     """The modules that the registered methods were built in."""
-    return sorted({entry.build.__module__ for entry in registry._ENTRIES.values()})
+    return sorted({entry.build.__module__ for entry in registry._METHODS.values()})
 
 
 @pytest.mark.parametrize("family", families())
@@ -427,13 +429,13 @@ def test_every_family_is_one_file_of_the_methods_folder():
 
 
 def test_a_named_method_is_tuned_and_a_step_that_crosses_an_image_is_refused():
-    assert deat.tune("m+deat", gamma=0.9).schedule.gamma == 0.9
-    assert deat.tune("pgd-7", "linf:8/255", alpha=2 / 255).schedule.alpha == pytest.approx(0.25)
-    assert deat.tune("pgd-7", "l2:2", alpha=1.5).schedule.alpha == pytest.approx(0.75)
+    assert deat.configure_method("m+deat", gamma=0.9).schedule.gamma == 0.9
+    assert deat.configure_method("pgd-7", "linf:8/255", alpha=2 / 255).schedule.alpha == pytest.approx(0.25)
+    assert deat.configure_method("pgd-7", "l2:2", alpha=1.5).schedule.alpha == pytest.approx(0.75)
     with pytest.raises(UsageError, match=r"alpha 10 .*write 10/255"):
-        deat.tune("pgd-7", "linf:8/255", alpha=10)
+        deat.configure_method("pgd-7", "linf:8/255", alpha=10)
     with pytest.raises(UsageError, match="needs the threat"):
-        deat.tune("pgd-7", alpha=2 / 255)
+        deat.configure_method("pgd-7", alpha=2 / 255)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +444,7 @@ def test_a_named_method_is_tuned_and_a_step_that_crosses_an_image_is_refused():
         ("play", lambda game, x, y, budget: None, ["the function", "deat.Craft"]),
         ("play", Craft, ["the class Craft", "deat.Craft()"]),
         ("schedule", 7, ["the schedule", "7", "Schedule"]),
-        ("ascent", "uniform", ["the ascent", "'uniform'", "Ascent"]),
+        ("attack", "uniform", ["the attack", "'uniform'", "InnerAttack"]),
     ],
 )
 def test_a_part_of_another_kind_is_refused_where_a_method_is_declared(part, given, words):

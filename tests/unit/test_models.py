@@ -11,7 +11,7 @@ from torch import nn
 
 from deat import models
 from deat.errors import UsageError
-from deat.models.build import _entries
+from deat.models.build import _MODELS
 from deat.models.normalize import Normalized
 from deat.models.preact_resnet import PreActBlock
 from deat.models.wide_resnet import WideBlock
@@ -31,10 +31,10 @@ MEAN, STD = (0.4, 0.5, 0.6), (0.1, 0.2, 0.3)
 
 @pytest.fixture
 def spare_registry():
-    before = dict(_entries)
+    before = dict(_MODELS)
     yield
-    _entries.clear()
-    _entries.update(before)
+    _MODELS.clear()
+    _MODELS.update(before)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def user_file(tmp_path):
 
 def meta_build(name, *shape):
     with torch.device("meta"):
-        return models.build(name, *shape)
+        return models.build_model(name, *shape)
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -59,15 +59,15 @@ def test_parameter_count_is_the_published_one(name):
 
 
 def test_listing_tells_the_true_parameter_count_and_input_of_every_model():
-    told = {info.name: (info.parameters, info.input) for info in models.infos()}
+    told = {info.name: (info.parameters, info.input) for info in models.list_model_infos()}
     assert told == {name: (n, f"{c}x{side}x{side}") for name, (n, _, c, side) in COUNTS.items()}
-    assert models.names() == tuple(sorted(COUNTS))
-    assert all(info.description for info in models.infos())
+    assert models.list_models() == tuple(sorted(COUNTS))
+    assert all(info.description for info in models.list_model_infos())
 
 
 def test_a_listed_model_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        models.infos()[0].parameters = 1
+        models.list_model_infos()[0].parameters = 1
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_listed_model_cannot_be_changed():
     ],
 )
 def test_forward_gives_one_logit_a_class(name, channels, side):
-    model = models.build(name, num_classes=7, in_channels=channels, image_size=side).eval()
+    model = models.build_model(name, num_classes=7, in_channels=channels, image_size=side).eval()
     with torch.no_grad():
         assert model(torch.rand(2, channels, side, side)).shape == (2, 7)
 
@@ -104,7 +104,7 @@ def test_wide_resnet_gives_one_logit_a_class_on_the_meta_device(side):
 @pytest.mark.parametrize("name", ["small", "preact_resnet18", "densenet121_12", "resnet18", "resnet50"])
 def test_gradient_reaches_every_pixel_and_every_parameter(name):
     torch.manual_seed(0)
-    model = models.build(name)
+    model = models.build_model(name)
     x = torch.rand(2, 3, 32, 32, requires_grad=True)
     nn.functional.cross_entropy(model(x), torch.tensor([0, 1])).backward()
     assert x.grad.isfinite().all()
@@ -159,7 +159,7 @@ def test_bottleneck_puts_the_stride_on_the_middle_convolution():
 
 def test_densenet_refuses_images_it_would_pool_away():
     with pytest.raises(UsageError, match=r"image_size 4 is too small.*at least 8"):
-        models.build("densenet121_12", image_size=4)
+        models.build_model("densenet121_12", image_size=4)
 
 
 def test_normalisation_is_x_minus_mean_over_std():
@@ -169,14 +169,14 @@ def test_normalisation_is_x_minus_mean_over_std():
 
 
 def test_build_puts_normalisation_first():
-    model = models.build("small", normalize=(MEAN, STD))
+    model = models.build_model("small", normalize=(MEAN, STD))
     x = torch.rand(2, 3, 32, 32)
     assert isinstance(model, Normalized)
     assert torch.equal(model(x), model.net((x - model.normalize.mean) / model.normalize.std))
 
 
 def test_normalisation_is_part_of_the_state():
-    state = models.normalized(nn.Flatten(), MEAN, STD).state_dict()
+    state = models.add_normalization(nn.Flatten(), MEAN, STD).state_dict()
     assert {key: tuple(t.shape) for key, t in state.items()} == {
         "normalize.mean": (1, 3, 1, 1),
         "normalize.std": (1, 3, 1, 1),
@@ -205,36 +205,36 @@ def test_bad_normalisation_is_refused(mean, std, told):
 
 def test_normalisation_must_have_the_channels_of_the_images():
     with pytest.raises(UsageError, match="normalize has 3 channels, the images have 1"):
-        models.build("small", in_channels=1, image_size=8, normalize=(MEAN, STD))
+        models.build_model("small", in_channels=1, image_size=8, normalize=(MEAN, STD))
 
 
 def test_pixel_scale_is_the_std_wherever_the_normalisation_sits():
-    inner = models.normalized(nn.Flatten(), MEAN, STD)
-    assert models.pixel_scale(nn.Sequential(nn.Identity(), inner)).flatten().tolist() == pytest.approx(STD)
+    inner = models.add_normalization(nn.Flatten(), MEAN, STD)
+    assert models.get_input_std(nn.Sequential(nn.Identity(), inner)).flatten().tolist() == pytest.approx(STD)
 
 
 def test_pixel_scale_of_a_bare_network_is_none():
-    assert models.pixel_scale(nn.Linear(1, 1)) is None
+    assert models.get_input_std(nn.Linear(1, 1)) is None
 
 
 def test_unknown_name_suggests_the_nearest_and_the_other_sources():
     with pytest.raises(UsageError, match=r"unknown model 'preact_resnet19'.*'preact_resnet18'.*timm:NAME"):
-        models.build("preact_resnet19")
+        models.build_model("preact_resnet19")
 
 
 def test_names_are_accepted_in_any_case():
-    assert len(models.build("Small")) == len(models.build("small"))
+    assert len(models.build_model("Small")) == len(models.build_model("small"))
 
 
 @pytest.mark.parametrize("field", ["num_classes", "in_channels", "image_size"])
 @pytest.mark.parametrize("value", [0, -1, 2.5, True])
 def test_impossible_shape_is_refused(field, value):
     with pytest.raises(UsageError, match=f"{field} {value} is not accepted"):
-        models.build("small", **{field: value})
+        models.build_model("small", **{field: value})
 
 
 def test_a_shape_may_be_counted_by_numpy():
-    built = models.build("small", num_classes=np.int64(3), in_channels=np.int32(1), image_size=np.int64(8))
+    built = models.build_model("small", num_classes=np.int64(3), in_channels=np.int32(1), image_size=np.int64(8))
     assert built(torch.zeros(1, 1, 8, 8)).shape == (1, 3)
 
 
@@ -244,9 +244,9 @@ def test_a_registered_model_is_built_with_what_its_signature_names():
     def flat(num_classes, image_size):
         return nn.Linear(image_size, num_classes)
 
-    model = models.build("flat", num_classes=4, image_size=6)
+    model = models.build_model("flat", num_classes=4, image_size=6)
     assert (model.in_features, model.out_features) == (6, 4)
-    assert "flat" in models.names()
+    assert "flat" in models.list_models()
 
 
 @pytest.mark.usefixtures("spare_registry")
@@ -271,7 +271,7 @@ def test_a_name_that_build_could_not_reach_is_refused(name):
 def test_absent_package_says_how_to_install_it(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UsageError, match=rf"needs {package}, which is not installed: pip install {package}"):
-        models.build(f"{package}:resnet18")
+        models.build_model(f"{package}:resnet18")
 
 
 def test_package_broken_at_import_shows_its_error(tmp_path, monkeypatch):
@@ -279,7 +279,7 @@ def test_package_broken_at_import_shows_its_error(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     with pytest.raises(UsageError, match=r"cannot be imported.*operator nms does not exist"):
-        models.build("torchvision:resnet18")
+        models.build_model("torchvision:resnet18")
 
 
 def stand_in(name, code, monkeypatch):
@@ -311,21 +311,21 @@ def timm(monkeypatch):
 
 @pytest.mark.usefixtures("timm")
 def test_timm_models_get_classes_and_channels_and_a_size_only_if_fixed():
-    plain = models.build("timm:resnet18", 5, 2, 64)
+    plain = models.build_model("timm:resnet18", 5, 2, 64)
     assert (plain.out_features, plain.in_features, plain.options) == (5, 2, {})
-    assert models.build("timm:vit_tiny", 5, 2, 64).options == {"img_size": 64}
+    assert models.build_model("timm:vit_tiny", 5, 2, 64).options == {"img_size": 64}
 
 
 @pytest.mark.usefixtures("timm")
 def test_unknown_name_inside_timm_suggests_the_nearest():
     with pytest.raises(UsageError, match=r"unknown timm model 'resnet81'.*'resnet18'.*lists all 2"):
-        models.build("timm:resnet81")
+        models.build_model("timm:resnet81")
 
 
 @pytest.mark.usefixtures("timm")
 def test_a_timm_model_that_cannot_take_the_images_is_a_usage_error():
     with pytest.raises(UsageError, match=r"timm:vit_tiny could not be built.*not a multiple of 16"):
-        models.build("timm:vit_tiny", image_size=8)
+        models.build_model("timm:vit_tiny", image_size=8)
 
 
 FAKE_TORCHVISION = """
@@ -345,37 +345,37 @@ def torchvision(monkeypatch):
 
 @pytest.mark.usefixtures("torchvision")
 def test_torchvision_models_get_classes_and_refuse_other_channels():
-    assert models.build("torchvision:resnet18", 5).out_features == 5
+    assert models.build_model("torchvision:resnet18", 5).out_features == 5
     with pytest.raises(UsageError, match="takes 3 channels, the images have 1"):
-        models.build("torchvision:resnet18", in_channels=1)
+        models.build_model("torchvision:resnet18", in_channels=1)
     with pytest.raises(UsageError, match="unknown torchvision model 'resnet9'"):
-        models.build("torchvision:resnet9")
+        models.build_model("torchvision:resnet9")
 
 
 def test_a_function_in_a_file_is_called_with_the_classes_it_asks_for(user_file):
     spec = user_file("def NAME(num_classes): return nn.Linear(2, num_classes)")
-    assert models.build(spec, num_classes=3).out_features == 3
+    assert models.build_model(spec, num_classes=3).out_features == 3
 
 
 def test_a_function_with_open_options_gets_the_classes_alone(user_file):
     spec = user_file("def NAME(**options): return nn.Linear(2, sum(options.values()))")
-    assert models.build(spec, num_classes=3).out_features == 3
+    assert models.build_model(spec, num_classes=3).out_features == 3
 
 
 def test_a_class_in_a_file_that_asks_for_nothing_is_called_with_nothing(user_file):
     spec = user_file("class NAME(nn.Linear):\n    def __init__(self): super().__init__(2, 9)")
-    assert models.build(spec).out_features == 9
+    assert models.build_model(spec).out_features == 9
 
 
 def test_an_instance_in_a_file_is_used_as_is_and_fresh_each_time(user_file):
     spec = user_file("NAME = nn.Linear(2, 9)")
-    assert models.build(spec).out_features == 9
-    assert models.build(spec) is not models.build(spec)
+    assert models.build_model(spec).out_features == 9
+    assert models.build_model(spec) is not models.build_model(spec)
 
 
 def test_a_network_that_normalises_is_not_normalised_twice(user_file):
-    spec = user_file("from deat.models import normalized\nNAME = normalized(nn.Flatten(), [0.5], [0.25])")
-    model = models.build(spec, in_channels=1, normalize=([0.1], [0.1]))
+    spec = user_file("from deat.models import add_normalization\nNAME = add_normalization(nn.Flatten(), [0.5], [0.25])")
+    model = models.build_model(spec, in_channels=1, normalize=([0.1], [0.1]))
     assert model.normalize.std.item() == 0.25
     assert isinstance(model.net, nn.Flatten)
 
@@ -395,4 +395,4 @@ def test_a_network_that_normalises_is_not_normalised_twice(user_file):
 )
 def test_a_file_that_gives_no_model_is_a_usage_error(user_file, text, told):
     with pytest.raises(UsageError, match=told):
-        models.build(user_file(text))
+        models.build_model(user_file(text))

@@ -4,12 +4,12 @@ import pytest
 
 from deat import recipes
 from deat.errors import UsageError
-from deat.recipes import override
-from deat.recipes.overrides import settings_of
+from deat.recipes import apply_overrides
+from deat.recipes.overrides import parse_overrides
 
 
 def rows_of(name, methods=()):
-    return recipes.recipe(name).table(methods, data="folder:photos")
+    return recipes.get_recipe(name).table(methods, data="folder:photos")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def rows_of(name, methods=()):
     ],
 )
 def test_a_setting_is_read_by_its_type(name, text, part, value):
-    for row in override(rows_of("cifar10-standard"), {name: text}):
+    for row in apply_overrides(rows_of("cifar10-standard"), {name: text}):
         held = getattr(row, part)
         assert (held[name] if part == "settings" else getattr(held, name)) == value
 
@@ -52,34 +52,34 @@ def test_a_setting_is_read_by_its_type(name, text, part, value):
 )
 def test_what_cannot_be_set_is_refused_with_what_can(given, words):
     with pytest.raises(UsageError) as error:
-        override(rows_of("cifar10-standard"), given)
+        apply_overrides(rows_of("cifar10-standard"), given)
     assert all(word in str(error.value) for word in words)
 
 
 def test_bad_values_are_refused_without_data():
-    (row, *_) = override(rows_of("cifar10-fast"), {"lr": "-1"})
+    (row, *_) = apply_overrides(rows_of("cifar10-fast"), {"lr": "-1"})
     with pytest.raises(UsageError, match="lr"):
         row.check()
 
 
 def test_milestones_keep_their_place_when_epochs_change():
-    (row, *_) = override(rows_of("imagenet", ["free-4"]), {"epochs": "69"})
+    (row, *_) = apply_overrides(rows_of("imagenet", ["free-4"]), {"epochs": "69"})
     assert row.settings["milestones"] == (24, 48)
-    (row, *_) = override(rows_of("cifar10-standard", ["free-4"]), {"epochs": "10", "milestones": "9"})
+    (row, *_) = apply_overrides(rows_of("cifar10-standard", ["free-4"]), {"epochs": "10", "milestones": "9"})
     assert row.settings["milestones"] == (9,)
 
 
 def test_a_methods_own_setting_reaches_the_rows_that_have_it():
-    rows = {row.label: row.request.gamma for row in override(rows_of("cifar10-standard"), {"gamma": "1.2"})}
+    rows = {row.label: row.request.gamma for row in apply_overrides(rows_of("cifar10-standard"), {"gamma": "1.2"})}
     assert rows["m+deat"] == rows["m+mart"] == 1.2
     assert rows["pgd-7"] is None
     with pytest.raises(UsageError, match=r"pgd-7.*gamma"):
-        override(rows_of("cifar10-standard", ["pgd-7"]), {"gamma": "1.2"})
+        apply_overrides(rows_of("cifar10-standard", ["pgd-7"]), {"gamma": "1.2"})
 
 
 def test_rows_about_a_setting_go_when_it_is_set_for_all():
-    assert len(override(rows_of("ablation"), {"alpha": "9/255"})) == 5
-    assert [row.label for row in override(rows_of("cifar10-fast", ["fgsm"]), {"epochs": "3"})] == ["fgsm"]
+    assert len(apply_overrides(rows_of("ablation"), {"alpha": "9/255"})) == 5
+    assert [row.label for row in apply_overrides(rows_of("cifar10-fast", ["fgsm"]), {"epochs": "3"})] == ["fgsm"]
 
 
 @pytest.mark.parametrize(
@@ -92,22 +92,22 @@ def test_rows_about_a_setting_go_when_it_is_set_for_all():
     ],
 )
 def test_rows_about_several_settings_stay_one_for_each_value_that_is_left(recipe, given, labels):
-    rows = override(rows_of(recipe), given)
+    rows = apply_overrides(rows_of(recipe), given)
     assert [row.label for row in rows] == labels
     assert {row.request.gamma for row in rows if "gamma" in given and "m+" in row.label} <= {1.05}
     assert not any(row.paper for row in rows if "m+" in row.label)
 
 
 def test_set_takes_key_and_value():
-    assert settings_of(["lr=0.1", "weight-decay = 1e-4"]) == {"lr": "0.1", "weight_decay": "1e-4"}
+    assert parse_overrides(["lr=0.1", "weight-decay = 1e-4"]) == {"lr": "0.1", "weight_decay": "1e-4"}
     with pytest.raises(UsageError, match="key=value"):
-        settings_of(["epochs"])
+        parse_overrides(["epochs"])
 
 
 def test_a_budget_of_backprops_buys_as_many_epochs_as_cannot_exceed_it():
-    rows = {row.label: row for row in recipes.recipe("quick").table(["natural", "pgd-7", "m+deat"])}
+    rows = {row.label: row for row in recipes.get_recipe("quick").table(["natural", "pgd-7", "m+deat"])}
     batches = 20
     runs = {label: row.resolve(0, budget=80 * batches + 7) for label, row in rows.items()}
-    assert {label: run.settings.epochs for label, run in runs.items()} == {"natural": 80, "pgd-7": 10, "m+deat": 14}
+    assert {label: run.config.epochs for label, run in runs.items()} == {"natural": 80, "pgd-7": 10, "m+deat": 14}
     with pytest.raises(UsageError, match="160"):
         rows["pgd-7"].resolve(0, budget=159)

@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 import deat
-from deat.cli.console import LiveLine
+from deat.cli.console import TrainingProgress
 from deat.training import engine_choice as pacing
-from deat.training.engine_choice import Pace, Steady
-from deat.training.epoch_lines import EpochLines
+from deat.training.engine_choice import AutoCompile, CompilePolicy
+from deat.training.epoch_format import EpochPrinter
 from deat.training.records import EpochTiming
 from helpers.games import trainer_of
 
@@ -23,10 +23,10 @@ def paced():
 
     def use(yes):
         wanted.append(yes)
-        trainer.game.runner.compiled = object() if yes else None
+        trainer.game.executor.compiled = object() if yes else None
 
-    trainer.game.runner.use_compiled = use
-    trainer.pace = Pace()
+    trainer.game.executor.use_compiled = use
+    trainer.pace = AutoCompile()
     return trainer, wanted
 
 
@@ -56,16 +56,16 @@ def test_what_is_new_to_be_recorded_or_compiled_is_no_part_of_a_pace(paced):
 
 
 def test_auto_compiles_sooner_where_kernels_were_built_before(paced, monkeypatch, tmp_path):
-    monkeypatch.setattr(deat.Engine, "fuses", property(lambda self: True))
+    monkeypatch.setattr(deat.Engine, "uses_own_kernels", property(lambda self: True))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     trainer, wanted = paced
     left = 8 * len(trainer.train) * 2  # backprops
     for built in (False, True):
-        trainer.pace = Pace()
+        trainer.pace = AutoCompile()
         after(trainer, 1, 6 * 6 / 0.3 / left)  # six seconds could be saved
         assert wanted == [True] * built
         (tmp_path / "A1").mkdir(exist_ok=True)
-        (tmp_path / "A1" / "forth.cubin").touch()
+        (tmp_path / "A1" / "batch_norm_forward_kernel.cubin").touch()
 
 
 def test_auto_takes_compiling_back_where_it_was_no_faster(paced):
@@ -84,7 +84,7 @@ def test_auto_keeps_what_was_faster(paced):
 
 def test_auto_compiles_once_where_that_fell_back(paced):
     trainer, wanted = paced
-    trainer.game.runner.use_compiled = wanted.append
+    trainer.game.executor.use_compiled = wanted.append
     for epoch in range(1, 9):
         after(trainer, epoch, 1e5)
     assert wanted == [True]
@@ -103,11 +103,11 @@ def test_what_was_spent_before_a_run_goes_on_does_not_make_it_look_faster(paced)
 def glances(trainer, monkeypatch, seconds, warm_up=0.0, batches=4):
     """So many batches of an epoch are played, so many seconds apart; the second one has something new."""
     monkeypatch.setattr(pacing, "perf_counter", itertools.count(0, seconds).__next__)
-    trainer.game.cost.backprops = trainer.game.runner.warmed = 0
+    trainer.game.cost.backprops = trainer.game.executor.warmed = 0
     trainer.pace.before_epoch(trainer)
     for step in range(1, batches + 1):
         trainer.step, trainer.game.cost.backprops = step, 2 * step
-        trainer.game.runner.warmed += warm_up * (step == 2)
+        trainer.game.executor.warmed += warm_up * (step == 2)
         trainer.pace.after_batch(trainer)
 
 
@@ -139,9 +139,9 @@ def test_an_epochs_first_batch_with_which_workers_start_is_no_part_of_a_pace(pac
 def test_a_single_epoch_is_compiled_if_its_rest_is_long(monkeypatch):
     trainer = trainer_of("pgd-1", epochs=1)
     wanted: list[bool] = []
-    trainer.game.runner.use_compiled = wanted.append
+    trainer.game.executor.use_compiled = wanted.append
     monkeypatch.setattr(type(trainer.train), "__len__", lambda self: 10**5)
-    trainer.pace = Pace()
+    trainer.pace = AutoCompile()
     glances(trainer, monkeypatch, seconds=8.0)
     assert wanted == [True]
 
@@ -150,7 +150,7 @@ def test_a_short_rest_is_not_compiled_and_what_is_new_does_not_count_on_the_way_
     trainer, wanted = paced
     glances(trainer, monkeypatch, seconds=8.0, warm_up=20.0)
     assert wanted == []
-    trainer.settings.__dict__["epochs"] = 0
+    trainer.config.__dict__["epochs"] = 0
     glances(trainer, monkeypatch, seconds=8.0)
     assert wanted == []
 
@@ -166,13 +166,13 @@ def test_a_pace_is_of_one_epoch(paced, monkeypatch):
 
 def test_whoever_follows_a_run_is_told_what_plays_it(paced, capsys, monkeypatch):
     trainer, _ = paced
-    trainer.pace = Steady()
+    trainer.pace = CompilePolicy()
     how = ["graph"]
     monkeypatch.setattr(deat.Engine, "name", property(lambda self: how[0]))
     out = io.StringIO()
-    line = LiveLine(Console(file=out, width=100))
+    line = TrainingProgress(Console(file=out, width=100))
     line.follow(trainer)
-    trainer.callbacks = [EpochLines(), line]
+    trainer.callbacks = [EpochPrinter(), line]
     for how[0] in ("graph", "compile", "compile", "eager"):
         trainer.run_epoch()
     said = [text.rpartition("s")[2] for text in capsys.readouterr().out.splitlines()]

@@ -7,18 +7,18 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.core.buffers import Budget, Round
-from deat.core.inner_attack import FAR, Ascent
+from deat.core.buffers import Budget, Buffers
+from deat.core.inner_attack import FIRST_GRADIENT_SCALE, InnerAttack
 from helpers.games import game_of
 from helpers.nets import conv_net, images
 
 THREAT = deat.Linf(8 / 255)
-TRADES = deat.method("trades-2")
+TRADES = deat.get_method("trades-2")
 
 
 def ascended(
     precision: str, net: nn.Module, ascents: int = 1, threat: deat.ThreatModel = THREAT
-) -> tuple[Tensor, Round]:
+) -> tuple[Tensor, Buffers]:
     """The start of a batch's game, and its board after so many ascents."""
     game = game_of(TRADES, net, threat, engine=deat.Engine(precision=precision))  # type: ignore[arg-type]
     r = game.open(*images(64), Budget(ascents, threat.eps / 4))
@@ -53,7 +53,7 @@ def test_only_the_first_gradient_is_taken_further_out_and_delta_steps_from_where
     seen = seen_by(net)
     start, first = ascended("bf16", net, threat=threat)
     clean, far = seen
-    assert torch.equal(far, clean + FAR * start)
+    assert torch.equal(far, clean + FIRST_GRADIENT_SCALE * start)
     assert torch.allclose(first.delta, threat.move(clean, start, first.grad, threat.eps / 4))
     seen.clear()
     ascended("bf16", net, ascents=2, threat=threat)
@@ -65,7 +65,7 @@ def test_an_ascent_after_another_step_of_delta_looks_where_it_stands() -> None:
     seen = seen_by(net)
     game = game_of(TRADES, net, THREAT, engine=deat.Engine(precision="bf16"))
     r = game.open(*images(), Budget(2, THREAT.eps / 4))
-    game.joint(r)
+    game.joint_update(r)
     game.step(r)
     stood = r.x + r.delta
     game.ascend(r)
@@ -80,7 +80,11 @@ def test_in_float32_every_gradient_is_taken_where_delta_is() -> None:
 
 
 def test_adversaries_that_half_precision_sees_look_where_they_stand() -> None:
-    assert TRADES.ascent.starts_unseen
-    assert deat.method("f+trades").ascent.starts_unseen
-    others = {"ce": Ascent(start="jitter"), "far": Ascent(loss="kl"), "kept": replace(TRADES.ascent, persistent=True)}
-    assert not any(ascent.starts_unseen for ascent in others.values())
+    assert TRADES.attack.has_tiny_start
+    assert deat.get_method("f+trades").attack.has_tiny_start
+    others = {
+        "ce": InnerAttack(start="jitter"),
+        "far": InnerAttack(loss="kl"),
+        "kept": replace(TRADES.attack, persistent=True),
+    }
+    assert not any(ascent.has_tiny_start for ascent in others.values())

@@ -17,7 +17,7 @@ from deat.engine import cuda_graphs as recordings
 from deat.evaluation import fast_model
 from deat.evaluation import fast_model as quick_twins
 from deat.evaluation import judge as judging
-from deat.evaluation.fast_model import EAGER, Graphed, Quick
+from deat.evaluation.fast_model import EAGER_CALLS_BEFORE_RECORDING, FastModel, GraphedNetwork
 from deat.training import trainer as training
 from helpers.eval_nets import THREAT, convolutional, digits
 from helpers.games import busy_budget, game_of, trainer_of
@@ -29,7 +29,7 @@ def cube(x: Tensor) -> Tensor:
     return x**3
 
 
-def slope(net: fast_model.Net, x: Tensor) -> Tensor:
+def slope(net: fast_model.NetworkFn, x: Tensor) -> Tensor:
     x = x.detach().requires_grad_()
     (grad,) = torch.autograd.grad(net(x).sum(), x)
     return grad
@@ -58,7 +58,7 @@ class Graph:
 @pytest.fixture
 def idle_device(monkeypatch: pytest.MonkeyPatch, no_pools: None) -> None:
     """Recordings are made, and do nothing."""
-    monkeypatch.setattr(recordings, "_stream", cache(Stream))
+    monkeypatch.setattr(recordings, "_get_side_stream", cache(Stream))
     for name in ("Stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
@@ -107,11 +107,11 @@ def recording_engine(monkeypatch: pytest.MonkeyPatch, idle_device: None) -> deat
 
 
 def test_a_game_and_its_recordings_go_with_the_last_who_holds_them(recording_engine: deat.Engine) -> None:
-    method = deat.method("pgd-2")
+    method = deat.get_method("pgd-2")
     game = game_of(method, conv_net(), engine=recording_engine)
     method.play(game, *images(), busy_budget(method))
-    assert len(game.runner.recorder or ()) == 3  # A, J and the meter
-    held = [weakref.ref(one) for one in (game, game.runner, game.runner.recorder, game.net)]
+    assert len(game.executor.recorder or ()) == 3  # A, J and the meter
+    held = [weakref.ref(one) for one in (game, game.executor, game.executor.recorder, game.net)]
     gc.disable()  # which asks how many objects there are, not how much of a GPU's memory they hold
     try:
         del game
@@ -122,11 +122,11 @@ def test_a_game_and_its_recordings_go_with_the_last_who_holds_them(recording_eng
 
 def test_recordings_are_warmed_up_on_one_stream(recording_engine: deat.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stream, "made", 0)
-    method = deat.method("pgd-2")
+    method = deat.get_method("pgd-2")
     game = game_of(method, conv_net(), engine=recording_engine)
     for n in (6, 4):
         method.play(game, *images(n), busy_budget(method))
-    assert len(game.runner.recorder or ()) == 6
+    assert len(game.executor.recorder or ()) == 6
     assert Stream.made == 1, "cuBLAS keeps memory of its own for every stream"
 
 
@@ -141,13 +141,13 @@ def test_a_gpu_that_is_not_the_current_one_is_made_so_while_it_trains_and_judges
         yield
 
     monkeypatch.setattr(torch.cuda, "device", noted)
-    with recordings.on(torch.device("cpu")):
+    with recordings.device_context(torch.device("cpu")):
         assert not entered
-    with quick_twins.exactly(torch.device("cuda:1")):
+    with quick_twins.exact_float32(torch.device("cuda:1")):
         assert entered == ["cuda:1"]
     trainer = trainer_of("natural", epochs=1)
-    monkeypatch.setattr(training, "torch_modes", lambda *args, **named: nullcontext())
-    monkeypatch.setattr(trainer.streams, "private", lambda device: nullcontext())
+    monkeypatch.setattr(training, "torch_backend_flags", lambda *args, **named: nullcontext())
+    monkeypatch.setattr(trainer.random_streams, "isolated_rng", lambda device: nullcontext())
     trainer.engine.device = torch.device("cuda:2")
     with trainer.session():
         assert entered == ["cuda:1", "cuda:2"]
@@ -156,7 +156,7 @@ def test_a_gpu_that_is_not_the_current_one_is_made_so_while_it_trains_and_judges
 def test_moves_that_cannot_be_recorded_run_eagerly_and_the_engine_says_so(
     recording_engine: deat.Engine, broken: Broken
 ) -> None:
-    method, nets = deat.method("pgd-2"), [conv_net(), conv_net()]
+    method, nets = deat.get_method("pgd-2"), [conv_net(), conv_net()]
     method.play(game_of(method, nets[0]), *images(), busy_budget(method))
     with pytest.warns(UserWarning, match="cannot be recorded.*not permitted"):
         method.play(game_of(method, nets[1], engine=recording_engine), *images(), busy_budget(method))
@@ -170,7 +170,7 @@ def test_what_went_wrong_inside_a_recording_is_said_rather_than_that_it_broke(br
     broken.begins = True
     with (
         pytest.raises(RuntimeError, match="a value was asked for") as raised,
-        recordings.recording(Graph(), torch.device("cpu")),  # type: ignore[arg-type]
+        recordings.capture_graph(Graph(), torch.device("cpu")),  # type: ignore[arg-type]
     ):
         raise RuntimeError("a value was asked for")
     assert raised.value.__suppress_context__, "what torch says of it afterwards is of no use"
@@ -193,7 +193,7 @@ def test_a_move_that_waits_for_the_device_is_not_tried_in_a_recording(
 
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: pytest.fail("it was recorded"))
-    method = deat.method("natural")
+    method = deat.get_method("natural")
     with pytest.warns(UserWarning, match="runs eagerly: called a synchronizing CUDA operation"):
         method.play(game_of(method, Waiting(), engine=recording_engine), *images(), busy_budget(method))
     assert modes == ["error", 0], "the mode is not the caller's again"
@@ -217,7 +217,7 @@ class Counting(nn.Module):
 def test_a_network_that_replaces_its_buffers_runs_eagerly_and_computes_what_it_would(
     name: str, recording_engine: deat.Engine
 ) -> None:
-    method, nets = deat.method(name), [Counting(), Counting()]
+    method, nets = deat.get_method(name), [Counting(), Counting()]
     method.play(game_of(method, nets[0]), *images(), busy_budget(method))
     with pytest.warns(UserWarning, match="runs eagerly: its buffer seen is replaced by a new tensor"):
         method.play(game_of(method, nets[1], engine=recording_engine), *images(), busy_budget(method))
@@ -244,13 +244,13 @@ CHANGES: dict[str, Callable[[deat.Game], None]] = {
 def test_what_a_recording_takes_for_granted_is_recorded_anew_once_it_changed(
     change: Callable[[deat.Game], None], recording_engine: deat.Engine
 ) -> None:
-    method = deat.method("pgd-2")
+    method = deat.get_method("pgd-2")
     game = game_of(method, conv_net(batch_norm=True, dropout=0.2), engine=recording_engine)
 
     def recorded() -> list[int]:
         """Which recordings play a batch."""
         method.play(game, *images(), busy_budget(method))
-        kept.append([graph for graph, _ in game.runner.recorder._graphs.values()])  # type: ignore[union-attr]
+        kept.append([graph for graph, _ in game.executor.recorder._graphs.values()])  # type: ignore[union-attr]
         return list(map(id, kept[-1]))
 
     kept: list[list[Any]] = []
@@ -270,20 +270,20 @@ def test_each_gpu_is_recorded_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyP
         asked.append(stream)
         return nullcontext()
 
-    monkeypatch.setattr(recordings, "_stream", lambda device, use: (device, use))
+    monkeypatch.setattr(recordings, "_get_side_stream", lambda device, use: (device, use))
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "graph", note)
     for name in ("cuda:0", "cuda:1"):
-        with recordings.recording(torch.cuda.CUDAGraph, torch.device(name)):  # type: ignore[arg-type]
+        with recordings.capture_graph(torch.cuda.CUDAGraph, torch.device(name)):  # type: ignore[arg-type]
             pass
     assert asked == [(torch.device(name), "record") for name in ("cuda:0", "cuda:1")]
 
 
 @pytest.mark.parametrize("net", [Tensor.detach, lambda x: torch.ones_like(x, requires_grad=True)])
-def test_a_network_that_lets_no_gradient_through_has_none(net: fast_model.Net, idle_device: None) -> None:
-    asked = Graphed(net)
+def test_a_network_that_lets_no_gradient_through_has_none(net: fast_model.NetworkFn, idle_device: None) -> None:
+    asked = GraphedNetwork(net)
     x = torch.rand(32, 2, requires_grad=True)
-    for _ in range(EAGER + 1):
+    for _ in range(EAGER_CALLS_BEFORE_RECORDING + 1):
         answer = asked(x)
         assert torch.equal(answer, net(x))
     (grad,) = torch.autograd.grad(answer.sum(), x)
@@ -291,8 +291,8 @@ def test_a_network_that_lets_no_gradient_through_has_none(net: fast_model.Net, i
 
 
 def test_a_network_that_cannot_be_recorded_is_asked_eagerly(broken: Broken) -> None:
-    asked, x = Graphed(cube), torch.rand(5, 2)
-    for _ in range(EAGER):
+    asked, x = GraphedNetwork(cube), torch.rand(5, 2)
+    for _ in range(EAGER_CALLS_BEFORE_RECORDING):
         asked(x)
     with pytest.warns(UserWarning, match="cannot be recorded.*not permitted"):
         assert torch.equal(asked(x), cube(x))
@@ -301,7 +301,7 @@ def test_a_network_that_cannot_be_recorded_is_asked_eagerly(broken: Broken) -> N
 
 
 def test_a_twin_that_cannot_be_compiled_answers_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **named: Any) -> fast_model.Net:
+    def refuse(*args: Any, **named: Any) -> fast_model.NetworkFn:
         def call(x: Tensor) -> Tensor:
             raise TorchDynamoException("no such operation")
 
@@ -309,7 +309,7 @@ def test_a_twin_that_cannot_be_compiled_answers_as_it_is(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch, "compile", refuse)
     net, x = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval(), torch.rand(4, 3, 2, 2)
-    quick = Quick(net, net, "fp32", "compile")
+    quick = FastModel(net, net, "fp32", "compile")
     with pytest.warns(UserWarning, match="cannot be compiled.*no such operation"):
         assert torch.allclose(quick(x), net(x))
     assert not quick.compiled
@@ -317,8 +317,8 @@ def test_a_twin_that_cannot_be_compiled_answers_as_it_is(monkeypatch: pytest.Mon
 
 def test_an_eager_twin_is_asked_as_it_is_at_every_length() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval()
-    quick, seen = Quick(net, net, "fp32", "eager"), list[int]()
-    quick.twin.register_forward_pre_hook(lambda twin, given: seen.append(len(given[0])))
+    quick, seen = FastModel(net, net, "fp32", "eager"), list[int]()
+    quick.low_precision_model.register_forward_pre_hook(lambda twin, given: seen.append(len(given[0])))
     for length in (5, 5, 5, 0):
         x = torch.rand(length, 3, 2, 2, requires_grad=True)
         (slope,) = torch.autograd.grad(quick(x).sum(), x)
@@ -333,11 +333,11 @@ def test_a_twin_and_its_recordings_go_with_the_last_who_holds_them(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quick_twins, "has_triton", lambda: True)
-    monkeypatch.setattr(quick_twins, "fused", lambda graph, inputs: graph.forward)
+    monkeypatch.setattr(quick_twins, "fused_backend", lambda graph, inputs: graph.forward)
     net, x = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval(), torch.rand(4, 3, 2, 2, requires_grad=True)
-    quick = Quick(net, net, "bf16", engine)
+    quick = FastModel(net, net, "bf16", engine)
     torch.autograd.grad(quick(x).sum(), x)
-    held = [weakref.ref(one) for one in (quick, quick.ask, quick.twin)]
+    held = [weakref.ref(one) for one in (quick, quick.ask, quick.low_precision_model)]
     gc.disable()  # which asks how many objects there are, not how much of a GPU's memory they hold
     try:
         del quick
@@ -354,7 +354,7 @@ def test_an_evaluation_by_way_of_a_twin_gives_the_exact_models_verdicts_but_for_
     net, data = convolutional(), digits(100)
     how: dict[str, Any] = {"threat": deat.Linf(THREAT.eps / 4), "attacks": ["natural", "pgd-5", "cw-5", "apgd-ce"]}
     exact = deat.evaluate(net, data, **how)
-    monkeypatch.setattr(judging, "choose_quick", lambda wanted, device: "bf16")
+    monkeypatch.setattr(judging, "choose_attack_precision", lambda wanted, device: "bf16")
     found = deat.evaluate(net, data, **how)
     assert (exact.settings["precision"], found.settings["precision"]) == ("fp32", "bf16")
     assert not found.settings["compiled"]

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 import deat
 from deat.errors import UsageError
-from deat.evaluation.intervals import difference, wilson, wilson_share
-from deat.threat import check_room, threat
-from deat.training.messages import FEW, beforehand, odd_outputs
-from deat.utils.distributed import Ranks
+from deat.evaluation.intervals import newcombe_interval, wilson_interval, wilson_interval_of_share
+from deat.threat import check_radius, parse_threat
+from deat.training.messages import FEW_HELD_OUT_IMAGES, collect_start_notes, find_output_problems
+from deat.utils.distributed import Distributed
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable, same, weights
 
 EVEN = torch.zeros(2, 3)
-QUICK = deat.Settings(epochs=1, batch_size=8, precision="fp32", workers=0)
+QUICK = deat.TrainConfig(epochs=1, batch_size=8, precision="fp32", workers=0)
 
 
 class Ending(nn.Module):
@@ -54,10 +54,10 @@ def test_other_ends_of_a_network_are_not_taken_for_probabilities(end):
 
 
 def test_outputs_for_more_classes_than_the_data_has_are_named():
-    (said,) = odd_outputs(torch.zeros(2, 1000), 10)
+    (said,) = find_output_problems(torch.zeros(2, 1000), 10)
     assert "the model has 1,000 outputs, and the data 10 classes. That works" in said
-    assert odd_outputs(torch.zeros(2, 10), 10) == []
-    assert len(odd_outputs(torch.full((2, 4), 0.25), 3)) == 2
+    assert find_output_problems(torch.zeros(2, 10), 10) == []
+    assert len(find_output_problems(torch.full((2, 4), 0.25), 3)) == 2
 
 
 def test_looking_at_the_outputs_touches_no_weight_statistic_mode_or_random_stream():
@@ -74,7 +74,7 @@ def test_noticing_odd_outputs_changes_nothing_in_the_training():
     def trained(notice: bool) -> list[Tensor]:
         with pytest.MonkeyPatch.context() as patch:
             if not notice:
-                patch.setattr("deat.runs.fit.check_fit", lambda *_: EVEN)
+                patch.setattr("deat.runs.fit.check_trainable", lambda *_: EVEN)
             net = Ending(nn.Softmax(1))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -85,37 +85,39 @@ def test_noticing_odd_outputs_changes_nothing_in_the_training():
 
 
 def test_one_process_of_several_speaks():
-    assert [len(warned(Ending(nn.Softmax(1)), ranks=Ranks(rank=rank))) for rank in (0, 1)] == [1, 0]
+    assert [len(warned(Ending(nn.Softmax(1)), ranks=Distributed(rank=rank))) for rank in (0, 1)] == [1, 0]
 
 
 def test_few_held_out_images_are_told_with_what_one_is_worth_and_the_flag_that_helps():
-    (said,) = beforehand(trainer_of("pgd-2", data=learnable(60), val=learnable(29, seed=1)))
+    (said,) = collect_start_notes(trainer_of("pgd-2", data=learnable(60), val=learnable(29, seed=1)))
     assert "only 29 images are held out to choose the best epoch: each is worth 3.4 points" in said
     assert "less than about 24 points apart" in said
     assert "--held-out" in said
 
 
 def test_a_hundred_held_out_images_are_enough_and_so_are_none():
-    assert FEW == 100
+    assert FEW_HELD_OUT_IMAGES == 100
     for count, lines in ((99, 1), (100, 0)):
-        assert len(beforehand(trainer_of("pgd-2", val=learnable(count, seed=1)))) == lines
-    assert beforehand(trainer_of("pgd-2")) == []
-    assert beforehand(trainer_of("pgd-2", val=learnable(29, seed=1), val_attack="none")) == []
+        assert len(collect_start_notes(trainer_of("pgd-2", val=learnable(count, seed=1)))) == lines
+    assert collect_start_notes(trainer_of("pgd-2")) == []
+    assert collect_start_notes(trainer_of("pgd-2", val=learnable(29, seed=1), val_attack="none")) == []
 
 
 @pytest.mark.parametrize("n", [10, 29, 1000])
 @pytest.mark.parametrize(("one", "other"), [(0.5, 0.5), (0.9, 0.1), (0.3, 0.0), (1.0, 0.0)])
 def test_interval_of_a_difference_holds_it_and_is_newcombe_s(one, other, n):
-    low, high = difference(one, other, n)
+    low, high = newcombe_interval(one, other, n)
     assert low < one - other <= high
     assert -1 <= low <= high <= 1
-    (lone, _), (_, upper) = wilson_share(one, n), wilson_share(other, n)
+    (lone, _), (_, upper) = wilson_interval_of_share(one, n), wilson_interval_of_share(other, n)
     assert low == pytest.approx(one - other - math.hypot(one - lone, upper - other))
-    assert difference(other, one, n) == pytest.approx((-high, -low))
+    assert newcombe_interval(other, one, n) == pytest.approx((-high, -low))
 
 
 def test_weights_at_chance_are_told_with_the_numbers_and_what_helps(monkeypatch):
-    monkeypatch.setattr("deat.training.validation.scores", lambda *_: {"natural": (0.5, 1.0), "pgd-2": (0.5, 1.0)})
+    monkeypatch.setattr(
+        "deat.training.validation.compute_scores", lambda *_: {"natural": (0.5, 1.0), "pgd-2": (0.5, 1.0)}
+    )
     held = learnable(4)[0], torch.tensor([0, 1, 1, 2])
     (said,) = trainer_of("pgd-2", val=held, val_attack="pgd-2").fit().notes
     assert said.startswith(
@@ -131,7 +133,9 @@ def test_weights_at_chance_are_told_with_the_numbers_and_what_helps(monkeypatch)
     ids=["as common", "commoner", "of few images by chance"],
 )
 def test_weights_at_chance_where_one_class_is_far_commoner_are_told_with_that(labels, said, monkeypatch):
-    monkeypatch.setattr("deat.training.validation.scores", lambda *_: {"natural": (0.3, 1.0), "pgd-2": (0.3, 1.0)})
+    monkeypatch.setattr(
+        "deat.training.validation.compute_scores", lambda *_: {"natural": (0.3, 1.0), "pgd-2": (0.3, 1.0)}
+    )
     held = learnable(len(labels))[0], torch.tensor(labels)
     (note, *_) = trainer_of("pgd-2", val=held, val_attack="pgd-2").fit().notes
     assert "are at chance" in note
@@ -142,7 +146,7 @@ def judged(monkeypatch, *found, n=120):
     """A training whose validations say so, (natural, robust), on n images in three classes of a size."""
     said = iter(found)
     monkeypatch.setattr(
-        "deat.training.validation.scores",
+        "deat.training.validation.compute_scores",
         lambda *_: dict(zip(("natural", "pgd-2"), ((share, 1.0) for share in next(said)), strict=True)),
     )
     held = learnable(n)[0], torch.arange(n) % 3
@@ -151,16 +155,18 @@ def judged(monkeypatch, *found, n=120):
 
 def test_an_epoch_one_image_better_than_one_answer_for_all_is_at_chance_and_not_chosen(monkeypatch):
     trainer = judged(monkeypatch, (0.6, 0.2), (41 / 120, 41 / 120))
-    luck, n = trainer.validator.luck, 120
+    luck, n = trainer.validator.chance_upper_bound, 120
     assert trainer.validator.chance == 40 / n < 41 / n < luck < 0.5
-    assert wilson(round(luck * n), n)[0] <= 40 / n < wilson(round(luck * n) + 1, n)[0], "the most that may be chance"
+    assert wilson_interval(round(luck * n), n)[0] <= 40 / n < wilson_interval(round(luck * n) + 1, n)[0], (
+        "the most that may be chance"
+    )
     assert trainer.fit().best.epoch == 0
     (said, *_) = judged(monkeypatch, (41 / 120, 41 / 120)).fit().notes
     assert "are at chance: without any attack 34.2% of 120 held-out images are right" in said
 
 
 def test_few_images_are_not_held_against_an_epoch_that_is_better_than_chance(monkeypatch):
-    assert judged(monkeypatch, (0.5, 0.5), n=48).validator.luck == 1 / 3
+    assert judged(monkeypatch, (0.5, 0.5), n=48).validator.chance_upper_bound == 1 / 3
 
 
 def test_a_network_that_forgot_what_it_knew_is_told_from_where_to_where_and_what_helps(monkeypatch):
@@ -173,15 +179,17 @@ def test_a_network_that_forgot_what_it_knew_is_told_from_where_to_where_and_what
 
 def test_weights_that_know_something_and_those_that_nobody_judged_are_not_said_to_be_at_chance(monkeypatch):
     assert trainer_of("pgd-2").fit().notes == []
-    monkeypatch.setattr("deat.training.validation.scores", lambda *_: {"natural": (0.75, 1.0), "pgd-2": (0.0, 1.0)})
+    monkeypatch.setattr(
+        "deat.training.validation.compute_scores", lambda *_: {"natural": (0.75, 1.0), "pgd-2": (0.0, 1.0)}
+    )
     held = learnable(4)[0], torch.tensor([0, 1, 1, 2])
     assert trainer_of("pgd-2", val=held, val_attack="pgd-2").fit().notes == []
 
 
 def test_a_training_whose_k_was_never_raised_says_so_at_its_end(monkeypatch):
     trainer = trainer_of("m+deat", epochs=4)
-    read, spikes = trainer.check_meter, iter([1.0, 90.0, 30.0, 45.0])
-    monkeypatch.setattr(trainer, "check_meter", lambda: replace(read(), magnitude=next(spikes)))
+    read, spikes = trainer.read_meter, iter([1.0, 90.0, 30.0, 45.0])
+    monkeypatch.setattr(trainer, "read_meter", lambda: replace(read(), magnitude=next(spikes)))
     (said,) = trainer.fit().notes
     assert "k stayed at 1: l_X was 90 in epoch 2" in said
     assert "at most 45 (epoch 4)" in said
@@ -199,7 +207,7 @@ def test_a_training_whose_k_was_never_raised_says_so_at_its_end(monkeypatch):
 def test_a_radius_that_means_little_is_said_before_training(spec, words):
     said = []
     images = torch.rand(24, 1, 4, 4), torch.arange(24) % 3
-    deat.make_trainer(conv_net(), images, method="pgd-2", threat=spec, settings=QUICK, say=said.append)
+    deat.make_trainer(conv_net(), images, method="pgd-2", threat=spec, config=QUICK, notify=said.append)
     assert [words in line for line in said] == [True]
 
 
@@ -207,22 +215,22 @@ def test_a_usual_radius_is_not_remarked_on_and_one_of_0_is_no_matter_to_natural_
     said = []
     images = torch.rand(24, 1, 4, 4), torch.arange(24) % 3
     for method, spec in [("pgd-2", "linf:8/255"), ("pgd-2", "l2:0.5"), ("pgd-2", "l1:12"), ("natural", "linf:0")]:
-        deat.make_trainer(conv_net(), images, method=method, threat=spec, settings=QUICK, say=said.append)
+        deat.make_trainer(conv_net(), images, method=method, threat=spec, config=QUICK, notify=said.append)
     assert said == []
 
 
 def test_a_radius_that_covers_all_images_is_refused_by_fit():
     with pytest.raises(UsageError, match="l2 eps 600 reaches every image of 1x4x4"):
-        deat.make_trainer(conv_net(), (torch.rand(24, 1, 4, 4), torch.arange(24) % 3), threat="l2:600", settings=QUICK)
+        deat.make_trainer(conv_net(), (torch.rand(24, 1, 4, 4), torch.arange(24) % 3), threat="l2:600", config=QUICK)
 
 
 @pytest.mark.parametrize(("name", "widest"), [("linf", 1.0), ("l2", 3072**0.5), ("l1", 3072.0)])
 def test_a_radius_that_reaches_every_image_is_refused_where_the_images_are_known(name, widest):
-    check_room(threat(f"{name}:{0.99 * widest}"), (3, 32, 32))
-    check_room(threat(f"{name}:0"), (3, 32, 32))
+    check_radius(parse_threat(f"{name}:{0.99 * widest}"), (3, 32, 32))
+    check_radius(parse_threat(f"{name}:0"), (3, 32, 32))
     for eps in (widest, widest if name == "linf" else 600 * widest):
         with pytest.raises(UsageError, match=f"{name} eps .* reaches every image of 3x32x32.*usual is"):
-            check_room(threat(f"{name}:{eps}"), (3, 32, 32))
+            check_radius(parse_threat(f"{name}:{eps}"), (3, 32, 32))
 
 
 @pytest.mark.parametrize("progress", [True, False])

@@ -6,11 +6,17 @@ import pytest
 
 from deat.cli.main import main
 from deat.errors import DataError
-from deat.report.grouping import gather, troubles
-from deat.report.html import table, warnings_of
-from deat.report.latex import latex_table
-from deat.report.tables import alarms, csv_table, markdown_table, noted, sheet
-from deat.training.records import EpochWatch, append
+from deat.report.grouping import list_run_problems, load_report_data
+from deat.report.html import render_results_table, render_warnings
+from deat.report.latex import render_latex_table
+from deat.report.tables import (
+    build_results_table,
+    describe_noted_leaps,
+    list_watch_alarms,
+    render_csv_table,
+    render_markdown_table,
+)
+from deat.training.records import EpochWatch, append_record
 from helpers.runs import make_bench, make_run, one_run
 
 FELL = "pgd-10 accuracy fell from 65.5% to 43.2%, with fgsm accuracy at 63.3%"
@@ -31,30 +37,30 @@ def subject(tmp_path):
         runs = [one_run(f"{name}{seed}", seed) for seed in (0, 1)]
         rows.append({"name": name, "method": name, "model": "small", "runs": runs})
     for event in (epoch(0), epoch(1), epoch(2, 0.633, 0.432, FELL, "warn"), epoch(3)):
-        append(tmp_path / "m+deat1/watch.jsonl", event)
+        append_record(tmp_path / "m+deat1/watch.jsonl", event)
     for event in (epoch(0), epoch(1, reason="l_X rose", action="note"), epoch(2, reason="l_X rose", action="note")):
-        append(tmp_path / "fgsm0/watch.jsonl", event)
-    return gather([str(make_bench(tmp_path, rows))])
+        append_record(tmp_path / "fgsm0/watch.jsonl", event)
+    return load_report_data([str(make_bench(tmp_path, rows))])
 
 
 def test_a_collapse_is_told_with_its_epoch_and_what_was_done_wherever_the_row_is(subject):
-    of = sheet(subject, None)
-    assert [alarms(row) for row in subject.rows] == [[f"seed 1: {SAID}: {FELL}"], []]
-    assert f"seed 1: {SAID}: {FELL} |" in markdown_table(of)
-    assert f"seed 1: {SAID}: {FELL}" in csv_table(of)
-    assert f"<b>m+deat</b>, seed 1: {SAID}: {FELL}" in warnings_of(subject)
-    assert f'<small class="why">seed 1: {SAID}</small>' in table(of)
-    assert troubles(subject.rows[0]) == []  # the run is whole all the same
+    of = build_results_table(subject, None)
+    assert [list_watch_alarms(row) for row in subject.rows] == [[f"seed 1: {SAID}: {FELL}"], []]
+    assert f"seed 1: {SAID}: {FELL} |" in render_markdown_table(of)
+    assert f"seed 1: {SAID}: {FELL}" in render_csv_table(of)
+    assert f"<b>m+deat</b>, seed 1: {SAID}: {FELL}" in render_warnings(subject)
+    assert f'<small class="why">seed 1: {SAID}</small>' in render_results_table(of)
+    assert list_run_problems(subject.rows[0]) == []  # the run is whole all the same
 
 
 def test_leaps_that_were_only_noted_are_one_line_below_the_table_and_no_warning(subject):
-    of = sheet(subject, None)
-    (line,) = noted(subject.rows)
+    of = build_results_table(subject, None)
+    (line,) = describe_noted_leaps(subject.rows)
     assert line.endswith("and did nothing: fgsm seed 0 in epochs 2, 3.")
-    for text in (markdown_table(of), table(of)):
+    for text in (render_markdown_table(of), render_results_table(of)):
         assert line in text
-    assert "fgsm seed 0 in epochs 2, 3" in latex_table(of)
-    assert "l_X" not in warnings_of(subject)
+    assert "fgsm seed 0 in epochs 2, 3" in render_latex_table(of)
+    assert "l_X" not in render_warnings(subject)
 
 
 @pytest.mark.parametrize(
@@ -67,16 +73,16 @@ def test_leaps_that_were_only_noted_are_one_line_below_the_table_and_no_warning(
 )
 def test_each_kind_of_collapse_and_each_action_has_its_words(tmp_path, single, action, said):
     folder = make_run(tmp_path / "a", finished=1, shares={"natural": 0.9})
-    append(folder / "watch.jsonl", epoch(0))
-    append(folder / "watch.jsonl", epoch(1, single, 0.05, FELL, action))
-    (row,) = gather([str(folder)]).rows
-    assert alarms(row, short=True) == [f"seed 0: {said}"]
-    assert ("stopped by the watch, at the weights of epoch 1 of 4" in str(troubles(row))) == (action == "stop")
+    append_record(folder / "watch.jsonl", epoch(0))
+    append_record(folder / "watch.jsonl", epoch(1, single, 0.05, FELL, action))
+    (row,) = load_report_data([str(folder)]).rows
+    assert list_watch_alarms(row, short=True) == [f"seed 0: {said}"]
+    assert ("stopped by the watch, at the weights of epoch 1 of 4" in str(list_run_problems(row))) == (action == "stop")
 
 
 def test_a_report_tells_collapses_on_the_terminal_and_in_its_document(tmp_path, capsys):
     folder = make_run(tmp_path / "a", shares={"natural": 0.9})
-    append(folder / "watch.jsonl", epoch(2, 0.633, 0.432, FELL, "warn"))
+    append_record(folder / "watch.jsonl", epoch(2, 0.633, 0.432, FELL, "warn"))
     call = ["report", str(folder), "--no-figures", "--gallery", "0"]
     assert main(call) == 0
     assert f"watch: m+deat, seed 0: {SAID}: {FELL}" in capsys.readouterr().out
@@ -88,4 +94,4 @@ def test_a_log_that_the_watch_did_not_write_is_refused_by_name(tmp_path):
     folder = make_run(tmp_path / "a", shares={"natural": 0.9})
     (folder / "watch.jsonl").write_text('{"epoch": 1}\n')
     with pytest.raises(DataError, match=r"watch\.jsonl' is not what deat wrote"):
-        gather([str(folder)])
+        load_report_data([str(folder)])

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from deat.report.figures import FRONT, trade_off
-from deat.report.grouping import gather
-from deat.report.html import answer, on_front
-from deat.report.tables import sheet
+from deat.report.figures import PARETO_FRONT_NAME, build_trade_off_figure
+from deat.report.grouping import load_report_data
+from deat.report.html import find_front_indices, render_winner_cards
+from deat.report.tables import build_results_table
 from helpers.runs import make_bench, make_run, one_run
 
 SHARES = {"natural": 0.9, "pgd-20": 0.5}
@@ -44,7 +44,7 @@ def bench(folder, records, name="bold"):
 def test_runs_on_different_images_under_one_name_are_rows_of_their_own(tmp_path):
     for seed, (folder, digest) in enumerate({"a": "1" * 16, "b": "2" * 16}.items()):
         make_run(tmp_path / folder, seed=seed, shares=SHARES, record=data(folder, digest))
-    subject = gather([str(tmp_path / "a"), str(tmp_path / "b")])
+    subject = load_report_data([str(tmp_path / "a"), str(tmp_path / "b")])
     assert [row.name for row in subject.rows] == ["m+deat folder:a/data", "m+deat folder:b/data"]
     assert (
         "Rows differ in their data set (folder:a/data 11111111, folder:b/data 22222222), so not all of them can be "
@@ -59,33 +59,33 @@ def test_runs_before_and_after_a_val_folder_came_to_a_set_are_rows_of_their_own(
         make_run(
             tmp_path / str(seed), seed=seed, shares=SHARES, record={**record, "data": {**record["data"], **counts}}
         )
-    names = [row.name for row in gather([str(tmp_path / "0"), str(tmp_path / "1")]).rows]
+    names = [row.name for row in load_report_data([str(tmp_path / "0"), str(tmp_path / "1")]).rows]
     assert names == ["m+deat held_out=64", "m+deat held_out=100"]
 
 
 def test_images_that_changed_in_their_place_make_another_row(tmp_path):
     for seed, digest in enumerate(("1" * 16, "2" * 16)):
         make_run(tmp_path / str(seed), seed=seed, shares=SHARES, record=data("a", digest))
-    names = [row.name for row in gather([str(tmp_path / "0"), str(tmp_path / "1")]).rows]
+    names = [row.name for row in load_report_data([str(tmp_path / "0"), str(tmp_path / "1")]).rows]
     assert names == ["m+deat images=11111111", "m+deat images=22222222"]
 
 
 def test_the_same_images_from_another_place_and_of_older_records_are_of_one_row(tmp_path):
     for seed, (folder, digest) in enumerate((("a", "1" * 16), ("b", "1" * 16), ("c", None))):
         make_run(tmp_path / folder, seed=seed, shares=SHARES, record=data(folder, digest))
-    (row,) = gather([str(tmp_path / folder) for folder in "abc"]).rows
+    (row,) = load_report_data([str(tmp_path / folder) for folder in "abc"]).rows
     assert [run.seed for run in row.done] == [0, 1, 2]
 
 
 def test_seeds_of_a_bench_whose_method_was_changed_in_between_are_not_averaged(tmp_path):
-    subject = gather([str(bench(tmp_path, [method(0.5), method(0.25), method(0.25)]))])
+    subject = load_report_data([str(bench(tmp_path, [method(0.5), method(0.25), method(0.25)]))])
     found = {row.name: [run.seed for run in row.runs] for row in subject.rows}
     assert found == {"bold schedule.alpha=0.5": [0, 9], "bold schedule.alpha=0.25": [1, 2]}
 
 
 def test_seeds_by_different_versions_of_a_file_that_declare_the_same_are_noted(tmp_path):
     records = [{**method(0.5), "code": {"method": letter * 64}} for letter in "ab"]
-    subject = gather([str(bench(tmp_path, records))])
+    subject = load_report_data([str(bench(tmp_path, records))])
     assert [row.name for row in subject.rows] == ["bold"]
     note = "bold was trained by different versions of a file (method aaaaaaaa, method bbbbbbbb)."
     assert note in subject.notes
@@ -96,8 +96,8 @@ def test_verdicts_on_other_images_are_not_paired_though_their_labels_agree(tmp_p
         told = data("a", digest)
         record = {**told, "request": {**told["request"], "method": name}}
         make_run(tmp_path / name, name, shares=SHARES, record=record)
-    of = sheet(gather([str(tmp_path / name) for name in ("free-4", "pgd-7", "fgsm")]), "free-4")
-    assert list(of.versus["pgd-20"]) == ["fgsm"]
+    of = build_results_table(load_report_data([str(tmp_path / name) for name in ("free-4", "pgd-7", "fgsm")]), "free-4")
+    assert list(of.comparisons["pgd-20"]) == ["fgsm"]
 
 
 @pytest.mark.parametrize(
@@ -106,25 +106,25 @@ def test_verdicts_on_other_images_are_not_paired_though_their_labels_agree(tmp_p
 def test_of_rows_that_were_not_judged_alike_none_is_the_best(tmp_path, apart):
     names = ("pgd-7", "free-4", "fgsm")
     folders = [make_run(tmp_path / name, name, shares=SHARES) for name in names]
-    alike = sheet(gather([str(folder) for folder in folders]), None)
-    assert "Most robust under PGD-20" in answer(alike)
-    assert on_front(alike) == {0, 1, 2}
-    of = sheet(gather([*map(str, folders[:2]), judged(folders[2], **apart)]), None)
-    assert "so none of them is the best" in answer(of)
-    assert "Most robust" not in answer(of)
-    assert on_front(of) == set()
-    lines = [line for panel in trade_off(of.rows, "pgd-20").panels for line in panel.lines]
+    alike = build_results_table(load_report_data([str(folder) for folder in folders]), None)
+    assert "Most robust under PGD-20" in render_winner_cards(alike)
+    assert find_front_indices(alike) == {0, 1, 2}
+    of = build_results_table(load_report_data([*map(str, folders[:2]), judged(folders[2], **apart)]), None)
+    assert "so none of them is the best" in render_winner_cards(of)
+    assert "Most robust" not in render_winner_cards(of)
+    assert find_front_indices(of) == set()
+    lines = [line for panel in build_trade_off_figure(of.rows, "pgd-20").panels for line in panel.lines]
     assert {line.row for line in lines} == set(names)
-    assert FRONT not in {line.row for line in lines}
+    assert PARETO_FRONT_NAME not in {line.row for line in lines}
 
 
 def test_minutes_of_different_hardware_are_not_to_be_compared(tmp_path):
     cpu = {"device": "cpu", "threads": 2, "processes": 1}
     for name, record in {"a": cpu, "b": {**cpu, "device": "cuda"}, "c": cpu, "d": {}}.items():
         make_run(tmp_path / name, name, shares=SHARES, record=record)
-    notes = gather([str(tmp_path / name) for name in "abc"]).notes
+    notes = load_report_data([str(tmp_path / name) for name in "abc"]).notes
     assert "Rows had different hardware or threads (cpu, 2 threads; cuda): compare backprops, not minutes." in notes
-    assert not any("hardware" in note for note in gather([str(tmp_path / name) for name in "acd"]).notes)
+    assert not any("hardware" in note for note in load_report_data([str(tmp_path / name) for name in "acd"]).notes)
 
 
 def test_rows_that_stand_on_one_seed_beside_others_are_named(tmp_path):
@@ -132,6 +132,6 @@ def test_rows_that_stand_on_one_seed_beside_others_are_named(tmp_path):
     for name, seed in (("a", 0), ("a", 1), ("b", 0), ("c", 0)):
         make_run(tmp_path / f"{name}{seed}", name, seed=seed, shares=SHARES)
     folders = {name: str(tmp_path / name) for name in ("a0", "a1", "b0", "c0")}
-    assert said.format("b, c") in gather([*folders.values()]).notes
-    assert said.format("all rows") in gather([folders["b0"], folders["c0"]]).notes
-    assert not any("seed alone" in note for note in gather([folders["b0"]]).notes), "nothing is compared"
+    assert said.format("b, c") in load_report_data([*folders.values()]).notes
+    assert said.format("all rows") in load_report_data([folders["b0"], folders["c0"]]).notes
+    assert not any("seed alone" in note for note in load_report_data([folders["b0"]]).notes), "nothing is compared"

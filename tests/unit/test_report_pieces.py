@@ -9,17 +9,23 @@ import pytest
 import torch
 
 from deat.cli import report
-from deat.cli.report import Lab, _seeds, _swept, sweep
+from deat.cli.report import LoadOptions, _describe_seeds, _make_sweep_line, make_sweep_figure
 from deat.data.image_set import ImageSet
 from deat.evaluation.sanity import Flag
-from deat.report.figures import Layout, Line, figures, trade_off, training_process
-from deat.report.gallery import Gallery, Tile, candidates, choose
-from deat.report.grouping import flags_of, gather
-from deat.report.html import settings_section
-from deat.report.latex import latex_table
-from deat.report.plots import HUES, _legend, draw, draw_gallery
-from deat.report.tables import csv_table, markdown_table, sheet
-from deat.runs.run_dir import FIGURES
+from deat.report.figures import (
+    FigureLayout,
+    PlotLine,
+    build_figures,
+    build_trade_off_figure,
+    build_training_process_figure,
+)
+from deat.report.gallery import Gallery, Tile, select_candidates, select_tiles
+from deat.report.grouping import collect_flags, load_report_data
+from deat.report.html import render_settings
+from deat.report.latex import render_latex_table
+from deat.report.plots import ROW_COLORS, _draw_legend, draw_figure, draw_gallery
+from deat.report.tables import build_results_table, render_csv_table, render_markdown_table
+from deat.runs.run_dir import FIGURE_NAMES
 from deat.threat import L2, Linf
 from helpers import nets
 from helpers.runs import make_bench, make_run, one_run
@@ -33,16 +39,16 @@ def test_each_accuracy_says_on_how_many_images_and_seeds_it_stands_where_they_ar
             found = json.loads((tmp_path / "aside" / str(seed) / "evaluation.json").read_text())
             found["settings"]["sample"] = images < 200
             (folder / "evaluation-aa.json").write_text(json.dumps(found))
-    of = sheet(gather([str(tmp_path / f"s{seed}") for seed in range(4)]), None)
-    (record,) = csv.DictReader(io.StringIO(csv_table(of)))
+    of = build_results_table(load_report_data([str(tmp_path / f"s{seed}") for seed in range(4)]), None)
+    (record,) = csv.DictReader(io.StringIO(render_csv_table(of)))
     assert (record["aa images"], record["aa images_each"]) == ("50", "200 50 50")
     assert record["pgd-20 images_each"] == "200 200 200 200"
-    text = markdown_table(of)
+    text = render_markdown_table(of)
     assert "40.00 ± 0.00 (27.6 to 53.8; seeds 0, 1, 2 alone, 200 + 2 × 50 images) |" in text
     assert "On the first 50 test images alone, a sample: AA of seeds 1, 2 of m+deat. Where another seed" in text
     assert "images) |" not in text.replace("2 × 50 images) |", "")
     aside = r"\deatinterval{seeds 0, 1, 2 alone, 200 + 2 $\times$ 50 images} & \deatinterval{seed 3 alone}"
-    assert rf"\quad\deatinterval{{from}} &  &  & {aside} &  &  &  \\" in latex_table(of).split("\n")
+    assert rf"\quad\deatinterval{{from}} &  &  & {aside} &  &  &  \\" in render_latex_table(of).split("\n")
 
 
 def test_pieces_of_a_bench_run_apart_make_one_table_and_repetitions_do_not(tmp_path):
@@ -53,10 +59,10 @@ def test_pieces_of_a_bench_run_apart_make_one_table_and_repetitions_do_not(tmp_p
         aa = {"aa_n": "1000"} if piece == "p1" else {}  # tells of images, not of another row
         make_bench(tmp_path / piece, rows, set={"epochs": "4", **aa})
     folders = [str(tmp_path / piece) for piece in pieces]
-    assert [[run.seed for run in row.done] for row in gather(folders[:4]).rows] == [[0, 1, 2]]
-    assert [[run.seed for run in row.done] for row in gather(folders).rows] == [[0, 1, 2], [1]]
+    assert [[run.seed for run in row.done] for row in load_report_data(folders[:4]).rows] == [[0, 1, 2]]
+    assert [[run.seed for run in row.done] for row in load_report_data(folders).rows] == [[0, 1, 2], [1]]
     make_bench(tmp_path / "p1", json.loads((tmp_path / "p1" / "bench.json").read_text())["rows"], set={"epochs": "5"})
-    assert [row.name for row in gather(folders[:2]).rows] == ["a", "a (2)"]
+    assert [row.name for row in load_report_data(folders[:2]).rows] == ["a", "a (2)"]
 
 
 def test_a_flag_that_both_epochs_raised_is_told_once_and_one_of_the_last_alone_as_such(tmp_path):
@@ -64,7 +70,7 @@ def test_a_flag_that_both_epochs_raised_is_told_once_and_one_of_the_last_alone_a
     folder = make_run(tmp_path / "a", shares={"natural": 0.9}, flags=(both,))
     make_run(tmp_path / "b", shares={"natural": 0.9}, flags=(both, late))
     (tmp_path / "b" / "evaluation.json").rename(folder / "evaluation-last.json")
-    found = [flag.seen for _, flag in flags_of(gather([str(folder)]).rows[0])]
+    found = [flag.seen for _, flag in collect_flags(load_report_data([str(folder)]).rows[0])]
     assert found == ["x", "in the last epoch z"]
 
 
@@ -74,25 +80,25 @@ def test_the_page_tells_how_autoattack_apart_was_asked_where_it_differs_from_the
     found = json.loads((tmp_path / "b" / "evaluation.json").read_text())
     found["settings"]["sample"] = True
     (folder / "evaluation-aa.json").write_text(json.dumps(found))
-    text = settings_section(gather([str(folder)]).rows)
+    text = render_settings(load_report_data([str(folder)]).rows)
     assert "<dt>evaluation.sample</dt><dd>False</dd>" in text
     assert "<dt>evaluation of aa.sample</dt><dd>True</dd>" in text
     assert "<dt>evaluation of aa.seed</dt>" not in text  # it is the same
 
 
 def test_a_run_s_folder_knows_every_figure_that_a_report_may_write():
-    drawn = {figure.name for figure in (*figures([], None), sweep([], 1, Lab()))}
-    assert drawn | {"gallery"} == set(FIGURES)
+    drawn = {figure.name for figure in (*build_figures([], None), make_sweep_figure([], 1, LoadOptions()))}
+    assert drawn | {"gallery"} == set(FIGURE_NAMES)
 
 
 def test_a_figure_is_laid_out_by_what_it_says_of_itself_whatever_its_name(tmp_path):
     for n, method in enumerate(("m+deat", "free-4")):
         make_run(tmp_path / method, method=method, cost=3 + n, shares={"natural": 0.9, "pgd-20": 0.5 + 0.1 * n})
-    rows = gather([str(tmp_path / method) for method in ("m+deat", "free-4")]).rows
-    for figure in (training_process(rows), trade_off(rows, "pgd-20")):
-        for name, one in (("mine", figure), ("other", replace(figure, layout=Layout()))):
-            draw(replace(one, name=name), [], tmp_path)
-        draw(figure, [], tmp_path)
+    rows = load_report_data([str(tmp_path / method) for method in ("m+deat", "free-4")]).rows
+    for figure in (build_training_process_figure(rows), build_trade_off_figure(rows, "pgd-20")):
+        for name, one in (("mine", figure), ("other", replace(figure, layout=FigureLayout()))):
+            draw_figure(replace(one, name=name), [], tmp_path)
+        draw_figure(figure, [], tmp_path)
         mine, other, usual = ((tmp_path / f"{name}.svg").read_bytes() for name in ("mine", "other", figure.name))
         assert mine == usual != other
 
@@ -102,10 +108,10 @@ def test_a_gallery_is_of_the_best_row_that_may_be_believed(tmp_path, monkeypatch
     make_run(tmp_path / "a", "free-4", shares={"natural": 0.6, "pgd-20": 0.6}, flags=(flag,), kept=3)
     make_run(tmp_path / "b", "pgd-7", shares={"natural": 0.9, "pgd-20": 0.4}, kept=3)
     asked = []
-    monkeypatch.setattr(report, "gallery", lambda row, count, lab: asked.append(row.name) or Gallery())
+    monkeypatch.setattr(report, "make_gallery", lambda row, count, lab: asked.append(row.name) or Gallery())
     for folders in (["a", "b"], ["a"]):
         wish = report.ReportCommand(tuple(str(tmp_path / name) for name in folders), no_figures=True)
-        report.tell(gather(wish.runs), wish)
+        report.build_report(load_report_data(wish.runs), wish)
     assert asked == ["pgd-7", "free-4"]
 
 
@@ -115,8 +121,8 @@ def tile(number, before="3", after="3"):
 
 def test_examples_show_what_fools_a_network_and_what_does_not():
     right, stands = [True, True, False, True, True, True, True], [True, False, False, True, True, False, True]
-    assert candidates(right, stands, 3) == [0, 1, 3, 4, 5]
-    assert candidates([False] * 4, [False] * 4, 3) == [0, 1, 2]
+    assert select_candidates(right, stands, 3) == [0, 1, 3, 4, 5]
+    assert select_candidates([False] * 4, [False] * 4, 3) == [0, 1, 2]
     fooled, stand = [tile(n, after="8") for n in range(9)], [tile(n) for n in range(10, 19)]
     wrong = [tile(n, "8", "8") for n in range(20, 29)]
     for held, expected in (
@@ -125,8 +131,8 @@ def test_examples_show_what_fools_a_network_and_what_does_not():
         (stand[:1] + fooled, [0, 1, 2, 3, 4, 10]),
         (fooled[:2] + wrong, [0, 1, 20, 21, 22, 23]),
     ):
-        assert [t.number for t in choose(held, 6)] == expected
-    told = Gallery(tiles=choose(stand + fooled[:1] + wrong, 6)).choice
+        assert [t.number for t in select_tiles(held, 6)] == expected
+    told = Gallery(tiles=select_tiles(stand + fooled[:1] + wrong, 6)).choice
     assert told.endswith("not in proportion: 1 that the attack fools and 5 that withstand it")
     assert Gallery(tiles=tuple(wrong[:2])).choice.endswith(": 2 that are wrong even without it")
 
@@ -134,24 +140,24 @@ def test_examples_show_what_fools_a_network_and_what_does_not():
 @pytest.mark.parametrize("threat", [Linf(0.4), L2(0.4 * nets.SIDE)], ids=lambda t: t.name)
 def test_a_sweep_ends_where_any_image_reaches_any_other(threat):
     held = ImageSet(*nets.images(), classes=tuple(map(str, range(nets.CLASSES))))
-    line = _swept("m+deat", 0, (nets.conv_net(), held, threat), 6)
+    line = _make_sweep_line("m+deat", 0, (nets.conv_net(), held, threat), 6)
     assert line.x == [factor * threat.eps for factor in (0.0, 0.5, 1.0, 1.5, 2.0)]
     assert len(line.y) == len(line.x)
 
 
 def test_a_sweep_names_the_seed_of_each_row():
-    lines = [Line(name, seed, [], []) for name, seed in (("a", 0), ("b", 1), ("c", 0))]
-    assert _seeds(lines[::2]) == "seed 0 alone"
-    assert _seeds(lines) == "seed 0 alone, but seed 1 of b"
+    lines = [PlotLine(name, seed, [], []) for name, seed in (("a", 0), ("b", 1), ("c", 0))]
+    assert _describe_seeds(lines[::2]) == "seed 0 alone"
+    assert _describe_seeds(lines) == "seed 0 alone, but seed 1 of b"
 
 
 def test_a_sweep_says_on_how_many_images_it_really_is(monkeypatch, tmp_path):
     make_run(tmp_path / "a", shares={"natural": 0.9})
     part = ImageSet(torch.zeros(30, 1, 4, 4), torch.zeros(30, dtype=torch.int64), ("0", "1"))
-    monkeypatch.setattr(report, "load", lambda *_: (None, part, Linf(0.1)))
-    monkeypatch.setattr(report, "_swept", lambda name, seed, *_: Line(name, seed, [0.0], [0.9]))
-    rows = gather([str(tmp_path / "a")]).rows
-    titles = {n: sweep(rows, n, Lab()).panels[0].title for n in (20, 5000)}
+    monkeypatch.setattr(report, "load_evaluated_run", lambda *_: (None, part, Linf(0.1)))
+    monkeypatch.setattr(report, "_make_sweep_line", lambda name, seed, *_: PlotLine(name, seed, [0.0], [0.9]))
+    rows = load_report_data([str(tmp_path / "a")]).rows
+    titles = {n: make_sweep_figure(rows, n, LoadOptions()).panels[0].title for n in (20, 5000)}
     assert titles == {n: f"PGD-20 on {least} test images, seed 0 alone" for n, least in ((20, 20), (5000, 30))}
 
 
@@ -159,8 +165,8 @@ def test_rows_whose_names_are_cut_to_the_same_are_both_in_a_legend(tmp_path):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     canvas, ax = pyplot.subplots()
     for n in range(2):
-        ax.plot([0], [n], color=HUES[n], label="the same")
-    _legend(canvas, [ax])
+        ax.plot([0], [n], color=ROW_COLORS[n], label="the same")
+    _draw_legend(canvas, [ax])
     assert [text.get_text() for text in canvas.legends[0].get_texts()] == ["the same", "the same"]
     pyplot.close(canvas)
 
@@ -176,12 +182,12 @@ def test_a_network_that_all_rows_share_is_told_once_and_not_behind_each_name(tmp
     for row in rows("one", "two"):
         make_run(tmp_path / row["runs"][0]["folder"], row["method"], shares={"natural": 0.9, "pgd-20": 0.5})
     make_bench(tmp_path, rows("one"))
-    subject = gather([str(tmp_path)])
+    subject = load_report_data([str(tmp_path)])
     assert [row.name for row in subject.rows] == ["free-4", "m+deat"]
     assert "All rows: given the network one in place of the recipe's own." in subject.notes
     assert subject.row("m+deat one") is subject.row("m+deat")
     make_bench(tmp_path, rows("one", "two"))
-    assert [row.name for row in gather([str(tmp_path)]).rows] == [row["name"] for row in rows("one", "two")]
+    assert [row.name for row in load_report_data([str(tmp_path)]).rows] == [row["name"] for row in rows("one", "two")]
 
 
 def test_a_long_class_name_above_a_picture_of_the_gallery_takes_two_lines(tmp_path, monkeypatch):

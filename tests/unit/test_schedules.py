@@ -146,7 +146,7 @@ def told(schedule: Schedule, magnitudes: list[float], accuracy: float = 0.5) -> 
     state, records = schedule.init(), [record(t, magnitude, accuracy) for t, magnitude in enumerate(magnitudes)]
     for seen in records:
         state = schedule.observe(state, seen)
-    return schedule.stuck(state, records)
+    return schedule.explain_no_growth(state, records)
 
 
 def test_m_plus_that_never_raised_k_says_by_which_magnitudes_and_what_helps():
@@ -156,7 +156,8 @@ def test_m_plus_that_never_raised_k_says_by_which_magnitudes_and_what_helps():
         "and since then at most 519.4 (epoch 3)"
     )
     assert all(
-        way in said for way in ("natural training", "--gamma", "deat.tune", "below 0.793 it would have grown", "free-4")
+        way in said
+        for way in ("natural training", "--gamma", "deat.configure_method", "below 0.793 it would have grown", "free-4")
     )
     helped = GradientMagnitude(gamma=0.79, max_steps=7, alpha=10 / 255)
     assert told(helped, SPIKE) is None

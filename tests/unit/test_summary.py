@@ -1,18 +1,18 @@
 """What a run's own table says of itself."""
 
-from deat.report.run_summary import Score, doubts
+from deat.report.run_summary import ModelScore, list_gradient_masking_warnings
 
 
-def score(fgsm: float, pgd: float, images: int = 400) -> Score:
-    return Score("mine", {"natural": 0.9, "fgsm": fgsm, "pgd-20": pgd}, images, 10, 1.0)
+def score(fgsm: float, pgd: float, images: int = 400) -> ModelScore:
+    return ModelScore("mine", {"natural": 0.9, "fgsm": fgsm, "pgd-20": pgd}, images, 10, 1.0)
 
 
 def test_a_longer_attack_that_leaves_more_is_said_to_be_masked() -> None:
-    (line,) = doubts([score(0.3, 0.5), score(0.5, 0.3)], "deat evaluate run")
+    (line,) = list_gradient_masking_warnings([score(0.3, 0.5), score(0.5, 0.3)], "deat evaluate run")
     assert "mine" in line
     assert "masked" in line
     assert line.endswith(": deat evaluate run --attacks natural,pgd-20,aa")
 
 
 def test_a_difference_within_chance_is_no_doubt() -> None:
-    assert doubts([score(0.400, 0.404)], "") == []
+    assert list_gradient_masking_warnings([score(0.400, 0.404)], "") == []

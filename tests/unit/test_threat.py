@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deat.errors import UsageError
-from deat.threat import L1, L2, STARTS, Linf, ThreatModel, threat
-from deat.utils.numbers import level, number
+from deat.threat import L1, L2, START_KINDS, Linf, ThreatModel, parse_threat
+from deat.utils.numbers import format_eps, parse_number
 
 SHAPES = [(1, 1, 8, 8), (3, 3, 5, 7), (2, 1, 1, 1), (4, 17)]
 RADII = [0.0, 1e-4, 8 / 255, 1.0]
@@ -88,7 +88,7 @@ class NoHostReads(TorchDispatchMode):
 @pytest.mark.parametrize("t", THREATS, ids=repr)
 def test_every_start_and_every_move_stays_inside_ball_and_box(t, shape, dtype):
     x = images(shape, 1, dtype)
-    for kind in STARTS:
+    for kind in START_KINDS:
         for alpha in (0.25 * t.eps, 1.25 * t.eps, 4 * t.eps):
             delta = t.start(x, kind, seeded(2))
             assert t.contains(x, x + delta).all(), (kind, "start")
@@ -104,14 +104,14 @@ def test_every_start_and_every_move_stays_inside_ball_and_box(t, shape, dtype):
     name=st.sampled_from(NORMS),
     eps=st.sampled_from(RADII) | st.floats(0, 1),
     steps=st.floats(0, 4),
-    kind=st.sampled_from(STARTS),
+    kind=st.sampled_from(START_KINDS),
     shape=st.sampled_from(SHAPES) | st.tuples(st.integers(1, 4), st.integers(1, 40)),
     scale=st.sampled_from([1e-30, 1e-6, 1.0, 1e6]),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 999),
 )
 def test_no_radius_step_or_gradient_scale_leaves_ball_or_box(name, eps, steps, kind, shape, scale, dtype, seed):
-    t, x = threat(f"{name}:{eps}"), images(shape, seed, dtype)
+    t, x = parse_threat(f"{name}:{eps}"), images(shape, seed, dtype)
     delta = t.start(x, kind, seeded(seed))
     for move in range(3):
         delta = t.move(x, delta, noise(x, seed + move, scale), torch.tensor(steps * t.eps, dtype=dtype))
@@ -169,7 +169,7 @@ def test_float32_projection_of_a_whole_image_equals_float64(t):
     torch.testing.assert_close(rounded.double(), exact, rtol=0, atol=2e-6 * max(1.0, t.eps))
 
 
-@pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.parametrize("kind", START_KINDS)
 @pytest.mark.parametrize("t", [L2(0.5), L2(1e-3), L1(12.0), L1(0.1)], ids=repr)
 def test_rounding_a_large_float32_image_never_leaves_the_ball(t, kind):
     x = (images((2, 3, 96, 96), 46) * 255).round().div(255).float()
@@ -289,7 +289,7 @@ def test_linf_uniform_start_is_uniform_between_minus_eps_and_eps():
     assert delta.abs().max().item() == pytest.approx(0.3, rel=0.001)
 
 
-@pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.parametrize("kind", START_KINDS)
 @pytest.mark.parametrize("t", [Linf(0.3), L2(0.4), L1(0.4)], ids=repr)
 def test_starts_are_centred(t, kind):
     assert t.start(GRAY, kind, seeded(30)).mean(0).abs().max().item() < 0.01
@@ -304,7 +304,7 @@ def test_bernoulli_start_has_norm_eps_and_equal_sizes(t):
 
 @pytest.mark.parametrize("t", [L2(0.1), L1(0.1)], ids=repr)
 def test_normal_start_has_norm_about_eps_before_projection(t):
-    scale = t._sign_scale(N) * t._normal_ratio
+    scale = t._sign_scale(N) * t._normal_to_sign_ratio
     sizes = t.norm(scale * noise(GRAY, 32))
     assert sizes.mean().item() == pytest.approx(t.eps, rel=0.06)
 
@@ -313,10 +313,10 @@ def test_jitter_start_is_a_thousandth_of_a_normal():
     assert Linf(0.3).start(GRAY, "jitter", seeded(33)).std().item() == pytest.approx(0.001, rel=0.01)
 
 
-@pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.parametrize("kind", START_KINDS)
 @pytest.mark.parametrize("name", NORMS)
 def test_start_is_reproducible_by_its_generator(name, kind):
-    t, x = threat(f"{name}:0.5"), images((3, 3, 5, 7), 34)
+    t, x = parse_threat(f"{name}:0.5"), images((3, 3, 5, 7), 34)
     first, again = t.start(x, kind, seeded(35)), t.start(x, kind, seeded(35))
     assert torch.equal(first, again)
     assert kind == "zero" or not torch.equal(first, t.start(x, kind, seeded(36)))
@@ -340,7 +340,7 @@ def test_contains_refuses_what_is_outside_each_example_for_itself(t):
     assert t.contains(x, bad, atol=0.2)[4]
 
 
-@pytest.mark.parametrize("kind", STARTS)
+@pytest.mark.parametrize("kind", START_KINDS)
 @pytest.mark.parametrize("t", [Linf(), L2(0.5), L1(12.0)], ids=repr)
 def test_geometry_never_reads_the_host(t, kind):
     x, g, alpha = images((3, 3, 5, 7), 37), seeded(38), torch.tensor(0.1)
@@ -383,7 +383,7 @@ def test_linf_radius_in_bytes_is_refused_with_the_fraction_meant():
     with pytest.raises(UsageError, match=r"\[0, 1\].*did you mean 8/255\?"):
         Linf(8)
     with pytest.raises(UsageError, match=r"did you mean 4/255\?"):
-        threat("linf:4")
+        parse_threat("linf:4")
 
 
 @pytest.mark.parametrize("cls", [Linf, L2, L1])
@@ -411,7 +411,7 @@ def test_threat_models_are_frozen_values():
     ],
 )
 def test_threat_reads_a_norm_and_a_radius(spec, expected):
-    assert threat(spec) == expected
+    assert parse_threat(spec) == expected
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_threat_reads_a_norm_and_a_radius(spec, expected):
 )
 def test_threat_explains_a_text_it_cannot_read(spec, complaint):
     with pytest.raises(UsageError, match=complaint):
-        threat(spec)
+        parse_threat(spec)
 
 
 @pytest.mark.parametrize(
@@ -440,7 +440,7 @@ def test_threat_explains_a_text_it_cannot_read(spec, complaint):
     ],
 )
 def test_number_reads_fractions_and_decimals(text, value):
-    assert number(text) == value
+    assert parse_number(text) == value
 
 
 @pytest.mark.parametrize(
@@ -448,13 +448,13 @@ def test_number_reads_fractions_and_decimals(text, value):
     ["8/255", "2/255", "2.5/255", "128/255", "32/255", "0.15", "0.0375", "0.2", "0.031", "0.03137", "0", "1", "12"],
 )
 def test_radii_and_steps_are_shown_as_people_write_them(text):
-    assert level(number(text)) == text
-    assert level(4 * (number(text) / 4)) == text
+    assert format_eps(parse_number(text)) == text
+    assert format_eps(4 * (parse_number(text) / 4)) == text
 
 
 def test_radii_that_are_neither_levels_nor_short_are_rounded():
-    assert level(0.123456) == "0.1235"
-    assert level(math.pi) == "3.142"
+    assert format_eps(0.123456) == "0.1235"
+    assert format_eps(math.pi) == "3.142"
 
 
 NOT_NUMBERS = ["", "/", "8/", "/255", "1/0", "1/2/3", "nan", "inf", "1e999", "1/nan", "8 255", "2**3"]
@@ -464,5 +464,5 @@ NOT_NUMBERS += ["__import__('os')", math.nan, math.inf, None, [1.0], 10**400]
 @pytest.mark.parametrize("text", NOT_NUMBERS, ids=lambda text: repr(text)[:20])
 def test_number_refuses_anything_else_by_name(text):
     with pytest.raises(UsageError, match="not a number") as caught:
-        number(text)
+        parse_number(text)
     assert repr(text) in str(caught.value)

@@ -17,16 +17,16 @@ import deat
 from deat.data import ImageSet
 from deat.data.image_set import split_indices
 from deat.errors import DataError, NumericalError, UsageError
-from deat.evaluation.attacks import attack
-from deat.methods.tune import tune
-from deat.runs.request import Request, resolve
-from deat.training.best_epoch import Best
+from deat.evaluation.attacks import parse_attack
+from deat.methods.configure import configure_method
+from deat.runs.request import Request, resolve_request
+from deat.training.best_epoch import BestEpoch
 from deat.training.callbacks import log10_lipschitz
+from deat.training.cost_estimate import backprop_bounds
 from deat.training.data_split import open_source
-from deat.training.planning import backprops_per_batch
-from deat.training.records import EpochStats, append, read
-from deat.training.validation import chance_of
-from deat.utils.seeding import Streams
+from deat.training.records import EpochStats, append_record, read_history
+from deat.training.validation import majority_class_share
+from deat.utils.seeding import RandomStreams
 from helpers.games import THREATS, trainer_of
 from helpers.nets import CLASSES, SIDE, Items, conv_net, images, learnable, same, seeded, weights
 
@@ -107,18 +107,18 @@ def test_callback_can_end_training_after_the_running_epoch():
     ],
 )
 def test_cost_is_known_before_training_within_what_the_schedule_may_do(name, few, many):
-    method = deat.method(name)
-    assert backprops_per_batch(method, method.bind(THREATS[0], 10), 10) == (few, many)
+    method = deat.get_method(name)
+    assert backprop_bounds(method, method.bind(THREATS[0], 10), 10) == (few, many)
 
 
 def test_history_file_reads_back_what_was_written_and_drops_a_torn_line(tmp_path):
     history = trainer_of("natural", epochs=2).fit().history
     path = tmp_path / "history.jsonl"
     for stats in history:
-        append(path, stats)
-    assert read(path) == history
+        append_record(path, stats)
+    assert read_history(path) == history
     path.write_text(path.read_text()[:-5])
-    assert read(path) == history[:1]
+    assert read_history(path) == history[:1]
 
 
 # Validation and the best epoch
@@ -178,19 +178,19 @@ def test_validation_is_by_the_attack_the_threat_and_the_seed_that_were_set(monke
         asked.append((attacks, threat, seed, *rest))
         return {"natural": (0.9, 0.3), "cw-3": (0.4, 2.0)}
 
-    monkeypatch.setattr("deat.training.validation.scores", look)
+    monkeypatch.setattr("deat.training.validation.compute_scores", look)
     trainer = trainer_of("pgd-2", val=0.25, val_attack="cw-3", seed=5, threat=deat.L2(0.5))
     stats = trainer.run_epoch()
-    assert asked == [(("natural", attack("cw-3")), deat.L2(0.5), 5, trainer.engine.layout, trainer.ranks)]
+    assert asked == [(("natural", parse_attack("cw-3")), deat.L2(0.5), 5, trainer.engine.layout, trainer.distributed)]
     assert (stats.val_natural, stats.val_robust, stats.val_loss) == (0.9, 0.4, 0.3)
-    assert deat.Settings().val_attack == "cw-20"
+    assert deat.TrainConfig().val_attack == "cw-20"
 
 
 @pytest.mark.parametrize("kind", ["tensors", "dataset"])
 def test_held_out_images_are_the_same_in_every_epoch_in_order_and_as_they_are(kind):
-    settings = deat.Settings(epochs=2, batch_size=4, seed=3, workers=0)
+    settings = deat.TrainConfig(epochs=2, batch_size=4, seed=3, workers=0)
     augment = deat.Augment(2) if kind == "tensors" else None
-    trainer = deat.make_trainer(conv_net(), DATA[kind], val=0.25, augment=augment, settings=settings)
+    trainer = deat.make_trainer(conv_net(), DATA[kind], val=0.25, augment=augment, config=settings)
     rest, held = split_indices(len(X), 6, seed=3)
     assert trainer.train.num_examples == len(rest) == 18
     for epoch in range(2):
@@ -239,10 +239,10 @@ CHOICES = {
 
 @pytest.mark.parametrize(("scores", "expected"), CHOICES.values(), ids=CHOICES.keys())
 def test_best_epoch_is_chosen_by_robustness_then_natural_accuracy_then_age(scores, expected):
-    best, net = Best(), nn.Linear(1, 1)
+    best, net = BestEpoch(), nn.Linear(1, 1)
     for epoch, (robust, natural) in enumerate(scores):
         nn.init.constant_(net.weight, epoch)
-        best.offer(stats_with(epoch, robust, natural), net)
+        best.update_if_better(stats_with(epoch, robust, natural), net)
     assert best.snapshot.epoch == expected
     assert best.snapshot.weights["weight"].item() == expected
 
@@ -259,17 +259,17 @@ AT_CHANCE = {
 @pytest.mark.parametrize(("scores", "expected"), AT_CHANCE.values(), ids=AT_CHANCE.keys())
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_an_epoch_at_chance_never_beats_one_that_is_not(scores, expected, goes_on):
-    best, net = Best(), nn.Linear(1, 1)
+    best, net = BestEpoch(), nn.Linear(1, 1)
     for epoch, (robust, natural) in enumerate(scores):
-        best = Best(best.held) if goes_on else best
-        best.offer(stats_with(epoch, robust, natural), net, 0.25)
+        best = BestEpoch(best.held) if goes_on else best
+        best.update_if_better(stats_with(epoch, robust, natural), net, 0.25)
     assert best.snapshot.epoch == expected
 
 
 def test_a_training_keeps_no_constant_classifier_where_an_epoch_knew_something(monkeypatch):
     found = iter([(0.5, 0.5), (0.75, 0.25), (0.5, 0.5)])
     monkeypatch.setattr(
-        "deat.training.validation.scores",
+        "deat.training.validation.compute_scores",
         lambda *_: dict(zip(("natural", "pgd-2"), ((share, 1.0) for share in next(found)), strict=True)),
     )
     held = X[:4], torch.tensor([0, 1, 1, 2])  # one answer gets a half
@@ -288,17 +288,20 @@ def test_chance_is_the_share_of_the_commonest_label_whatever_the_data_is(kind):
         "image set": ImageSet(X[:12], labels, ("a", "b", "c")),
     }
     assert type(kinds[kind]) is type(data)
-    assert chance_of(open_source(kinds[kind], deat.Settings(batch_size=5, workers=0), shuffle=False)) == 7 / 12
+    assert (
+        majority_class_share(open_source(kinds[kind], deat.TrainConfig(batch_size=5, workers=0), shuffle=False))
+        == 7 / 12
+    )
 
 
 @pytest.mark.parametrize(("name", "expected"), [("natural", 2), ("m+deat", 0), ("pgd-2", 0)])
 def test_training_without_an_adversary_is_chosen_by_natural_accuracy_also_when_it_goes_on(name, expected):
     trainer = trainer_of(name, conv_net(), epochs=2)
-    trainer.best.offer(stats_with(0, 0.3, 0.9), trainer.model)
+    trainer.best.update_if_better(stats_with(0, 0.3, 0.9), trainer.model)
     trainer.load_state_dict(trainer.state_dict())
-    trainer.best.offer(stats_with(1, 0.2, 0.98), trainer.model)
-    trainer.best.offer(stats_with(2, 0.1, 0.98), trainer.model)
-    trainer.best.offer(stats_with(3, 0.2, 0.97), trainer.model)
+    trainer.best.update_if_better(stats_with(1, 0.2, 0.98), trainer.model)
+    trainer.best.update_if_better(stats_with(2, 0.1, 0.98), trainer.model)
+    trainer.best.update_if_better(stats_with(3, 0.2, 0.97), trainer.model)
     assert trainer.best.snapshot.epoch == expected
 
 
@@ -331,12 +334,14 @@ def test_load_best_puts_the_best_epoch_s_weights_into_the_model():
 
 
 def persistent(name: str) -> deat.Method:
-    method = deat.method(name)
-    return replace(method, ascent=replace(method.ascent, persistent=True))
+    method = deat.get_method(name)
+    return replace(method, attack=replace(method.attack, persistent=True))
 
 
 CONTINUED = {
-    **{name: deat.method(name) for name in ("m+deat", "pgd-3", "m+trades", "deat-40%", "amata-2-4", "fat-3", "dat")},
+    **{
+        name: deat.get_method(name) for name in ("m+deat", "pgd-3", "m+trades", "deat-40%", "amata-2-4", "fat-3", "dat")
+    },
     "persistent free": persistent("free-3"),
     "persistent m+deat": persistent("m+deat"),
 }
@@ -416,7 +421,7 @@ def test_settings_lr_overrides_the_factory_s_and_keeps_the_ratio():
         return torch.optim.SGD([{"params": [first], "lr": 0.2}, {"params": rest, "lr": 0.1}])
 
     trainer = trainer_of("natural", lr=1.0, optimizer=factory)
-    trainer.steering.at(0)
+    trainer.lr_scheduler.at(0)
     assert [g["lr"] for g in trainer.optimizer.param_groups] == [1.0, 0.5]
 
 
@@ -527,8 +532,8 @@ def test_the_caller_s_random_state_and_threads_are_untouched():
 
 @pytest.mark.parametrize("asked", [None, 2])
 def test_a_run_s_network_is_judged_with_the_threads_that_it_is_trained_with(asked):
-    run, threads = resolve(Request(), device="cpu", threads=asked), torch.get_num_threads()
-    with run.threads_for(run.model()):
+    run, threads = resolve_request(Request(), device="cpu", threads=asked), torch.get_num_threads()
+    with run.limit_threads(run.model()):
         assert torch.get_num_threads() == run.trainer().threads == (asked or 1)
     assert torch.get_num_threads() == threads
 
@@ -544,8 +549,8 @@ def test_dropout_does_not_depend_on_the_caller_s_random_state():
 def test_every_draw_is_a_function_of_seed_stream_epoch_and_step():
     def draws(seed: int, epoch: int, step: int) -> tuple[float, float]:
         starts = torch.Generator()
-        streams = Streams(seed, starts)
-        with streams.private(torch.device("cpu")):
+        streams = RandomStreams(seed, starts)
+        with streams.isolated_rng(torch.device("cpu")):
             streams.at(epoch, step)
             return torch.rand((), generator=starts).item(), torch.rand(()).item()
 
@@ -625,14 +630,14 @@ def test_a_model_that_is_no_module_is_refused_in_words(build):
         deat.fit(build(), (X, Y), normalize=([0.5], [0.5]))
     made = trainer_of("natural")
     with pytest.raises(UsageError, match=says):
-        deat.Trainer(build(), made.train, method=made.method, threat=made.threat, settings=made.settings)
+        deat.Trainer(build(), made.train, method=made.method, threat=made.threat, config=made.settings)
 
 
 def test_a_class_in_place_of_its_network_is_refused_with_the_call(tmp_path):
     wrong = {
         "fit": lambda: deat.fit(Tied, (X, Y)),
         "evaluate": lambda: deat.evaluate(Tied, (X, Y), threat="linf:0.1", attacks=["fgsm"]),
-        "normalized": lambda: deat.normalized(Tied, [0.5], [0.5]),
+        "normalized": lambda: deat.add_normalization(Tied, [0.5], [0.5]),
         "save": lambda: deat.save_weights(Tied, tmp_path / "w.safetensors"),
         "load": lambda: deat.load_weights(Tied, tmp_path / "w.safetensors"),
     }
@@ -647,10 +652,10 @@ def test_a_class_in_place_of_its_network_is_refused_with_the_call(tmp_path):
 
 def test_a_trainer_finds_method_and_threat_by_their_names():
     made = trainer_of("m+deat", threat=deat.L2(0.5))
-    found = deat.Trainer(conv_net(), made.train, method="m+deat", threat="l2:0.5", settings=made.settings)
+    found = deat.Trainer(conv_net(), made.train, method="m+deat", threat="l2:0.5", config=made.settings)
     assert (found.method, found.threat, found.schedule) == (made.method, made.threat, made.schedule)
     with pytest.raises(UsageError, match="unknown method 'm\\+daet'"):
-        deat.Trainer(conv_net(), made.train, method="m+daet", threat="l2:0.5", settings=made.settings)
+        deat.Trainer(conv_net(), made.train, method="m+daet", threat="l2:0.5", config=made.settings)
 
 
 def test_more_logits_than_classes_are_welcome():
@@ -777,12 +782,12 @@ BAD = {
 @pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in BAD.items() for v in values])
 def test_setting_that_is_not_accepted_is_refused_by_name(name, value):
     with pytest.raises(UsageError, match=f"{name}|learning-rate schedule|attack"):
-        deat.Settings(**{name: value})
+        deat.TrainConfig(**{name: value})
 
 
 def test_a_whole_number_too_large_to_compute_with_is_refused_as_infinity_is():
     with pytest.raises(UsageError, match="lr must be a number > 0"):
-        deat.Settings(lr=10**400)
+        deat.TrainConfig(lr=10**400)
 
 
 ALIKE = {
@@ -798,17 +803,19 @@ ALIKE = {
 
 
 def test_numbers_of_other_libraries_are_settings_and_kept_as_python_s_own():
-    settings = deat.Settings(**ALIKE)
+    settings = deat.TrainConfig(**ALIKE)
     own = {"epochs": 2, "batch_size": 8, "lr": 0.125, "milestones": (1,), "momentum": 0.5, "weight_decay": 0.0}
-    assert settings == deat.Settings(**own, seed=3, workers=0)
+    assert settings == deat.TrainConfig(**own, seed=3, workers=0)
     assert {type(getattr(settings, name)) for name in ALIKE} == {int, float, tuple}
-    assert json.dumps(asdict(settings)) == json.dumps(asdict(deat.Settings(**own, seed=3, workers=0)))
+    assert json.dumps(asdict(settings)) == json.dumps(asdict(deat.TrainConfig(**own, seed=3, workers=0)))
 
 
 def test_training_by_numbers_of_other_libraries_can_be_kept_and_gone_on_with(tmp_path):
     for whole, lr in ((np.int64, np.float32), (int, float)):
         kept = {"epochs": whole(1), "checkpoints": tmp_path, "progress": False}
-        method = tune(deat.method("m+trades"), deat.Linf(0.1), beta=lr(2), gamma=lr(1.5), max_steps=whole(2))
+        method = configure_method(
+            deat.get_method("m+trades"), deat.Linf(0.1), beta=lr(2), gamma=lr(1.5), max_steps=whole(2)
+        )
         result = deat.fit(conv_net(), (X, Y), method=method, batch_size=whole(8), lr=lr(0.125), **kept)
         assert len(result.history) == 1
 
@@ -816,12 +823,12 @@ def test_training_by_numbers_of_other_libraries_can_be_kept_and_gone_on_with(tmp
 @pytest.mark.parametrize("value", [np.bool_(True), np.float64("nan"), Fraction(10**400), 1j, torch.tensor(0.1)])
 def test_what_is_no_finite_number_is_refused_whoever_made_it(value):
     with pytest.raises(UsageError, match="lr must be a number > 0"):
-        deat.Settings(lr=value)
+        deat.TrainConfig(lr=value)
 
 
 @pytest.mark.parametrize("name", ["momentum", "weight_decay"])
 def test_zero_is_a_setting_where_it_means_none(name):
-    assert getattr(deat.Settings(**{name: 0}), name) == 0
+    assert getattr(deat.TrainConfig(**{name: 0}), name) == 0
 
 
 @pytest.mark.parametrize(
@@ -863,7 +870,7 @@ def test_a_callback_that_cannot_be_told_is_refused_before_any_work(callbacks, sa
     with pytest.raises(UsageError, match=rf"{says}.*on_epoch\(trainer, stats, timing\)"):
         deat.fit(conv_net(), learnable(), callbacks=callbacks, **QUICK)
     with pytest.raises(UsageError, match=says):
-        deat.make_trainer(conv_net(), learnable(), callbacks=callbacks, settings=deat.Settings(**QUICK))
+        deat.make_trainer(conv_net(), learnable(), callbacks=callbacks, config=deat.TrainConfig(**QUICK))
 
 
 def test_an_error_inside_a_network_is_named_with_its_kind_and_place():

@@ -12,14 +12,14 @@ from torch.utils.data import Dataset
 import deat
 from deat.cli.main import main
 from deat.data import ImageSet, as_source
-from deat.data.resident import Resident
+from deat.data.resident import InMemorySource
 from deat.errors import UsageError
-from deat.evaluation.attacks import attack
-from deat.runs.request import Request, resolve
+from deat.evaluation.attacks import parse_attack
+from deat.runs.request import Request, resolve_request
 from deat.runs.run_dir import RunFolder
-from deat.training.overfit_watch import MOST, OverfitRule, OverfitWatch
-from deat.training.records import EpochWatch, read
-from deat.utils.tensor_files import note_of
+from deat.training.overfit_watch import MAX_SCORED_IMAGES, OverfitRule, OverfitWatch
+from deat.training.records import EpochWatch, read_history
+from deat.utils.tensor_files import read_note
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable, same, weights
 
@@ -39,7 +39,7 @@ def history(*epochs: tuple[int, float, float], single: float | None = None) -> l
 
 
 def verdict(
-    readings: list[EpochWatch], rule: OverfitRule = RULE, images: int = MOST, chance: float = 0.0
+    readings: list[EpochWatch], rule: OverfitRule = RULE, images: int = MAX_SCORED_IMAGES, chance: float = 0.0
 ) -> str | None:
     """Why the last epoch is a collapse; None if it is not."""
     return rule.judge(readings, images, chance)[1]
@@ -89,11 +89,11 @@ def test_leap_alone_fires_where_it_opens_a_gap_or_is_taken_at_its_word():
 def test_leap_between_epochs_of_equal_k_is_a_suspicion_whatever_the_accuracies_say():
     rows = history((1, 0.5, 10.0), (1, 0.55, 20.1), single=0.56)
     assert verdict(rows) is None
-    assert RULE.suspicion(rows) == "l_X rose from 10 to 20.1 at k 1"
+    assert RULE.find_jump(rows) == "l_X rose from 10 to 20.1 at k 1"
     for quiet in [(1, 0.55, 20.0)], [(2, 0.55, 30.0)]:
-        assert RULE.suspicion(history((1, 0.5, 10.0), *quiet)) is None
-    assert RULE.suspicion(history((0, 0.5, 10.0), (0, 0.55, 30.0))) is None
-    assert RULE.suspicion(rows[:1]) is None
+        assert RULE.find_jump(history((1, 0.5, 10.0), *quiet)) is None
+    assert RULE.find_jump(history((0, 0.5, 10.0), (0, 0.55, 30.0))) is None
+    assert RULE.find_jump(rows[:1]) is None
 
 
 def test_gap_is_measured_from_the_last_healthy_epoch():
@@ -198,7 +198,7 @@ def test_setting_outside_its_range_is_refused_by_name(wrong):
 def test_a_watch_is_as_strict_as_its_page_says():
     """A fall of 20 points, a leap to twice as much, a gap of 10 points; half the step, three times; 256 images."""
     watch = OverfitWatch(held(), THREAT)
-    found = watch.action, watch.rule, watch.shrink, watch.rollbacks, MOST
+    found = watch.action, watch.rule, watch.shrink, watch.rollbacks, MAX_SCORED_IMAGES
     assert found == ("warn", OverfitRule(fall=0.20, jump=2.0, gap=0.10), 0.5, 3, 256)
 
 
@@ -227,9 +227,9 @@ def test_unknown_action_is_refused():
 # The watch, on a training that is broken on purpose
 
 
-def held(n: int = 30, batch_size: int = 10) -> Resident:
+def held(n: int = 30, batch_size: int = 10) -> InMemorySource:
     x, y = learnable(n, seed=5)
-    return Resident(ImageSet(x, y, ("a", "b", "c")), batch_size, shuffle=False)
+    return InMemorySource(ImageSet(x, y, ("a", "b", "c")), batch_size, shuffle=False)
 
 
 def trainer_with(*callbacks: object, method: str = "fgsm", epochs: int = 8, **options) -> deat.Trainer:
@@ -245,7 +245,7 @@ def trainer_with(*callbacks: object, method: str = "fgsm", epochs: int = 8, **op
 
 def sabotage(trainer: deat.Trainer, epoch: int, times: int = 1) -> deat.Trainer:
     """Turn the classifier's answers round at the end of an epoch, the first so many times it is played."""
-    play, left = trainer.play_epoch, [times]
+    play, left = trainer.train_epoch, [times]
 
     def broken(budget):
         record = play(budget)
@@ -256,7 +256,7 @@ def sabotage(trainer: deat.Trainer, epoch: int, times: int = 1) -> deat.Trainer:
                 trainer.model[-1].bias.neg_()
         return record
 
-    trainer.play_epoch = broken
+    trainer.train_epoch = broken
     return trainer
 
 
@@ -281,7 +281,7 @@ class Clock:
 
 
 def silent(action: str, **options) -> OverfitWatch:
-    return OverfitWatch(held(), THREAT, action, say=lambda text: None, **options)
+    return OverfitWatch(held(), THREAT, action, notify=lambda text: None, **options)
 
 
 def test_watching_changes_nothing_in_a_healthy_training():
@@ -316,7 +316,7 @@ def test_warning_is_visible_and_training_goes_on(sees, kind, cure):
     assert f"fgsm accuracy at {watch.events[4].single:.1%}" in str(seen[0].message)
     assert all(flag in str(seen[0].message) for flag in (cure, "--watch stop", "--watch rollback"))
     assert [stats.epoch for stats in result.history] == list(range(8))
-    assert (watch.fired[0].epoch, watch.fired[0].action) == (4, "warn")
+    assert (watch.alarms[0].epoch, watch.alarms[0].action) == (4, "warn")
     assert watch.events[3].reason is None
     assert trainer.schedule.alpha == pytest.approx(1.25 * 0.05)
 
@@ -325,7 +325,7 @@ def test_warning_is_visible_and_training_goes_on(sees, kind, cure):
 def test_suspicion_fires_and_is_noted_aloud_once_but_nothing_is_put_back(action, monkeypatch):
     said: list[str] = []
     trainer = trainer_of("pgd-2", threat=THREAT, epochs=4)
-    watch = OverfitWatch(trainer.train, THREAT, action, say=said.append)
+    watch = OverfitWatch(trainer.train, THREAT, action, notify=said.append)
     magnitudes = iter([1.0, 3.0, 9.0, 9.0])
     monkeypatch.setattr(
         watch, "_score", lambda trainer, stats: EpochWatch(stats.epoch, 2, 0.04, 0.56, 0.5, next(magnitudes))
@@ -333,7 +333,7 @@ def test_suspicion_fires_and_is_noted_aloud_once_but_nothing_is_put_back(action,
     trainer.callbacks.append(watch)
     result = trainer.fit()
     assert [event.action for event in watch.events] == [None, "note", "note", None]
-    assert len(watch.fired) == 2
+    assert len(watch.alarms) == 2
     assert watch.collapses == []
     assert watch.summary() is None
     assert len(result.history) == 4
@@ -363,7 +363,7 @@ def test_the_epoch_put_back_is_the_last_healthy_one_and_none_that_had_begun_to_f
     assert [stats.epoch for stats in trainer.fit().history] == [0, 1, 2, 3]
     events = [(event.epoch, event.action) for event in watch.events]
     assert events == [(0, None), (1, None), (2, None), (3, "rollback"), (2, None), (3, None)]
-    assert [event.epoch for event in watch._standing] == [0, 1, 2, 3]
+    assert [event.epoch for event in watch._history] == [0, 1, 2, 3]
 
 
 def test_a_watch_judges_by_the_images_it_scores_and_the_answer_that_most_of_them_have(monkeypatch):
@@ -373,8 +373,8 @@ def test_a_watch_judges_by_the_images_it_scores_and_the_answer_that_most_of_them
     for count, chance in ((12, 5 / 12), (300, 0.5)):
         labels = torch.tensor([0, 0, 1, 0, 2, 0, 1, 0, 2, 1, 2, 1]) if count == 12 else torch.arange(count) // 150
         images = ImageSet(x[torch.arange(count) % 12], labels, ("a", "b", "c"))
-        trainer_with(OverfitWatch(Resident(images, 50, shuffle=False), THREAT), epochs=1).fit()
-        assert asked.pop() == (min(count, MOST), chance)
+        trainer_with(OverfitWatch(InMemorySource(images, 50, shuffle=False), THREAT), epochs=1).fit()
+        assert asked.pop() == (min(count, MAX_SCORED_IMAGES), chance)
 
 
 def test_suspicions_use_up_no_rollback():
@@ -415,7 +415,7 @@ def test_rollback_goes_on_from_the_healthy_epoch_with_half_the_step():
     assert [(event.epoch, event.action) for event in watch.collapses] == [(4, "rollback")]
     again = trainer_with(method="m+pgd-3", net=conv_net(batch_norm=True, seed=7))
     again.load_state_dict(states.kept[3])
-    again.shorten_steps(0.5)
+    again.scale_step_size(0.5)
     assert [(s.k, s.alpha, s.loss) for s in again.fit().history] == [(s.k, s.alpha, s.loss) for s in result.history]
     assert same(weights(again.model), weights(trainer.model))
 
@@ -449,7 +449,7 @@ def test_rollbacks_end_in_a_stop():
     watch = silent("rollback", rollbacks=2, shrink=0.25)
     trainer = sabotage(trainer_with(watch), 4, times=9)
     result = trainer.fit()
-    assert [event.action for event in watch.fired] == ["rollback", "rollback", "stop"]
+    assert [event.action for event in watch.alarms] == ["rollback", "rollback", "stop"]
     assert trainer.schedule.alpha == pytest.approx(0.0625 / 16)
     assert [stats.epoch for stats in result.history] == [0, 1, 2, 3]
     assert watch.summary().startswith(
@@ -488,7 +488,7 @@ def test_shorter_steps_are_shorter_where_they_are_stretched_too():
     trainer = trainer_with(method="m+pgd-3")
     alpha, stretch = trainer.schedule.alpha, trainer.schedule.stretch
     assert min(alpha, stretch) > 0
-    trainer.shorten_steps(0.25)
+    trainer.scale_step_size(0.25)
     assert (trainer.schedule.alpha, trainer.schedule.stretch) == pytest.approx((alpha / 4, stretch / 4))
 
 
@@ -505,16 +505,16 @@ def test_log_is_written_anew_where_a_watch_goes_on(tmp_path):
 def test_continued_run_keeps_its_short_steps():
     first, second = trainer_with(), trainer_with()
     first.run_epoch()
-    first.shorten_steps(0.5)
+    first.scale_step_size(0.5)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     assert second.schedule == first.schedule
     assert second.run_epoch().alpha == pytest.approx(0.03125)
 
 
-@pytest.mark.parametrize("count", [3, 30, MOST, MOST + 1, 1000])
+@pytest.mark.parametrize("count", [3, 30, MAX_SCORED_IMAGES, MAX_SCORED_IMAGES + 1, 1000])
 def test_slice_is_small_and_spread_over_the_held_out_images(count, monkeypatch):
     x = torch.linspace(0, 1, count).view(-1, 1, 1, 1).expand(-1, 1, 4, 4)
-    source = Resident(ImageSet(x, torch.arange(count) % 3, ("a", "b", "c")), 100, shuffle=False)
+    source = InMemorySource(ImageSet(x, torch.arange(count) % 3, ("a", "b", "c")), 100, shuffle=False)
     watch, seen, labels = OverfitWatch(source, THREAT), [], []
     trainer = trainer_with(watch, epochs=2)
 
@@ -523,14 +523,14 @@ def test_slice_is_small_and_spread_over_the_held_out_images(count, monkeypatch):
         labels.append(torch.cat([y for _, y in images.epoch(0)]))
         return {how.name: 0.5 for how in attacks}
 
-    monkeypatch.setattr("deat.training.overfit_watch.accuracies", look)
+    monkeypatch.setattr("deat.training.overfit_watch.compute_accuracies", look)
     trainer.fit()
     assert len(seen) == 2
     found = torch.cat(seen[0])[:, 0, 0, 0]
-    assert len(found) == min(count, MOST)
+    assert len(found) == min(count, MAX_SCORED_IMAGES)
     assert all(len(batch) <= 100 for batch in seen[0])
-    assert found.min() < 2 / MOST
-    assert found.max() > 1 - 2 / MOST
+    assert found.min() < 2 / MAX_SCORED_IMAGES
+    assert found.max() > 1 - 2 / MAX_SCORED_IMAGES
     assert all(torch.equal(torch.cat(other), torch.cat(seen[0])) for other in seen)
     assert torch.equal(found, found.sort().values)
     assert torch.equal(labels[0], (found * (count - 1)).round().long() % 3)
@@ -551,22 +551,22 @@ class Counted(Dataset):
 
 
 def test_slice_meets_every_class_where_classes_take_turns_and_reads_no_other_images():
-    images = Counted(10 * MOST, 10)
+    images = Counted(10 * MAX_SCORED_IMAGES, 10)
     source = as_source(images, batch_size=100, shuffle=False)
     images.asked.clear()
     watch = OverfitWatch(source, THREAT)
-    scored = watch._scored(trainer_with())
+    scored = watch._scored_images(trainer_with())
     assert set(scored.images.labels.tolist()) == set(range(10))
-    assert len(set(images.asked)) == scored.num_examples == MOST
-    assert watch._scored(trainer_with()) is scored
+    assert len(set(images.asked)) == scored.num_examples == MAX_SCORED_IMAGES
+    assert watch._scored_images(trainer_with()) is scored
 
 
 def test_slice_of_a_loader_that_gives_no_image_by_number_meets_every_class_too():
-    x, y = torch.full((10 * MOST, 1, 4, 4), 0.5), torch.arange(10 * MOST) % 10
+    x, y = torch.full((10 * MAX_SCORED_IMAGES, 1, 4, 4), 0.5), torch.arange(10 * MAX_SCORED_IMAGES) % 10
     source = as_source(list(zip(x.split(100), y.split(100), strict=True)), batch_size=100, shuffle=False)
-    scored = OverfitWatch(source, THREAT)._scored(trainer_with())
+    scored = OverfitWatch(source, THREAT)._scored_images(trainer_with())
     assert set(scored.images.labels.tolist()) == set(range(10))
-    assert scored.num_examples == MOST
+    assert scored.num_examples == MAX_SCORED_IMAGES
 
 
 def test_every_epoch_is_scored_by_one_step_and_by_ten_of_the_watch_s_own_threat_and_seed(monkeypatch):
@@ -576,12 +576,12 @@ def test_every_epoch_is_scored_by_one_step_and_by_ten_of_the_watch_s_own_threat_
         asked.append((attacks, threat, seed, *rest))
         return scores
 
-    monkeypatch.setattr("deat.training.overfit_watch.accuracies", look)
+    monkeypatch.setattr("deat.training.overfit_watch.compute_accuracies", look)
     watch = silent("warn", seed=7)
     trainer = trainer_with(watch, method="m+pgd-3", threat=deat.Linf(0.03), epochs=3)
     history = trainer.fit().history
-    both = attack("fgsm"), attack("pgd-10")
-    assert asked == [(both, THREAT, 7, trainer.engine.layout, trainer.ranks)] * 3
+    both = parse_attack("fgsm"), parse_attack("pgd-10")
+    assert asked == [(both, THREAT, 7, trainer.engine.layout, trainer.distributed)] * 3
     assert [(e.epoch, e.k, e.alpha, e.magnitude) for e in watch.events] == [
         (s.epoch, s.k, s.alpha, s.magnitude) for s in history
     ]
@@ -609,7 +609,7 @@ def test_folder_has_one_line_for_each_epoch_that_stands_and_the_events_beside_it
     watch = silent("rollback", log=folder.path / "watch.jsonl")
     trainer = sabotage(trainer_with(watch, folder=folder), 4, times=2)
     result = trainer.fit()
-    assert read(folder.path / "history.jsonl") == result.history
+    assert read_history(folder.path / "history.jsonl") == result.history
     events = [json.loads(line) for line in (folder.path / "watch.jsonl").read_text().splitlines()]
     assert events == [asdict(event) for event in watch.events]
     assert [event["epoch"] for event in events if event["action"] == "rollback"] == [4, 4]
@@ -623,7 +623,7 @@ def test_folder_s_best_and_last_are_never_the_collapsed_epoch(tmp_path, val):
     watch = silent("stop", log=folder.path / "watch.jsonl")
     trainer = sabotage(trainer_with(watch, folder=folder, val=val, val_attack="pgd-2"), 4)
     result = trainer.fit()
-    about = {which: json.loads(note_of(folder.path / which / "model.safetensors")) for which in ("best", "last")}
+    about = {which: json.loads(read_note(folder.path / which / "model.safetensors")) for which in ("best", "last")}
     assert (about["best"]["epoch"], about["last"]["epoch"]) == (result.best.epoch + 1, 4)
     for which, wanted in (("best", result.best.weights), ("last", trainer.model.state_dict())):
         net = conv_net(batch_norm=True)
@@ -635,7 +635,7 @@ def test_history_is_written_anew_where_the_folder_comes_before_the_watch(tmp_pat
     folder = new_folder(tmp_path / "run")
     trainer = sabotage(trainer_with(folder, silent("rollback")), 4)
     result = trainer.fit()
-    assert read(folder.path / "history.jsonl") == result.history
+    assert read_history(folder.path / "history.jsonl") == result.history
 
 
 QUICK = ["train", "--epochs", "5", "--test-images", "20", "--val-attack", "pgd-1", "--baseline", "no", "--out", "run"]
@@ -660,7 +660,7 @@ def test_command_says_what_it_saw_and_did(action, epochs, capsys):
     line = f"catastrophic overfitting in epoch 4 ({action}); first: pgd-10 accuracy fell from 60.0% to 0.0%"
     assert line in out
     assert line in Path("run/report.md").read_text()
-    assert len(read(Path("run/history.jsonl"))) == epochs
+    assert len(read_history(Path("run/history.jsonl"))) == epochs
     assert len(Path("run/watch.jsonl").read_text().splitlines()) == {"warn": 5, "stop": 4, "rollback": 6}[action]
     record = json.loads(Path("run/run.json").read_text())
     assert record["watch"] == action
@@ -677,21 +677,21 @@ def test_json_stays_one_document_and_holds_what_fired(capsys):
 
 
 def test_a_run_s_watch_looks_at_its_held_out_images_under_its_own_threat_seed_and_action():
-    run = resolve(Request(eps=0.07, watch="rollback", held_out=40), seed=3, device="cpu")
+    run = resolve_request(Request(eps=0.07, watch="rollback", held_out=40), seed=3, device="cpu")
     trainer = run.trainer()
     watch = run.watch(trainer)
     assert trainer.val.num_examples == 40
     assert watch.images is trainer.val
     assert (watch.threat, watch.seed, watch.action) == (deat.Linf(0.07), 3, "rollback")
-    assert torch.equal(trainer.val.images.images, run.corpus.train.split(40, 3)[1].images)
-    assert torch.equal(trainer.train.images.images, run.corpus.train.split(40, 3)[0].images)
+    assert torch.equal(trainer.val.images.images, run.splits.train.split(40, 3)[1].images)
+    assert torch.equal(trainer.train.images.images, run.splits.train.split(40, 3)[0].images)
 
 
 @pytest.mark.parametrize(("images", "held_out"), [(1397, 139), (20_000, 1000)])
 def test_a_run_holds_out_a_tenth_and_at_most_a_thousand(images, held_out):
-    run = resolve(Request(), device="cpu")
+    run = resolve_request(Request(), device="cpu")
     part = ImageSet(torch.zeros(images, 1, 1, 1), torch.zeros(images, dtype=torch.int64), ("a", "b"))
-    assert replace(run, corpus=replace(run.corpus, train=part)).held_out == held_out
+    assert replace(run, splits=replace(run.splits, train=part)).held_out == held_out
 
 
 @pytest.mark.usefixtures("_collapse_in_epoch_4")

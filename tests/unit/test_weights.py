@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from deat.errors import CheckpointError
-from deat.models import build, load_weights, normalized, save_weights
+from deat.models import add_normalization, build_model, load_weights, save_weights
 from deat.models import weights as weights_module
-from deat.models.import_export import normalization_of, own, read_foreign
-from deat.utils.tensor_files import dump, read
+from deat.models.import_export import read_normalization, read_pt_weights, split_normalization
+from deat.utils.tensor_files import encode_tensors, read_tensors
 
 MEAN, STD = [0.4], [0.2]
 
@@ -31,7 +31,7 @@ class Tied(nn.Module):
 
 
 def small():
-    return build("small", in_channels=1, image_size=8)
+    return build_model("small", in_channels=1, image_size=8)
 
 
 def same(a, b):
@@ -54,7 +54,7 @@ def write_raw(file, header, data=b""):
     file.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-@pytest.mark.parametrize("make", [small, lambda: build("densenet121_12"), lambda: nn.BatchNorm2d(3)])
+@pytest.mark.parametrize("make", [small, lambda: build_model("densenet121_12"), lambda: nn.BatchNorm2d(3)])
 def test_what_is_saved_comes_back(make, file):
     model, other = make(), make()
     save_weights(model, file)
@@ -168,15 +168,15 @@ def test_wrapped_model_saves_and_loads_without_the_wrapper_in_its_keys(file):
 
 
 def test_normalised_model_brings_its_normalisation(file):
-    save_weights(normalized(small(), MEAN, STD), file)
-    other = normalized(small(), [0.0], [1.0])
+    save_weights(add_normalization(small(), MEAN, STD), file)
+    other = add_normalization(small(), [0.0], [1.0])
     load_weights(other, file)
     assert other.normalize.std.item() == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_normalised_model_takes_bare_weights_and_keeps_its_normalisation(file, strict):
-    model, other = small(), normalized(small(), MEAN, STD)
+    model, other = small(), add_normalization(small(), MEAN, STD)
     save_weights(model, file)
     load_weights(other, file, strict=strict)
     assert same(model, other.net)
@@ -185,7 +185,7 @@ def test_normalised_model_takes_bare_weights_and_keeps_its_normalisation(file, s
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_bare_model_takes_weights_of_a_normalised_one(file, strict):
-    model, other = normalized(small(), MEAN, STD), small()
+    model, other = add_normalization(small(), MEAN, STD), small()
     save_weights(model, file)
     load_weights(other, file, strict=strict)
     assert same(model.net, other)
@@ -199,14 +199,14 @@ def test_a_user_model_with_a_net_of_its_own_is_not_renamed(file):
     save_weights(model, file)
     load_weights(other, file)
     assert same(model, other)
-    wrapped = normalized(make(), MEAN, STD)
+    wrapped = add_normalization(make(), MEAN, STD)
     load_weights(wrapped, file)
     assert same(model, wrapped.net)
 
 
 def test_parts_of_a_network_s_own_that_are_called_net_and_normalize_keep_their_names(tmp_path):
     save_weights(nn.ModuleDict({"net": nn.Linear(2, 2), "normalize": nn.Linear(2, 2)}), tmp_path / "own.safetensors")
-    tensors, normalization = own(read(tmp_path / "own.safetensors"))
+    tensors, normalization = split_normalization(read_tensors(tmp_path / "own.safetensors"))
     assert (sorted(tensors)[0], normalization) == ("net.bias", {})
 
 
@@ -333,7 +333,7 @@ def test_keys_that_do_not_fit_are_named_up_to_five(file):
 
 
 def test_a_wrong_shape_is_named_with_both_shapes_even_when_not_strict(file):
-    save_weights(build("small", 7, 1, 8), file)
+    save_weights(build_model("small", 7, 1, 8), file)
     for strict in (True, False):
         with pytest.raises(
             CheckpointError, match=r"wrong shape: 7\.weight \(7, 256\) for \(10, 256\).*number of classes"
@@ -418,12 +418,12 @@ def test_saving_twice_gives_the_same_bytes(file, tmp_path):
 def test_foreign_weights_lose_what_wrappers_put_before_their_names(prefix, tmp_path):
     own = small().state_dict()
     torch.save({f"{prefix}{name}": tensor for name, tensor in own.items()}, tmp_path / "w.pt")
-    assert read_foreign(tmp_path / "w.pt").keys() == own.keys()
+    assert read_pt_weights(tmp_path / "w.pt").keys() == own.keys()
 
 
 def test_weights_of_a_part_that_was_compiled_have_its_own_names(tmp_path):
     torch.save({"a._orig_mod.weight": torch.ones(1), "b.weight": torch.ones(1)}, tmp_path / "w.pt")
-    assert read_foreign(tmp_path / "w.pt").keys() == {"a.weight", "b.weight"}
+    assert read_pt_weights(tmp_path / "w.pt").keys() == {"a.weight", "b.weight"}
 
 
 @pytest.mark.parametrize(
@@ -433,10 +433,10 @@ def test_of_several_weights_in_a_file_the_taken_ones_are_named(taken, other, pre
     ones, zeros = {"fc.weight": torch.ones(1)}, {f"{prefix}fc.weight": torch.zeros(1)}
     torch.save({"epoch": 3, "sizes": {"x": torch.ones(1)}, taken: ones, other: zeros}, tmp_path / "w.pt")
     with pytest.warns(UserWarning, match=f"under '{taken}' and under '{other}': those of '{taken}' are taken"):
-        assert read_foreign(tmp_path / "w.pt")["fc.weight"] == 1
+        assert read_pt_weights(tmp_path / "w.pt")["fc.weight"] == 1
 
 
 @pytest.mark.parametrize("note", ["{", "[]", "[" * 100_000], ids=["not JSON", "a list", "deep"])
 def test_note_of_somebody_else_s_is_passed_over(note, tmp_path):
-    (tmp_path / "w.safetensors").write_bytes(dump({"a": torch.zeros(1)}, note))
-    assert normalization_of(tmp_path / "w.safetensors") == {}
+    (tmp_path / "w.safetensors").write_bytes(encode_tensors({"a": torch.zeros(1)}, note))
+    assert read_normalization(tmp_path / "w.safetensors") == {}

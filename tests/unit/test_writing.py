@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deat.utils.files import append_text, write_whole
+from deat.utils.files import append_text, write_atomic
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def synced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, s
 
 
 def test_file_is_on_the_disk_before_it_has_its_name_and_the_name_is_too(tmp_path, synced):
-    write_whole(tmp_path / "file", b"old")
-    write_whole(tmp_path / "file", b"new")
+    write_atomic(tmp_path / "file", b"old")
+    write_atomic(tmp_path / "file", b"new")
     assert synced == [("old", None), ("the folder", "old"), ("new", "old"), ("the folder", "new")]
 
 

@@ -11,72 +11,72 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deat.cli.console import say_aside
-from deat.errors import CheckpointError, DeatError, NewerError, UsageError, in_brief
+from deat.cli.console import print_stderr
+from deat.errors import CheckpointError, DeatError, NewerVersionError, UsageError, summarize_error
 from deat.evaluation.results import load_evaluation
-from deat.recipes import Recipe, Row
-from deat.report.load import BENCH, BESIDE, EVALUATION, check_form, collect_run
-from deat.runs.run_dir import RUN
-from deat.utils.files import refuse_links, write_json
-from deat.utils.locks import Claim, locked
-from deat.utils.paths import tidy
-from deat.utils.user_code import code_digest, is_file_spec
+from deat.recipes import Recipe, RecipeRow
+from deat.report.load import BENCH_FILE, EVALUATION_FILE, EXTRA_EVALUATION_FILES, check_bench_format, load_run
+from deat.runs.run_dir import RUN_FILE
+from deat.utils.files import check_no_symlinks, write_json
+from deat.utils.locks import CellLock, exclusive_lock
+from deat.utils.paths import anonymize_paths
+from deat.utils.user_code import hash_code_file, is_file_spec
 
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+PARSE_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 """What reading a file raises that does not hold what it should."""
 
 
-def is_whole(path: Path) -> bool:
+def has_readable_results(path: Path) -> bool:
     """Whether a finished cell's folder still holds what it found."""
     try:
-        return not damaged(path) and bool(collect_run(path).numbers)
-    except NewerError:
+        return not find_damaged_evaluations(path) and bool(load_run(path).numbers)
+    except NewerVersionError:
         raise  # it is whole, and to be judged again by nobody
-    except (DeatError, *UNREADABLE):
+    except (DeatError, *PARSE_ERRORS):
         return False
 
 
-def drop_damaged(path: Path) -> None:
+def remove_damaged_evaluations(path: Path) -> None:
     """Remove evaluations that cannot be read, so that they are made again."""
-    for file in damaged(path):
-        say_aside(f"{path.parent.name}, {path.name}: {file.name} is damaged, so this run is judged again.")
+    for file in find_damaged_evaluations(path):
+        print_stderr(f"{path.parent.name}, {path.name}: {file.name} is damaged, so this run is judged again.")
         file.unlink()
 
 
-def damaged(path: Path) -> list[Path]:
+def find_damaged_evaluations(path: Path) -> list[Path]:
     """The evaluations in a cell's folder that are there and cannot be read."""
-    held = (path / name for name in (EVALUATION, *BESIDE.values()))
-    return [file for file in held if file.is_file() and not _is_evaluation(file)]
+    held = (path / name for name in (EVALUATION_FILE, *EXTRA_EVALUATION_FILES.values()))
+    return [file for file in held if file.is_file() and not _is_readable_evaluation(file)]
 
 
-def _is_evaluation(file: Path) -> bool:
+def _is_readable_evaluation(file: Path) -> bool:
     try:
         return bool(load_evaluation(file).as_json())
-    except NewerError:
+    except NewerVersionError:
         raise
-    except (DeatError, *UNREADABLE):
+    except (DeatError, *PARSE_ERRORS):
         return False
 
 
-def code_of(row: Row) -> dict[str, str]:
+def hash_row_code(row: RecipeRow) -> dict[str, str]:
     """A hash of each file that a row's method and network are in, as run.json has them."""
     specs = {"method": row.request.method, "model": row.request.model}
-    return {part: code_digest(spec) for part, spec in specs.items() if is_file_spec(spec)}
+    return {part: hash_code_file(spec) for part, spec in specs.items() if is_file_spec(spec)}
 
 
-def is_by(code: dict[str, str], folder: Path) -> bool:
+def is_trained_with_code(code: dict[str, str], folder: Path) -> bool:
     """Whether a run was trained by this version of the files, as far as its record says."""
     try:
-        held: Any = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        held: Any = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
         return bool(held.get("code", code) == code)
     except (OSError, ValueError, AttributeError, RecursionError):
         return True  # what cannot be read is found out elsewhere
 
 
-def check_code(row: Row, folders: Iterable[Path]) -> None:
+def check_code_unchanged(row: RecipeRow, folders: Iterable[Path]) -> None:
     """Refuse to go on with a row whose finished runs were trained by another version of its files."""
-    code = code_of(row)
-    if others := [str(folder) for folder in folders if not is_by(code, folder)]:
+    code = hash_row_code(row)
+    if others := [str(folder) for folder in folders if not is_trained_with_code(code, folder)]:
         raise UsageError(
             f"the file of {row.label} was edited since {', '.join(others)} {'was' if len(others) == 1 else 'were'} "
             "trained, so its seeds would not be of one kind. Remove what is named to have it trained anew, ask for "
@@ -84,16 +84,16 @@ def check_code(row: Row, folders: Iterable[Path]) -> None:
         )
 
 
-ATTEMPTS = 2
+MAX_ATTEMPTS = 2
 """How often a cell is begun in one bench whose processes die of it."""
-DIED = "its process died {} times, perhaps for want of memory"
+PROCESS_DIED_MESSAGE = "its process died {} times, perhaps for want of memory"
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One run of the grid."""
 
-    row: Row
+    row: RecipeRow
     seed: int
     budget: int | None = None
     threads: int | None = None
@@ -106,13 +106,15 @@ class Cell:
     @property
     def folder(self) -> str:
         """Its run's folder, inside the bench's."""
-        return f"{slug(self.row.label)}/seed-{self.seed}"
+        return f"{slugify(self.row.label)}/seed-{self.seed}"
 
 
-def cells_of(rows: Sequence[Row], seeds: Iterable[int], budget: int | None, threads: int | None) -> list[Cell]:
+def make_cells(
+    rows: Sequence[RecipeRow], seeds: Iterable[int], backprop_budget: int | None, threads: int | None
+) -> list[GridCell]:
     """Every cell, one seed after the other, so that an unfinished table has comparable rows."""
     pairs = [(row, seed) for seed in seeds for row in rows if row.seeds is None or seed in row.seeds]
-    return [Cell(row, seed, budget, threads) for row, seed in pairs]
+    return [GridCell(row, seed, backprop_budget, threads) for row, seed in pairs]
 
 
 class Grid:
@@ -124,32 +126,32 @@ class Grid:
     @property
     def exists(self) -> bool:
         """Whether a bench was begun here."""
-        return (self.root / BENCH).is_file()
+        return (self.root / BENCH_FILE).is_file()
 
-    def open(self, recipe: Recipe, cells: Sequence[Cell], settings: dict[str, Any]) -> None:
+    def open(self, recipe: Recipe, cells: Sequence[GridCell], settings: dict[str, Any]) -> None:
         """Begin a bench or go on with it: its rows and seeds are added, and what failed may try again."""
-        refuse_links(self.root / name for name in (".claims", BENCH))
-        with self._explained():
-            self._check_ours()
+        check_no_symlinks(self.root / name for name in (".claims", BENCH_FILE))
+        with self._errors_explained():
+            self._check_is_bench_folder()
         with self._alone():
-            held = self._read() if self.exists else _empty(recipe, settings)
-            self._check_same(held, recipe, settings)
+            held = self._read() if self.exists else _new_bench_record(recipe, settings)
+            self._check_same_settings(held, recipe, settings)
             for cell in cells:
-                _add(held, cell)
+                _add_cell(held, cell)
             for row in {cell.row.label: cell.row for cell in cells}.values():
-                check_code(row, self._finished(held, row))
-            for run in _runs(held).values():
+                check_code_unchanged(row, self._finished_folders(held, row))
+            for run in _runs_by_folder(held).values():
                 if not self._is_done(run) and self._is_free(run):
                     run.update(status="waiting", why=None, attempts=0)
             self._write(held)
 
-    def claim(self, cells: Sequence[Cell]) -> tuple[Cell, Claim] | None:
+    def claim(self, cells: Sequence[GridCell]) -> tuple[GridCell, CellLock] | None:
         """The first of these cells that is neither finished nor somebody else's, and the claim on it."""
         with self._alone():
             held = self._read()
-            runs = _runs(held)
+            runs = _runs_by_folder(held)
             for cell in cells:
-                claim = self._try(runs[cell.folder])
+                claim = self._try_claim(runs[cell.folder])
                 if claim:
                     self._begin(runs, cell)
                     self._write(held)
@@ -157,37 +159,37 @@ class Grid:
             self._write(held)
         return None
 
-    def finish(self, cell: Cell, status: str, why: str | None = None) -> None:
+    def finish(self, cell: GridCell, status: str, why: str | None = None) -> None:
         """Write down how a cell ended."""
         with self._alone():
             held = self._read()
-            _runs(held)[cell.folder].update(status=status, why=tidy(why))
+            _runs_by_folder(held)[cell.folder].update(status=status, why=anonymize_paths(why))
             self._write(held)
 
-    def bury(self, cells: Sequence[Cell]) -> None:
+    def fail_dead_cells(self, cells: Sequence[GridCell]) -> None:
         """Call the cells failed that were begun and whose process is gone."""
         with self._alone():
             held = self._read()
-            for run in (_runs(held)[cell.folder] for cell in cells):
+            for run in (_runs_by_folder(held)[cell.folder] for cell in cells):
                 if run["status"] == "running" and self._is_free(run):
-                    run.update(status="failed", why=DIED.format(run["attempts"]))
+                    run.update(status="failed", why=PROCESS_DIED_MESSAGE.format(run["attempts"]))
             self._write(held)
 
     def runs(self) -> dict[str, dict[str, Any]]:
         """What bench.json says of each run, by its folder."""
-        return _runs(self._read())
+        return _runs_by_folder(self._read())
 
-    def _try(self, run: dict[str, Any]) -> Claim | None:
+    def _try_claim(self, run: dict[str, Any]) -> CellLock | None:
         if run["status"] not in ("waiting", "running"):
             return None
-        claim = Claim.take(self._claim_file(run["folder"]))
-        if claim and run["attempts"] >= ATTEMPTS:
-            run.update(status="failed", why=DIED.format(ATTEMPTS))
+        claim = CellLock.take(self._lock_path(run["folder"]))
+        if claim and run["attempts"] >= MAX_ATTEMPTS:
+            run.update(status="failed", why=PROCESS_DIED_MESSAGE.format(MAX_ATTEMPTS))
             claim.drop()
             return None
         return claim
 
-    def _begin(self, runs: dict[str, dict[str, Any]], cell: Cell) -> None:
+    def _begin(self, runs: dict[str, dict[str, Any]], cell: GridCell) -> None:
         """Mark a claimed cell as running, and all that run now as crowded if it is not alone."""
         mine = runs[cell.folder]
         mine.update(status="running", why=None, attempts=mine["attempts"] + 1)
@@ -195,31 +197,31 @@ class Grid:
         for run in (mine, *others):  # a run that is taken up alone has its crowded epochs still
             run["concurrent_jobs"] = max(run["concurrent_jobs"], 1 + len(others))
 
-    def _finished(self, held: dict[str, Any], row: Row) -> list[Path]:
+    def _finished_folders(self, record: dict[str, Any], row: RecipeRow) -> list[Path]:
         """The folders of a row's runs that count."""
-        runs = [run for known in held["rows"] if known["name"] == row.label for run in known["runs"]]
+        runs = [run for known in record["rows"] if known["name"] == row.label for run in known["runs"]]
         return [self.root / run["folder"] for run in runs if self._is_done(run)]
 
     def _is_done(self, run: dict[str, Any]) -> bool:
-        return run["status"] == "done" and is_whole(self.root / run["folder"])
+        return run["status"] == "done" and has_readable_results(self.root / run["folder"])
 
     def _is_free(self, run: dict[str, Any]) -> bool:
-        claim = Claim.take(self._claim_file(run["folder"]))
+        claim = CellLock.take(self._lock_path(run["folder"]))
         if claim:
             claim.drop()
         return claim is not None
 
-    def _claim_file(self, folder: str) -> Path:
+    def _lock_path(self, folder: str) -> Path:
         return self.root / ".claims" / folder.replace("/", "--")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Inside, nobody else reads or writes bench.json."""
-        with self._explained(), locked(self.root / ".claims" / BENCH):
+        with self._errors_explained(), exclusive_lock(self.root / ".claims" / BENCH_FILE):
             yield
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _errors_explained(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -230,69 +232,72 @@ class Grid:
 
     def _read(self) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads((self.root / BENCH).read_text(encoding="utf-8"))
-            check_form(found)
-            if not all(isinstance(run["attempts"], int) for run in _runs(found).values()):
+            found: dict[str, Any] = json.loads((self.root / BENCH_FILE).read_text(encoding="utf-8"))
+            check_bench_format(found)
+            if not all(isinstance(run["attempts"], int) for run in _runs_by_folder(found).values()):
                 raise TypeError("attempts")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{str(self.root / BENCH)!r} is not a bench's record ({in_brief(error)}). Choose another --out."
+                f"{str(self.root / BENCH_FILE)!r} is not a bench's record ({summarize_error(error)}). Choose another --out."
             ) from None
         return found
 
-    def _write(self, held: dict[str, Any]) -> None:
-        write_json(self.root / BENCH, held)
+    def _write(self, record: dict[str, Any]) -> None:
+        write_json(self.root / BENCH_FILE, record)
 
-    def _check_ours(self) -> None:
+    def _check_is_bench_folder(self) -> None:
         """Refuse a folder that holds something else."""
         if (
             self.root.exists()
-            and not (self.root / BENCH).is_file()
+            and not (self.root / BENCH_FILE).is_file()
             and any(p.name != ".claims" for p in self.root.iterdir())
         ):
             raise UsageError(f"{str(self.root)!r} exists and is no bench. Choose another --out.")
 
-    def _check_same(self, held: dict[str, Any], recipe: Recipe, settings: dict[str, Any]) -> None:
-        if held["recipe"] == recipe.name and held["settings"] == settings:
+    def _check_same_settings(self, record: dict[str, Any], recipe: Recipe, settings: dict[str, Any]) -> None:
+        if record["recipe"] == recipe.name and record["settings"] == settings:
             return
         raise UsageError(
-            f"{str(self.root)!r} holds a bench of {held['recipe']} with settings {json.dumps(held['settings'])}; "
+            f"{str(self.root)!r} holds a bench of {record['recipe']} with settings {json.dumps(record['settings'])}; "
             f"this is {recipe.name} with {json.dumps(settings)}. Choose another --out."
         )
 
 
-def slug(text: str) -> str:
+def slugify(text: str) -> str:
     """A label as a folder's name."""
     return "".join(c if c.isalnum() or c in "+%._" else "-" for c in text)[:100]
 
 
-def _empty(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
+def _new_bench_record(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
     return {"recipe": recipe.name, "paper": {"table": recipe.paper}, "settings": settings, "rows": []}
 
 
-def _add(held: dict[str, Any], cell: Cell) -> None:
-    row = next((r for r in held["rows"] if r["name"] == cell.row.label), None)
+def _add_cell(record: dict[str, Any], cell: GridCell) -> None:
+    row = next((r for r in record["rows"] if r["name"] == cell.row.label), None)
     if row is None:
         row = _new_row(cell.row)
-        held["rows"].append(row)
-    if (row["method"], row["model"]) != (tidy(cell.row.request.method), tidy(cell.row.request.model)):
+        record["rows"].append(row)
+    if (row["method"], row["model"]) != (
+        anonymize_paths(cell.row.request.method),
+        anonymize_paths(cell.row.request.model),
+    ):
         raise UsageError(f"two rows would be called {row['name']!r}; give one of the methods another name.")
     if not any(run["folder"] == cell.folder for run in row["runs"]):
         about = {"seed": cell.seed, "folder": cell.folder, "status": "waiting", "why": None}
         row["runs"].append({**about, "concurrent_jobs": 1, "attempts": 0})
 
 
-def _new_row(row: Row) -> dict[str, Any]:
+def _new_row(row: RecipeRow) -> dict[str, Any]:
     table, name = row.paper or (None, None)
     return {
         "name": row.label,
-        "method": tidy(row.request.method),
-        "model": tidy(row.request.model),
+        "method": anonymize_paths(row.request.method),
+        "model": anonymize_paths(row.request.model),
         "paper": {"table": table, "row": name} if table else None,
-        "judging": asdict(row.judging),
+        "judging": asdict(row.evaluation),
         "runs": [],
     }
 
 
-def _runs(held: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {run["folder"]: run for row in held["rows"] for run in row["runs"]}
+def _runs_by_folder(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {run["folder"]: run for row in record["rows"] for run in row["runs"]}

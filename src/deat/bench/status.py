@@ -10,25 +10,25 @@ from typing import Any
 
 from rich.text import Text
 
-from deat.bench.grid import Cell, Grid
-from deat.cli.console import bar
-from deat.evaluation.resume_log import written
-from deat.recipes.recipe import TEST, Round
-from deat.report.load import COST, EVALUATIONS, OneRun, collect_run
-from deat.runs.run_dir import HISTORY, RUN, ledger_of
-from deat.utils.numbers import clock
+from deat.bench.grid import Grid, GridCell
+from deat.cli.console import format_progress_bar
+from deat.evaluation.resume_log import read_logged_stages
+from deat.recipes.recipe import TEST_FRACTION, AttackRound
+from deat.report.load import COST_COLUMNS, EVALUATION_FILES, RunResults, load_run
+from deat.runs.run_dir import HISTORY_FILE, RUN_FILE, resume_log_path
+from deat.utils.numbers import format_duration
 
-NEARLY = 0.95
+MAX_UNFINISHED_SHARE = 0.95
 """How much of a judging under way counts as done, at most, since the number of test images is guessed."""
 
 
-class Progress:
+class BenchProgress:
     """A bench's state in words: one line for now, and news of the runs that ended."""
 
-    def __init__(self, grid: Grid, cells: Sequence[Cell]) -> None:
+    def __init__(self, grid: Grid, cells: Sequence[GridCell]) -> None:
         self.grid, self.cells = grid, list(cells)
-        self.weights = {cell.folder: _weight(cell) for cell in cells}
-        self.started, self.first = perf_counter(), self._done(grid.runs())
+        self.weights = {cell.folder: _estimate_cell_work(cell) for cell in cells}
+        self.start_time, self.first = perf_counter(), self._done(grid.runs())
         self.told = {folder for folder, run in grid.runs().items() if run["status"] == "done"}
 
     def line(self) -> Text:
@@ -37,7 +37,7 @@ class Progress:
         share = self._done(runs) / sum(self.weights.values())
         ended = sum(runs[cell.folder]["status"] in ("done", "failed") for cell in self.cells)
         now = [cell.name for cell in self.cells if runs[cell.folder]["status"] == "running"]
-        text = f"{bar(share)} {ended}/{len(self.cells)} runs  {self._left(runs)} left  now: {'; '.join(now)}"
+        text = f"{format_progress_bar(share)} {ended}/{len(self.cells)} runs  {self._left(runs)} left  now: {'; '.join(now)}"
         return Text(text, no_wrap=True, overflow="ellipsis")
 
     def news(self) -> list[str]:
@@ -47,54 +47,59 @@ class Progress:
         self.told |= {cell.folder for cell in fresh}
         ended = sum(runs[cell.folder]["status"] in ("done", "failed") for cell in self.cells)
         return [
-            f"{self._news(cell, runs[cell.folder])}  {ended}/{len(self.cells)}, {self._left(runs)} left"
+            f"{self._ended_run_line(cell, runs[cell.folder])}  {ended}/{len(self.cells)}, {self._left(runs)} left"
             for cell in fresh
         ]
 
-    def _news(self, cell: Cell, run: dict[str, Any]) -> str:
+    def _ended_run_line(self, cell: GridCell, run: dict[str, Any]) -> str:
         if run["status"] == "failed":
             return f"{cell.name}: failed: {run['why']}"
-        return f"{cell.name}: {_found(collect_run(self.grid.root / cell.folder))}"
+        return f"{cell.name}: {_format_run_results(load_run(self.grid.root / cell.folder))}"
 
     def _left(self, runs: dict[str, dict[str, Any]]) -> str:
         done, total = self._done(runs), sum(self.weights.values())
         if done <= self.first:
             return "-:--"
-        return clock((perf_counter() - self.started) * (total - done) / (done - self.first))
+        return format_duration((perf_counter() - self.start_time) * (total - done) / (done - self.first))
 
     def _done(self, runs: dict[str, dict[str, Any]]) -> float:
         return sum(self._made(cell, runs[cell.folder]) for cell in self.cells)
 
-    def _made(self, cell: Cell, run: dict[str, Any]) -> float:
+    def _made(self, cell: GridCell, run: dict[str, Any]) -> float:
         """How much of a cell's weight is behind it."""
         if run["status"] != "running":
             return self.weights[cell.folder] if run["status"] in ("done", "failed") else 0.0
         path = self.grid.root / cell.folder
         with suppress(OSError, ValueError, KeyError):  # it may be about to be created
-            record = json.loads((path / RUN).read_text(encoding="utf-8"))
-            trained = (path / HISTORY).read_bytes().count(b"\n") / int(record["settings"]["epochs"])
-            images = TEST * record["data"]["train"]
-            rounds = cell.row.judging.rounds(cell.seed)
-            judged = [_judged(cell, asked, path / EVALUATIONS[name], images) for name, asked in rounds.items()]
+            record = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
+            trained = (path / HISTORY_FILE).read_bytes().count(b"\n") / int(record["settings"]["epochs"])
+            images = TEST_FRACTION * record["data"]["train"]
+            rounds = cell.row.evaluation.rounds(cell.seed)
+            judged = [
+                _round_work_done(cell, asked, path / EVALUATION_FILES[name], images) for name, asked in rounds.items()
+            ]
             return float(cell.row.training * trained + sum(judged))
         return 0.0
 
 
-def _weight(cell: Cell) -> float:
-    rounds = cell.row.judging.rounds(cell.seed).values()
+def _estimate_cell_work(cell: GridCell) -> float:
+    rounds = cell.row.evaluation.rounds(cell.seed).values()
     return cell.row.training + sum(asked.weight for asked in rounds)
 
 
-def _judged(cell: Cell, asked: Round, out: Path, images: float) -> float:
+def _round_work_done(cell: GridCell, attack_round: AttackRound, out: Path, num_images: float) -> float:
     """How much of a round's weight is behind it: all, or as much as its ledger has rulings for."""
     if out.is_file():
-        return asked.weight
-    blocks = max(1.0, (asked.n or images) / cell.row.judging.block)
-    stages = [stage for attack, stage in written(ledger_of(out)) if attack in asked.attacks]
-    return min(NEARLY * asked.weight, sum(replace(asked, attacks=(stage,)).weight for stage in stages) / blocks)
+        return attack_round.weight
+    blocks = max(1.0, (attack_round.n or num_images) / cell.row.evaluation.block)
+    stages = [stage for attack, stage in read_logged_stages(resume_log_path(out)) if attack in attack_round.attacks]
+    return min(
+        MAX_UNFINISHED_SHARE * attack_round.weight,
+        sum(replace(attack_round, attacks=(stage,)).weight for stage in stages) / blocks,
+    )
 
 
-def _found(run: OneRun) -> str:
-    told = {n: v for n, v in run.numbers.items() if n not in (*COST, "worst") and not n.startswith("last ")}
+def _format_run_results(run: RunResults) -> str:
+    told = {n: v for n, v in run.numbers.items() if n not in (*COST_COLUMNS, "worst") and not n.startswith("last ")}
     shown = [f"{name} {value:.1%}" for name, value in told.items()]
     return f"{', '.join(shown)}, {run.history[-1].backprops:,} backprops, {run.seconds:.1f} s"

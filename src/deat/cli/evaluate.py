@@ -15,170 +15,191 @@ from rich.text import Text
 from torch import nn
 from tyro.conf import Positional, arg
 
-from deat.cli.console import Screen, is_one_screen, is_terminal, say_aside
-from deat.cli.flags import MaybeNumber, MaybeText, MaybeWhole, Norm, Whole
-from deat.cli.train import in_words, say_if_lent
+from deat.cli.console import PlainConsole, is_all_output_terminal, is_stdout_terminal, print_stderr
+from deat.cli.flags import IntFlag, NormChoice, OptionalFloat, OptionalInt, OptionalStr
+from deat.cli.train import describe_normalization, print_recorded_data_root
 from deat.errors import CheckpointError, Interrupted, UsageError
-from deat.evaluation.arguments import check_question
-from deat.evaluation.attack_registry import attackers
+from deat.evaluation.arguments import check_evaluation_arguments
+from deat.evaluation.attack_registry import get_attacks
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.judge import Attacker
-from deat.evaluation.progress import Pace, PaceLines, Progress, line
-from deat.evaluation.results import Evaluation, held_evaluation
-from deat.evaluation.sanity import SLICE, Flag
-from deat.methods.tune import LONGEST, check_step
-from deat.models.weights import locate
-from deat.runs.request import Request, Run, resolve
-from deat.runs.run_dir import HISTORY, REPORT, RUN, WEIGHTS, alone, ledger_of, load_model, test_part
-from deat.runs.schema import Record, confirmed, read_record, recorded_root
+from deat.evaluation.judge import AttackLike
+from deat.evaluation.progress import EvaluationProgress, ProgressCallback, ProgressPrinter, format_progress
+from deat.evaluation.results import Evaluation, read_evaluation_json
+from deat.evaluation.sanity import SANITY_IMAGES, Flag
+from deat.methods.configure import MAX_ALPHA, check_alpha
+from deat.models.weights import find_weights_file
+from deat.runs.request import Request, Run, resolve_request
+from deat.runs.run_dir import (
+    HISTORY_FILE,
+    RUN_FILE,
+    SUMMARY_FILE,
+    WEIGHTS_FILE,
+    get_test_split,
+    load_run_model,
+    lock_evaluation,
+    resume_log_path,
+)
+from deat.runs.schema import RunRecord, confirm_code, read_record, recorded_data_root
 from deat.threat import ThreatModel
-from deat.training.messages import command
-from deat.training.model_checks import statistics_of
-from deat.utils.distributed import Ranks
-from deat.utils.files import refuse_links, write_whole
-from deat.utils.numbers import level, short_seconds
-from deat.utils.paths import at_home
-from deat.utils.text import plain
+from deat.training.messages import format_command
+from deat.training.model_checks import read_channel_stats
+from deat.utils.distributed import Distributed
+from deat.utils.files import check_no_symlinks, write_atomic
+from deat.utils.numbers import format_eps, format_seconds
+from deat.utils.paths import restore_user_paths
+from deat.utils.text import make_printable
 
-MOST_CLASSES = 20
+MAX_TABLE_CLASSES = 20
 """Classes above which the table by class stays in the file."""
-FROM_THE_START = "first to fool counts images that are wrong without any attack; name natural first to count them apart"
+FIRST_TO_FOOL_NOTE = (
+    "first to fool counts images that are wrong without any attack; name natural first to count them apart"
+)
 """What is said where the first attack is given images that it did not have to fool."""
-FEW_CLASSES = (
+FEW_CLASSES_NOTE = (
     "with fewer than four classes its targeted DLR loss is undefined and cross-entropy takes its place, "
     "so this is not the standard AutoAttack"
 )
 """What is said of AutoAttack on two or three classes."""
 
 
-def show(found: Evaluation, out: Path, told: Sequence[Flag] = ()) -> None:
+def print_evaluation(evaluation: Evaluation, out: Path, printed_flags: Sequence[Flag] = ()) -> None:
     """Print what was judged, the tables, and what a reader must know to believe them; flags told above, by name."""
-    console = Screen(soft_wrap=not is_terminal())
-    console.print(plain(_judged_what(found)))
-    console.print(_table(found))
-    if len(found.classes) <= MOST_CLASSES:
-        console.print(_class_table(found))
-    if found.results[0].name != "natural":
-        console.print(FROM_THE_START)
-    if found.settings["sample"]:
-        console.print(f"a sample of {len(found.labels):,} images: not comparable with numbers on the whole test set")
-    for name, how in found.settings["attacks"].items():
+    console = PlainConsole(soft_wrap=not is_stdout_terminal())
+    console.print(make_printable(_describe_target(evaluation)))
+    console.print(_build_attack_table(evaluation))
+    if len(evaluation.classes) <= MAX_TABLE_CLASSES:
+        console.print(_build_class_table(evaluation))
+    if evaluation.results[0].name != "natural":
+        console.print(FIRST_TO_FOOL_NOTE)
+    if evaluation.settings["sample"]:
+        console.print(
+            f"a sample of {len(evaluation.labels):,} images: not comparable with numbers on the whole test set"
+        )
+    for name, how in evaluation.settings["attacks"].items():
         if how.get("targeted_loss") == "ce" and "apgd-t" in how["parts"]:
-            console.print(f"{name}: {FEW_CLASSES}")
-    for text in _time(found):
+            console.print(f"{name}: {FEW_CLASSES_NOTE}")
+    for text in _describe_check_time(evaluation):
         console.print(text)
-    for flag in found.flags:
-        console.print(f"FLAG {flag.name}, as said above" if flag in told else flag.line, style="bold red")
+    for flag in evaluation.flags:
+        console.print(f"FLAG {flag.name}, as said above" if flag in printed_flags else flag.line, style="bold red")
     console.print(f"every setting and verdict is in {out}")
 
 
-def _time(found: Evaluation) -> list[str]:
+def _describe_check_time(evaluation: Evaluation) -> list[str]:
     """How the time was split, where most of it did not go into attacks."""
-    attacks = sum(r.seconds for r in found.results)
-    if found.check_seconds <= attacks:
+    attacks = sum(r.seconds for r in evaluation.results)
+    if evaluation.check_seconds <= attacks:
         return []
-    images = len(found.labels)
-    seen = f"all {images} images" if images <= SLICE else f"{SLICE} images from all over the set"
+    images = len(evaluation.labels)
+    seen = f"all {images} images" if images <= SANITY_IMAGES else f"{SANITY_IMAGES} images from all over the set"
     return [
-        f"sanity checks took {short_seconds(found.check_seconds)} s and the attacks {short_seconds(attacks)} s: the "
-        f"checks look at {seen}, and at no more than {SLICE} however many are judged"
+        f"sanity checks took {format_seconds(evaluation.check_seconds)} s and the attacks {format_seconds(attacks)} s: the "
+        f"checks look at {seen}, and at no more than {SANITY_IMAGES} however many are judged"
     ]
 
 
-def _judged_what(found: Evaluation) -> str:
+def _describe_target(evaluation: Evaluation) -> str:
     """Whose weights the numbers are about, and on which images."""
-    about = found.settings["about"]
+    about = evaluation.settings["about"]
     whose = f"the {about['epoch']} epoch's weights, " if about["epoch"] else ""
-    return f"judged: {whose}{about['weights']}, on {len(found.labels):,} test images of {about['data']}"
+    return f"judged: {whose}{about['weights']}, on {len(evaluation.labels):,} test images of {about['data']}"
 
 
-def _table(found: Evaluation) -> Table:
-    settings = found.settings
+def _build_attack_table(evaluation: Evaluation) -> Table:
+    settings = evaluation.settings
     norm, eps = (settings["threat"][name] for name in ("norm", "eps"))
     sample = f" (a sample of {settings['available']:,})" if settings["sample"] else ""
-    title = f"{norm} eps {level(eps)}, {len(found.labels):,} images{sample}, seed {settings['seed']}"
+    title = f"{norm} eps {format_eps(eps)}, {len(evaluation.labels):,} images{sample}, seed {settings['seed']}"
     title += ", cascade: each attack saw survivors only" if settings["cascade"] else ""
     table = Table(
         "attack", "accuracy", "95 % interval", "first to fool", "seconds", title=title, box=None, pad_edge=False
     )
-    for r in found.results:
-        shown = r.name in found.accuracy
-        share = [f"{found.accuracy[r.name]:.2%}", _interval(found.intervals[r.name])] if shown else ["", ""]
-        table.add_row(r.name, *share, f"{found.added[r.name]:,}", f"{r.seconds:.1f}")
-    table.add_row("worst of all", f"{found.worst:.2%}", _interval(found.intervals["worst"]), "", "", style="bold")
+    for r in evaluation.results:
+        shown = r.name in evaluation.accuracy
+        share = (
+            [f"{evaluation.accuracy[r.name]:.2%}", _format_interval(evaluation.intervals[r.name])]
+            if shown
+            else ["", ""]
+        )
+        table.add_row(r.name, *share, f"{evaluation.newly_fooled[r.name]:,}", f"{r.seconds:.1f}")
+    table.add_row(
+        "worst of all", f"{evaluation.worst:.2%}", _format_interval(evaluation.intervals["worst"]), "", "", style="bold"
+    )
     return table
 
 
-def _class_table(found: Evaluation) -> Table:
+def _build_class_table(evaluation: Evaluation) -> Table:
     table = Table("class", "worst of all", "95 % interval", "images", box=None, pad_edge=False)
-    for name, (hits, images, pair) in found.per_class().items():
-        table.add_row(Text(plain(name)), f"{hits / images:.1%}" if images else "", _interval(pair), f"{images:,}")
+    for name, (hits, images, pair) in evaluation.per_class().items():
+        table.add_row(
+            Text(make_printable(name)), f"{hits / images:.1%}" if images else "", _format_interval(pair), f"{images:,}"
+        )
     return table
 
 
-def _interval(pair: tuple[float, float]) -> str:
+def _format_interval(pair: tuple[float, float]) -> str:
     return f"{pair[0]:.1%} to {pair[1]:.1%}"
 
 
-Held = dict[str, Any]
+EvaluationDict = dict[str, Any]
 """An evaluation.json, or a part of one."""
 
 
-def check_out(out: Path) -> None:
+def check_output_path(out: Path) -> None:
     """Refuse to replace anything but an earlier evaluation, and to write through a link."""
-    refuse_links([out])
+    check_no_symlinks([out])
     if not out.name or out.is_dir():
         raise UsageError(f"--out {str(out)!r} is a folder; name a file, such as evaluation.json.")
-    if out.exists() and held_evaluation(out) is None:
+    if out.exists() and read_evaluation_json(out) is None:
         raise UsageError(f"{str(out)!r} exists and is no evaluation, so it is not replaced. Choose another --out.")
 
 
-def put(found: Evaluation, out: Path) -> None:
+def save_evaluation(evaluation: Evaluation, out: Path) -> None:
     """Write an evaluation, and keep another that is there by then."""
     try:
-        keep_other(out, {"settings": found.settings, "images": len(found.labels)})
+        back_up_other_evaluation(out, {"settings": evaluation.settings, "images": len(evaluation.labels)})
     except OSError as error:
         raise CheckpointError(f"cannot keep the {out.name} that is there: {error.strerror}.") from None
-    found.save(out)
+    evaluation.save(out)
 
 
-def keep_other(out: Path, found: Held) -> None:
+def back_up_other_evaluation(out: Path, new_evaluation: EvaluationDict) -> None:
     """Keep an earlier evaluation that the new one does not answer anew, under the next free number."""
-    held = held_evaluation(out) if out.exists() else None
-    if held is None or _is_answered(old := _asked(held), new := _asked(found)):
+    held = read_evaluation_json(out) if out.exists() else None
+    if held is None or _is_covered(old := _evaluation_request(held), new := _evaluation_request(new_evaluation)):
         return
     why = "answers another question" if old["model"] == new["model"] else "is about other weights"
     data = out.read_bytes()
     for number in count(1):
         copy = out.with_name(f"{out.stem}-{number}{out.suffix}")
         if not copy.exists():
-            write_whole(copy, data)
-            say_aside(f"{out.name} {why}; it is kept as {copy.name}.")
+            write_atomic(copy, data)
+            print_stderr(f"{out.name} {why}; it is kept as {copy.name}.")
         if copy.read_bytes() == data:
             return
 
 
-def _asked(held: Held) -> Held:
+def _evaluation_request(evaluation: EvaluationDict) -> EvaluationDict:
     """What an evaluation was asked: of which weights, on which images and how many, by which attacks, and how.
 
     Weights are known by their hash, since a file of the same name may hold others.
     """
-    settings = held.get("settings", {})
+    settings = evaluation.get("settings", {})
     how = {name: settings.get(name) for name in ("model", "threat", "seed", "block", "cascade")}
     about = {name: settings.get("about", {}).get(name) for name in ("epoch", "data", "size", "normalize")}
-    n = held.get("images") if settings.get("sample") else None
+    n = evaluation.get("images") if settings.get("sample") else None
     return {"attacks": settings.get("attacks", {}), "n": n, **how, **about}
 
 
-def _is_answered(old: Held, new: Held) -> bool:
+def _is_covered(old: EvaluationDict, new: EvaluationDict) -> bool:
     """Whether the new question is the old one, by the same attacks or by more."""
     rest = [{name: value for name, value in asked.items() if name != "attacks"} for asked in (old, new)]
     return rest[0] == rest[1] and old["attacks"].items() <= new["attacks"].items()
 
 
-Epoch = Literal["best", "last"]
-FLAGGED = 6
+EpochChoice = Literal["best", "last"]
+EXIT_FLAGGED = 6
 """The exit status of an evaluation that finished but should not be believed."""
 
 
@@ -188,31 +209,31 @@ class EvaluateCommand:
 
     goes_on: ClassVar[bool] = True
 
-    target: Annotated[Positional[str], arg(metavar="RUN")]
+    target: Annotated[Positional[str], arg(metavar="RUN_FILE")]
     """A run's folder, a .safetensors file, or a folder of them that `deat export --shard-size` made."""
-    data: MaybeText = None
+    data: OptionalStr = None
     """The data set, as for train; a run knows its own. Its test part is judged."""
-    model: MaybeText = None
+    model: OptionalStr = None
     """The network, as for train; a run knows its own, unless it came from a file."""
     attacks: str = "natural,fgsm,pgd-20,cw-20"
     """Names from `deat list attacks`, with commas: pgd-N, cw-N, apgd-ce, apgd-t, fab-t, square, aa, ..."""
-    n: MaybeWhole = None
+    n: OptionalInt = None
     """The first images only; the number is then marked as a sample."""
-    eps: MaybeNumber = None
+    eps: OptionalFloat = None
     """Another radius than the run's or the data set's."""
-    norm: Norm = None
+    norm: NormChoice = None
     """Another norm."""
-    alpha: MaybeNumber = None
+    alpha: OptionalFloat = None
     """The step of pgd and cw (a quarter of eps)."""
-    epoch: Epoch = "best"
+    epoch: EpochChoice = "best"
     """Which of a run's weights."""
     normalize: Literal["auto", "data", "none"] = "auto"
     """What goes before the network of a weights file that says nothing of it, as for train; a run knows."""
     cascade: bool = False
     """Send only survivors on to the next attack; faster, but single attacks then have no accuracy."""
-    seed: Whole = 0
+    seed: IntFlag = 0
     """Where every random draw comes from."""
-    block: Whole = 500
+    block: IntFlag = 500
     """Images attacked at once; verdicts depend on it, so it is recorded."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """What attacks compute in: auto is fp16 on a GPU and fp32 elsewhere. Verdicts are always settled in float32."""
@@ -220,11 +241,11 @@ class EvaluateCommand:
     """How attacks run on a GPU: graph records passes, compile compiles them too, eager neither; auto sees what pays."""
     device: str = "auto"
     """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
-    out: MaybeText = None
+    out: OptionalStr = None
     """The result's file (evaluation.json in the run's folder, or beside the weights)."""
-    data_root: MaybeText = None
+    data_root: OptionalStr = None
     """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
-    size: MaybeWhole = None
+    size: OptionalInt = None
     """folder: side to which images are resized and cropped (their own where all have the same, else 224)."""
     json: bool = False
     """Print evaluation.json instead of a table."""
@@ -234,184 +255,188 @@ class EvaluateCommand:
         return run_evaluation(self)
 
 
-def run_evaluation(order: EvaluateCommand) -> int:
+def run_evaluation(args: EvaluateCommand) -> int:
     """Evaluate, write evaluation.json and show the table; 6 where a sanity flag was raised."""
-    named = attackers(order.attacks)
-    check_question(named, order.n, order.block, order.seed)
-    ranks = Ranks.join(order.device)
-    with ranks.leader_first():
-        record = find_record(order)
-        run, weights = find_run(order, record)
-    chosen = [_with_step(how, order.alpha, run.threat) for how in named]
-    target = Path(order.target).expanduser()
-    out = Path(order.out).expanduser() if order.out is not None else _beside(target)
-    ranks.by_main(lambda: check_out(out))
-    model = load_model(run, weights)
+    named = get_attacks(args.attacks)
+    check_evaluation_arguments(named, args.n, args.block, args.seed)
+    ranks = Distributed.join(args.device)
+    with ranks.local_main_first():
+        record = read_target_record(args)
+        run, weights = resolve_target(args, record)
+    chosen = [_with_step_size(how, args.alpha, run.threat) for how in named]
+    target = Path(args.target).expanduser()
+    out = Path(args.out).expanduser() if args.out is not None else _default_output_path(target)
+    ranks.run_on_main(lambda: check_output_path(out))
+    model = load_run_model(run, weights)
     if ranks.main:
-        say_if_lent(run)
+        print_recorded_data_root(run)
         if record:
-            _say_if_unfinished(target, record)
-            _say_if_other_classes(record, run)
-        _say_if_normalized(run, weights)
-    about = run.about(weights, order.epoch if record else None)
+            _warn_if_unfinished(target, record)
+            _warn_if_classes_differ(record, run)
+        _print_assumed_normalization(run, weights)
+    about = run.about(weights, args.epoch if record else None)
     told: list[Flag] = []
     with ExitStack() as stack:
-        ranks.by_main(lambda: stack.enter_context(alone(out)))
+        ranks.run_on_main(lambda: stack.enter_context(lock_evaluation(out)))
         try:
-            found = _judged(order, run, model, chosen, out, about, ranks, told)
+            found = _evaluate(args, run, model, chosen, out, about, ranks, told)
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; what was judged is kept beside {out}; the same command goes on") from None
     if ranks.main:
-        print(json.dumps(found.as_json())) if order.json else show(found, out, told if is_one_screen() else ())
-    return FLAGGED if found.flags else 0
+        print(json.dumps(found.as_json())) if args.json else print_evaluation(
+            found, out, told if is_all_output_terminal() else ()
+        )
+    return EXIT_FLAGGED if found.flags else 0
 
 
-def _judged(
-    order: EvaluateCommand,
+def _evaluate(
+    args: EvaluateCommand,
     run: Run,
     model: nn.Module,
-    chosen: list[Attacker],
+    attacks: list[AttackLike],
     out: Path,
     about: dict[str, Any],
-    ranks: Ranks,
-    told: list[Flag],
+    distributed: Distributed,
+    printed_flags: list[Flag],
 ) -> Evaluation:
     """The evaluation that was ordered, with a line that says how far it is, and flags that are told at once."""
 
     def tell(flag: Flag) -> None:
         """Say a flag before the first attack."""
-        told.append(flag)
-        say_aside(flag.line)
+        printed_flags.append(flag)
+        print_stderr(flag.line)
 
-    with _progress(order.json or not ranks.main) as progress:
+    with _show_progress(args.json or not distributed.main) as progress:
         return evaluate(
             model,
-            test_part(run),
+            get_test_split(run),
             threat=run.threat,
-            attacks=chosen,
-            n=order.n,
-            seed=order.seed,
-            block=order.block,
-            cascade=order.cascade,
-            precision=order.precision,
-            engine=order.engine,
-            threads=run.settings.threads,
-            ledger=ledger_of(out),
-            save=lambda found: put(found, out),
+            attacks=attacks,
+            n=args.n,
+            seed=args.seed,
+            block=args.block,
+            cascade=args.cascade,
+            precision=args.precision,
+            engine=args.engine,
+            threads=run.config.threads,
+            resume_log=resume_log_path(out),
+            save=lambda found: save_evaluation(found, out),
             about=about,
             progress=progress,
-            tell=tell,
-            ranks=ranks,
+            on_flag=tell,
+            distributed=distributed,
         )
 
 
-def find_record(order: EvaluateCommand) -> Record | None:
+def read_target_record(args: EvaluateCommand) -> RunRecord | None:
     """The record of the run that is to be judged; None where weights are, which have none."""
-    target = Path(order.target).expanduser()
-    if not _exists(target):
-        raise CheckpointError(f"there is no {order.target!r}; give a run's folder or a .safetensors file.")
-    return read_record(target) if (target / RUN).is_file() else None
+    target = Path(args.target).expanduser()
+    if not _path_exists(target):
+        raise CheckpointError(f"there is no {args.target!r}; give a run's folder or a .safetensors file.")
+    return read_record(target) if (target / RUN_FILE).is_file() else None
 
 
-def find_run(order: EvaluateCommand, record: Record | None) -> tuple[Run, Path]:
+def resolve_target(args: EvaluateCommand, record: RunRecord | None) -> tuple[Run, Path]:
     """The run whose data, model and threat are meant, and the weights to judge."""
-    target = Path(order.target).expanduser()
-    request = _recorded(record, order) if record else _described(target, order)
-    given = {name: getattr(order, name) for name in ("data", "model", "norm", "eps", "data_root", "size")}
-    given["normalize"] = None if order.normalize == "auto" else order.normalize
+    target = Path(args.target).expanduser()
+    request = _request_from_record(record, args) if record else _request_for_weights(target, args)
+    given = {name: getattr(args, name) for name in ("data", "model", "norm", "eps", "data_root", "size")}
+    given["normalize"] = None if args.normalize == "auto" else args.normalize
     request = replace(request, **{name: value for name, value in given.items() if value is not None})
-    weights = _kept_weights(target, order) if record else locate(target)
-    statistics = record.statistics if record else statistics_of(weights)
-    recorded = order.data_root is None
-    return resolve(request, recorded=recorded, statistics=statistics, device=order.device, val_attack="none"), weights
+    weights = _find_weights(target, args) if record else find_weights_file(target)
+    statistics = record.statistics if record else read_channel_stats(weights)
+    recorded = args.data_root is None
+    return resolve_request(
+        request, is_recorded=recorded, statistics=statistics, device=args.device, val_attack="none"
+    ), weights
 
 
-def _exists(path: Path) -> bool:
+def _path_exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:  # a name that is too long for anything to have it
         return False
 
 
-def _say_if_unfinished(target: Path, record: Record) -> None:
+def _warn_if_unfinished(target: Path, record: RunRecord) -> None:
     """A run that was cut short is judged like any other, but never taken for a finished one."""
-    if not (target / REPORT).is_file():
-        done = (target / HISTORY).read_bytes().count(b"\n") if (target / HISTORY).is_file() else 0
-        going_on = command("resume", target, vars(record.request))
-        say_aside(
-            f"this run is not finished: it is at {done} of {record.settings.epochs} epochs. Go on with: {going_on}"
+    if not (target / SUMMARY_FILE).is_file():
+        done = (target / HISTORY_FILE).read_bytes().count(b"\n") if (target / HISTORY_FILE).is_file() else 0
+        going_on = format_command("resume", target, vars(record.request))
+        print_stderr(
+            f"this run is not finished: it is at {done} of {record.config.epochs} epochs. Go on with: {going_on}"
         )
 
 
-def _say_if_other_classes(record: Record, run: Run) -> None:
+def _warn_if_classes_differ(record: RunRecord, run: Run) -> None:
     """Labels are numbers, so classes of other names are matched by their order, which may not be meant."""
-    pairs = zip(record.classes, map(str, run.corpus.train.classes), strict=False)
-    other = [f"{plain(seen)!r} for {plain(mine)!r}" for mine, seen in pairs if mine != seen]
+    pairs = zip(record.classes, map(str, run.splits.train.classes), strict=False)
+    other = [f"{make_printable(seen)!r} for {make_printable(mine)!r}" for mine, seen in pairs if mine != seen]
     if other:
         shown = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
-        say_aside(f"this data names other classes than the run's, matched by their order: {shown}.")
+        print_stderr(f"this data names other classes than the run's, matched by their order: {shown}.")
 
 
-def _say_if_normalized(run: Run, weights: Path) -> None:
+def _print_assumed_normalization(run: Run, weights: Path) -> None:
     """A bare file of weights says nothing of normalisation, so what is put before the network is said."""
     if run.statistics and not run.recorded and run.request.normalize == "auto":
-        say_aside(
+        print_stderr(
             f"{weights.name} says nothing of normalisation, so the data's goes before the network: "
-            f"{in_words(run.statistics)}. With --normalize none it is taken as it is."
+            f"{describe_normalization(run.statistics)}. With --normalize none it is taken as it is."
         )
 
 
-def _kept_weights(target: Path, order: EvaluateCommand) -> Path:
+def _find_weights(target: Path, args: EvaluateCommand) -> Path:
     """A run's weights of the epoch that was asked for, and of no other."""
-    file = target / order.epoch / WEIGHTS
+    file = target / args.epoch / WEIGHTS_FILE
     if not file.is_file():
-        raise CheckpointError(f"{order.target!r} has no {order.epoch} weights; try --epoch best or --epoch last.")
+        raise CheckpointError(f"{args.target!r} has no {args.epoch} weights; try --epoch best or --epoch last.")
     return file
 
 
-def _recorded(found: Record, order: EvaluateCommand) -> Request:
-    model = confirmed("model", found.model, order.model)
-    if order.eps is None and order.norm not in (None, found.norm):
-        raise UsageError(f"norm {order.norm!r} needs an --eps of its own: the run's is for {found.norm}.")
-    data, root = at_home(found.request.data), recorded_root(found.request)
-    before = Request(size=found.request.size, normalize=found.request.normalize, data_root=root)
-    return replace(before, data=data, model=model, norm=found.norm, eps=found.eps)
+def _request_from_record(record: RunRecord, args: EvaluateCommand) -> Request:
+    model = confirm_code("model", record.model, args.model)
+    if args.eps is None and args.norm not in (None, record.norm):
+        raise UsageError(f"norm {args.norm!r} needs an --eps of its own: the run's is for {record.norm}.")
+    data, root = restore_user_paths(record.request.data), recorded_data_root(record.request)
+    before = Request(size=record.request.size, normalize=record.request.normalize, data_root=root)
+    return replace(before, data=data, model=model, norm=record.norm, eps=record.eps)
 
 
-def _described(target: Path, order: EvaluateCommand) -> Request:
-    if order.data is None:
+def _request_for_weights(target: Path, args: EvaluateCommand) -> Request:
+    if args.data is None:
         raise UsageError(
             f"{str(target)!r} does not say which data it is for: add --data, and --model if not the usual."
         )
     return Request()
 
 
-def _with_step(how: Attacker, alpha: float | None, threat: ThreatModel) -> Attacker:
-    if alpha is not None and not 0 <= alpha <= LONGEST:
-        raise UsageError(f"alpha must be a step size from 0 to {LONGEST:g}, such as 2/255, not {alpha!r}.")
+def _with_step_size(attacker: AttackLike, alpha: float | None, threat: ThreatModel) -> AttackLike:
+    if alpha is not None and not 0 <= alpha <= MAX_ALPHA:
+        raise UsageError(f"alpha must be a step size from 0 to {MAX_ALPHA:g}, such as 2/255, not {alpha!r}.")
     if alpha is not None:
-        check_step(alpha, threat)
-    if alpha is None or not isinstance(how, Attack) or how.start == "zero" or not threat.eps:
-        return how  # from the image itself go natural, of no step, and FGSM, whose one step is eps
-    return replace(how, alpha=alpha / threat.eps)
+        check_alpha(alpha, threat)
+    if alpha is None or not isinstance(attacker, Attack) or attacker.start == "zero" or not threat.eps:
+        return attacker  # from the image itself go natural, of no step, and FGSM, whose one step is eps
+    return replace(attacker, alpha=alpha / threat.eps)
 
 
-def _beside(target: Path) -> Path:
+def _default_output_path(target: Path) -> Path:
     return target / "evaluation.json" if target.is_dir() else target.with_name(f"{target.stem}.evaluation.json")
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Progress]:
+def _show_progress(quiet: bool) -> Iterator[ProgressCallback]:
     """A line that rich redraws from the clock, however long a ruling takes; in a pipe, lines on standard error."""
-    if quiet or not is_terminal():
-        yield (lambda pace: None) if quiet else PaceLines()
+    if quiet or not is_stdout_terminal():
+        yield (lambda pace: None) if quiet else ProgressPrinter()
         return
-    known: deque[Pace] = deque(maxlen=1)
+    known: deque[EvaluationProgress] = deque(maxlen=1)
     shown = Live(
-        get_renderable=lambda: Text(line(known[-1]) if known else ""),
+        get_renderable=lambda: Text(format_progress(known[-1]) if known else ""),
         transient=True,
         refresh_per_second=4,
-        redirect_stderr=is_one_screen(),  # what goes into a file is left on its way
+        redirect_stderr=is_all_output_terminal(),  # what goes into a file is left on its way
     )
     with shown:
         yield known.append

@@ -8,11 +8,11 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from deat import data, methods, models, recipes
-from deat.cli.console import Screen, is_terminal
-from deat.evaluation.attacks import FAMILIES, Attack
-from deat.evaluation.autoattack import PARTS
+from deat.cli.console import PlainConsole, is_stdout_terminal
+from deat.evaluation.attacks import ATTACK_FAMILIES, Attack
+from deat.evaluation.autoattack import AUTOATTACK_PARTS
 from deat.threat import Linf
-from deat.training.planning import backprops_per_batch
+from deat.training.cost_estimate import backprop_bounds
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,20 @@ class ListCommand:
 
     def run(self) -> int:
         """Print the list."""
-        return list_things(self)
+        return run_list(self)
 
 
-def list_things(order: ListCommand) -> int:
+def run_list(args: ListCommand) -> int:
     """Print the rows of one kind, as a table or as JSON."""
-    rows = LISTS[order.kind]()
-    if order.json:
+    rows = ROWS_BY_KIND[args.kind]()
+    if args.json:
         print(json.dumps(rows, indent=2))
         return 0
-    shown = [{name: value for name, value in row.items() if name not in LONG} for row in rows]
+    shown = [{name: value for name, value in row.items() if name not in OMITTED_COLUMNS} for row in rows]
     table = Table(*shown[0], box=None, pad_edge=False)
     for row in shown:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value or "") for value in row.values()))
-    console = Screen(soft_wrap=True, width=None if is_terminal() else WIDTH)
+    console = PlainConsole(soft_wrap=True, width=None if is_stdout_terminal() else PIPED_TABLE_COLUMNS)
     console.print(table)
     for row in rows:
         if "settings" in row:
@@ -47,36 +47,41 @@ def list_things(order: ListCommand) -> int:
     return 0
 
 
-def _methods() -> list[dict[str, Any]]:
-    found = [methods.method(name) for name in methods.names()]
+def _method_rows() -> list[dict[str, Any]]:
+    found = [methods.get_method(name) for name in methods.list_methods()]
     return [
-        {"name": m.name, "play": type(m.play).__name__.lower(), "backprops in 10 epochs": _cost(m), "what": m.summary}
+        {
+            "name": m.name,
+            "play": type(m.play).__name__.lower(),
+            "backprops in 10 epochs": _format_backprops(m),
+            "what": m.summary,
+        }
         for m in found
     ]
 
 
-def _cost(m: methods.Method) -> str:
-    few, many = backprops_per_batch(m, m.bind(Linf(8 / 255), 10), 10)
+def _format_backprops(m: methods.Method) -> str:
+    few, many = backprop_bounds(m, m.bind(Linf(8 / 255), 10), 10)
     return f"{few}" if few == many else f"{few}-{many}"
 
 
-def _attacks() -> list[dict[str, Any]]:
-    ours = {pattern: _described(build(20)) for pattern, build in FAMILIES.items()}
+def _attack_rows() -> list[dict[str, Any]]:
+    ours = {pattern: _describe_attack(build(20)) for pattern, build in ATTACK_FAMILIES.items()}
     forms = {"pgd-NxR, cw-NxR": "the same from R starts", "pgd-N-last, cw-N-last": "the same, the last step scored"}
-    theirs = dict.fromkeys(PARTS, "a part of AutoAttack")
+    theirs = dict.fromkeys(AUTOATTACK_PARTS, "a part of AutoAttack")
     found = {**ours, **forms, **theirs, "aa": "standard AutoAttack: its four parts, survivors going on"}
     return [{"name": name, "what": what} for name, what in found.items()]
 
 
-def _described(how: Attack) -> str:
-    if not how.steps:
+def _describe_attack(attack: Attack) -> str:
+    if not attack.steps:
         return "no attack"
-    steps = "one step" if how.steps == 1 else "N steps"
-    return f"{steps} of {how.alpha:g} eps, {how.start} start, on {LOSSES[how.loss]}"
+    steps = "one step" if attack.steps == 1 else "N steps"
+    return f"{steps} of {attack.alpha:g} eps, {attack.start} start, on {LOSS_DESCRIPTIONS[attack.loss]}"
 
 
-def _recipes() -> list[dict[str, Any]]:
-    found = [recipes.recipe(name) for name in recipes.names()]
+def _recipe_rows() -> list[dict[str, Any]]:
+    found = [recipes.get_recipe(name) for name in recipes.list_recipes()]
     return [
         {
             "name": r.name,
@@ -87,21 +92,21 @@ def _recipes() -> list[dict[str, Any]]:
             "methods": ", ".join(r.methods),
             "seeds": len(r.seeds),
             "what": r.summary,
-            "settings": r.card,
+            "settings": r.description,
         }
         for r in found
     ]
 
 
-LOSSES = {"ce": "cross-entropy", "margin": "the margin"}
-LONG = ("methods", "settings", "models")
+LOSS_DESCRIPTIONS = {"ce": "cross-entropy", "margin": "the margin"}
+OMITTED_COLUMNS = ("methods", "settings", "models")
 """What is too long for a column."""
-WIDTH = 160
+PIPED_TABLE_COLUMNS = 160
 """Columns of a table that is piped."""
-LISTS = {
-    "methods": _methods,
-    "models": lambda: [asdict(info) for info in models.infos()],
-    "data": lambda: [asdict(info) for info in data.infos()],
-    "attacks": _attacks,
-    "recipes": _recipes,
+ROWS_BY_KIND = {
+    "methods": _method_rows,
+    "models": lambda: [asdict(info) for info in models.list_model_infos()],
+    "data": lambda: [asdict(info) for info in data.list_dataset_infos()],
+    "attacks": _attack_rows,
+    "recipes": _recipe_rows,
 }

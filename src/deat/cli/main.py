@@ -11,8 +11,8 @@ from tyro.conf import FlagCreatePairsOff, subcommand
 
 from deat.cli.bench import BenchCommand
 from deat.cli.evaluate import EvaluateCommand
-from deat.cli.exit_handling import ended, plain_warnings, tolerate_any_terminal
-from deat.cli.flags import check_names
+from deat.cli.exit_handling import replace_unprintable_characters, run_to_exit_status, short_warnings
+from deat.cli.flags import check_flag_names
 from deat.cli.list import ListCommand
 from deat.cli.report import ReportCommand
 from deat.cli.train import ResumeCommand, TrainCommand
@@ -32,10 +32,10 @@ Command = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; the exit status says how it ended."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    tolerate_any_terminal()
+    given = list(sys.argv[1:] if argv is None else argv)
+    replace_unprintable_characters()
     order: list[Command] = []
 
     def command() -> int:
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given == ["--version"]:
             print(f"deat {VERSION}")
         else:
-            check_names(
+            check_flag_names(
                 given,
                 (
                     TrainCommand,
@@ -62,13 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where it is noticed that nobody reads any more
         return status
 
-    with plain_warnings():
-        return ended(command, lambda: getattr(order[0], "goes_on", False) if order else _would_go_on(given))
+    with short_warnings():
+        return run_to_exit_status(
+            command, lambda: getattr(order[0], "goes_on", False) if order else _is_resumable(given)
+        )
 
 
-def _would_go_on(given: list[str]) -> bool:
+def _is_resumable(argv: list[str]) -> bool:
     """Whether a command goes on where it was, as far as words say that nobody has read yet."""
-    if given[:1] != ["train"]:
-        return given[:1] in (["resume"], ["evaluate"], ["bench"])
-    named = dict(pairwise(word for text in given for word in text.split("=", 1)))
+    if argv[:1] != ["train"]:
+        return argv[:1] in (["resume"], ["evaluate"], ["bench"])
+    named = dict(pairwise(word for text in argv for word in text.split("=", 1)))
     return named.get("--resume") == "auto" and "--out" in named and has_checkpoint(Path(named["--out"]).expanduser())

@@ -10,58 +10,74 @@ import torch
 from rich.table import Table
 from tyro.conf import Positional, arg
 
-from deat.cli.bench import WIDTH
-from deat.cli.console import Screen, is_terminal
-from deat.cli.evaluate import Epoch, EvaluateCommand, find_run
-from deat.cli.flags import MaybeText, MaybeWhole, Whole
+from deat.cli.bench import PIPED_TABLE_COLUMNS
+from deat.cli.console import PlainConsole, is_stdout_terminal
+from deat.cli.evaluate import EpochChoice, EvaluateCommand, resolve_target
+from deat.cli.flags import IntFlag, OptionalInt, OptionalStr
 from deat.data import as_source
 from deat.errors import CheckpointError, DeatError, UsageError
-from deat.evaluation.attacks import attack
-from deat.evaluation.blocks import images_at
+from deat.evaluation.attacks import parse_attack
+from deat.evaluation.blocks import load_images_at
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.judge import block_seed
+from deat.evaluation.judge import derive_block_seed
 from deat.evaluation.resume_log import fingerprint_model
-from deat.report.figures import Figure, Line, Panel, figures, table_of
-from deat.report.gallery import Gallery, Tile, candidates, choose, pixels
-from deat.report.gallery import table_of as gallery_table
-from deat.report.grouping import UNEVALUATED, Subject, believed, flags_of, gather, troubles, unchecked
-from deat.report.held_out import held_out, to_evaluate
-from deat.report.html import FILLS, HEADING, Story, cells, heads, held_out_markdown, page
-from deat.report.latex import latex_table
-from deat.report.load import OneRun, ReportRow
-from deat.report.paper_claims import check_claims
-from deat.report.plots import check_matplotlib, draw, draw_gallery
-from deat.report.stats import cell, cost, mean_under
-from deat.report.tables import (
-    Sheet,
-    alarms,
-    claims_table,
-    csv_table,
-    csv_text,
-    markdown_table,
-    remarks,
-    scores_tables,
-    sheet,
+from deat.report.figures import Figure, Panel, PlotLine, build_figures, figure_to_csv_rows
+from deat.report.gallery import Gallery, Tile, image_to_uint8, select_candidates, select_tiles
+from deat.report.gallery import gallery_to_csv_rows as gallery_table
+from deat.report.grouping import (
+    UNEVALUATED,
+    ReportData,
+    collect_flags,
+    exclude_flagged_rows,
+    list_run_problems,
+    list_unchecked_seeds,
+    load_report_data,
 )
-from deat.runs.run_dir import REPORT_FILES, WEIGHTS, is_report, load_model, test_part
+from deat.report.held_out import collect_held_out_results, list_evaluate_commands
+from deat.report.html import (
+    EVALUATE_COMMANDS_INTRO,
+    HELD_OUT_TITLE,
+    Report,
+    format_held_out_cells,
+    get_held_out_header,
+    render_held_out_markdown,
+    render_page,
+)
+from deat.report.latex import render_latex_table
+from deat.report.load import ReportRow, RunResults
+from deat.report.paper_claims import check_claims
+from deat.report.plots import check_matplotlib, draw_figure, draw_gallery
+from deat.report.stats import get_mean_accuracy, summarize_accuracy, summarize_cost
+from deat.report.tables import (
+    ResultsTable,
+    build_results_table,
+    collect_remarks,
+    format_csv,
+    list_watch_alarms,
+    render_claims_table,
+    render_csv_table,
+    render_markdown_table,
+    render_scores_tables,
+)
+from deat.runs.run_dir import REPORT_FILES, WEIGHTS_FILE, get_test_split, is_report_folder, load_run_model
 from deat.runs.schema import read_record
-from deat.threat import ThreatModel, widest_of
-from deat.utils.files import refuse_links, write_whole
-from deat.utils.numbers import level
-from deat.utils.paths import tidy
-from deat.utils.text import markdown, plain
-from deat.utils.torch_utils import device_of, evaluating
-from deat.utils.user_code import FORM, is_file_spec
+from deat.threat import ThreatModel, max_image_distance
+from deat.utils.files import check_no_symlinks, write_atomic
+from deat.utils.numbers import format_eps
+from deat.utils.paths import anonymize_paths
+from deat.utils.text import escape_markdown, make_printable
+from deat.utils.torch_utils import device_of, eval_mode
+from deat.utils.user_code import SPEC_HINT, is_file_spec
 
-SWEEP = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+SWEEP_EPS_FACTORS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 """The radii of a sweep, in units of the run's own eps, as far as images are apart."""
-ATTACK = "pgd-20"
-LOOKED = 500
+REPORT_ATTACK = "pgd-20"
+GALLERY_POOL_IMAGES = 500
 """How many test images a gallery is chosen from."""
 
 
 @dataclass(frozen=True)
-class Lab:
+class LoadOptions:
     """Where networks run and data lies, and the networks of their own, named by the user, whose code may run."""
 
     device: str = "auto"
@@ -69,52 +85,52 @@ class Lab:
     models: tuple[str, ...] = ()
 
 
-Loaded = tuple[torch.nn.Module, Any, ThreatModel]
-Shown = tuple[torch.Tensor, list[str]]
+LoadedRun = tuple[torch.nn.Module, Any, ThreatModel]
+ImagesAndPredictions = tuple[torch.Tensor, list[str]]
 """Images, and what a network takes them for."""
 
 
-def load(run: OneRun, lab: Lab) -> Loaded:
+def load_evaluated_run(run: RunResults, options: LoadOptions) -> LoadedRun:
     """The network that a run's evaluation judged, be it its best or its last, its test images and its threat model."""
-    files = _kept(run)
-    epoch: Epoch = "last" if files and files[0].parent.name == "last" else "best"
+    files = _weight_files(run)
+    epoch: EpochChoice = "last" if files and files[0].parent.name == "last" else "best"
     record = read_record(run.path)
-    named = _named(record.model, lab.models)
-    order = EvaluateCommand(str(run.path), model=named, epoch=epoch, device=lab.device, data_root=lab.data_root)
-    found, _ = find_run(order, record)
+    named = _match_user_model(record.model, options.models)
+    order = EvaluateCommand(str(run.path), model=named, epoch=epoch, device=options.device, data_root=options.data_root)
+    found, _ = resolve_target(order, record)
     for file in files:
-        model = load_model(found, file).eval()
-        if _is_judged(run, model):
-            return model, test_part(found), found.threat
+        model = load_run_model(found, file).eval()
+        if _is_evaluated_model(run, model):
+            return model, get_test_split(found), found.threat
     raise CheckpointError(f"{str(run.path)!r} has other weights than its evaluation judged: evaluate it again.")
 
 
-def _named(recorded: str, models: Sequence[str]) -> str | None:
+def _match_user_model(recorded: str, models: Sequence[str]) -> str | None:
     """Which of the models that the user named a run's own is, by its path or else by file and object alone."""
     same = [spec for spec in models if Path(spec).name == Path(recorded).name]
     return recorded if recorded in models else same[0] if len(same) == 1 else None
 
 
-def sweep(rows: Sequence[ReportRow], images: int, lab: Lab) -> Figure:
+def make_sweep_figure(rows: Sequence[ReportRow], num_images: int, options: LoadOptions) -> Figure:
     """PGD-20 accuracy by radius, on the first test images, of each row's first finished run."""
     lines, lacking, counts = [], [], set()
     for row in rows:
         for run in row.done[:1]:
             try:
-                loaded = load(run, lab)
-                lines.append(_swept(row.name, run.seed, loaded, images))
-                counts.add(min(images, len(loaded[1])))  # a set may have fewer than are asked for
+                loaded = load_evaluated_run(run, options)
+                lines.append(_make_sweep_line(row.name, run.seed, loaded, num_images))
+                counts.add(min(num_images, len(loaded[1])))  # a set may have fewer than are asked for
             except (DeatError, OSError) as error:
-                lacking.append(tidy(f"{row.name}: {error}"))
+                lacking.append(anonymize_paths(f"{row.name}: {error}"))
     name = "Accuracy by radius"
     if not lines:
         return Figure("sweep", name, missing="; ".join(lacking) or "an evaluated run")
-    about = f"{ATTACK.upper()} on {' or '.join(f'{n:,}' for n in sorted(counts))} test images, {_seeds(lines)}"
+    about = f"{REPORT_ATTACK.upper()} on {' or '.join(f'{n:,}' for n in sorted(counts))} test images, {_describe_seeds(lines)}"
     panel = Panel(about, "eps", "accuracy", lines, percent=True)
     return Figure("sweep", name, [panel], "; ".join(lacking))
 
 
-def _seeds(lines: Sequence[Line]) -> str:
+def _describe_seeds(lines: Sequence[PlotLine]) -> str:
     """Which one seed of each row a sweep is of: that of most rows, and who has another."""
     held: dict[int | None, list[str]] = {}
     for line in lines:
@@ -124,83 +140,102 @@ def _seeds(lines: Sequence[Line]) -> str:
     return ", ".join([f"seed {usual} alone", *told])
 
 
-def gallery(row: ReportRow, count: int, lab: Lab) -> Gallery:
+def make_gallery(row: ReportRow, count: int, options: LoadOptions) -> Gallery:
     """A few test images, some fooled and some not if there are such, attacked through a row's first finished run."""
     try:
-        model, part, threat = load(row.done[0], lab)
+        model, part, threat = load_evaluated_run(row.done[0], options)
     except (DeatError, OSError) as error:
-        return Gallery(missing=tidy(str(error)))
-    numbers, x, y = _worth_showing(row.done[0], model, part, count)
-    how = attack(ATTACK)
-    generator = torch.Generator(x.device).manual_seed(block_seed(0, how.name, 0))
+        return Gallery(missing=anonymize_paths(str(error)))
+    numbers, x, y = _select_images(row.done[0], model, part, count)
+    how = parse_attack(REPORT_ATTACK)
+    generator = torch.Generator(x.device).manual_seed(derive_block_seed(0, how.name, 0))
     adv = how(model, x, y, threat, generator)
     labels = [str(part.classes[i]) for i in y.tolist()]
-    tiles = _tiles(
-        numbers, labels, (x.cpu(), _seen(model, x, part.classes)), (adv.cpu(), _seen(model, adv, part.classes))
+    tiles = _make_tiles(
+        numbers,
+        labels,
+        (x.cpu(), _predict_classes(model, x, part.classes)),
+        (adv.cpu(), _predict_classes(model, adv, part.classes)),
     )
-    return Gallery(row.name, f"{how.name.upper()}, {threat.name} eps {level(threat.eps)}", choose(list(tiles), count))
+    return Gallery(
+        row.name, f"{how.name.upper()}, {threat.name} eps {format_eps(threat.eps)}", select_tiles(list(tiles), count)
+    )
 
 
-def has_weights(run: OneRun) -> bool:
+def has_weights(run: RunResults) -> bool:
     """Whether a run has weights beside its record."""
-    return bool(_kept(run))
+    return bool(_weight_files(run))
 
 
-def _kept(run: OneRun) -> list[Path]:
-    files = [run.path / epoch / WEIGHTS for epoch in ("best", "last")]
+def _weight_files(run: RunResults) -> list[Path]:
+    files = [run.path / epoch / WEIGHTS_FILE for epoch in ("best", "last")]
     return [file for file in files if file.is_file()]
 
 
-def _is_judged(run: OneRun, model: torch.nn.Module) -> bool:
+def _is_evaluated_model(run: RunResults, model: torch.nn.Module) -> bool:
     """Whether these are the weights behind a run's numbers; an evaluation that does not tell is believed."""
     judged = run.evaluation.settings.get("model") if run.evaluation else None
     return judged is None or judged == fingerprint_model(model)
 
 
-def _swept(name: str, seed: int, loaded: Loaded, images: int) -> Line:
+def _make_sweep_line(name: str, seed: int, loaded: LoadedRun, num_images: int) -> PlotLine:
     model, part, threat = loaded
     shares: list[float | None] = []
-    radii = [factor * threat.eps for factor in SWEEP if factor * threat.eps < widest_of(threat, part.shape)]
+    radii = [
+        factor * threat.eps
+        for factor in SWEEP_EPS_FACTORS
+        if factor * threat.eps < max_image_distance(threat, part.shape)
+    ]
     for eps in radii:
-        how, radius = (ATTACK, replace(threat, eps=eps)) if eps else ("natural", threat)
-        found = evaluate(model, part, threat=radius, attacks=[how], n=images, sanity=False, progress=False)
+        how, radius = (REPORT_ATTACK, replace(threat, eps=eps)) if eps else ("natural", threat)
+        found = evaluate(model, part, threat=radius, attacks=[how], n=num_images, sanity=False, progress=False)
         shares.append(found.accuracy[how])
-    return Line(name, seed, radii, shares)
+    return PlotLine(name, seed, radii, shares)
 
 
-def _worth_showing(
-    run: OneRun, model: torch.nn.Module, part: Any, count: int
+def _select_images(
+    run: RunResults, model: torch.nn.Module, part: Any, count: int
 ) -> tuple[list[int], torch.Tensor, torch.Tensor]:
     """The numbers of the test images to attack, the images and their labels."""
     judged = run.evaluation
     if judged is not None and "natural" in judged.verdicts:
-        found = judged.verdicts.get(ATTACK, judged.verdicts["worst"])
-        numbers = candidates(judged.verdicts["natural"][:LOOKED], found[:LOOKED], count)
-        x, y = _pick(model, part, numbers)
+        found = judged.verdicts.get(REPORT_ATTACK, judged.verdicts["worst"])
+        numbers = select_candidates(
+            judged.verdicts["natural"][:GALLERY_POOL_IMAGES], found[:GALLERY_POOL_IMAGES], count
+        )
+        x, y = _load_images(model, part, numbers)
         if y.tolist() == [judged.labels[n] for n in numbers]:  # else it was judged on other images than these
             return numbers, x, y
-    x, y = _pick(model, part, range(3 * count))
+    x, y = _load_images(model, part, range(3 * count))
     return list(range(len(y))), x, y
 
 
-def _pick(model: torch.nn.Module, part: Any, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _load_images(model: torch.nn.Module, part: Any, numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The images of these rising numbers, as many of them as there are."""
     device = device_of(model)
     index = torch.tensor([number for number in numbers if number < len(part)])
-    return images_at(as_source(part, batch_size=len(index), device=device, shuffle=False), index, device)
+    return load_images_at(as_source(part, batch_size=len(index), device=device, shuffle=False), index, device)
 
 
-def _seen(model: torch.nn.Module, x: torch.Tensor, classes: Sequence[str]) -> list[str]:
-    with torch.no_grad(), evaluating(model):
+def _predict_classes(model: torch.nn.Module, x: torch.Tensor, classes: Sequence[str]) -> list[str]:
+    with torch.no_grad(), eval_mode(model):
         return [str(classes[i]) for i in model(x).argmax(1).tolist()]
 
 
-def _tiles(numbers: Sequence[int], labels: Sequence[str], natural: Shown, attacked: Shown) -> Iterator[Tile]:
-    (images, before), (adv, after) = natural, attacked
+def _make_tiles(
+    numbers: Sequence[int], labels: Sequence[str], natural: ImagesAndPredictions, adversarial: ImagesAndPredictions
+) -> Iterator[Tile]:
+    (images, before), (adv, after) = natural, adversarial
     for n, (number, label) in enumerate(zip(numbers, labels, strict=True)):
         delta = adv[n] - images[n]
         shown = 0.5 + delta / (2 * max(float(delta.abs().max()), 1e-9))
-        yield Tile(number, label, before[n], after[n], (pixels(images[n]), pixels(shown), pixels(adv[n])))
+        yield Tile(
+            number,
+            label,
+            before[n],
+            after[n],
+            (image_to_uint8(images[n]), image_to_uint8(shown), image_to_uint8(adv[n])),
+        )
 
 
 @dataclass(frozen=True)
@@ -209,21 +244,21 @@ class ReportCommand:
 
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]
     """Run and bench folders; runs that differ in their seed alone make one row, pieces of one bench one table."""
-    out: MaybeText = None
+    out: OptionalStr = None
     """The report's folder (report/ in the only folder named, or beside the first of several)."""
-    against: MaybeText = None
+    against: OptionalStr = None
     """The row that others are tested against, image by image (m+deat, or else the most robust)."""
-    sweep: MaybeWhole = None
+    sweep: OptionalInt = None
     """Also attack the first so many test images at radii from 0 to 3 eps, and draw the curves."""
-    gallery: Whole = 6
+    gallery: IntFlag = 6
     """Adversarial examples to show, against the most robust row that kept its weights; 0 for none."""
     no_figures: bool = False
     """Leave out the pictures, which need matplotlib; the page and the tables do not."""
-    model: MaybeText = None
+    model: OptionalStr = None
     """Your own networks among the runs, whose code --sweep and --gallery then run: net.py:Net, several by commas."""
     device: str = "auto"
     """Where networks run for --sweep and --gallery: cpu, cuda, ..."""
-    data_root: MaybeText = None
+    data_root: OptionalStr = None
     """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
     json: bool = False
     """Print the numbers as one JSON document."""
@@ -233,176 +268,182 @@ class ReportCommand:
         return run_report(self)
 
 
-def run_report(wish: ReportCommand) -> int:
+def run_report(args: ReportCommand) -> int:
     """Read, compare, draw and write everything down."""
-    _check(wish)
-    subject = gather(wish.runs)
-    out = _place(wish)
-    story = tell(subject, wish)
+    _check_arguments(args)
+    subject = load_report_data(args.runs)
+    out = _choose_folder(args)
+    story = build_report(subject, args)
     try:
-        _write(story, out, wish)
+        _write_files(story, out, args)
     except OSError as error:
         raise CheckpointError(f"cannot write to {str(out)!r}: {error.strerror}. Choose another --out.") from None
-    _show(story, out, wish)
+    _print_report(story, out, args)
     return 0
 
 
-def tell(subject: Subject, wish: ReportCommand) -> Story:
+def build_report(subject: ReportData, args: ReportCommand) -> Report:
     """Everything that the report says."""
-    of = sheet(subject, wish.against)
-    drawn = figures(subject.rows, of.headline)
-    if wish.sweep:
-        drawn.append(sweep(subject.rows, wish.sweep, _lab(wish)))
-    shown = _gallery(of, wish)
+    of = build_results_table(subject, args.against)
+    drawn = build_figures(subject.rows, of.ranking_attack)
+    if args.sweep:
+        drawn.append(make_sweep_figure(subject.rows, args.sweep, _load_options(args)))
+    shown = _make_best_row_gallery(of, args)
     missing = [f"{figure.title}: {figure.missing}" for figure in drawn if figure.missing]
-    if wish.gallery and shown.missing:
+    if args.gallery and shown.missing:
         missing.append(f"Adversarial examples: {shown.missing}")
-    return Story(_heading(subject), of, drawn, check_claims(subject.rows), shown, missing)
+    return Report(_format_heading(subject), of, drawn, check_claims(subject.rows), shown, missing)
 
 
-def _check(wish: ReportCommand) -> None:
-    if wish.sweep is not None and wish.sweep < 1:
-        raise UsageError(f"sweep must be a number of test images >= 1, not {wish.sweep}.")
-    if wish.gallery < 0:
-        raise UsageError(f"gallery must be a number of images >= 0, not {wish.gallery}.")
-    for spec in _lab(wish).models:
+def _check_arguments(args: ReportCommand) -> None:
+    if args.sweep is not None and args.sweep < 1:
+        raise UsageError(f"sweep must be a number of test images >= 1, not {args.sweep}.")
+    if args.gallery < 0:
+        raise UsageError(f"gallery must be a number of images >= 0, not {args.gallery}.")
+    for spec in _load_options(args).models:
         if not is_file_spec(spec):
-            raise UsageError(f"--model {spec!r} is no network of your own, which alone needs naming: {FORM}.")
-    if not wish.no_figures:
+            raise UsageError(f"--model {spec!r} is no network of your own, which alone needs naming: {SPEC_HINT}.")
+    if not args.no_figures:
         check_matplotlib()
 
 
-def _lab(wish: ReportCommand) -> Lab:
-    named = (wish.model or "").split(",")
-    return Lab(wish.device, wish.data_root, tuple(spec.strip() for spec in named if spec.strip()))
+def _load_options(args: ReportCommand) -> LoadOptions:
+    named = (args.model or "").split(",")
+    return LoadOptions(args.device, args.data_root, tuple(spec.strip() for spec in named if spec.strip()))
 
 
-def _place(wish: ReportCommand) -> Path:
+def _choose_folder(args: ReportCommand) -> Path:
     """Where the report goes: --out, or report/ in the only folder named, or beside several."""
-    first = Path(wish.runs[0]).expanduser()
-    beside = (first if len(set(map(Path, wish.runs))) == 1 else first.parent) / "report"
-    out = Path(wish.out).expanduser() if wish.out else beside
-    refuse_links([*([] if wish.out else [out]), out / "figures", *(out / name for name in sorted(REPORT_FILES))])
-    if out.is_file() or (out.is_dir() and not is_report(out)):
+    first = Path(args.runs[0]).expanduser()
+    beside = (first if len(set(map(Path, args.runs))) == 1 else first.parent) / "report"
+    out = Path(args.out).expanduser() if args.out else beside
+    check_no_symlinks([*([] if args.out else [out]), out / "figures", *(out / name for name in sorted(REPORT_FILES))])
+    if out.is_file() or (out.is_dir() and not is_report_folder(out)):
         raise UsageError(f"{str(out)!r} holds other things than a report; name another folder with --out.")
     return out
 
 
-def _heading(subject: Subject) -> str:
+def _format_heading(subject: ReportData) -> str:
     if subject.recipes:
-        return ", ".join(dict.fromkeys(plain(recipe) for recipe in subject.recipes))
+        return ", ".join(dict.fromkeys(make_printable(recipe) for recipe in subject.recipes))
     names = dict.fromkeys(row.runs[0].record["data"]["name"] for row in subject.rows if row.runs[0].record)
     methods = dict.fromkeys(row.method for row in subject.rows)
-    return plain(f"{' and '.join(methods) if len(methods) < 4 else f'{len(methods)} methods'} on {' and '.join(names)}")
+    return make_printable(
+        f"{' and '.join(methods) if len(methods) < 4 else f'{len(methods)} methods'} on {' and '.join(names)}"
+    )
 
 
-def _gallery(of: Sheet, wish: ReportCommand) -> Gallery:
+def _make_best_row_gallery(results_sheet: ResultsTable, args: ReportCommand) -> Gallery:
     """Examples against the most robust row that kept its weights, of those that may be believed if there are any."""
-    able = [row for row in of.rows if row.done and has_weights(row.done[0])]
-    if not wish.gallery or not able or not of.headline:
+    able = [row for row in results_sheet.rows if row.done and has_weights(row.done[0])]
+    if not args.gallery or not able or not results_sheet.ranking_attack:
         return Gallery(missing="an evaluated run with its weights")
-    best = max(believed(able), key=lambda row: mean_under(row, of.headline or ""))
-    return gallery(best, wish.gallery, _lab(wish))
+    best = max(exclude_flagged_rows(able), key=lambda row: get_mean_accuracy(row, results_sheet.ranking_attack or ""))
+    return make_gallery(best, args.gallery, _load_options(args))
 
 
-def _write(story: Story, out: Path, wish: ReportCommand) -> None:
-    of, folder = story.sheet, out / "figures"
+def _write_files(story: Report, out: Path, args: ReportCommand) -> None:
+    of, folder = story.results, out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
-        "index.html": page(story),
-        "table.md": _markdown(story),
-        "table.tex": latex_table(of),
-        "table.csv": csv_table(of),
-        **{f"figures/{name}.csv": csv_text(rows) for name, rows in _data(story)},
+        "index.html": render_page(story),
+        "table.md": _format_markdown(story),
+        "table.tex": render_latex_table(of),
+        "table.csv": render_csv_table(of),
+        **{f"figures/{name}.csv": format_csv(rows) for name, rows in _figure_tables(story)},
     }
     for name in REPORT_FILES - texts.keys():  # of an earlier report, which had other figures
         (out / name).unlink(missing_ok=True)
     for name, text in texts.items():
-        write_whole(out / name, text.encode())
-    if not wish.no_figures:
-        _draw(story, folder)
+        write_atomic(out / name, text.encode())
+    if not args.no_figures:
+        _draw_figures(story, folder)
 
 
-def _markdown(story: Story) -> str:
-    of = story.sheet
-    place = f"In the paper: {markdown('; '.join(of.subject.tables))}.\n\n" if of.subject.tables else ""
-    results = markdown_table(of) if any(row.done for row in of.rows) else _unevaluated(of)
-    table = f"# {story.heading}\n\n{place}{results}{held_out_markdown(of.rows)}{scores_tables(of.rows)}"
-    return f"{table}\n## The paper's claims\n\n{claims_table(story.claims)}" if story.claims else table
+def _format_markdown(story: Report) -> str:
+    of = story.results
+    place = f"In the paper: {escape_markdown('; '.join(of.data.tables))}.\n\n" if of.data.tables else ""
+    results = render_markdown_table(of) if any(row.done for row in of.rows) else _format_unevaluated(of)
+    table = f"# {story.heading}\n\n{place}{results}{render_held_out_markdown(of.rows)}{render_scores_tables(of.rows)}"
+    return f"{table}\n## The paper's claims\n\n{render_claims_table(story.claims)}" if story.claims else table
 
 
-def _unevaluated(of: Sheet) -> str:
+def _format_unevaluated(results_sheet: ResultsTable) -> str:
     """What stands in place of a table in which there would be no number."""
-    told = [f"{row.name}, {text}" for row in of.rows for text in troubles(row, UNEVALUATED)]
-    return "\n".join(f"{markdown(text)}\n" for text in ("No run is evaluated yet.", *told, *of.subject.notes))
+    told = [f"{row.name}, {text}" for row in results_sheet.rows for text in list_run_problems(row, UNEVALUATED)]
+    return "\n".join(
+        f"{escape_markdown(text)}\n" for text in ("No run is evaluated yet.", *told, *results_sheet.data.notes)
+    )
 
 
-def _draw(story: Story, folder: Path) -> None:
-    order = [row.name for row in story.sheet.rows]
+def _draw_figures(story: Report, folder: Path) -> None:
+    order = [row.name for row in story.results.rows]
     for figure in story.figures:
         if figure.panels:
-            draw(figure, order, folder)
+            draw_figure(figure, order, folder)
     if story.gallery.tiles:
         draw_gallery(story.gallery, folder)
 
 
-def _data(story: Story) -> Iterator[tuple[str, Sequence[Sequence[Any]]]]:
-    yield from ((figure.name, table_of(figure)) for figure in story.figures if figure.panels)
+def _figure_tables(story: Report) -> Iterator[tuple[str, Sequence[Sequence[Any]]]]:
+    yield from ((figure.name, figure_to_csv_rows(figure)) for figure in story.figures if figure.panels)
     if story.gallery.tiles:
         yield "gallery", gallery_table(story.gallery)
 
 
-def _show(story: Story, out: Path, wish: ReportCommand) -> None:
-    if wish.json:
-        print(json.dumps({"out": str(out), **as_json(story)}, allow_nan=False))
+def _print_report(story: Report, out: Path, args: ReportCommand) -> None:
+    if args.json:
+        print(json.dumps({"out": str(out), **report_to_json(story)}, allow_nan=False))
         return
     for text in story.missing:
-        print(plain(f"left out: {text}"))
-    for row in story.sheet.rows:
-        for text in troubles(row, UNEVALUATED):
-            print(plain(f"not whole: {row.name}, {text}"))
-        for text in alarms(row):
-            print(plain(f"watch: {row.name}, {text}"))
-    _show_held_out(story.sheet.rows)
-    page_file = (out / "index.html").resolve() if is_terminal() else out / "index.html"
+        print(make_printable(f"left out: {text}"))
+    for row in story.results.rows:
+        for text in list_run_problems(row, UNEVALUATED):
+            print(make_printable(f"not whole: {row.name}, {text}"))
+        for text in list_watch_alarms(row):
+            print(make_printable(f"watch: {row.name}, {text}"))
+    _print_held_out(story.results.rows)
+    page_file = (out / "index.html").resolve() if is_stdout_terminal() else out / "index.html"
     print(f"the report is {page_file}; tables and figures are beside it")
 
 
-def _show_held_out(rows: Sequence[ReportRow]) -> None:
+def _print_held_out(rows: Sequence[ReportRow]) -> None:
     """What is known of runs that have no test figures, and what gives them some."""
-    console = Screen(soft_wrap=True, width=None if is_terminal() else WIDTH)
-    if found := held_out(rows):
-        shown = Table(title=f"{HEADING.lower()}, in percent", title_justify="left", box=None, pad_edge=False)
-        for n, head in enumerate(heads(found)):
-            shown.add_column(plain(head), justify="right" if n else "left")
+    console = PlainConsole(soft_wrap=True, width=None if is_stdout_terminal() else PIPED_TABLE_COLUMNS)
+    if found := collect_held_out_results(rows):
+        shown = Table(title=f"{HELD_OUT_TITLE.lower()}, in percent", title_justify="left", box=None, pad_edge=False)
+        for n, head in enumerate(get_held_out_header(found)):
+            shown.add_column(make_printable(head), justify="right" if n else "left")
         for one in found:
-            shown.add_row(*map(plain, (one.row, *cells(one, found))))
+            shown.add_row(*map(make_printable, (one.row, *format_held_out_cells(one, found))))
         console.print(shown)
-    if judging := to_evaluate(rows):
-        console.print("\n".join([FILLS, *(f"  {plain(text)}" for text in judging)]))
+    if judging := list_evaluate_commands(rows):
+        console.print("\n".join([EVALUATE_COMMANDS_INTRO, *(f"  {make_printable(text)}" for text in judging)]))
 
 
-def as_json(story: Story) -> dict[str, Any]:
+def report_to_json(story: Report) -> dict[str, Any]:
     """The report's numbers as one document."""
     return {
-        "headline": story.sheet.headline,
-        "against": story.sheet.against and story.sheet.against.name,
-        "rows": [_row(story.sheet, row) for row in story.sheet.rows],
+        "headline": story.results.ranking_attack,
+        "against": story.results.against and story.results.against.name,
+        "rows": [_row_to_json(story.results, row) for row in story.results.rows],
         "claims": [
-            {**asdict(c), "claim": c.claim.text, "paper": c.claim.percent, "paper_tables": c.claim.tabled}
+            {**asdict(c), "claim": c.claim.text, "paper": c.claim.percent, "paper_tables": c.claim.percent_from_table}
             for c in story.claims
         ],
         "figures": [figure.name for figure in story.figures if figure.panels],
-        "notes": list(story.sheet.subject.notes),
+        "notes": list(story.results.data.notes),
         "left_out": list(story.missing),
-        "to_evaluate": to_evaluate(story.sheet.rows),
+        "to_evaluate": list_evaluate_commands(story.results.rows),
     }
 
 
-def _row(of: Sheet, row: ReportRow) -> dict[str, Any]:
-    spent = cost(row)
-    cells = {attack: found for attack in of.attacks if (found := cell(row, attack))}
-    versus = {a: asdict(pair) for a in of.attacks if (pair := of.versus.get(a, {}).get(row.name))}
+def _row_to_json(results_sheet: ResultsTable, row: ReportRow) -> dict[str, Any]:
+    spent = summarize_cost(row)
+    cells = {attack: found for attack in results_sheet.attacks if (found := summarize_accuracy(row, attack))}
+    versus = {
+        a: asdict(pair) for a in results_sheet.attacks if (pair := results_sheet.comparisons.get(a, {}).get(row.name))
+    }
     return {
         "name": row.name,
         "method": row.method,
@@ -411,11 +452,11 @@ def _row(of: Sheet, row: ReportRow) -> dict[str, Any]:
         "accuracy": {attack: asdict(found) for attack, found in cells.items()},
         "cost": asdict(spent) if spent else None,
         "versus": versus,
-        "held_out": next((one.as_json() for one in held_out([row])), None),
-        "flags": sorted({flag.name for _, flag in flags_of(row)}),
-        "unchecked": unchecked(row),
+        "held_out": next((one.as_json() for one in collect_held_out_results([row])), None),
+        "flags": sorted({flag.name for _, flag in collect_flags(row)}),
+        "unchecked": list_unchecked_seeds(row),
         "given": list(row.differs),
-        "alarms": alarms(row),
-        "troubles": troubles(row),
-        "remarks": remarks(row),
+        "alarms": list_watch_alarms(row),
+        "troubles": list_run_problems(row),
+        "remarks": collect_remarks(row),
     }

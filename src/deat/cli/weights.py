@@ -6,15 +6,23 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from deat.cli.flags import MaybeText
-from deat.cli.train import in_words
-from deat.data.statistics import Statistics
+from deat.cli.flags import OptionalStr
+from deat.cli.train import describe_normalization
+from deat.data.statistics import ChannelStats
 from deat.errors import CheckpointError, UsageError
-from deat.models.import_export import check_there, larger_than, note, own, read_foreign, size_of, write_sharded
-from deat.runs.execute import kept_weights
-from deat.runs.run_dir import WEIGHTS, has_checkpoint
-from deat.utils.files import write_whole
-from deat.utils.tensor_files import Tensors, dump, read
+from deat.models.import_export import (
+    check_file_exists,
+    find_oversized_tensors,
+    format_normalization_note,
+    parse_byte_size,
+    read_pt_weights,
+    split_normalization,
+    write_sharded,
+)
+from deat.runs.execute import load_checkpoint_weights
+from deat.runs.run_dir import WEIGHTS_FILE, has_checkpoint
+from deat.utils.files import write_atomic
+from deat.utils.tensor_files import Tensors, encode_tensors, read_tensors
 
 
 @dataclass(frozen=True)
@@ -23,7 +31,7 @@ class ImportCommand:
 
     file: Annotated[Positional[str], arg(metavar="FILE")]
     """The file: a state dict, or a checkpoint that holds one."""
-    out: MaybeText = None
+    out: OptionalStr = None
     """The new file (FILE with the ending .safetensors)."""
 
     def run(self) -> int:
@@ -37,11 +45,11 @@ class ExportCommand:
 
     run_folder: Annotated[Positional[str], arg(name="run", metavar="RUN")]
     """The run's folder, or that of fit's checkpoints."""
-    out: MaybeText = None
+    out: OptionalStr = None
     """The new file (RUN.safetensors), or with --shard-size the new folder."""
     epoch: Literal["best", "last"] = "best"
     """Which of the run's weights."""
-    shard_size: MaybeText = None
+    shard_size: OptionalStr = None
     """Several files of at most this size, such as 500MB or 2GB, with an index."""
 
     def run(self) -> int:
@@ -49,68 +57,68 @@ class ExportCommand:
         return run_export(self)
 
 
-def run_import(order: ImportCommand) -> int:
+def run_import(args: ImportCommand) -> int:
     """Convert a file of weights to safetensors."""
-    source = Path(order.file).expanduser()
-    check_there(source)
-    target = Path(order.out).expanduser() if order.out else source.with_suffix(".safetensors")
-    _check_new(target)
+    source = Path(args.file).expanduser()
+    check_file_exists(source)
+    target = Path(args.out).expanduser() if args.out else source.with_suffix(".safetensors")
+    _check_does_not_exist(target)
     if target.suffix != ".safetensors":
         raise UsageError(f"--out {str(target)!r} must end in .safetensors.")
-    tensors = read_foreign(source)
-    _write(target, dump(tensors))
+    tensors = read_pt_weights(source)
+    _write_file(target, encode_tensors(tensors))
     print(f"{len(tensors)} tensors are in {target}; use it with --init, or with deat evaluate")
     return 0
 
 
-def run_export(order: ExportCommand) -> int:
+def run_export(args: ExportCommand) -> int:
     """Write a run's weights under the network's own names."""
-    most = size_of(order.shard_size) if order.shard_size else None
-    folder = Path(order.run_folder).expanduser()
-    tensors, normalization = own(_weights(folder, order))
+    most = parse_byte_size(args.shard_size) if args.shard_size else None
+    folder = Path(args.run_folder).expanduser()
+    tensors, normalization = split_normalization(_read_weights(folder, args))
     usual = f"{folder.resolve().name}.safetensors" if most is None else f"{folder.resolve().name}-weights"
-    target = Path(order.out or usual).expanduser()
-    _check_new(target)
+    target = Path(args.out or usual).expanduser()
+    _check_does_not_exist(target)
     if most is None:
-        _write(target, dump(tensors, note(normalization)))
+        _write_file(target, encode_tensors(tensors, format_normalization_note(normalization)))
         print(f"{len(tensors)} tensors are in {target}")
     else:
-        _write_parts(tensors, target, most, note(normalization))
+        _write_shards(tensors, target, most, format_normalization_note(normalization))
     if normalization:
-        print(f"the network expects images normalised by {in_words(Statistics(**normalization))}")
+        print(f"the network expects images normalised by {describe_normalization(ChannelStats(**normalization))}")
     return 0
 
 
-def _weights(folder: Path, order: ExportCommand) -> Tensors:
+def _read_weights(folder: Path, args: ExportCommand) -> Tensors:
     """The weights of the epoch that was asked for: those that have a name of their own, or a checkpoint's."""
-    file = folder / order.epoch / WEIGHTS
+    file = folder / args.epoch / WEIGHTS_FILE
     if file.is_file():
-        return read(file)
+        return read_tensors(file)
     if has_checkpoint(folder):
-        return kept_weights(folder, order.epoch)
+        return load_checkpoint_weights(folder, args.epoch)
     raise CheckpointError(
-        f"{order.run_folder!r} has no {order.epoch} weights: give a run's folder, with --epoch best or last, or one of "
+        f"{args.run_folder!r} has no {args.epoch} weights: give a run's folder, with --epoch best or last, or one of "
         "fit's checkpoints."
     )
 
 
-def _write_parts(tensors: Tensors, target: Path, most: int, about: str | None) -> None:
+def _write_shards(tensors: Tensors, target: Path, max_bytes: int, metadata: str | None) -> None:
     try:
-        parts = write_sharded(tensors, target, most, about)
+        parts = write_sharded(tensors, target, max_bytes, metadata)
     except OSError as error:
         raise CheckpointError(f"cannot write {str(target)!r}: {error.strerror}.") from None
     print(f"{len(tensors)} tensors are in {target}, in {parts} files with an index")
-    for name, size in larger_than(tensors, most).items():
-        print(f"{name} alone is {size:,} bytes, more than the {most:,} of --shard-size: its file is larger")
+    for name, size in find_oversized_tensors(tensors, max_bytes).items():
+        print(f"{name} alone is {size:,} bytes, more than the {max_bytes:,} of --shard-size: its file is larger")
 
 
-def _check_new(path: Path) -> None:
+def _check_does_not_exist(path: Path) -> None:
     if path.exists():
         raise UsageError(f"{str(path)!r} exists already. Choose another --out.")
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write_file(path: Path, data: bytes) -> None:
     try:
-        write_whole(path, data)
+        write_atomic(path, data)
     except OSError as error:
         raise CheckpointError(f"cannot write {str(path)!r}: {error.strerror}.") from None

@@ -24,7 +24,7 @@ class Cost:
 
 
 @dataclass(eq=False)
-class Round:
+class Buffers:
     """The board of one minibatch game.
 
     x and delta stay float32 in any precision. grad holds the gradient of each example's own loss by its
@@ -37,16 +37,16 @@ class Round:
     delta: Tensor
     grad: Tensor
     start: Tensor
-    reference: Tensor
-    counter: Tensor
+    reference_logits: Tensor
+    steps_left: Tensor
     active: Tensor
     loss: Tensor
-    hits: Tensor
+    num_correct: Tensor
     magnitude: Tensor
     valid: Tensor
 
     @classmethod
-    def like(cls, x: Tensor, y: Tensor) -> "Round":
+    def allocate(cls, x: Tensor, y: Tensor) -> "Buffers":
         """Buffers for batches shaped like (x, y)."""
         n, image, scalar = len(y), torch.zeros_like(x), x.new_zeros(())
         return cls(
@@ -55,11 +55,11 @@ class Round:
             delta=image.clone(),
             grad=image.clone(),
             start=image.clone(),
-            reference=x.new_zeros(n, 0),
-            counter=x.new_zeros(n),
+            reference_logits=x.new_zeros(n, 0),
+            steps_left=x.new_zeros(n),
             active=torch.ones_like(y, dtype=torch.bool),
             loss=scalar,
-            hits=scalar.clone(),
+            num_correct=scalar.clone(),
             magnitude=x.new_zeros(n),
             valid=torch.ones_like(scalar, dtype=torch.bool),
         )
@@ -71,7 +71,7 @@ class Round:
         """All buffers."""
         return [getattr(self, f.name) for f in fields(self)]
 
-    def rows(self, index: Tensor) -> "Round":
+    def rows(self, index: Tensor) -> "Buffers":
         """A copy of some examples' part of every per-example buffer."""
         pick = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Round(**{name: b.index_select(0, index) if b.dim() else b for name, b in pick.items()})
+        return Buffers(**{name: b.index_select(0, index) if b.dim() else b for name, b in pick.items()})

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from deat.core.buffers import Round
-from deat.core.objectives import ObjectiveCall, Outcome
+from deat.core.buffers import Buffers
+from deat.core.objectives import LossOutput, ObjectiveFunction
 from deat.errors import UsageError
-from deat.utils.torch_utils import evaluating, frozen
+from deat.utils.torch_utils import eval_mode, frozen_parameters
 
-Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
-Probes = list[Tensor | None]
-Probed = Callable[[Tensor, Tensor, Tensor, Probes], Outcome]
-Replayed = Callable[[Tensor, Tensor], list[Tensor]]
+ForwardHook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+OutputOffsets = list[Tensor | None]
+OffsetObjective = Callable[[Tensor, Tensor, Tensor, OutputOffsets], LossOutput]
+FirstLayerForward = Callable[[Tensor, Tensor], list[Tensor]]
 
 
 class _FirstLayerDone(Exception):
@@ -39,40 +39,42 @@ class FirstLayer:
 
     modules: tuple[nn.Module, ...]
     sees_input: tuple[bool, ...]
-    probes: WeakKeyDictionary[Round, Probes] = field(default_factory=WeakKeyDictionary)
+    output_offsets: WeakKeyDictionary[Buffers, OutputOffsets] = field(default_factory=WeakKeyDictionary)
     _left: list[Any] = field(default_factory=list)
     _outputs: list[Tensor] = field(default_factory=list)
 
-    def probe(self, objective: nn.Module, r: Round, layout: Callable[[Tensor], Tensor]) -> None:
+    def probe(self, objective: nn.Module, buffers: Buffers, to_memory_format: Callable[[Tensor], Tensor]) -> None:
         """Make a round's probes, laid out in memory as wanted, as one forward of the objective shows them."""
         outputs: list[Tensor] = []
-        note: Hook = lambda module, inputs, named, output: outputs.append(_alone(module, output))  # noqa: E731
-        with _hooked(self.modules, note), evaluating(objective), torch.no_grad():
-            objective(r.x, r.delta, r.y)
+        note: ForwardHook = lambda module, inputs, named, output: outputs.append(_require_tensor(module, output))  # noqa: E731
+        with _forward_hooks(self.modules, note), eval_mode(objective), torch.no_grad():
+            objective(buffers.x, buffers.delta, buffers.y)
         clean = len(outputs) - len(self.sees_input)  # an objective with a clean branch runs it first
         sees = (*[False] * clean, *self.sees_input)
-        blank = [torch.zeros_like(layout(output)) for output in outputs]
-        self.probes[r] = [zero.requires_grad_() if seen else None for zero, seen in zip(blank, sees, strict=True)]
+        blank = [torch.zeros_like(to_memory_format(output)) for output in outputs]
+        self.output_offsets[buffers] = [
+            zero.requires_grad_() if seen else None for zero, seen in zip(blank, sees, strict=True)
+        ]
 
-    def probed(self, objective: ObjectiveCall) -> Probed:
+    def objective_with_offsets(self, objective_fn: ObjectiveFunction) -> OffsetObjective:
         """An objective that is given probes as well."""
 
-        def call(x: Tensor, delta: Tensor, y: Tensor, probes: Probes) -> Outcome:
+        def call(x: Tensor, delta: Tensor, y: Tensor, probes: OutputOffsets) -> LossOutput:
             """The objective's outcome, with the probes added."""
             self._left = list(probes)
-            return objective(x, delta, y)
+            return objective_fn(x, delta, y)
 
         return call
 
-    def adding(self) -> AbstractContextManager[None]:
+    def add_offsets(self) -> AbstractContextManager[None]:
         """Inside, probes are added."""
-        return _hooked(self.modules, self._add)
+        return _forward_hooks(self.modules, self._add_offset)
 
-    def _add(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> Tensor:
+    def _add_offset(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> Tensor:
         probe = self._left.pop(0)
         return output if probe is None else output + probe
 
-    def replayed(self, net: Callable[[Tensor], Tensor]) -> Replayed:
+    def first_layer_forward(self, net: Callable[[Tensor], Tensor]) -> FirstLayerForward:
         """The first layer's outputs on perturbed images; the rest of the network does not run."""
 
         def call(x: Tensor, delta: Tensor) -> list[Tensor]:
@@ -85,11 +87,13 @@ class FirstLayer:
 
         return call
 
-    def leaving(self) -> AbstractContextManager[None]:
+    def stop_after_first_layer(self) -> AbstractContextManager[None]:
         """Inside, forward passes are left once the last first-layer call that sees the input has answered."""
-        return _hooked(self.modules, self._collect)
+        return _forward_hooks(self.modules, self._collect_output)
 
-    def _collect(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> Tensor:
+    def _collect_output(
+        self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor
+    ) -> Tensor:
         if self._left.pop(0):
             self._outputs.append(output)
         if not any(self._left):
@@ -108,7 +112,12 @@ def find_first_layer(net: nn.Module, x: Tensor) -> FirstLayer:
         return output.detach() if isinstance(output, Tensor) else output
 
     # With the weights frozen and every parametric output cut off, only what sees x itself needs a gradient.
-    with frozen(net), evaluating(net), _hooked(_parametric(net), cut), torch.enable_grad():
+    with (
+        frozen_parameters(net),
+        eval_mode(net),
+        _forward_hooks(_innermost_parametric_modules(net), cut),
+        torch.enable_grad(),
+    ):
         net(x.detach().clone().requires_grad_())
     modules = {module: None for module, sees in calls if sees}
     if not modules:
@@ -116,29 +125,33 @@ def find_first_layer(net: nn.Module, x: Tensor) -> FirstLayer:
     return FirstLayer(tuple(modules), tuple(sees for module, sees in calls if module in modules))
 
 
-def _alone(module: nn.Module, output: Any) -> Tensor:
+def _require_tensor(module: nn.Module, output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         raise UsageError(f"yopo needs a first layer that answers with one tensor; {type(module).__name__} does not.")
     return output
 
 
-def _parametric(net: nn.Module) -> list[nn.Module]:
+def _innermost_parametric_modules(net: nn.Module) -> list[nn.Module]:
     """The innermost modules that hold parameters; a parametrised layer counts as one."""
-    return [m for m in net.modules() if is_parametrized(m) or (_owns(m) and not any(map(_owns, _inside(m))))]
+    return [
+        m
+        for m in net.modules()
+        if is_parametrized(m) or (_has_own_parameters(m) and not any(map(_has_own_parameters, _submodules(m))))
+    ]
 
 
-def _owns(module: nn.Module) -> bool:
+def _has_own_parameters(module: nn.Module) -> bool:
     return next(module.parameters(recurse=False), None) is not None
 
 
-def _inside(module: nn.Module) -> Iterator[nn.Module]:
+def _submodules(module: nn.Module) -> Iterator[nn.Module]:
     modules = module.modules()
     next(modules)
     return modules
 
 
 @contextmanager
-def _hooked(modules: Sequence[nn.Module], hook: Hook) -> Iterator[None]:
+def _forward_hooks(modules: Sequence[nn.Module], hook: ForwardHook) -> Iterator[None]:
     handles = [m.register_forward_hook(hook, with_kwargs=True) for m in modules]
     try:
         yield

@@ -7,28 +7,28 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from deat.core.buffers import Round
-from deat.core.losses import cross_entropy, kl, margin
-from deat.errors import UsageError, unknown
+from deat.core.buffers import Buffers
+from deat.core.losses import cross_entropy, kl_divergence, margin_loss
+from deat.errors import UsageError, unknown_name_error
 from deat.threat import ThreatModel
 
 InnerLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 INNER_LOSSES: dict[str, InnerLoss] = {
     "ce": lambda logits, y, reference: cross_entropy(logits, y),
-    "kl": lambda logits, y, reference: kl(reference, logits),
-    "margin": lambda logits, y, reference: margin(logits, y),
+    "kl": lambda logits, y, reference: kl_divergence(reference, logits),
+    "margin": lambda logits, y, reference: margin_loss(logits, y),
 }
 """Per-example losses of (logits, labels, reference) by name; for "kl" the reference is the clean logits."""
 
 
-class Freeze(Protocol):
+class FreezeRule(Protocol):
     """A rule that lets single examples stop moving, kept as a mask on the device."""
 
-    def open(self, r: Round, level: Tensor) -> None:
+    def open(self, buffers: Buffers, level: Tensor) -> None:
         """Set the round's freeze buffers for a new batch."""
 
-    def update(self, r: Round, logits: Tensor, level: Tensor, threat: ThreatModel) -> None:
+    def update(self, buffers: Buffers, logits: Tensor, level: Tensor, threat: ThreatModel) -> None:
         """Narrow r.active, from the logits and the gradient at the current iterate."""
 
 
@@ -36,16 +36,16 @@ class Freeze(Protocol):
 class Friendly:
     """FAT: once an iterate is misclassified, level (tau) more steps are granted, then the example stays."""
 
-    def open(self, r: Round, level: Tensor) -> None:
+    def open(self, buffers: Buffers, level: Tensor) -> None:
         """Every example is active and has tau steps to spend."""
-        r.active.fill_(True)
-        r.counter.copy_(level.expand_as(r.counter))
+        buffers.active.fill_(True)
+        buffers.steps_left.copy_(level.expand_as(buffers.steps_left))
 
-    def update(self, r: Round, logits: Tensor, level: Tensor, threat: ThreatModel) -> None:
+    def update(self, buffers: Buffers, logits: Tensor, level: Tensor, threat: ThreatModel) -> None:
         """Stop the fooled examples with nothing left to spend; charge the other fooled ones."""
-        fooled = logits.argmax(1) != r.y
-        r.active.logical_and_(~(fooled & (r.counter <= 0)))
-        r.counter.sub_((fooled & r.active).to(r.counter.dtype))
+        fooled = logits.argmax(1) != buffers.y
+        buffers.active.logical_and_(~(fooled & (buffers.steps_left <= 0)))
+        buffers.steps_left.sub_((fooled & buffers.active).to(buffers.steps_left.dtype))
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,19 @@ class Converged:
     FOSC = eps * ||g||_dual - <delta - delta_0, g>, with delta_0 the random start, as in the authors' code.
     """
 
-    def open(self, r: Round, level: Tensor) -> None:
+    def open(self, buffers: Buffers, level: Tensor) -> None:
         """Every example is active; remember the start."""
-        r.active.fill_(True)
-        r.start.copy_(r.delta)
+        buffers.active.fill_(True)
+        buffers.start.copy_(buffers.delta)
 
-    def update(self, r: Round, logits: Tensor, level: Tensor, threat: ThreatModel) -> None:
+    def update(self, buffers: Buffers, logits: Tensor, level: Tensor, threat: ThreatModel) -> None:
         """Stop the examples that have converged."""
-        moved = ((r.delta - r.start) * r.grad).flatten(1).sum(1)
-        r.active.logical_and_(threat.eps * threat.dual_norm(r.grad) - moved > level)
+        moved = ((buffers.delta - buffers.start) * buffers.grad).flatten(1).sum(1)
+        buffers.active.logical_and_(threat.eps * threat.dual_norm(buffers.grad) - moved > level)
 
 
 @dataclass(frozen=True)
-class Ascent:
+class InnerAttack:
     """The adversary's declaration.
 
     batch_norm is the mode of the network while A runs and is always restored. noisy keeps the random start
@@ -78,14 +78,14 @@ class Ascent:
     loss: str = "ce"
     start: str = "uniform"
     batch_norm: Literal["train", "eval"] = "train"
-    freeze: Freeze | None = None
+    freeze: FreezeRule | None = None
     noisy: bool = False
     persistent: bool = False
     compact: bool = False
 
     def __post_init__(self) -> None:
         if self.loss not in INNER_LOSSES:
-            raise unknown("inner loss", self.loss, INNER_LOSSES)
+            raise unknown_name_error("inner loss", self.loss, INNER_LOSSES)
         if self.compact and (self.batch_norm != "eval" or self.freeze is None):
             raise UsageError(
                 "compact needs a method with a freeze rule that crafts in eval mode (fat-K, f+trades, f+mart): "
@@ -98,7 +98,7 @@ class Ascent:
         return self.loss == "kl"
 
     @property
-    def starts_unseen(self) -> bool:
+    def has_tiny_start(self) -> bool:
         """Whether it starts so near the clean image that half precision hardly tells their answers apart."""
         return self.needs_reference and self.start == "jitter" and not self.persistent
 
@@ -107,30 +107,30 @@ class Ascent:
         """The per-example loss that A ascends."""
         return INNER_LOSSES[self.loss]
 
-    def active_rows(self, r: Round) -> Tensor:
+    def active_indices(self, buffers: Buffers) -> Tensor:
         """The indices of the examples that still move; reads the host, so only `compact` asks."""
-        return torch.nonzero(r.active).squeeze(1)
+        return torch.nonzero(buffers.active).squeeze(1)
 
 
-FAR = 16.0
+FIRST_GRADIENT_SCALE = 16.0
 """So that noise of 0.001 is 0.016: several steps of bf16 between 1/2 and 1, and still near. A power of two is exact."""
 
 
-class Reach:
+class DeltaScale:
     """How often the start's distance the next gradient is taken at: FAR times for the first one, then once.
 
     It is a device value, so that a recorded ascent follows it. Where it is not `wanted`, nothing is computed.
     """
 
-    def __init__(self, device: torch.device, wanted: bool) -> None:
-        self.times = torch.ones((), device=device) if wanted else None
+    def __init__(self, device: torch.device, enabled: bool) -> None:
+        self.times = torch.ones((), device=device) if enabled else None
 
     def extend(self) -> None:
         """A batch begins: look far."""
         if self.times is not None:
-            self.times.fill_(FAR)
+            self.times.fill_(FIRST_GRADIENT_SCALE)
 
-    def retract(self) -> None:
+    def restore(self) -> None:
         """Delta has moved: the next ascent looks where it stands."""
         if self.times is not None:
             self.times.fill_(1.0)

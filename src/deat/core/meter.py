@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from deat.core.buffers import Round
+from deat.core.buffers import Buffers
 from deat.errors import NumericalError
-from deat.utils.distributed import ALONE, Ranks
+from deat.utils.distributed import SINGLE_PROCESS, Distributed
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Meter:
         self,
         device: torch.device | str,
         over: Literal["epoch", "last_batch"] = "epoch",
-        ranks: Ranks = ALONE,
-        remedy: str = "Lower the learning rate.",
+        distributed: Distributed = SINGLE_PROCESS,
+        non_finite_hint: str = "Lower the learning rate.",
     ) -> None:
-        self.ranks, self.remedy = ranks, remedy
+        self.distributed, self.non_finite_hint = distributed, non_finite_hint
         self._keep = torch.tensor([1, 1, float(over == "epoch"), 1], dtype=torch.float64, device=device)
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, hits, magnitude, examples
         self.counts = torch.zeros(4, dtype=torch.float64, device=device)  # rounds, first_bad, skipped, active
@@ -48,22 +48,22 @@ class Meter:
         self.sums.zero_()
         self.counts.zero_()
 
-    def add(self, r: Round, own: bool = True) -> None:
+    def add(self, buffers: Buffers, has_own_images: bool = True) -> None:
         """Count one finished round; one whose last step was skipped adds nothing, nor does a stand-in."""
-        ones = torch.full_like(r.loss, len(r))
-        row = torch.stack((r.loss * ones, r.hits, r.magnitude.sum(), ones)).double()
-        row = row if own else row * 0
-        self.sums.copy_(torch.where(r.valid, self.sums * self._keep + row, self.sums))
+        ones = torch.full_like(buffers.loss, len(buffers))
+        row = torch.stack((buffers.loss * ones, buffers.num_correct, buffers.magnitude.sum(), ones)).double()
+        row = row if has_own_images else row * 0
+        self.sums.copy_(torch.where(buffers.valid, self.sums * self._keep + row, self.sums))
         rounds, first_bad = self.counts[0], self.counts[1]
         rounds.add_(1)
-        bad = r.valid & ~torch.isfinite(row).all() & (first_bad == 0)
+        bad = buffers.valid & ~torch.isfinite(row).all() & (first_bad == 0)
         first_bad.copy_(torch.where(bad, rounds, first_bad))
 
     def skip(self, skipped: Tensor) -> None:
         """Count an optimiser step that the gradient scaler skipped."""
         self.counts[2].add_(skipped)
 
-    def ascended(self, active: Tensor) -> None:
+    def count_active(self, active: Tensor) -> None:
         """Count the examples that one ascent moved."""
         self.counts[3].add_(active.sum())
 
@@ -81,14 +81,14 @@ class Meter:
 
         Non-finite sums raise, naming the first bad batch, in every process alike.
         """
-        rows = self.ranks.gather(torch.cat((self.sums, self.counts)).tolist())
+        rows = self.distributed.gather(torch.cat((self.sums, self.counts)).tolist())
         loss, hits, magnitude, examples, _, _, _, active = map(sum, zip(*rows, strict=True))
         rounds, skipped = rows[0][4], rows[0][6]  # which are everybody's
         first_bad = min((row[5] for row in rows if row[5]), default=0)
         if first_bad:
             raise NumericalError(
                 f"loss or gradient stopped being finite in epoch {epoch + 1}, batch {int(first_bad)} of {int(rounds)}. "
-                + self.remedy,
+                + self.non_finite_hint,
                 batch=int(first_bad),
             )
         n = max(1.0, examples)

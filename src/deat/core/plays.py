@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from deat.core.buffers import Budget, Round
+from deat.core.buffers import Budget, Buffers
 from deat.core.first_layer import FirstLayer
 from deat.core.moves import Game
 
@@ -19,7 +19,7 @@ class Play(Protocol):
     F+ needs. records says that its moves may be CUDA graphs.
     """
 
-    crafts: ClassVar[bool]
+    crafts_first: ClassVar[bool]
     records: ClassVar[bool]
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
@@ -33,7 +33,7 @@ class Play(Protocol):
 class Craft:
     """A^k J: craft an adversarial example, then update. PGD-k, U-FGSM, TRADES, MART, FAT, Amata, DAT."""
 
-    crafts: ClassVar[bool] = True
+    crafts_first: ClassVar[bool] = True
     records: ClassVar[bool] = True
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
@@ -41,7 +41,7 @@ class Craft:
         r = game.open(x, y, budget)
         for _ in range(budget.k):
             game.ascend(r)
-        game.joint(r)
+        game.joint_update(r)
         game.close(r)
 
     def backprops(self, budget: Budget) -> int:
@@ -53,17 +53,17 @@ class Craft:
 class Replay:
     """J^(k+1): every pass updates both delta and theta. FREE-m (m = k + 1), DEAT."""
 
-    crafts: ClassVar[bool] = False
+    crafts_first: ClassVar[bool] = False
     records: ClassVar[bool] = True
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
         """k + 1 joint moves, delta stepping between them."""
         r = game.open(x, y, budget)
         for _ in range(budget.k):
-            game.joint(r)
+            game.joint_update(r)
             game.step(r)
-        game.joint(r)
-        if game.ascent.persistent and budget.k:
+        game.joint_update(r)
+        if game.attack.persistent and budget.k:
             game.step(r)  # nobody looks at the last delta unless it is carried over
         game.close(r)
 
@@ -80,7 +80,7 @@ class Relay:
     """
 
     inner: int = 3
-    crafts: ClassVar[bool] = False
+    crafts_first: ClassVar[bool] = False
     records: ClassVar[bool] = True
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
@@ -88,36 +88,36 @@ class Relay:
         r = game.open(x, y, budget)
         layer = game.first_layer(r)
         for _ in range(budget.k):
-            game.accumulate(r, partial(self._pass_and_steps, game, layer))
-        game.joint(r)
+            game.accumulate_gradients(r, partial(self._full_pass_and_first_layer_steps, game, layer))
+        game.joint_update(r)
         game.close(r)
 
     def backprops(self, budget: Budget) -> int:
         """k + 1 full passes; first-layer steps are not counted, as in the paper."""
         return budget.k + 1
 
-    def _pass_and_steps(self, game: Game, layer: FirstLayer, r: Round) -> None:
+    def _full_pass_and_first_layer_steps(self, game: Game, layer: FirstLayer, buffers: Buffers) -> None:
         """J0 a^n."""
-        costates = _joint_with_costates(game, r, layer)
-        game.step_delta(r)  # the full pass has just taken the gradient of the first step
+        costates = _compute_costates(game, buffers, layer)
+        game.step_delta(buffers)  # the full pass has just taken the gradient of the first step
         for _ in range(self.inner - 1):
-            r.grad.copy_(_costate_gradient(game, r, layer, costates))
-            game.step_delta(r)
+            buffers.grad.copy_(_first_layer_gradient(game, buffers, layer, costates))
+            game.step_delta(buffers)
 
 
-def _joint_with_costates(game: Game, r: Round, layer: FirstLayer) -> list[Tensor]:
+def _compute_costates(game: Game, buffers: Buffers, layer: FirstLayer) -> list[Tensor]:
     """J0: accumulate theta's gradient, and the loss's gradient by the first layer's outputs."""
-    probes = [probe for probe in layer.probes[r] if probe is not None]
+    probes = [probe for probe in layer.output_offsets[buffers] if probe is not None]
     for probe in probes:
         probe.grad = None
-    game.take_both_gradients(r, layer)
+    game.compute_both_gradients(buffers, layer)
     return [probe.grad for probe in probes if probe.grad is not None]
 
 
-def _costate_gradient(game: Game, r: Round, layer: FirstLayer, costates: list[Tensor]) -> Tensor:
+def _first_layer_gradient(game: Game, buffers: Buffers, layer: FirstLayer, costates: list[Tensor]) -> Tensor:
     """a: the gradient of <costate, first layer(x + delta)> by delta."""
-    delta = r.delta.detach().requires_grad_()
+    delta = buffers.delta.detach().requires_grad_()
     with game.engine.autocast():
-        outputs = game.runner.first_outputs(r, delta, layer)
+        outputs = game.executor.first_layer_outputs(buffers, delta, layer)
     (grad,) = torch.autograd.grad(outputs, delta, grad_outputs=costates)
-    return game.engine.unscale(grad, game.mean_over(r))
+    return game.engine.unscale(grad, game.effective_batch_size(buffers))

@@ -1,24 +1,24 @@
 """Data: images and labels from the package, from disk or from memory, as batches on the device."""
 
 from deat.data.augment import Augment
-from deat.data.datasets import Corpus, DataInfo, infos, load, names
+from deat.data.datasets import DatasetInfo, DataSplits, list_dataset_infos, list_datasets, load_data
 from deat.data.image_set import ImageSet
-from deat.data.resident import Resident
-from deat.data.sources import Data, Source, as_source
-from deat.data.streaming import LazyImages, Stream
+from deat.data.resident import InMemorySource
+from deat.data.sources import DataLike, Source, as_source
+from deat.data.streaming import LazyImages, StreamingSource
 
 __all__ = [
     "Augment",
-    "Corpus",
-    "Data",
-    "DataInfo",
+    "DataLike",
+    "DataSplits",
+    "DatasetInfo",
     "ImageSet",
+    "InMemorySource",
     "LazyImages",
-    "Resident",
     "Source",
-    "Stream",
+    "StreamingSource",
     "as_source",
-    "infos",
-    "load",
-    "names",
+    "list_dataset_infos",
+    "list_datasets",
+    "load_data",
 ]

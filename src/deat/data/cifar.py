@@ -13,18 +13,18 @@ import torch
 from numpy.typing import NDArray
 
 from deat.data import download as net
-from deat.data.archives import Capped, explained
+from deat.data.archives import CappedStream, wrap_archive_errors
 from deat.data.image_set import ImageSet
-from deat.data.safe_pickle import as_bytes, read_plain
+from deat.data.safe_pickle import load_plain_pickle, to_uint8_array
 from deat.errors import DataError
 
-BASE = "https://www.cs.toronto.edu/~kriz/"
-_PIXELS = 3 * 32 * 32
-_META_CAP = 1 << 16
+BASE_URL = "https://www.cs.toronto.edu/~kriz/"
+_IMAGE_BYTES = 3 * 32 * 32
+_MAX_META_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Release:
+class CifarRelease:
     """One official archive: its hash, its files with the images in each, and how a record is laid out."""
 
     archive: str
@@ -39,21 +39,23 @@ class Release:
     label_bytes: int = 1
 
     @property
-    def binary(self) -> bool:
+    def is_binary(self) -> bool:
         """Whether records are plain bytes rather than a pickle."""
         return not self.labels_key
 
-    def cap(self, name: str) -> int:
+    def max_file_bytes(self, name: str) -> int:
         """The most bytes a file of the release may have."""
         count = self.train.get(name) or self.test.get(name)
         if count is None:
-            return _META_CAP
-        return count * (_PIXELS + (self.label_bytes if self.binary else 64)) + (0 if self.binary else 1 << 20)
+            return _MAX_META_BYTES
+        return count * (_IMAGE_BYTES + (self.label_bytes if self.is_binary else 64)) + (
+            0 if self.is_binary else 1 << 20
+        )
 
 
-RELEASES: dict[str, tuple[Release, ...]] = {
+RELEASES: dict[str, tuple[CifarRelease, ...]] = {
     "cifar10": (
-        Release(
+        CifarRelease(
             archive="cifar-10-binary.tar.gz",
             folder="cifar-10-batches-bin",
             size=170_052_171,
@@ -63,7 +65,7 @@ RELEASES: dict[str, tuple[Release, ...]] = {
             meta="batches.meta.txt",
             names_key=b"",
         ),
-        Release(
+        CifarRelease(
             archive="cifar-10-python.tar.gz",
             folder="cifar-10-batches-py",
             size=170_498_071,
@@ -76,7 +78,7 @@ RELEASES: dict[str, tuple[Release, ...]] = {
         ),
     ),
     "cifar100": (
-        Release(
+        CifarRelease(
             archive="cifar-100-binary.tar.gz",
             folder="cifar-100-binary",
             size=168_513_733,
@@ -87,7 +89,7 @@ RELEASES: dict[str, tuple[Release, ...]] = {
             names_key=b"",
             label_bytes=2,
         ),
-        Release(
+        CifarRelease(
             archive="cifar-100-python.tar.gz",
             folder="cifar-100-python",
             size=169_001_437,
@@ -102,126 +104,134 @@ RELEASES: dict[str, tuple[Release, ...]] = {
 }
 
 
-def is_in(name: str, root: Path) -> bool:
+def has_release(name: str, root: Path) -> bool:
     """Whether a release lies under root, which may be anything."""
     return any(isdir(root / r.folder) or isfile(root / r.archive) for r in RELEASES[name])
 
 
-def read(name: str, root: Path, download: bool = False) -> tuple[ImageSet, ImageSet]:
+def read_cifar(name: str, root: Path, download: bool = False) -> tuple[ImageSet, ImageSet]:
     """The training and test parts, from what lies under root or, if asked for, from the network."""
     for release in RELEASES[name]:
         if isdir(root / release.folder):
-            return _parts(release, _from_folder(release, root / release.folder), name)
+            return _parse_release(release, _read_folder(release, root / release.folder), name)
         if isfile(root / release.archive):
-            return _parts(release, _from_archive(release, root / release.archive), name)
+            return _parse_release(release, _read_archive(release, root / release.archive), name)
     release = RELEASES[name][0]
     if not download:
         raise DataError(
-            f"{name} is not in {str(root)!r}; put {_choices(name)} there, or allow the download"
+            f"{name} is not in {str(root)!r}; put {_describe_expected_files(name)} there, or allow the download"
             " (download=True, --download)."
         )
-    net.fetch(BASE + release.archive, root / release.archive, release.size, release.sha256)
-    return _parts(release, _from_archive(release, root / release.archive), name)
+    net.download_file(BASE_URL + release.archive, root / release.archive, release.size, release.sha256)
+    return _parse_release(release, _read_archive(release, root / release.archive), name)
 
 
-def _choices(name: str) -> str:
+def _describe_expected_files(name: str) -> str:
     return " or ".join(f"{r.archive} or the folder {r.folder}" for r in RELEASES[name])
 
 
-def _files(release: Release) -> list[str]:
+def _file_names(release: CifarRelease) -> list[str]:
     return [*release.train, *release.test, release.meta]
 
 
-def _from_folder(release: Release, folder: Path) -> dict[str, bytes]:
+def _read_folder(release: CifarRelease, folder: Path) -> dict[str, bytes]:
     found = {}
-    for name in _files(release):
+    for name in _file_names(release):
         try:
             with (folder / name).open("rb") as file:
-                found[name] = file.read(release.cap(name) + 1)
+                found[name] = file.read(release.max_file_bytes(name) + 1)
         except OSError as error:
             raise DataError(f"cannot read {name!r} in {release.folder!r} ({error.strerror}).") from None
-        _check_cap(release, name, len(found[name]))
+        _check_file_size(release, name, len(found[name]))
     return found
 
 
-def _from_archive(release: Release, path: Path) -> dict[str, bytes]:
+def _read_archive(release: CifarRelease, path: Path) -> dict[str, bytes]:
     """The expected files of the verified archive, each read once by its exact name."""
-    wanted = {f"{release.folder}/{name}": name for name in _files(release)}
+    wanted = {f"{release.folder}/{name}": name for name in _file_names(release)}
     found: dict[str, bytes] = {}
-    with explained(path), path.open("rb") as file:
-        net.verify(file, path.name, release.size, release.sha256)
-        total = sum(release.cap(name) for name in wanted.values())
+    with wrap_archive_errors(path), path.open("rb") as file:
+        net.verify_file(file, path.name, release.size, release.sha256)
+        total = sum(release.max_file_bytes(name) for name in wanted.values())
         with (
             gzip.open(file) as plain,
-            tarfile.open(fileobj=Capped(plain, 2 * total, path.name), mode="r:") as tar,
+            tarfile.open(fileobj=CappedStream(plain, 2 * total, path.name), mode="r:") as tar,
         ):
             for member in tar:
                 name = wanted.get(member.name)
                 if name is not None:
-                    found[name] = _member(release, tar, member, name)
+                    found[name] = _read_member(release, tar, member, name)
     missing = sorted(set(wanted.values()) - set(found))
     if missing:
         raise DataError(f"{path.name!r} lacks {missing[0]!r}; get the official archive.")
     return found
 
 
-def _member(release: Release, tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> bytes:
-    _check_cap(release, name, member.size)
+def _read_member(release: CifarRelease, tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> bytes:
+    _check_file_size(release, name, member.size)
     content = tar.extractfile(member) if member.isreg() else None
     if content is None:
         raise DataError(f"{name!r} in {release.archive!r} is not a plain file; get the official archive.")
     return content.read()
 
 
-def _check_cap(release: Release, name: str, size: int) -> None:
-    if size > release.cap(name):
-        raise DataError(f"{name!r} holds {size} bytes or more; at most {release.cap(name)} are expected.")
+def _check_file_size(release: CifarRelease, name: str, size: int) -> None:
+    if size > release.max_file_bytes(name):
+        raise DataError(f"{name!r} holds {size} bytes or more; at most {release.max_file_bytes(name)} are expected.")
 
 
-def _parts(release: Release, files: dict[str, bytes], name: str) -> tuple[ImageSet, ImageSet]:
-    classes = _class_names(release, files[release.meta], int(name.removeprefix("cifar")))
-    train = _part(release, files, release.train, classes)
-    test = _part(release, files, release.test, classes)
+def _parse_release(release: CifarRelease, files: dict[str, bytes], name: str) -> tuple[ImageSet, ImageSet]:
+    classes = _parse_class_names(release, files[release.meta], int(name.removeprefix("cifar")))
+    train = _parse_split(release, files, release.train, classes)
+    test = _parse_split(release, files, release.test, classes)
     train.check()
     test.check()
     return train, test
 
 
-def _class_names(release: Release, data: bytes, count: int) -> tuple[str, ...]:
-    if release.binary:
+def _parse_class_names(release: CifarRelease, data: bytes, count: int) -> tuple[str, ...]:
+    if release.is_binary:
         names: Iterable[Any] = [line.strip() for line in data.splitlines() if line.strip()]
     else:
-        names = read_plain(data, release.meta).get(release.names_key, ())
+        names = load_plain_pickle(data, release.meta).get(release.names_key, ())
     found = tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in names)
     if len(found) != count:
         raise DataError(f"{release.meta!r} names {len(found)} classes; expected {count}. Get the official release.")
     return found
 
 
-def _part(release: Release, files: dict[str, bytes], counts: dict[str, int], classes: tuple[str, ...]) -> ImageSet:
-    unpack = _records if release.binary else _pickled
+def _parse_split(
+    release: CifarRelease, files: dict[str, bytes], counts: dict[str, int], classes: tuple[str, ...]
+) -> ImageSet:
+    unpack = _parse_binary_file if release.is_binary else _parse_pickle_file
     pairs = [unpack(release, files[name], name, count) for name, count in counts.items()]
     images = torch.from_numpy(np.concatenate([images for images, _ in pairs])).view(-1, 3, 32, 32)
     labels = torch.from_numpy(np.concatenate([labels for _, labels in pairs]))
     return ImageSet(images, labels, classes)
 
 
-def _records(release: Release, data: bytes, name: str, count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    if len(data) != release.cap(name):
-        raise DataError(f"{name!r} holds {len(data)} bytes; {count} images take {release.cap(name)}. Get it again.")
-    rows = np.frombuffer(data, dtype=np.uint8).reshape(count, release.label_bytes + _PIXELS)
+def _parse_binary_file(
+    release: CifarRelease, data: bytes, name: str, count: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    if len(data) != release.max_file_bytes(name):
+        raise DataError(
+            f"{name!r} holds {len(data)} bytes; {count} images take {release.max_file_bytes(name)}. Get it again."
+        )
+    rows = np.frombuffer(data, dtype=np.uint8).reshape(count, release.label_bytes + _IMAGE_BYTES)
     # CIFAR-100 has two labels, the coarse one first.
     labels = rows[:, release.label_bytes - 1].astype(np.int64)
     return rows[:, release.label_bytes :].copy(), labels
 
 
-def _pickled(release: Release, data: bytes, name: str, count: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    batch = read_plain(data, name)
+def _parse_pickle_file(
+    release: CifarRelease, data: bytes, name: str, count: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    batch = load_plain_pickle(data, name)
     labels = batch.get(release.labels_key)
-    if not isinstance(labels, list) or len(labels) != count or not all(_is_small(n) for n in labels):
+    if not isinstance(labels, list) or len(labels) != count or not all(_is_int32(n) for n in labels):
         raise DataError(f"{name!r} does not hold {count} labels; get the official release.")
-    return as_bytes(batch.get(b"data"), (count, _PIXELS), name), np.asarray(labels, dtype=np.int64)
+    return to_uint8_array(batch.get(b"data"), (count, _IMAGE_BYTES), name), np.asarray(labels, dtype=np.int64)
 
 
-def _is_small(value: Any) -> bool:
+def _is_int32(value: Any) -> bool:
     return type(value) is int and abs(value) < 1 << 31

@@ -10,7 +10,7 @@ from deat.data.image_set import ImageSet
 CLASSES = tuple("0123456789")
 
 
-def read() -> tuple[ImageSet, ImageSet]:
+def read_digits() -> tuple[ImageSet, ImageSet]:
     """The 1,397 training and 400 test images, 1x8x8 uint8."""
     with (files("deat.data") / "digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         held = {name: torch.from_numpy(arrays[name]) for name in arrays.files}

@@ -12,26 +12,26 @@ from typing import BinaryIO
 
 from deat.errors import DataError
 
-TIMEOUT = 60.0
-_CHUNK = 1 << 20
+TIMEOUT_SECONDS = 60.0
+_CHUNK_BYTES = 1 << 20
 
 
-def fetch(url: str, target: Path, size: int, sha256: str) -> None:
+def download_file(url: str, target: Path, size: int, sha256: str) -> None:
     """Downloads a file to target, which appears whole and verified; a wrong one is kept as NAME.bad."""
-    handle, part = _reserve(target)
+    handle, part = _create_part_file(target)
     try:
         with os.fdopen(handle, "wb") as out:
-            count, digest = _copy(url, out, size)
+            count, digest = _download_to(url, out, size)
         if (count, digest) != (size, sha256):
             bad = target.with_name(target.name + ".bad")
             os.replace(part, bad)
-            raise DataError(_mismatch(url, bad.name, (count, digest), (size, sha256)))
+            raise DataError(_mismatch_message(url, bad.name, (count, digest), (size, sha256)))
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _reserve(target: Path) -> tuple[int, Path]:
+def _create_part_file(target: Path) -> tuple[int, Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
@@ -42,19 +42,19 @@ def _reserve(target: Path) -> tuple[int, Path]:
     return handle, Path(name)
 
 
-def _mismatch(url: str, kept: str, found: tuple[int, str], expected: tuple[int, str]) -> str:
+def _mismatch_message(url: str, saved_as: str, actual: tuple[int, str], expected: tuple[int, str]) -> str:
     return (
-        f"{url} gave {found[0]} bytes, sha256 {found[1]}; expected {expected[0]} bytes, sha256 {expected[1]}."
-        f" Nothing was read from it; it is kept as {kept!r}. Try again, or get the file elsewhere."
+        f"{url} gave {actual[0]} bytes, sha256 {actual[1]}; expected {expected[0]} bytes, sha256 {expected[1]}."
+        f" Nothing was read from it; it is kept as {saved_as!r}. Try again, or get the file elsewhere."
     )
 
 
-def _copy(url: str, out: BinaryIO, size: int) -> tuple[int, str]:
+def _download_to(url: str, out: BinaryIO, size: int) -> tuple[int, str]:
     """Bytes written, at most one chunk more than size, and their hash."""
     digest, count = hashlib.sha256(), 0
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
-            while count <= size and (chunk := answer.read(_CHUNK)):
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
+            while count <= size and (chunk := answer.read(_CHUNK_BYTES)):
                 digest.update(chunk)
                 count += out.write(chunk)
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
@@ -62,7 +62,7 @@ def _copy(url: str, out: BinaryIO, size: int) -> tuple[int, str]:
     return count, digest.hexdigest()
 
 
-def verify(file: BufferedReader, name: str, size: int, sha256: str) -> None:
+def verify_file(file: BufferedReader, name: str, size: int, sha256: str) -> None:
     """Refuses an open file that is not the pinned one, and rewinds it."""
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     count = file.tell()

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deat.data.checks import check_fits, check_images, check_labels, hashed, sampled
+from deat.data.checks import check_dataset_size, check_images, check_labels, hash_labels_and_sample, sample_slice
 from deat.errors import DataError, UsageError
-from deat.utils.seeding import derive
+from deat.utils.seeding import derive_seed
 
 
 def split_indices(num_examples: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
     """Two disjoint, sorted sets of indices that cover all examples; the second has held_out of them."""
-    check_fits(num_examples, 1)
+    check_dataset_size(num_examples, 1)
     if not 0 < held_out < num_examples:
         raise UsageError(f"cannot hold out {held_out} of {num_examples} images; both parts need at least one image.")
-    generator = torch.Generator().manual_seed(derive(seed, "split"))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "split"))
     order = torch.randperm(num_examples, generator=generator)
     return order[held_out:].sort().values, order[:held_out].sort().values
 
 
-def in_words(images: Sized, shape: tuple[int, ...], num_classes: int) -> str:
+def format_image_set(images: Sized, shape: tuple[int, ...], num_classes: int) -> str:
     """A set of images as people read it, whose tensors would fill pages."""
     size = "x".join(map(str, shape))
     return f"{type(images).__name__}({len(images):,} of {size}, {num_classes:,} classes)"
@@ -39,7 +39,7 @@ class ImageSet:
         return len(self.images)
 
     def __repr__(self) -> str:
-        return in_words(self, self.shape, self.num_classes)
+        return format_image_set(self, self.shape, self.num_classes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class ImageSet:
     def check(self) -> None:
         """Refuses content that cannot be trained on, naming the first bad index and value."""
         self.check_lengths()
-        check_fits(len(self), 1)
+        check_dataset_size(len(self), 1)
         check_labels(self.labels, self.num_classes)
         check_images(self.images)
 
@@ -65,8 +65,8 @@ class ImageSet:
 
     def digest(self) -> str:
         """A hash of the labels and of a few images, by which the set is known again."""
-        few = self.images[sampled(len(self))].cpu().contiguous()
-        return hashed(self.labels, few.view(torch.uint8).numpy().tobytes())
+        few = self.images[sample_slice(len(self))].cpu().contiguous()
+        return hash_labels_and_sample(self.labels, few.view(torch.uint8).numpy().tobytes())
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageSet":
         """The images at these indices, in this order."""

@@ -15,22 +15,30 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, Subset
 
-from deat.data.checks import are_images, check_fits, check_images, check_labels, hashed, named_by_text, to_unit
-from deat.data.resident import batch_length, epoch_order, num_batches
+from deat.data.checks import (
+    check_dataset_size,
+    check_images,
+    check_labels,
+    hash_labels_and_sample,
+    is_valid_images,
+    text_labels_error,
+    to_unit_range,
+)
+from deat.data.resident import epoch_order, num_batches, num_images_in_batch
 from deat.errors import DataError
-from deat.utils.distributed import Share
-from deat.utils.seeding import PrivateState, derive
+from deat.utils.distributed import BatchShard
+from deat.utils.seeding import PrivateRngState, derive_seed
 
 
-class Place(NamedTuple):
+class BatchPosition(NamedTuple):
     """A batch, or one process's share of it: its epoch, and its number there."""
 
     epoch: int
     number: int
-    share: Share
+    share: BatchShard
 
 
-class EpochBatches(Sampler[list[tuple[int, int]]]):
+class EpochBatchSampler(Sampler[list[tuple[int, int]]]):
     """Batches of (epoch, index) from a place on, in an order by (seed, epoch) alone.
 
     Shuffled, and so trained on, they go on with the next epoch without end.
@@ -38,39 +46,39 @@ class EpochBatches(Sampler[list[tuple[int, int]]]):
 
     def __init__(self, num_examples: int, batch_size: int, seed: int, shuffle: bool) -> None:
         self.num_examples, self.batch_size, self.seed, self.shuffle = num_examples, batch_size, seed, shuffle
-        self.place = Place(0, 0, Share())
+        self.place = BatchPosition(0, 0, BatchShard())
 
     def __len__(self) -> int:
         """Batches in an epoch."""
         return num_batches(self.num_examples, self.batch_size)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return self._from(self.place)
+        return self._iter_from(self.place)
 
-    def after(self, place: Place) -> Place | None:
+    def after(self, position: BatchPosition) -> BatchPosition | None:
         """What follows a batch, if anything does."""
-        if place.number + 1 < len(self):
-            return place._replace(number=place.number + 1)
-        return place._replace(epoch=place.epoch + 1, number=0) if self.shuffle else None
+        if position.number + 1 < len(self):
+            return position._replace(number=position.number + 1)
+        return position._replace(epoch=position.epoch + 1, number=0) if self.shuffle else None
 
-    def indices(self, place: Place) -> Tensor:
+    def indices(self, position: BatchPosition) -> Tensor:
         """The items of a batch, or of a share of it."""
-        return self._share(self._order(place.epoch), place)
+        return self._take_share(self._epoch_order(position.epoch), position)
 
-    def _from(self, place: Place) -> Iterator[list[tuple[int, int]]]:
-        first = place.number
-        for epoch in count(place.epoch) if self.shuffle else (place.epoch,):
-            order = self._order(epoch)
+    def _iter_from(self, position: BatchPosition) -> Iterator[list[tuple[int, int]]]:
+        first = position.number
+        for epoch in count(position.epoch) if self.shuffle else (position.epoch,):
+            order = self._epoch_order(epoch)
             for number in range(first, len(self)):
-                batch = self._share(order, Place(epoch, number, place.share))
+                batch = self._take_share(order, BatchPosition(epoch, number, position.share))
                 yield [(epoch, index) for index in batch.tolist()]
             first = 0
 
-    def _share(self, order: Tensor, place: Place) -> Tensor:
-        batch = order[place.number * self.batch_size : (place.number + 1) * self.batch_size]
-        return batch[place.share.rows(len(batch))]
+    def _take_share(self, order: Tensor, position: BatchPosition) -> Tensor:
+        batch = order[position.number * self.batch_size : (position.number + 1) * self.batch_size]
+        return batch[position.share.rows(len(batch))]
 
-    def _order(self, epoch: int) -> Tensor:
+    def _epoch_order(self, epoch: int) -> Tensor:
         return epoch_order(self.num_examples, self.seed, epoch, shuffle=self.shuffle)
 
 
@@ -83,55 +91,55 @@ class EpochLoader:
     def __init__(
         self,
         dataset: Dataset[Any],
-        batch_sampler: EpochBatches,
+        batch_sampler: EpochBatchSampler,
         *,
         workers: int,
         device: torch.device | str,
-        collate: Callable[[list[Any]], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        self.dataset, self.batch_sampler, self.workers, self.collate = dataset, batch_sampler, workers, collate
-        self.pinned = torch.device(device).type == "cuda"
+        self.dataset, self.batch_sampler, self.workers, self.collate_fn = dataset, batch_sampler, workers, collate_fn
+        self.pin_memory = torch.device(device).type == "cuda"
         self._loader: DataLoader[Any] | None = None
         self._running: Any = None
-        self._next: Place | None = None
-        self._end: finalize[[], EpochLoader] | None = None
+        self._next_position: BatchPosition | None = None
+        self._shut_down: finalize[[], EpochLoader] | None = None
 
     def __len__(self) -> int:
         """Batches in an epoch."""
         return len(self.batch_sampler)
 
-    def epoch(self, epoch: int, first: int, share: Share) -> Iterator[Any]:
+    def epoch(self, epoch: int, first: int, share: BatchShard) -> Iterator[Any]:
         """The epoch's batches from the first-th on, or a share of each."""
         for number in range(first, len(self)):
-            yield self._take(Place(epoch, number, share))
+            yield self._take(BatchPosition(epoch, number, share))
 
-    def dismiss(self) -> None:
+    def stop_workers(self) -> None:
         """End the workers, and drop what they did ahead; whatever is asked for next has new ones."""
-        end, self._end = self._end, None
-        self._loader = self._running = self._next = None
+        end, self._shut_down = self._shut_down, None
+        self._loader = self._running = self._next_position = None
         if end:
             end()
 
-    def _take(self, place: Place) -> Any:
+    def _take(self, position: BatchPosition) -> Any:
         """The batch at this place; two epochs that are read in turns each begin anew, and stay right."""
         try:
-            if self._running is None or place != self._next:
-                self._begin(place)
+            if self._running is None or position != self._next_position:
+                self._begin(position)
             batch = next(self._running)
         except BaseException:
-            self.dismiss()  # one of them may be dead, and batches lost
+            self.stop_workers()  # one of them may be dead, and batches lost
             raise
-        self._next = self.batch_sampler.after(place)
+        self._next_position = self.batch_sampler.after(position)
         return batch
 
-    def _begin(self, place: Place) -> None:
-        self.batch_sampler.place = place
+    def _begin(self, position: BatchPosition) -> None:
+        self.batch_sampler.place = position
         self._loader = self._loader or self._made()
         self._running = iter(self._loader)
-        if self.workers and not self._end:
+        if self.workers and not self._shut_down:
             # Not left to the iterator's own end: a traceback may hold it, and collected in a cycle it waits in vain.
-            self._end = finalize(self, self._running._shutdown_workers)
-            self._end.atexit = False  # daemons end with the process, and not with one that was forked from it
+            self._shut_down = finalize(self, self._running._shutdown_workers)
+            self._shut_down.atexit = False  # daemons end with the process, and not with one that was forked from it
 
     def _made(self) -> DataLoader[Any]:
         return DataLoader(
@@ -139,9 +147,9 @@ class EpochLoader:
             batch_sampler=self.batch_sampler,
             num_workers=self.workers,
             persistent_workers=self.workers > 0,  # else every beginning would wait for new ones to start
-            collate_fn=self.collate,
+            collate_fn=self.collate_fn,
             worker_init_fn=_ignore_interrupts,
-            pin_memory=self.pinned,
+            pin_memory=self.pin_memory,
             generator=torch.Generator().manual_seed(self.batch_sampler.seed),  # the global one is left alone
         )
 
@@ -151,31 +159,31 @@ def _ignore_interrupts(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-_PAIR = "Each batch must be a pair (images, labels) of tensors, so a Dataset gives an image and its class number."
+_PAIR_HINT = "Each batch must be a pair (images, labels) of tensors, so a Dataset gives an image and its class number."
 
 
-class Batch(NamedTuple):
+class HostBatch(NamedTuple):
     """A batch as its loader gives it, where that is, and how many images came before it."""
 
     x: Tensor
     y: Tensor
-    place: Place
+    place: BatchPosition
     before: int
 
     @property
-    def is_doubtful(self) -> bool:
+    def is_suspect(self) -> bool:
         """Whether it holds what cannot be trained on, however many classes there are; images on a GPU are not read."""
-        bad_images = self.x.device.type == "cpu" and not are_images(self.x)
+        bad_images = self.x.device.type == "cpu" and not is_valid_images(self.x)
         return bad_images or len(self.y) == 0 or int(self.y.min()) < 0
 
 
 @contextmanager
-def collated(number: Callable[[int], int]) -> Iterator[None]:
+def wrap_collate_errors(dataset_index: Callable[[int], int]) -> Iterator[None]:
     """Says what to do about images that torch makes no batch of; number is what one of the batch is known by."""
     try:
         yield
     except RuntimeError as error:
-        odd = _uneven(str(error), number)
+        odd = _uneven_shapes_message(str(error), dataset_index)
         if not odd:
             raise
         raise DataError(
@@ -191,34 +199,34 @@ def collated(number: Callable[[int], int]) -> Iterator[None]:
         ) from error
 
 
-def _uneven(text: str, number: Callable[[int], int]) -> str:
+def _uneven_shapes_message(text: str, dataset_index: Callable[[int], int]) -> str:
     """Which images of a batch have not one size, by what torch says; nothing where it speaks of something else."""
     found = re.search(r"equal size, but got (\[.*?\]) at entry 0 and (\[.*?\]) at entry (\d+)", text)
     if found:
-        return f"image {number(int(found[3]))} has shape {found[2]}, and image {number(0)} has {found[1]}"
+        return f"image {dataset_index(int(found[3]))} has shape {found[2]}, and image {dataset_index(0)} has {found[1]}"
     # What a worker process says, whose batch is a stretch of shared memory.
     unsized = "collate" in text and "resize storage that is not resizable" in text
-    return f"image {number(0)} and others of its batch differ in shape" if unsized else ""
+    return f"image {dataset_index(0)} and others of its batch differ in shape" if unsized else ""
 
 
-def pair_of(batch: Any) -> tuple[Tensor, Tensor]:
+def unpack_batch(batch: Any) -> tuple[Tensor, Tensor]:
     """A batch's images and labels, of which there are as many."""
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         many = f" of {len(batch)}" if isinstance(batch, list | tuple) else ""
         named = f" with {', '.join(map(repr, batch))}" if isinstance(batch, Mapping) else ""
-        raise DataError(f"a batch is a {type(batch).__name__}{many}{named}, not a pair. {_PAIR}")
+        raise DataError(f"a batch is a {type(batch).__name__}{many}{named}, not a pair. {_PAIR_HINT}")
     x, y = (torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in batch)
     if isinstance(x, Tensor) and isinstance(y, list | tuple) and y and isinstance(y[0], str):
-        raise named_by_text(y[0])
+        raise text_labels_error(y[0])
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-        raise DataError(f"a batch holds {type(x).__name__} and {type(y).__name__}. {_PAIR}")
+        raise DataError(f"a batch holds {type(x).__name__} and {type(y).__name__}. {_PAIR_HINT}")
     if x.ndim != 4 or len(x) != len(y):
         shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise DataError(f"a batch has shapes {shapes}; expected images (B, C, H, W) and labels (B,).")
     return x, y.long() if y.dtype == torch.bool else y
 
 
-class Survey(NamedTuple):
+class LoaderStats(NamedTuple):
     """What one pass over a loader finds out."""
 
     num_examples: int
@@ -227,16 +235,16 @@ class Survey(NamedTuple):
     batch_size: int
 
 
-class Portion(Subset[Any]):
+class DatasetPart(Subset[Any]):
     """A part of a data set that was divided here, whose images go by their numbers in the whole."""
 
 
-def kind_of(data: object) -> str:
+def data_type_name(data: object) -> str:
     """The type of what a user gave, whatever part of it this is."""
-    return kind_of(data.dataset) if isinstance(data, Portion) else type(data).__name__
+    return data_type_name(data.dataset) if isinstance(data, DatasetPart) else type(data).__name__
 
 
-class Items(Dataset[Any]):
+class SeededDataset(Dataset[Any]):
     """A map-style data set whose random transforms depend on (seed, epoch, index) alone."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -247,19 +255,19 @@ class Items(Dataset[Any]):
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         epoch, index = key
-        with PrivateState(derive(self.seed, "augment", epoch, index)):
+        with PrivateRngState(derive_seed(self.seed, "augment", epoch, index)):
             return self.dataset[index]
 
 
-def load_items(
+def make_epoch_loader(
     dataset: Any, batch_size: int, seed: int, shuffle: bool, workers: int, device: torch.device | str
 ) -> EpochLoader:
     """A loader over a map-style data set, its order a pure function of (seed, epoch)."""
-    batches = EpochBatches(len(dataset), batch_size, seed, shuffle)
-    return EpochLoader(Items(dataset, seed), batches, workers=workers, device=device)
+    batches = EpochBatchSampler(len(dataset), batch_size, seed, shuffle)
+    return EpochLoader(SeededDataset(dataset, seed), batches, workers=workers, device=device)
 
 
-class Batches:
+class LoaderSource:
     """A re-iterable of (images, labels) batches as a Source, its labels checked before each transfer.
 
     Images are checked as they are first seen, as long as they are in host memory: a GPU is not read.
@@ -277,25 +285,25 @@ class Batches:
         training: bool,
     ) -> None:
         self.loader, self.seed, self.training, self.device = loader, seed, training, torch.device(device)
-        self.share = Share()
-        self._trusted = False
-        self.largest_at: int | None = None
+        self.share = BatchShard()
+        self._pixels_checked = False
+        self.largest_label_index: int | None = None
         try:
-            self._first = self._look()
-            self._doubtful = self._first
-            found = _declared(loader, num_classes) or self._survey(num_classes)
+            self._first_batch = self._look()
+            self._suspect_batch = self._first_batch
+            found = _declared_stats(loader, num_classes) or self._scan_loader(num_classes)
         finally:
-            self.dismiss()  # it may be long until training begins, if it does
-        self.shape = tuple(self._first.x.shape[1:])
+            self.stop_workers()  # it may be long until training begins, if it does
+        self.shape = tuple(self._first_batch.x.shape[1:])
         self.num_examples, self._len, self.num_classes, self.batch_size = found
 
     @cached_property
     def digest(self) -> str | None:
         """A hash of the first labels, by which a data set is known again; None of a loader, which has its own order."""
-        return hashed(self._first.y, b"") if self.begins_anywhere else None
+        return hash_labels_and_sample(self._first_batch.y, b"") if self.can_seek else None
 
     @property
-    def begins_anywhere(self) -> bool:
+    def can_seek(self) -> bool:
         """A data set's items, in an order of ours, do; a loader of one's own is drawn from its first batch on."""
         return isinstance(self.loader, EpochLoader)
 
@@ -304,64 +312,64 @@ class Batches:
 
     def check(self) -> None:
         """Refuses a batch that was found not to be trainable on, and a set smaller than a training batch."""
-        check_fits(self.num_examples, self.batch_size, self.training)
-        for batch in (self._first, self._doubtful):
+        check_dataset_size(self.num_examples, self.batch_size, self.training)
+        for batch in (self._first_batch, self._suspect_batch):
             self._check(batch, on_device=True)
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The epoch's batches: x float32 in [0, 1] and y int64, on the device; from the first-th on, if it can."""
         some = first > 0
-        for x, y in self._shared(epoch, first):
+        for x, y in self._iter_shares(epoch, first):
             some = True
             x, y = (t.to(self.device, non_blocking=True) for t in (x, y))
-            yield to_unit(x), y.to(torch.int64)
+            yield to_unit_range(x), y.to(torch.int64)
         if not some:
             raise DataError(
                 f"the loader gave no batches in epoch {epoch}, as one that can be read only once does."
                 " Pass a loader that starts again, or a Dataset."
             )
-        self._trusted = self._trusted or not first
+        self._pixels_checked = self._pixels_checked or not first
 
-    def dismiss(self) -> None:
+    def stop_workers(self) -> None:
         """End a data set's workers; whatever is asked for next has new ones. A loader of one's own is left as it is."""
         if isinstance(self.loader, EpochLoader):
-            self.loader.dismiss()
+            self.loader.stop_workers()
 
-    def _shared(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _iter_shares(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's rows of every batch: the only ones loaded where the order is ours, else cut out."""
-        if self.begins_anywhere or self.share.size == 1:
-            yield from ((batch.x, batch.y) for batch in self._checked(epoch, first))
+        if self.can_seek or self.share.size == 1:
+            yield from ((batch.x, batch.y) for batch in self._iter_checked(epoch, first))
             return
-        self._check_divisible()
-        for x, y, place, _ in self._checked(epoch):
-            self._check_length(len(y), place.number)
+        self._check_not_distributed()
+        for x, y, place, _ in self._iter_checked(epoch):
+            self._check_batch_length(len(y), place.number)
             rows = self.share.rows(len(y))
             yield x[rows], y[rows]
 
-    def _check_divisible(self) -> None:
+    def _check_not_distributed(self) -> None:
         if isinstance(getattr(self.loader, "sampler", None), DistributedSampler):
             raise DataError(
                 "the loader's DistributedSampler divides the data already. Pass the Dataset itself, or a loader that "
                 "gives every process the whole batch: deat takes each one's share."
             )
 
-    def _check_length(self, found: int, step: int) -> None:
-        expected = batch_length(self.num_examples, self.batch_size, step)
-        if found != expected:
+    def _check_batch_length(self, length: int, step: int) -> None:
+        expected = num_images_in_batch(self.num_examples, self.batch_size, step)
+        if length != expected:
             raise DataError(
-                f"batch {step + 1} holds {found} images, not {expected}: several processes can only share batches of "
+                f"batch {step + 1} holds {length} images, not {expected}: several processes can only share batches of "
                 "one size. Pass the Dataset itself."
             )
 
-    def _checked(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+    def _iter_checked(self, epoch: int, first: int = 0) -> Iterator[HostBatch]:
         """The epoch's batches, none of which is refused; images that were all seen before are taken as they are."""
-        for batch in self._host(epoch, first):
-            self._check(batch, pixels=not self._trusted)
+        for batch in self._iter_host_batches(epoch, first):
+            self._check(batch, pixels=not self._pixels_checked)
             yield batch
 
-    def _check(self, batch: Batch, pixels: bool = True, on_device: bool = False) -> None:
+    def _check(self, batch: HostBatch, pixels: bool = True, on_device: bool = False) -> None:
         """Refuse a batch that cannot be trained on, by its image; what is on a GPU is read only where it may be."""
-        number, shape = self._numbers_at(batch.place, batch.before), tuple(batch.x.shape[1:])
+        number, shape = self._dataset_index_at(batch.place, batch.before), tuple(batch.x.shape[1:])
         try:
             if len(batch.y) == 0:
                 raise DataError("it is empty; let every batch hold an image.")
@@ -372,44 +380,44 @@ class Batches:
             if shape != self.shape:
                 raise DataError(f"image {number(0)} has shape {shape}; the first one has {self.shape}.")
         except DataError as error:
-            if self.begins_anywhere:
+            if self.can_seek:
                 raise
             text = f"batch {batch.place.number + 1} of the data: {error} Images are counted as the loader gives them."
             raise DataError(text) from None
 
-    def _numbers_at(self, place: Place, before: int) -> Callable[[int], int]:
+    def _dataset_index_at(self, position: BatchPosition, before: int) -> Callable[[int], int]:
         """What a batch's images are known by: their numbers in the data set, or in a loader's own order."""
         if not isinstance(self.loader, EpochLoader):
             return partial(add, before)
         items, sampler = self.loader.dataset, self.loader.batch_sampler
-        return lambda row: _number_in_whole(items, int(sampler.indices(place)[row]))
+        return lambda row: _index_in_full_dataset(items, int(sampler.indices(position)[row]))
 
-    def _look(self) -> Batch:
-        first = next(self._host(0), None)
+    def _look(self) -> HostBatch:
+        first = next(self._iter_host_batches(0), None)
         if first is None:
             raise DataError("the loader gave no batches; it must hold at least one image.")
         return first
 
-    def _host(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+    def _iter_host_batches(self, epoch: int, first: int = 0) -> Iterator[HostBatch]:
         """The loader's batches; of a data set's, this process's rows from the first-th on."""
-        place, before = Place(epoch, first if self.begins_anywhere else 0, self.share), 0
-        batches = self._loaded(epoch, first)
+        place, before = BatchPosition(epoch, first if self.can_seek else 0, self.share), 0
+        batches = self._iter_raw_batches(epoch, first)
         while True:
-            with collated(self._numbers_at(place, before)):
+            with wrap_collate_errors(self._dataset_index_at(place, before)):
                 batch = next(batches, None)
             if batch is None:
                 return
-            x, y = pair_of(batch)
-            yield Batch(x, y, place, before)
+            x, y = unpack_batch(batch)
+            yield HostBatch(x, y, place, before)
             place, before = place._replace(number=place.number + 1), before + len(y)
 
-    def _loaded(self, epoch: int, first: int) -> Iterator[Any]:
+    def _iter_raw_batches(self, epoch: int, first: int) -> Iterator[Any]:
         if isinstance(self.loader, EpochLoader):
             return self.loader.epoch(epoch, first, self.share)
-        return self._drawn(self.loader, epoch)
+        return self._iter_seeded(self.loader, epoch)
 
-    def _drawn(self, loader: Iterable[Any], epoch: int) -> Iterator[Any]:
-        state = PrivateState(derive(self.seed, "loader", epoch))
+    def _iter_seeded(self, loader: Iterable[Any], epoch: int) -> Iterator[Any]:
+        state = PrivateRngState(derive_seed(self.seed, "loader", epoch))
         with state:
             _set_epoch(loader, epoch, self.seed)
             batches = iter(loader)
@@ -420,44 +428,48 @@ class Batches:
                 return
             yield batch
 
-    def _survey(self, num_classes: int | None) -> Survey:
+    def _scan_loader(self, num_classes: int | None) -> LoaderStats:
         sizes, top = [], 0
-        for batch in self._host(0):
+        for batch in self._iter_host_batches(0):
             sizes.append(len(batch.y))
             if len(batch.y) and int(batch.y.max()) >= top:
                 top = int(batch.y.max()) + 1
-                self._note_largest(batch)
-            if self._doubtful is self._first and batch.is_doubtful:
-                self._doubtful = batch
-        self._trusted = self._doubtful is self._first
-        return Survey(sum(sizes), len(sizes), num_classes or max(top, 1), _batch_size(self.loader) or max(sizes))
+                self._record_largest_label(batch)
+            if self._suspect_batch is self._first_batch and batch.is_suspect:
+                self._suspect_batch = batch
+        self._pixels_checked = self._suspect_batch is self._first_batch
+        return LoaderStats(
+            sum(sizes), len(sizes), num_classes or max(top, 1), _declared_batch_size(self.loader) or max(sizes)
+        )
 
-    def _note_largest(self, batch: Batch) -> None:
+    def _record_largest_label(self, batch: HostBatch) -> None:
         """Keep which image of a data set has the largest label; a loader's own numbers say nothing to a person."""
-        if self.begins_anywhere and batch.y.ndim == 1:
-            self.largest_at = self._numbers_at(batch.place, batch.before)(int(batch.y.argmax()))
+        if self.can_seek and batch.y.ndim == 1:
+            self.largest_label_index = self._dataset_index_at(batch.place, batch.before)(int(batch.y.argmax()))
 
 
-def _declared(loader: Iterable[Any] | EpochLoader, num_classes: int | None) -> Survey | None:
+def _declared_stats(loader: Iterable[Any] | EpochLoader, num_classes: int | None) -> LoaderStats | None:
     """What a loader says of itself, or nothing if a pass is needed."""
     dataset = getattr(loader, "dataset", None)
     if not isinstance(loader, DataLoader | EpochLoader) or not hasattr(dataset, "__len__"):
         return None
-    num_classes = num_classes or declared_classes(dataset.dataset if isinstance(dataset, Items) else dataset)
-    batches, batch_size = len(loader), _batch_size(loader)
+    num_classes = num_classes or declared_num_classes(
+        dataset.dataset if isinstance(dataset, SeededDataset) else dataset
+    )
+    batches, batch_size = len(loader), _declared_batch_size(loader)
     if not num_classes or not batch_size:
         return None
     count = len(dataset) if isinstance(loader, EpochLoader) else len(loader.sampler)  # type: ignore[arg-type]
-    return Survey(min(count, batches * batch_size), batches, num_classes, batch_size)
+    return LoaderStats(min(count, batches * batch_size), batches, num_classes, batch_size)
 
 
-def _batch_size(loader: Any) -> int | None:
+def _declared_batch_size(loader: Any) -> int | None:
     """The batch size a loader, or its batch sampler, states."""
     sizes = (getattr(owner, "batch_size", None) for owner in (loader, getattr(loader, "batch_sampler", None)))
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
-def declared_classes(dataset: Any) -> int | None:
+def declared_num_classes(dataset: Any) -> int | None:
     """The number of classes a data set names (`classes`) or labels (`targets`), if it does."""
     classes = getattr(dataset, "classes", None)
     if isinstance(classes, list | tuple) and classes:
@@ -474,12 +486,12 @@ def _set_epoch(loader: Any, epoch: int, seed: int) -> None:
             owner.set_epoch(epoch)
     generator = getattr(loader, "generator", None)
     if isinstance(generator, torch.Generator):
-        generator.manual_seed(derive(seed, "loader", epoch))
+        generator.manual_seed(derive_seed(seed, "loader", epoch))
 
 
-def _number_in_whole(dataset: Any, index: int) -> int:
+def _index_in_full_dataset(dataset: Any, index: int) -> int:
     """An image's number in the data set that it was given with."""
-    while isinstance(dataset, Items | Portion):
-        index = dataset.indices[index] if isinstance(dataset, Portion) else index
+    while isinstance(dataset, SeededDataset | DatasetPart):
+        index = dataset.indices[index] if isinstance(dataset, DatasetPart) else index
         dataset = dataset.dataset
     return index

@@ -6,20 +6,20 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from deat.data.augment import Augment, Draws
-from deat.data.checks import check_fits, to_unit
+from deat.data.augment import Augment, AugmentParams
+from deat.data.checks import check_dataset_size, to_unit_range
 from deat.data.image_set import ImageSet
-from deat.engine.kernels.crop import crop, serves
+from deat.engine.kernels.crop import crop, is_supported
 from deat.errors import DataError
-from deat.utils.distributed import Share
-from deat.utils.seeding import derive
+from deat.utils.distributed import BatchShard
+from deat.utils.seeding import derive_seed
 
 
 def epoch_order(num_examples: int, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
     """The order of examples in an epoch, a pure function of (seed, epoch) on every device; their own, unshuffled."""
     if not shuffle:
         return torch.arange(num_examples)
-    generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
     return torch.randperm(num_examples, generator=generator)
 
 
@@ -28,12 +28,12 @@ def num_batches(num_examples: int, batch_size: int) -> int:
     return -(-num_examples // batch_size)
 
 
-def batch_length(num_examples: int, batch_size: int, step: int) -> int:
+def num_images_in_batch(num_examples: int, batch_size: int, step: int) -> int:
     """Images in an epoch's batch, over all processes that share it."""
     return min(batch_size, num_examples - step * batch_size)
 
 
-class Resident:
+class InMemorySource:
     """Batches of an ImageSet kept on the device in its own type, uint8 where it is bytes.
 
     Order and augmentation are drawn on the host once an epoch, for each image by its index, so they
@@ -41,7 +41,7 @@ class Resident:
     `share` makes every batch this process's rows of it.
     """
 
-    begins_anywhere = True
+    can_seek = True
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class Resident:
         shuffle: bool = True,
     ) -> None:
         self.images, self.batch_size, self.seed = images, batch_size, seed
-        self.augment, self.shuffle, self.share = augment, shuffle, Share()
+        self.augment, self.shuffle, self.share = augment, shuffle, BatchShard()
         self.device = torch.device(device)
         self.num_examples, self.num_classes, self.shape = len(images), images.num_classes, images.shape
-        self._x, self._y = self._moved(images.images), self._moved(images.labels.to(torch.int64))
+        self._x, self._y = self._to_device(images.images), self._to_device(images.labels.to(torch.int64))
 
     @cached_property
     def digest(self) -> str:
@@ -70,33 +70,33 @@ class Resident:
     def check(self) -> None:
         """Refuses content that cannot be trained on, and a set smaller than a training batch."""
         self.images.check()
-        check_fits(self.num_examples, self.batch_size, self.shuffle)
+        check_dataset_size(self.num_examples, self.batch_size, self.shuffle)
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The epoch's batches from the first-th on: x float32 in [0, 1] and y int64, on the device."""
         order = epoch_order(self.num_examples, self.seed, epoch, shuffle=self.shuffle).to(self.device)
-        generator = torch.Generator().manual_seed(derive(self.seed, "augment", epoch))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "augment", epoch))
         draws = self.augment.draw(self.num_examples, generator).to(self.device) if self.augment else None
         for step in range(first, len(self)):
             index = order[step * self.batch_size : (step + 1) * self.batch_size]
             index = index[self.share.rows(len(index))]
             yield self._images_at(index, draws), self._y.index_select(0, index)
 
-    def _images_at(self, index: Tensor, draws: Draws | None) -> Tensor:
+    def _images_at(self, index: Tensor, params: AugmentParams | None) -> Tensor:
         """These images as they are trained on; a GPU takes one launch for them where ours can be built."""
-        if self.augment and draws and self._is_served:
-            return crop(self._x, index, draws.top, draws.left, draws.flip, self.augment.pad)
+        if self.augment and params and self._can_use_crop_kernel:
+            return crop(self._x, index, params.top, params.left, params.flip, self.augment.pad)
         x = self._x.index_select(0, index)
-        if self.augment and draws:
-            x = self.augment.apply(x, draws.select(index))
-        return to_unit(x)
+        if self.augment and params:
+            x = self.augment.apply(x, params.select(index))
+        return to_unit_range(x)
 
     @cached_property
-    def _is_served(self) -> bool:
+    def _can_use_crop_kernel(self) -> bool:
         """Whether our own kernel crops; what inherits from Augment may do so in a way of its own."""
-        return type(self.augment) is Augment and serves(self._x)
+        return type(self.augment) is Augment and is_supported(self._x)
 
-    def _moved(self, tensor: Tensor) -> Tensor:
+    def _to_device(self, tensor: Tensor) -> Tensor:
         try:
             return tensor.to(self.device)
         except torch.OutOfMemoryError:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from deat.errors import DataError
 
 
-class _Array:
+class _ArrayStandIn:
     """Stands in for a numpy array while a pickle is read; numpy's own code is never called."""
 
     def __init__(self, *_: Any) -> None:
@@ -21,7 +21,7 @@ class _Array:
         self.state = state
 
 
-class _Kind:
+class _DtypeStandIn:
     """Stands in for a numpy dtype."""
 
     def __init__(self, kind: str | bytes = "", *_: Any) -> None:
@@ -31,35 +31,35 @@ class _Kind:
         pass
 
 
-def _encode(text: str, codec: str | bytes = "latin1") -> bytes:
+def _encode_latin1(text: str, codec: str | bytes = "latin1") -> bytes:
     """Bytes that a newer Python wrote as text."""
     if codec not in ("latin1", b"latin1"):
         raise pickle.UnpicklingError(f"codec {codec!r}")
     return text.encode("latin1")
 
 
-_STANDINS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Kind,
-    ("_codecs", "encode"): _encode,
+_ALLOWED_GLOBALS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _ArrayStandIn,
+    ("numpy._core.multiarray", "_reconstruct"): _ArrayStandIn,
+    ("numpy", "ndarray"): _ArrayStandIn,
+    ("numpy", "dtype"): _DtypeStandIn,
+    ("_codecs", "encode"): _encode_latin1,
 }
 
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """A stand-in for each class that such files name; any other is refused."""
-        if (module, name) not in _STANDINS:
+        if (module, name) not in _ALLOWED_GLOBALS:
             raise DataError(f"it asks for {module}.{name}, and only plain data is read")
-        return _STANDINS[module, name]
+        return _ALLOWED_GLOBALS[module, name]
 
     def persistent_load(self, pid: Any) -> NoReturn:
         """Refuse what lies elsewhere."""
         raise DataError("it refers to data outside itself")
 
 
-def read_plain(data: bytes, name: str) -> dict[bytes, Any]:
+def load_plain_pickle(data: bytes, name: str) -> dict[bytes, Any]:
     """The dict in a pickle, its text keys as bytes; a DataError for anything that is more than data."""
     try:
         found = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
@@ -72,7 +72,7 @@ def read_plain(data: bytes, name: str) -> dict[bytes, Any]:
     return {key.encode() if isinstance(key, str) else key: value for key, value in found.items()}
 
 
-def as_bytes(value: Any, shape: tuple[int, int], name: str) -> NDArray[np.uint8]:
+def to_uint8_array(value: Any, shape: tuple[int, int], name: str) -> NDArray[np.uint8]:
     """A pickled uint8 array of this shape."""
     try:
         _, found, kind, fortran, raw = value.state

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deat.data.checks import sampled
-from deat.data.streaming import LazyImages, Part
+from deat.data.checks import sample_slice
+from deat.data.streaming import AnyImageSet, LazyImages
 
-LEAST = 1 / 255
+MIN_STD = 1 / 255
 """The smallest standard deviation: what varies by less than a pixel's level is not blown up."""
 
 
-class Statistics(NamedTuple):
+class ChannelStats(NamedTuple):
     """Mean and standard deviation by channel, and how many images they were measured on, 0 where they are known."""
 
     mean: tuple[float, ...]
@@ -22,21 +22,21 @@ class Statistics(NamedTuple):
     images: int = 0
 
 
-def measure(images: Part) -> Statistics:
+def measure_channel_stats(images: AnyImageSet) -> ChannelStats:
     """A set's own statistics, to four digits: of all its images, or of about a thousand spread over a large set."""
     read = images.decode if isinstance(images, LazyImages) else images.images.__getitem__
-    chosen = range(len(images))[sampled(len(images))]
+    chosen = range(len(images))[sample_slice(len(images))]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the interpreter's lock
-        mean, square = torch.stack(list(pool.map(lambda index: _moments(read(index)), chosen))).mean(0)
-    std = (square - mean.square()).clamp(min=LEAST**2).sqrt()
-    return Statistics(_rounded(mean), _rounded(std), len(chosen))
+        mean, square = torch.stack(list(pool.map(lambda index: _channel_moments(read(index)), chosen))).mean(0)
+    std = (square - mean.square()).clamp(min=MIN_STD**2).sqrt()
+    return ChannelStats(_round_values(mean), _round_values(std), len(chosen))
 
 
-def _moments(image: Tensor) -> Tensor:
+def _channel_moments(image: Tensor) -> Tensor:
     """The means (2, C) of an image's pixels in [0, 1] and of their squares."""
     pixels = image.flatten(1).to("cpu", torch.float64) / (255 if image.dtype == torch.uint8 else 1)
     return torch.stack([pixels.mean(1), pixels.square().mean(1)])
 
 
-def _rounded(values: Tensor) -> tuple[float, ...]:
+def _round_values(values: Tensor) -> tuple[float, ...]:
     return tuple(round(value, 4) for value in values.tolist())

@@ -11,35 +11,35 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from deat.data.archives import Files
-from deat.data.checks import check_fits, check_labels, hashed, sampled, to_unit
-from deat.data.decode import fit_centre, open_image, random_crop, to_tensor
-from deat.data.image_set import ImageSet, in_words, split_indices
-from deat.data.loaders import EpochBatches, EpochLoader
+from deat.data.archives import FileCollection
+from deat.data.checks import check_dataset_size, check_labels, hash_labels_and_sample, sample_slice, to_unit_range
+from deat.data.decode import centre_crop, open_image, random_resized_crop, to_tensor
+from deat.data.image_set import ImageSet, format_image_set, split_indices
+from deat.data.loaders import EpochBatchSampler, EpochLoader
 from deat.errors import DataError
-from deat.utils.distributed import Share
-from deat.utils.seeding import derive
+from deat.utils.distributed import BatchShard
+from deat.utils.seeding import derive_seed
 
-SIDE = 224
+DEFAULT_SIDE_PIXELS = 224
 """What images become that have no size in common, unless another is asked for."""
-_ZOOM = 224 / 256
+_EVAL_CROP_FRACTION = 224 / 256
 
 
 @dataclass(frozen=True, eq=False)
 class LazyImages:
     """Image files with a class number each, decoded only when read; `members` are numbers into `files`."""
 
-    files: Files
-    members: Tensor
+    files: FileCollection
+    file_indices: Tensor
     labels: Tensor
     classes: tuple[str, ...]
-    size: int = SIDE
+    size: int = DEFAULT_SIDE_PIXELS
 
     def __len__(self) -> int:
-        return len(self.members)
+        return len(self.file_indices)
 
     def __repr__(self) -> str:
-        return in_words(self, self.shape, self.num_classes)
+        return format_image_set(self, self.shape, self.num_classes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,25 +53,29 @@ class LazyImages:
 
     def check(self) -> None:
         """Refuses an empty set, bad labels and a first image that cannot be decoded."""
-        check_fits(len(self), 1)
+        check_dataset_size(len(self), 1)
         check_labels(self.labels, self.num_classes)
         self.decode(0)
 
     def digest(self) -> str:
         """A hash of the labels and of a few files' names, by which the set is known again."""
-        few = "\n".join(self.files.names[i] for i in self.members[sampled(len(self))].tolist())
-        return hashed(self.labels, few.encode("utf-8", "replace"))
+        few = "\n".join(self.files.names[i] for i in self.file_indices[sample_slice(len(self))].tolist())
+        return hash_labels_and_sample(self.labels, few.encode("utf-8", "replace"))
 
     def decode(self, index: int, random: Random | None = None) -> Tensor:
         """One image as uint8 (3, size, size): a random crop if given randomness, else the centre."""
-        member = int(self.members[index])
+        member = int(self.file_indices[index])
         image = open_image(self.files.read(member), self.files.names[member])
-        return to_tensor(random_crop(image, self.size, random) if random else fit_centre(image, self.size, _ZOOM))
+        return to_tensor(
+            random_resized_crop(image, self.size, random)
+            if random
+            else centre_crop(image, self.size, _EVAL_CROP_FRACTION)
+        )
 
     def subset(self, indices: Tensor | Sequence[int]) -> "LazyImages":
         """The images at these indices, in this order."""
         index = torch.as_tensor(indices, dtype=torch.int64)
-        return LazyImages(self.files, self.members[index], self.labels[index], self.classes, self.size)
+        return LazyImages(self.files, self.file_indices[index], self.labels[index], self.classes, self.size)
 
     def split(self, held_out: int, seed: int) -> "tuple[LazyImages, LazyImages]":
         """Disjoint training and validation parts, fixed by the seed."""
@@ -79,11 +83,11 @@ class LazyImages:
         return self.subset(train), self.subset(val)
 
 
-Part = ImageSet | LazyImages
+AnyImageSet = ImageSet | LazyImages
 """A data set's training or test images, decoded or not."""
 
 
-class _Decoded(Dataset[Any]):
+class _DecodedDataset(Dataset[Any]):
     """Decoded images by (epoch, index); a failure comes back as its message."""
 
     def __init__(self, images: LazyImages, seed: int, augment: bool) -> None:
@@ -91,7 +95,7 @@ class _Decoded(Dataset[Any]):
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, int] | str:
         epoch, index = key
-        random = Random(derive(self.seed, "augment", epoch, index)) if self.augment else None
+        random = Random(derive_seed(self.seed, "augment", epoch, index)) if self.augment else None
         try:
             return self.images.decode(index, random), int(self.images.labels[index])
         # An exception that crosses a process arrives with a traceback for a message.
@@ -99,7 +103,7 @@ class _Decoded(Dataset[Any]):
             return str(error)
 
 
-def _collate(items: list[tuple[Tensor, int] | str]) -> tuple[Tensor, Tensor] | str:
+def _collate_or_error(items: list[tuple[Tensor, int] | str]) -> tuple[Tensor, Tensor] | str:
     for item in items:
         if isinstance(item, str):
             return item
@@ -107,14 +111,14 @@ def _collate(items: list[tuple[Tensor, int] | str]) -> tuple[Tensor, Tensor] | s
     return torch.stack(images), torch.from_numpy(np.asarray(labels, dtype=np.int64))
 
 
-class Stream:
+class StreamingSource:
     """Batches of LazyImages decoded by worker processes; every draw depends on (seed, epoch, index) alone.
 
     `share` makes every batch this process's rows of it, and only those are decoded. Shuffled, the next epoch's first
     batches are decoded while this one's last are trained on.
     """
 
-    begins_anywhere = True
+    can_seek = True
 
     def __init__(
         self,
@@ -129,14 +133,14 @@ class Stream:
     ) -> None:
         self.images, self.batch_size, self.shuffle, self.augment = images, batch_size, shuffle, augment
         self.device = torch.device(device)
-        self.num_examples, self.num_classes, self.share = len(images), images.num_classes, Share()
+        self.num_examples, self.num_classes, self.share = len(images), images.num_classes, BatchShard()
         self.shape = images.shape
         self._loader = EpochLoader(
-            _Decoded(images, seed, augment),
-            EpochBatches(len(images), batch_size, seed, shuffle),
+            _DecodedDataset(images, seed, augment),
+            EpochBatchSampler(len(images), batch_size, seed, shuffle),
             workers=workers,
             device=self.device,
-            collate=_collate,
+            collate_fn=_collate_or_error,
         )
 
     @cached_property
@@ -150,7 +154,7 @@ class Stream:
     def check(self) -> None:
         """Refuses content that cannot be trained on, and a set smaller than a training batch."""
         self.images.check()
-        check_fits(self.num_examples, self.batch_size, self.shuffle)
+        check_dataset_size(self.num_examples, self.batch_size, self.shuffle)
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The epoch's batches from the first-th on: x float32 in [0, 1] and y int64, on the device."""
@@ -158,8 +162,8 @@ class Stream:
             if isinstance(batch, str):
                 raise DataError(batch)
             x, y = (part.to(self.device, non_blocking=True) for part in batch)
-            yield to_unit(x), y
+            yield to_unit_range(x), y
 
-    def dismiss(self) -> None:
+    def stop_workers(self) -> None:
         """End the workers; whatever is asked for next has new ones."""
-        self._loader.dismiss()
+        self._loader.stop_workers()

@@ -12,26 +12,26 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from deat.data import Source
-from deat.data.checks import beyond, largest
-from deat.errors import CheckpointError, UsageError, check_called
+from deat.data.checks import describe_labels_out_of_range, describe_largest_label
+from deat.errors import CheckpointError, UsageError, check_is_instance
 from deat.evaluation.attacks import is_natural
-from deat.evaluation.fast_model import exactly
-from deat.evaluation.judge import Attacker
-from deat.evaluation.results import held_evaluation
+from deat.evaluation.fast_model import exact_float32
+from deat.evaluation.judge import AttackLike
+from deat.evaluation.results import read_evaluation_json
 from deat.threat import ThreatModel
-from deat.utils.distributed import ALONE, Ranks
-from deat.utils.files import refuse_links
-from deat.utils.numbers import is_whole, make_native
-from deat.utils.torch_utils import evaluating
+from deat.utils.distributed import SINGLE_PROCESS, Distributed
+from deat.utils.files import check_no_symlinks
+from deat.utils.numbers import convert_number_fields, is_int_at_least
+from deat.utils.torch_utils import eval_mode
 
 
 @dataclass(frozen=True)
-class Question:
+class EvaluationRequest:
     """Who is judged against what, by which attacks and how; about holds what the answer shall say of model and data."""
 
     model: nn.Module
     threat: ThreatModel
-    attacks: list[Attacker]
+    attacks: list[AttackLike]
     block: int
     seed: int = 0
     cascade: bool = False
@@ -39,14 +39,14 @@ class Question:
     sanity: bool = True
     precision: str = "auto"
     engine: str = "graph"
-    ledger: str | Path | None = None
+    resume_log: str | Path | None = None
     about: dict[str, Any] = field(default_factory=dict)
-    ranks: Ranks = ALONE
+    distributed: Distributed = SINGLE_PROCESS
 
     def __post_init__(self) -> None:
-        make_native(self)  # evaluation.json and the ledger say block and seed
+        convert_number_fields(self)  # evaluation.json and the ledger say block and seed
 
-    def images_of(self, source: Source) -> int:
+    def count_images(self, source: Source) -> int:
         """How many of a source's images are judged."""
         return source.num_examples if self.n is None else min(self.n, source.num_examples)
 
@@ -54,44 +54,46 @@ class Question:
 def count_outputs(model: nn.Module, x: Tensor, source: Source) -> int:
     """The number of the model's logits, which may be more than the classes that the data shows, but not fewer."""
     given = x[:1].clone()
-    logits: Any = first_answer(model, given)
-    check_kept(given, x[:1])
+    logits: Any = call_model(model, given)
+    check_input_unmodified(given, x[:1])
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1 or not logits.is_floating_point():
         raise UsageError(
-            f"the model answers one image with {in_words(logits)}; let it return logits of shape (images, classes)."
-            f"{logits_in(logits, (1, source.num_classes))}"
+            f"the model answers one image with {describe_output(logits)}; let it return logits of shape (images, classes)."
+            f"{logits_hint(logits, (1, source.num_classes))}"
         )
     outputs = int(logits.shape[1])
     if outputs < source.num_classes:
-        hint = beyond(getattr(source, "images", None), outputs) or largest(source, outputs)
+        hint = describe_labels_out_of_range(getattr(source, "images", None), outputs) or describe_largest_label(
+            source, outputs
+        )
         raise UsageError(f"the model tells {outputs} classes apart, but the data has {source.num_classes}.{hint}")
     return outputs
 
 
-def check_kept(seen: Tensor, given: Tensor) -> None:
+def check_input_unmodified(images_after: Tensor, images_before: Tensor) -> None:
     """Refuse a model that changed the images it saw: whoever asks it again would ask about others."""
-    if not torch.equal(seen, given):
+    if not torch.equal(images_after, images_before):
         raise UsageError("the model changes the images it is given: write x = x - mean, say, in place of x -= mean.")
 
 
-def in_words(answer: object) -> str:
+def describe_output(output: object) -> str:
     """What a model answers with."""
-    if isinstance(answer, Tensor):
-        return f"shape {tuple(answer.shape)}, {answer.dtype}"
-    return f"a {type(answer).__name__}"
+    if isinstance(output, Tensor):
+        return f"shape {tuple(output.shape)}, {output.dtype}"
+    return f"a {type(output).__name__}"
 
 
-def first_answer(model: nn.Module, x: Tensor) -> Any:
+def call_model(model: nn.Module, x: Tensor) -> Any:
     """What the model answers, or that it cannot take float32 images since its weights are of another type."""
     try:
-        with exactly(x.device), torch.no_grad(), evaluating(model):
+        with exact_float32(x.device), torch.no_grad(), eval_mode(model):
             return model(x)
     except RuntimeError as error:
-        check_precision(model, x, error)
+        check_dtype(model, x, error)
         raise
 
 
-def check_precision(model: nn.Module, x: Tensor, error: Exception) -> None:
+def check_dtype(model: nn.Module, x: Tensor, error: Exception) -> None:
     """Refuse a model that failed since none of its weights are of the images' type."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if isinstance(error, RuntimeError) and dtypes and x.dtype not in dtypes:
@@ -99,27 +101,27 @@ def check_precision(model: nn.Module, x: Tensor, error: Exception) -> None:
         raise UsageError(f"the model's weights are {named}, and images {x.dtype}: give it as model.float().") from error
 
 
-def logits_in(answer: object, shape: tuple[int, int]) -> str:
+def logits_hint(output: object, shape: tuple[int, int]) -> str:
     """Where an answer of several parts holds logits of that shape, and how a model returns them alone."""
-    held = _parts(answer).items()
+    held = _output_parts(output).items()
     place = next((place for place, part in held if isinstance(part, Tensor) and part.shape == shape), None)
     if place is None:
         return ""
     return f" Its {place} has that shape: wrap the model in a Module whose forward returns self.net(x){place}."
 
 
-def _parts(answer: object) -> dict[str, object]:
+def _output_parts(output: object) -> dict[str, object]:
     """What an answer holds, by how that is reached."""
-    if isinstance(answer, Mapping):
-        return {f"[{name!r}]": part for name, part in answer.items()}
-    if isinstance(answer, tuple | list):
-        return {f"[{number}]": part for number, part in enumerate(answer)}
-    return {f".{name}": part for name, part in getattr(answer, "__dict__", {}).items()}
+    if isinstance(output, Mapping):
+        return {f"[{name!r}]": part for name, part in output.items()}
+    if isinstance(output, tuple | list):
+        return {f"[{number}]": part for number, part in enumerate(output)}
+    return {f".{name}": part for name, part in getattr(output, "__dict__", {}).items()}
 
 
 def check_model(model: Any) -> None:
     """Refuse what is no network (a function has no weights to tell it from another, no modes) or has no gradients."""
-    check_called(model)
+    check_is_instance(model)
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}; wrap it in a torch.nn.Module that returns logits.")
     if any(is_lazy(held) or held.is_meta for held in (*model.parameters(), *model.buffers())):
@@ -141,20 +143,20 @@ def check_about(about: Any) -> dict[str, Any]:
         raise UsageError(f"about must be a dict of values that JSON has, not {about!r}.") from None
 
 
-def check_files(ledger: Any, save: Any) -> None:
+def check_output_files(resume_log: Any, save: Any) -> None:
     """Refuse files that cannot be written or must not be replaced, not after hours."""
-    refuse_links(Path(file) for file in (ledger, save) if isinstance(file, str | Path))
+    check_no_symlinks(Path(file) for file in (resume_log, save) if isinstance(file, str | Path))
     if isinstance(save, str | Path):
         path = Path(save).absolute()
         nearest = next(folder for folder in path.parents if folder.exists())
         if path.is_dir() or not nearest.is_dir() or not os.access(nearest, os.W_OK):
             raise CheckpointError(f"save {str(save)!r} cannot be written; name a file in a folder of yours.")
-        if path.exists() and held_evaluation(path) is None:
+        if path.exists() and read_evaluation_json(path) is None:
             raise UsageError(f"{str(save)!r} exists and is no evaluation, so it is not replaced. Choose another file.")
 
 
-def check_question(
-    attacks: list[Attacker], n: int | None, block: int, seed: int = 0, threads: int | None = None
+def check_evaluation_arguments(
+    attacks: list[AttackLike], n: int | None, block: int, seed: int = 0, threads: int | None = None
 ) -> None:
     """Refuse attacks and numbers that cannot be evaluated, before any data is read."""
     names = [a.name for a in attacks]
@@ -166,11 +168,11 @@ def check_question(
         raise UsageError("an attack cannot be named 'natural', which is what images are without any.")
     if len(set(names)) < len(names):
         raise UsageError(f"an attack is named twice in {names}; each may stand once.")
-    if n is not None and not is_whole(n, 1):
+    if n is not None and not is_int_at_least(n, 1):
         raise UsageError(f"n must be a number of images >= 1, not {n!r}.")
-    if not is_whole(block, 1):
+    if not is_int_at_least(block, 1):
         raise UsageError(f"block must be a number of images >= 1, not {block!r}.")
-    if not is_whole(seed, 0):
+    if not is_int_at_least(seed, 0):
         raise UsageError(f"seed must be a whole number >= 0, not {seed!r}.")
-    if threads is not None and not is_whole(threads, 1):
+    if threads is not None and not is_int_at_least(threads, 1):
         raise UsageError(f"threads must be a whole number >= 1, not {threads!r}.")

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from deat.errors import UsageError
-from deat.evaluation.attacks import Attack, still_correct
-from deat.evaluation.fast_model import Quick, full_precision
+from deat.evaluation.attacks import Attack, is_still_correct
+from deat.evaluation.fast_model import FastModel, full_precision
 from deat.threat import ThreatModel
-from deat.utils.torch_utils import evaluating, frozen, spread
+from deat.utils.torch_utils import broadcast_mask, eval_mode, frozen_parameters
 
-PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
-POLISH = 10
-NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
+AUTOATTACK_PARTS = ("apgd-ce", "apgd-t", "fab-t", "square")
+REFINE_STEPS = 10
+PYAUTOATTACK_NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class AutoAttack:
     """The ensemble, or some of its parts, as an attack on one block; inside it only survivors go on."""
 
     name: str = "aa"
-    parts: tuple[str, ...] = PARTS
+    parts: tuple[str, ...] = AUTOATTACK_PARTS
 
     def __call__(
         self,
@@ -48,11 +48,11 @@ class AutoAttack:
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.random.fork_rng(devices),
-            evaluating(model),
-            frozen(model),  # FAB would leave gradients in the weights
-            _quiet(),
+            eval_mode(model),
+            frozen_parameters(model),  # FAB would leave gradients in the weights
+            _silence_reference(),
         ):
-            return _part_by_part(model, x.clone(), y.clone(), threat, self.parts, seed)
+            return _run_parts(model, x.clone(), y.clone(), threat, self.parts, seed)
 
     @property
     def stages(self) -> "tuple[AutoAttack, ...]":
@@ -66,27 +66,27 @@ class AutoAttack:
             "parts": list(self.parts),
             "targets": {"apgd-t": min(5 if threat.name == "l1" else 9, wrong), "fab-t": min(9, wrong)},
             "targeted_loss": "dlr" if num_classes > 3 else "ce",
-            "standard": self.parts == PARTS and num_classes > 3,
+            "standard": self.parts == AUTOATTACK_PARTS and num_classes > 3,
         }
 
 
-def _reference(model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, part: str, seed: int) -> Tensor:
+def _run_reference_part(model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, part: str, seed: int) -> Tensor:
     adversary = build_adversary(model, x, threat, part, seed)
     found: Tensor = adversary.run_standard_evaluation(x, y, batch_size=len(x))[0].detach()
     # In L1 its rounding leaves the ball by about a millionth.
-    return torch.where(spread(threat.contains(x, found), x), found, x + threat.project(x, found - x))
+    return torch.where(broadcast_mask(threat.contains(x, found), x), found, x + threat.project(x, found - x))
 
 
-def _part_by_part(
+def _run_parts(
     model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, parts: tuple[str, ...], seed: int
 ) -> Tensor:
     """The reference's cascade; on a quick twin, an image leaves it only once the exact model is fooled."""
     found, rows = x.clone(), torch.arange(len(x), device=x.device)
     for part in parts:
-        tried = _reference(model, x[rows], y[rows], threat, part, seed)
-        if isinstance(model, Quick):
-            tried = _polished(model, x[rows], y[rows], tried, threat)
-        stands = still_correct(model, tried, y[rows])
+        tried = _run_reference_part(model, x[rows], y[rows], threat, part, seed)
+        if isinstance(model, FastModel):
+            tried = _refine_near_boundary(model, x[rows], y[rows], tried, threat)
+        stands = is_still_correct(model, tried, y[rows])
         found[rows[~stands]] = tried[~stands]
         rows = rows[stands]
         if len(rows) == 0:
@@ -94,18 +94,18 @@ def _part_by_part(
     return found
 
 
-def _polished(quick: Quick, x: Tensor, y: Tensor, tried: Tensor, threat: ThreatModel) -> Tensor:
+def _refine_near_boundary(fast_model: FastModel, x: Tensor, y: Tensor, x_adv: Tensor, threat: ThreatModel) -> Tensor:
     """What fools the twin but not the exact model stands on the border: a few exact steps push it over."""
     with torch.no_grad():
-        claims = (quick(tried).argmax(1) != y) & quick.surely_correct(tried, y)
+        claims = (fast_model(x_adv).argmax(1) != y) & fast_model.surely_correct(x_adv, y)
     rows = claims.nonzero().squeeze(1)
     if len(rows) == 0:
-        return tried
-    how, clean, delta = Attack("polish", POLISH, alpha=0.1, loss="margin"), x[rows], (tried - x)[rows]
+        return x_adv
+    how, clean, delta = Attack("polish", REFINE_STEPS, alpha=0.1, loss="margin"), x[rows], (x_adv - x)[rows]
     with full_precision():
-        for _ in range(POLISH):
-            delta, _ = how.step(quick.exact, clean, y[rows], delta, threat, torch.zeros_like(claims[rows]))
-    return tried.index_put((rows,), clean + delta)
+        for _ in range(REFINE_STEPS):
+            delta, _ = how.step(fast_model.exact_model, clean, y[rows], delta, threat, torch.zeros_like(claims[rows]))
+    return x_adv.index_put((rows,), clean + delta)
 
 
 def build_adversary(model: nn.Module, x: Tensor, threat: ThreatModel, part: str, seed: int) -> Any:
@@ -114,7 +114,7 @@ def build_adversary(model: nn.Module, x: Tensor, threat: ThreatModel, part: str,
         from pyautoattack import AutoAttack as Reference
     except ImportError:
         raise UsageError("AutoAttack needs the package pyautoattack: pip install pyautoattack.") from None
-    adversary = Reference(model, eps=threat.eps, norm=NORMS[threat.name], seed=seed, device=x.device)
+    adversary = Reference(model, eps=threat.eps, norm=PYAUTOATTACK_NORMS[threat.name], seed=seed, device=x.device)
     with torch.no_grad():
         wrong = model(x[:1]).shape[1] - 1
     targeted = adversary.apgd_targeted
@@ -127,7 +127,7 @@ def build_adversary(model: nn.Module, x: Tensor, threat: ThreatModel, part: str,
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_reference() -> Iterator[None]:
     """Without the reference's own remarks, whose checks the evaluator makes itself; they end any tracing."""
     logger, trace = logging.getLogger("auto-attack"), sys.gettrace()
     before = logger.level

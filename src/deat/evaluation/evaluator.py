@@ -10,51 +10,71 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.data import Data, Source, as_source
-from deat.evaluation.arguments import Question, check_about, check_files, check_model, check_question, count_outputs
-from deat.evaluation.attack_registry import attackers, describe, passes
-from deat.evaluation.blocks import Images, Rulings, blocks, look_ahead, spread_out
+from deat.data import DataLike, Source, as_source
+from deat.evaluation.arguments import (
+    EvaluationRequest,
+    check_about,
+    check_evaluation_arguments,
+    check_model,
+    check_output_files,
+    count_outputs,
+)
+from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
+from deat.evaluation.blocks import BlockEvaluator, LabeledImages, iter_blocks, peek_images, sample_images
 from deat.evaluation.fast_model import choose_engine
-from deat.evaluation.judge import Attacker, Judge, stages_of
-from deat.evaluation.progress import Pace, PaceLines, Progress
+from deat.evaluation.judge import AttackLike, Judge, get_stages
+from deat.evaluation.progress import EvaluationProgress, ProgressCallback, ProgressPrinter
 from deat.evaluation.results import Evaluation
-from deat.evaluation.resume_log import ASKED, Ledger, answers, fingerprint, fingerprint_code, fingerprint_model
-from deat.evaluation.sanity import SLICE, Flag, after, before, compare, passes_after
-from deat.threat import ThreatModel, check_room, tiny_radius
-from deat.threat import threat as find_threat
-from deat.utils.distributed import ALONE, Ranks
-from deat.utils.paths import tidy
-from deat.utils.torch_utils import choose_threads, device_of, threaded
-from deat.version import versions
+from deat.evaluation.resume_log import (
+    FINGERPRINT_IMAGES,
+    ResumeLog,
+    fingerprint,
+    fingerprint_code,
+    fingerprint_logits,
+    fingerprint_model,
+)
+from deat.evaluation.sanity import (
+    SANITY_IMAGES,
+    Flag,
+    check_after_attacks,
+    check_before_attacks,
+    check_consistency,
+    estimate_check_passes,
+)
+from deat.threat import ThreatModel, check_radius, get_tiny_radius_warnings, parse_threat
+from deat.utils.distributed import SINGLE_PROCESS, Distributed
+from deat.utils.paths import anonymize_paths
+from deat.utils.torch_utils import choose_threads, device_of, use_threads
+from deat.version import get_versions
 
-BLOCK = 500
-DEFAULT = ("natural", "fgsm", "pgd-20", "cw-20")
-Tell = Callable[[Flag], None]
+DEFAULT_BLOCK_SIZE = 500
+DEFAULT_ATTACKS = ("natural", "fgsm", "pgd-20", "cw-20")
+FlagCallback = Callable[[Flag], None]
 """Called with a flag on the model itself, before the first attack."""
-Save = Callable[[Evaluation], None]
+SaveCallback = Callable[[Evaluation], None]
 """Called with the Evaluation, to put it where it is safe."""
 
 
 def evaluate(
     model: nn.Module,
-    data: Data | None,
+    data: DataLike | None,
     *,
     threat: str | ThreatModel,
-    attacks: str | Sequence[str | Attacker] = DEFAULT,
+    attacks: str | Sequence[str | AttackLike] = DEFAULT_ATTACKS,
     n: int | None = None,
     seed: int = 0,
-    block: int = BLOCK,
+    block: int = DEFAULT_BLOCK_SIZE,
     cascade: bool = False,
     sanity: bool = True,
     precision: str = "auto",
     engine: str = "auto",
     threads: int | None = None,
-    ledger: str | Path | None = None,
-    save: str | Path | Save | None = None,
+    resume_log: str | Path | None = None,
+    save: str | Path | SaveCallback | None = None,
     about: Mapping[str, Any] | None = None,
-    progress: Progress | bool = True,
-    tell: Tell | None = None,
-    ranks: Ranks = ALONE,
+    progress: ProgressCallback | bool = True,
+    on_flag: FlagCallback | None = None,
+    distributed: Distributed = SINGLE_PROCESS,
 ) -> Evaluation:
     """Accuracy of a model on data, natural and under each attack, and under the worst of them, image by image.
 
@@ -73,130 +93,144 @@ def evaluate(
     then on standard error how far it is, unless progress=False; a function is called with its Pace instead. With
     ranks=Ranks.join() torchrun's processes take blocks in turn, and all return the same; the first one writes.
     """
-    chosen = attackers(attacks)
-    check_question(chosen, n, block, seed, threads)
+    chosen = get_attacks(attacks)
+    check_evaluation_arguments(chosen, n, block, seed, threads)
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # numpy's become ours
     check_model(model)
     told = {"model": type(model).__name__, "data": type(data).__name__, **check_about(about)}
-    ranks.by_main(lambda: check_files(ledger, save))
-    radius = find_threat(threat)
+    distributed.run_on_main(lambda: check_output_files(resume_log, save))
+    radius = parse_threat(threat)
     device = device_of(model)
     source = as_source(data, batch_size=block, device=device, shuffle=False)
     source.check()
-    check_room(radius, source.shape)
-    for line in tiny_radius(radius) if sanity and ranks.main else ():
+    check_radius(radius, source.shape)
+    for line in get_tiny_radius_warnings(radius) if sanity and distributed.main else ():
         warnings.warn(line, RuntimeWarning, stacklevel=2)
-    asked = Question(model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision)
-    engine = choose_engine(engine, device, asked.images_of(source) * sum(map(passes, chosen)))
-    session = Session(replace(asked, engine=engine, ledger=ledger, about=told, ranks=ranks))
-    with threaded(threads or choose_threads(model)):
-        found, rulings = session.run(source, _told(progress, ranks), tell or (lambda flag: None))
-    if save is not None and ranks.main:
+    asked = EvaluationRequest(
+        model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision
+    )
+    engine = choose_engine(engine, device, asked.count_images(source) * sum(map(estimate_passes, chosen)))
+    session = EvaluationRun(replace(asked, engine=engine, resume_log=resume_log, about=told, distributed=distributed))
+    with use_threads(threads or choose_threads(model)):
+        found, rulings = session.run(
+            source, _make_progress_callback(progress, distributed), on_flag or (lambda flag: None)
+        )
+    if save is not None and distributed.main:
         save(found) if callable(save) else found.save(Path(save))
     rulings.close()  # not before what it held is safe elsewhere
     return found
 
 
-def _told(progress: Progress | bool, ranks: Ranks) -> Progress:
+def _make_progress_callback(progress: ProgressCallback | bool, distributed: Distributed) -> ProgressCallback:
     """Whoever is told how far an evaluation is."""
     if callable(progress):
         return progress
-    return PaceLines() if progress and ranks.main else lambda pace: None
+    return ProgressPrinter() if progress and distributed.main else lambda pace: None
 
 
-class Session:
+class EvaluationRun:
     """One evaluation: its judge, its ledger, and the order of its work."""
 
-    def __init__(self, asked: Question) -> None:
-        self.asked = asked
-        self.judge = Judge(asked.model, asked.threat, asked.seed, asked.precision, asked.engine)
-        self._model = fingerprint_model(asked.model)
-        self.fingerprint = self._fingerprint()
+    def __init__(self, request: EvaluationRequest) -> None:
+        self.asked = request
+        self.judge = Judge(request.model, request.threat, request.seed, request.precision, request.engine)
+        self._model_fingerprint = fingerprint_model(request.model)
+        self.fingerprint = self._compute_fingerprint()
 
-    def _fingerprint(self) -> str:
+    def _compute_fingerprint(self) -> str:
         """What rulings of an earlier call must have been asked to count."""
         asked = self.asked
         question = {"threat": repr(asked.threat), "seed": asked.seed, "block": asked.block, "cascade": asked.cascade}
         question["precision"] = self.judge.precision
         # Alone, an attack's ruling owes nothing to the others.
-        order = [(a.name, describe(a, asked.threat)) for a in asked.attacks] if asked.cascade else None
-        return fingerprint(question, order, self._model, fingerprint_code(asked.model) if asked.ledger else "")
+        order = [(a.name, describe_attack(a, asked.threat)) for a in asked.attacks] if asked.cascade else None
+        return fingerprint(
+            question, order, self._model_fingerprint, fingerprint_code(asked.model) if asked.resume_log else ""
+        )
 
-    def run(self, source: Source, progress: Progress, tell: Tell) -> tuple[Evaluation, Ledger]:
+    def run(self, source: Source, on_progress: ProgressCallback, on_flag: FlagCallback) -> tuple[Evaluation, ResumeLog]:
         """Rule on every block by every attack, with sanity checks before and after; also the ledger of the rulings."""
-        asked, images = self.asked, self.asked.images_of(source)
-        (first, _), cut = look_ahead(blocks(source, asked.block, images), ASKED)
+        asked, images = self.asked, self.asked.count_images(source)
+        (first, _), cut = peek_images(iter_blocks(source, asked.block, images), FINGERPRINT_IMAGES)
         outputs = count_outputs(asked.model, first, source)
-        few = spread_out(source, images, SLICE, first.device) if self._checks else None
-        early, seconds = timed(lambda: self._check(few, source.num_classes, tell))
-        ledger = self._take_up(first)
-        pace = self._pace(images, min(SLICE, images) if asked.sanity else 0)
-        results, labels = Rulings(asked, self.judge, ledger).on_all(cut, images, progress, pace)
+        few = sample_images(source, images, SANITY_IMAGES, first.device) if self._checks else None
+        early, seconds = time_call(lambda: self._check(few, source.num_classes, on_flag))
+        ledger = self._open_resume_log(first)
+        pace = self._make_progress(images, min(SANITY_IMAGES, images) if asked.sanity else 0)
+        results, labels = BlockEvaluator(asked, self.judge, ledger).evaluate_all(cut, images, on_progress, pace)
         classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
-        found = Evaluation(results, labels, classes, self._settings(source, outputs))
-        late, more = timed(lambda: self._check_after(found, few, progress, pace))
-        flags = [asdict(flag) for flag in (*early, *compare(found), *late)]
-        raised, spent = asked.ranks.broadcast([flags, seconds + more if asked.sanity else 0.0])
+        found = Evaluation(results, labels, classes, self._describe_settings(source, outputs))
+        late, more = time_call(lambda: self._check_results(found, few, on_progress, pace))
+        flags = [asdict(flag) for flag in (*early, *check_consistency(found), *late)]
+        raised, spent = asked.distributed.broadcast([flags, seconds + more if asked.sanity else 0.0])
         return replace(found, flags=[Flag(**flag) for flag in raised], check_seconds=spent), ledger
 
-    def _pace(self, images: int, checked: int) -> Pace:
+    def _make_progress(self, num_images: int, num_checked: int) -> EvaluationProgress:
         """The work ahead: attacks on all images, and checks of a few."""
         attacks = self.asked.attacks
-        total = -(-images // self.asked.block) * sum(len(stages_of(how)) for how in attacks)
-        checks = checked * passes_after(attacks) if self.asked.threat.eps else 0
-        return Pace(attacks, images, total, lambda: self.judge.counted()[0], checks=checks)
+        total = -(-num_images // self.asked.block) * sum(len(get_stages(how)) for how in attacks)
+        checks = num_checked * estimate_check_passes(attacks) if self.asked.threat.eps else 0
+        return EvaluationProgress(attacks, num_images, total, lambda: self.judge.count_passes()[0], check_passes=checks)
 
-    def _check(self, few: Images | None, num_classes: int, tell: Tell) -> list[Flag]:
+    def _check(self, sample: LabeledImages | None, num_classes: int, on_flag: FlagCallback) -> list[Flag]:
         """Flags about the model itself, told as they are found; the first process speaks for all."""
-        flags = before(self.asked.model, *few, num_classes) if few else []
+        flags = check_before_attacks(self.asked.model, *sample, num_classes) if sample else []
         for flag in flags:
-            tell(flag)
+            on_flag(flag)
         return flags
 
-    def _check_after(self, found: Evaluation, few: Images | None, progress: Progress, pace: Pace) -> list[Flag]:
+    def _check_results(
+        self,
+        evaluation: Evaluation,
+        sample: LabeledImages | None,
+        on_progress: ProgressCallback,
+        progress: EvaluationProgress,
+    ) -> list[Flag]:
         """Flags about what the attacks left, from a few more of them."""
-        if few is None:
+        if sample is None:
             return []
-        pace.check()
-        progress(pace)
-        return after(found, self.judge.model, self.asked.threat, *few, lambda: progress(pace))
+        progress.check()
+        on_progress(progress)
+        return check_after_attacks(
+            evaluation, self.judge.model, self.asked.threat, *sample, lambda: on_progress(progress)
+        )
 
     @property
     def _checks(self) -> bool:
         """Whether this process makes the sanity checks, of which one makes them for all."""
-        return self.asked.sanity and self.asked.ranks.main
+        return self.asked.sanity and self.asked.distributed.main
 
-    def _take_up(self, x: Tensor) -> Ledger:
+    def _open_resume_log(self, x: Tensor) -> ResumeLog:
         """The ledger, with what it holds on this very question; the first process has its file."""
         asked = self.asked
-        path = Path(asked.ledger) if asked.ledger and asked.ranks.main else None
-        ledger = Ledger(self.fingerprint, path, answers(asked.model, x) if asked.ledger else None)
-        ledger.share(asked.ranks)
+        path = Path(asked.resume_log) if asked.resume_log and asked.distributed.main else None
+        ledger = ResumeLog(self.fingerprint, path, fingerprint_logits(asked.model, x) if asked.resume_log else None)
+        ledger.share(asked.distributed)
         return ledger
 
-    def _settings(self, source: Source, outputs: int) -> dict[str, Any]:
+    def _describe_settings(self, source: Source, num_outputs: int) -> dict[str, Any]:
         """All that this evaluation was asked, and of what."""
         asked = self.asked
         return {
-            "about": {name: tidy(value) for name, value in asked.about.items()},
+            "about": {name: anonymize_paths(value) for name, value in asked.about.items()},
             "device": device_name(device_of(asked.model)),
             "image": list(source.shape),
             "sanity": asked.sanity,
             "threat": {"norm": asked.threat.name, "eps": asked.threat.eps},
-            "attacks": {a.name: describe(a, asked.threat, outputs) for a in asked.attacks},
+            "attacks": {a.name: describe_attack(a, asked.threat, num_outputs) for a in asked.attacks},
             "seed": asked.seed,
             "block": asked.block,
             "cascade": asked.cascade,
             "precision": self.judge.precision,
             "compiled": self.judge.quick is not None and self.judge.quick.compiled,
-            "sample": asked.images_of(source) < source.num_examples,
+            "sample": asked.count_images(source) < source.num_examples,
             "available": source.num_examples,
-            "model": self._model,
-            "versions": versions(),
+            "model": self._model_fingerprint,
+            "versions": get_versions(),
         }
 
 
-def timed(work: Callable[[], list[Flag]]) -> tuple[list[Flag], float]:
+def time_call(work: Callable[[], list[Flag]]) -> tuple[list[Flag], float]:
     """What was found, and the seconds it took."""
     started = perf_counter()
     return work(), perf_counter() - started

@@ -8,17 +8,17 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from deat.evaluation.attacks import is_natural, is_right
-from deat.evaluation.fast_model import Quick, choose_quick, exactly, full_precision
+from deat.evaluation.attacks import is_correct, is_natural
+from deat.evaluation.fast_model import FastModel, choose_attack_precision, exact_float32, full_precision
 from deat.threat import ThreatModel
-from deat.utils.seeding import derive
-from deat.utils.torch_utils import device_of, evaluating, spread
+from deat.utils.seeding import derive_seed
+from deat.utils.torch_utils import broadcast_mask, device_of, eval_mode
 
-SLICE = 128
+AGREEMENT_IMAGES = 128
 """Images of a block on which a quick twin shows whether it may be asked."""
 
 
-class Attacker(Protocol):
+class AttackLike(Protocol):
     """Anything that is called with (model, x, y, threat, generator) and answers with images.
 
     One that has `stages`, attackers that follow each other, is judged stage by stage, survivors going on.
@@ -35,7 +35,7 @@ class Attacker(Protocol):
 
 
 @dataclass(frozen=True)
-class Ruling:
+class BlockResult:
     """What an attack, or a stage of one, left of a block: which images are still correct, and what it took to find out.
 
     felled counts whom each stage fooled, for an attack of several.
@@ -49,7 +49,7 @@ class Ruling:
     felled: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, stages: "Sequence[Ruling]") -> "Ruling":
+    def of(cls, stages: "Sequence[BlockResult]") -> "BlockResult":
         """An attack's ruling, from those of its stages one after the other."""
         felled = {name: count for stage in stages for name, count in stage.felled.items()}
         sums = [sum(getattr(stage, name) for stage in stages) for name in ("invalid", "forwards", "backwards")]
@@ -57,19 +57,19 @@ class Ruling:
         return cls(stages[-1].correct, invalid, sum(s.seconds for s in stages), forwards, backwards, felled)
 
 
-def stages_of(attacker: Attacker) -> tuple[Attacker, ...]:
+def get_stages(attack: AttackLike) -> tuple[AttackLike, ...]:
     """What an attack consists of: itself, if it names no stages."""
-    stages: tuple[Attacker, ...] = getattr(attacker, "stages", (attacker,))
+    stages: tuple[AttackLike, ...] = getattr(attack, "stages", (attack,))
     return stages
 
 
-class Unattacked(NamedTuple):
+class CleanBlock(NamedTuple):
     """A block without an attack: who is correct, and whether the quick twin may be asked about it."""
 
     x: Tensor
     y: Tensor
     correct: Tensor
-    quick_agrees: bool
+    fast_model_agrees: bool
 
 
 class Judge:
@@ -78,79 +78,81 @@ class Judge:
     def __init__(
         self, model: nn.Module, threat: ThreatModel, seed: int, precision: str = "fp32", engine: str = "graph"
     ) -> None:
-        self.model, self.threat, self.seed = Counted(model), threat, seed
-        self.precision = choose_quick(precision, device_of(model))
-        self._last: Unattacked | None = None
-        self.quick = None if self.precision == "fp32" else Quick(model, self.model, self.precision, engine)
+        self.model, self.threat, self.seed = CountingModel(model), threat, seed
+        self.precision = choose_attack_precision(precision, device_of(model))
+        self._last: CleanBlock | None = None
+        self.quick = None if self.precision == "fp32" else FastModel(model, self.model, self.precision, engine)
 
     def rule(
         self,
-        attacker: Attacker,
+        attack: AttackLike,
         x: Tensor,
         y: Tensor,
-        block: int,
-        alive: list[bool] | None = None,
-        stage: Attacker | None = None,
-    ) -> Ruling:
+        block_index: int,
+        survivors: list[bool] | None = None,
+        stage: AttackLike | None = None,
+    ) -> BlockResult:
         """The ruling on a block by an attack, or one stage of it; who is wrong already, or not alive, is left alone."""
         started = perf_counter()
-        with exactly(x.device), evaluating(self.model):
-            clean = self._unattacked(x, y)
+        with exact_float32(x.device), eval_mode(self.model):
+            clean = self._evaluate_clean(x, y)
             stands = clean.correct.clone()
-            before = self.counted()
-            if alive is not None:
-                stands &= torch.tensor(alive, device=x.device)
+            before = self.count_passes()
+            if survivors is not None:
+                stands &= torch.tensor(survivors, device=x.device)
             had = int(stands.sum())
-            seed = block_seed(self.seed, attacker.name, block)
-            invalid = self._attack(stage or attacker, clean, seed, stands)
+            seed = derive_block_seed(self.seed, attack.name, block_index)
+            invalid = self._attack(stage or attack, clean, seed, stands)
             correct = stands.tolist()
-        forwards, backwards = (now - then for now, then in zip(self.counted(), before, strict=True))
-        asked = len(x) if is_natural(attacker) else 0  # which the other attacks share
+        forwards, backwards = (now - then for now, then in zip(self.count_passes(), before, strict=True))
+        asked = len(x) if is_natural(attack) else 0  # which the other attacks share
         felled = {stage.name: had - sum(correct)} if stage else {}
-        return Ruling(correct, invalid, perf_counter() - started, asked + forwards, backwards, felled)
+        return BlockResult(correct, invalid, perf_counter() - started, asked + forwards, backwards, felled)
 
-    def counted(self) -> tuple[int, int]:
+    def count_passes(self) -> tuple[int, int]:
         """Images passed so far, forward and backward, through the model and its twin."""
         forwards, backwards = self.model.forwards, self.model.backwards
         if self.quick is None:
             return forwards, backwards
         return forwards + self.quick.forwards, backwards + self.quick.backwards
 
-    def _attack(self, attacker: Attacker, clean: Unattacked, seed: int, stands: Tensor) -> int:
+    def _attack(self, attack: AttackLike, clean: CleanBlock, seed: int, still_correct: Tensor) -> int:
         """Strike out of `stands` whom an attack fools; how many examples were not allowed."""
-        if is_natural(attacker):
+        if is_natural(attack):
             return 0
-        index = stands.nonzero().squeeze(1)
+        index = still_correct.nonzero().squeeze(1)
         if len(index) == 0:
             return 0
         x, y = clean.x[index], clean.y[index]
         generator = torch.Generator(x.device).manual_seed(seed)
-        quick = self.quick if clean.quick_agrees else None
+        quick = self.quick if clean.fast_model_agrees else None
         with full_precision(tf32=quick is not None):
             # Copies: an attack may write into what it is given, and is judged by the images as they were.
-            found = attacker(quick or self.model, x.clone(), y.clone(), self.threat, generator).detach()
+            found = attack(quick or self.model, x.clone(), y.clone(), self.threat, generator).detach()
         self.model.eval()  # whatever mode the attack left it in
         if found.shape != x.shape or found.dtype != x.dtype:
             return len(index)
         valid = self.threat.contains(x, found)
-        stands[index] = self._classify(torch.where(spread(valid, x), found, x), y)
+        still_correct[index] = self._classify(torch.where(broadcast_mask(valid, x), found, x), y)
         return int((~valid).sum())
 
-    def _unattacked(self, x: Tensor, y: Tensor) -> Unattacked:
+    def _evaluate_clean(self, x: Tensor, y: Tensor) -> CleanBlock:
         """The block without an attack; every attack on it asks, so the last answer is kept."""
         if self._last is None or self._last.x is not x or self._last.y is not y:
             correct = self._classify(x, y)
-            self._last = Unattacked(x, y, correct, self.quick is not None and self.quick.agrees(x[:SLICE]))
+            self._last = CleanBlock(
+                x, y, correct, self.quick is not None and self.quick.matches_exact(x[:AGREEMENT_IMAGES])
+            )
         return self._last
 
     def _classify(self, x: Tensor, y: Tensor) -> Tensor:
         if self.quick is not None:
             return self.quick.surely_correct(x, y)
         with torch.no_grad():
-            return is_right(self.model(x), y)
+            return is_correct(self.model(x), y)
 
 
-class Counted(nn.Module):
+class CountingModel(nn.Module):
     """A model that counts the images which pass through it, forward and backward."""
 
     def __init__(self, net: nn.Module) -> None:
@@ -164,13 +166,13 @@ class Counted(nn.Module):
         self.forwards += len(x)
         logits: Tensor = self.net(x)
         if logits.requires_grad:
-            logits.register_hook(self._passed_back)  # type: ignore[no-untyped-call]
+            logits.register_hook(self._count_backward)  # type: ignore[no-untyped-call]
         return logits
 
-    def _passed_back(self, grad: Tensor) -> None:
+    def _count_backward(self, grad: Tensor) -> None:
         self.backwards += len(grad)
 
 
-def block_seed(seed: int, attack: str, block: int) -> int:
+def derive_block_seed(seed: int, attack_name: str, block_index: int) -> int:
     """The seed of an attack on a block: below 2**31, which every implementation accepts."""
-    return derive(seed, f"attack {attack}", block) % 2**31
+    return derive_seed(seed, f"attack {attack_name}", block_index) % 2**31

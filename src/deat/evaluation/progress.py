@@ -4,28 +4,28 @@ import sys
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from deat.evaluation.attack_registry import passes
+from deat.evaluation.attack_registry import estimate_passes
 from deat.evaluation.attacks import is_natural
-from deat.evaluation.judge import Attacker, stages_of
-from deat.utils.numbers import clock
+from deat.evaluation.judge import AttackLike, get_stages
+from deat.utils.numbers import format_duration
 
-LITTLE = 0.3
+FORWARD_ONLY_COST = 0.3
 """What `natural` costs an image: a pass without its way back."""
-GUESS = 20
+UNKNOWN_ATTACK_PASSES = 20
 """Passes that somebody else's attack is taken to make."""
-NEARLY = 0.95
+MAX_RUNNING_SHARE = 0.95
 """How much of a ruling under way counts as made, at most: it may take more passes than expected."""
-EARLY = 0.005
+MIN_SHARE_FOR_ESTIMATE = 0.005
 """The share of the work that must be made here before it says anything about the rest."""
 
 
-Progress = Callable[["Pace"], None]
+ProgressCallback = Callable[["EvaluationProgress"], None]
 """Called when an evaluation begins, after each ruling, and after each attack of the sanity checks."""
-CHECKS = "sanity checks"
+CHECKS_LABEL = "sanity checks"
 """What is going on when the rulings are there."""
 
 
-class Pace:
+class EvaluationProgress:
     """Rulings made and ahead, weighed by passes times images; those from an earlier call cost no time and tell none.
 
     Each stage of an attack is a ruling. asked says how many images have passed through the model so far, so that a long
@@ -34,72 +34,85 @@ class Pace:
 
     def __init__(
         self,
-        attacks: Sequence[Attacker],
-        images: int,
-        rulings: int,
-        asked: Callable[[], int],
-        now: Callable[[], float] = perf_counter,
-        checks: float = 0.0,
+        attacks: Sequence[AttackLike],
+        num_images: int,
+        total: int,
+        count_passes: Callable[[], int],
+        clock: Callable[[], float] = perf_counter,
+        check_passes: float = 0.0,
     ) -> None:
-        self.done, self.total, self.name = 0, rulings, ""
-        self.made, self.ahead, self._checks = 0.0, images * sum(map(weight, attacks)) + checks, checks
-        self._asked, self._now, self._started = asked, now, now()
-        self._running, self._before = 0.0, 0
+        self.done, self.total, self.name = 0, total, ""
+        self.made, self.work_left, self._checks = (
+            0.0,
+            num_images * sum(map(estimate_attack_cost, attacks)) + check_passes,
+            check_passes,
+        )
+        self._count_passes, self._clock, self._started = count_passes, clock, clock()
+        self._running, self._passes_before = 0.0, 0
 
-    def begin(self, how: Attacker, images: int) -> None:
+    def begin(self, attack: AttackLike, num_images: int) -> None:
         """A ruling begins to be made here."""
-        self.name, self._running, self._before = how.name, weight(how) * images, self._asked()
+        self.name, self._running, self._passes_before = (
+            attack.name,
+            estimate_attack_cost(attack) * num_images,
+            self._count_passes(),
+        )
 
     def check(self) -> None:
         """The rulings are there, and what they say is looked into."""
-        self.name, self._running, self._before = CHECKS, self._checks, self._asked()
+        self.name, self._running, self._passes_before = CHECKS_LABEL, self._checks, self._count_passes()
 
     @property
-    def checking(self) -> bool:
+    def is_checking(self) -> bool:
         """Whether all rulings are there, and what they say is looked into."""
-        return self.name == CHECKS
+        return self.name == CHECKS_LABEL
 
-    def end(self, how: Attacker, images: int, made: bool) -> None:
+    def end(self, attack: AttackLike, num_images: int, is_new: bool) -> None:
         """A ruling is there: made just now, or by an earlier call."""
-        self.done, self.name, self._running = self.done + 1, how.name, 0.0
-        self.made += weight(how) * images if made else 0.0
-        self.ahead -= weight(how) * images
+        self.done, self.name, self._running = self.done + 1, attack.name, 0.0
+        self.made += estimate_attack_cost(attack) * num_images if is_new else 0.0
+        self.work_left -= estimate_attack_cost(attack) * num_images
 
     @property
     def left(self) -> float | None:
         """Seconds left, at least one while there is anything to do; None while nothing can be said."""
-        part = min(self._asked() - self._before, NEARLY * self._running) if self._running else 0.0
-        made, ahead = self.made + part, self.ahead - part
-        if made <= EARLY * (made + ahead):
+        part = (
+            min(self._count_passes() - self._passes_before, MAX_RUNNING_SHARE * self._running) if self._running else 0.0
+        )
+        made, ahead = self.made + part, self.work_left - part
+        if made <= MIN_SHARE_FOR_ESTIMATE * (made + ahead):
             return None
-        return max(1.0, (self._now() - self._started) * ahead / made)
+        return max(1.0, (self._clock() - self._started) * ahead / made)
 
 
-def weight(how: Attacker) -> float:
+def estimate_attack_cost(attack: AttackLike) -> float:
     """What an attack costs an image, in passes there and back: the sum of its stages."""
-    return sum(LITTLE if is_natural(stage) else passes(stage) or GUESS for stage in stages_of(how))
+    return sum(
+        FORWARD_ONLY_COST if is_natural(stage) else estimate_passes(stage) or UNKNOWN_ATTACK_PASSES
+        for stage in get_stages(attack)
+    )
 
 
-SILENCE = 10.0
+LINE_INTERVAL_SECONDS = 10.0
 """Seconds after which, or ahead of which, an evaluation says where it stands; a shorter one says nothing."""
 
 
-class PaceLines:
+class ProgressPrinter:
     """Prints lines to standard error: one for the sanity checks that take long, and others after long silences."""
 
-    def __init__(self, now: Callable[[], float] = perf_counter) -> None:
-        self._now, self._said, self._told = now, now(), False
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock, self._last_printed, self._announced_checks = clock, clock(), False
 
-    def __call__(self, pace: Pace) -> None:
+    def __call__(self, progress: EvaluationProgress) -> None:
         """Say where the evaluation stands, if it is time to."""
-        begins = pace.checking and not self._told and (pace.left or 0.0) >= SILENCE
-        self._told |= pace.checking
-        if begins or self._now() - self._said >= SILENCE:
-            self._said = self._now()
-            print(f"deat: {line(pace)}", file=sys.stderr, flush=True)
+        begins = progress.is_checking and not self._announced_checks and (progress.left or 0.0) >= LINE_INTERVAL_SECONDS
+        self._announced_checks |= progress.is_checking
+        if begins or self._clock() - self._last_printed >= LINE_INTERVAL_SECONDS:
+            self._last_printed = self._clock()
+            print(f"deat: {format_progress(progress)}", file=sys.stderr, flush=True)
 
 
-def line(pace: Pace) -> str:
+def format_progress(progress: EvaluationProgress) -> str:
     """Where an evaluation stands."""
-    left = "-:--" if pace.left is None else clock(pace.left)
-    return f"evaluating  {pace.done}/{pace.total}  {left} left  {pace.name}".rstrip()
+    left = "-:--" if progress.left is None else format_duration(progress.left)
+    return f"evaluating  {progress.done}/{progress.total}  {left} left  {progress.name}".rstrip()

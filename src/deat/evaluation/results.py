@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from deat.errors import CheckpointError, DataError, NewerError, in_brief
-from deat.evaluation.intervals import wilson
-from deat.evaluation.judge import Ruling
+from deat.errors import CheckpointError, DataError, NewerVersionError, summarize_error
+from deat.evaluation.intervals import wilson_interval
+from deat.evaluation.judge import BlockResult
 from deat.evaluation.sanity import Flag
 from deat.utils.files import write_json
 
@@ -38,17 +38,17 @@ def pack_labels(labels: list[int]) -> str:
     return " ".join(str(label) if count == 1 else f"{label}*{count}" for label, count in runs)
 
 
-def unpack_labels(held: Any, images: int) -> list[int]:
+def unpack_labels(packed: Any, num_images: int) -> list[int]:
     """The labels of so many images; also from files that list them."""
-    if isinstance(held, list):
-        return held
-    runs = [(int(label), int(count or 1)) for label, _, count in (run.partition("*") for run in held.split())]
-    if sum(count for _, count in runs) != images or any(count < 1 for _, count in runs):
-        raise ValueError(f"the labels are not those of {images} images")
+    if isinstance(packed, list):
+        return packed
+    runs = [(int(label), int(count or 1)) for label, _, count in (run.partition("*") for run in packed.split())]
+    if sum(count for _, count in runs) != num_images or any(count < 1 for _, count in runs):
+        raise ValueError(f"the labels are not those of {num_images} images")
     return [label for label, count in runs for _ in range(count)]
 
 
-SCHEMA = 2
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,19 @@ class AttackResult:
     felled: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, rulings: list[Ruling]) -> "AttackResult":
+    def of(cls, name: str, block_results: list[BlockResult]) -> "AttackResult":
         """The sum of an attack's rulings, block after block."""
         return cls(
             name,
-            [hit for r in rulings for hit in r.correct],
-            sum(r.invalid for r in rulings),
-            sum(r.seconds for r in rulings),
-            sum(r.forwards for r in rulings),
-            sum(r.backwards for r in rulings),
-            {stage: sum(r.felled[stage] for r in rulings) for stage in (rulings[0].felled if rulings else ())},
+            [hit for r in block_results for hit in r.correct],
+            sum(r.invalid for r in block_results),
+            sum(r.seconds for r in block_results),
+            sum(r.forwards for r in block_results),
+            sum(r.backwards for r in block_results),
+            {
+                stage: sum(r.felled[stage] for r in block_results)
+                for stage in (block_results[0].felled if block_results else ())
+            },
         )
 
 
@@ -95,7 +98,7 @@ class Evaluation:
 
     def __repr__(self) -> str:
         shares = ", ".join(f"{name} {share:.2%}" for name, share in self.accuracy.items())
-        raised = ", ".join(flag.name for flag in self.flags) or ("none" if self.checked else "not checked")
+        raised = ", ".join(flag.name for flag in self.flags) or ("none" if self.sanity_checked else "not checked")
         return f"Evaluation({len(self.labels):,} images: {shares}; flags: {raised})"
 
     @cached_property
@@ -113,7 +116,7 @@ class Evaluation:
         return {name: sum(hits) / len(hits) for name, hits in shown.items()}
 
     @property
-    def checked(self) -> bool:
+    def sanity_checked(self) -> bool:
         """Whether the sanity checks were made, without which no flags say nothing; older files do not tell."""
         return bool(self.settings.get("sanity", True))
 
@@ -126,10 +129,10 @@ class Evaluation:
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Wilson's 95 % interval of each accuracy."""
         n = len(self.labels)
-        return {name: wilson(round(share * n), n) for name, share in self.accuracy.items()}
+        return {name: wilson_interval(round(share * n), n) for name, share in self.accuracy.items()}
 
     @property
-    def added(self) -> dict[str, int]:
+    def newly_fooled(self) -> dict[str, int]:
         """How many images each attack was the first to fool, in the order given."""
         standing, found = [True] * len(self.labels), {}
         for r in self.results:
@@ -143,18 +146,18 @@ class Evaluation:
         hits, found = self.verdicts[name], {}
         for index, label in enumerate(self.classes):
             mine = [hit for hit, y in zip(hits, self.labels, strict=True) if y == index]
-            found[label] = sum(mine), len(mine), wilson(sum(mine), len(mine))
+            found[label] = sum(mine), len(mine), wilson_interval(sum(mine), len(mine))
         return found
 
     def as_json(self) -> dict[str, Any]:
         """evaluation.json."""
         return {
-            "schema": SCHEMA,
+            "schema": SCHEMA_VERSION,
             "images": len(self.labels),
             "accuracy": self.accuracy,
             "intervals": {name: list(pair) for name, pair in self.intervals.items()},
-            "added": self.added,
-            "per_class": {name: self._class_rows(name) for name in self.accuracy},
+            "added": self.newly_fooled,
+            "per_class": {name: self._per_class_json(name) for name in self.accuracy},
             "flags": [{**asdict(flag), "link": flag.link} for flag in self.flags],
             "settings": self.settings,
             "check_seconds": self.check_seconds,
@@ -163,7 +166,7 @@ class Evaluation:
             "classes": self.classes,
         }
 
-    def _class_rows(self, name: str) -> dict[str, dict[str, Any]]:
+    def _per_class_json(self, name: str) -> dict[str, dict[str, Any]]:
         rows = self.per_class(name)
         return {label: {"correct": a, "images": b, "interval": list(pair)} for label, (a, b, pair) in rows.items()}
 
@@ -179,22 +182,22 @@ def load_evaluation(path: str | Path) -> Evaluation:
     """An Evaluation read back from its evaluation.json."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-        if is_newer(found["schema"]):
-            raise NewerError(
-                f"{str(path)!r} has schema {found['schema']!r}; this deat reads up to {SCHEMA}. Upgrade deat."
+        if is_newer_schema(found["schema"]):
+            raise NewerVersionError(
+                f"{str(path)!r} has schema {found['schema']!r}; this deat reads up to {SCHEMA_VERSION}. Upgrade deat."
             )
-        return _read(found)
-    except NewerError:
+        return _parse_evaluation(found)
+    except NewerVersionError:
         raise
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         raise DataError(f"there is no file {str(path)!r}: name an evaluation.json.") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
-            f"{str(path)!r} is not an evaluation.json that deat wrote ({in_brief(error)}). Leave it out."
+            f"{str(path)!r} is not an evaluation.json that deat wrote ({summarize_error(error)}). Leave it out."
         ) from None
 
 
-def held_evaluation(path: Path) -> dict[str, Any] | None:
+def read_evaluation_json(path: Path) -> dict[str, Any] | None:
     """What a file holds that has an evaluation.json's form, which alone another one may replace; None of any other."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
@@ -203,17 +206,15 @@ def held_evaluation(path: Path) -> dict[str, Any] | None:
     return held if isinstance(held, dict) and {"schema", "accuracy", "attacks"} <= held.keys() else None
 
 
-def is_newer(schema: Any) -> bool:
+def is_newer_schema(schema: Any) -> bool:
     """Whether a later deat wrote a file of this schema; a ValueError for what no deat has written."""
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise ValueError(f"schema {schema!r}")
-    return schema > SCHEMA
+    return schema > SCHEMA_VERSION
 
 
-def _read(found: Any) -> Evaluation:
-    results = [AttackResult(**{**r, "correct": unpack_bits(r["correct"])}) for r in found["attacks"]]
-    flags = [Flag(flag["name"], flag["seen"], flag["advice"]) for flag in found["flags"]]
-    labels = unpack_labels(found["labels"], len(results[0].correct) if results else 0)
-    return Evaluation(
-        results, labels, found["classes"], found["settings"], flags, float(found.get("check_seconds", 0.0))
-    )
+def _parse_evaluation(data: Any) -> Evaluation:
+    results = [AttackResult(**{**r, "correct": unpack_bits(r["correct"])}) for r in data["attacks"]]
+    flags = [Flag(flag["name"], flag["seen"], flag["advice"]) for flag in data["flags"]]
+    labels = unpack_labels(data["labels"], len(results[0].correct) if results else 0)
+    return Evaluation(results, labels, data["classes"], data["settings"], flags, float(data.get("check_seconds", 0.0)))

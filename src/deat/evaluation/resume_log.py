@@ -18,49 +18,49 @@ import torch
 from torch import Tensor, nn
 
 from deat.errors import CheckpointError
-from deat.evaluation.fast_model import exactly
-from deat.evaluation.judge import Attacker, Ruling, stages_of
-from deat.utils.distributed import Ranks
+from deat.evaluation.fast_model import exact_float32
+from deat.evaluation.judge import AttackLike, BlockResult, get_stages
+from deat.utils.distributed import Distributed
 from deat.utils.files import append_text
-from deat.utils.torch_utils import evaluating
+from deat.utils.torch_utils import eval_mode
 
-Key = tuple[int, str]
-ASKED = 8
+ResultKey = tuple[int, str]
+FINGERPRINT_IMAGES = 8
 """The first images whose logits a model is known by."""
-NUMBERS = 64
+MAX_FINGERPRINT_LOGITS = 64
 """The most of these logits that a line keeps."""
-CLOSE = 1e-3
+LOGITS_TOLERANCE = 1e-3
 """How far they may be from those of another day, by the largest of them: float32 moves by far less."""
 
 
-class Ledger:
+class ResumeLog:
     """Rulings by (block, attack or stage of one), in memory and, where a path is given, on disk."""
 
-    def __init__(self, question: str, path: Path | None, logits: list[float] | None = None) -> None:
-        self.question, self.path, self.logits = question, path, logits or []
-        self._known: dict[Key, tuple[str, Ruling]] = {}
+    def __init__(self, request_fingerprint: str, path: Path | None, logits: list[float] | None = None) -> None:
+        self.request_fingerprint, self.path, self.logits = request_fingerprint, path, logits or []
+        self._known: dict[ResultKey, tuple[str, BlockResult]] = {}
         if path is not None and path.exists():
             self._read(path)
 
-    def find(self, block: int, attack: str, images: str) -> Ruling | None:
+    def find(self, block: int, attack: str, images_fingerprint: str) -> BlockResult | None:
         """The ruling on these images, if it was made before."""
         held = self._known.get((block, attack))
-        return held[1] if held and held[0] == images else None
+        return held[1] if held and held[0] == images_fingerprint else None
 
-    def add(self, block: int, attack: str, images: str, ruling: Ruling) -> bool:
+    def add(self, block: int, attack: str, images: str, ruling: BlockResult) -> bool:
         """Keep a ruling; whether it was not known yet."""
         if self.find(block, attack, images) is not None:
             return False
         self._known[block, attack] = images, ruling
         if self.path is not None:
-            line = {"question": self.question, "logits": self.logits, "block": block, "attack": attack}
-            _append(self.path, json.dumps({**line, "images": images, **asdict(ruling)}))
+            line = {"question": self.request_fingerprint, "logits": self.logits, "block": block, "attack": attack}
+            _append_line(self.path, json.dumps({**line, "images": images, **asdict(ruling)}))
         return True
 
-    def share(self, ranks: Ranks) -> None:
+    def share(self, distributed: Distributed) -> None:
         """Let every process know what the first one read."""
-        known = ranks.broadcast([(*key, images, asdict(ruling)) for key, (images, ruling) in self._known.items()])
-        self._known = {(block, attack): (images, Ruling(**ruling)) for block, attack, images, ruling in known}
+        known = distributed.broadcast([(*key, images, asdict(ruling)) for key, (images, ruling) in self._known.items()])
+        self._known = {(block, attack): (images, BlockResult(**ruling)) for block, attack, images, ruling in known}
 
     def close(self) -> None:
         """Remove the file: what it held is in the evaluation now."""
@@ -73,22 +73,26 @@ class Ledger:
         except OSError as error:
             raise CheckpointError(f"cannot read rulings from {str(path)!r}: {error.strerror}.") from None
         if torn:
-            _append(path, "")  # the next ruling begins a line of its own
-        for entry in map(_parse, lines):
-            if entry.pop("question", None) == self.question and are_close(entry.pop("logits", None), self.logits):
+            _append_line(path, "")  # the next ruling begins a line of its own
+        for entry in map(_parse_line, lines):
+            if entry.pop("question", None) == self.request_fingerprint and are_close(
+                entry.pop("logits", None), self.logits
+            ):
                 key = entry.pop("block"), entry.pop("attack")
-                self._known[key] = entry.pop("images"), Ruling(**entry)
+                self._known[key] = entry.pop("images"), BlockResult(**entry)
 
 
-def ruling_name(how: Attacker, stage: Attacker) -> str:
+def stage_result_name(attack: AttackLike, stage: AttackLike) -> str:
     """What a ruling is called: by its attack, and by its stage where there are several."""
-    return f"{how.name}:{stage.name}" if len(stages_of(how)) > 1 else how.name
+    return f"{attack.name}:{stage.name}" if len(get_stages(attack)) > 1 else attack.name
 
 
-def written(path: Path) -> list[tuple[str, str]]:
+def read_logged_stages(path: Path) -> list[tuple[str, str]]:
     """(attack, stage or attack) of each ruling that a file holds, whatever it was asked."""
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    names = [str(entry["attack"]).rpartition(" ")[0] for entry in map(_parse, text.split("\n")) if "attack" in entry]
+    names = [
+        str(entry["attack"]).rpartition(" ")[0] for entry in map(_parse_line, text.split("\n")) if "attack" in entry
+    ]
     return [(name.partition(":")[0], name.rpartition(":")[2]) for name in names]
 
 
@@ -115,37 +119,39 @@ def fingerprint_code(model: nn.Module) -> str:
     """A hash of the files in which a model's layers, and functions that they hold, are written."""
     held = [part for m in model.modules() for part in (type(m), *filter(callable, vars(m).values()))]
     files = {getattr(sys.modules.get(getattr(part, "__module__", None) or ""), "__file__", None) for part in held}
-    return fingerprint(sorted(sha256(data).hexdigest() for data in map(_source, files) if data))
+    return fingerprint(sorted(sha256(data).hexdigest() for data in map(_read_source, files) if data))
 
 
-def _source(file: str | None) -> bytes:
+def _read_source(file: str | None) -> bytes:
     try:
         return Path(file).read_bytes() if file and file.endswith(".py") else b""
     except OSError:
         return b""
 
 
-def answers(model: nn.Module, x: Tensor) -> list[float]:
+def fingerprint_logits(model: nn.Module, x: Tensor) -> list[float]:
     """Some of a model's logits on the first images, the same for the same model whatever else is judged."""
     devices = [x.device] if x.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), exactly(x.device), torch.no_grad(), evaluating(model):
+    with torch.random.fork_rng(devices), exact_float32(x.device), torch.no_grad(), eval_mode(model):
         torch.manual_seed(0)  # so that a model that draws can be known again as well
-        flat = model(x[:ASKED]).flatten().double()
-    found: list[float] = flat[:: -(-len(flat) // NUMBERS)].tolist()
+        flat = model(x[:FINGERPRINT_IMAGES]).flatten().double()
+    found: list[float] = flat[:: -(-len(flat) // MAX_FINGERPRINT_LOGITS)].tolist()
     return [float(f"{value:.6g}") for value in found]
 
 
-def are_close(held: Any, logits: list[float]) -> bool:
+def are_close(saved: Any, logits: list[float]) -> bool:
     """Whether logits that a ledger holds are a model's own, but for rounding."""
     try:
-        one, other = torch.tensor(held, dtype=torch.float64), torch.tensor(logits, dtype=torch.float64)
+        one, other = torch.tensor(saved, dtype=torch.float64), torch.tensor(logits, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         return False
     largest = float(other.nan_to_num(0, 0, 0).abs().max()) if len(other) else 0.0
-    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=CLOSE * largest, equal_nan=True)
+    return one.shape == other.shape and torch.allclose(
+        one, other, rtol=0, atol=LOGITS_TOLERANCE * largest, equal_nan=True
+    )
 
 
-def _append(path: Path, line: str) -> None:
+def _append_line(path: Path, line: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         append_text(path, line + "\n")
@@ -153,7 +159,7 @@ def _append(path: Path, line: str) -> None:
         raise CheckpointError(f"cannot write rulings to {str(path)!r}: {error.strerror}.") from None
 
 
-def _parse(line: str) -> dict[str, Any]:
+def _parse_line(line: str) -> dict[str, Any]:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

@@ -5,10 +5,20 @@ from pkgutil import iter_modules
 
 from deat.methods.method import Method
 from deat.methods.prefixes import friendly, mplus
-from deat.methods.registry import method, names, register
-from deat.methods.rules import PAPER, RELEASED, Rules
+from deat.methods.registry import get_method, list_methods, register_method
+from deat.methods.rules import PAPER_RULES, RELEASED_RULES, Rules
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["PAPER", "RELEASED", "Method", "Rules", "friendly", "method", "mplus", "names", "register"]
+__all__ = [
+    "PAPER_RULES",
+    "RELEASED_RULES",
+    "Method",
+    "Rules",
+    "friendly",
+    "get_method",
+    "list_methods",
+    "mplus",
+    "register_method",
+]

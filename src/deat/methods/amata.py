@@ -6,17 +6,17 @@ Settings: A 2, B 10, zero start; the released code never reaches B. Cost: k + 1 
 `m+amata-A-B`: k from M+, at most B, the step still 2.5 eps / k.
 """
 
-from deat.core.inner_attack import Ascent
+from deat.core.inner_attack import InnerAttack
 from deat.core.plays import Craft
 from deat.methods.method import Method
-from deat.methods.registry import register
+from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Linear
 
 
-@register("amata-A-B", "m+")
+@register_method("amata-A-B", "m+")
 def amata(rules: Rules, a: int = 2, b: int = 10) -> Method:
     """Amata from a to b steps."""
     schedule = Linear(first=a, last=b, stretch=2.5, reaches_last=rules.amata_reaches_last)
-    ascent, probe = Ascent(start="zero", noisy=rules.noisy), rules.probe(crafts=True)
+    ascent, probe = InnerAttack(start="zero", noisy=rules.noisy), rules.probe(crafts=True)
     return Method("amata", Craft(), schedule, ascent, probe=probe, summary="ever more, ever finer steps")

@@ -13,15 +13,15 @@ from dataclasses import replace
 from deat.core.inner_attack import Converged
 from deat.methods.method import Method
 from deat.methods.pgd import pgd
-from deat.methods.registry import register
+from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Linear
 
 
-@register("dat")
+@register_method("dat")
 def dat(rules: Rules) -> Method:
     """DAT with at most 10 steps."""
     base = pgd(rules)
     schedule = Linear(first=10, last=10, alpha=0.25, level=0.5, level_until=5 / 6)
-    ascent = replace(base.ascent, freeze=Converged())
-    return replace(base, name="dat", schedule=schedule, ascent=ascent, summary="steps until converged")
+    ascent = replace(base.attack, freeze=Converged())
+    return replace(base, name="dat", schedule=schedule, attack=ascent, summary="steps until converged")

@@ -7,37 +7,37 @@ Citation: Wang et al., "Dynamic efficient adversarial training guided by gradien
 Settings: alpha 1.25 eps (10/255), uniform start; M+DEAT gamma 1.01, k at most 7. Cost: k + 1 backprops a batch.
 """
 
-from deat.core.inner_attack import Ascent
+from deat.core.inner_attack import InnerAttack
 from deat.core.plays import Replay
 from deat.methods.method import Method
 from deat.methods.prefixes import mplus
-from deat.methods.registry import register
+from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, Schedule
 
-ALPHA = 1.25
+ALPHA_IN_EPS = 1.25
 
 
-def _replays(rules: Rules, schedule: Schedule, summary: str) -> Method:
-    ascent = Ascent(noisy=rules.noisy)
+def _replay_method(rules: Rules, schedule: Schedule, summary: str) -> Method:
+    ascent = InnerAttack(noisy=rules.noisy)
     return Method("deat", Replay(), schedule, ascent, probe=rules.probe(crafts=False), summary=summary)
 
 
-@register("deat-D")
+@register_method("deat-D")
 def deat_d(rules: Rules, d: int = 3) -> Method:
     """DEAT-d."""
-    schedule = EveryEpochs(period=d, alpha=ALPHA, max_steps=rules.deat_d_cap)
-    return _replays(rules, schedule, "one replay more every d epochs")
+    schedule = EveryEpochs(period=d, alpha=ALPHA_IN_EPS, max_steps=rules.deat_d_max_steps)
+    return _replay_method(rules, schedule, "one replay more every d epochs")
 
 
-@register("deat-P%")
+@register_method("deat-P%")
 def deat_p(rules: Rules, p: int = 40) -> Method:
     """DEAT-p%."""
-    schedule = AccuracyAbove(percent=p, alpha=ALPHA, max_steps=rules.deat_p_cap)
-    return _replays(rules, schedule, "one replay more above p % accuracy")
+    schedule = AccuracyAbove(percent=p, alpha=ALPHA_IN_EPS, max_steps=rules.deat_p_max_steps)
+    return _replay_method(rules, schedule, "one replay more above p % accuracy")
 
 
-@register("m+deat")
+@register_method("m+deat")
 def m_deat(rules: Rules) -> Method:
     """M+DEAT."""
-    return mplus(_replays(rules, Fixed(k=7, alpha=ALPHA), "replays"), rules=rules)
+    return mplus(_replay_method(rules, Fixed(k=7, alpha=ALPHA_IN_EPS), "replays"), rules=rules)

@@ -10,11 +10,11 @@ instead of masking it. Cost: k + 1 backprops a batch, of which `active` examples
 from deat.methods.method import Method
 from deat.methods.pgd import pgd
 from deat.methods.prefixes import friendly
-from deat.methods.registry import register
+from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 
 
-@register("fat-K")
+@register_method("fat-K")
 def fat(rules: Rules, k: int = 5) -> Method:
     """FAT with at most k steps."""
     return friendly(pgd(rules, k))

@@ -7,23 +7,23 @@ Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1), crafted with
 backprops a batch. M+MART: k at most 10; F+MART: tau 3.
 """
 
-from deat.core.inner_attack import Ascent
+from deat.core.inner_attack import InnerAttack
 from deat.core.objectives import Mart
 from deat.core.plays import Craft
 from deat.methods.method import Method
-from deat.methods.registry import register
+from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Fixed
 
 
-@register("mart[-K]", "m+", "f+")
+@register_method("mart[-K]", "m+", "f+")
 def mart(rules: Rules, k: int = 10) -> Method:
     """MART."""
     return Method(
         "mart",
         Craft(),
         Fixed(k=k, alpha=0.25),
-        Ascent(start="jitter", noisy=rules.noisy),
+        InnerAttack(start="jitter", noisy=rules.noisy),
         Mart(beta=6.0),
         rules.probe(crafts=True, clean_branch=True),
         "boosted CE plus a weighted KL",

@@ -6,11 +6,11 @@ Settings: none. Cost: 1 backprop a batch.
 
 from deat.core.plays import Craft
 from deat.methods.method import Method
-from deat.methods.registry import register
+from deat.methods.registry import register_method
 from deat.schedules import Fixed
 
 
-@register("natural")
+@register_method("natural")
 def natural() -> Method:
     """No adversary."""
     return Method("natural", Craft(), Fixed(k=0), summary="no adversary, the baseline")

@@ -5,23 +5,23 @@ Citation: Madry et al., "Towards deep learning models resistant to adversarial a
 Settings: alpha 0.25 eps (2/255), uniform start. Cost: k + 1 backprops a batch.
 """
 
-from deat.core.inner_attack import Ascent
+from deat.core.inner_attack import InnerAttack
 from deat.core.plays import Craft
 from deat.methods.method import Method
 from deat.methods.prefixes import mplus
-from deat.methods.registry import register
+from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Fixed
 
 
-@register("pgd-K")
+@register_method("pgd-K")
 def pgd(rules: Rules, k: int = 7) -> Method:
     """PGD-AT with k steps."""
-    ascent, probe = Ascent(noisy=rules.noisy), rules.probe(crafts=True)
+    ascent, probe = InnerAttack(noisy=rules.noisy), rules.probe(crafts=True)
     return Method("pgd", Craft(), Fixed(k=k, alpha=0.25), ascent, probe=probe, summary="k steps, then an update")
 
 
-@register("m+pgd")
+@register_method("m+pgd")
 def m_pgd(rules: Rules) -> Method:
     """M+PGD, k at most 7."""
     return mplus(pgd(rules), rules=rules)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from deat.core.moves import Probe
-from deat.errors import unknown
+from deat.core.moves import MagnitudeProbe
+from deat.errors import unknown_name_error
 
 
 @dataclass(frozen=True)
@@ -21,49 +21,49 @@ class Rules:
     ramp: float
     noisy: bool
     amata_reaches_last: bool
-    deat_d_cap: int | None
-    deat_p_cap: int | None
-    craft_probe: Literal["joint", "ascend"]
+    deat_d_max_steps: int | None
+    deat_p_max_steps: int | None
+    crafting_probe_move: Literal["joint", "ascend"]
     space: Literal["pixel", "normalised"]
-    clean_branch_over: Literal["epoch", "last_batch"]
+    clean_branch_probe_over: Literal["epoch", "last_batch"]
 
-    def probe(self, *, crafts: bool, clean_branch: bool = False) -> Probe:
+    def probe(self, *, crafts: bool, clean_branch: bool = False) -> MagnitudeProbe:
         """The gradient that is measured, for a family of methods."""
-        over = self.clean_branch_over if clean_branch else "epoch"
-        return Probe(self.craft_probe if crafts else "joint", over, self.space)
+        over = self.clean_branch_probe_over if clean_branch else "epoch"
+        return MagnitudeProbe(self.crafting_probe_move if crafts else "joint", over, self.space)
 
 
-PAPER = Rules(
+PAPER_RULES = Rules(
     name="paper",
     stretch=1.0,
     ramp=0.0,
     noisy=False,
     amata_reaches_last=True,
-    deat_d_cap=None,
-    deat_p_cap=None,
-    craft_probe="joint",
+    deat_d_max_steps=None,
+    deat_p_max_steps=None,
+    crafting_probe_move="joint",
     space="pixel",
-    clean_branch_over="epoch",
+    clean_branch_probe_over="epoch",
 )
-RELEASED = Rules(
+RELEASED_RULES = Rules(
     name="released",
     stretch=0.0,
     ramp=1.0,
     noisy=True,
     amata_reaches_last=False,
-    deat_d_cap=4,
-    deat_p_cap=3,
-    craft_probe="ascend",
+    deat_d_max_steps=4,
+    deat_p_max_steps=3,
+    crafting_probe_move="ascend",
     space="normalised",
-    clean_branch_over="last_batch",
+    clean_branch_probe_over="last_batch",
 )
-RULES = {rules.name: rules for rules in (PAPER, RELEASED)}
+RULE_SETS = {rules.name: rules for rules in (PAPER_RULES, RELEASED_RULES)}
 
 
-def rules_named(rules: str | Rules) -> Rules:
+def get_rules(rules: str | Rules) -> Rules:
     """A rule set by name."""
     if isinstance(rules, Rules):
         return rules
-    if rules not in RULES:
-        raise unknown("rule set", rules, RULES)
-    return RULES[rules]
+    if rules not in RULE_SETS:
+        raise unknown_name_error("rule set", rules, RULE_SETS)
+    return RULE_SETS[rules]

@@ -8,23 +8,23 @@ backwards and one forward for the clean logits). M+TRADES: k at most 10; F+TRADE
 gradient is taken 16 times as far out as the start, which rounding would hide (`game/reach`).
 """
 
-from deat.core.inner_attack import Ascent
+from deat.core.inner_attack import InnerAttack
 from deat.core.objectives import Trades
 from deat.core.plays import Craft
 from deat.methods.method import Method
-from deat.methods.registry import register
+from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Fixed
 
 
-@register("trades[-K]", "m+", "f+")
+@register_method("trades[-K]", "m+", "f+")
 def trades(rules: Rules, k: int = 10) -> Method:
     """TRADES."""
     return Method(
         "trades",
         Craft(),
         Fixed(k=k, alpha=0.25),
-        Ascent(loss="kl", start="jitter", noisy=rules.noisy),
+        InnerAttack(loss="kl", start="jitter", noisy=rules.noisy),
         Trades(beta=6.0),
         rules.probe(crafts=True, clean_branch=True),
         "CE plus beta times KL to the neighbourhood",

@@ -8,20 +8,20 @@ Settings: m 5, n 3, alpha 0.25 eps (2/255), uniform start; gradients of the m pa
 acts m times (the original divides it). Cost: m backprops a batch. `m+yopo-M-N`: M+ sets the full passes.
 """
 
-from deat.core.inner_attack import Ascent
+from deat.core.inner_attack import InnerAttack
 from deat.core.plays import Relay
 from deat.errors import UsageError
 from deat.methods.method import Method
-from deat.methods.registry import register
+from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Fixed
 
 
-@register("yopo-M-N")
+@register_method("yopo-M-N")
 def yopo(rules: Rules, m: int = 5, n: int = 3) -> Method:
     """YOPO with m full passes of n first-layer steps."""
     if m < 1 or n < 1:
         raise UsageError(f"yopo-{m}-{n}: at least one full pass and one first-layer step are needed, such as yopo-5-3.")
-    ascent = Ascent(noisy=rules.noisy)
+    ascent = InnerAttack(noisy=rules.noisy)
     probe = rules.probe(crafts=False)
     return Method("yopo", Relay(n), Fixed(k=m - 1, alpha=0.25), ascent, probe=probe, summary="first-layer steps")

@@ -2,18 +2,18 @@
 
 # These are imported for the models they register.
 from deat.models import densenet, preact_resnet, resnet, small_cnn, wide_resnet  # noqa: F401
-from deat.models.build import build, infos, names, register_model
-from deat.models.normalize import Normalize, normalized, pixel_scale
+from deat.models.build import build_model, list_model_infos, list_models, register_model
+from deat.models.normalize import Normalize, add_normalization, get_input_std
 from deat.models.weights import load_weights, save_weights
 
 __all__ = [
     "Normalize",
-    "build",
-    "infos",
+    "add_normalization",
+    "build_model",
+    "get_input_std",
+    "list_model_infos",
+    "list_models",
     "load_weights",
-    "names",
-    "normalized",
-    "pixel_scale",
     "register_model",
     "save_weights",
 ]

@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from deat.errors import UsageError, guess, unknown
-from deat.models.normalize import normalized, pixel_scale
-from deat.utils.numbers import is_whole
-from deat.utils.user_code import is_file_spec, load_object, origin
+from deat.errors import UsageError, did_you_mean, unknown_name_error
+from deat.models.normalize import add_normalization, get_input_std
+from deat.utils.numbers import is_int_at_least
+from deat.utils.user_code import get_qualified_name, is_file_spec, load_object
 
-Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
+ModelBuilder = TypeVar("ModelBuilder", bound=Callable[..., nn.Module])
 Normalization = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation by channel."""
 
-ELSEWHERE = "Also timm:NAME, torchvision:NAME and file.py:NAME."
+OTHER_SOURCES_HINT = "Also timm:NAME, torchvision:NAME and file.py:NAME."
 
 
 @dataclass(frozen=True)
@@ -32,42 +32,42 @@ class ModelInfo:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _RegisteredModel:
     info: ModelInfo
     builder: Callable[..., nn.Module]
 
 
-_entries: dict[str, _Entry] = {}
+_MODELS: dict[str, _RegisteredModel] = {}
 
 
 def register_model(
     name: str, *, description: str = "", parameters: int | None = None, input: str = ""
-) -> Callable[[Builder], Builder]:
+) -> Callable[[ModelBuilder], ModelBuilder]:
     """A decorator that gives a function or class returning a network a name that `build` knows.
 
     It is called with those of num_classes, in_channels and image_size that its signature names.
     """
 
-    def register(builder: Builder) -> Builder:
+    def register(builder: ModelBuilder) -> ModelBuilder:
         """Register the builder, and give it back as it is."""
-        _check_free(name, builder)
-        _entries[name] = _Entry(ModelInfo(name, description, parameters, input), builder)
+        _check_name_is_free(name, builder)
+        _MODELS[name] = _RegisteredModel(ModelInfo(name, description, parameters, input), builder)
         return builder
 
     return register
 
 
-def names() -> tuple[str, ...]:
+def list_models() -> tuple[str, ...]:
     """The registered names, sorted."""
-    return tuple(sorted(_entries))
+    return tuple(sorted(_MODELS))
 
 
-def infos() -> tuple[ModelInfo, ...]:
+def list_model_infos() -> tuple[ModelInfo, ...]:
     """What a listing shows of each registered model, sorted by name."""
-    return tuple(_entries[name].info for name in names())
+    return tuple(_MODELS[name].info for name in list_models())
 
 
-def build(
+def build_model(
     name: str,
     num_classes: int = 10,
     in_channels: int = 3,
@@ -79,49 +79,49 @@ def build(
     `normalize` is a pair (mean, std) put in front of it, unless the network already holds a Normalize.
     """
     given = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
-    _check_shape(given)
+    _check_sizes(given)
     shape = {what: int(value) for what, value in given.items()}
     if not isinstance(name, str):
         raise UsageError(
             f"a model is built by its name, such as 'small', not {name!r}; one of your own needs no building"
         )
-    net = _net(name, shape)
-    if normalize is None or pixel_scale(net) is not None:
+    net = _build_network(name, shape)
+    if normalize is None or get_input_std(net) is not None:
         return net
     mean, std = normalize
     if len(mean) != in_channels:
         raise UsageError(f"normalize has {len(mean)} channels, the images have {in_channels}: give one number each")
-    return normalized(net, mean, std)
+    return add_normalization(net, mean, std)
 
 
-def _check_free(name: str, builder: Callable[..., nn.Module]) -> None:
+def _check_name_is_free(name: str, builder: Callable[..., nn.Module]) -> None:
     """Refuse a name that is taken, except by an earlier run of the same definition, as notebooks do."""
     if not name or ":" in name or name != name.lower():
         raise UsageError(f"model name {name!r} must be lower case, not empty and without a colon: choose another")
-    old = _entries.get(name)
-    if old is not None and origin(old.builder) != origin(builder):
+    old = _MODELS.get(name)
+    if old is not None and get_qualified_name(old.builder) != get_qualified_name(builder):
         raise UsageError(f"model name {name!r} is already registered: choose another")
 
 
-def _check_shape(shape: dict[str, int]) -> None:
-    for what, value in shape.items():
-        if not is_whole(value, 1):
+def _check_sizes(sizes: dict[str, int]) -> None:
+    for what, value in sizes.items():
+        if not is_int_at_least(value, 1):
             raise UsageError(f"{what} {value!r} is not accepted: give a whole number of at least 1")
 
 
-def _net(name: str, shape: dict[str, int]) -> nn.Module:
+def _build_network(name: str, sizes: dict[str, int]) -> nn.Module:
     if is_file_spec(name):
-        return _from_file(name, shape)
+        return _build_from_file(name, sizes)
     package, colon, inner = name.partition(":")
-    if colon and package.lower() in _packages:
-        return _packages[package.lower()](inner, shape)
-    entry = _entries.get(name.lower())
+    if colon and package.lower() in _PACKAGE_BUILDERS:
+        return _PACKAGE_BUILDERS[package.lower()](inner, sizes)
+    entry = _MODELS.get(name.lower())
     if entry is None:
-        raise unknown("model", name, names(), ELSEWHERE)
-    return entry.builder(**_accepted(entry.builder, shape))
+        raise unknown_name_error("model", name, list_models(), OTHER_SOURCES_HINT)
+    return entry.builder(**_select_accepted(entry.builder, sizes))
 
 
-def _accepted(builder: Callable[..., object], shape: dict[str, int]) -> dict[str, int]:
+def _select_accepted(builder: Callable[..., object], sizes: dict[str, int]) -> dict[str, int]:
     """The part of `shape` a builder's signature takes; of **options only num_classes can be trusted."""
     try:
         parameters = inspect.signature(builder).parameters
@@ -135,22 +135,22 @@ def _accepted(builder: Callable[..., object], shape: dict[str, int]) -> dict[str
     }
     if inspect.Parameter.VAR_KEYWORD in kinds:
         named.add("num_classes")
-    return {name: value for name, value in shape.items() if name in named}
+    return {name: value for name, value in sizes.items() if name in named}
 
 
-def _from_file(spec: str, shape: dict[str, int]) -> nn.Module:
+def _build_from_file(spec: str, sizes: dict[str, int]) -> nn.Module:
     thing = load_object(spec)
     if isinstance(thing, nn.Module):
         return thing
     if not callable(thing):
-        raise _not_a_model(spec, thing)
-    net = _called(spec, thing, **_accepted(thing, shape))
+        raise _not_a_model_error(spec, thing)
+    net = _call_builder(spec, thing, **_select_accepted(thing, sizes))
     if not isinstance(net, nn.Module):
-        raise _not_a_model(f"{spec}(...)", net)
+        raise _not_a_model_error(f"{spec}(...)", net)
     return net
 
 
-def _called(name: str, builder: Callable[..., Any], **options: object) -> Any:
+def _call_builder(name: str, builder: Callable[..., Any], **options: object) -> Any:
     try:
         return builder(**options)
     except Exception as error:
@@ -162,51 +162,51 @@ def _called(name: str, builder: Callable[..., Any], **options: object) -> Any:
         ) from error
 
 
-def _not_a_model(spec: str, thing: object) -> UsageError:
+def _not_a_model_error(spec: str, thing: object) -> UsageError:
     return UsageError(
         f"{spec} is a {type(thing).__name__}, not a model: name an nn.Module, its class, or a function that returns one"
     )
 
 
-def _from_timm(name: str, shape: dict[str, int]) -> nn.Module:
-    timm = _package("timm")
+def _build_from_timm(name: str, sizes: dict[str, int]) -> nn.Module:
+    timm = _import_package("timm")
     if not timm.is_model(name):
-        raise _unknown_in("timm", name, timm.list_models())
-    options: dict[str, Any] = {"num_classes": shape["num_classes"], "in_chans": shape["in_channels"]}
+        raise _unknown_model_error("timm", name, timm.list_models())
+    options: dict[str, Any] = {"num_classes": sizes["num_classes"], "in_chans": sizes["in_channels"]}
     # Transformers are built for one image size, the others refuse to be told it.
     if getattr(timm.get_pretrained_cfg(name, allow_unregistered=True), "fixed_input_size", False):
-        options["img_size"] = shape["image_size"]
-    net: nn.Module = _called(f"timm:{name}", timm.create_model, model_name=name, **options)
+        options["img_size"] = sizes["image_size"]
+    net: nn.Module = _call_builder(f"timm:{name}", timm.create_model, model_name=name, **options)
     return net
 
 
-def _from_torchvision(name: str, shape: dict[str, int]) -> nn.Module:
-    models = _package("torchvision").models
+def _build_from_torchvision(name: str, sizes: dict[str, int]) -> nn.Module:
+    models = _import_package("torchvision").models
     known = models.list_models(module=models)
     if name not in known:
-        raise _unknown_in("torchvision", name, known)
-    if shape["in_channels"] != 3:
+        raise _unknown_model_error("torchvision", name, known)
+    if sizes["in_channels"] != 3:
         raise UsageError(
-            f"torchvision:{name} takes 3 channels, the images have {shape['in_channels']}: "
+            f"torchvision:{name} takes 3 channels, the images have {sizes['in_channels']}: "
             "use timm:NAME or one of deat's own models"
         )
-    options = {"weights": None, "num_classes": shape["num_classes"]}
-    net: nn.Module = _called(f"torchvision:{name}", models.get_model_builder(name), **options)
+    options = {"weights": None, "num_classes": sizes["num_classes"]}
+    net: nn.Module = _call_builder(f"torchvision:{name}", models.get_model_builder(name), **options)
     return net
 
 
-_packages: dict[str, Callable[[str, dict[str, int]], nn.Module]] = {
-    "timm": _from_timm,
-    "torchvision": _from_torchvision,
+_PACKAGE_BUILDERS: dict[str, Callable[[str, dict[str, int]], nn.Module]] = {
+    "timm": _build_from_timm,
+    "torchvision": _build_from_torchvision,
 }
 
 
-def _package(name: str) -> ModuleType:
+def _import_package(name: str) -> ModuleType:
     """The package, imported now: it is optional, slow to import, and broken beside some builds of torch."""
     try:
         return importlib.import_module(name)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name in _packages:
+        if isinstance(error, ModuleNotFoundError) and error.name in _PACKAGE_BUILDERS:
             raise UsageError(
                 f"{name}:NAME needs {error.name}, which is not installed: pip install {error.name}"
             ) from error
@@ -216,6 +216,6 @@ def _package(name: str) -> ModuleType:
         ) from error
 
 
-def _unknown_in(package: str, name: str, known: Sequence[str]) -> UsageError:
+def _unknown_model_error(package: str, name: str, known: Sequence[str]) -> UsageError:
     where = "timm.list_models()" if package == "timm" else "torchvision.models.list_models()"
-    return UsageError(f"unknown {package} model {name!r}.{guess(name, known)} {where} lists all {len(known)}.")
+    return UsageError(f"unknown {package} model {name!r}.{did_you_mean(name, known)} {where} lists all {len(known)}.")

@@ -7,19 +7,19 @@ from torch.nn import functional as F
 from deat.errors import UsageError
 from deat.models.build import register_model
 
-BLOCKS = (6, 12, 24, 16)
-SMALLEST_SIDE = 2 ** (len(BLOCKS) - 1)
+LAYERS_PER_BLOCK = (6, 12, 24, 16)
+MIN_IMAGE_SIZE = 2 ** (len(LAYERS_PER_BLOCK) - 1)
 
 
 class DenseLayer(nn.Module):
     """A 1x1 bottleneck of four times the growth and a 3x3 convolution, whose output joins the input."""
 
-    def __init__(self, width_in: int, growth: int) -> None:
+    def __init__(self, width_in: int, growth_rate: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(width_in)
-        self.conv1 = nn.Conv2d(width_in, 4 * growth, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(4 * growth)
-        self.conv2 = nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(width_in, 4 * growth_rate, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(4 * growth_rate)
+        self.conv2 = nn.Conv2d(4 * growth_rate, growth_rate, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (B, C + growth, H, W), for features (B, C, H, W)."""
@@ -43,17 +43,17 @@ class Transition(nn.Module):
 class DenseNet(nn.Module):
     """A bare 3x3 stem of twice the growth, four dense blocks, batch norm, average pool and a linear layer."""
 
-    def __init__(self, growth: int, num_classes: int, in_channels: int) -> None:
+    def __init__(self, growth_rate: int, num_classes: int, in_channels: int) -> None:
         super().__init__()
-        width = 2 * growth
+        width = 2 * growth_rate
         self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
         self.features = nn.Sequential()
-        for index, layers in enumerate(BLOCKS):
+        for index, layers in enumerate(LAYERS_PER_BLOCK):
             if index:
                 self.features.append(Transition(width))
                 width //= 2
-            self.features.append(_dense_block(width, growth, layers))
-            width += layers * growth
+            self.features.append(_make_dense_block(width, growth_rate, layers))
+            width += layers * growth_rate
         self.bn = nn.BatchNorm2d(width)
         self.linear = nn.Linear(width, num_classes)
 
@@ -64,17 +64,17 @@ class DenseNet(nn.Module):
         return logits
 
 
-def _dense_block(width: int, growth: int, layers: int) -> nn.Sequential:
-    return nn.Sequential(*(DenseLayer(width + index * growth, growth) for index in range(layers)))
+def _make_dense_block(width: int, growth_rate: int, num_layers: int) -> nn.Sequential:
+    return nn.Sequential(*(DenseLayer(width + index * growth_rate, growth_rate) for index in range(num_layers)))
 
 
-def _densenet(growth: int, num_classes: int, in_channels: int, image_size: int) -> DenseNet:
-    if image_size < SMALLEST_SIDE:
+def _make_densenet(growth_rate: int, num_classes: int, in_channels: int, image_size: int) -> DenseNet:
+    if image_size < MIN_IMAGE_SIZE:
         raise UsageError(
             f"a DenseNet halves the image three times, so image_size {image_size} is too small: "
-            f"use images of at least {SMALLEST_SIDE} pixels or another model"
+            f"use images of at least {MIN_IMAGE_SIZE} pixels or another model"
         )
-    return DenseNet(growth, num_classes, in_channels)
+    return DenseNet(growth_rate, num_classes, in_channels)
 
 
 @register_model(
@@ -85,7 +85,7 @@ def _densenet(growth: int, num_classes: int, in_channels: int, image_size: int) 
 )
 def densenet121_12(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> DenseNet:
     """DenseNet-121 with growth rate 12: the paper's, a million parameters."""
-    return _densenet(12, num_classes, in_channels, image_size)
+    return _make_densenet(12, num_classes, in_channels, image_size)
 
 
 @register_model(
@@ -96,4 +96,4 @@ def densenet121_12(num_classes: int = 10, in_channels: int = 3, image_size: int 
 )
 def densenet121_32(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> DenseNet:
     """DenseNet-121 with growth rate 32: seven million parameters."""
-    return _densenet(32, num_classes, in_channels, image_size)
+    return _make_densenet(32, num_classes, in_channels, image_size)

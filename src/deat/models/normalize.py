@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.errors import UsageError, check_called
+from deat.errors import UsageError, check_is_instance
 
 
 class Normalize(nn.Module):
@@ -21,8 +21,8 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        means, stds = _numbers("mean", mean), _numbers("std", std)
-        _check(means, stds)
+        means, stds = _to_finite_floats("mean", mean), _to_finite_floats("std", std)
+        _check_mean_and_std(means, stds)
         self.register_buffer("mean", torch.tensor(means).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(stds).view(1, -1, 1, 1))
 
@@ -45,13 +45,13 @@ class Normalized(nn.Module):
         return logits
 
 
-def normalized(model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> Normalized:
+def add_normalization(model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> Normalized:
     """The model behind its own normalisation; it then takes images in [0, 1]."""
-    check_called(model)
+    check_is_instance(model)
     return Normalized(model, Normalize(mean, std))
 
 
-def check_pair(normalize: Any) -> tuple[Sequence[float], Sequence[float]] | None:
+def parse_mean_std(normalize: Any) -> tuple[Sequence[float], Sequence[float]] | None:
     """The mean and standard deviation, or None; an error for what is no pair."""
     if normalize is None:
         return None
@@ -63,7 +63,7 @@ def check_pair(normalize: Any) -> tuple[Sequence[float], Sequence[float]] | None
     )
 
 
-def pixel_scale(model: nn.Module) -> Tensor | None:
+def get_input_std(model: nn.Module) -> Tensor | None:
     """The std (1, C, 1, 1) of the first Normalize in the model, None when there is none.
 
     It turns a gradient with respect to normalised inputs into one with respect to pixels and back.
@@ -71,7 +71,7 @@ def pixel_scale(model: nn.Module) -> Tensor | None:
     return next((module.std for module in model.modules() if isinstance(module, Normalize)), None)
 
 
-def _numbers(what: str, values: Sequence[float]) -> list[float]:
+def _to_finite_floats(what: str, values: Sequence[float]) -> list[float]:
     try:
         numbers = [float(value) for value in values]
     except (TypeError, ValueError) as error:
@@ -83,7 +83,7 @@ def _numbers(what: str, values: Sequence[float]) -> list[float]:
     return numbers
 
 
-def _check(means: list[float], stds: list[float]) -> None:
+def _check_mean_and_std(means: list[float], stds: list[float]) -> None:
     if len(means) != len(stds):
         raise UsageError(f"mean has {len(means)} channels and std has {len(stds)}: give one number per channel to both")
     if min(stds) <= 0:

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from deat.models.build import register_model
 
-WIDTHS = (64, 128, 256, 512)
+STAGE_CHANNELS = (64, 128, 256, 512)
 
 
 class PreActBlock(nn.Module):
@@ -34,15 +34,15 @@ class PreActBlock(nn.Module):
 class PreActResNet(nn.Module):
     """A bare 3x3 stem, four stages of pre-activation blocks, batch norm, average pool and a linear layer."""
 
-    def __init__(self, blocks: tuple[int, ...], num_classes: int, in_channels: int) -> None:
+    def __init__(self, blocks_per_stage: tuple[int, ...], num_classes: int, in_channels: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, WIDTHS[0], 3, padding=1, bias=False)
-        self.layer1 = _stage(WIDTHS[0], WIDTHS[0], blocks[0], stride=1)
-        self.layer2 = _stage(WIDTHS[0], WIDTHS[1], blocks[1], stride=2)
-        self.layer3 = _stage(WIDTHS[1], WIDTHS[2], blocks[2], stride=2)
-        self.layer4 = _stage(WIDTHS[2], WIDTHS[3], blocks[3], stride=2)
-        self.bn = nn.BatchNorm2d(WIDTHS[3])
-        self.linear = nn.Linear(WIDTHS[3], num_classes)
+        self.conv1 = nn.Conv2d(in_channels, STAGE_CHANNELS[0], 3, padding=1, bias=False)
+        self.layer1 = _make_stage(STAGE_CHANNELS[0], STAGE_CHANNELS[0], blocks_per_stage[0], stride=1)
+        self.layer2 = _make_stage(STAGE_CHANNELS[0], STAGE_CHANNELS[1], blocks_per_stage[1], stride=2)
+        self.layer3 = _make_stage(STAGE_CHANNELS[1], STAGE_CHANNELS[2], blocks_per_stage[2], stride=2)
+        self.layer4 = _make_stage(STAGE_CHANNELS[2], STAGE_CHANNELS[3], blocks_per_stage[3], stride=2)
+        self.bn = nn.BatchNorm2d(STAGE_CHANNELS[3])
+        self.linear = nn.Linear(STAGE_CHANNELS[3], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, num_classes) of images of any size."""
@@ -51,9 +51,9 @@ class PreActResNet(nn.Module):
         return logits
 
 
-def _stage(width_in: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+def _make_stage(width_in: int, width: int, num_blocks: int, stride: int) -> nn.Sequential:
     first = PreActBlock(width_in, width, stride)
-    return nn.Sequential(first, *(PreActBlock(width, width, 1) for _ in range(blocks - 1)))
+    return nn.Sequential(first, *(PreActBlock(width, width, 1) for _ in range(num_blocks - 1)))
 
 
 @register_model(
@@ -77,9 +77,9 @@ def preact_resnet8(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential
     """A stem that halves the image, one block in each of three stages, and the head of the larger ones."""
     return nn.Sequential(
         nn.Conv2d(in_channels, 32, 3, stride=2, padding=1, bias=False),
-        _stage(32, 32, 1, stride=1),
-        _stage(32, 64, 1, stride=2),
-        _stage(64, 128, 1, stride=2),
+        _make_stage(32, 32, 1, stride=1),
+        _make_stage(32, 64, 1, stride=2),
+        _make_stage(64, 128, 1, stride=2),
         nn.BatchNorm2d(128),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),

@@ -22,7 +22,7 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _projection(width_in, width * self.expansion, stride)
+        self.downsample = _make_shortcut(width_in, width * self.expansion, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, for features (B, C, H, W)."""
@@ -46,7 +46,7 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, width * self.expansion, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(width * self.expansion)
-        self.downsample = _projection(width_in, width * self.expansion, stride)
+        self.downsample = _make_shortcut(width_in, width * self.expansion, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output, for features (B, C, H, W)."""
@@ -55,21 +55,21 @@ class Bottleneck(nn.Module):
         return F.relu(self.bn3(self.conv3(out)) + self.downsample(x))
 
 
-Block = type[BasicBlock] | type[Bottleneck]
+BlockType = type[BasicBlock] | type[Bottleneck]
 
 
 class ResNet(nn.Module):
     """A 7x7 stem that quarters the image, four stages of residual blocks, average pool and a linear layer."""
 
-    def __init__(self, block: Block, blocks: tuple[int, ...], num_classes: int, in_channels: int) -> None:
+    def __init__(self, block: BlockType, blocks_per_stage: tuple[int, ...], num_classes: int, in_channels: int) -> None:
         super().__init__()
         out = block.expansion
         self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
-        self.layer1 = _stage(block, 64, 64, blocks[0], stride=1)
-        self.layer2 = _stage(block, 64 * out, 128, blocks[1], stride=2)
-        self.layer3 = _stage(block, 128 * out, 256, blocks[2], stride=2)
-        self.layer4 = _stage(block, 256 * out, 512, blocks[3], stride=2)
+        self.layer1 = _make_stage(block, 64, 64, blocks_per_stage[0], stride=1)
+        self.layer2 = _make_stage(block, 64 * out, 128, blocks_per_stage[1], stride=2)
+        self.layer3 = _make_stage(block, 128 * out, 256, blocks_per_stage[2], stride=2)
+        self.layer4 = _make_stage(block, 256 * out, 512, blocks_per_stage[3], stride=2)
         self.fc = nn.Linear(512 * out, num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -83,16 +83,16 @@ class ResNet(nn.Module):
         return logits
 
 
-def _projection(width_in: int, width: int, stride: int) -> nn.Sequential:
+def _make_shortcut(width_in: int, width: int, stride: int) -> nn.Sequential:
     """The shortcut: empty, so the identity, where the shapes already agree."""
     if stride == 1 and width_in == width:
         return nn.Sequential()
     return nn.Sequential(nn.Conv2d(width_in, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width))
 
 
-def _stage(block: Block, width_in: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+def _make_stage(block: BlockType, width_in: int, width: int, num_blocks: int, stride: int) -> nn.Sequential:
     first = block(width_in, width, stride)
-    return nn.Sequential(first, *(block(width * block.expansion, width, 1) for _ in range(blocks - 1)))
+    return nn.Sequential(first, *(block(width * block.expansion, width, 1) for _ in range(num_blocks - 1)))
 
 
 @register_model(

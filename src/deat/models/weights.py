@@ -9,14 +9,22 @@ import safetensors
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from deat.errors import CheckpointError, check_called
+from deat.errors import CheckpointError, check_is_instance
 from deat.models.normalize import Normalized
-from deat.utils.files import write_whole
-from deat.utils.tensor_files import INDEX, Tensors, dump, identity, is_tensorfile, pickled, read
+from deat.utils.files import write_atomic
+from deat.utils.tensor_files import (
+    INDEX_FILE_NAME,
+    Tensors,
+    encode_tensors,
+    is_safetensors_file,
+    pickle_error,
+    read_tensors,
+    tensor_identity,
+)
 
-PICKLES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".tar"})
-IN_A_FOLDER = ("best/model.safetensors", "last/model.safetensors", "model.safetensors", INDEX)
-SHOWN = 5
+PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".tar"})
+WEIGHTS_FILES = ("best/model.safetensors", "last/model.safetensors", "model.safetensors", INDEX_FILE_NAME)
+MAX_LISTED_KEYS = 5
 
 
 def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -26,17 +34,17 @@ def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     replaced if it is empty or one of weights, by its content or its name; any other is refused.
     """
     target = Path(path)
-    if target.suffix.lower() in PICKLES:
+    if target.suffix.lower() in PICKLE_SUFFIXES:
         raise CheckpointError(f"{target} would hold safetensors under a pickle's name: end it in .safetensors")
-    if not _is_free(target):
+    if not _can_overwrite(target):
         raise CheckpointError(f"{target} exists and holds no safetensors weights, so it is not replaced: name another")
-    _write(tensors_of(model), target)
+    _write_weights(get_state_dict(model), target)
 
 
-def _is_free(target: Path) -> bool:
+def _can_overwrite(target: Path) -> bool:
     """Whether nothing is lost but weights where a file of them is written."""
     named = target.suffix.lower() == ".safetensors"
-    return named or not target.is_file() or not target.stat().st_size or is_tensorfile(target)
+    return named or not target.is_file() or not target.stat().st_size or is_safetensors_file(target)
 
 
 def load_weights(
@@ -49,27 +57,27 @@ def load_weights(
     Weights that do not fit leave the model as it was. With fresh_head, one layer whose number of outputs differs, as it
     does for other classes, keeps the model's own weights; their names are returned.
     """
-    file = locate(Path(path))
-    inner = bare(model)
-    expected = tensors_of(inner)
-    found = _tied(_fitted(read(file), inner, expected), expected)
-    left = _head(found, expected) if fresh_head else []
+    file = find_weights_file(Path(path))
+    inner = unwrap_model(model)
+    expected = get_state_dict(inner)
+    found = _restore_tied_weights(_match_wrapper_keys(read_tensors(file), inner, expected), expected)
+    left = _find_resized_head(found, expected) if fresh_head else []
     found = {key: expected[key] if key in left else tensor for key, tensor in found.items()}
     _check_fit(found, expected, file, strict)
     inner.load_state_dict({key: found[key] for key in expected if key in found}, strict=False)
     return left
 
 
-def _head(found: Tensors, expected: Tensors) -> list[str]:
+def _find_resized_head(loaded: Tensors, expected: Tensors) -> list[str]:
     """The tensors of the one layer that differs in its number of outputs alone, if there is just one."""
-    differ = [key for key in expected if key in found and found[key].shape != expected[key].shape]
-    rows_only = all(found[key].shape[1:] == expected[key].shape[1:] for key in differ)
+    differ = [key for key in expected if key in loaded and loaded[key].shape != expected[key].shape]
+    rows_only = all(loaded[key].shape[1:] == expected[key].shape[1:] for key in differ)
     return differ if rows_only and len({key.rpartition(".")[0] for key in differ}) == 1 else []
 
 
-def bare(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """The model inside torch.compile's and the data-parallel wrappers, which prefix every key."""
-    check_called(model)
+    check_is_instance(model)
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
@@ -79,13 +87,13 @@ def bare(model: nn.Module) -> nn.Module:
             return model
 
 
-def tensors_of(model: nn.Module) -> Tensors:
+def get_state_dict(model: nn.Module) -> Tensors:
     """The model's parameters and buffers under its own names, whatever it is wrapped in."""
-    state = bare(model).state_dict()
+    state = unwrap_model(model).state_dict()
     others = [key for key, value in state.items() if not isinstance(value, Tensor)]
     if others:
         raise CheckpointError(
-            f"the model's state holds more than tensors ({_some(others)}), which safetensors cannot: "
+            f"the model's state holds more than tensors ({_shorten_key_list(others)}), which safetensors cannot: "
             "keep it in a buffer"
         )
     if any(is_lazy(value) for value in state.values()):
@@ -93,60 +101,60 @@ def tensors_of(model: nn.Module) -> Tensors:
     return dict(state)
 
 
-def _tied(found: Tensors, expected: Tensors) -> Tensors:
+def _restore_tied_weights(loaded: Tensors, expected: Tensors) -> Tensors:
     """The found tensors, and the same again for every name the model ties to one of theirs."""
-    by_identity = {identity(expected[key]): tensor for key, tensor in found.items() if key in expected}
-    tied = {key: by_identity[i] for key, tensor in expected.items() if (i := identity(tensor)) in by_identity}
-    return tied | found
+    by_identity = {tensor_identity(expected[key]): tensor for key, tensor in loaded.items() if key in expected}
+    tied = {key: by_identity[i] for key, tensor in expected.items() if (i := tensor_identity(tensor)) in by_identity}
+    return tied | loaded
 
 
-def _write(tensors: Tensors, target: Path) -> None:
+def _write_weights(tensors: Tensors, target: Path) -> None:
     try:
         # Not save_file: it makes the file readable by its owner alone.
-        write_whole(target, dump(tensors))
+        write_atomic(target, encode_tensors(tensors))
     except (OSError, RuntimeError, ValueError, safetensors.SafetensorError) as error:
         raise CheckpointError(
             f"cannot write weights to {target}: {error}. Check the folder, its permissions and the disk space"
         ) from error
 
 
-def locate(path: Path) -> Path:
+def find_weights_file(path: Path) -> Path:
     """The file of weights that a path means: itself, a run's best (else last) one, or the index of parts."""
     if path.is_dir():
-        file = next((path / name for name in IN_A_FOLDER if (path / name).is_file()), None)
+        file = next((path / name for name in WEIGHTS_FILES if (path / name).is_file()), None)
         if file is None:
             exported = f". Those of its checkpoints: deat export {quote(str(path))}" if any(path.glob("ckpt-*")) else ""
-            raise CheckpointError(f"no weights in folder {path}: it has none of {', '.join(IN_A_FOLDER)}{exported}")
+            raise CheckpointError(f"no weights in folder {path}: it has none of {', '.join(WEIGHTS_FILES)}{exported}")
         return file
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}: give a .safetensors file or a run folder")
-    if path.suffix.lower() in PICKLES:
-        raise pickled(path)
+    if path.suffix.lower() in PICKLE_SUFFIXES:
+        raise pickle_error(path)
     return path
 
 
-def _fitted(found: Tensors, model: nn.Module, expected: Tensors) -> Tensors:
+def _match_wrapper_keys(loaded: Tensors, model: nn.Module, expected: Tensors) -> Tensors:
     """The tensors under the model's own keys, whether either of the two is Normalized or not."""
     own = {key: tensor for key, tensor in expected.items() if key.startswith("normalize.")}
-    wrapped = {f"net.{key}": tensor for key, tensor in found.items()} | own
-    unwrapped = {key.removeprefix("net."): t for key, t in found.items() if not key.startswith("normalize.")}
+    wrapped = {f"net.{key}": tensor for key, tensor in loaded.items()} | own
+    unwrapped = {key.removeprefix("net."): t for key, t in loaded.items() if not key.startswith("normalize.")}
     other = wrapped if isinstance(model, Normalized) else unwrapped
     # Its own keys win a tie, so that a model that fits as it is never gets renamed.
-    return max(found, other, key=lambda tensors: len((tensors.keys() & expected.keys()) - own.keys()))
+    return max(loaded, other, key=lambda tensors: len((tensors.keys() & expected.keys()) - own.keys()))
 
 
-def _check_fit(found: Tensors, expected: Tensors, file: Path, strict: bool) -> None:
-    common = [key for key in expected if key in found]
+def _check_fit(loaded: Tensors, expected: Tensors, file: Path, strict: bool) -> None:
+    common = [key for key in expected if key in loaded]
     misshapen = [
-        f"{key} {tuple(found[key].shape)} for {tuple(expected[key].shape)}"
+        f"{key} {tuple(loaded[key].shape)} for {tuple(expected[key].shape)}"
         for key in common
-        if found[key].shape != expected[key].shape
+        if loaded[key].shape != expected[key].shape
     ]
     problems = {"wrong shape": misshapen}
     if strict or not common:
-        problems["missing"] = [key for key in expected if key not in found]
-        problems["not in the model"] = [key for key in found if key not in expected]
-    told = [f"{what}: {_some(keys)}" for what, keys in problems.items() if keys]
+        problems["missing"] = [key for key in expected if key not in loaded]
+        problems["not in the model"] = [key for key in loaded if key not in expected]
+    told = [f"{what}: {_shorten_key_list(keys)}" for what, keys in problems.items() if keys]
     if told:
         raise CheckpointError(
             f"{file} does not fit the model ({'; '.join(told)}): build the model the weights were made with, "
@@ -154,8 +162,8 @@ def _check_fit(found: Tensors, expected: Tensors, file: Path, strict: bool) -> N
         )
 
 
-def _some(keys: Iterable[str]) -> str:
+def _shorten_key_list(keys: Iterable[str]) -> str:
     """A few of the keys and how many more there are."""
     keys = list(keys)
-    rest = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
-    return ", ".join(keys[:SHOWN]) + rest
+    rest = f" and {len(keys) - MAX_LISTED_KEYS} more" if len(keys) > MAX_LISTED_KEYS else ""
+    return ", ".join(keys[:MAX_LISTED_KEYS]) + rest

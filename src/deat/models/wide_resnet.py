@@ -28,19 +28,19 @@ class WideBlock(nn.Module):
 class WideResNet(nn.Module):
     """A 16-channel 3x3 stem, three stages of wide blocks, batch norm, average pool and a linear layer."""
 
-    def __init__(self, depth: int, widen: int, num_classes: int, in_channels: int) -> None:
+    def __init__(self, depth: int, widen_factor: int, num_classes: int, in_channels: int) -> None:
         super().__init__()
         blocks = (depth - 4) // 6
-        widths = (16 * widen, 32 * widen, 64 * widen)
+        widths = (16 * widen_factor, 32 * widen_factor, 64 * widen_factor)
         self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
-        self.block1 = _stage(16, widths[0], blocks, stride=1)
-        self.block2 = _stage(widths[0], widths[1], blocks, stride=2)
-        self.block3 = _stage(widths[1], widths[2], blocks, stride=2)
+        self.block1 = _make_stage(16, widths[0], blocks, stride=1)
+        self.block2 = _make_stage(widths[0], widths[1], blocks, stride=2)
+        self.block3 = _make_stage(widths[1], widths[2], blocks, stride=2)
         self.bn = nn.BatchNorm2d(widths[2])
         self.linear = nn.Linear(widths[2], num_classes)
-        self._initialise()
+        self._init_weights()
 
-    def _initialise(self) -> None:
+    def _init_weights(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -53,9 +53,9 @@ class WideResNet(nn.Module):
         return logits
 
 
-def _stage(width_in: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+def _make_stage(width_in: int, width: int, num_blocks: int, stride: int) -> nn.Sequential:
     first = WideBlock(width_in, width, stride)
-    return nn.Sequential(first, *(WideBlock(width, width, 1) for _ in range(blocks - 1)))
+    return nn.Sequential(first, *(WideBlock(width, width, 1) for _ in range(num_blocks - 1)))
 
 
 @register_model(

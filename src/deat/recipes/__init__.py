@@ -3,10 +3,10 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from deat.recipes.overrides import override
-from deat.recipes.recipe import Recipe, Row, names, recipe, register
+from deat.recipes.overrides import apply_overrides
+from deat.recipes.recipe import Recipe, RecipeRow, get_recipe, list_recipes, register_recipe
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["Recipe", "Row", "names", "override", "recipe", "register"]
+__all__ = ["Recipe", "RecipeRow", "apply_overrides", "get_recipe", "list_recipes", "register_recipe"]

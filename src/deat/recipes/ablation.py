@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from deat.recipes.cifar10_standard import cifar10_standard
-from deat.recipes.recipe import Judging, Row, register
+from deat.recipes.recipe import EvaluationPlan, RecipeRow, register_recipe
 
-CHANGES: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "alpha 8": {"alpha": 8 / 255},
     "alpha 12": {"alpha": 12 / 255},
     "zero start": {"start": "zero"},
@@ -20,7 +20,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@register(
+@register_recipe(
     "ablation",
     paper="Table 9",
     rules="released",
@@ -28,17 +28,17 @@ CHANGES: dict[str, dict[str, Any]] = {
     models=("preact_resnet18",),
     methods=("m+deat",),
 )
-def ablation(method: str, model: str) -> list[Row]:
+def ablation(method: str, model: str) -> list[RecipeRow]:
     """Learning rate, start and step size of M+DEAT changed one at a time."""
     rows = []
     for row in cifar10_standard(method, model):
-        plain = replace(row, judging=Judging(("natural", "pgd-100", "cw-20")))
-        rows += [_changed(plain, model, name, change) for name, change in CHANGES.items()]
+        plain = replace(row, evaluation=EvaluationPlan(("natural", "pgd-100", "cw-20")))
+        rows += [_make_variant(plain, model, name, change) for name, change in VARIANTS.items()]
         rows.append(replace(plain, paper=("tab:ablation", f"{model} {row.label}")))
     return rows
 
 
-def _changed(row: Row, model: str, name: str, change: dict[str, Any]) -> Row:
+def _make_variant(row: RecipeRow, model: str, name: str, change: dict[str, Any]) -> RecipeRow:
     label = f"{row.label} {name}"
     request = replace(row.request, **{key: value for key, value in change.items() if key != "rate"})
     settings = {**row.settings, **{key: value for key, value in change.items() if key == "rate"}}

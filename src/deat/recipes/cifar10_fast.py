@@ -9,17 +9,17 @@ are run, and stand beside its Table 8. Half precision is bf16 (the authors: fp16
 
 from dataclasses import replace
 
-from deat.recipes.recipe import Judging, Row, register, title
+from deat.recipes.recipe import EvaluationPlan, RecipeRow, get_method_name, register_recipe
 from deat.runs.request import Request
 
-EPOCHS = {"deat-3": 12, "deat-40%": 11, "m+deat": 11}
-ALPHA = {"deat-3": 10 / 255, "deat-40%": 10 / 255, "m+deat": 10 / 255}
-GAMMA = {("m+deat", "wide_resnet34_10"): 1.01, ("m+deat", "preact_resnet18"): 1.0}
-TABLE = {"preact_resnet18": "cifar10_result_pre", "wide_resnet34_10": "cifar10_result_wide"}
-ELSEWHERE = {"fgsm": ("deat_vs_ufgsm", " fast")}
+EPOCHS_BY_METHOD = {"deat-3": 12, "deat-40%": 11, "m+deat": 11}
+ALPHA_BY_METHOD = {"deat-3": 10 / 255, "deat-40%": 10 / 255, "m+deat": 10 / 255}
+GAMMA_BY_METHOD_AND_MODEL = {("m+deat", "wide_resnet34_10"): 1.01, ("m+deat", "preact_resnet18"): 1.0}
+PAPER_TABLE_BY_MODEL = {"preact_resnet18": "cifar10_result_pre", "wide_resnet34_10": "cifar10_result_wide"}
+OTHER_PAPER_TABLES = {"fgsm": ("deat_vs_ufgsm", " fast")}
 """Methods that the paper lists under this setup in another table."""
-LONGER = {"fgsm": (15,)}
-FAST = {
+EXTRA_EPOCHS_BY_METHOD = {"fgsm": (15,)}
+FAST_CONFIG = {
     "epochs": 10,
     "batch_size": 128,
     "lr": 0.1,
@@ -32,7 +32,7 @@ FAST = {
 """The setup's settings, shared by the recipes that use it."""
 
 
-@register(
+@register_recipe(
     "cifar10-fast",
     paper="Tables 6 and 7",
     rules="released",
@@ -41,24 +41,24 @@ FAST = {
     methods=("deat-3", "deat-40%", "m+deat", "free-4", "free-8", "pgd-7", "fgsm"),
     seeds=(0, 1, 2),
 )
-def cifar10_fast(method: str, model: str) -> list[Row]:
+def cifar10_fast(method: str, model: str) -> list[RecipeRow]:
     """Ten epochs at a cyclic rate in half precision, on all images, last model."""
-    label = title(method)
+    label = get_method_name(method)
     request = Request(
         model=model,
         method=method,
         norm="linf",
         eps=8 / 255,
-        alpha=ALPHA.get(label),
-        gamma=GAMMA.get((label, model)),
+        alpha=ALPHA_BY_METHOD.get(label),
+        gamma=GAMMA_BY_METHOD_AND_MODEL.get((label, model)),
         held_out=0,
     )
-    settings = {**FAST, "epochs": EPOCHS.get(label, 10)}
-    judging = Judging(("natural", "fgsm", "pgd-100", "cw-20", "aa"), epoch="last")
-    table, ending = ELSEWHERE.get(label, (TABLE.get(model, ""), ""))
-    row = Row(label, request, settings, judging, (table, f"{model} {label}{ending}"))
+    settings = {**FAST_CONFIG, "epochs": EPOCHS_BY_METHOD.get(label, 10)}
+    judging = EvaluationPlan(("natural", "fgsm", "pgd-100", "cw-20", "aa"), epoch="last")
+    table, ending = OTHER_PAPER_TABLES.get(label, (PAPER_TABLE_BY_MODEL.get(model, ""), ""))
+    row = RecipeRow(label, request, settings, judging, (table, f"{model} {label}{ending}"))
     longer = [
         replace(row, label=f"{label} {epochs} epochs", settings={**settings, "epochs": epochs}, about=("epochs",))
-        for epochs in LONGER.get(label, ())
+        for epochs in EXTRA_EPOCHS_BY_METHOD.get(label, ())
     ]
     return [row, *longer]

@@ -8,17 +8,17 @@ M+PGD by 10/255 on DenseNet. PGD-7 starts at random, the authors' on DenseNet at
 --model densenet121_12; U-FGSM stands beside Table 8.
 """
 
-from deat.recipes.recipe import Judging, Row, register, title
+from deat.recipes.recipe import EvaluationPlan, RecipeRow, get_method_name, register_recipe
 from deat.runs.request import Request
 
-LR = {"densenet121_12": 0.01, "densenet121_32": 0.01}
-ALPHA = {("m+pgd", "densenet121_12"): 10 / 255}
-ELSEWHERE = {"fgsm": ("deat_vs_ufgsm", " standard")}
+LR_BY_MODEL = {"densenet121_12": 0.01, "densenet121_32": 0.01}
+ALPHA_BY_METHOD_AND_MODEL = {("m+pgd", "densenet121_12"): 10 / 255}
+OTHER_PAPER_TABLES = {"fgsm": ("deat_vs_ufgsm", " standard")}
 """Methods that the paper lists under this setup in another table."""
-JUDGING = Judging(("natural", "pgd-100", "cw-20", "aa"))
+EVALUATION_PLAN = EvaluationPlan(("natural", "pgd-100", "cw-20", "aa"))
 
 
-@register(
+@register_recipe(
     "cifar10-standard",
     paper="Table 3",
     rules="released",
@@ -30,25 +30,25 @@ JUDGING = Judging(("natural", "pgd-100", "cw-20", "aa"))
         *("trades", "f+trades", "m+trades", "mart", "f+mart", "m+mart", "fgsm"),
     ),
 )
-def cifar10_standard(method: str, model: str) -> list[Row]:
+def cifar10_standard(method: str, model: str) -> list[RecipeRow]:
     """All methods in 50 epochs with a decaying rate, best epoch by CW-20 on held-out images."""
-    label = title(method)
+    label = get_method_name(method)
     request = Request(
         model=model,
         method=method,
         norm="linf",
         eps=8 / 255,
-        alpha=ALPHA.get((label, model)),
+        alpha=ALPHA_BY_METHOD_AND_MODEL.get((label, model)),
         held_out=1000,
     )
     settings = {
         "epochs": 50,
         "batch_size": 128,
-        "lr": LR.get(model, 0.05),
+        "lr": LR_BY_MODEL.get(model, 0.05),
         "rate": "multistep",
         "milestones": (25, 40),
         "precision": "fp32",
         "val_attack": "cw-20",
     }
-    table, ending = ELSEWHERE.get(label, ("cifar10_result_std", ""))
-    return [Row(label, request, settings, JUDGING, (table, f"{model} {label}{ending}"))]
+    table, ending = OTHER_PAPER_TABLES.get(label, ("cifar10_result_std", ""))
+    return [RecipeRow(label, request, settings, EVALUATION_PLAN, (table, f"{model} {label}{ending}"))]

@@ -10,19 +10,19 @@ image folders work too: --data folder:PATH --set size=96 --set epochs=60.
 from dataclasses import replace
 from typing import Any
 
-from deat.recipes.recipe import Judging, Row, register, title
+from deat.recipes.recipe import EvaluationPlan, RecipeRow, get_method_name, register_recipe
 from deat.runs.request import Request
 
-OWN: dict[str, dict[str, Any]] = {
+REQUEST_BY_METHOD: dict[str, dict[str, Any]] = {
     "free-4": {"alpha": 4 / 255, "persistent": True},
     "m+deat": {"alpha": 6 / 255, "max_steps": 3, "start": "zero", "persistent": True},
 }
 """What the paper's methods bring with them in this setup."""
-MILESTONES = {"m+deat": (9, 16)}
-GAMMAS = {"m+deat": (1.1, 1.01)}
+MILESTONES_BY_METHOD = {"m+deat": (9, 16)}
+GAMMAS_BY_METHOD = {"m+deat": (1.1, 1.01)}
 
 
-@register(
+@register_recipe(
     "imagenet",
     paper="Table 4",
     rules="released",
@@ -30,28 +30,35 @@ GAMMAS = {"m+deat": (1.1, 1.01)}
     models=("resnet50",),
     methods=("free-4", "amata-2-4", "m+deat"),
 )
-def imagenet(method: str, model: str) -> list[Row]:
+def imagenet(method: str, model: str) -> list[RecipeRow]:
     """ResNet 50 at eps 4/255 with a carried perturbation, last model."""
-    label = title(method)
+    label = get_method_name(method)
     request = Request(
-        model=model, method=method, norm="linf", eps=4 / 255, space="pixel", held_out=0, size=224, **OWN.get(label, {})
+        model=model,
+        method=method,
+        norm="linf",
+        eps=4 / 255,
+        space="pixel",
+        held_out=0,
+        size=224,
+        **REQUEST_BY_METHOD.get(label, {}),
     )
     settings = {
         "epochs": 23,
         "batch_size": 256,
         "lr": 0.1,
         "rate": "multistep",
-        "milestones": MILESTONES.get(label, (8, 16)),
+        "milestones": MILESTONES_BY_METHOD.get(label, (8, 16)),
         "weight_decay": 1e-4,
         "precision": "fp32",
         "val_attack": "none",
     }
-    judging = Judging(("natural", "pgd-10-last", "pgd-50-last"), epoch="last")
-    row = Row(label, request, settings, judging, ("imagenet", f"{model} {label}"))
-    return [_with_gamma(row, model, gamma) for gamma in GAMMAS.get(label, ())] or [row]
+    judging = EvaluationPlan(("natural", "pgd-10-last", "pgd-50-last"), epoch="last")
+    row = RecipeRow(label, request, settings, judging, ("imagenet", f"{model} {label}"))
+    return [_with_gamma(row, model, gamma) for gamma in GAMMAS_BY_METHOD.get(label, ())] or [row]
 
 
-def _with_gamma(row: Row, model: str, gamma: float) -> Row:
+def _with_gamma(row: RecipeRow, model: str, gamma: float) -> RecipeRow:
     label = f"{row.label} gamma {gamma:g}"
     request = replace(row.request, gamma=gamma)
     return replace(row, label=label, request=request, paper=("imagenet", f"{model} {label}"), about=("gamma",))

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from deat.errors import UsageError, unknown
-from deat.methods import method as find_method
-from deat.methods.tune import tune
-from deat.recipes.recipe import Judging, Row, rescaled
+from deat.errors import UsageError, unknown_name_error
+from deat.methods import get_method
+from deat.methods.configure import configure_method
+from deat.recipes.recipe import EvaluationPlan, RecipeRow, rescale_milestones
 from deat.runs.request import Request
 from deat.threat import Linf
-from deat.training.config import Settings
-from deat.utils.numbers import number, whole
+from deat.training.config import TrainConfig
+from deat.utils.numbers import parse_int, parse_number
 
-ELSEWHERE = {
+DEDICATED_FLAGS = {
     "data": "--data",
     "model": "--model",
     "method": "--methods",
@@ -24,28 +24,28 @@ ELSEWHERE = {
     "download": "--download",
 }
 """What has a flag of its own."""
-SPECIAL = ("gamma", "max_steps", "beta", "tau", "compact")
+METHOD_SPECIFIC_SETTINGS = ("gamma", "max_steps", "beta", "tau", "compact")
 """Settings that only some methods have: the other rows stay as they are."""
 
 
-def override(rows: Sequence[Row], given: dict[str, str]) -> list[Row]:
+def apply_overrides(rows: Sequence[RecipeRow], overrides: dict[str, str]) -> list[RecipeRow]:
     """The rows with these settings, each written as text; of rows that they make the same one stays."""
-    values = {name: _parse(name, text) for name, text in given.items()}
-    for name in set(values) & set(SPECIAL):
-        if not any(_takes(row, name, values[name]) for row in rows):
-            _tuned(rows[0], name, values[name])  # whose refusal says why
-    changed = [_change(row, values) for row in rows]
+    values = {name: _parse_setting(name, text) for name, text in overrides.items()}
+    for name in set(values) & set(METHOD_SPECIFIC_SETTINGS):
+        if not any(_has_setting(row, name, values[name]) for row in rows):
+            _check_has_setting(rows[0], name, values[name])  # whose refusal says why
+    changed = [_override_row(row, values) for row in rows]
     others = [row for row in changed if not set(row.about) & set(values)]
-    kept: list[Row] = []
+    kept: list[RecipeRow] = []
     for row in changed:
         if row in others:
             kept.append(row)
-        elif not any(_is_same(row, other) for other in (*others, *kept)):
-            kept.append(_relabelled(row, given))
+        elif not any(_is_same_run(row, other) for other in (*others, *kept)):
+            kept.append(_relabel_row(row, overrides))
     return kept
 
 
-def settings_of(texts: Iterable[str]) -> dict[str, str]:
+def parse_overrides(texts: Iterable[str]) -> dict[str, str]:
     """`key=value` texts as a dictionary."""
     found: dict[str, str] = {}
     for text in texts:
@@ -56,80 +56,91 @@ def settings_of(texts: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _is_same(row: Row, other: Row) -> bool:
-    return (row.request, row.settings, row.judging) == (other.request, other.settings, other.judging)
+def _is_same_run(row: RecipeRow, other: RecipeRow) -> bool:
+    return (row.request, row.settings, row.evaluation) == (other.request, other.settings, other.evaluation)
 
 
-def _relabelled(row: Row, given: dict[str, str]) -> Row:
+def _relabel_row(row: RecipeRow, overrides: dict[str, str]) -> RecipeRow:
     """A row that is about a setting, named by what this now is, which the paper does not have."""
     label = row.label
-    for name in set(row.about) & set(given):
-        label = re.sub(rf"\b{name} \S+", f"{name} {given[name]}".replace("\\", r"\\"), label)
+    for name in set(row.about) & set(overrides):
+        label = re.sub(rf"\b{name} \S+", f"{name} {overrides[name]}".replace("\\", r"\\"), label)
     return replace(row, label=label, paper=None)
 
 
-def _change(row: Row, values: dict[str, Any]) -> Row:
-    mine = {name: value for name, value in values.items() if name not in SPECIAL or _takes(row, name, value)}
-    request = replace(row.request, **_of(Request, mine))
-    settings = {**row.settings, **_of(Settings, mine)}
+def _override_row(row: RecipeRow, values: dict[str, Any]) -> RecipeRow:
+    mine = {
+        name: value
+        for name, value in values.items()
+        if name not in METHOD_SPECIFIC_SETTINGS or _has_setting(row, name, value)
+    }
+    request = replace(row.request, **_select_fields(Request, mine))
+    settings = {**row.settings, **_select_fields(TrainConfig, mine)}
     if "epochs" in mine and "milestones" not in mine and row.settings.get("milestones"):
         milestones = row.settings["milestones"]
-        settings["milestones"] = rescaled(milestones, row.settings["epochs"], mine["epochs"])
-    return replace(row, request=request, settings=settings, judging=replace(row.judging, **_of(Judging, mine)))
+        settings["milestones"] = rescale_milestones(milestones, row.settings["epochs"], mine["epochs"])
+    return replace(
+        row,
+        request=request,
+        settings=settings,
+        evaluation=replace(row.evaluation, **_select_fields(EvaluationPlan, mine)),
+    )
 
 
-def _takes(row: Row, name: str, value: Any) -> bool:
+def _has_setting(row: RecipeRow, name: str, value: Any) -> bool:
     try:
-        _tuned(row, name, value)
+        _check_has_setting(row, name, value)
     except UsageError:
         return False
     return True
 
 
-def _tuned(row: Row, name: str, value: Any) -> None:
+def _check_has_setting(row: RecipeRow, name: str, value: Any) -> None:
     """Refuse a setting that the row's method does not have."""
-    tune(find_method(row.request.method, rules=row.request.rules), Linf(1.0), **{name: value})
+    configure_method(get_method(row.request.method, rules=row.request.rules), Linf(1.0), **{name: value})
 
 
-def _of(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(kind)}
+def _select_fields(dataclass_type: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(dataclass_type)}
     return {name: value for name, value in values.items() if name in names}
 
 
-def _kinds() -> dict[str, Any]:
+def _setting_types() -> dict[str, Any]:
     """Everything that can be set, and its type."""
-    found = {name: kind for part in (Request, Settings, Judging) for name, kind in get_type_hints(part).items()}
-    return {name: kind for name, kind in found.items() if name not in ELSEWHERE}
+    found = {
+        name: kind for part in (Request, TrainConfig, EvaluationPlan) for name, kind in get_type_hints(part).items()
+    }
+    return {name: kind for name, kind in found.items() if name not in DEDICATED_FLAGS}
 
 
-def _parse(name: str, text: str) -> Any:
-    if name in ELSEWHERE:
-        raise UsageError(f"{name} is not for --set; use {ELSEWHERE[name]}.")
-    kinds = _kinds()
+def _parse_setting(name: str, text: str) -> Any:
+    if name in DEDICATED_FLAGS:
+        raise UsageError(f"{name} is not for --set; use {DEDICATED_FLAGS[name]}.")
+    kinds = _setting_types()
     if name not in kinds:
-        raise unknown("setting", name, kinds)
+        raise unknown_name_error("setting", name, kinds)
     try:
-        return _value(text, kinds[name])
+        return _convert_value(text, kinds[name])
     except ValueError as error:
         raise UsageError(f"--set {name}={text}: {error}") from None
 
 
-def _value(text: str, kind: Any) -> Any:
+def _convert_value(text: str, kind: Any) -> Any:
     """A text as a value of a declared type."""
     if get_origin(kind) in (Union, types.UnionType):
         inner = [k for k in get_args(kind) if k is not type(None)]
         empty = type(None) in get_args(kind) and text.lower() in ("", "auto", "default")
-        return None if empty else _value(text, inner[0])
+        return None if empty else _convert_value(text, inner[0])
     if get_origin(kind) is tuple:
-        return tuple(_value(part.strip(), get_args(kind)[0]) for part in text.split(",") if part.strip())
-    return _READERS[kind](text)
+        return tuple(_convert_value(part.strip(), get_args(kind)[0]) for part in text.split(",") if part.strip())
+    return _PARSERS_BY_TYPE[kind](text)
 
 
-def _yes(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     answers = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     if text.lower() not in answers:
         raise ValueError(f"{text!r} is neither true nor false")
     return answers[text.lower()]
 
 
-_READERS: dict[Any, Callable[[str], Any]] = {int: whole, float: number, str: str, bool: _yes}
+_PARSERS_BY_TYPE: dict[Any, Callable[[str], Any]] = {int: parse_int, float: parse_number, str: str, bool: _parse_bool}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Value:
+class PaperValue:
     """A number as printed; `logged` is what the authors' own log says where the table has it wrong."""
 
     printed: float
@@ -16,7 +16,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table of the paper: its number, its label in the LaTeX source, and its rows."""
 
     number: str
@@ -25,39 +25,39 @@ class Table:
     columns: tuple[str, ...]
     rows: dict[str, tuple[float | None, ...]]
 
-    def value(self, row: str, column: str) -> Value | None:
+    def value(self, row: str, column: str) -> PaperValue | None:
         """The number of a row and column; None where the paper has none."""
         cells = dict(zip(self.columns, self.rows.get(row, ()), strict=False))
         printed = cells.get(column)
-        return None if printed is None else Value(printed, MISPRINTS.get((self.label, row, column)))
+        return None if printed is None else PaperValue(printed, MISPRINTS.get((self.label, row, column)))
 
 
 @dataclass(frozen=True)
-class Claim:
+class PaperClaim:
     """A sentence of the paper: `fast` takes so many percent less time than `slow` (below 0: more), rows of a table."""
 
     text: str
     percent: float
     table: str
-    fast: str
-    slow: str
+    faster_row: str
+    slower_row: str
 
     @property
-    def tabled(self) -> float:
+    def percent_from_table(self) -> float:
         """The same percentage by the times in that table, which the sentence does not always agree with."""
-        held = TABLES[self.table]
+        held = PAPER_TABLES[self.table]
         unit = "hours" if "hours" in held.columns else "minutes"
-        fast, slow = (value.printed for row in (self.fast, self.slow) if (value := held.value(row, unit)))
+        fast, slow = (value.printed for row in (self.faster_row, self.slower_row) if (value := held.value(row, unit)))
         return 100 * (1 - fast / slow)
 
 
-_STANDARD = ("natural", "pgd-100", "cw-20", "aa", "minutes")
-_FAST = ("natural", "fgsm", "pgd-100", "cw-20", "aa", "minutes")
+_STANDARD_COLUMNS = ("natural", "pgd-100", "cw-20", "aa", "minutes")
+_FAST_COLUMNS = ("natural", "fgsm", "pgd-100", "cw-20", "aa", "minutes")
 
-TABLES = {
+PAPER_TABLES = {
     table.label: table
     for table in (
-        Table(
+        PaperTable(
             "Table 2",
             "tab:computational_cost",
             "Backprops in ten epochs, in batches of the training set",
@@ -71,11 +71,11 @@ TABLES = {
                 "preact_resnet18 deat-40%": (25,),
             },
         ),
-        Table(
+        PaperTable(
             "Table 3",
             "cifar10_result_std",
             "CIFAR-10 under the standard training setup",
-            _STANDARD,
+            _STANDARD_COLUMNS,
             {
                 "preact_resnet18 free-4": (85.10, 47.17, 47.11, 43.98, 83.1),
                 "preact_resnet18 free-6": (82.30, 48.27, 47.12, 44.78, 124.0),
@@ -108,7 +108,7 @@ TABLES = {
                 "densenet121_12 m+mart": (68.33, 47.46, 42.08, 40.26, 132.7),
             },
         ),
-        Table(
+        PaperTable(
             "Table 4",
             "imagenet",
             "ResNet 50 on ImageNet, eps 4/255",
@@ -120,11 +120,11 @@ TABLES = {
                 "resnet50 m+deat gamma 1.01": (60.10, 32.34, 31.41, 44.67),
             },
         ),
-        Table(
+        PaperTable(
             "Table 6",
             "cifar10_result_pre",
             "CIFAR-10 with PreAct-ResNet 18 under the FAST training setup",
-            _FAST,
+            _FAST_COLUMNS,
             {
                 "preact_resnet18 deat-3": (80.09, 49.75, 42.94, 42.26, 40.17, 5.8),
                 "preact_resnet18 deat-40%": (79.52, 48.64, 42.81, 42.08, 40.06, 5.6),
@@ -134,11 +134,11 @@ TABLES = {
                 "preact_resnet18 pgd-7": (70.90, 46.37, 43.17, 41.01, 40.29, 15.1),
             },
         ),
-        Table(
+        PaperTable(
             "Table 7",
             "cifar10_result_wide",
             "CIFAR-10 with Wide-ResNet 34 under the FAST training setup",
-            _FAST,
+            _FAST_COLUMNS,
             {
                 "wide_resnet34_10 deat-3": (81.58, 50.53, 44.39, 44.43, 43.50, 41.6),
                 "wide_resnet34_10 deat-40%": (81.49, 51.08, 45.03, 44.49, 42.50, 38.9),
@@ -148,11 +148,11 @@ TABLES = {
                 "wide_resnet34_10 pgd-7": (72.12, 47.39, 44.80, 42.18, 41.95, 109.1),
             },
         ),
-        Table(
+        PaperTable(
             "Table 8",
             "deat_vs_ufgsm",
             "M+DEAT against U-FGSM under three setups on CIFAR-10",
-            _STANDARD,
+            _STANDARD_COLUMNS,
             {
                 "preact_resnet18 m+deat fast": (79.88, 43.38, 43.36, 41.18, 6.0),
                 "preact_resnet18 fgsm fast": (78.45, 43.86, 43.04, 39.80, 5.6),
@@ -162,7 +162,7 @@ TABLES = {
                 "preact_resnet18 fgsm standard": (81.99, 45.77, 45.74, 42.25, 40.3),
             },
         ),
-        Table(
+        PaperTable(
             "Table 9",
             "tab:ablation",
             "Learning rate, start and step size of M+DEAT with PreAct-ResNet 18 on CIFAR-10",
@@ -191,50 +191,50 @@ MISPRINTS = {
 }
 """Cells that the authors' own logs contradict, with what the logs say."""
 
-CLAIMS = (
-    Claim(
+PAPER_CLAIMS = (
+    PaperClaim(
         "M+DEAT is about 35 % faster than PGD-AT-7",
         35,
         "cifar10_result_std",
         "preact_resnet18 m+deat",
         "preact_resnet18 pgd-7",
     ),
-    Claim(
+    PaperClaim(
         "M+DEAT is about 17 % faster than FREE-6",
         17,
         "cifar10_result_std",
         "preact_resnet18 m+deat",
         "preact_resnet18 free-6",
     ),
-    Claim(
+    PaperClaim(
         "M+TRADES is 26 % faster than TRADES",
         26,
         "cifar10_result_std",
         "preact_resnet18 m+trades",
         "preact_resnet18 trades",
     ),
-    Claim(
+    PaperClaim(
         "M+MART is 40 % faster than MART",
         40,
         "cifar10_result_std",
         "preact_resnet18 m+mart",
         "preact_resnet18 mart",
     ),
-    Claim(
+    PaperClaim(
         "M+DEAT is 20 % faster than FREE-4 under the FAST setup, PreAct-ResNet 18",
         20,
         "cifar10_result_pre",
         "preact_resnet18 m+deat",
         "preact_resnet18 free-4",
     ),
-    Claim(
+    PaperClaim(
         "M+DEAT is 22 % faster than FREE-4 under the FAST setup, Wide-ResNet 34",
         22,
         "cifar10_result_wide",
         "wide_resnet34_10 m+deat",
         "wide_resnet34_10 free-4",
     ),
-    Claim(
+    PaperClaim(
         "M+DEAT takes 40 % of FREE-8's time under the FAST setup, Wide-ResNet 34, for 97 % of its training effect, "
         "which the paper does not define",
         60,
@@ -242,21 +242,21 @@ CLAIMS = (
         "wide_resnet34_10 m+deat",
         "wide_resnet34_10 free-8",
     ),
-    Claim(
+    PaperClaim(
         "M+DEAT is about 34 % faster than FREE-4 on ImageNet with gamma 1.1",
         34,
         "imagenet",
         "resnet50 m+deat gamma 1.1",
         "resnet50 free-4",
     ),
-    Claim(
+    PaperClaim(
         "M+DEAT is 16 % faster than FREE-4 on ImageNet with gamma 1.01",
         16,
         "imagenet",
         "resnet50 m+deat gamma 1.01",
         "resnet50 free-4",
     ),
-    Claim(
+    PaperClaim(
         "M+DEAT with a cyclic learning rate takes 10 % longer than with a multi-step one",
         -10,
         "tab:ablation",
@@ -266,13 +266,13 @@ CLAIMS = (
 )
 
 
-def paper_value(table: str | None, row: str | None, column: str) -> Value | None:
+def find_paper_value(table: str | None, row: str | None, column: str) -> PaperValue | None:
     """What the paper has in a table's row and column, if anything."""
-    held = paper_table(table, row)
+    held = find_paper_table(table, row)
     return held.value(row, column) if held and row else None
 
 
-def paper_table(table: str | None, row: str | None) -> Table | None:
+def find_paper_table(table: str | None, row: str | None) -> PaperTable | None:
     """The paper's table of this label, if it has such a row."""
-    held = TABLES.get(table) if table else None
+    held = PAPER_TABLES.get(table) if table else None
     return held if held and row in held.rows else None

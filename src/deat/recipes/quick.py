@@ -5,11 +5,11 @@ a result. Its 16 runs take one core each, so one at a time they take about twice
 by CW-20 on held-out images, that of natural training by natural accuracy. The rules are the paper's as written.
 """
 
-from deat.recipes.recipe import Judging, Row, register, title
-from deat.runs.request import DEFAULTS, Request
+from deat.recipes.recipe import EvaluationPlan, RecipeRow, get_method_name, register_recipe
+from deat.runs.request import DATASET_DEFAULTS, Request
 
 
-@register(
+@register_recipe(
     "quick",
     paper="none, a demonstration",
     rules="paper",
@@ -18,7 +18,11 @@ from deat.runs.request import DEFAULTS, Request
     methods=("natural", "fgsm", "free-8", "pgd-7", "deat-3", "m+deat", "m+pgd", "m+trades"),
     seeds=(0, 1),
 )
-def quick(method: str, model: str) -> list[Row]:
+def quick(method: str, model: str) -> list[RecipeRow]:
     """Eight methods on digits, in about three minutes on two cores (--jobs 2)."""
-    judging = Judging(("natural", "fgsm", "pgd-20", "cw-20"))
-    return [Row(title(method), Request(model=model, method=method), dict(DEFAULTS["digits"]), judging)]
+    judging = EvaluationPlan(("natural", "fgsm", "pgd-20", "cw-20"))
+    return [
+        RecipeRow(
+            get_method_name(method), Request(model=model, method=method), dict(DATASET_DEFAULTS["digits"]), judging
+        )
+    ]

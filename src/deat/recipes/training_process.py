@@ -5,12 +5,12 @@ paper does not say on which images); the last model is judged. The backprops of 
 table (Table 2).
 """
 
-from deat.recipes.cifar10_fast import ALPHA, FAST
-from deat.recipes.recipe import Judging, Row, register, title
+from deat.recipes.cifar10_fast import ALPHA_BY_METHOD, FAST_CONFIG
+from deat.recipes.recipe import EvaluationPlan, RecipeRow, get_method_name, register_recipe
 from deat.runs.request import Request
 
 
-@register(
+@register_recipe(
     "training-process",
     paper="Figure 2 and Table 2",
     rules="released",
@@ -18,10 +18,12 @@ from deat.runs.request import Request
     models=("preact_resnet18",),
     methods=("fgsm", "pgd-7", "free-4", "free-8", "deat-3", "deat-40%"),
 )
-def training_process(method: str, model: str) -> list[Row]:
+def training_process(method: str, model: str) -> list[RecipeRow]:
     """Six methods in ten epochs, PGD-20 after each."""
-    label = title(method)
-    request = Request(model=model, method=method, norm="linf", eps=8 / 255, alpha=ALPHA.get(label), held_out=1000)
-    settings = {**FAST, "val_attack": "pgd-20"}
-    judging = Judging(("natural", "fgsm", "pgd-20"), epoch="last")
-    return [Row(label, request, settings, judging, ("tab:computational_cost", f"{model} {label}"))]
+    label = get_method_name(method)
+    request = Request(
+        model=model, method=method, norm="linf", eps=8 / 255, alpha=ALPHA_BY_METHOD.get(label), held_out=1000
+    )
+    settings = {**FAST_CONFIG, "val_attack": "pgd-20"}
+    judging = EvaluationPlan(("natural", "fgsm", "pgd-20"), epoch="last")
+    return [RecipeRow(label, request, settings, judging, ("tab:computational_cost", f"{model} {label}"))]

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from deat.recipes.cifar10_fast import cifar10_fast
 from deat.recipes.cifar10_standard import cifar10_standard
-from deat.recipes.recipe import Row, register
+from deat.recipes.recipe import RecipeRow, register_recipe
 
 
-@register(
+@register_recipe(
     "u-fgsm",
     paper="Table 8",
     rules="released",
@@ -22,14 +22,14 @@ from deat.recipes.recipe import Row, register
     methods=("m+deat", "fgsm"),
     seeds=(0, 1, 2),
 )
-def u_fgsm(method: str, model: str) -> list[Row]:
+def u_fgsm(method: str, model: str) -> list[RecipeRow]:
     """M+DEAT and U-FGSM under the FAST and the standard setup."""
-    fast = [_named(row, model, "fast") for row in cifar10_fast(method, model)]
+    fast = [_relabel_row(row, model, "fast") for row in cifar10_fast(method, model)]
     if model == "wide_resnet34_10":
         return fast
-    return fast + [replace(_named(row, model, "standard"), seeds=(0,)) for row in cifar10_standard(method, model)]
+    return fast + [replace(_relabel_row(row, model, "standard"), seeds=(0,)) for row in cifar10_standard(method, model)]
 
 
-def _named(row: Row, model: str, setup: str) -> Row:
+def _relabel_row(row: RecipeRow, model: str, setup: str) -> RecipeRow:
     method = row.label.split()[0]
     return replace(row, label=f"{row.label} {setup}", paper=("deat_vs_ufgsm", f"{model} {method} {setup}"))

@@ -4,9 +4,9 @@ import html
 import unicodedata
 from itertools import groupby
 
-from deat.utils.text import plain
+from deat.utils.text import make_printable
 
-ASCII = {
+LATEX_ASCII_ESCAPES = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -18,7 +18,7 @@ ASCII = {
     "]": "{]}",
     **{c: f"\\{c}" for c in "&%$#_{}"},
 }
-MATH = {
+LATEX_MATH_COMMANDS = {
     **{"α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "varepsilon", "ϵ": "epsilon", "ζ": "zeta"},
     **{"η": "eta", "θ": "theta", "ι": "iota", "κ": "kappa", "λ": "lambda", "μ": "mu", "µ": "mu", "ν": "nu", "ξ": "xi"},
     **{
@@ -37,27 +37,38 @@ MATH = {
     **{"±": "pm", "×": "times", "÷": "div", "·": "cdot", "≤": "le", "≥": "ge", "≠": "ne", "≈": "approx"},
     **{"→": "rightarrow", "←": "leftarrow"},
 }
-LETTERS = {"ß": "ss", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "ı": "i"}
-ACCENTS = {
+LATEX_LETTER_COMMANDS = {
+    "ß": "ss",
+    "æ": "ae",
+    "Æ": "AE",
+    "œ": "oe",
+    "Œ": "OE",
+    "ø": "o",
+    "Ø": "O",
+    "ł": "l",
+    "Ł": "L",
+    "ı": "i",
+}
+LATEX_ACCENT_COMMANDS = {
     **{"\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0304": "=", "\u0306": "u", "\u0307": "."},
     **{"\u0308": '"', "\u030a": "r", "\u030b": "H", "\u030c": "v", "\u0323": "d", "\u0327": "c"},
 }
 """Marks above and below a letter, by the commands that every font encoding has."""
-LATEX = {
-    **ASCII,
-    **{c: f"$\\{name}$" for c, name in MATH.items()},
-    **{c: f"\\{name}{{}}" for c, name in LETTERS.items()},
+LATEX_ESCAPES = {
+    **LATEX_ASCII_ESCAPES,
+    **{c: f"$\\{name}$" for c, name in LATEX_MATH_COMMANDS.items()},
+    **{c: f"\\{name}{{}}" for c, name in LATEX_LETTER_COMMANDS.items()},
     **{"−": "$-$", "–": "--", "—": "--", "‘": "`", "’": "'", "“": "``", "”": "''", "…": "..."},
     **{"†": r"\dag{}", "‡": r"\ddag{}", "⚑": r"\textbf{!}"},
 }
 
 
-def latex(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Text for LaTeX, in which nothing is a command and which pdflatex sets with its own fonts.
 
     What those lack is written by its number, such as U+65E5.
     """
-    written = [(_written(c), c) for c in unicodedata.normalize("NFC", plain(text))]
+    written = [(_escape_latex_character(c), c) for c in unicodedata.normalize("NFC", make_printable(text))]
     parts = []
     for known, group in groupby(written, lambda one: one[0] is not None):
         held = list(group)
@@ -66,14 +77,14 @@ def latex(text: str) -> str:
     return "".join(parts)
 
 
-def _written(c: str) -> str | None:
+def _escape_latex_character(character: str) -> str | None:
     """A character in LaTeX; None where the usual fonts do not have it."""
-    if c in LATEX or c.isascii():
-        return LATEX.get(c, c)
-    base, mark = unicodedata.normalize("NFD", c)[0], unicodedata.normalize("NFD", c)[1:]
-    return f"\\{ACCENTS[mark]}{{{base}}}" if mark in ACCENTS and base.isascii() else None
+    if character in LATEX_ESCAPES or character.isascii():
+        return LATEX_ESCAPES.get(character, character)
+    base, mark = unicodedata.normalize("NFD", character)[0], unicodedata.normalize("NFD", character)[1:]
+    return f"\\{LATEX_ACCENT_COMMANDS[mark]}{{{base}}}" if mark in LATEX_ACCENT_COMMANDS and base.isascii() else None
 
 
-def markup(text: str) -> str:
+def escape_html(text: str) -> str:
     """Text for HTML, in an element or a quoted attribute."""
-    return html.escape(plain(text), quote=True)
+    return html.escape(make_printable(text), quote=True)

@@ -14,22 +14,22 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from deat.errors import DataError, DeatError, in_brief
+from deat.errors import DataError, DeatError, summarize_error
 from deat.evaluation.results import Evaluation, load_evaluation
-from deat.report.run_summary import Score, read_scores
-from deat.runs.run_dir import HISTORY, RUN, SCORES, TIMING
-from deat.training.records import EpochStats, EpochWatch, parsed, read
+from deat.report.run_summary import ModelScore, read_scores
+from deat.runs.run_dir import HISTORY_FILE, RUN_FILE, SCORES_FILE, TIMING_FILE
+from deat.training.records import EpochStats, EpochWatch, parse_json_lines, read_history
 
-BENCH, EVALUATION = "bench.json", "evaluation.json"
-BESIDE = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}
+BENCH_FILE, EVALUATION_FILE = "bench.json", "evaluation.json"
+EXTRA_EVALUATION_FILES = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}
 """Evaluations that a run may have beside its main one: of its last epoch, and of AutoAttack on fewer images."""
-EVALUATIONS = {"": EVALUATION, **BESIDE}
+EVALUATION_FILES = {"": EVALUATION_FILE, **EXTRA_EVALUATION_FILES}
 """Every evaluation of a run, by the round that it is of."""
-COST = ("backprops", "per_batch", "minutes")
+COST_COLUMNS = ("backprops", "per_batch", "minutes")
 
 
 @dataclass(frozen=True)
-class Spread:
+class SeedStatistics:
     """A number over seeds; sd is None for a single one."""
 
     values: tuple[float, ...]
@@ -51,7 +51,7 @@ class Spread:
 
 
 @dataclass(frozen=True, eq=False)
-class OneRun:
+class RunResults:
     """One run of a row: how it ended, and what its folder holds. Parts that are not there yet are None or empty.
 
     watch is read for reports alone: nothing that a bench does depends on it.
@@ -67,8 +67,8 @@ class OneRun:
     seconds: float = 0.0
     warm_up: float = 0.0
     evaluation: Evaluation | None = None
-    beside: dict[str, Evaluation] = field(default_factory=dict)
-    scores: list[Score] = field(default_factory=list)
+    extra_evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    scores: list[ModelScore] = field(default_factory=list)
     watch: tuple[EpochWatch, ...] = ()
 
     @cached_property  # counted from thousands of verdicts
@@ -82,31 +82,31 @@ class OneRun:
         found = {**self.evaluation.accuracy, **self._last(self.evaluation)}
         if self.apart:
             told = {name: share for name, share in found.items() if not name.endswith("worst")}
-            found = {**told, "aa": self.beside["aa"].accuracy["aa"]}
-        return {**found, **self._cost()}
+            found = {**told, "aa": self.extra_evaluations["aa"].accuracy["aa"]}
+        return {**found, **self._cost_columns()}
 
     @property
     def apart(self) -> bool:
         """Whether AutoAttack has an evaluation of its own, on as many images as the rest or fewer."""
-        main, held = self.evaluation, self.beside.get("aa")
+        main, held = self.evaluation, self.extra_evaluations.get("aa")
         return main is not None and held is not None and "aa" in held.accuracy and "aa" not in main.accuracy
 
     @property
     def images(self) -> dict[str, int]:
         """How many test images stand behind each accuracy."""
-        held = {"": self.evaluation, "last ": self.beside.get("last")}
+        held = {"": self.evaluation, "last ": self.extra_evaluations.get("last")}
         found = {f"{key}{name}": len(e.labels) for key, e in held.items() if e for name in e.accuracy}
-        return found | ({"aa": len(self.beside["aa"].labels)} if self.apart else {})
+        return found | ({"aa": len(self.extra_evaluations["aa"].labels)} if self.apart else {})
 
     def _last(self, main: Evaluation) -> dict[str, float]:
         """The last epoch's accuracies; "worst" only where it is over the same attacks and images as the main one."""
-        held = self.beside.get("last")
+        held = self.extra_evaluations.get("last")
         if held is None:
             return {}
         same = held.labels == main.labels and held.verdicts.keys() == main.verdicts.keys()
         return {f"last {name}": value for name, value in held.accuracy.items() if same or name != "worst"}
 
-    def _cost(self) -> dict[str, float]:
+    def _cost_columns(self) -> dict[str, float]:
         batch = self.record["settings"]["batch_size"] if self.record else 1
         batches = math.ceil(self.history[-1].examples / batch)
         spent = self.history[-1].backprops
@@ -123,14 +123,14 @@ class ReportRow:
     name: str
     method: str
     model: str
-    runs: tuple[OneRun, ...]
+    runs: tuple[RunResults, ...]
     table: str | None = None
     paper_row: str | None = None
     differs: tuple[str, ...] = ()
     budget: int | None = None
 
     @property
-    def done(self) -> list[OneRun]:
+    def done(self) -> list[RunResults]:
         """The runs that were trained and evaluated."""
         return [run for run in self.runs if run.numbers]
 
@@ -139,10 +139,10 @@ class ReportRow:
         """The names of the numbers that its finished runs have."""
         return list(dict.fromkeys(name for run in self.done for name in run.numbers))
 
-    def spread(self, column: str) -> Spread | None:
+    def seed_statistics(self, column: str) -> SeedStatistics | None:
         """A number over the row's finished seeds; None where no run has it."""
         values = tuple(run.numbers[column] for run in self.done if column in run.numbers)
-        return Spread(values) if values else None
+        return SeedStatistics(values) if values else None
 
     @property
     def crowded(self) -> bool:
@@ -175,86 +175,88 @@ class BenchResults:
     @property
     def columns(self) -> list[str]:
         """The names of all numbers, accuracies before the cost."""
-        return columns_of(self.rows)
+        return collect_columns(self.rows)
 
 
-def columns_of(rows: Sequence[ReportRow]) -> list[str]:
+def collect_columns(rows: Sequence[ReportRow]) -> list[str]:
     """The names of the rows' numbers, in the order in which they come, accuracies before the cost."""
     names = list(dict.fromkeys(name for row in rows for name in row.columns))
-    return [n for n in names if n not in COST] + [n for n in COST if n in names]
+    return [n for n in names if n not in COST_COLUMNS] + [n for n in COST_COLUMNS if n in names]
 
 
-def collect(folder: str | Path) -> BenchResults:
+def load_bench(folder: str | Path) -> BenchResults:
     """Read a folder that `deat bench` wrote, finished or not."""
     path = Path(folder)
-    found = _json(path / BENCH)
+    found = _read_json(path / BENCH_FILE)
     try:
-        check_form(found)
-        rows = tuple(_row(path, row) for row in found["rows"])
+        check_bench_format(found)
+        rows = tuple(_load_row(path, row) for row in found["rows"])
         return BenchResults(path, found["recipe"], found["paper"]["table"], found["settings"], rows)
     except (KeyError, TypeError) as error:
         raise DataError(
-            f"{str(path / BENCH)!r} is not what deat bench writes ({in_brief(error)}). Leave it out."
+            f"{str(path / BENCH_FILE)!r} is not what deat bench writes ({summarize_error(error)}). Leave it out."
         ) from None
 
 
-def check_form(held: dict[str, Any]) -> None:
+def check_bench_format(bench: dict[str, Any]) -> None:
     """Raise KeyError or TypeError for what is not of bench.json's form."""
-    _check_kinds(held, {"recipe": str, "settings": dict, "paper": dict, "rows": list})
-    for row in held["rows"]:
-        _check_kinds(row, {"name": str, "method": str, "model": str, "runs": list})
+    _check_field_types(bench, {"recipe": str, "settings": dict, "paper": dict, "rows": list})
+    for row in bench["rows"]:
+        _check_field_types(row, {"name": str, "method": str, "model": str, "runs": list})
         for run in row["runs"]:
-            _check_kinds(run, {"seed": int, "folder": str, "status": str, "concurrent_jobs": int})
+            _check_field_types(run, {"seed": int, "folder": str, "status": str, "concurrent_jobs": int})
 
 
-def _check_kinds(held: dict[str, Any], kinds: dict[str, type]) -> None:
-    for name, kind in kinds.items():
-        if not isinstance(held[name], kind):
-            raise TypeError(f"{name} is {held[name]!r}")
+def _check_field_types(record: dict[str, Any], field_types: dict[str, type]) -> None:
+    for name, kind in field_types.items():
+        if not isinstance(record[name], kind):
+            raise TypeError(f"{name} is {record[name]!r}")
 
 
-def collect_run(folder: str | Path, seed: int | None = None, **about: Any) -> OneRun:
+def load_run(folder: str | Path, seed: int | None = None, **bench_fields: Any) -> RunResults:
     """Read one run's folder; `about` is what bench.json says of it."""
     try:
-        return _collect_run(Path(folder), seed, about)
+        return _load_run(Path(folder), seed, bench_fields)
     except DeatError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
-            f"{str(folder)!r} holds records that deat did not write ({in_brief(error)}). Leave it out."
+            f"{str(folder)!r} holds records that deat did not write ({summarize_error(error)}). Leave it out."
         ) from None
 
 
-def _collect_run(path: Path, seed: int | None, about: dict[str, Any]) -> OneRun:
-    record = _json(path / RUN) if (path / RUN).is_file() else None
-    own = _seed(record) if (path / RUN).is_file() else 0
-    main = load_evaluation(path / EVALUATION) if (path / EVALUATION).is_file() else None
-    seconds, warm_up = _train_seconds(path / TIMING)
-    beside = {key: load_evaluation(path / name) for key, name in BESIDE.items() if (path / name).is_file()}
-    return OneRun(
+def _load_run(path: Path, seed: int | None, bench_fields: dict[str, Any]) -> RunResults:
+    record = _read_json(path / RUN_FILE) if (path / RUN_FILE).is_file() else None
+    own = _read_seed(record) if (path / RUN_FILE).is_file() else 0
+    main = load_evaluation(path / EVALUATION_FILE) if (path / EVALUATION_FILE).is_file() else None
+    seconds, warm_up = _read_train_seconds(path / TIMING_FILE)
+    beside = {
+        key: load_evaluation(path / name) for key, name in EXTRA_EVALUATION_FILES.items() if (path / name).is_file()
+    }
+    return RunResults(
         own if seed is None else seed,
         path,
         record=record,
-        history=read(path / HISTORY),
+        history=read_history(path / HISTORY_FILE),
         seconds=seconds,
         warm_up=warm_up,
         evaluation=main,
-        beside=beside,
-        scores=read_scores(path / SCORES) if (path / SCORES).is_file() else [],
-        **about,
+        extra_evaluations=beside,
+        scores=read_scores(path / SCORES_FILE) if (path / SCORES_FILE).is_file() else [],
+        **bench_fields,
     )
 
 
-def _seed(record: Any) -> int:
+def _read_seed(record: Any) -> int:
     """The seed of a record, which must have a record's form."""
-    _check_kinds(record, dict.fromkeys(("request", "settings", "method", "model", "data", "threat"), dict))
-    _check_kinds(record["settings"], {"seed": int, "epochs": int, "batch_size": int})
+    _check_field_types(record, dict.fromkeys(("request", "settings", "method", "model", "data", "threat"), dict))
+    _check_field_types(record["settings"], {"seed": int, "epochs": int, "batch_size": int})
     return int(record["settings"]["seed"])
 
 
-def _row(path: Path, row: dict[str, Any]) -> ReportRow:
+def _load_row(path: Path, row: dict[str, Any]) -> ReportRow:
     runs = tuple(
-        collect_run(
+        load_run(
             path / run["folder"],
             run["seed"],
             **{name: run[name] for name in ("status", "why", "concurrent_jobs")},
@@ -265,14 +267,16 @@ def _row(path: Path, row: dict[str, Any]) -> ReportRow:
     return ReportRow(row["name"], row["method"], row["model"], runs, paper.get("table"), paper.get("row"))
 
 
-def _train_seconds(path: Path) -> tuple[float, float]:
+def _read_train_seconds(path: Path) -> tuple[float, float]:
     """The clock of training alone, and of the warm-up that is not in it, which older runs did not keep apart."""
-    clocks = parsed(path, lambda line: (float(line["train_seconds"]), float(line.get("warm_up_seconds", 0.0))))
+    clocks = parse_json_lines(
+        path, lambda line: (float(line["train_seconds"]), float(line.get("warm_up_seconds", 0.0)))
+    )
     warm_up = sum((warm for _, warm in clocks), 0.0)
     return sum((seconds for seconds, _ in clocks), 0.0) - warm_up, warm_up
 
 
-def _json(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deat.evaluation.sanity import slack
+from deat.evaluation.sanity import accuracy_tolerance
 from deat.training.records import EpochStats
-from deat.utils.files import write_whole
-from deat.utils.numbers import level
-from deat.utils.text import markdown, plain
+from deat.utils.files import write_atomic
+from deat.utils.numbers import format_eps
+from deat.utils.text import escape_markdown, make_printable
 
 
 @dataclass(frozen=True)
-class Score:
+class ModelScore:
     """One row of a run's table: a model's accuracies by attack, and what training it cost."""
 
     name: str
@@ -24,88 +24,100 @@ class Score:
     seconds: float
 
 
-def read_scores(path: Path) -> list[Score]:
+def read_scores(path: Path) -> list[ModelScore]:
     """scores.json; a ValueError, TypeError or AttributeError for what is not one."""
-    found = [Score(**score) for score in json.loads(path.read_text(encoding="utf-8"))]
+    found = [ModelScore(**score) for score in json.loads(path.read_text(encoding="utf-8"))]
     for s in found:
         numbers = [s.images, s.backprops, s.seconds, *s.accuracy.values()]
         if s.accuracy.keys() != found[0].accuracy.keys() or not all(isinstance(n, int | float) for n in numbers):
             raise ValueError(f"{path.name} holds something else")
-    return [replace(s, name=plain(s.name), accuracy={plain(a): v for a, v in s.accuracy.items()}) for s in found]
+    return [
+        replace(s, name=make_printable(s.name), accuracy={make_printable(a): v for a, v in s.accuracy.items()})
+        for s in found
+    ]
 
 
 def write_summary(
     path: Path,
     record: dict[str, Any],
-    scores: Sequence[Score],
+    scores: Sequence[ModelScore],
     history: Sequence[EpochStats],
-    judging: str,
-    seen: str | None = None,
+    evaluate_command: str,
+    watch_message: str | None = None,
     notes: Sequence[str] = (),
 ) -> None:
     """Write report.md; judging is the command that evaluates the run, `seen` what the watch saw, if it fired.
 
     notes are what else a person should know.
     """
-    parts = [markdown(f"# {record['method']['name']} on {record['data']['name']}"), *_setting(record)]
+    parts = [escape_markdown(f"# {record['method']['name']} on {record['data']['name']}"), *_describe_setup(record)]
     if scores:
-        parts += ["## Scores", score_table(scores), _caveat(record, scores), *map(markdown, doubts(scores, judging))]
-    parts += [*map(markdown, notes), "## Epochs", epoch_table(history)]
-    parts += [f"The watch saw {markdown(seen)}. Every epoch's reading is in watch.jsonl."] if seen else []
-    write_whole(path, ("\n\n".join(parts) + "\n").encode(), make_folder=False)
+        parts += [
+            "## Scores",
+            render_score_table(scores),
+            _describe_scores(record, scores),
+            *map(escape_markdown, list_gradient_masking_warnings(scores, evaluate_command)),
+        ]
+    parts += [*map(escape_markdown, notes), "## Epochs", render_epoch_table(history)]
+    parts += (
+        [f"The watch saw {escape_markdown(watch_message)}. Every epoch's reading is in watch.jsonl."]
+        if watch_message
+        else []
+    )
+    write_atomic(path, ("\n\n".join(parts) + "\n").encode(), make_folder=False)
 
 
-def doubts(scores: Sequence[Score], judging: str) -> list[str]:
+def list_gradient_masking_warnings(scores: Sequence[ModelScore], evaluate_command: str) -> list[str]:
     """A line for each model whose longer attack is the weaker one, so that its gradients mislead, and what to do."""
     return [
         f"{s.name}: FGSM leaves less than PGD-20, so gradients are masked and PGD-20's number is too high; "
-        f"this tells more: {judging} --attacks natural,pgd-20,aa"
+        f"this tells more: {evaluate_command} --attacks natural,pgd-20,aa"
         for s in scores
-        if s.accuracy.get("fgsm", 1.0) + slack(s.images) < s.accuracy.get("pgd-20", 0.0)
+        if s.accuracy.get("fgsm", 1.0) + accuracy_tolerance(s.images) < s.accuracy.get("pgd-20", 0.0)
     ]
 
 
-def score_table(scores: Sequence[Score]) -> str:
+def render_score_table(scores: Sequence[ModelScore]) -> str:
     """Scores as a Markdown table."""
     attacks = list(scores[0].accuracy)
     rows = [["model", *attacks, "backprops", "seconds"]]
     for s in scores:
         rows.append([s.name, *(f"{s.accuracy[a]:.1%}" for a in attacks), f"{s.backprops:,}", f"{s.seconds:.1f}"])
-    return _markdown(rows)
+    return _render_markdown_table(rows)
 
 
-def epoch_table(history: Sequence[EpochStats]) -> str:
+def render_epoch_table(history: Sequence[EpochStats]) -> str:
     """The history as a Markdown table."""
     rows = [["epoch", "k", "alpha", "l_X", "threshold", "loss", "train", "val natural", "val robust", "backprops"]]
     for h in history:
-        shares = [_percent(v) for v in (h.train_accuracy, h.val_natural, h.val_robust)]
-        numbers = [level(h.alpha), f"{h.magnitude:.5g}", "" if h.threshold is None else f"{h.threshold:.5g}"]
+        shares = [_format_percent(v) for v in (h.train_accuracy, h.val_natural, h.val_robust)]
+        numbers = [format_eps(h.alpha), f"{h.magnitude:.5g}", "" if h.threshold is None else f"{h.threshold:.5g}"]
         rows.append([str(h.epoch + 1), str(h.k), *numbers, f"{h.loss:.4f}", *shares, f"{h.backprops:,}"])
-    return _markdown(rows)
+    return _render_markdown_table(rows)
 
 
-def _setting(record: dict[str, Any]) -> list[str]:
+def _describe_setup(record: dict[str, Any]) -> list[str]:
     model, threat, settings = record["model"], record["threat"], record["settings"]
     return [
-        f"{markdown(model['name'])} ({model['parameters']:,} parameters), {threat['norm']} eps {level(threat['eps'])}, "
+        f"{escape_markdown(model['name'])} ({model['parameters']:,} parameters), {threat['norm']} eps {format_eps(threat['eps'])}, "
         f"{settings['epochs']} epochs of {record['data']['train']:,} images in batches of {settings['batch_size']}, "
         f"{record['data']['held_out']:,} images held out to choose the best epoch, seed {settings['seed']}, "
         f"{record['precision']} on {record['device']}. Every setting is in run.json."
     ]
 
 
-def _caveat(record: dict[str, Any], scores: Sequence[Score]) -> str:
+def _describe_scores(record: dict[str, Any], scores: Sequence[ModelScore]) -> str:
     return (
         f"Accuracy on {scores[0].images:,} images of the test part, which neither training nor selection reads. One "
         f"seed; attacks are {record['threat']['norm']} with one start. PGD-20 is not the strongest attack there is."
     )
 
 
-def _percent(value: float | None) -> str:
+def _format_percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def _markdown(rows: list[list[str]]) -> str:
-    cells = [[markdown(cell) for cell in row] for row in rows]
+def _render_markdown_table(rows: list[list[str]]) -> str:
+    cells = [[escape_markdown(cell) for cell in row] for row in rows]
     lines = ["| " + " | ".join(row) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])

@@ -6,131 +6,149 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deat.recipes.paper_tables import Value, paper_table, paper_value
-from deat.report.grouping import OTHER, Subject, flags_of, troubles, unchecked
-from deat.report.held_out import held_out, held_out_record
-from deat.report.load import OneRun, ReportRow
-from deat.report.paper_claims import Checked, given
-from deat.report.run_summary import score_table
-from deat.report.significance import HOW, Versus, compare, usual
-from deat.report.stats import Cell, Cost, attacks_of, cell, cost, coverage, headline, title
-from deat.training.overfit_watch import NOTED, kind_of
+from deat.recipes.paper_tables import PaperValue, find_paper_table, find_paper_value
+from deat.report.grouping import OTHER_SETUP_MARK, ReportData, collect_flags, list_run_problems, list_unchecked_seeds
+from deat.report.held_out import collect_held_out_results, get_held_out_csv_fields
+from deat.report.load import ReportRow, RunResults
+from deat.report.paper_claims import CheckedClaim, describe_claim_setups
+from deat.report.run_summary import render_score_table
+from deat.report.significance import TEST_DESCRIPTION, PairedComparison, choose_baseline, compare_rows
+from deat.report.stats import (
+    AccuracyCell,
+    RowCost,
+    choose_ranking_attack,
+    describe_coverage,
+    format_attack_name,
+    list_attacks,
+    summarize_accuracy,
+    summarize_cost,
+)
+from deat.training.overfit_watch import NOTE_ACTION, classify_collapse
 from deat.training.records import EpochWatch
-from deat.utils.text import markdown
+from deat.utils.text import escape_markdown
 
-DONE = {"warn": "warned, and went on", "stop": "stopped", "rollback": "rolled back, and went on"}
-CALM = "The overfit watch noted a leap of l_X that the accuracies do not bear out, and did nothing"
+WATCH_ACTION_TEXTS = {"warn": "warned, and went on", "stop": "stopped", "rollback": "rolled back, and went on"}
+NOTED_LEAP_TEXT = "The overfit watch noted a leap of l_X that the accuracies do not bear out, and did nothing"
 
 
-def alarms(row: ReportRow, short: bool = False) -> list[str]:
+def list_watch_alarms(row: ReportRow, short: bool = False) -> list[str]:
     """Each collapse of a row's runs: its seed, its epoch, what was done and, unless short, what was seen."""
     return [
-        f"seed {run.seed}: {_alarm(event)}{'' if short else f': {event.reason}'}"
+        f"seed {run.seed}: {_format_alarm(event)}{'' if short else f': {event.reason}'}"
         for run in row.runs
         for event in run.watch
-        if event.reason and event.action != NOTED
+        if event.reason and event.action != NOTE_ACTION
     ]
 
 
-def noted(rows: Sequence[ReportRow]) -> list[str]:
+def describe_noted_leaps(rows: Sequence[ReportRow]) -> list[str]:
     """The leaps of l_X that were only noted, all in one line."""
     found = [
         f"{row.name} seed {run.seed} in epoch{'' if len(epochs) == 1 else 's'} {', '.join(map(str, epochs))}"
         for row in rows
         for run in row.runs
-        if (epochs := [event.epoch + 1 for event in run.watch if event.action == NOTED])
+        if (epochs := [event.epoch + 1 for event in run.watch if event.action == NOTE_ACTION])
     ]
-    return [f"{CALM}: {'; '.join(found)}."] if found else []
+    return [f"{NOTED_LEAP_TEXT}: {'; '.join(found)}."] if found else []
 
 
-def _alarm(event: EpochWatch) -> str:
-    return f"{kind_of(event)} in epoch {event.epoch + 1} ({DONE.get(str(event.action), event.action)})"
+def _format_alarm(event: EpochWatch) -> str:
+    return f"{classify_collapse(event)} in epoch {event.epoch + 1} ({WATCH_ACTION_TEXTS.get(str(event.action), event.action)})"
 
 
-CROWDED, MISPRINT, FLAGGED = "*", "†", "⚑"
-NOTES = {
-    CROWDED: "minutes taken while several jobs ran at once, which says little about speed",
-    MISPRINT: "a misprint of the paper: the authors' own log says the number in brackets",
-    FLAGGED: "a sanity flag was raised: not to be believed as it stands",
+CROWDED_MARK, MISPRINT_MARK, FLAGGED_MARK = "*", "†", "⚑"
+MARK_MEANINGS = {
+    CROWDED_MARK: "minutes taken while several jobs ran at once, which says little about speed",
+    MISPRINT_MARK: "a misprint of the paper: the authors' own log says the number in brackets",
+    FLAGGED_MARK: "a sanity flag was raised: not to be believed as it stands",
 }
-CLAIMED = ("the paper says", "paper", "its own tables", "ours, backprops", "ours, seconds")
+CLAIM_COLUMNS = ("the paper says", "paper", "its own tables", "ours, backprops", "ours, seconds")
 """The columns of the table of claims."""
-SPREAD = "Accuracies are in percent: mean ± standard deviation over seeds{rest}. A dash is a number that is not there."
-INTERVALS = ", and {where} the 95 % interval (Wilson) that the choice of test images leaves"
+ACCURACY_NOTE = (
+    "Accuracies are in percent: mean ± standard deviation over seeds{rest}. A dash is a number that is not there."
+)
+INTERVAL_NOTE = ", and {where} the 95 % interval (Wilson) that the choice of test images leaves"
 
 
 @dataclass(frozen=True, eq=False)
-class Sheet:
+class ResultsTable:
     """A table's content: its rows, their attacks, and how each row stands against a chosen one."""
 
-    subject: Subject
+    data: ReportData
     attacks: list[str]
-    headline: str | None
+    ranking_attack: str | None
     against: ReportRow | None
-    versus: dict[str, dict[str, Versus]]
+    comparisons: dict[str, dict[str, PairedComparison]]
 
     @property
     def rows(self) -> tuple[ReportRow, ...]:
         """The rows, in order."""
-        return self.subject.rows
+        return self.data.rows
 
 
-def sheet(subject: Subject, against: str | None) -> Sheet:
+def build_results_table(data: ReportData, baseline_name: str | None) -> ResultsTable:
     """What a table of these rows says. Without a choice, rows stand against M+DEAT's, or else the most robust one."""
-    attacks, rows, ranked = attacks_of(subject.rows), subject.rows, headline(subject.rows)
+    attacks, rows, ranked = list_attacks(data.rows), data.rows, choose_ranking_attack(data.rows)
     several = sum(bool(row.done) for row in rows) > 1
-    chosen = subject.row(against) if against else usual(rows, ranked) if several else None
-    versus = {attack: compare(rows, chosen, attack) for attack in attacks} if chosen else {}
-    return Sheet(subject, attacks, ranked, chosen, versus)
+    chosen = data.row(baseline_name) if baseline_name else choose_baseline(rows, ranked) if several else None
+    versus = {attack: compare_rows(rows, chosen, attack) for attack in attacks} if chosen else {}
+    return ResultsTable(data, attacks, ranked, chosen, versus)
 
 
-def markdown_table(of: Sheet) -> str:
+def render_markdown_table(results: ResultsTable) -> str:
     """The table in Markdown, with its notes."""
-    head = [markdown(text) for text in _head(of)]
-    body = [[markdown(part) for part in _row(of, row)] for row in of.rows]
+    head = [escape_markdown(text) for text in _table_header(results)]
+    body = [[escape_markdown(part) for part in _format_row(results, row)] for row in results.rows]
     lines = [" | ".join(["", *cells, ""]).strip() for cells in (head, ["---"] + ["---:"] * (len(head) - 1), *body)]
-    told = (f"\\{note}" if note.startswith(CROWDED) else note for note in map(markdown, notes(of)))  # no item of a list
+    told = (
+        f"\\{note}" if note.startswith(CROWDED_MARK) else note
+        for note in map(escape_markdown, collect_table_notes(results))
+    )  # no item of a list
     return "\n".join([*lines, "", *(f"{note}\n" for note in told)])
 
 
-def csv_table(of: Sheet) -> str:
+def render_csv_table(results: ResultsTable) -> str:
     """Every number of the table in full, one column each; a number that is not there is an empty field."""
-    apart = any(held_out(of.rows))
-    records = [_record(of, row) | (held_out_record(row) if apart else {}) for row in of.rows]
-    return csv_text([list(records[0]), *(list(record.values()) for record in records)])
+    apart = any(collect_held_out_results(results.rows))
+    records = [_csv_record(results, row) | (get_held_out_csv_fields(row) if apart else {}) for row in results.rows]
+    return format_csv([list(records[0]), *(list(record.values()) for record in records)])
 
 
-def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+def format_csv(rows: Iterable[Sequence[Any]]) -> str:
     """Rows as a CSV file."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
-def claims_table(claims: Sequence[Checked]) -> str:
+def render_claims_table(claims: Sequence[CheckedClaim]) -> str:
     """The paper's claims beside ours, in Markdown."""
-    lines = [f"| {' | '.join(CLAIMED)} |", "|---|---:|---:|---:|---:|"]
+    lines = [f"| {' | '.join(CLAIM_COLUMNS)} |", "|---|---:|---:|---:|---:|"]
     for c in claims:
-        cells = [c.claim.text, *claimed(c)]
-        lines.append(f"| {' | '.join(markdown(text) for text in cells)} |")
-    return "\n".join([*lines, *(f"\n{markdown(text)}" for text in given(claims))]) + "\n"
+        cells = [c.claim.text, *format_claim_cells(c)]
+        lines.append(f"| {' | '.join(escape_markdown(text) for text in cells)} |")
+    return "\n".join([*lines, *(f"\n{escape_markdown(text)}" for text in describe_claim_setups(claims))]) + "\n"
 
 
-def claimed(c: Checked) -> list[str]:
+def format_claim_cells(checked: CheckedClaim) -> list[str]:
     """What the paper says and what its tables give, and ours in backprops and on the clock, for people."""
-    paper = [saving(c.claim.percent), saving(c.claim.tabled, ".1f")]
-    if c.missing:
-        return [*paper, c.missing, "—"]
-    mark = OTHER if c.differs else ""
-    return [*paper, saving(c.backprops) + mark, saving(c.seconds) + (CROWDED if c.crowded else "") + mark]
+    paper = [format_saving(checked.claim.percent), format_saving(checked.claim.percent_from_table, ".1f")]
+    if checked.missing:
+        return [*paper, checked.missing, "—"]
+    mark = OTHER_SETUP_MARK if checked.differs else ""
+    return [
+        *paper,
+        format_saving(checked.backprops) + mark,
+        format_saving(checked.seconds) + (CROWDED_MARK if checked.crowded else "") + mark,
+    ]
 
 
-def compared(rows: Sequence[ReportRow]) -> list[tuple[ReportRow, OneRun]]:
+def list_scored_runs(rows: Sequence[ReportRow]) -> list[tuple[ReportRow, RunResults]]:
     """The runs whose training scored what no evaluation did: others beside it, such as natural training, or itself."""
     return [(row, run) for row in rows for run in row.runs if len(run.scores) > (1 if run.evaluation else 0)]
 
 
-def scores_note(row: ReportRow, run: OneRun) -> str:
+def describe_scores(row: ReportRow, run: RunResults) -> str:
     """What the table of such a run is."""
     beside = " A model beside the run itself was not evaluated further, so it has no row among the results."
     return (
@@ -139,76 +157,92 @@ def scores_note(row: ReportRow, run: OneRun) -> str:
     )
 
 
-def scores_tables(rows: Sequence[ReportRow]) -> str:
+def render_scores_tables(rows: Sequence[ReportRow]) -> str:
     """The tables that runs ended with, in Markdown; empty where there is none."""
-    parts = [f"{markdown(scores_note(row, run))}\n\n{score_table(run.scores)}\n" for row, run in compared(rows)]
+    parts = [
+        f"{escape_markdown(describe_scores(row, run))}\n\n{render_score_table(run.scores)}\n"
+        for row, run in list_scored_runs(rows)
+    ]
     return "\n".join(["\n## At the end of training\n", *parts]) if parts else ""
 
 
-def saving(value: float | None, form: str = ".0f") -> str:
+def format_saving(value: float | None, format_spec: str = ".0f") -> str:
     """A percentage less, for people."""
-    return "—" if value is None else f"{value:{form}} %" if value >= 0 else f"{-value:{form}} % more"
+    return "—" if value is None else f"{value:{format_spec}} %" if value >= 0 else f"{-value:{format_spec}} % more"
 
 
-def accuracy(found: Cell | None) -> str:
+def format_accuracy(cell: AccuracyCell | None) -> str:
     """An accuracy for people: mean, standard deviation and interval."""
-    if found is None:
+    if cell is None:
         return "—"
-    return f"{mean(found)}{deviation(found)} ({'; '.join(filter(None, (interval(found), found.behind)))})"
+    return (
+        f"{format_mean(cell)}{format_deviation(cell)} ({'; '.join(filter(None, (format_interval(cell), cell.behind)))})"
+    )
 
 
-def mean(found: Cell) -> str:
+def format_mean(cell: AccuracyCell) -> str:
     """A mean in percent, for people."""
-    return f"{100 * found.mean:.2f}"
+    return f"{100 * cell.mean:.2f}"
 
 
-def deviation(found: Cell) -> str:
+def format_deviation(cell: AccuracyCell) -> str:
     """The deviation over seeds as it stands behind a mean; empty for a single seed."""
-    return "" if found.sd is None else f" ± {100 * found.sd:.2f}"
+    return "" if cell.sd is None else f" ± {100 * cell.sd:.2f}"
 
 
-def interval(found: Cell) -> str:
+def format_interval(cell: AccuracyCell) -> str:
     """An interval in percent, for people."""
-    return f"{100 * found.low:.1f} to {100 * found.high:.1f}"
+    return f"{100 * cell.low:.1f} to {100 * cell.high:.1f}"
 
 
-def printed(value: Value, form: str = ".2f") -> str:
+def format_paper_value(value: PaperValue, format_spec: str = ".2f") -> str:
     """The paper's value, with the logged one where it is a misprint."""
-    logged = "" if value.logged is None else f"{MISPRINT} ({value.logged:{form}})"
-    return f"{value.printed:{form}}{logged}"
+    logged = "" if value.logged is None else f"{MISPRINT_MARK} ({value.logged:{format_spec}})"
+    return f"{value.printed:{format_spec}}{logged}"
 
 
-def minutes(spent: Cost | None) -> str:
+def format_minutes(cost: RowCost | None) -> str:
     """Minutes for people, marked where several jobs ran at once."""
-    if spent is None or spent.minutes is None:
+    if cost is None or cost.minutes is None:
         return "—"
-    shown = f"{spent.minutes:.1f}" if spent.minutes >= 10 else f"{spent.minutes:#.2g}"
-    return shown + (CROWDED if spent.crowded else "")
+    shown = f"{cost.minutes:.1f}" if cost.minutes >= 10 else f"{cost.minutes:#.2g}"
+    return shown + (CROWDED_MARK if cost.crowded else "")
 
 
-def significance(found: Versus | None) -> str:
+def format_comparison(comparison: PairedComparison | None) -> str:
     """A difference in points and its p-value, for people."""
-    return "—" if found is None else f"{difference(found)}, {chance(found)}"
+    return "—" if comparison is None else f"{format_difference(comparison)}, {format_p_value(comparison)}"
 
 
-def difference(found: Versus) -> str:
+def format_difference(comparison: PairedComparison) -> str:
     """A difference in points, for people."""
-    return f"{100 * found.difference:+.2f}".replace("-", "−")
+    return f"{100 * comparison.difference:+.2f}".replace("-", "−")
 
 
-def chance(found: Versus) -> str:
+def format_p_value(comparison: PairedComparison) -> str:
     """A p-value, for people, and of how many seeds and images it is, where its rows have others."""
-    shown = "p < 0.001" if found.p < 0.001 else f"p = {found.p:.3f}"
-    return f"{shown}, {found.shared}" if found.shared else shown
+    shown = "p < 0.001" if comparison.p < 0.001 else f"p = {comparison.p:.3f}"
+    return f"{shown}, {comparison.shared}" if comparison.shared else shown
 
 
-def notes(of: Sheet, where: str = "in brackets") -> list[str]:
+def collect_table_notes(results: ResultsTable, where: str = "in brackets") -> list[str]:
     """What a reader of the table must know; `where` is where the intervals stand in it."""
-    covered = [*coverage(of.rows), *warmed_up(of.rows), *source(of.rows), *tested(of), *marks(of)]
-    return [SPREAD.format(rest=INTERVALS.format(where=where)), *covered, *noted(of.rows), *of.subject.notes]
+    covered = [
+        *describe_coverage(results.rows),
+        *describe_warm_up(results.rows),
+        *describe_paper_source(results.rows),
+        *describe_test(results),
+        *describe_marks(results),
+    ]
+    return [
+        ACCURACY_NOTE.format(rest=INTERVAL_NOTE.format(where=where)),
+        *covered,
+        *describe_noted_leaps(results.rows),
+        *results.data.notes,
+    ]
 
 
-def warmed_up(rows: Sequence[ReportRow]) -> list[str]:
+def describe_warm_up(rows: Sequence[ReportRow]) -> list[str]:
     """What is not in the minutes."""
     found = [run.warm_up for row in rows for run in row.done if run.warm_up]
     if not found:
@@ -216,124 +250,144 @@ def warmed_up(rows: Sequence[ReportRow]) -> list[str]:
     return [f"Minutes are without warm-up, in which moves are compiled and recorded: up to {max(found):.0f} s a run."]
 
 
-def tested(of: Sheet) -> list[str]:
+def describe_test(results: ResultsTable) -> list[str]:
     """How rows were tested against another, if they were."""
-    return [HOW.format(against=of.against.name)] if of.against else []
+    return [TEST_DESCRIPTION.format(against=results.against.name)] if results.against else []
 
 
-def marks(of: Sheet) -> list[str]:
+def describe_marks(results: ResultsTable) -> list[str]:
     """What the marks in a table mean, for those that are in it."""
-    body = " ".join(part for row in of.rows for part in _row(of, row))
-    return [f"{mark} {meaning}." for mark, meaning in NOTES.items() if mark in body]
+    body = " ".join(part for row in results.rows for part in _format_row(results, row))
+    return [f"{mark} {meaning}." for mark, meaning in MARK_MEANINGS.items() if mark in body]
 
 
-def source(rows: Sequence[ReportRow]) -> list[str]:
+def describe_paper_source(rows: Sequence[ReportRow]) -> list[str]:
     """Which tables of the paper its numbers are from."""
-    found = dict.fromkeys(held.number for row in rows if (held := paper_table(row.table, row.paper_row)))
+    found = dict.fromkeys(held.number for row in rows if (held := find_paper_table(row.table, row.paper_row)))
     return [f"The paper's numbers are from its {' and '.join(found)}."] if found else []
 
 
-def _head(of: Sheet) -> list[str]:
-    versus = [f"vs {of.against.name}, {title(of.headline)}"] if of.against and of.headline else []
-    return ["row", *map(title, of.attacks), "backprops", "minutes", "seeds", *versus, "remarks"]
+def _table_header(results: ResultsTable) -> list[str]:
+    versus = (
+        [f"vs {results.against.name}, {format_attack_name(results.ranking_attack)}"]
+        if results.against and results.ranking_attack
+        else []
+    )
+    return ["row", *map(format_attack_name, results.attacks), "backprops", "minutes", "seeds", *versus, "remarks"]
 
 
-def _row(of: Sheet, row: ReportRow) -> list[str]:
-    spent = cost(row)
-    cells = [_cell(of, row, attack) for attack in of.attacks]
+def _format_row(results: ResultsTable, row: ReportRow) -> list[str]:
+    spent = summarize_cost(row)
+    cells = [_format_accuracy_cell(results, row, attack) for attack in results.attacks]
     bill = [
-        _beside(backprops(row), *paper_cost(row, "per_batch")),
-        _beside(minutes(spent), *paper_cost(row, "minutes", "hours")),
+        _append_paper_values(format_backprops(row), *format_paper_cost(row, "per_batch")),
+        _append_paper_values(format_minutes(spent), *format_paper_cost(row, "minutes", "hours")),
     ]
-    return [row.name, *cells, *bill, whole(row), *_versus(of, row), "; ".join(remarks(row))]
+    return [
+        row.name,
+        *cells,
+        *bill,
+        format_seed_count(row),
+        *_format_comparison_cells(results, row),
+        "; ".join(collect_remarks(row)),
+    ]
 
 
-def backprops(row: ReportRow) -> str:
+def format_backprops(row: ReportRow) -> str:
     """A row's backprops for people, also by batch of an epoch where the paper counts so."""
-    spent, batch = cost(row), row.spread("per_batch")
+    spent, batch = summarize_cost(row), row.seed_statistics("per_batch")
     if spent is None or batch is None:
         return "—"
-    each = f" ({batch.mean:.0f} a batch)" if paper_cost(row, "per_batch") else ""
+    each = f" ({batch.mean:.0f} a batch)" if format_paper_cost(row, "per_batch") else ""
     return f"{spent.backprops:,.0f}{each}"
 
 
-def paper_accuracy(row: ReportRow, attack: str) -> list[str]:
+def format_paper_accuracy(row: ReportRow, attack: str) -> list[str]:
     """What the paper has for an accuracy, or nothing."""
-    value = paper_value(row.table, row.paper_row, attack)
-    return [printed(value) + _other(row)] if value else []
+    value = find_paper_value(row.table, row.paper_row, attack)
+    return [format_paper_value(value) + _setup_mark(row)] if value else []
 
 
-def paper_cost(row: ReportRow, *names: str) -> list[str]:
+def format_paper_cost(row: ReportRow, *names: str) -> list[str]:
     """What the paper has for a cost, by the first of these names that it uses."""
     units = {"minutes": (".1f", ""), "hours": (".2f", " h"), "per_batch": (".0f", " a batch")}
-    found = [(units[name], paper_value(row.table, row.paper_row, name)) for name in names]
-    return [f"{printed(value, form)}{unit}{_other(row)}" for (form, unit), value in found if value][:1]
+    found = [(units[name], find_paper_value(row.table, row.paper_row, name)) for name in names]
+    return [f"{format_paper_value(value, form)}{unit}{_setup_mark(row)}" for (form, unit), value in found if value][:1]
 
 
-def remarks(row: ReportRow) -> list[str]:
+def collect_remarks(row: ReportRow) -> list[str]:
     """A row's flags, what the watch saw, and what keeps it from being whole."""
-    raised = sorted({f"{FLAGGED} {flag.name}" for _, flag in flags_of(row)})
-    return [*raised, *(["sanity not checked"] if unchecked(row) else []), *alarms(row), *comments(row)]
+    raised = sorted({f"{FLAGGED_MARK} {flag.name}" for _, flag in collect_flags(row)})
+    return [
+        *raised,
+        *(["sanity not checked"] if list_unchecked_seeds(row) else []),
+        *list_watch_alarms(row),
+        *list_row_problems(row),
+    ]
 
 
-def comments(row: ReportRow) -> list[str]:
+def list_row_problems(row: ReportRow) -> list[str]:
     """What is wrong with a row's runs, and what its budget left over."""
-    spent = cost(row)
+    spent = summarize_cost(row)
     left = row.budget - spent.backprops if row.budget and spent else 0
     unspent = [f"{left:,.0f} of {row.budget:,} backprops not spent"] if left >= 1 else []
-    return [*troubles(row), *unspent]
+    return [*list_run_problems(row), *unspent]
 
 
-def _other(row: ReportRow) -> str:
+def _setup_mark(row: ReportRow) -> str:
     """The mark of a number of the paper beside a row that was given other settings."""
-    return OTHER if row.differs else ""
+    return OTHER_SETUP_MARK if row.differs else ""
 
 
-def whole(row: ReportRow) -> str:
+def format_seed_count(row: ReportRow) -> str:
     """How many of a row's seeds count, for people."""
     return f"{len(row.done)} of {len(row.runs)}"
 
 
-def _versus(of: Sheet, row: ReportRow) -> list[str]:
-    if not of.against or not of.headline:
+def _format_comparison_cells(results: ResultsTable, row: ReportRow) -> list[str]:
+    if not results.against or not results.ranking_attack:
         return []
-    return ["" if row is of.against else significance(of.versus[of.headline].get(row.name))]
+    return [
+        "" if row is results.against else format_comparison(results.comparisons[results.ranking_attack].get(row.name))
+    ]
 
 
-def _cell(of: Sheet, row: ReportRow, attack: str) -> str:
-    ours = "; ".join(filter(None, (accuracy(cell(row, attack)), last_epoch(of, row, attack))))
-    return _beside(ours, *paper_accuracy(row, attack))
+def _format_accuracy_cell(results: ResultsTable, row: ReportRow, attack: str) -> str:
+    ours = "; ".join(
+        filter(None, (format_accuracy(summarize_accuracy(row, attack)), format_last_epoch(results, row, attack)))
+    )
+    return _append_paper_values(ours, *format_paper_accuracy(row, attack))
 
 
-def last_epoch(of: Sheet, row: ReportRow, attack: str) -> str:
+def format_last_epoch(results: ResultsTable, row: ReportRow, attack: str) -> str:
     """The last epoch's accuracy for people, in columns where some row has one: the row's own is of its best epoch."""
-    found, last = cell(row, attack), cell(row, f"last {attack}")
-    if not (found or last) or not any(cell(other, f"last {attack}") for other in of.rows):
+    found, last = summarize_accuracy(row, attack), summarize_accuracy(row, f"last {attack}")
+    if not (found or last) or not any(summarize_accuracy(other, f"last {attack}") for other in results.rows):
         return ""
-    return "last epoch " + ("—" if last is None else "the same" if last == found else mean(last))
+    return "last epoch " + ("—" if last is None else "the same" if last == found else format_mean(last))
 
 
-def _beside(ours: str, *paper: str) -> str:
+def _append_paper_values(ours: str, *paper: str) -> str:
     return "; paper ".join([ours, *paper])
 
 
-def _record(of: Sheet, row: ReportRow) -> dict[str, Any]:
-    spent = cost(row)
+def _csv_record(results: ResultsTable, row: ReportRow) -> dict[str, Any]:
+    spent = summarize_cost(row)
     record: dict[str, Any] = {"row": row.name, "method": row.method, "model": row.model}
     record |= {"seeds": " ".join(str(run.seed) for run in row.done), "runs": len(row.runs)}
-    for attack in [*of.attacks, *_last(of.rows)]:
-        record |= _accuracy_record(of, row, attack)
+    for attack in [*results.attacks, *_last_epoch_columns(results.rows)]:
+        record |= _csv_accuracy_fields(results, row, attack)
     record |= {"backprops": spent.backprops if spent else None, "minutes": spent.minutes if spent else None}
     record |= {"minutes_crowded": bool(spent and spent.crowded)}
     for name in ("minutes", "hours", "per_batch"):
-        value = paper_value(row.table, row.paper_row, name)
+        value = find_paper_value(row.table, row.paper_row, name)
         record[f"paper_{name}"] = value.printed if value else None
-    return {**record, "given": "; ".join(row.differs), "remarks": "; ".join(remarks(row))}
+    return {**record, "given": "; ".join(row.differs), "remarks": "; ".join(collect_remarks(row))}
 
 
-def _accuracy_record(of: Sheet, row: ReportRow, attack: str) -> dict[str, Any]:
-    found, paper = cell(row, attack), paper_value(row.table, row.paper_row, attack)
-    versus = of.versus.get(attack, {}).get(row.name)
+def _csv_accuracy_fields(results: ResultsTable, row: ReportRow, attack: str) -> dict[str, Any]:
+    found, paper = summarize_accuracy(row, attack), find_paper_value(row.table, row.paper_row, attack)
+    versus = results.comparisons.get(attack, {}).get(row.name)
     each = " ".join(map(str, found.each)) if found else None
     ours = (found.mean, found.sd, found.low, found.high, found.images, each) if found else (None,) * 6
     theirs = (paper.printed, paper.logged) if paper else (None,) * 2
@@ -343,5 +397,5 @@ def _accuracy_record(of: Sheet, row: ReportRow, attack: str) -> dict[str, Any]:
     return {f"{attack} {name}".strip(): value for name, value in fields.items()}
 
 
-def _last(rows: Sequence[ReportRow]) -> list[str]:
+def _last_epoch_columns(rows: Sequence[ReportRow]) -> list[str]:
     return list(dict.fromkeys(n for row in rows for n in row.columns if n.startswith("last ")))

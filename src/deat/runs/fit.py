@@ -11,45 +11,48 @@ from typing import Any
 
 from torch import nn
 
-from deat.data import Augment, Corpus, Data, ImageSet, LazyImages, Source
+from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Source
 from deat.data.augment import check_augment
-from deat.data.loaders import kind_of
-from deat.data.sources import as_images
-from deat.data.statistics import measure
-from deat.errors import UsageError, unknown
+from deat.data.loaders import data_type_name
+from deat.data.sources import as_image_set
+from deat.data.statistics import measure_channel_stats
+from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.arguments import check_model
-from deat.methods import Method
-from deat.methods import method as find_method
-from deat.models import normalized, pixel_scale
+from deat.methods import Method, get_method
+from deat.models import add_normalization, get_input_std
 from deat.models.build import Normalization
-from deat.models.normalize import check_pair
-from deat.runs.execute import check_place, fit_in
-from deat.threat import ThreatModel, check_room, odd_radius
-from deat.threat import threat as find_threat
-from deat.training.best_epoch import Result
+from deat.models.normalize import parse_mean_std
+from deat.runs.execute import check_checkpoint_folder, run_training
+from deat.threat import ThreatModel, check_radius, get_radius_warnings, parse_threat
+from deat.training.best_epoch import TrainResult
 from deat.training.callbacks import Callback, check_callbacks
-from deat.training.config import Settings
-from deat.training.data_split import divide, open_held_out, open_source
-from deat.training.epoch_lines import EpochLines
-from deat.training.messages import odd_outputs
-from deat.training.model_checks import check_fit, idle_parameters
+from deat.training.config import TrainConfig
+from deat.training.data_split import open_source, open_val_source, split_train_val
+from deat.training.epoch_format import EpochPrinter
+from deat.training.messages import find_output_problems
+from deat.training.model_checks import check_trainable, find_unused_parameters
 from deat.training.optimizers import OptimizerFactory
 from deat.training.trainer import Trainer
-from deat.utils.distributed import ALONE, Ranks
+from deat.utils.distributed import SINGLE_PROCESS, Distributed
 
-RADIUS = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
-OTHER_NAMES = {"learning_rate": "The learning rate is lr.", "eps": RADIUS, "epsilon": RADIUS, "norm": RADIUS}
+RADIUS_HINT = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
+KEYWORD_HINTS = {
+    "learning_rate": "The learning rate is lr.",
+    "eps": RADIUS_HINT,
+    "epsilon": RADIUS_HINT,
+    "norm": RADIUS_HINT,
+}
 """What to use in place of a keyword that fit does not have, where its spelling does not tell."""
 
 
 def fit(
     model: nn.Module,
-    train: Data | Source | Corpus,
+    train: DataLike | Source | DataSplits,
     *,
     method: str | Method = "m+deat",
     threat: str | ThreatModel | None = None,
     epochs: int = 30,
-    val: Data | Source | float | None = None,
+    val: DataLike | Source | float | None = None,
     optimizer: OptimizerFactory | None = None,
     normalize: Normalization | str | None = None,
     augment: Augment | None = None,
@@ -57,9 +60,9 @@ def fit(
     checkpoints: str | os.PathLike[str] | None = None,
     inexact: bool = False,
     progress: bool = True,
-    ranks: Ranks = ALONE,
-    **settings: Any,
-) -> Result:
+    distributed: Distributed = SINGLE_PROCESS,
+    **config_fields: Any,
+) -> TrainResult:
     """Train any classifier that gives logits, in place, on any data, against a threat model.
 
     method is a name that `deat list methods` shows, or a Method; threat is Linf(8 / 255), L2, L1 or text such as
@@ -82,67 +85,67 @@ def fit(
     exactly, or not at all; inexact=True lets it go on with another machine, thread count or version, to other numbers.
     SIGTERM and Ctrl-C then save first and raise deat.errors.Interrupted. progress=False says nothing of epochs.
     """
-    check_place(checkpoints, ranks)
-    lines = [EpochLines(sys.stderr)] if progress and ranks.main else []
+    check_checkpoint_folder(checkpoints, distributed)
+    lines = [EpochPrinter(sys.stderr)] if progress and distributed.main else []
     trainer = make_trainer(
         model,
         train,
         method=method,
         threat=threat,
-        settings=_settings({"epochs": epochs, **settings}),
+        config=_make_config({"epochs": epochs, **config_fields}),
         val=val,
         optimizer=optimizer,
         normalize=normalize,
         augment=augment,
         callbacks=[*check_callbacks(callbacks), *lines],
-        ranks=ranks,
+        distributed=distributed,
     )
-    _check_batch_size(settings.get("batch_size"), trainer.train)
-    _say(lines, trainer.engine_news)
-    result = fit_in(checkpoints, trainer, inexact=inexact, say=partial(_say, lines))
-    _say(lines, *result.notes)
+    _check_batch_size(config_fields.get("batch_size"), trainer.train)
+    _print_messages(lines, trainer.engine_note)
+    result = run_training(checkpoints, trainer, inexact=inexact, notify=partial(_print_messages, lines))
+    _print_messages(lines, *result.notes)
     return result
 
 
-def _say(lines: list[EpochLines], *texts: str) -> None:
+def _print_messages(printers: list[EpochPrinter], *texts: str) -> None:
     """Say something beside an epoch's lines, where there are any."""
-    for text in filter(None, texts if lines else ()):
+    for text in filter(None, texts if printers else ()):
         print(text, file=sys.stderr, flush=True)
 
 
-def _settings(given: dict[str, Any]) -> Settings:
+def _make_config(config_fields: dict[str, Any]) -> TrainConfig:
     """Settings of fit's other keywords; one that nobody knows is refused by name."""
-    known = {field.name for field in fields(Settings)}
-    for name in given:
+    known = {field.name for field in fields(TrainConfig)}
+    for name in config_fields:
         if name not in known:
-            accepted = known | inspect.signature(fit).parameters.keys() - {"settings"}
-            raise unknown("keyword of fit", name, accepted, OTHER_NAMES.get(name, ""))
-    return Settings(**given)
+            accepted = known | inspect.signature(fit).parameters.keys() - {"config_fields"}
+            raise unknown_name_error("keyword of fit", name, accepted, KEYWORD_HINTS.get(name, ""))
+    return TrainConfig(**config_fields)
 
 
-def _check_batch_size(given: int | None, train: Source) -> None:
+def _check_batch_size(batch_size: int | None, train: Source) -> None:
     """Refuse a batch size that was asked for where the data comes in batches of another."""
-    if given is not None and given != train.batch_size:
+    if batch_size is not None and batch_size != train.batch_size:
         raise UsageError(
-            f"batch_size={given} is not for data that comes in its own batches, here of {train.batch_size}. Leave "
+            f"batch_size={batch_size} is not for data that comes in its own batches, here of {train.batch_size}. Leave "
             "batch_size out, or pass the Dataset in place of its loader."
         )
 
 
 def make_trainer(
     model: nn.Module,
-    train: Data | Source | Corpus,
+    train: DataLike | Source | DataSplits,
     *,
     method: str | Method = "m+deat",
     threat: str | ThreatModel | None = None,
-    settings: Settings | None = None,
-    val: Data | Source | float | None = None,
+    config: TrainConfig | None = None,
+    val: DataLike | Source | float | None = None,
     optimizer: OptimizerFactory | None = None,
     normalize: Normalization | str | None = None,
     augment: Augment | None = None,
     callbacks: Sequence[Callback] = (),
-    ranks: Ranks = ALONE,
-    say: Callable[[str], None] | None = None,
+    distributed: Distributed = SINGLE_PROCESS,
+    notify: Callable[[str], None] | None = None,
 ) -> Trainer:
     """A Trainer on whatever `fit` accepts, with model and data checked against each other.
 
@@ -150,51 +153,53 @@ def make_trainer(
     """
     check_model(model)
     check_callbacks(callbacks)
-    settings = settings or Settings()
-    chosen, radius = find_method(method), find_threat(_usual_threat(train) if threat is None else threat)
-    corpus = train if isinstance(train, Corpus) else None
+    config = config or TrainConfig()
+    chosen, radius = get_method(method), parse_threat(_default_threat(train) if threat is None else threat)
+    corpus = train if isinstance(train, DataSplits) else None
     augment = check_augment(augment) or (corpus.augment if corpus else None)
     val = corpus.val if corpus and val is None else val
-    rest, held_out = divide(corpus.train if corpus else train, val, settings)
-    source = open_source(rest, settings, augment=augment)
+    rest, held_out = split_train_val(corpus.train if corpus else train, val, config)
+    source = open_source(rest, config, augment=augment)
     source.check()
-    check_room(radius, source.shape)
-    held = open_held_out(held_out, source, settings)
-    front = None if pixel_scale(model) is not None else _front(normalize, corpus, rest)
-    network = normalized(model, *front) if front else model
-    outputs = check_fit(network, source, ranks.size, corpus.train if corpus else train)
-    odd = [*odd_outputs(outputs, source.num_classes), *odd_radius(radius, chosen.schedule.attacks)]
-    for line in odd if ranks.main else ():
-        (say or _warn)(line)
-    if ranks.many:
-        share(source, network, chosen, ranks)
+    check_radius(radius, source.shape)
+    held = open_val_source(held_out, source, config)
+    front = None if get_input_std(model) is not None else _resolve_normalization(normalize, corpus, rest)
+    network = add_normalization(model, *front) if front else model
+    outputs = check_trainable(network, source, distributed.size, corpus.train if corpus else train)
+    odd = [*find_output_problems(outputs, source.num_classes), *get_radius_warnings(radius, chosen.schedule.attacks)]
+    for line in odd if distributed.main else ():
+        (notify or _warn)(line)
+    if distributed.is_multiprocess:
+        shard_source(source, network, chosen, distributed)
     return Trainer(
         network,
         source,
         method=chosen,
         threat=radius,
-        settings=settings,
+        config=config,
         val=held,
         optimizer=optimizer,
         callbacks=callbacks,
-        ranks=ranks,
+        distributed=distributed,
     )
 
 
-def _front(normalize: Normalization | str | None, corpus: Corpus | None, train: Any) -> Normalization | None:
+def _resolve_normalization(
+    normalize: Normalization | str | None, splits: DataSplits | None, train: Any
+) -> Normalization | None:
     """The mean and standard deviation that go before the model, those of the data where they are asked for."""
     if not isinstance(normalize, str):
-        return check_pair(normalize)
+        return parse_mean_std(normalize)
     if normalize == "none":
         return None
     if normalize != "data":
-        raise unknown("normalize", normalize, ["data", "none"], "Or give numbers by channel, (mean, std).")
-    images = train if isinstance(train, ImageSet | LazyImages) else as_images(train)
+        raise unknown_name_error("normalize", normalize, ["data", "none"], "Or give numbers by channel, (mean, std).")
+    images = train if isinstance(train, ImageSet | LazyImages) else as_image_set(train)
     if images is None:
         raise UsageError(
-            f"normalize='data' measures images in memory or in a folder, no {kind_of(train)}; give (mean, std)."
+            f"normalize='data' measures images in memory or in a folder, no {data_type_name(train)}; give (mean, std)."
         )
-    found = corpus.statistics(images) if corpus else measure(images)
+    found = splits.statistics(images) if splits else measure_channel_stats(images)
     return (found.mean, found.std) if found else None
 
 
@@ -202,22 +207,24 @@ def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def share(source: Source, model: nn.Module, chosen: Method, ranks: Ranks) -> None:
+def shard_source(source: Source, model: nn.Module, method: Method, distributed: Distributed) -> None:
     """Make a source give this process's part of every batch; refuse what several processes cannot share."""
     if not hasattr(source, "share"):
         raise UsageError(f"a {type(source).__name__} of your own cannot be shared by processes; pass the data itself.")
-    if source.batch_size < ranks.size:
-        raise UsageError(f"a batch of {source.batch_size} cannot be shared by {ranks.size} processes; make it larger.")
-    if chosen.ascent.compact:
+    if source.batch_size < distributed.size:
+        raise UsageError(
+            f"a batch of {source.batch_size} cannot be shared by {distributed.size} processes; make it larger."
+        )
+    if method.attack.compact:
         raise UsageError("compact is for a single process: each would shrink its batch by itself. Leave it out.")
-    idle = idle_parameters(model, source)
+    idle = find_unused_parameters(model, source)
     if idle:
         raise UsageError(
             f"{', '.join(idle[:3])} get no gradient, for which processes would wait in vain. Use them in the model, or "
             "freeze them: requires_grad_(False)."
         )
-    source.share = ranks.share
+    source.share = distributed.share
 
 
-def _usual_threat(train: object) -> str:
-    return f"{train.norm}:{train.eps!r}" if isinstance(train, Corpus) else "linf:8/255"
+def _default_threat(train: object) -> str:
+    return f"{train.norm}:{train.eps!r}" if isinstance(train, DataSplits) else "linf:8/255"

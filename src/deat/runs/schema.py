@@ -5,147 +5,153 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deat.checkpoint.state import built
-from deat.data.statistics import Statistics
-from deat.errors import CheckpointError, DeatError, UsageError, shortened
+from deat.checkpoint.state import build_dataclass
+from deat.data.statistics import ChannelStats
+from deat.errors import CheckpointError, DeatError, UsageError, truncate_text
 from deat.models import Normalize
-from deat.models.weights import locate
+from deat.models.weights import find_weights_file
 from deat.runs.request import Request, Run
-from deat.runs.run_dir import RUN, held_record
-from deat.threat import threat as find_threat
-from deat.training.config import Settings
-from deat.training.messages import flag
-from deat.training.model_checks import content_of
-from deat.training.resume_checks import other_configuration
-from deat.utils.numbers import is_whole
-from deat.utils.paths import at_home, tidy
+from deat.runs.run_dir import RUN_FILE, read_raw_record
+from deat.threat import parse_threat
+from deat.training.config import TrainConfig
+from deat.training.messages import format_code_flag
+from deat.training.model_checks import hash_weights
+from deat.training.resume_checks import different_config_error
+from deat.utils.numbers import is_int_at_least
+from deat.utils.paths import anonymize_paths, restore_user_paths
 from deat.utils.user_code import is_file_spec
 
-LARGEST = 16 << 20
-T = TypeVar("T", Request, Settings)
+MAX_RECORD_BYTES = 16 << 20
+T = TypeVar("T", Request, TrainConfig)
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """A run's request, settings and options; its network's name, its threat model, classes and normalisation."""
 
     request: Request
-    settings: Settings
+    config: TrainConfig
     options: dict[str, Any]
     model: str
     norm: str
     eps: float
     classes: tuple[str, ...] = ()
-    statistics: Statistics | None = None
-    trained_on: int = 0
+    statistics: ChannelStats | None = None
+    num_train_images: int = 0
     """The number of its training images, without those that were held out; 0 where it does not say."""
 
-    def as_begun(self, run: Run) -> Run:
+    def with_original_split(self, run: Run) -> Run:
         """The run with as many training images as it began with, where its data has got a val/ of its own since."""
-        images = len(run.corpus.train)
-        if run.own_val is None or not 0 < self.trained_on < images:
+        images = len(run.splits.train)
+        if run.dataset_val is None or not 0 < self.num_train_images < images:
             return run
-        return replace(run, request=replace(run.request, held_out=images - self.trained_on))
+        return replace(run, request=replace(run.request, held_out=images - self.num_train_images))
 
 
-REPAIR = (
+DAMAGED_RECORD_HINT = (
     "Put it back from a copy, or train again into another --out; weights in best/ and last/ can be judged as files, "
     "with --data and --model."
 )
 """What to do about a record that is damaged."""
 
 
-def read_record(folder: Path) -> Record:
+def read_record(folder: Path) -> RunRecord:
     """The record of a run's folder; whatever is not of the expected kind is refused by name."""
-    file = folder / RUN
+    file = folder / RUN_FILE
     try:
-        if file.stat().st_size > LARGEST:
+        if file.stat().st_size > MAX_RECORD_BYTES:
             raise ValueError("it is too large")
         found = json.loads(file.read_text(encoding="utf-8"))
-        request, settings = _built(Request, found["request"]), _settings(found.get("settings", {}))
+        request, settings = _build_known_fields(Request, found["request"]), _parse_config(found.get("settings", {}))
         norm, eps = found["threat"]["norm"], found["threat"]["eps"]
-        find_threat(f"{norm}:{eps!r}")
+        parse_threat(f"{norm}:{eps!r}")
         options = found.get("options", {})
         if not isinstance(found["model"]["name"], str) or not isinstance(options, dict):
             raise TypeError("its model or its options have another form")
         data = found.get("data", {})
-        classes, statistics = tuple(map(str, data.get("classes", ()))), _statistics(data)
-        trained_on = data["train"] if is_whole(data.get("train"), 1) else 0
+        classes, statistics = tuple(map(str, data.get("classes", ()))), _parse_statistics(data)
+        trained_on = data["train"] if is_int_at_least(data.get("train"), 1) else 0
         model = found["model"]["name"]
-        return Record(request, settings, options, model, str(norm), float(eps), classes, statistics, trained_on)
+        return RunRecord(request, settings, options, model, str(norm), float(eps), classes, statistics, trained_on)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DeatError) as error:
-        raise CheckpointError(f"{str(file)!r} is not a run's record ({_shown(error)}). {REPAIR}") from None
+        raise CheckpointError(
+            f"{str(file)!r} is not a run's record ({_format_error(error)}). {DAMAGED_RECORD_HINT}"
+        ) from None
 
 
-def confirmed(what: str, recorded: str, given: str | None) -> str:
+def confirm_code(what: str, recorded: str, given_spec: str | None) -> str:
     """The name of a method or model; one that is code must be given by the user: a file's word is not enough."""
-    if given is not None:
-        return given
+    if given_spec is not None:
+        return given_spec
     if is_file_spec(recorded):
-        raise UsageError(f"this run's {what} is {recorded!r}, which is code. Say so yourself: {flag(what, recorded)}")
+        raise UsageError(
+            f"this run's {what} is {recorded!r}, which is code. Say so yourself: {format_code_flag(what, recorded)}"
+        )
     return recorded
 
 
-def recorded_root(request: Request) -> str | None:
+def recorded_data_root(request: Request) -> str | None:
     """The data root that a record names, as a path of this user's."""
-    return at_home(request.data_root) if request.data_root else None
+    return restore_user_paths(request.data_root) if request.data_root else None
 
 
-def started_from(folder: Path) -> str | None:
+def recorded_init(folder: Path) -> str | None:
     """The weights that a run's record says it began with, as they are recorded."""
-    found = (held_record(folder) or {"request": {}})["request"].get("init")
+    found = (read_raw_record(folder) or {"request": {}})["request"].get("init")
     return found if isinstance(found, str) else None
 
 
-def check_start(folder: Path, given: str | None) -> None:
+def check_init_weights(folder: Path, init: str | None) -> None:
     """Refuse weights to start from that are not those which the run in a folder began with, by name and content."""
-    before = started_from(folder)
-    if _place(before) != _place(given):
-        names = [json.dumps(tidy(name)) if name else "none" for name in (before, given)]
-        raise other_configuration(folder, [f"init: {names[0]}, now {names[1]}"])
-    held = digest_of_start(folder)
-    if given and held and _is_there(given) and content_of(given) != held:
+    before = recorded_init(folder)
+    if _resolve_weights_path(before) != _resolve_weights_path(init):
+        names = [json.dumps(anonymize_paths(name)) if name else "none" for name in (before, init)]
+        raise different_config_error(folder, [f"init: {names[0]}, now {names[1]}"])
+    held = recorded_init_hash(folder)
+    if init and held and _weights_exist(init) and hash_weights(init) != held:
         raise UsageError(
-            f"{given!r} holds other weights than the run in {str(folder)!r} began with. Put those back, or start a run "
+            f"{init!r} holds other weights than the run in {str(folder)!r} began with. Put those back, or start a run "
             "of its own (--out). A run without a baseline needs them no more: `deat resume` goes on with it."
         )
 
 
-def _is_there(weights: str) -> bool:
+def _weights_exist(weights: str) -> bool:
     try:
-        return locate(Path(weights)).is_file()
+        return find_weights_file(Path(weights)).is_file()
     except CheckpointError:  # a run's folder that is begun anew has none for a while
         return False
 
 
-def digest_of_start(folder: Path) -> str | None:
+def recorded_init_hash(folder: Path) -> str | None:
     """The hash of the weights that a run's record says it began with; older ones have none."""
-    found = (held_record(folder) or {}).get("digest_of_init")
+    found = (read_raw_record(folder) or {}).get("digest_of_init")
     return found if isinstance(found, str) else None
 
 
-def _place(weights: str | None) -> Path | None:
-    return Path(at_home(weights)).expanduser().resolve() if weights else None
+def _resolve_weights_path(weights: str | None) -> Path | None:
+    return Path(restore_user_paths(weights)).expanduser().resolve() if weights else None
 
 
-def _settings(found: Any) -> Settings:
+def _parse_config(found: Any) -> TrainConfig:
     listed = found.get("milestones")  # JSON has no tuples
-    return _built(Settings, {**found, "milestones": tuple(listed)} if isinstance(listed, list) else found)
+    return _build_known_fields(
+        TrainConfig, {**found, "milestones": tuple(listed)} if isinstance(listed, list) else found
+    )
 
 
-def _statistics(data: dict[str, Any]) -> Statistics | None:
+def _parse_statistics(data: dict[str, Any]) -> ChannelStats | None:
     if data.get("normalized_by") is None:
         return None
     mean, std = data["normalized_by"]
     Normalize(mean, std)  # which refuses what is none
-    return Statistics(tuple(map(float, mean)), tuple(map(float, std)), int(data.get("measured_on", 0)))
+    return ChannelStats(tuple(map(float, mean)), tuple(map(float, std)), int(data.get("measured_on", 0)))
 
 
-def _built(kind: type[T], found: Any) -> T:
+def _build_known_fields(kind: type[T], found: Any) -> T:
     """A dataclass from a record's account of it; what it does not know was written by another deat."""
     known = {field.name for field in fields(kind)}
-    return built(kind, {name: value for name, value in found.items() if name in known})
+    return build_dataclass(kind, {name: value for name, value in found.items() if name in known})
 
 
-def _shown(error: Exception) -> str:
-    return shortened(f"it has no {error}" if isinstance(error, KeyError) else str(error))
+def _format_error(error: Exception) -> str:
+    return truncate_text(f"it has no {error}" if isinstance(error, KeyError) else str(error))

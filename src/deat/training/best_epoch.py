@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from deat.models.weights import bare
+from deat.models.weights import unwrap_model
 from deat.training.records import EpochStats
 
 
@@ -21,7 +21,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, eq=False)
-class Result:
+class TrainResult:
     """The model at its last epoch, the history, the best epoch's weights, and what a person should know of them.
 
     history has an EpochStats for each epoch. best has the epoch, counted from 0, its natural and robust accuracy on
@@ -44,11 +44,11 @@ class Result:
 
     def load_best(self) -> nn.Module:
         """The model itself, which held the last epoch until then, with the best epoch's weights, in eval mode."""
-        bare(self.model).load_state_dict(self.best.weights)
+        unwrap_model(self.model).load_state_dict(self.best.weights)
         return self.model.eval()
 
 
-class Best:
+class BestEpoch:
     """Keeps the epoch with the highest validation robustness; ties go to natural accuracy, then to the earlier.
 
     An epoch at chance, whose natural accuracy cannot be told from what one answer for all gets, never beats one that is
@@ -57,8 +57,8 @@ class Best:
     NaN never wins.
     """
 
-    def __init__(self, held: Snapshot | None = None, *, robust: bool = True) -> None:
-        self.held, self.robust = held, robust
+    def __init__(self, snapshot: Snapshot | None = None, *, robust: bool = True) -> None:
+        self.held, self.robust = snapshot, robust
 
     @property
     def snapshot(self) -> Snapshot:
@@ -66,24 +66,32 @@ class Best:
         assert self.held is not None, "no epoch was offered"
         return self.held
 
-    def offer(self, stats: EpochStats, model: nn.Module, luck: float | None = None) -> None:
+    def update_if_better(self, stats: EpochStats, model: nn.Module, chance_upper_bound: float | None = None) -> None:
         """Keep this epoch's weights if it beats the best so far; luck is the most that may be chance, if known."""
         held = self.held
         if (
             held is None
             or stats.val_robust is None
-            or self._score(stats.epoch, stats.val_robust, stats.val_natural, luck)
-            > self._score(held.epoch, held.robust, held.natural, luck)
+            or self._score(stats.epoch, stats.val_robust, stats.val_natural, chance_upper_bound)
+            > self._score(held.epoch, held.robust, held.natural, chance_upper_bound)
         ):
-            weights = {name: value.detach().cpu().clone() for name, value in bare(model).state_dict().items()}
+            weights = {name: value.detach().cpu().clone() for name, value in unwrap_model(model).state_dict().items()}
             self.held = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, weights)
 
     def _score(
-        self, epoch: int, robust: float | None, natural: float | None, luck: float | None
+        self, epoch: int, robust: float | None, natural: float | None, chance_upper_bound: float | None
     ) -> tuple[bool, float, float]:
-        able = luck is not None and _number(natural) > luck and _number(robust) > -math.inf
-        return (able, _number(robust), _number(natural)) if self.robust else (able, _number(natural), epoch)
+        able = (
+            chance_upper_bound is not None
+            and _nan_as_lowest(natural) > chance_upper_bound
+            and _nan_as_lowest(robust) > -math.inf
+        )
+        return (
+            (able, _nan_as_lowest(robust), _nan_as_lowest(natural))
+            if self.robust
+            else (able, _nan_as_lowest(natural), epoch)
+        )
 
 
-def _number(value: float | None) -> float:
+def _nan_as_lowest(value: float | None) -> float:
     return -math.inf if value is None or math.isnan(value) else value

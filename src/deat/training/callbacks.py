@@ -21,13 +21,13 @@ class Callback(Protocol):
         """An epoch has ended and was recorded."""
 
 
-class Keeper(Protocol):
+class Checkpointer(Protocol):
     """Somebody who keeps a trainer's state where it survives the process; told when all callbacks have been."""
 
     def begin(self, trainer: "Trainer") -> None:
         """Training is about to begin or to go on."""
 
-    def keep(self, trainer: "Trainer", *, now: bool = False) -> None:
+    def keep(self, trainer: "Trainer", *, force: bool = False) -> None:
         """An epoch has ended, or, with now, training stops here."""
 
 
@@ -41,12 +41,12 @@ def check_callbacks(callbacks: Any) -> list[Callback]:
         if isinstance(callback, type) or not callable(told):
             kind = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
             raise UsageError(f"a callback is {kind}, which has no on_epoch to call; {needed}.")
-        if not _takes_three(told):
+        if not _accepts_three_arguments(told):
             raise UsageError(f"on_epoch of a {type(callback).__name__} does not take three arguments; {needed}.")
     return list(callbacks)
 
 
-def _takes_three(told: Any) -> bool:
+def _accepts_three_arguments(told: Any) -> bool:
     try:
         inspect.signature(told).bind(None, None, None)
     except TypeError:
@@ -56,7 +56,7 @@ def _takes_three(told: Any) -> bool:
     return True
 
 
-LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+WEIGHT_LAYER_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def log10_lipschitz(net: nn.Module) -> float:
@@ -65,7 +65,7 @@ def log10_lipschitz(net: nn.Module) -> float:
     Batch norm and shortcuts are left out, and a kernel's norm is not its convolution's: only the trend of
     this number means something.
     """
-    weights: list[Tensor] = [m.weight.detach() for m in net.modules() if isinstance(m, LAYERS)]
+    weights: list[Tensor] = [m.weight.detach() for m in net.modules() if isinstance(m, WEIGHT_LAYER_TYPES)]
     if not weights:
         return 0.0
     norms = torch.stack([torch.linalg.vector_norm(w.float()) for w in weights]).double()

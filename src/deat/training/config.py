@@ -8,17 +8,17 @@ import torch
 from torch import nn
 
 from deat.engine.precision import ENGINES, PRECISIONS
-from deat.errors import UsageError, unknown
-from deat.evaluation.attacks import attack
-from deat.training.lr_schedules import RATES
-from deat.utils.numbers import check_number, check_whole, make_native
-from deat.utils.torch_utils import choose_threads, threaded
+from deat.errors import UsageError, unknown_name_error
+from deat.evaluation.attacks import parse_attack
+from deat.training.lr_schedules import LR_SCHEDULES
+from deat.utils.numbers import check_int, check_number, convert_number_fields
+from deat.utils.torch_utils import choose_threads, use_threads
 
-MOST_THREADS, MOST_EPOCHS = 1024, 100_000
+MAX_THREADS, MAX_EPOCHS = 1024, 100_000
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainConfig:
     """How long, how fast and how exactly to train. None leaves a choice to the trainer.
 
     lr is the highest learning rate (0.1, or that of an optimizer of one's own) and rate its shape over training:
@@ -49,17 +49,17 @@ class Settings:
     sync_bn: bool = False
 
     def __post_init__(self) -> None:
-        make_native(self)
-        check_whole("epochs", self.epochs, 1)
-        if self.epochs > MOST_EPOCHS:
-            raise UsageError(f"epochs must be at most {MOST_EPOCHS:,}, not {self.epochs:,}.")
-        check_whole("batch_size", self.batch_size, 1)
-        check_whole("seed", self.seed, 0)
+        convert_number_fields(self)
+        check_int("epochs", self.epochs, 1)
+        if self.epochs > MAX_EPOCHS:
+            raise UsageError(f"epochs must be at most {MAX_EPOCHS:,}, not {self.epochs:,}.")
+        check_int("batch_size", self.batch_size, 1)
+        check_int("seed", self.seed, 0)
         for name, value, least in (("workers", self.workers, 0), ("threads", self.threads, 1)):
             if value is not None:
-                check_whole(name, value, least)
-                if value > MOST_THREADS:
-                    raise UsageError(f"{name} must be at most {MOST_THREADS}, not {value}.")
+                check_int(name, value, least)
+                if value > MAX_THREADS:
+                    raise UsageError(f"{name} must be at most {MAX_THREADS}, not {value}.")
         if self.lr is not None:
             check_number("lr", self.lr, lambda v: v > 0, "> 0, such as 0.1")
         check_number("peak", self.peak, lambda v: 0 < v < 1, "between 0 and 1, such as 0.5")
@@ -68,18 +68,18 @@ class Settings:
         if not isinstance(self.milestones, tuple | list | None):
             raise UsageError(f"milestones must be epochs, such as (25, 40) or (25,), not {self.milestones!r}.")
         for milestone in self.milestones or ():
-            check_whole("milestones", milestone, 1)
-        if self.rate not in RATES:
-            raise unknown("learning-rate schedule", self.rate, RATES)
+            check_int("milestones", milestone, 1)
+        if self.rate not in LR_SCHEDULES:
+            raise unknown_name_error("learning-rate schedule", self.rate, LR_SCHEDULES)
         if self.precision not in PRECISIONS:
-            raise unknown("precision", self.precision, PRECISIONS)
+            raise unknown_name_error("precision", self.precision, PRECISIONS)
         if self.engine not in ENGINES:
-            raise unknown("engine", self.engine, ENGINES)
+            raise unknown_name_error("engine", self.engine, ENGINES)
         if self.val_attack != "none":
-            attack(self.val_attack)
+            parse_attack(self.val_attack)
 
 
-def find_device(name: str) -> torch.device:
+def resolve_device(name: str) -> torch.device:
     """The device of that name; "auto" is the first GPU where there is one. A missing one is an error."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -94,19 +94,19 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def threads_of(settings: Settings, model: nn.Module) -> int:
+def choose_num_threads(config: TrainConfig, model: nn.Module) -> int:
     """The threads that a network computes with: those asked for, or as many as do one of its size good."""
-    return settings.threads or choose_threads(model)
+    return config.threads or choose_threads(model)
 
 
 @contextmanager
-def torch_modes(threads: int, *, search: bool, deterministic: bool) -> Iterator[None]:
+def torch_backend_flags(threads: int, *, cudnn_benchmark: bool, deterministic: bool) -> Iterator[None]:
     """Inside: so many threads, a search for the fastest convolutions, and the same bits every time, as asked for."""
     before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
     try:
-        torch.backends.cudnn.benchmark = (before[0] or search) and not deterministic
+        torch.backends.cudnn.benchmark = (before[0] or cudnn_benchmark) and not deterministic
         torch.use_deterministic_algorithms(before[1] or deterministic)
-        with threaded(threads):
+        with use_threads(threads):
             yield
     finally:
         torch.backends.cudnn.benchmark = before[0]

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from deat.errors import unknown
+from deat.errors import unknown_name_error
 
 
-class Rate(Protocol):
+class LRSchedule(Protocol):
     """The learning rate, and the momentum where it is cycled, at a step of `total`."""
 
     def at(self, step: int, total: int) -> tuple[float, float | None]:
@@ -15,7 +15,7 @@ class Rate(Protocol):
 
 
 @dataclass(frozen=True)
-class Flat:
+class ConstantLR:
     """A constant learning rate."""
 
     lr: float
@@ -26,7 +26,7 @@ class Flat:
 
 
 @dataclass(frozen=True)
-class MultiStep:
+class MultiStepLR:
     """lr times factor at the beginning of each milestone, a whole epoch.
 
     The paper's standard setup decays at 1/2 and 4/5 of training, which are epochs 25 and 40 of 50.
@@ -44,7 +44,7 @@ class MultiStep:
 
 
 @dataclass(frozen=True)
-class Cyclic:
+class CyclicLR:
     """One triangle 0 -> lr -> 0 with its peak at a fraction of training; momentum falls and rises against it.
 
     The FAST setup: peak at the half, momentum 0.9 -> 0.8 -> 0.9.
@@ -65,7 +65,7 @@ class Cyclic:
 
 
 @dataclass(frozen=True)
-class Cosine:
+class CosineLR:
     """Half a cosine from lr to 0."""
 
     lr: float
@@ -75,10 +75,10 @@ class Cosine:
         return self.lr * (1 + math.cos(math.pi * step / total)) / 2, None
 
 
-RATES = ("cyclic", "multistep", "cosine", "flat")
+LR_SCHEDULES = ("cyclic", "multistep", "cosine", "flat")
 
 
-def rate(
+def get_lr_schedule(
     name: str,
     lr: float,
     epochs: int,
@@ -86,16 +86,16 @@ def rate(
     milestones: tuple[int, ...] | None = None,
     peak: float = 0.5,
     momentum: tuple[float, float] | None = None,
-) -> Rate:
+) -> LRSchedule:
     """A learning rate by name."""
     match name:
         case "cyclic":
-            return Cyclic(lr, peak, momentum)
+            return CyclicLR(lr, peak, momentum)
         case "multistep":
             usual = (max(1, epochs // 2), max(1, epochs * 4 // 5))
-            return MultiStep(lr, usual if milestones is None else milestones, epochs)
+            return MultiStepLR(lr, usual if milestones is None else milestones, epochs)
         case "cosine":
-            return Cosine(lr)
+            return CosineLR(lr)
         case "flat":
-            return Flat(lr)
-    raise unknown("learning-rate schedule", name, RATES)
+            return ConstantLR(lr)
+    raise unknown_name_error("learning-rate schedule", name, LR_SCHEDULES)

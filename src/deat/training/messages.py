@@ -14,30 +14,30 @@ from torch import Tensor
 from deat.core.buffers import Budget
 from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
-from deat.evaluation.intervals import difference
+from deat.evaluation.intervals import newcombe_interval
 from deat.evaluation.sanity import are_probabilities
-from deat.utils.distributed import ALONE, Ranks
-from deat.utils.numbers import level
-from deat.utils.paths import at_home
+from deat.utils.distributed import SINGLE_PROCESS, Distributed
+from deat.utils.numbers import format_eps
+from deat.utils.paths import restore_user_paths
 from deat.utils.user_code import is_file_spec
 
 if TYPE_CHECKING:
     from deat.training.trainer import Trainer
     from deat.training.validation import Validator
 
-FEW = 100
+FEW_HELD_OUT_IMAGES = 100
 """Held-out images below which one is worth more than a point, and epochs differ by less than chance does."""
 
 
-COMMON = 1.5
+DOMINANT_CLASS_FACTOR = 1.5
 """How many times its equal share of the held-out images makes a class one that hides all others."""
 
 
-FORGOT = 0.3
+LARGE_NATURAL_DROP = 0.3
 """A fall of natural accuracy, from one epoch to the one that is kept, that no training is meant to bring."""
 
 
-def odd_outputs(outputs: Tensor, classes: int) -> list[str]:
+def find_output_problems(outputs: Tensor, num_classes: int) -> list[str]:
     """What is strange about a network's outputs, with which training works badly or not as it may be meant."""
     found = []
     if are_probabilities(outputs):
@@ -45,20 +45,20 @@ def odd_outputs(outputs: Tensor, classes: int) -> list[str]:
             "the model's outputs are probabilities: none is negative and each row sums to one. Return logits, without "
             "the softmax, which the loss takes itself; twice, the loss hardly falls."
         )
-    if outputs.shape[1] > classes:
+    if outputs.shape[1] > num_classes:
         found.append(
-            f"the model has {outputs.shape[1]:,} outputs, and the data {classes:,} classes. That works, as the others "
+            f"the model has {outputs.shape[1]:,} outputs, and the data {num_classes:,} classes. That works, as the others "
             "learn to be no answer; a last layer of as many outputs as classes learns faster."
         )
     return found
 
 
-def beforehand(trainer: "Trainer") -> list[str]:
+def collect_start_notes(trainer: "Trainer") -> list[str]:
     """That few images choose the best epoch, where so few are held out."""
-    n = trainer.validator.source.num_examples if trainer.validator else FEW
-    if n >= FEW:
+    n = trainer.validator.source.num_examples if trainer.validator else FEW_HELD_OUT_IMAGES
+    if n >= FEW_HELD_OUT_IMAGES:
         return []
-    told_apart = 100 * difference(0.5, 0.5, n)[1]
+    told_apart = 100 * newcombe_interval(0.5, 0.5, n)[1]
     return [
         f"only {n} images are held out to choose the best epoch: each is worth {100 / n:.1f} points, and epochs less "
         f"than about {told_apart:.0f} points apart cannot be told apart. Hold out more (--held-out), or judge the last "
@@ -66,31 +66,37 @@ def beforehand(trainer: "Trainer") -> list[str]:
     ]
 
 
-def afterwards(trainer: "Trainer") -> list[str]:
+def collect_result_notes(trainer: "Trainer") -> list[str]:
     """That the kept weights are at chance or have lost what was known, or that k stood still, where that is so."""
     records = [EpochRecord(s.epoch, s.loss, s.train_accuracy, s.magnitude, s.examples) for s in trainer.history]
-    found = (_at_chance(trainer), _forgot(trainer), trainer.schedule.stuck(trainer.state, records))
+    found = (
+        _chance_level_note(trainer),
+        _forgetting_note(trainer),
+        trainer.schedule.explain_no_growth(trainer.state, records),
+    )
     return [line for line in found if line]
 
 
-def _at_chance(trainer: "Trainer") -> str | None:
+def _chance_level_note(trainer: "Trainer") -> str | None:
     best, validator = trainer.best.snapshot, trainer.validator
-    if validator is None or best.natural is None or best.natural > validator.luck:
+    if validator is None or best.natural is None or best.natural > validator.chance_upper_bound:
         return None
     n = validator.source.num_examples
     return (
         f"the weights that were kept (epoch {best.epoch + 1}) are at chance: without any attack {best.natural:.1%} of "
         f"{n:,} held-out images are right, and one answer for all gets {validator.chance:.1%}. Train with a smaller "
         "learning rate (lr, --lr), for more epochs or in smaller batches, or hold out more images (val, --held-out)."
-        f"{_unequal(validator)}"
+        f"{_class_imbalance_note(validator)}"
     )
 
 
-def _unequal(validator: "Validator") -> str:
+def _class_imbalance_note(validator: "Validator") -> str:
     """That one class is so common that answering it always looks best, where it is."""
     equal = 1 / validator.source.num_classes
     spread = math.sqrt(equal * (1 - equal) / validator.source.num_examples)
-    if validator.chance <= max(COMMON * equal, equal + 3 * spread):  # of few images one class has more by chance
+    if validator.chance <= max(
+        DOMINANT_CLASS_FACTOR * equal, equal + 3 * spread
+    ):  # of few images one class has more by chance
         return ""
     return (
         f" One class has {validator.chance:.0%} of these, so that a network that only knows that one looks best: take "
@@ -98,12 +104,12 @@ def _unequal(validator: "Validator") -> str:
     )
 
 
-def _forgot(trainer: "Trainer") -> str | None:
+def _forgetting_note(trainer: "Trainer") -> str | None:
     """That the kept weights know far less than an epoch before them did, as where weights that were given are lost."""
     best = trainer.best.snapshot
     known = [s for s in trainer.history[: best.epoch] if s.val_natural is not None]
     once = max(known, key=lambda s: s.val_natural or 0.0, default=None)
-    if once is None or best.natural is None or (once.val_natural or 0.0) - best.natural <= FORGOT:
+    if once is None or best.natural is None or (once.val_natural or 0.0) - best.natural <= LARGE_NATURAL_DROP:
         return None
     return (
         f"natural accuracy fell from {once.val_natural:.1%} (epoch {once.epoch + 1}) to {best.natural:.1%} (epoch "
@@ -112,24 +118,26 @@ def _forgot(trainer: "Trainer") -> str | None:
     )
 
 
-def located(message: str, *, epoch: int, batch: int, budget: Budget, lr: float, seed: int) -> NumericalError:
+def make_numerical_error(
+    message: str, *, epoch: int, batch: int, budget: Budget, lr: float, seed: int
+) -> NumericalError:
     """An error that says where training was, in words and as facts for the run's record; epoch counts from 0."""
-    where = f"k {budget.k}, alpha {level(budget.alpha)}, lr {lr:.4g}, seed {seed}"
+    where = f"k {budget.k}, alpha {format_eps(budget.alpha)}, lr {lr:.4g}, seed {seed}"
     facts = {"epoch": epoch + 1, "batch": batch, "k": budget.k, "alpha": budget.alpha, "lr": lr, "seed": seed}
     return NumericalError(f"{message} It happened at {where}.", **facts)
 
 
-def is_shortage(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Whether an error means that there was no memory left."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
-def is_lost_worker(error: Exception) -> bool:
+def is_dead_worker(error: Exception) -> bool:
     """Whether a process that loads images is gone, which torch says wherever its parent happens to be."""
     return re.match(r"DataLoader worker \(pid.*\) (exited unexpectedly|is killed by signal)", str(error)) is not None
 
 
-def shortage(epoch: int, batch_size: int) -> str:
+def out_of_memory_message(epoch: int, batch_size: int) -> str:
     """What to do when memory ran out; a smaller batch is another experiment, so only the user chooses it."""
     return (
         f"out of memory in epoch {epoch + 1} with batch_size {batch_size}. Start a run with a smaller batch_size, a "
@@ -137,7 +145,7 @@ def shortage(epoch: int, batch_size: int) -> str:
     )
 
 
-def check_determinism(error: Exception) -> None:
+def raise_if_nondeterministic(error: Exception) -> None:
     """Say what to do where torch has no deterministic form of an operation of the network."""
     text = str(error)
     if "deterministic" in text and "use_deterministic_algorithms" in text:
@@ -148,40 +156,42 @@ def check_determinism(error: Exception) -> None:
         ) from error
 
 
-CODE = {"resume": ("method", "model"), "evaluate": ("model",)}
+CODE_FLAGS = {"resume": ("method", "model"), "evaluate": ("model",)}
 """What each command takes that may be code."""
 
 
-def command(verb: str, folder: Path, request: Mapping[str, Any], ranks: Ranks = ALONE) -> str:
+def format_command(
+    verb: str, folder: Path, request: Mapping[str, Any], distributed: Distributed = SINGLE_PROCESS
+) -> str:
     """The command that does this to a run of that request, started by as many processes as work on it now."""
-    named = {what: str(request.get(what)) for what in CODE[verb]}
-    flags = [flag(what, spec) for what, spec in named.items() if is_file_spec(spec)]
-    return " ".join([_launched(ranks), verb, shlex.quote(str(folder)), *flags])
+    named = {what: str(request.get(what)) for what in CODE_FLAGS[verb]}
+    flags = [format_code_flag(what, spec) for what, spec in named.items() if is_file_spec(spec)]
+    return " ".join([_launcher_prefix(distributed), verb, shlex.quote(str(folder)), *flags])
 
 
-def flag(what: str, spec: str) -> str:
+def format_code_flag(what: str, spec: str) -> str:
     """The flag that names code of the user's, as it is recorded."""
-    return f"--{what} {shlex.quote(at_home(spec))}"
+    return f"--{what} {shlex.quote(restore_user_paths(spec))}"
 
 
-def stopped_at(trainer: "Trainer") -> str:
+def describe_stop_position(trainer: "Trainer") -> str:
     """Where a training was when it was interrupted; nothing of one that was over."""
     batch = f", after batch {trainer.step}" if trainer.step else ""
-    epochs = trainer.settings.epochs
+    epochs = trainer.config.epochs
     return f" in epoch {trainer.epoch + 1} of {epochs}{batch}" if trainer.epoch < epochs else ""
 
 
-def goes_on_at(trainer: "Trainer") -> str:
+def describe_resume_position(trainer: "Trainer") -> str:
     """Where a training goes on that has been taken up."""
     where = f"batch {trainer.step + 1}" if trainer.step < len(trainer.train) else "its validation"
     return f"epoch {trainer.epoch + 1}" + (f", {where}" if trainer.step else "")
 
 
-def _launched(ranks: Ranks) -> str:
+def _launcher_prefix(distributed: Distributed) -> str:
     """deat, as torchrun starts it where there are several processes; `--` keeps our flags from torchrun."""
-    if not ranks.many:
+    if not distributed.is_multiprocess:
         return "deat"
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size))
-    if here < ranks.size:
-        return f"(as this was started, in {ranks.size} processes) deat"
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", distributed.size))
+    if here < distributed.size:
+        return f"(as this was started, in {distributed.size} processes) deat"
     return f"torchrun --standalone --nproc-per-node={here} -m -- deat"

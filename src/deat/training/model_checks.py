@@ -9,47 +9,49 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import Source
-from deat.data.checks import beyond, largest
-from deat.data.statistics import Statistics
+from deat.data.checks import describe_labels_out_of_range, describe_largest_label
+from deat.data.statistics import ChannelStats
 from deat.errors import DataError, UsageError
-from deat.evaluation.arguments import check_kept, check_precision, in_words, logits_in
+from deat.evaluation.arguments import check_dtype, check_input_unmodified, describe_output, logits_hint
 from deat.evaluation.resume_log import fingerprint
-from deat.models import Normalize, load_weights, pixel_scale
-from deat.models.import_export import normalization_of
-from deat.models.weights import locate
-from deat.utils.tensor_files import check_finite, read
-from deat.utils.torch_utils import device_of, evaluating
-from deat.utils.user_code import described
+from deat.models import Normalize, get_input_std, load_weights
+from deat.models.import_export import read_normalization
+from deat.models.weights import find_weights_file
+from deat.utils.tensor_files import check_finite_tensors, read_tensors
+from deat.utils.torch_utils import device_of, eval_mode
+from deat.utils.user_code import describe_error
 
 
-def idle_parameters(model: nn.Module, source: Source) -> list[str]:
+def find_unused_parameters(model: nn.Module, source: Source) -> list[str]:
     """The parameters that want a gradient and that the model's answer does not depend on."""
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    with evaluating(model):
-        found = torch.autograd.grad(model(_two_images(model, source)).sum(), list(learning.values()), allow_unused=True)
+    with eval_mode(model):
+        found = torch.autograd.grad(
+            model(_make_two_images(model, source)).sum(), list(learning.values()), allow_unused=True
+        )
     return [name for name, grad in zip(learning, found, strict=True) if grad is None]
 
 
-def check_fit(model: nn.Module, source: Source, processes: int, given: object) -> Tensor:
+def check_trainable(model: nn.Module, source: Source, num_processes: int, original_data: object) -> Tensor:
     """Refuse a model that has nothing to train or does not give one logit per class; its answer to two images.
 
     given is the data that the source is made of, before images were held out, by whose numbers they are named.
     """
-    _check_before(model, source)
-    logits, lone = _answer(model, source, _is_lonely(source, processes))
+    _check_preconditions(model, source)
+    logits, lone = _run_two_images(model, source, _has_single_image_batch(source, num_processes))
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
         raise UsageError(
-            f"the model answers two images with {in_words(logits)}; let it return logits of shape "
-            f"(2, {source.num_classes}), one for each class.{logits_in(logits, (2, source.num_classes))}"
-            f"{_classes_hint(logits, source, given)}"
+            f"the model answers two images with {describe_output(logits)}; let it return logits of shape "
+            f"(2, {source.num_classes}), one for each class.{logits_hint(logits, (2, source.num_classes))}"
+            f"{_classes_hint(logits, source, original_data)}"
         )
-    _check_company(lone, source, processes)
+    _check_single_image_batches(lone, source, num_processes)
     _check_gradient(logits)
-    _check_weights(model)
+    _check_finite_weights(model)
     return logits.detach()
 
 
-def _check_before(model: nn.Module, source: Source) -> None:
+def _check_preconditions(model: nn.Module, source: Source) -> None:
     """Refuse what cannot be trained whatever the model answers."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("the model has no parameter that requires a gradient; there is nothing to train.")
@@ -61,23 +63,23 @@ def _check_before(model: nn.Module, source: Source) -> None:
         raise DataError("the data has a single class; there is nothing to tell apart.")
 
 
-def _check_company(lone: list[str], source: Source, processes: int) -> None:
+def _check_single_image_batches(failing_norms: list[str], source: Source, num_processes: int) -> None:
     """Refuse a batch of one image for batch norms that an image alone is too few for."""
-    if lone:
-        whose = "a process with a batch" if processes > 1 else "a batch"
+    if failing_norms:
+        whose = "a process with a batch" if num_processes > 1 else "a batch"
         raise DataError(
-            f"{source.num_examples} images in batches of {source.batch_size} leave {whose} of one, on which {lone[0]} "
+            f"{source.num_examples} images in batches of {source.batch_size} leave {whose} of one, on which {failing_norms[0]} "
             "cannot train here. Use another batch size, or one image less."
         )
 
 
-def _is_lonely(source: Source, processes: int) -> bool:
+def _has_single_image_batch(source: Source, num_processes: int) -> bool:
     """Whether a process has a batch of one image."""
     lengths = {source.batch_size, source.num_examples % source.batch_size} - {0}
-    return any(length // processes <= 1 for length in lengths)
+    return any(length // num_processes <= 1 for length in lengths)
 
 
-def _answer(model: nn.Module, source: Source, lonely: bool) -> tuple[Any, list[str]]:
+def _run_two_images(model: nn.Module, source: Source, check_single_image: bool) -> tuple[Any, list[str]]:
     """What the model answers to two images, and the kinds of batch norm in it that an image alone is too few for."""
     lone: list[str] = []
 
@@ -86,28 +88,28 @@ def _answer(model: nn.Module, source: Source, lonely: bool) -> tuple[Any, list[s
         if output.numel() == 2 * output.shape[1]:
             lone.append(type(module).__name__)
 
-    x = _two_images(model, source)
+    x = _make_two_images(model, source)
     seen = x.clone()
-    hooks = [norm.register_forward_hook(look) for norm in _training_norms(model) if lonely]
+    hooks = [norm.register_forward_hook(look) for norm in _batch_norms_in_training(model) if check_single_image]
     try:
-        with evaluating(model):
+        with eval_mode(model):
             answer = model(seen)
     except Exception as error:  # whatever the user's own code may raise
-        check_precision(model, x, error)
+        check_dtype(model, x, error)
         raise UsageError(
-            f"the model cannot read images of shape {tuple(source.shape)}: {described(error)}"
-            f"{_order_hint(source.shape)}"
+            f"the model cannot read images of shape {tuple(source.shape)}: {describe_error(error)}"
+            f"{_channel_order_hint(source.shape)}"
         ) from error
     finally:
         for hook in hooks:
             hook.remove()
-    check_kept(seen, x)
+    check_input_unmodified(seen, x)
     return answer, lone
 
 
-def _training_norms(model: nn.Module) -> list[nn.Module]:
+def _batch_norms_in_training(model: nn.Module) -> list[nn.Module]:
     """The batch norms that take statistics of a batch while the model trains, which one that is frozen does not."""
-    with evaluating(model):
+    with eval_mode(model):
         model.train()  # which a model may override; modes are put back
         norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
         return [norm for norm in norms if norm.training]
@@ -122,7 +124,7 @@ def _check_gradient(logits: Tensor) -> None:
         )
 
 
-def _check_weights(model: nn.Module) -> None:
+def _check_finite_weights(model: nn.Module) -> None:
     """Refuse weights that are broken already; a buffer may hold an infinity, as masks do."""
     bad = [name for name, held in model.named_parameters() if not bool(held.detach().isfinite().all())]
     bad += [name for name, held in model.named_buffers() if held.is_floating_point() and bool(held.isnan().any())]
@@ -133,7 +135,7 @@ def _check_weights(model: nn.Module) -> None:
         )
 
 
-def _classes_hint(logits: object, source: Source, given: object) -> str:
+def _classes_hint(logits: object, source: Source, original_data: object) -> str:
     """The classes where they have names, else which labels are too large and what to do about them."""
     classes = source.num_classes
     named = tuple(getattr(getattr(source, "images", None), "classes", ()))
@@ -141,17 +143,19 @@ def _classes_hint(logits: object, source: Source, given: object) -> str:
         return f" The classes are {', '.join(map(repr, named[:5]))}{', ...' if len(named) > 5 else ''}."
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         return ""
-    return beyond(given, logits.shape[1]) or largest(source, logits.shape[1])
+    return describe_labels_out_of_range(original_data, logits.shape[1]) or describe_largest_label(
+        source, logits.shape[1]
+    )
 
 
-def _two_images(model: nn.Module, source: Source) -> Tensor:
+def _make_two_images(model: nn.Module, source: Source) -> Tensor:
     """Noise, of which a network makes something, drawn from a stream of its own."""
     dtype = torch.promote_types(torch.float32, next(model.parameters()).dtype)
     noise = torch.rand(2, *source.shape, generator=torch.Generator().manual_seed(0))
     return noise.to(device_of(model), dtype)
 
 
-def _order_hint(shape: Sequence[int]) -> str:
+def _channel_order_hint(shape: Sequence[int]) -> str:
     """What to do about images whose channels seem to come last."""
     if shape[-1] not in (1, 3) or shape[0] in (1, 3):
         return ""
@@ -161,27 +165,27 @@ def _order_hint(shape: Sequence[int]) -> str:
     )
 
 
-def statistics_of(weights: str | Path) -> Statistics | None:
+def read_channel_stats(weights: str | Path) -> ChannelStats | None:
     """The statistics that a file or a folder of weights says its network was trained behind."""
-    carried = normalization_of(locate(Path(weights)))
+    carried = read_normalization(find_weights_file(Path(weights)))
     if not carried:
         return None
     front = Normalize(**carried)  # which refuses what is none
-    return Statistics(tuple(front.mean.flatten().tolist()), tuple(front.std.flatten().tolist()))
+    return ChannelStats(tuple(front.mean.flatten().tolist()), tuple(front.std.flatten().tolist()))
 
 
-def content_of(weights: str | Path) -> str:
+def hash_weights(weights: str | Path) -> str:
     """A hash of the tensors in a file or a folder of weights, by which they are known again."""
-    found = read(locate(Path(weights)))
+    found = read_tensors(find_weights_file(Path(weights)))
     return fingerprint(sorted(found), *(found[name] for name in sorted(found)))
 
 
-def fine_tune(model: nn.Module, weights: str) -> None:
+def load_initial_weights(model: nn.Module, weights: str) -> None:
     """Put weights into a network, and say where they do not quite belong."""
-    file = locate(Path(weights))
-    check_finite(read(file), file)
+    file = find_weights_file(Path(weights))
+    check_finite_tensors(read_tensors(file), file)
     fresh = load_weights(model, weights, fresh_head=True)
-    if pixel_scale(model) is None and normalization_of(file):
+    if get_input_std(model) is None and read_normalization(file):
         warnings.warn(
             f"{weights} was trained behind a normalisation, and this network stands behind none; if that is not meant, "
             "--normalize data puts it there.",

@@ -10,15 +10,15 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from deat.engine.kernels import has_triton
 from deat.errors import UsageError
-from deat.training.config import Settings
-from deat.training.lr_schedules import rate
+from deat.training.config import TrainConfig
+from deat.training.lr_schedules import get_lr_schedule
 from deat.utils.numbers import check_number
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 DEFAULT_LR = 0.1
 
 
-def check_factory(optimizer: Any) -> None:
+def check_optimizer_factory(optimizer: Any) -> None:
     """Refuse an optimizer itself, or anything else that cannot be called with parameters to make one."""
     if optimizer is not None and not callable(optimizer):
         raise UsageError(
@@ -27,12 +27,12 @@ def check_factory(optimizer: Any) -> None:
         )
 
 
-def sgd(settings: Settings, on_device: bool) -> OptimizerFactory:
+def make_sgd_factory(config: TrainConfig, on_device: bool) -> OptimizerFactory:
     """SGD with momentum and weight decay on all parameters, as every method of the paper uses it."""
 
     def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimiser of these parameters."""
-        lr, momentum, decay = settings.lr or DEFAULT_LR, settings.momentum, settings.weight_decay
+        lr, momentum, decay = config.lr or DEFAULT_LR, config.momentum, config.weight_decay
         if on_device:
             return DeviceSGD(parameters, lr, momentum, decay)
         return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=decay, fused=True)
@@ -49,8 +49,8 @@ class DeviceSGD(torch.optim.Optimizer):
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._settle()
-        self._descend = descend
-        self._copies: dict[Tensor, Tensor] = {}
+        self._step_function = sgd_step
+        self._weight_copies: dict[Tensor, Tensor] = {}
 
     def _settle(self) -> None:
         """Put learning rates and momenta on the device, and give every weight a velocity."""
@@ -68,11 +68,11 @@ class DeviceSGD(torch.optim.Optimizer):
 
     def use_compiled(self, wanted: bool) -> None:
         """Step in one pass over the weights rather than in several."""
-        self._descend = quick_descent() if wanted else descend
+        self._step_function = compile_sgd_step() if wanted else sgd_step
 
     def follow(self, copies: dict[Tensor, Tensor]) -> None:
         """Step copies of some weights with them; where a weight has no gradient, its copy's serves."""
-        self._copies = copies
+        self._weight_copies = copies
 
     @property
     def is_watched(self) -> bool:
@@ -83,7 +83,7 @@ class DeviceSGD(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, those of copies too."""
         super().zero_grad(set_to_none)
-        for copy in self._copies.values():
+        for copy in self._weight_copies.values():
             copy.grad = None
 
     @torch.no_grad()
@@ -97,16 +97,16 @@ class DeviceSGD(torch.optim.Optimizer):
             if skip is not None:
                 lr, momentum = lr * (1 - skip), torch.where(skip > 0, torch.ones_like(momentum), momentum)
                 grads = [torch.where(skip > 0, -group["weight_decay"] * p, grad) for p, grad in found]
-            copies = [self._copies.get(p) for p in weights]
-            self._descend(weights, velocities, grads, lr, momentum, group["weight_decay"], copies)
-        for copy in self._copies.values():
+            copies = [self._weight_copies.get(p) for p in weights]
+            self._step_function(weights, velocities, grads, lr, momentum, group["weight_decay"], copies)
+        for copy in self._weight_copies.values():
             copy.grad = None
 
     def _gradient(self, p: Tensor) -> Tensor | None:
-        return p.grad if p.grad is not None or p not in self._copies else self._copies[p].grad
+        return p.grad if p.grad is not None or p not in self._weight_copies else self._weight_copies[p].grad
 
 
-def descend(
+def sgd_step(
     weights: list[Any],
     velocities: list[Any],
     grads: list[Any],
@@ -125,37 +125,37 @@ def descend(
         torch._foreach_copy_([copy for copy, _ in kept], [w for _, w in kept])
 
 
-def quick_descent() -> Callable[..., None]:
+def compile_sgd_step() -> Callable[..., None]:
     """The same in one pass: our own kernel, or torch's compiler where it cannot be built."""
     if not has_triton():
-        compiled: Callable[..., None] = torch.compile(descend, dynamic=False)
+        compiled: Callable[..., None] = torch.compile(sgd_step, dynamic=False)
         return compiled
-    from deat.engine.kernels.sgd_triton import Descent
+    from deat.engine.kernels.sgd_triton import FusedSGD
 
-    return Descent(rest=descend)
+    return FusedSGD(fallback=sgd_step)
 
 
-class Steering:
+class LRScheduler:
     """Sets learning rate and momentum once a batch. Groups keep the ratio of their learning rates."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, total: int) -> None:
-        self.optimizer, self.total = optimizer, total
+    def __init__(self, optimizer: torch.optim.Optimizer, config: TrainConfig, total_steps: int) -> None:
+        self.optimizer, self.total = optimizer, total_steps
         groups = optimizer.param_groups
         self.base = float(groups[0]["lr"])
         check_number("the optimiser's learning rate", self.base, lambda v: v > 0, "> 0, such as 0.01")
-        self.ratios = [float(group["lr"]) / self.base for group in groups]
+        self.lr_ratios = [float(group["lr"]) / self.base for group in groups]
         high = float(groups[0].get("momentum", 0.0))
-        cycles = settings.cycle_momentum and all("momentum" in group for group in groups)
-        self.rate = rate(
-            settings.rate,
-            settings.lr or self.base,
-            settings.epochs,
-            milestones=settings.milestones,
-            peak=settings.peak,
+        cycles = config.cycle_momentum and all("momentum" in group for group in groups)
+        self.rate = get_lr_schedule(
+            config.rate,
+            config.lr or self.base,
+            config.epochs,
+            milestones=config.milestones,
+            peak=config.peak,
             momentum=(high, max(0.0, high - 0.1)) if cycles else None,
         )
 
-    def rate_of(self, step: int) -> float:
+    def lr_at(self, step: int) -> float:
         """The learning rate of a batch."""
         return self.rate.at(step, self.total)[0]
 
@@ -163,23 +163,23 @@ class Steering:
         """Set the rates for a batch."""
         lr, momentum = self.rate.at(step, self.total)
         # Asked anew every time: an optimiser that loads its state replaces its groups.
-        for group, ratio in zip(self.optimizer.param_groups, self.ratios, strict=True):
-            _set(group, "lr", lr * ratio)
+        for group, ratio in zip(self.optimizer.param_groups, self.lr_ratios, strict=True):
+            _set_group_value(group, "lr", lr * ratio)
             if momentum is not None:
-                _set(group, "momentum", momentum)
+                _set_group_value(group, "momentum", momentum)
 
 
-def described(optimizer: torch.optim.Optimizer) -> list[dict[str, str]]:
+def describe_param_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, str]]:
     """The settings of each group of an optimiser, by which a run that goes on knows it again."""
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    return [{name: _text(value) for name, value in group.items()} for group in groups]
+    return [{name: _format_value(value) for name, value in group.items()} for group in groups]
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return repr(value.tolist() if isinstance(value, Tensor) else value)
 
 
-def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Go on from a state, which SGD on the device and SGD on the host take from each other."""
     own = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(deepcopy(state))  # it would train on the tensors it is given
@@ -187,10 +187,10 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         for name, value in before.items():
             on_host = isinstance(value, float) and torch.is_tensor(group.get(name))
             group[name] = float(group[name]) if on_host else group.get(name, value)
-    restore_layout(optimizer)
+    align_state_with_parameters(optimizer)
 
 
-def restore_layout(optimizer: torch.optim.Optimizer) -> None:
+def align_state_with_parameters(optimizer: torch.optim.Optimizer) -> None:
     """Put a loaded state where its parameters are, laid out as they are: fused steps walk through both at once."""
     for group in optimizer.param_groups:
         for name, value in group.items():
@@ -202,7 +202,7 @@ def restore_layout(optimizer: torch.optim.Optimizer) -> None:
                 state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
-def _set(group: dict[str, Any], name: str, value: float) -> None:
+def _set_group_value(group: dict[str, Any], name: str, value: float) -> None:
     """Set a group's value where it lives: on the device, or on the host."""
     if isinstance(group[name], torch.Tensor):
         group[name].fill_(value)

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deat.errors import DataError, in_brief
-from deat.utils.files import append_text, write_whole
+from deat.errors import DataError, summarize_error
+from deat.utils.files import append_text, write_atomic
 
 T = TypeVar("T")
 
@@ -89,33 +89,33 @@ class EpochWatch:
         return self.single - self.multi
 
 
-Record = EpochStats | EpochTiming | EpochWatch
+JsonLine = EpochStats | EpochTiming | EpochWatch
 
 
-def append(path: Path, record: Record) -> None:
+def append_record(path: Path, record: JsonLine) -> None:
     """Add one line to a file of JSON lines."""
-    append_text(path, _line(record))
+    append_text(path, _to_json_line(record))
 
 
-def rewrite(path: Path, records: Iterable[Record]) -> None:
+def write_records(path: Path, records: Iterable[JsonLine]) -> None:
     """Replace a file of JSON lines, whole or not at all; a folder that is gone stays gone, as for `append`."""
-    write_whole(path, "".join(map(_line, records)).encode(), make_folder=False)
+    write_atomic(path, "".join(map(_to_json_line, records)).encode(), make_folder=False)
 
 
-def read(path: Path) -> list[EpochStats]:
+def read_history(path: Path) -> list[EpochStats]:
     """The history of a run."""
-    return parsed(path, lambda held: EpochStats(**held))
+    return parse_json_lines(path, lambda held: EpochStats(**held))
 
 
-def parsed(path: Path, make: Callable[[Any], T]) -> list[T]:
+def parse_json_lines(path: Path, convert: Callable[[Any], T]) -> list[T]:
     """What `make` makes of each of a file's lines; the first of another form is named."""
     found: list[T] = []
-    for number, line in enumerate(whole_lines(path), 1):
+    for number, line in enumerate(read_complete_lines(path), 1):
         try:
-            found.append(make(json.loads(line)))
+            found.append(convert(json.loads(line)))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(
-                f"line {number} of {str(path)!r} is none that deat wrote ({in_brief(error)}). Leave that run out, or "
+                f"line {number} of {str(path)!r} is none that deat wrote ({summarize_error(error)}). Leave that run out, or "
                 "let `deat resume` write the file anew from the run's checkpoint."
             ) from None
     return found
@@ -123,23 +123,23 @@ def parsed(path: Path, make: Callable[[Any], T]) -> list[T]:
 
 def read_watch(path: Path) -> list[EpochWatch]:
     """What the watch saw in a run, epoch by epoch; empty where there was none."""
-    return [EpochWatch(**json.loads(line)) for line in whole_lines(path)]
+    return [EpochWatch(**json.loads(line)) for line in read_complete_lines(path)]
 
 
-def whole_lines(path: Path) -> list[str]:
+def read_complete_lines(path: Path) -> list[str]:
     """The lines of a file, none where there is no file; a torn last one is dropped."""
     return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
 
 
-def is_readable(path: Path) -> bool:
+def is_valid_json_lines(path: Path) -> bool:
     """Whether every whole line of a file is a JSON object."""
     try:
-        return all(isinstance(held, dict) for held in parsed(path, lambda held: held))
+        return all(isinstance(held, dict) for held in parse_json_lines(path, lambda held: held))
     except (OSError, ValueError):
         return False
 
 
-def is_torn(path: Path) -> bool:
+def has_incomplete_last_line(path: Path) -> bool:
     """Whether a file of JSON lines ends in the middle of one."""
     try:
         data = path.read_bytes()
@@ -148,5 +148,5 @@ def is_torn(path: Path) -> bool:
     return bool(data) and not data.endswith(b"\n")
 
 
-def _line(record: Record) -> str:
+def _to_json_line(record: JsonLine) -> str:
     return json.dumps(asdict(record)) + "\n"

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from deat.data import ImageSet, LazyImages
 from deat.data.sources import Source
 from deat.engine.precision import Engine
-from deat.evaluation.attacks import Attack, attack
-from deat.evaluation.intervals import wilson
-from deat.evaluation.sanity.before_attack import ENOUGH
-from deat.evaluation.scoring import scores
+from deat.evaluation.attacks import Attack, parse_attack
+from deat.evaluation.intervals import wilson_interval
+from deat.evaluation.sanity.before_attack import MIN_IMAGES_FOR_CHANCE
+from deat.evaluation.scoring import compute_scores
 from deat.threat import ThreatModel
-from deat.training.config import Settings
-from deat.utils.distributed import Share
+from deat.training.config import TrainConfig
+from deat.utils.distributed import BatchShard
 from deat.utils.signals import Interruption
 
 
@@ -26,13 +26,13 @@ class Validator:
     def __init__(
         self,
         source: Source,
-        how: Attack,
+        val_attack: Attack,
         threat: ThreatModel,
         engine: Engine,
         seed: int,
         interruption: Interruption | None = None,
     ) -> None:
-        self.source, self.how, self.threat, self.engine, self.seed = source, how, threat, engine, seed
+        self.source, self.how, self.threat, self.engine, self.seed = source, val_attack, threat, engine, seed
         self.interruption = interruption or Interruption()
         self.passes = 0
 
@@ -40,21 +40,23 @@ class Validator:
     def of(
         cls,
         source: Source | None,
-        settings: Settings,
+        config: TrainConfig,
         threat: ThreatModel,
         engine: Engine,
         interruption: Interruption,
     ) -> "Validator | None":
         """The validator that the settings ask for, if any; it can be interrupted between two batches."""
-        if source is None or settings.val_attack == "none":
+        if source is None or config.val_attack == "none":
             return None
-        return cls(source, attack(settings.val_attack), threat, engine, settings.seed, interruption)
+        return cls(source, parse_attack(config.val_attack), threat, engine, config.seed, interruption)
 
     def __call__(self, net: nn.Module) -> tuple[float, float, float]:
         """(natural, robust) accuracy and the loss on natural images, in one host read."""
-        model, both = _InPrecision(net, self.engine), ("natural", self.how)
-        images = Interruptible(self.source, self.interruption)
-        found = scores(model, images, both, self.threat, self.seed, self.engine.layout, self.interruption.ranks)
+        model, both = _AutocastModel(net, self.engine), ("natural", self.how)
+        images = InterruptibleSource(self.source, self.interruption)
+        found = compute_scores(
+            model, images, both, self.threat, self.seed, self.engine.layout, self.interruption.distributed
+        )
         self.passes += (2 + 2 * self.how.steps) * len(self.source)
         natural, loss = found["natural"]
         return natural, found[self.how.name][0], loss
@@ -62,18 +64,18 @@ class Validator:
     @cached_property
     def chance(self) -> float:
         """The natural accuracy of a network that gives one answer for all."""
-        return chance_of(self.source)
+        return majority_class_share(self.source)
 
     @cached_property
-    def luck(self) -> float:
+    def chance_upper_bound(self) -> float:
         """The most that, on so many images, cannot be told from chance (95 %); chance itself where they are few."""
         n = self.source.num_examples
-        if n < ENOUGH:
+        if n < MIN_IMAGES_FOR_CHANCE:
             return self.chance
-        return (bisect_right(range(n + 1), self.chance, key=lambda hits: wilson(hits, n)[0]) - 1) / n
+        return (bisect_right(range(n + 1), self.chance, key=lambda hits: wilson_interval(hits, n)[0]) - 1) / n
 
 
-def chance_of(source: Source) -> float:
+def majority_class_share(source: Source) -> float:
     """The share of a source's commonest label, which is what one answer for all gets at most."""
     held = getattr(source, "images", None)
     known = held.labels if isinstance(held, ImageSet | LazyImages) else None
@@ -81,14 +83,14 @@ def chance_of(source: Source) -> float:
     return int(labels.bincount().max()) / len(labels)
 
 
-class Interruptible:
+class InterruptibleSource:
     """A source that asks before every batch whether to go on; processes that take batches in turn ask once a turn."""
 
     def __init__(self, source: Source, interruption: Interruption) -> None:
         self.source, self.interruption = source, interruption
         self.num_examples, self.num_classes = source.num_examples, source.num_classes
         self.shape, self.batch_size = source.shape, source.batch_size
-        self.check, self.share = source.check, getattr(source, "share", Share())
+        self.check, self.share = source.check, getattr(source, "share", BatchShard())
 
     def __len__(self) -> int:
         return len(self.source)
@@ -96,12 +98,12 @@ class Interruptible:
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The epoch's batches."""
         for number, batch in enumerate(self.source.epoch(epoch)):
-            if number % self.interruption.ranks.size == 0:
+            if number % self.interruption.distributed.size == 0:
                 self.interruption.check()
             yield batch
 
 
-class _InPrecision(nn.Module):
+class _AutocastModel(nn.Module):
     """The network as it is trained: inside the engine's autocast."""
 
     def __init__(self, net: nn.Module, engine: Engine) -> None:

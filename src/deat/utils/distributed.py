@@ -25,30 +25,30 @@ from torch.nn.parallel import DistributedDataParallel
 from deat import errors
 from deat.errors import DeatError, Interrupted, UsageError
 
-MEETING = timedelta(minutes=5)
+RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 """How long processes wait for each other at the start."""
-PATIENCE = timedelta(minutes=30)
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """How long one may keep the others waiting; one that dies is noticed at once."""
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShard:
     """One process's part of every batch: row i belongs to process i mod size, whatever the batch's length."""
 
     rank: int = 0
     size: int = 1
 
-    def rows(self, total: int) -> slice:
+    def rows(self, batch_size: int) -> slice:
         """Its rows of a batch; where none is left, the first one as a stand-in that counts nothing."""
-        return slice(self.rank, None, self.size) if self.rank < total else slice(0, 1)
+        return slice(self.rank, None, self.size) if self.rank < batch_size else slice(0, 1)
 
-    def count(self, total: int) -> int:
+    def count(self, batch_size: int) -> int:
         """How many of a batch's images are its own."""
-        return len(range(self.rank, total, self.size))
+        return len(range(self.rank, batch_size, self.size))
 
 
 @dataclass(frozen=True)
-class Ranks:
+class Distributed:
     """This process among those of its run: who it is, and how it agrees with the others.
 
     Every method must be called by all processes, in the same order.
@@ -59,16 +59,16 @@ class Ranks:
     local_rank: int = 0
 
     @classmethod
-    def join(cls, device: str = "auto") -> "Ranks":
+    def join(cls, device: str = "auto") -> "Distributed":
         """The processes that torchrun started, joined: over gloo on CPUs, and NCCL for what lies on GPUs."""
-        rank, size, local_rank = (int(os.environ.get(name, d)) for name, d in _ENVIRONMENT)
-        if _joined() or size == 1:
+        rank, size, local_rank = (int(os.environ.get(name, d)) for name, d in _TORCHRUN_VARIABLES)
+        if _is_initialized() or size == 1:
             return cls(rank, size, local_rank)
-        backend = _backend(device, local_rank)
-        store, rank, size = next(dist.rendezvous("env://", timeout=MEETING))  # type: ignore[attr-defined]
-        store = dist.PrefixStore(_meeting(store, rank, size), store)  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
-        _said.append(dist.PrefixStore("said", store))  # type: ignore[attr-defined]
+        backend = _choose_backend(device, local_rank)
+        store, rank, size = next(dist.rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))  # type: ignore[attr-defined]
+        store = dist.PrefixStore(_agree_on_store_prefix(store, rank, size), store)  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
+        _message_stores.append(dist.PrefixStore("said", store))  # type: ignore[attr-defined]
         return cls(rank, size, local_rank)
 
     @property
@@ -77,18 +77,18 @@ class Ranks:
         return self.rank == 0
 
     @property
-    def many(self) -> bool:
+    def is_multiprocess(self) -> bool:
         """Whether there are others."""
         return self.size > 1
 
     @property
-    def share(self) -> Share:
+    def share(self) -> BatchShard:
         """This process's part of a batch."""
-        return Share(self.rank, self.size)
+        return BatchShard(self.rank, self.size)
 
     def gather(self, value: Any) -> list[Any]:
         """Everybody's JSON value, in the order of ranks."""
-        if not self.many:
+        if not self.is_multiprocess:
             return [value]
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
@@ -107,20 +107,20 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Whether anybody says so."""
-        if not self.many:
+        if not self.is_multiprocess:
             return flag
         found = torch.tensor([int(flag)])
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return bool(found)
 
-    def by_main(self, work: Callable[[], Any]) -> Any:
+    def run_on_main(self, function: Callable[[], Any]) -> Any:
         """What the first process's work gives, as JSON; where that fails, it fails alike in every process."""
-        if not self.many:
-            return work()
+        if not self.is_multiprocess:
+            return function()
         value, failure = None, None
         if self.main:
             try:
-                value = work()
+                value = function()
             except DeatError as error:
                 failure = error
         told = self.broadcast([value, failure and [type(failure).__name__, str(failure)]])
@@ -130,10 +130,10 @@ class Ranks:
             raise getattr(errors, told[1][0], DeatError)(told[1][1])
         return told[0]
 
-    def gather_tensor(self, tensor: Tensor) -> list[Tensor]:
+    def all_gather_tensor(self, tensor: Tensor) -> list[Tensor]:
         """Everybody's tensor of one kind, on the CPU, in the order of ranks; they may differ in shape."""
         own = tensor.detach().cpu().contiguous()
-        if not self.many:
+        if not self.is_multiprocess:
             return [own]
         data = own.reshape(-1).view(torch.uint8)
         shapes, lengths = zip(*self.gather([list(own.shape), len(data)]), strict=True)
@@ -142,7 +142,7 @@ class Ranks:
         return [f[:n].view(own.dtype).view(s) for f, n, s in zip(found, lengths, shapes, strict=True)]
 
     @contextmanager
-    def leader_first(self) -> Iterator[None]:
+    def local_main_first(self) -> Iterator[None]:
         """Let one process of each machine do something alone, such as fill a cache, before its others do it too.
 
         Where it fails the others still have their turn: they then find the same mistake, and end alike.
@@ -155,75 +155,77 @@ class Ranks:
             if not self.local_rank:
                 self.any(False)
 
-    def wrap(self, objective: nn.Module) -> nn.Module:
+    def wrap_ddp(self, objective: nn.Module) -> nn.Module:
         """The objective with its gradients averaged over the processes in every backward."""
-        if not self.many:
+        if not self.is_multiprocess:
             return objective
         # Said of 1x1 kernels laid out channels last, whose bytes are the same in either layout.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
-        return DistributedDataParallel(objective, **_BUFFERS_STAY)
+        return DistributedDataParallel(objective, **_NO_BUFFER_SYNC)
 
-    def synchronise(self, model: nn.Module) -> nn.Module:
+    def to_sync_batch_norm(self, model: nn.Module) -> nn.Module:
         """The model with batch norms whose statistics are those of all processes' images."""
         convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
-        return convert(model) if self.many else model
+        return convert(model) if self.is_multiprocess else model
 
-    def share_buffers(self, model: nn.Module) -> None:
+    def broadcast_model_buffers(self, model: nn.Module) -> None:
         """Give everybody the first process's buffers: each has batch-norm statistics of its own images."""
-        for buffer in model.buffers() if self.many else ():
+        for buffer in model.buffers() if self.is_multiprocess else ():
             dist.broadcast(buffer, 0)
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Distributed()
 """One process, which needs nobody's agreement."""
 
-_ENVIRONMENT = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-_NAMES = ("forward_sync_buffers", "broadcast_buffers")  # since torch 2.13, and before
-_BUFFERS_STAY: dict[str, Any] = {next(n for n in _NAMES if n in signature(DistributedDataParallel).parameters): False}
-_said: list[Any] = []
+_TORCHRUN_VARIABLES = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+_BUFFER_SYNC_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")  # since torch 2.13, and before
+_NO_BUFFER_SYNC: dict[str, Any] = {
+    next(n for n in _BUFFER_SYNC_OPTIONS if n in signature(DistributedDataParallel).parameters): False
+}
+_message_stores: list[Any] = []
 """Where the processes note what was said; a store outlives a process that dies."""
 
 
-def leave(status: int = 0) -> int:
+def exit_if_distributed(exit_code: int = 0) -> int:
     """End this process if it has joined others, else do nothing.
 
     The interpreter's own end is left out: it may wait for a process that is gone, and now and then aborts in threads
     that torch has left running.
     """
-    if _joined():
+    if _is_initialized():
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
-        os._exit(status)
-    return status
+        os._exit(exit_code)
+    return exit_code
 
 
-def say_once(text: str, *, last: bool) -> bool:
+def should_print_error(text: str, *, is_fallback: bool) -> bool:
     """Whether this process should print an error: each is printed once, and a `last` one only if no other was."""
-    if not _said:
+    if not _message_stores:
         return True
     try:
-        said = _said[-1].add("anything", 0 if last else 1)
-        first = _said[-1].add(sha256(text.encode()).hexdigest(), 1) == 1
+        said = _message_stores[-1].add("anything", 0 if is_fallback else 1)
+        first = _message_stores[-1].add(sha256(text.encode()).hexdigest(), 1) == 1
     except (RuntimeError, OSError):  # whoever keeps the store is gone
         return True
-    return first and not (last and said)
+    return first and not (is_fallback and said)
 
 
-def is_lost_peer(error: BaseException) -> bool:
+def is_lost_peer_error(error: BaseException) -> bool:
     """Whether an error means that another process of the run is gone."""
     text = str(error)
     signs = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
-    return _joined() and isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+    return _is_initialized() and isinstance(error, RuntimeError) and any(sign in text for sign in signs)
 
 
-def _meeting(store: Any, rank: int, size: int) -> str:
+def _agree_on_store_prefix(store: Any, rank: int, size: int) -> str:
     """A name that only the processes of this start know.
 
     torchrun keeps its store when it starts processes again, and whoever reads an address that a dead one left there
     waits in vain; its count of restarts differs between machines. So each asks the first by a name of its own.
     """
-    name, deadline = secrets.token_hex(8), monotonic() + MEETING.total_seconds()
+    name, deadline = secrets.token_hex(8), monotonic() + RENDEZVOUS_TIMEOUT.total_seconds()
     if rank:
         store.set(f"ask/{rank}", name)
         found: str = store.get(f"answer/{name}").decode()
@@ -231,7 +233,9 @@ def _meeting(store: Any, rank: int, size: int) -> str:
         return found
     while not store.check([f"heard/{name}/{other}" for other in range(1, size)]):
         if monotonic() > deadline:
-            raise Interrupted(f"not all of {size} processes came within {MEETING}; look at their own messages.")
+            raise Interrupted(
+                f"not all of {size} processes came within {RENDEZVOUS_TIMEOUT}; look at their own messages."
+            )
         for other in range(1, size):
             if store.check([f"ask/{other}"]):
                 store.set(f"answer/{store.get(f'ask/{other}').decode()}", name)
@@ -239,11 +243,11 @@ def _meeting(store: Any, rank: int, size: int) -> str:
     return name
 
 
-def _joined() -> bool:
+def _is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _backend(device: str, local_rank: int) -> str:
+def _choose_backend(device: str, local_rank: int) -> str:
     """gloo, and for a GPU NCCL beside it, this process's GPU being the one of its local rank."""
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return "gloo"

@@ -14,7 +14,7 @@ NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 """Opens no symbolic link, where the system can tell."""
 
 
-def write_whole(path: Path, data: bytes, *, make_folder: bool = True) -> None:
+def write_atomic(path: Path, data: bytes, *, make_folder: bool = True) -> None:
     """Write a file under a temporary name, wait until it is on the disk, and only then give it its own."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     if make_folder:
@@ -25,7 +25,7 @@ def write_whole(path: Path, data: bytes, *, make_folder: bool = True) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        sync_folder(path.parent)
+        fsync_folder(path.parent)
     finally:
         with suppress(OSError):
             temporary.unlink()
@@ -39,7 +39,7 @@ def append_text(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def refuse_links(paths: Iterable[Path]) -> None:
+def check_no_symlinks(paths: Iterable[Path]) -> None:
     """Refuse names that are symbolic links, by which a folder from elsewhere could have any file written or removed."""
     for path in paths:
         if path.is_symlink():
@@ -49,30 +49,30 @@ def refuse_links(paths: Iterable[Path]) -> None:
             )
 
 
-def is_leftover(path: Path) -> bool:
+def is_temporary_file(path: Path) -> bool:
     """Whether a file is the beginning of one that was never finished."""
     return path.name.startswith(".") and path.suffix == ".tmp"
 
 
-def link_whole(source: Path, target: Path) -> None:
+def link_atomic(source: Path, target: Path) -> None:
     """Give a finished file a second name in another folder, in place of whatever has it; a copy where links fail."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     target.parent.mkdir(exist_ok=True)
     try:
         os.link(source, temporary)
     except OSError:
-        write_whole(target, source.read_bytes(), make_folder=False)
+        write_atomic(target, source.read_bytes(), make_folder=False)
         return
     temporary.replace(target)
-    sync_folder(target.parent)
+    fsync_folder(target.parent)
 
 
 def write_json(path: Path, value: Any, *, make_folder: bool = True) -> None:
     """Write a JSON file, whole or not at all; a NaN in it is an error, since JSON has none."""
-    write_whole(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), make_folder=make_folder)
+    write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), make_folder=make_folder)
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Wait until the folder's list of names is on the disk, without which a rename can be lost."""
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -21,12 +21,12 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 
-def are_known() -> bool:
+def has_file_locks() -> bool:
     """Whether this system has such locks at all; one of its disks may be without them still."""
     return fcntl is not None
 
 
-def lock(handle: int, *, wait: bool = True) -> None:
+def lock_file(handle: int, *, wait: bool = True) -> None:
     """Lock an open file; who does not wait gets a BlockingIOError while another holds it.
 
     Any other OSError says that there are no locks here.
@@ -36,13 +36,13 @@ def lock(handle: int, *, wait: bool = True) -> None:
     fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def hold(path: Path, take: Callable[[int], None] = lock) -> int:
+def open_locked(path: Path, acquire: Callable[[int], None] = lock_file) -> int:
     """A file of this name, made where there is none, and locked by `take`; closing it lets go."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
         try:
-            take(handle)
-            if _is_still(path, handle):
+            acquire(handle)
+            if _is_same_file(path, handle):
                 return handle
         except BaseException:
             os.close(handle)
@@ -50,25 +50,25 @@ def hold(path: Path, take: Callable[[int], None] = lock) -> int:
         os.close(handle)  # its last holder removed the name just now, so that others lock another file
 
 
-def _is_still(path: Path, handle: int) -> bool:
+def _is_same_file(path: Path, handle: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(handle))
     except FileNotFoundError:
         return False
 
 
-class Claim:
+class CellLock:
     """A file that only one process can hold."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
     @classmethod
-    def take(cls, path: Path) -> "Claim | None":
+    def take(cls, path: Path) -> "CellLock | None":
         """The claim, or None while another process holds it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            return cls(hold(path, partial(lock, wait=False)))
+            return cls(open_locked(path, partial(lock_file, wait=False)))
         except BlockingIOError:
             return None
 
@@ -78,10 +78,10 @@ class Claim:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def exclusive_lock(path: Path) -> Iterator[None]:
     """Alone with whoever locks the same file, after waiting for one's turn."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = hold(path)
+    handle = open_locked(path)
     try:
         yield
     finally:
@@ -89,38 +89,38 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def turn(path: Path) -> Iterator[bool]:
+def temporary_lock(path: Path) -> Iterator[bool]:
     """Alone with whoever locks the same file, which is gone afterwards; False where it cannot be locked."""
     handle = None
     with suppress(OSError):  # a disk that is read-only, or has no locks
-        handle = _locked(path)
+        handle = _open_locked_if_supported(path)
     try:
         yield handle is not None
     finally:
         if handle is not None:
-            _leave(path, handle)
+            _unlink_and_close(path, handle)
 
 
-def _locked(path: Path) -> int | None:
+def _open_locked_if_supported(path: Path) -> int | None:
     """The file, after waiting for one's turn; None, and no file, where the system has no locks."""
-    if not are_known():
+    if not has_file_locks():
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    return hold(path)
+    return open_locked(path)
 
 
-def _leave(path: Path, handle: int) -> None:
+def _unlink_and_close(path: Path, handle: int) -> None:
     # The name goes first: after the lock, it could be the next one's.
     with suppress(OSError):
         path.unlink()
     os.close(handle)
 
 
-LOCK = "lock"
+LOCK_FILE_NAME = "lock"
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """Who works on a run: a process, a hash of its machine's name, which is nobody's business, and since when."""
 
     pid: int
@@ -128,24 +128,26 @@ class Holder:
     since: int
 
     @classmethod
-    def me(cls) -> "Holder":
+    def current(cls) -> "LockHolder":
         """This process, now."""
         return cls(os.getpid(), sha256(platform.node().encode()).hexdigest()[:16], int(time.time()))
 
-    def is_me(self) -> bool:
+    def is_current_process(self) -> bool:
         """Whether it is this very process."""
-        return (self.pid, self.host) == (os.getpid(), Holder.me().host)
+        return (self.pid, self.host) == (os.getpid(), LockHolder.current().host)
 
     def __str__(self) -> str:
-        where = "this machine" if self.host == Holder.me().host else "another machine"
+        where = "this machine" if self.host == LockHolder.current().host else "another machine"
         return f"process {self.pid} on {where}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.since))},"
 
 
 @contextmanager
-def owned(place: Path, say: Callable[[str], None] = lambda text: None, *, lock: Path | None = None) -> Iterator[None]:
+def lock_run_folder(
+    folder: Path, log: Callable[[str], None] = lambda text: None, *, lock_path: Path | None = None
+) -> Iterator[None]:
     """Own a run's folder inside, or whatever `lock` stands for; the file that says so is gone afterwards."""
-    path = lock or place / LOCK
-    handle = _acquire(path, place, say)
+    path = lock_path or folder / LOCK_FILE_NAME
+    handle = _acquire_run_lock(path, folder, log)
     try:
         yield
     finally:
@@ -154,41 +156,41 @@ def owned(place: Path, say: Callable[[str], None] = lambda text: None, *, lock: 
         os.close(handle)
 
 
-def _acquire(path: Path, place: Path, say: Callable[[str], None]) -> int:
+def _acquire_run_lock(path: Path, folder: Path, log: Callable[[str], None]) -> int:
     try:
-        handle = hold(path, lambda handle: _take(handle, place))
+        handle = open_locked(path, lambda handle: _lock_or_raise_busy(handle, folder))
     except OSError as error:
-        raise CheckpointError(f"cannot write to {str(place)!r}: {error.strerror}. Choose another --out.") from None
-    _sign(handle, say)
+        raise CheckpointError(f"cannot write to {str(folder)!r}: {error.strerror}. Choose another --out.") from None
+    _write_holder(handle, log)
     return handle
 
 
-def _take(handle: int, place: Path) -> None:
+def _lock_or_raise_busy(handle: int, folder: Path) -> None:
     try:
-        lock(handle, wait=False)
+        lock_file(handle, wait=False)
     except BlockingIOError:
         raise BusyError(
-            f"{_holder(handle) or 'another process'} is working on {str(place)!r}. Wait for it, stop it, or choose "
+            f"{_read_holder(handle) or 'another process'} is working on {str(folder)!r}. Wait for it, stop it, or choose "
             "another --out."
         ) from None
     except OSError:
         return  # a system or a disk without locks
 
 
-def _sign(handle: int, say: Callable[[str], None]) -> None:
-    before = _holder(handle)
-    if before and not before.is_me():
-        say(f"{before} left this run without closing it; it is taken over")
+def _write_holder(handle: int, log: Callable[[str], None]) -> None:
+    before = _read_holder(handle)
+    if before and not before.is_current_process():
+        log(f"{before} left this run without closing it; it is taken over")
     with suppress(OSError):  # a full disk costs the others the holder's name
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(asdict(Holder.me())).encode(), 0)
+        os.pwrite(handle, json.dumps(asdict(LockHolder.current())).encode(), 0)
 
 
-def _holder(handle: int) -> Holder | None:
+def _read_holder(handle: int) -> LockHolder | None:
     """Whoever signed last; None where that cannot be read, or no clock shows it."""
     try:
         found = json.loads(os.pread(handle, 200, 0))
-        holder = Holder(int(found["pid"]), str(found["host"]), int(found["since"]))
+        holder = LockHolder(int(found["pid"]), str(found["host"]), int(found["since"]))
         return holder if str(holder) else None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
         return None

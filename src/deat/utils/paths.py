@@ -5,49 +5,49 @@ import re
 from pathlib import Path
 from typing import Any
 
-USER = "$USER"
+USER_PLACEHOLDER = "$USER"
 """A user's name in a recorded path, as a shell would write it."""
-SHORTEST = 3
+MIN_USER_NAME_LETTERS = 3
 """Letters of a user's name that tells who it is."""
-_MARK = re.compile(r"(?<![^:+])~(?=/|$)")
+_HOME_MARK = re.compile(r"(?<![^:+])~(?=/|$)")
 """The home folder's sign, where a path begins: also after `folder:` and `m+`."""
-_BEFORE = r"(?:(?<=/)|(?<=folder:)|(?<![^:+])(?={name}/))"
-_AFTER = r"(?=/|[^\w.-]|$)"
+_BEFORE_PART = r"(?:(?<=/)|(?<=folder:)|(?<![^:+])(?={name}/))"
+_AFTER_PART = r"(?=/|[^\w.-]|$)"
 """What stands around a part of a path."""
 
 
-def tidy(value: Any) -> Any:
+def anonymize_paths(value: Any) -> Any:
     """A setting, or a text with paths in it, without the names of its user and of their home folder."""
     if not isinstance(value, str):
         return value
-    for home in _homes():
-        value = re.sub(rf"(?<![\w.-]){re.escape(home)}{_AFTER}", "~", value)
-    name = _user()
-    return _part(re.escape(name)).sub(lambda _: USER, value) if name else value
+    for home in _home_folders():
+        value = re.sub(rf"(?<![\w.-]){re.escape(home)}{_AFTER_PART}", "~", value)
+    name = _user_name()
+    return _path_part_pattern(re.escape(name)).sub(lambda _: USER_PLACEHOLDER, value) if name else value
 
 
-def at_home(text: str) -> str:
+def restore_user_paths(text: str) -> str:
     """A recorded path with the user's name and home folder in it again."""
-    home, name = str(Path.home()), _user()
-    text = _part(re.escape(USER)).sub(lambda _: name, text) if name else text
-    return _MARK.sub(lambda _: home, text)
+    home, name = str(Path.home()), _user_name()
+    text = _path_part_pattern(re.escape(USER_PLACEHOLDER)).sub(lambda _: name, text) if name else text
+    return _HOME_MARK.sub(lambda _: home, text)
 
 
-def _part(name: str) -> re.Pattern[str]:
+def _path_part_pattern(name: str) -> re.Pattern[str]:
     """Where a path has a part of this name."""
-    return re.compile(_BEFORE.format(name=name) + name + _AFTER)
+    return re.compile(_BEFORE_PART.format(name=name) + name + _AFTER_PART)
 
 
-def _homes() -> list[str]:
+def _home_folders() -> list[str]:
     """The home folder, and where it really lies; a home that is the root tells nothing."""
     home = Path.home()
     return sorted({str(home), str(home.resolve())} - {"/"}, key=len, reverse=True)
 
 
-def _user() -> str | None:
+def _user_name() -> str | None:
     """The user's name, where there is one that tells anything."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError, ImportError):  # nobody knows this user's number
         return None
-    return name if len(name) >= SHORTEST and name != "root" else None
+    return name if len(name) >= MIN_USER_NAME_LETTERS and name != "root" else None

@@ -1,23 +1,23 @@
 """Names from elsewhere, made safe to show: on a terminal, in a log, in Markdown."""
 
 
-def plain(text: str) -> str:
+def make_printable(text: str) -> str:
     """A text on one line without control characters, which could move a terminal's cursor or colour what follows."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def clipped(text: str, longest: int) -> str:
+def clip_middle(text: str, max_chars: int) -> str:
     """A plain text of at most so many characters; it is cut in the middle, since names may differ at either end."""
-    shown, tail = plain(text), (longest - 1) // 2
-    return shown if len(shown) <= longest else f"{shown[: longest - 1 - tail]}…{shown[-tail:]}"
+    shown, tail = make_printable(text), (max_chars - 1) // 2
+    return shown if len(shown) <= max_chars else f"{shown[: max_chars - 1 - tail]}…{shown[-tail:]}"
 
 
-def plain_lines(text: str) -> str:
+def make_printable_lines(text: str) -> str:
     """A text of several lines, each of them plain."""
-    return "\n".join(map(plain, text.expandtabs().split("\n")))
+    return "\n".join(map(make_printable, text.expandtabs().split("\n")))
 
 
-def markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """A text that is itself in Markdown: no HTML, no table cells, no links."""
     marks = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "\\\\", "|": "\\|", "`": "\\`", "[": "\\[", "]": "\\]"}
-    return "".join(marks.get(c, c) for c in plain(text))
+    return "".join(marks.get(c, c) for c in make_printable(text))

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-SMALL = 500_000
+SMALL_MODEL_PARAMETERS = 500_000
 """Parameters below which a network gains nothing on a CPU from a second thread, or from half precision."""
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Eval mode for every module, each one's own mode restored."""
     before = [(module, module.training) for module in model.modules()]
     try:
@@ -23,7 +23,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
+def frozen_parameters(model: nn.Module) -> Iterator[None]:
     """Weights that get no gradient; those that did before do so again afterwards."""
     learning = [p for p in model.parameters() if p.requires_grad]
     try:
@@ -37,11 +37,11 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 def choose_threads(model: nn.Module) -> int:
     """How many CPU threads to use: one for small networks, where a second costs more than it gives."""
-    return 1 if sum(p.numel() for p in model.parameters()) < SMALL else torch.get_num_threads()
+    return 1 if sum(p.numel() for p in model.parameters()) < SMALL_MODEL_PARAMETERS else torch.get_num_threads()
 
 
 @contextmanager
-def threaded(threads: int) -> Iterator[None]:
+def use_threads(threads: int) -> Iterator[None]:
     """Inside, so many threads compute."""
     before = torch.get_num_threads()
     try:
@@ -51,7 +51,7 @@ def threaded(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def spread(mask: Tensor, like: Tensor) -> Tensor:
+def broadcast_mask(mask: Tensor, like: Tensor) -> Tensor:
     """A per-example mask in a shape that broadcasts over whole examples."""
     return mask.view(-1, *[1] * (like.dim() - 1))
 

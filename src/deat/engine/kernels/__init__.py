@@ -13,7 +13,7 @@ def has_triton() -> bool:
     return found()
 
 
-def are_built() -> bool:
+def has_cached_kernels() -> bool:
     """Whether an earlier process has left them in Triton's cache."""
     home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
-    return any(Path(os.environ.get("TRITON_CACHE_DIR") or home).glob("*/forth.*"))
+    return any(Path(os.environ.get("TRITON_CACHE_DIR") or home).glob("*/batch_norm_forward_kernel.*"))

@@ -15,7 +15,7 @@ Tile = tuple[tl.tensor, tl.tensor]
 
 
 @triton.jit
-def forth(
+def batch_norm_forward_kernel(
     x, other, total, beside, y, sums, mean, spread, running_mean, running_var, weight, bias, M, C, rows,
     GATHER: tl.constexpr, ADD: tl.constexpr, BESIDE: tl.constexpr, RELU: tl.constexpr,
     BATCH: tl.constexpr, TRACK: tl.constexpr, MOMENTUM: tl.constexpr, EPS: tl.constexpr,
@@ -28,7 +28,7 @@ def forth(
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
     if GATHER:
-        _begin(EARLY)
+        _allow_dependent_launch(EARLY)
     if BATCH:
         origin = tl.load(x + cols, mask=inside, other=0).to(ACC)
         if ADD:
@@ -37,42 +37,42 @@ def forth(
     if GATHER:
         first, second = tl.zeros((BM, BC), ACC), tl.zeros((BM, BC), ACC)
         for start in range(0, rows, BM):
-            at, ok = _tile(start, rows, M, C, cols, inside, BM)
-            v = _summed(tl.load(x + at, mask=ok, other=0), other, total, at, ok, ADD, ACC)
+            at, ok = _tile_offsets(start, rows, M, C, cols, inside, BM)
+            v = _add_and_store(tl.load(x + at, mask=ok, other=0), other, total, at, ok, ADD, ACC)
             d = tl.where(ok, v - origin[None, :], 0.0)
             first += d
             second += d * d
-        _hand_in(sums, first, second, cols, inside, C)
+        _add_sums(sums, first, second, cols, inside, C)
     else:
-        w, c = _affine(weight, bias, cols, inside, ACC)
-        at, ok = _tile(rows - BM, rows, M, C, cols, inside, BM)
+        w, c = _load_affine(weight, bias, cols, inside, ACC)
+        at, ok = _tile_offsets(rows - BM, rows, M, C, cols, inside, BM)
         ahead = tl.load(x + at, mask=ok, other=0)
         if BATCH:
-            _wait(EARLY)
-            m, r = _settle(
+            _wait_for_previous_launch(EARLY)
+            m, r = _finish_statistics(
                 sums, origin, mean, spread, running_mean, running_var, M, C, cols, inside, MOMENTUM, EPS, TRACK
             )
         else:
-            m, r = _statistics(running_mean, running_var, cols, inside, EPS, True, ACC)
+            m, r = _load_statistics(running_mean, running_var, cols, inside, EPS, True, ACC)
         source = x
         if BATCH and ADD:
             source = total
             ahead = tl.load(total + at, mask=ok, other=0)
         for start in range(0, rows, BM):
-            v = _summed(ahead, other, total, at, ok, ADD and not BATCH, ACC)
+            v = _add_and_store(ahead, other, total, at, ok, ADD and not BATCH, ACC)
             v = (v - m) * r * w + c
             if BESIDE:
                 v += tl.load(beside + at, mask=ok, other=0).to(ACC)
             if RELU:
                 v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
             here, there = at, ok
-            at, ok = _tile(rows - 2 * BM - start, rows, M, C, cols, inside, BM)
+            at, ok = _tile_offsets(rows - 2 * BM - start, rows, M, C, cols, inside, BM)
             ahead = tl.load(source + at, mask=ok, other=0)
             tl.store(y + here, v.to(y.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def back(
+def batch_norm_backward_kernel(
     dy, x, gate, more, dx, by_beside, sums, mean, spread, weight, bias, M, C, rows,
     GATHER: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr, GATED: tl.constexpr,
     BATCH: tl.constexpr, EPS: tl.constexpr,
@@ -86,27 +86,27 @@ def back(
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
     if GATHER:
-        _begin(EARLY)
-    m, r = _statistics(mean, spread, cols, inside, EPS, not BATCH, ACC)
-    w, c = _affine(weight, bias, cols, inside, ACC)
+        _allow_dependent_launch(EARLY)
+    m, r = _load_statistics(mean, spread, cols, inside, EPS, not BATCH, ACC)
+    w, c = _load_affine(weight, bias, cols, inside, ACC)
     if GATHER:
         first, second = tl.zeros((BM, BC), ACC), tl.zeros((BM, BC), ACC)
         for start in range(0, rows, BM):
-            at, ok = _tile(start, rows, M, C, cols, inside, BM)
+            at, ok = _tile_offsets(start, rows, M, C, cols, inside, BM)
             tiles = tl.load(dy + at, mask=ok, other=0), tl.load(x + at, mask=ok, other=0)
-            grad, v = _opened(tiles[0], tiles[1], gate, at, ok, m, r, w, c, RELU, GATED, ACC)
+            grad, v = _gradient_before_relu(tiles[0], tiles[1], gate, at, ok, m, r, w, c, RELU, GATED, ACC)
             first += grad
             second += grad * v
-        _hand_in(sums, first, second, cols, inside, C)
+        _add_sums(sums, first, second, cols, inside, C)
     else:
-        at, ok = _tile(rows - BM, rows, M, C, cols, inside, BM)
+        at, ok = _tile_offsets(rows - BM, rows, M, C, cols, inside, BM)
         ahead_dy, ahead_x = tl.load(dy + at, mask=ok, other=0), tl.load(x + at, mask=ok, other=0)
         if BATCH:
-            _wait(EARLY)
-            by_bias, by_weight = _read(sums, cols, inside, C)
+            _wait_for_previous_launch(EARLY)
+            by_bias, by_weight = _load_sums(sums, cols, inside, C)
             by_bias, by_weight = (by_bias / M)[None, :], (by_weight / M)[None, :]
         for start in range(0, rows, BM):
-            grad, v = _opened(ahead_dy, ahead_x, gate, at, ok, m, r, w, c, RELU, GATED, ACC)
+            grad, v = _gradient_before_relu(ahead_dy, ahead_x, gate, at, ok, m, r, w, c, RELU, GATED, ACC)
             if GATED:
                 tl.store(by_beside + at, grad.to(dx.dtype.element_ty), mask=ok)
             if BATCH:
@@ -115,13 +115,13 @@ def back(
             if ADD:
                 grad += tl.load(more + at, mask=ok, other=0).to(ACC)
             here, there = at, ok
-            at, ok = _tile(rows - 2 * BM - start, rows, M, C, cols, inside, BM)
+            at, ok = _tile_offsets(rows - 2 * BM - start, rows, M, C, cols, inside, BM)
             ahead_dy, ahead_x = tl.load(dy + at, mask=ok, other=0), tl.load(x + at, mask=ok, other=0)
             tl.store(dx + here, grad.to(dx.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def _tile(start, rows, M, C, cols, inside, BM: tl.constexpr) -> "Tile":
+def _tile_offsets(start, rows, M, C, cols, inside, BM: tl.constexpr) -> "Tile":
     """Where a tile's numbers lie, and which of them there are."""
     own = start + tl.arange(0, BM)
     row = tl.program_id(0) * rows + own
@@ -129,7 +129,7 @@ def _tile(start, rows, M, C, cols, inside, BM: tl.constexpr) -> "Tile":
 
 
 @triton.jit
-def _summed(tile, other, total, at, ok, ADD: tl.constexpr, ACC: tl.constexpr) -> "tl.tensor":
+def _add_and_store(tile, other, total, at, ok, ADD: tl.constexpr, ACC: tl.constexpr) -> "tl.tensor":
     """A tile of x, or of x + other, which is written down as it is rounded."""
     v = tile.to(ACC)
     if ADD:
@@ -141,7 +141,7 @@ def _summed(tile, other, total, at, ok, ADD: tl.constexpr, ACC: tl.constexpr) ->
 
 
 @triton.jit
-def _opened(
+def _gradient_before_relu(
     dy, x, gate, at, ok, m, r, w, c, RELU: tl.constexpr, GATED: tl.constexpr, ACC: tl.constexpr
 ) -> "Tile":  # fmt: skip
     """A tile of dy before the ReLU, and of normalised x."""
@@ -154,12 +154,12 @@ def _opened(
 
 
 @triton.jit
-def _settle(
+def _finish_statistics(
     sums, origin, mean, spread, running_mean, running_var, M, C, cols, inside,
     MOMENTUM: tl.constexpr, EPS: tl.constexpr, TRACK: tl.constexpr,
 ) -> "Tile":  # fmt: skip
     """mean and 1 / deviation from the sums; one program writes them down, and lets the running ones follow."""
-    a, b = _read(sums, cols, inside, C)
+    a, b = _load_sums(sums, cols, inside, C)
     a, b = a / M, b / M
     var = tl.maximum(b - a * a, 0.0, propagate_nan=tl.PropagateNan.ALL)
     centre, r = origin + a, 1.0 / tl.sqrt(var + EPS)
@@ -175,7 +175,7 @@ def _settle(
 
 
 @triton.jit
-def _statistics(mean, spread, cols, inside, EPS: tl.constexpr, IS_VAR: tl.constexpr, ACC: tl.constexpr) -> "Tile":
+def _load_statistics(mean, spread, cols, inside, EPS: tl.constexpr, IS_VAR: tl.constexpr, ACC: tl.constexpr) -> "Tile":
     """mean and 1 / deviation of a tile's columns; spread may hold the variance instead."""
     m = tl.load(mean + cols, mask=inside, other=0).to(ACC)
     r = tl.load(spread + cols, mask=inside, other=1).to(ACC)
@@ -185,7 +185,7 @@ def _statistics(mean, spread, cols, inside, EPS: tl.constexpr, IS_VAR: tl.conste
 
 
 @triton.jit
-def _affine(weight, bias, cols, inside, ACC: tl.constexpr) -> "Tile":
+def _load_affine(weight, bias, cols, inside, ACC: tl.constexpr) -> "Tile":
     """weight and bias of a tile's columns."""
     w = tl.load(weight + cols, mask=inside, other=0).to(ACC)
     c = tl.load(bias + cols, mask=inside, other=0).to(ACC)
@@ -193,20 +193,20 @@ def _affine(weight, bias, cols, inside, ACC: tl.constexpr) -> "Tile":
 
 
 @triton.jit
-def _hand_in(sums, first, second, cols, inside, C) -> None:
+def _add_sums(sums, first, second, cols, inside, C) -> None:
     """Add this program's two sums to everybody's."""
     tl.atomic_add(sums + cols, tl.sum(first, 0), mask=inside, sem="relaxed")
     tl.atomic_add(sums + C + cols, tl.sum(second, 0), mask=inside, sem="relaxed")
 
 
 @triton.jit
-def _read(sums, cols, inside, C) -> "Tile":
+def _load_sums(sums, cols, inside, C) -> "Tile":
     """Everybody's two sums."""
     return tl.load(sums + cols, mask=inside, other=0), tl.load(sums + C + cols, mask=inside, other=0)
 
 
 @triton.jit
-def _begin(EARLY: tl.constexpr) -> None:
+def _allow_dependent_launch(EARLY: tl.constexpr) -> None:
     """Let the launch behind this one begin beside it, once what came before this one has ended."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
@@ -214,7 +214,7 @@ def _begin(EARLY: tl.constexpr) -> None:
 
 
 @triton.jit
-def _wait(EARLY: tl.constexpr) -> None:
+def _wait_for_previous_launch(EARLY: tl.constexpr) -> None:
     """Wait until the launch before this one has ended."""
     if EARLY:
         tl.extra.cuda.gdc_wait()

@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WIDE, NARROW, IMAGES, PIXELS = 512, 128, 64, 16
+FORWARD_TILE_CHANNELS, BACKWARD_TILE_CHANNELS, TILE_IMAGES, TILE_PIXELS = 512, 128, 64, 16
 """Channels of a tile forth, and back; images of a tile by the weights; pixels of a tile."""
 
 
 @triton.jit
-def head_forth(
+def head_forward_kernel(
     x, weight, bias, pooled, y, HW, C,
     CO: tl.constexpr, BIAS: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -41,7 +41,7 @@ def head_forth(
 
 
 @triton.jit
-def head_back(
+def head_input_gradient_kernel(
     dy, weight, dx, HW, C, CO: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr
 ) -> None:  # fmt: skip
     """The gradient by an image's last features: the same for all of its pixels."""
@@ -59,7 +59,7 @@ def head_back(
 
 
 @triton.jit
-def head_weigh(
+def head_weight_gradient_kernel(
     dy, pooled, by_weight, by_bias, N, C,
     CO: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -80,32 +80,40 @@ def head_weigh(
             tl.store(by_bias + out, tl.sum(total, 1).to(by_bias.dtype.element_ty), mask=out < CO)
 
 
-def answer(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def head_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """(logits, means over pixels) of features, channels last, in their type."""
     pooled, y = x.new_empty((len(x), x.shape[1])), x.new_empty((len(x), len(weight)))
-    sizes = _sizes(weight, WIDE) | {"BIAS": bias is not None, "BH": PIXELS}
-    head_forth[(len(x),)](x, weight, x if bias is None else bias, pooled, y, x[0, 0].numel(), x.shape[1], **sizes)
+    sizes = _constexpr_sizes(weight, FORWARD_TILE_CHANNELS) | {"BIAS": bias is not None, "BH": TILE_PIXELS}
+    head_forward_kernel[(len(x),)](
+        x, weight, x if bias is None else bias, pooled, y, x[0, 0].numel(), x.shape[1], **sizes
+    )
     return y, pooled
 
 
-def answer_back(dy: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
+def head_input_gradient(dy: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
     """The gradient by features of a shape, channels last."""
     dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
-    sizes = _sizes(weight, NARROW) | {"BH": PIXELS}
+    sizes = _constexpr_sizes(weight, BACKWARD_TILE_CHANNELS) | {"BH": TILE_PIXELS}
     grid = len(dx), -(-shape[1] // sizes["BC"])
-    head_back[grid](dy, weight, dx, shape[2] * shape[3], shape[1], **sizes)
+    head_input_gradient_kernel[grid](dy, weight, dx, shape[2] * shape[3], shape[1], **sizes)
     return dx
 
 
-def weigh(dy: Tensor, pooled: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def head_weight_gradient(
+    dy: Tensor, pooled: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """The gradients by weight and by bias, in their types."""
     by_weight, by_bias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
-    sizes = _sizes(weight, IMAGES) | {"BIAS": bias is not None, "BN": IMAGES}
+    sizes = _constexpr_sizes(weight, TILE_IMAGES) | {"BIAS": bias is not None, "BN": TILE_IMAGES}
     tensors = dy, pooled, by_weight, by_weight if by_bias is None else by_bias
-    head_weigh[(-(-weight.shape[1] // sizes["BC"]),)](*tensors, len(dy), weight.shape[1], **sizes)
+    head_weight_gradient_kernel[(-(-weight.shape[1] // sizes["BC"]),)](*tensors, len(dy), weight.shape[1], **sizes)
     return by_weight, by_bias
 
 
-def _sizes(weight: Tensor, most: int) -> dict[str, Any]:
+def _constexpr_sizes(weight: Tensor, max_channels: int) -> dict[str, Any]:
     classes, channels = (max(16, 1 << (size - 1).bit_length()) for size in weight.shape)
-    return {"CO": len(weight), "BC": min(most * 16 // classes, channels), "BO": classes}  # more would not fit registers
+    return {
+        "CO": len(weight),
+        "BC": min(max_channels * 16 // classes, channels),
+        "BO": classes,
+    }  # more would not fit registers

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from deat.engine.kernels import has_triton
-from deat.engine.kernels.conv_utils import on_gpu
+from deat.engine.kernels.kernel_utils import on_gpu
 
-KINDS = (torch.uint8, torch.float32)
+SUPPORTED_DTYPES = (torch.uint8, torch.float32)
 
 
-def serves(x: Tensor) -> bool:
+def is_supported(x: Tensor) -> bool:
     """Whether our kernel can take a set: bytes or float32 (N, C, H, W) on a GPU, where it can be built."""
-    known = on_gpu(x) and has_triton() and x.dtype in KINDS and x.dim() == 4 and x.numel() > 0
-    return known and _reach(x) < 2**31 and _is_built(x)
+    known = on_gpu(x) and has_triton() and x.dtype in SUPPORTED_DTYPES and x.dim() == 4 and x.numel() > 0
+    return known and _max_element_offset(x) < 2**31 and _can_build_kernel(x)
 
 
 def crop(x: Tensor, index: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad: int) -> Tensor:
@@ -22,21 +22,21 @@ def crop(x: Tensor, index: Tensor, top: Tensor, left: Tensor, flip: Tensor, pad:
 
     top, left and flip are of all images of x.
     """
-    from deat.engine.kernels.crop_triton import cut
+    from deat.engine.kernels.crop_triton import launch_crop
 
     out = torch.empty((len(index), *x.shape[1:]), dtype=torch.float32, device=x.device)
     # Triton launches on the current GPU, wherever tensors are.
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        cut(x, index, top, left, flip, out, pad)
+        launch_crop(x, index, top, left, flip, out, pad)
     return out
 
 
-def _reach(x: Tensor) -> int:
+def _max_element_offset(x: Tensor) -> int:
     """How far an image's numbers lie apart, at most; the kernel counts that in 32 bits."""
     return sum((size - 1) * step for size, step in zip(x.shape[1:], x.stride()[1:], strict=True))
 
 
-def _is_built(x: Tensor) -> bool:
+def _can_build_kernel(x: Tensor) -> bool:
     """Whether the kernel runs, tried on one image: building it takes a C compiler, which not every machine has."""
     first = torch.zeros(1, dtype=torch.int64, device=x.device)
     try:

@@ -4,14 +4,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024
+BLOCK_NUMBERS = 1024
 """Numbers of an image that a program writes."""
 
 
 @triton.jit(
     do_not_specialize=["pad", "every"], do_not_specialize_on_alignment=["index"]
 )  # one build serves all batches
-def cut_out(
+def crop_kernel(
     x, index, top, left, flip, out, pad, every, xn, xc, xh, xw,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -28,8 +28,8 @@ def cut_out(
     tl.store(out + place.to(tl.int64) * (C * H * W) + at, v, mask=at < C * H * W)
 
 
-def cut(x: Tensor, index: Tensor, top: Tensor, left: Tensor, flip: Tensor, out: Tensor, pad: int) -> None:
+def launch_crop(x: Tensor, index: Tensor, top: Tensor, left: Tensor, flip: Tensor, out: Tensor, pad: int) -> None:
     """Write the crops of x's images at index; corners and flips are of all images of x."""
-    sizes = {"C": x.shape[1], "H": x.shape[2], "W": x.shape[3], "BLOCK": BLOCK}
-    grid = len(index), -(-x[0].numel() // BLOCK)
-    cut_out[grid](x, index, top, left, flip, out, pad, index.stride(0), *x.stride(), **sizes)
+    sizes = {"C": x.shape[1], "H": x.shape[2], "W": x.shape[3], "BLOCK": BLOCK_NUMBERS}
+    grid = len(index), -(-x[0].numel() // BLOCK_NUMBERS)
+    crop_kernel[grid](x, index, top, left, flip, out, pad, index.stride(0), *x.stride(), **sizes)

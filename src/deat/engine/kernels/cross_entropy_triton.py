@@ -6,18 +6,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS = 4096
+TILE_LOGITS = 4096
 """Logits of a tile, which holds all classes of its images; a mean is taken by one program, tile after tile."""
 
 
 @triton.jit
-def surprise_forth(
+def cross_entropy_forward_kernel(
     logits, label, loss, N, rows, CO: tl.constexpr, MEAN: tl.constexpr, BN: tl.constexpr, BO: tl.constexpr
 ) -> None:  # fmt: skip
     """log of the sum of exponentials, less the label's logit."""
     total = tl.zeros((BN,), tl.float32)
     for start in range(0, rows, BN):
-        v, mine, n, counts = _tile(logits, label, start, N, rows, CO, BN, BO)
+        v, mine, n, counts = _load_tile(logits, label, start, N, rows, CO, BN, BO)
         top = tl.max(v, 1)
         found = tl.log(tl.sum(tl.exp(v - top[:, None]), 1)) + top - tl.sum(tl.where(mine, v, 0.0), 1)
         found = tl.where(counts == 0, 0.0, found * counts)
@@ -30,11 +30,11 @@ def surprise_forth(
 
 
 @triton.jit
-def surprise_back(
+def cross_entropy_backward_kernel(
     logits, label, slope, grad, N, rows, CO: tl.constexpr, MEAN: tl.constexpr, BN: tl.constexpr, BO: tl.constexpr
 ) -> None:  # fmt: skip
     """slope (p - 1 at the label), over N where the mean was taken."""
-    v, mine, n, counts = _tile(logits, label, 0, N, rows, CO, BN, BO)
+    v, mine, n, counts = _load_tile(logits, label, 0, N, rows, CO, BN, BO)
     p = tl.exp(v - tl.max(v, 1)[:, None])
     p = p / tl.sum(p, 1)[:, None] - tl.where(mine, 1.0, 0.0)
     if MEAN:  # noqa: SIM108 - Triton builds one of the two
@@ -48,7 +48,7 @@ def surprise_back(
 
 
 @triton.jit
-def _tile(
+def _load_tile(
     logits, label, start, N, rows, CO: tl.constexpr, BN: tl.constexpr, BO: tl.constexpr
 ) -> "tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]":  # fmt: skip
     """A tile of a program's logits, where its labels are, whose it is, and what each counts.
@@ -64,21 +64,21 @@ def _tile(
     return v, out[None, :] == y[:, None], n, counts
 
 
-def surprise(logits: Tensor, label: Tensor, loss: Tensor) -> None:
+def cross_entropy_forward(logits: Tensor, label: Tensor, loss: Tensor) -> None:
     """Write the cross-entropies of logits (N, classes), or, where there is room for one number, their mean."""
-    sizes = _sizes(logits, loss.dim() == 0)
+    sizes = _constexpr_sizes(logits, loss.dim() == 0)
     rows = len(logits) if sizes["MEAN"] else sizes["BN"]
-    surprise_forth[(-(-len(logits) // rows),)](logits, label, loss, len(logits), rows, **sizes)
+    cross_entropy_forward_kernel[(-(-len(logits) // rows),)](logits, label, loss, len(logits), rows, **sizes)
 
 
-def surprise_by_logits(logits: Tensor, label: Tensor, slope: Tensor, grad: Tensor) -> None:
+def cross_entropy_backward(logits: Tensor, label: Tensor, slope: Tensor, grad: Tensor) -> None:
     """Write their gradients by the logits, times slope."""
-    sizes = _sizes(logits, slope.dim() == 0)
+    sizes = _constexpr_sizes(logits, slope.dim() == 0)
     rows = sizes["BN"]
-    surprise_back[(-(-len(logits) // rows),)](logits, label, slope, grad, len(logits), rows, **sizes)
+    cross_entropy_backward_kernel[(-(-len(logits) // rows),)](logits, label, slope, grad, len(logits), rows, **sizes)
 
 
-def _sizes(logits: Tensor, mean: bool) -> dict[str, Any]:
+def _constexpr_sizes(logits: Tensor, mean: bool) -> dict[str, Any]:
     count, classes = (1 << (size - 1).bit_length() for size in logits.shape)
     classes = max(2, classes)
-    return {"CO": logits.shape[1], "MEAN": mean, "BN": max(1, min(count, NUMBERS // classes)), "BO": classes}
+    return {"CO": logits.shape[1], "MEAN": mean, "BN": max(1, min(count, TILE_LOGITS // classes)), "BO": classes}

@@ -5,16 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deat.engine.kernels.conv_utils import HALVES, is_plain, on_gpu, pair
+from deat.engine.kernels.kernel_utils import HALF_DTYPES, as_pair, is_dense_unit_stride, on_gpu
 
-CHANNELS = 8
+PADDED_CHANNELS = 8
 """From how many channels on a GPU's matrix units take half-precision images; below, cuDNN does without them."""
-LARGEST = 5
+MAX_KERNEL_SIZE = 5
 """The largest kernel that our own convolution takes."""
-Size = tuple[int, int]
+Size2d = tuple[int, int]
 
 
-def conv2d_of_few(
+def conv2d_few_channels(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -28,36 +28,36 @@ def conv2d_of_few(
 ) -> Tensor:
     """conv2d of x, or of (x - shift) / scale; on a GPU in half precision our own, or with channels of zeros added."""
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    half = on_gpu(x) and dtype in HALVES and weight.shape[1] == x.shape[1]
-    pads = None if isinstance(padding, str) else pair(padding)
-    if half and pads and is_plain(stride, dilation, groups) and serves(x, weight, bias, pads):
-        y: Tensor = Direct.apply(x, weight, bias, pads, dtype, shift, scale)  # type: ignore[no-untyped-call]
+    half = on_gpu(x) and dtype in HALF_DTYPES and weight.shape[1] == x.shape[1]
+    pads = None if isinstance(padding, str) else as_pair(padding)
+    if half and pads and is_dense_unit_stride(stride, dilation, groups) and is_supported(x, weight, bias, pads):
+        y: Tensor = FirstConvFunction.apply(x, weight, bias, pads, dtype, shift, scale)  # type: ignore[no-untyped-call]
         return y
-    if half and x.numel() // x.shape[1] * CHANNELS < 2**31:  # the kernel counts in 32 bits
-        x, weight = widened(x, dtype, shift, scale), widened(weight, dtype)
+    if half and x.numel() // x.shape[1] * PADDED_CHANNELS < 2**31:  # the kernel counts in 32 bits
+        x, weight = pad_channels(x, dtype, shift, scale), pad_channels(weight, dtype)
     elif shift is not None and scale is not None:
         x = (x - shift) / scale
     return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
 
-def serves(x: Tensor, weight: Tensor, bias: Tensor | None, pads: Size) -> bool:
+def is_supported(x: Tensor, weight: Tensor, bias: Tensor | None, pads: Size2d) -> bool:
     """Whether our kernels can take these: few channels, a small kernel, padded by less than its size."""
-    kinds = all(t is None or t.dtype in (torch.float32, *HALVES) for t in (x, weight, bias))
-    if not kinds or x.dim() != 4 or weight.shape[1] != x.shape[1] or x.shape[1] >= CHANNELS or not x.numel():
+    kinds = all(t is None or t.dtype in (torch.float32, *HALF_DTYPES) for t in (x, weight, bias))
+    if not kinds or x.dim() != 4 or weight.shape[1] != x.shape[1] or x.shape[1] >= PADDED_CHANNELS or not x.numel():
         return False
     sizes = list(zip(x.shape[2:], weight.shape[2:], pads, strict=True))
-    small = all(0 <= pad < kernel <= min(LARGEST, size + 2 * pad) for size, kernel, pad in sizes)
-    return small and _is_counted_in_32_bits(x, weight)
+    small = all(0 <= pad < kernel <= min(MAX_KERNEL_SIZE, size + 2 * pad) for size, kernel, pad in sizes)
+    return small and _fits_32_bit_indices(x, weight)
 
 
-def _is_counted_in_32_bits(x: Tensor, weight: Tensor) -> bool:
+def _fits_32_bit_indices(x: Tensor, weight: Tensor) -> bool:
     """Whether both ends of the convolution are, whatever the padding, and the images with channels of zeros added."""
-    height, width = (size + LARGEST for size in x.shape[2:])
+    height, width = (size + MAX_KERNEL_SIZE for size in x.shape[2:])
     reach = sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
-    return max(len(x) * height * width * max(len(weight), CHANNELS), reach) < 2**31
+    return max(len(x) * height * width * max(len(weight), PADDED_CHANNELS), reach) < 2**31
 
 
-class Direct(torch.autograd.Function):
+class FirstConvFunction(torch.autograd.Function):
     """The convolution by our own kernels; nothing is padded, copied or cast on the way to x's gradient."""
 
     @staticmethod
@@ -66,20 +66,20 @@ class Direct(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        pads: Size,
+        pads: Size2d,
         dtype: torch.dtype,
         shift: Tensor | None,
         scale: Tensor | None,
     ) -> Tensor:
         """The convolution, channels last."""
-        from deat.engine.kernels.first_conv_triton import convolve
+        from deat.engine.kernels.first_conv_triton import first_conv_forward
 
         ctx.save_for_backward(x, weight, shift, scale)
-        ctx.pads, ctx.by_bias = pads, None if bias is None else bias.dtype
+        ctx.pads, ctx.bias_dtype = pads, None if bias is None else bias.dtype
         ends = zip(x.shape[2:], weight.shape[2:], pads, strict=True)
         sides = (size - kernel + 1 + 2 * pad for size, kernel, pad in ends)
-        y = _blank((len(x), len(weight), *sides), dtype, x.device)
-        convolve(x, weight, bias, shift, scale, y, pads)
+        y = _empty_channels_last((len(x), len(weight), *sides), dtype, x.device)
+        first_conv_forward(x, weight, bias, shift, scale, y, pads)
         return y
 
     @staticmethod
@@ -88,58 +88,62 @@ class Direct(torch.autograd.Function):
         """Gradients by x, weight and bias, each only where it is asked for."""
         x, weight, shift, scale = ctx.saved_tensors
         needs, dy = ctx.needs_input_grad, dy.contiguous(memory_format=torch.channels_last)
-        by_x = _by_image(dy, x, weight, scale, ctx.pads) if needs[0] else None
-        by_weight = _by_weight(dy, x, weight, shift, scale, ctx.pads) if needs[1] else None
-        by_bias = dy.sum((0, 2, 3), dtype=torch.float32).to(ctx.by_bias) if needs[2] else None
+        by_x = _input_gradient(dy, x, weight, scale, ctx.pads) if needs[0] else None
+        by_weight = _weight_gradient(dy, x, weight, shift, scale, ctx.pads) if needs[1] else None
+        by_bias = dy.sum((0, 2, 3), dtype=torch.float32).to(ctx.bias_dtype) if needs[2] else None
         return by_x, by_weight, by_bias, *[None] * 4
 
 
-def _by_image(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, pads: Size) -> Tensor:
-    from deat.engine.kernels.first_conv_triton import convolve_back
+def _input_gradient(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor | None, pads: Size2d) -> Tensor:
+    from deat.engine.kernels.first_conv_triton import first_conv_input_gradient
 
     dx = torch.empty_like(x)
-    convolve_back(dy, weight, scale, dx, pads)
+    first_conv_input_gradient(dy, weight, scale, dx, pads)
     return dx
 
 
-def _by_weight(dy: Tensor, x: Tensor, weight: Tensor, shift: Tensor | None, scale: Tensor | None, pads: Size) -> Tensor:
+def _weight_gradient(
+    dy: Tensor, x: Tensor, weight: Tensor, shift: Tensor | None, scale: Tensor | None, pads: Size2d
+) -> Tensor:
     """cuDNN's, with channels of zeros added, and taken away."""
-    wide = _copied(x, CHANNELS, dy.dtype, shift, scale)
-    like = _blank((len(weight), CHANNELS, *weight.shape[2:]), dy.dtype, dy.device)
+    wide = _copy_with_channels(x, PADDED_CHANNELS, dy.dtype, shift, scale)
+    like = _empty_channels_last((len(weight), PADDED_CHANNELS, *weight.shape[2:]), dy.dtype, dy.device)
     sizes = ([1, 1], list(pads), [1, 1], False, [0, 0], 1)
     _, found, _ = torch.ops.aten.convolution_backward(dy, wide, like, None, *sizes, [False, True, False])
-    return _copied(found, weight.shape[1], weight.dtype, None, None)
+    return _copy_with_channels(found, weight.shape[1], weight.dtype, None, None)
 
 
-def widened(x: Tensor, dtype: torch.dtype, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+def pad_channels(x: Tensor, dtype: torch.dtype, shift: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
     """x, or (x - shift) / scale, in another type with CHANNELS channels; those it does not have are zero."""
-    wide: Tensor = Widened.apply(x, dtype, shift, scale)  # type: ignore[no-untyped-call]
+    wide: Tensor = PadChannelsFunction.apply(x, dtype, shift, scale)  # type: ignore[no-untyped-call]
     return wide
 
 
-class Widened(torch.autograd.Function):
+class PadChannelsFunction(torch.autograd.Function):
     """`widened`, by x differentiable."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype, shift: Tensor | None, scale: Tensor | None) -> Tensor:
         """The wider tensor."""
         ctx.channels, ctx.dtype, ctx.scale = x.shape[1], x.dtype, scale
-        return _copied(x, CHANNELS, dtype, shift, scale)
+        return _copy_with_channels(x, PADDED_CHANNELS, dtype, shift, scale)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         """The gradient by the channels that were there."""
-        return _copied(grad, ctx.channels, ctx.dtype, None, ctx.scale), None, None, None
+        return _copy_with_channels(grad, ctx.channels, ctx.dtype, None, ctx.scale), None, None, None
 
 
-def _copied(x: Tensor, channels: int, dtype: torch.dtype, shift: Tensor | None, scale: Tensor | None) -> Tensor:
-    from deat.engine.kernels.first_conv_triton import fit_channels
+def _copy_with_channels(
+    x: Tensor, channels: int, dtype: torch.dtype, shift: Tensor | None, scale: Tensor | None
+) -> Tensor:
+    from deat.engine.kernels.first_conv_triton import copy_channels
 
-    out = _blank((len(x), channels, *x.shape[2:]), dtype, x.device)
-    fit_channels(x.contiguous(memory_format=torch.channels_last), out, shift, scale)
+    out = _empty_channels_last((len(x), channels, *x.shape[2:]), dtype, x.device)
+    copy_channels(x.contiguous(memory_format=torch.channels_last), out, shift, scale)
     return out
 
 
-def _blank(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _empty_channels_last(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=device, memory_format=torch.channels_last)

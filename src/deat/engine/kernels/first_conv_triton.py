@@ -11,13 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-FORTH, BACK = 128, 64
+FORWARD_TILE_PIXELS, BACKWARD_TILE_PIXELS = 128, 64
 """Pixels of a tile."""
-Size = tuple[int, int]
+Size2d = tuple[int, int]
 
 
 @triton.jit
-def narrow_forth(
+def first_conv_forward_kernel(
     x, weight, bias, shift, scale, y, M, xn, xc, xh, xw, wo, wc, wh, ww,
     BIAS: tl.constexpr, SHIFT: tl.constexpr, SCALE: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
@@ -35,9 +35,9 @@ def narrow_forth(
         at = (n * xn + top * xh + left * xw)[:, None] + (c * xc + i * xh + j * xw)[None, :]
         v = tl.load(x + at, mask=ok, other=0).to(tl.float32)
         if SHIFT:
-            v = tl.where(ok, v - _by_channel(shift, c, CI, False)[None, :], 0.0)
+            v = tl.where(ok, v - _pick_by_channel(shift, c, CI, False)[None, :], 0.0)
         if SCALE:
-            v *= _by_channel(scale, c, CI, True)[None, :]
+            v *= _pick_by_channel(scale, c, CI, True)[None, :]
         at = (c * wc + i * wh + j * ww)[:, None] + (out * wo)[None, :]
         taps = tl.load(weight + at, mask=known[:, None] & (out < CO)[None, :], other=0)
         acc = tl.dot(v.to(y.dtype.element_ty), taps.to(y.dtype.element_ty), acc)
@@ -48,7 +48,7 @@ def narrow_forth(
 
 
 @triton.jit
-def narrow_back(
+def first_conv_input_gradient_kernel(
     dy, weight, scale, dx, M, xn, xc, xh, xw, wo, wc, wh, ww,
     SCALE: tl.constexpr, CI: tl.constexpr, CO: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
@@ -80,14 +80,14 @@ def narrow_back(
     v = tl.sum(tl.reshape(tl.where(there, moved, 0.0), (BM, BN // TAPS, TAPS)), 2)
     c = tl.arange(0, BN // TAPS)
     if SCALE:
-        v *= _by_channel(scale, c, CI, True)[None, :]
+        v *= _pick_by_channel(scale, c, CI, True)[None, :]
     mine = (row >= KW - 1 - PW) & (row < BM - PW) & (pixel < M) & (w < W)
     at = (n * xn + h * xh + w * xw)[:, None] + (c * xc)[None, :]
     tl.store(dx + at, v.to(dx.dtype.element_ty), mask=mine[:, None] & (c < CI)[None, :])
 
 
 @triton.jit
-def _by_channel(values, c, CI: tl.constexpr, OVER: tl.constexpr) -> "tl.tensor":
+def _pick_by_channel(values, c, CI: tl.constexpr, OVER: tl.constexpr) -> "tl.tensor":
     """values[c], or one over it: CI numbers are picked from, since a load for each column would cost more."""
     picked = tl.zeros_like(c).to(tl.float32)
     for i in tl.static_range(CI):
@@ -96,50 +96,60 @@ def _by_channel(values, c, CI: tl.constexpr, OVER: tl.constexpr) -> "tl.tensor":
     return picked
 
 
-def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, shift: Tensor | None, scale: Tensor | None, y: Tensor, padding: Size
+def first_conv_forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    shift: Tensor | None,
+    scale: Tensor | None,
+    y: Tensor,
+    padding: Size2d,
 ) -> None:
     """Write the convolution of (x - shift) / scale into y, which is channels last."""
-    rows, columns, sizes = len(y) * y[0, 0].numel(), _block(y.shape[1], 64), _sizes(x, weight, y, padding)
-    sizes |= {"BM": FORTH, "BN": columns, "BK": _block(weight[0].numel(), 32)}
+    rows, columns, sizes = len(y) * y[0, 0].numel(), _tile_side(y.shape[1], 64), _constexpr_sizes(x, weight, y, padding)
+    sizes |= {"BM": FORWARD_TILE_PIXELS, "BN": columns, "BK": _tile_side(weight[0].numel(), 32)}
     flags = {"BIAS": bias is not None, "SHIFT": shift is not None, "SCALE": scale is not None}
     tensors = x, weight, *(x if t is None else t for t in (bias, shift, scale)), y
-    grid = -(-rows // FORTH), -(-y.shape[1] // columns)
-    narrow_forth[grid](*tensors, rows, *x.stride(), *weight.stride(), **flags, **sizes)
+    grid = -(-rows // FORWARD_TILE_PIXELS), -(-y.shape[1] // columns)
+    first_conv_forward_kernel[grid](*tensors, rows, *x.stride(), *weight.stride(), **flags, **sizes)
 
 
-def convolve_back(dy: Tensor, weight: Tensor, scale: Tensor | None, dx: Tensor, padding: Size) -> None:
+def first_conv_input_gradient(dy: Tensor, weight: Tensor, scale: Tensor | None, dx: Tensor, padding: Size2d) -> None:
     """Write the gradient by x into dx; dy is channels last, and each padding less than the kernel's size."""
-    span, taps = max(dx.shape[3], dy.shape[3]), _power(weight.shape[3])
-    sizes = _sizes(dx, weight, dy, padding) | {"SPAN": span, "TAPS": taps, "SCALE": scale is not None}
-    sizes |= {"BM": BACK, "BN": max(16, _power(dx.shape[1]) * taps), "BK": _block(dy.shape[1], 64)}
+    span, taps = max(dx.shape[3], dy.shape[3]), _next_power_of_two(weight.shape[3])
+    sizes = _constexpr_sizes(dx, weight, dy, padding) | {"SPAN": span, "TAPS": taps, "SCALE": scale is not None}
+    sizes |= {
+        "BM": BACKWARD_TILE_PIXELS,
+        "BN": max(16, _next_power_of_two(dx.shape[1]) * taps),
+        "BK": _tile_side(dy.shape[1], 64),
+    }
     rows = len(dx) * dx.shape[2] * span
-    grid = (-(-rows // (BACK - weight.shape[3] + 1)),)
+    grid = (-(-rows // (BACKWARD_TILE_PIXELS - weight.shape[3] + 1)),)
     tensors = dy, weight, dy if scale is None else scale, dx
-    narrow_back[grid](*tensors, rows, *dx.stride(), *weight.stride(), **sizes)
+    first_conv_input_gradient_kernel[grid](*tensors, rows, *dx.stride(), *weight.stride(), **sizes)
 
 
-def _sizes(x: Tensor, weight: Tensor, y: Tensor, padding: Size) -> dict[str, Any]:
+def _constexpr_sizes(x: Tensor, weight: Tensor, y: Tensor, padding: Size2d) -> dict[str, Any]:
     """What both kernels are built for."""
     names = "CI", "H", "W", "CO", "OH", "OW", "KH", "KW", "PH", "PW"
     values = *x.shape[1:], *y.shape[1:], *weight.shape[2:], *padding
     return dict(zip(names, values, strict=True))
 
 
-def _block(size: int, most: int) -> int:
+def _tile_side(size: int, max_side: int) -> int:
     """A side of a tile: a power of two that matrix units take."""
-    return min(most, max(16, _power(size)))
+    return min(max_side, max(16, _next_power_of_two(size)))
 
 
-def _power(size: int) -> int:
+def _next_power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-ROWS = 512
+COPY_TILE_ROWS = 512
 
 
 @triton.jit
-def _fit(
+def _copy_channels_kernel(
     x, out, shift, scale, M,
     CX: tl.constexpr, CO: tl.constexpr, SHIFT: tl.constexpr, SCALE: tl.constexpr, BC: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -154,11 +164,11 @@ def _fit(
     tl.store(out + row[:, None] * CO + col[None, :], v.to(out.dtype.element_ty), mask=there & (col < CO)[None, :])
 
 
-def fit_channels(x: Tensor, out: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> None:
+def copy_channels(x: Tensor, out: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> None:
     """Copy x into out, both channels last."""
     rows, most = x.numel() // x.shape[1], max(x.shape[1], out.shape[1])
-    sizes = {"CX": x.shape[1], "CO": out.shape[1], "BC": 1 << (most - 1).bit_length(), "ROWS": ROWS}
+    sizes = {"CX": x.shape[1], "CO": out.shape[1], "BC": 1 << (most - 1).bit_length(), "ROWS": COPY_TILE_ROWS}
     flags = {"SHIFT": shift is not None, "SCALE": scale is not None}
-    _fit[(-(-rows // ROWS),)](
+    _copy_channels_kernel[(-(-rows // COPY_TILE_ROWS),)](
         x, out, x if shift is None else shift, x if scale is None else scale, rows, **flags, **sizes
     )

@@ -12,39 +12,41 @@ from torch._ops import HigherOrderOperator
 from torch.nn import functional as F
 
 from deat.engine.kernels import conv_streams
-from deat.engine.kernels.batch_norm import blank_sums, norm_relu
-from deat.engine.kernels.classifier_head import CLASSES, pooled_linear
-from deat.engine.kernels.conv_streams import arrived, begin_conv2d
-from deat.engine.kernels.conv_utils import HALVES
-from deat.engine.kernels.cross_entropy import cross_entropy
-from deat.engine.kernels.first_conv import CHANNELS, conv2d_of_few
+from deat.engine.kernels.batch_norm import allocate_sums, fused_batch_norm
+from deat.engine.kernels.classifier_head import MAX_CLASSES, pooled_linear
+from deat.engine.kernels.conv_streams import start_conv2d, wait_for_conv2d
+from deat.engine.kernels.cross_entropy import fused_cross_entropy
+from deat.engine.kernels.first_conv import PADDED_CHANNELS, conv2d_few_channels
+from deat.engine.kernels.kernel_utils import HALF_DTYPES
 
-IN_PLACE = (
+IN_PLACE_OPERATORS = (
     *(operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod),
     *(operator.ipow, operator.imatmul, operator.iand, operator.ior, operator.ixor, operator.setitem),
 )
 
 
-def can_wait(node: fx.Node, until: fx.Node) -> bool:
+def can_delay_until(node: fx.Node, until: fx.Node) -> bool:
     """Whether it may as well run at a later node: in between nothing but counts changes in its place, and no mode."""
     while (node := node.next) is not until:
-        if (writes(node) and not is_count(node)) or _switches(node):
+        if (is_in_place(node) and not is_batch_counter(node)) or _changes_mode(node):
             return False
     return True
 
 
-def _switches(node: fx.Node) -> bool:
+def _changes_mode(node: fx.Node) -> bool:
     """Whether gradients, autocasting or another mode are switched on or off."""
     return str(getattr(node.target, "__name__", "")).startswith(("_set_", "_enter_", "_exit_"))
 
 
-def writes(node: fx.Node) -> bool:
+def is_in_place(node: fx.Node) -> bool:
     """Whether it changes a tensor in its place."""
     name = str(getattr(node.target, "__name__", node.target))
-    return name.endswith("_") or node.target in IN_PLACE or "out" in node.kwargs or _is_told_to_write(node)
+    return (
+        name.endswith("_") or node.target in IN_PLACE_OPERATORS or "out" in node.kwargs or _has_inplace_argument(node)
+    )
 
 
-def _is_told_to_write(node: fx.Node) -> bool:
+def _has_inplace_argument(node: fx.Node) -> bool:
     """Whether a function is called with `inplace`, by that name or by position."""
     try:
         given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments  # type: ignore[arg-type]
@@ -53,97 +55,97 @@ def _is_told_to_write(node: fx.Node) -> bool:
     return bool(given.get("inplace"))
 
 
-def is_count(node: fx.Node) -> bool:
+def is_batch_counter(node: fx.Node) -> bool:
     """Whether it adds one to a batch norm's count of batches."""
     if (node.op, node.target, *node.args[1:]) != ("call_method", "add_", 1) or node.users:
         return False
-    held = example(node.args[0])
+    held = get_example_tensor(node.args[0])
     return held is not None and held.dtype == torch.int64 and held.dim() == 0
 
 
-def only_user(node: Any) -> fx.Node | None:
+def get_only_user(node: Any) -> fx.Node | None:
     """Who asks for it, if one does."""
     users = list(node.users)
     return users[0] if len(users) == 1 else None
 
 
-def example(node: Any) -> torch.Tensor | None:
+def get_example_tensor(node: Any) -> torch.Tensor | None:
     """A tensor like the one that it will be, if it is known to be one."""
     found = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return found if isinstance(found, torch.Tensor) else None
 
 
-MEANWHILE = 2
+MIN_OVERLAPPING_CONVOLUTIONS = 2
 """How many other convolutions must fit between where one could begin and where its result is needed."""
 
 
 def replace_convolutions(graph: fx.Graph) -> None:
     """Convolutions of a few channels run with more, of zeros; the others take their weights' gradients beside."""
     for node in list(graph.nodes):
-        held = example(node.args[0]) if node.target is torch.conv2d and node.args else None
+        held = get_example_tensor(node.args[0]) if node.target is torch.conv2d and node.args else None
         if held is not None and held.dim() == 4:
-            node.target = conv2d_of_few if held.shape[1] < CHANNELS else conv_streams.conv2d
-            if node.target is conv2d_of_few:
-                _standardise_within(graph, node)
+            node.target = conv2d_few_channels if held.shape[1] < PADDED_CHANNELS else conv_streams.conv2d
+            if node.target is conv2d_few_channels:
+                _fuse_standardisation(graph, node)
 
 
-def branch_off(graph: fx.Graph) -> None:
+def overlap_branches(graph: fx.Graph) -> None:
     """Convolutions that can begin long before their results are needed do so, beside the others."""
     convolutions = [node for node in graph.nodes if node.target is conv_streams.conv2d]
     for conv in convolutions:
         start, end = max(conv.all_input_nodes), min(conv.users, default=conv)
         meanwhile = [other for other in convolutions if other is not conv and start < other < end]
-        if len(meanwhile) >= MEANWHILE and _can_begin(conv, start, end):
+        if len(meanwhile) >= MIN_OVERLAPPING_CONVOLUTIONS and _can_start_early(conv, start, end):
             start.append(conv)
-            conv.target = begin_conv2d
+            conv.target = start_conv2d
             with graph.inserting_before(end):
-                result = graph.call_function(arrived, (conv,))
+                result = graph.call_function(wait_for_conv2d, (conv,))
             result.meta = dict(conv.meta)
             conv.replace_all_uses_with(result, delete_user_cb=lambda user, result=result: user is not result)
 
 
-def _can_begin(conv: fx.Node, start: fx.Node, end: fx.Node) -> bool:
+def _can_start_early(conv: fx.Node, start: fx.Node, end: fx.Node) -> bool:
     """Whether a convolution may run from one node to another beside the others.
 
     A float32 weight that others ask for too would be halved for all of them by whoever comes first. One that does not
     learn leaves the matrix units busy enough: there, waiting for each other costs more than it brings.
     """
     weight: Any = conv.args[1] if len(conv.args) > 1 else None
-    held = example(weight)
+    held = get_example_tensor(weight)
     if held is None or not held.requires_grad:
         return False
-    own = held.dtype in HALVES or only_user(weight) is conv
-    return own and start.op != "placeholder" and can_wait(start, end)
+    own = held.dtype in HALF_DTYPES or get_only_user(weight) is conv
+    return own and start.op != "placeholder" and can_delay_until(start, end)
 
 
-def replace_end(graph: fx.Graph) -> None:
+def replace_classifier_head(graph: fx.Graph) -> None:
     """A mean over pixels and the linear layer of few classes behind it become one call."""
     for node in list(graph.nodes):
-        weight = example(node.args[1]) if node.target is F.linear and len(node.args) > 1 else None
-        if weight is None or len(weight) > CLASSES:
+        weight = get_example_tensor(node.args[1]) if node.target is F.linear and len(node.args) > 1 else None
+        if weight is None or len(weight) > MAX_CLASSES:
             continue
-        chain = _mean_over_pixels(node.args[0])
-        if chain and all(only_user(old) for old in chain) and can_wait(chain[-1], node):
+        chain = _find_global_mean(node.args[0])
+        if chain and all(get_only_user(old) for old in chain) and can_delay_until(chain[-1], node):
             node.target, node.args = pooled_linear, (chain[-1].args[0], *node.args[1:])
             for old in chain:
                 graph.erase_node(old)
 
 
-def _mean_over_pixels(node: Any) -> list[fx.Node]:
+def _find_global_mean(node: Any) -> list[fx.Node]:
     """The nodes that take a mean over pixels and end in this one, the last one first; none if there is no such mean."""
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
         return []
     before: Any = node.args[0] if node.args else None
-    how, held = _how(node), example(before)
+    how, held = _integer_arguments(node), get_example_tensor(before)
     if held is None or held.dim() != 4:
         return []
     if node.target in ("flatten", torch.flatten) and how in ([1], [1, -1]):
-        pool = before.target is F.adaptive_avg_pool2d and _how(before) in ([1], [1, 1])
+        pool = before.target is F.adaptive_avg_pool2d and _integer_arguments(before) in ([1], [1, 1])
         return [node, before] if pool else []
     return [node] if node.target in ("mean", torch.mean) and sorted(side % 4 for side in how) == [2, 3] else []
 
 
-def _how(node: fx.Node) -> list[int]:
+def _integer_arguments(node: fx.Node) -> list[int]:
     """The numbers that a node is given beside its tensor, which stand for themselves or in a list; none for others."""
     rest: Any = node.args[1:]
     given = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
@@ -156,45 +158,50 @@ def replace_losses(graph: fx.Graph) -> None:
         if node.target is not F.cross_entropy or len(node.args) != 2 or node.kwargs != {"reduction": "none"}:
             continue
         wide, label = node.args
-        if _is_widened(wide) and _are_labels(label) and can_wait(wide, node):
-            node.target, node.args, node.kwargs = cross_entropy, (wide.args[0], label), {}
+        if _is_cast_from_half(wide) and _are_labels(label) and can_delay_until(wide, node):
+            node.target, node.args, node.kwargs = fused_cross_entropy, (wide.args[0], label), {}
             if not wide.users:
                 graph.erase_node(wide)
-            _take_mean_within(graph, node)
+            _fuse_mean(graph, node)
 
 
-def _take_mean_within(graph: fx.Graph, losses: fx.Node) -> None:
+def _fuse_mean(graph: fx.Graph, losses: fx.Node) -> None:
     """Where nobody asks for losses but their mean, let that be taken with them."""
-    mean = only_user(losses)
+    mean = get_only_user(losses)
     if mean is not None and (mean.target, mean.args, mean.kwargs) == ("mean", (losses,), {}):
         losses.kwargs, losses.meta = {"mean": True}, dict(mean.meta)
         mean.replace_all_uses_with(losses)
         graph.erase_node(mean)
 
 
-def _is_widened(node: Any) -> bool:
+def _is_cast_from_half(node: Any) -> bool:
     """Whether it is a half-precision tensor in float32."""
     if not isinstance(node, fx.Node) or node.target != "float" or len(node.args) != 1:
         return False
-    held = example(node.args[0])
-    return held is not None and held.dtype in HALVES
+    held = get_example_tensor(node.args[0])
+    return held is not None and held.dtype in HALF_DTYPES
 
 
 def _are_labels(node: Any) -> bool:
-    held = example(node)
+    held = get_example_tensor(node)
     return held is not None and held.dtype == torch.int64 and held.dim() == 1
 
 
-def _standardise_within(graph: fx.Graph, conv: fx.Node) -> None:
+def _fuse_standardisation(graph: fx.Graph, conv: fx.Node) -> None:
     """Where (x - shift) / scale goes into a convolution of few channels alone, let that do it."""
     quotient: Any = conv.args[0]
     difference = quotient.args[0] if quotient.target is operator.truediv else None
     if not isinstance(difference, fx.Node) or difference.target is not operator.sub:
         return
     (x, shift), scale = difference.args, quotient.args[1]
-    if not (_by_channel(shift, x) and _by_channel(scale, x) and only_user(difference) and only_user(quotient)):
+    if not (
+        _is_channel_constant(shift, x)
+        and _is_channel_constant(scale, x)
+        and get_only_user(difference)
+        and get_only_user(quotient)
+    ):
         return
-    if not can_wait(difference, conv):
+    if not can_delay_until(difference, conv):
         return
     conv.args = (x, *conv.args[1:])
     conv.kwargs = {**conv.kwargs, "shift": shift, "scale": scale}
@@ -202,81 +209,81 @@ def _standardise_within(graph: fx.Graph, conv: fx.Node) -> None:
         graph.erase_node(node)
 
 
-def _by_channel(node: Any, images: Any) -> bool:
+def _is_channel_constant(node: Any, images: Any) -> bool:
     """Whether it is a constant for each channel of some images, of their type."""
-    a, x = example(node), example(images)
+    a, x = get_example_tensor(node), get_example_tensor(images)
     if a is None or x is None or x.dim() != 4 or a.dtype != x.dtype or a.requires_grad:
         return False
     return tuple(a.shape[-3:]) == (x.shape[1], 1, 1) and a.numel() == x.shape[1] and a.is_contiguous()
 
 
-SUMS = (operator.add, torch.add, operator.iadd)
-RELUS = (F.relu, torch.relu, torch.relu_, F.relu_)
+ADD_FUNCTIONS = (operator.add, torch.add, operator.iadd)
+RELU_FUNCTIONS = (F.relu, torch.relu, torch.relu_, F.relu_)
 RELU_METHODS = ("relu", "relu_")
 
 
-def fused(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+def fused_backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     """A backend for torch.compile: batch norms become calls of our kernels and the rest runs as it is.
 
     A graph without any is handed on to torch's own compiler, and so is one with graphs inside it, such as those of
     checkpointed activations, which cannot run as it is.
     """
-    return graph.forward if not _nests(graph) and fuse(graph) else _torchs_own(graph, inputs)
+    return graph.forward if not _has_subgraphs(graph) and fuse_graph(graph) else _compile_with_inductor(graph, inputs)
 
 
-def convolved(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+def first_layer_backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     """A backend for a first layer alone: its convolution becomes a call of our kernels and the rest runs as it is."""
-    if _nests(graph):
-        return _torchs_own(graph, inputs)
+    if _has_subgraphs(graph):
+        return _compile_with_inductor(graph, inputs)
     replace_convolutions(graph.graph)
     graph.graph.lint()
     graph.recompile()
     return graph.forward
 
 
-def _nests(graph: fx.GraphModule) -> bool:
+def _has_subgraphs(graph: fx.GraphModule) -> bool:
     return any(isinstance(node.target, HigherOrderOperator) for node in graph.graph.nodes)
 
 
-def _torchs_own(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+def _compile_with_inductor(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     inductor: Callable[..., Any] = torch._dynamo.lookup_backend("inductor")(graph, inputs)
     return inductor
 
 
-def fuse(graph: fx.GraphModule) -> int:
+def fuse_graph(graph: fx.GraphModule) -> int:
     """Fuse every batch norm in place; how many there were. A graph without any stays as it is."""
     norms = [node for node in graph.graph.nodes if node.target is F.batch_norm and node.args]
     if not norms:
         return 0
-    calls = [_fuse_one(graph.graph, node) for node in norms]
-    _make_room(graph.graph, calls)
-    _count_together(graph.graph)
+    calls = [_fuse_batch_norm(graph.graph, node) for node in norms]
+    _allocate_sums_together(graph.graph, calls)
+    _merge_batch_counters(graph.graph)
     replace_convolutions(graph.graph)
-    branch_off(graph.graph)
-    replace_end(graph.graph)
+    overlap_branches(graph.graph)
+    replace_classifier_head(graph.graph)
     replace_losses(graph.graph)
     graph.graph.lint()
     graph.recompile()
     return len(norms)
 
 
-def _fuse_one(graph: fx.Graph, norm: fx.Node) -> fx.Node:
+def _fuse_batch_norm(graph: fx.Graph, norm: fx.Node) -> fx.Node:
     x, *rest = norm.args
     assert isinstance(x, fx.Node)
-    summed = x if _is_sum(x) and all(user >= norm for user in x.users) and can_wait(x, norm) else None
-    sum_behind = _sum_behind(norm) if summed is None else None
+    summed = x if _is_fusable_add(x) and all(user >= norm for user in x.users) and can_delay_until(x, norm) else None
+    sum_behind = _find_add_after(norm) if summed is None else None
     end = sum_behind or norm
-    relu = _relu_behind(end)
+    relu = _find_relu_after(end)
     with graph.inserting_before(end):
         terms = summed.args if summed is not None else (x, None)
-        kwargs = {**norm.kwargs, "beside": _other(sum_behind, norm), "relu": relu is not None}
-        found = graph.call_function(norm_relu, (*terms, *rest), kwargs)
+        kwargs = {**norm.kwargs, "beside": _other_operand(sum_behind, norm), "relu": relu is not None}
+        found = graph.call_function(fused_batch_norm, (*terms, *rest), kwargs)
         y, total = (graph.call_function(operator.getitem, (found, i)) for i in range(2))
-    _replace(relu or end, y)
+    _replace_node(relu or end, y)
     if summed is not None:
-        _replace(summed, total)
+        _replace_node(summed, total)
     else:
-        _lead_through(x, found, total)
+        _reroute_other_users(x, found, total)
     for old in (relu, sum_behind, norm, summed):
         if old is not None:
             graph.erase_node(old)
@@ -286,34 +293,34 @@ def _fuse_one(graph: fx.Graph, norm: fx.Node) -> fx.Node:
     return found
 
 
-def _make_room(graph: fx.Graph, calls: list[fx.Node]) -> None:
+def _allocate_sums_together(graph: fx.Graph, calls: list[fx.Node]) -> None:
     """Zero every batch norm's sums at once, before the first of them."""
     first = min(calls)
     channels = [int(call.meta["example_value"].shape[1]) for call in calls]
     with graph.inserting_before(first):
-        room = graph.call_function(blank_sums, (first.args[0], *channels))
+        room = graph.call_function(allocate_sums, (first.args[0], *channels))
         for i, call in enumerate(calls):
             sums = graph.call_function(operator.getitem, (room, i))
             call.kwargs = {**call.kwargs, "sums": sums}
 
 
-def _lead_through(x: fx.Node, found: fx.Node, total: fx.Node) -> None:
+def _reroute_other_users(x: fx.Node, fused_call: fx.Node, total: fx.Node) -> None:
     """Whoever else asks for x later asks for it behind the call, whose gradient then adds theirs by the way."""
-    others = [user for user in x.users if user is not found and user.target is not F.batch_norm]
-    if all(user > found and not writes(user) for user in others):
+    others = [user for user in x.users if user is not fused_call and user.target is not F.batch_norm]
+    if all(user > fused_call and not is_in_place(user) for user in others):
         total.meta = dict(x.meta)
         for user in others:
             user.replace_input_with(x, total)
 
 
-def _replace(old: fx.Node, new: fx.Node) -> None:
+def _replace_node(old: fx.Node, new: fx.Node) -> None:
     new.meta = dict(old.meta)
     old.replace_all_uses_with(new)
 
 
-def _count_together(graph: fx.Graph) -> None:
+def _merge_batch_counters(graph: fx.Graph) -> None:
     """Batch norms count their batches, each with a launch of its own: let one launch do it for all."""
-    counts = [node for node in graph.nodes if is_count(node)]
+    counts = [node for node in graph.nodes if is_batch_counter(node)]
     if counts:
         times = Counter(node.args[0] for node in counts)  # one launch must not add to a count twice at once
         with graph.inserting_before(counts[-1]):
@@ -322,44 +329,46 @@ def _count_together(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _is_sum(node: fx.Node) -> bool:
+def _is_fusable_add(node: fx.Node) -> bool:
     """Whether it adds two tensors of one shape and type, neither of which is needed as it was before."""
-    if node.op != "call_function" or node.target not in SUMS or node.kwargs or len(node.args) != 2:
+    if node.op != "call_function" or node.target not in ADD_FUNCTIONS or node.kwargs or len(node.args) != 2:
         return False
-    a, b = (example(term) for term in node.args)
+    a, b = (get_example_tensor(term) for term in node.args)
     alike = a is not None and b is not None and a.shape == b.shape and a.dtype == b.dtype
-    return alike and (node.target is not operator.iadd or _owns(node.args[0], node))
+    return alike and (node.target is not operator.iadd or _is_only_seen_by(node.args[0], node))
 
 
-def _sum_behind(norm: fx.Node) -> fx.Node | None:
+def _find_add_after(norm: fx.Node) -> fx.Node | None:
     """The sum of a batch norm and something else, with a ReLU behind it, if the batch norm can wait for it."""
-    after = only_user(norm)
-    if after is None or not _is_sum(after) or _relu_behind(after) is None:
+    after = get_only_user(norm)
+    if after is None or not _is_fusable_add(after) or _find_relu_after(after) is None:
         return None
-    waits = can_wait(norm, after) and not _is_shared_until(norm, after)
+    waits = can_delay_until(norm, after) and not _shares_statistics_until(norm, after)
     return after if after.args[0] is not after.args[1] and waits else None
 
 
-def _is_shared_until(norm: fx.Node, after: fx.Node) -> bool:
+def _shares_statistics_until(norm: fx.Node, after: fx.Node) -> bool:
     """Whether another batch norm before that node has the same running statistics, which know who came first."""
     mean: Any = norm.args[1] if len(norm.args) > 1 else norm.kwargs.get("running_mean")
     return isinstance(mean, fx.Node) and any(norm < user < after for user in mean.users)
 
 
-def _owns(node: Any, user: fx.Node) -> bool:
+def _is_only_seen_by(node: Any, user: fx.Node) -> bool:
     """Whether nobody but its user sees it, neither here nor outside."""
-    return node.op != "placeholder" and only_user(node) is user
+    return node.op != "placeholder" and get_only_user(node) is user
 
 
-def _other(total: fx.Node | None, term: fx.Node) -> Any:
+def _other_operand(add_node: fx.Node | None, term: fx.Node) -> Any:
     """What a sum adds to a term."""
-    return None if total is None else total.args[1] if total.args[0] is term else total.args[0]
+    return None if add_node is None else add_node.args[1] if add_node.args[0] is term else add_node.args[0]
 
 
-def _relu_behind(node: fx.Node) -> fx.Node | None:
-    after = only_user(node)
+def _find_relu_after(node: fx.Node) -> fx.Node | None:
+    after = get_only_user(node)
     return after if after is not None and _is_relu(after) else None
 
 
 def _is_relu(node: fx.Node) -> bool:
-    return node.target in (RELUS if node.op == "call_function" else RELU_METHODS if node.op == "call_method" else ())
+    return node.target in (
+        RELU_FUNCTIONS if node.op == "call_function" else RELU_METHODS if node.op == "call_method" else ()
+    )

@@ -4,11 +4,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048
+BLOCK_NUMBERS = 2048
 
 
 @triton.jit
-def _move(x, delta, grad, alpha, out, n, EPS: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def linf_step_kernel(x, delta, grad, alpha, out, n, EPS: tl.constexpr, BLOCK: tl.constexpr) -> None:
     """clamp(delta + alpha sign(grad)) to the ball and, with x, to the box."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = at < n
@@ -21,8 +21,8 @@ def _move(x, delta, grad, alpha, out, n, EPS: tl.constexpr, BLOCK: tl.constexpr)
     tl.store(out + at, moved, mask=ok)
 
 
-def linf_move(x: Tensor, delta: Tensor, grad: Tensor, alpha: Tensor, *, out: Tensor, eps: float) -> Tensor:
+def linf_projected_step(x: Tensor, delta: Tensor, grad: Tensor, alpha: Tensor, *, out: Tensor, eps: float) -> Tensor:
     """The next delta, written to `out`, which may be delta itself; all must lie in memory alike."""
-    grid = (-(-x.numel() // BLOCK),)
-    _move[grid](x, delta, grad, alpha, out, x.numel(), EPS=eps, BLOCK=BLOCK, num_warps=8)
+    grid = (-(-x.numel() // BLOCK_NUMBERS),)
+    linf_step_kernel[grid](x, delta, grad, alpha, out, x.numel(), EPS=eps, BLOCK=BLOCK_NUMBERS, num_warps=8)
     return out

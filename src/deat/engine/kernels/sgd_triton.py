@@ -8,12 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LISTED_BLOCK, COLUMNS = 1024, 5
-Rows = tuple[tuple[int, ...], ...]
-TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+SMALL_BLOCK_NUMBERS, TABLE_COLUMNS = 1024, 5
+TableRows = tuple[tuple[int, ...], ...]
+TRITON_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
-class Step(NamedTuple):
+class WeightUpdate(NamedTuple):
     """A weight, its velocity, its gradient, and its copy in half precision, if it has one."""
 
     weight: Tensor
@@ -23,7 +23,7 @@ class Step(NamedTuple):
 
 
 @triton.jit
-def _descend_listed(
+def sgd_small_weights_kernel(
     table, g, lr, momentum, DECAY: tl.constexpr, COPY: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:  # fmt: skip
     """v = momentum v + (g + decay w); w = w - lr v, and a copy of it where there is one, over one row of the table."""
@@ -41,58 +41,58 @@ def _descend_listed(
     tl.store(copy.to(tl.pointer_type(COPY)) + at, weight.to(COPY), mask=copied)
 
 
-class Listed:
+class SmallWeightSGD:
     """Steps small weights together. Every table it made is kept: recordings know where it is."""
 
     def __init__(self) -> None:
-        self._tables: dict[Rows, Tensor] = {}
+        self._tables: dict[TableRows, Tensor] = {}
 
-    def step(self, steps: list[Step], lr: Tensor, momentum: Tensor, decay: float) -> None:
+    def step(self, steps: list[WeightUpdate], lr: Tensor, momentum: Tensor, decay: float) -> None:
         """A step of each weight, and of its copy."""
         for dtype in dict.fromkeys(step.grad.dtype for step in steps):
             alike = [step for step in steps if step.grad.dtype == dtype]
             copy = next((step.copy.dtype for step in alike if step.copy is not None), torch.float32)
-            table, grads = self._table(alike), torch.cat([flat(step.grad) for step in alike])
-            how = {"DECAY": decay, "COPY": TYPES[copy], "COLUMNS": COLUMNS, "BLOCK": LISTED_BLOCK}
-            _descend_listed[(len(table),)](table, grads, lr, momentum, **how)
+            table, grads = self._table(alike), torch.cat([flatten_in_memory_order(step.grad) for step in alike])
+            how = {"DECAY": decay, "COPY": TRITON_DTYPES[copy], "COLUMNS": TABLE_COLUMNS, "BLOCK": SMALL_BLOCK_NUMBERS}
+            sgd_small_weights_kernel[(len(table),)](table, grads, lr, momentum, **how)
 
-    def _table(self, steps: list[Step]) -> Tensor:
-        rows = rows_of(steps)
+    def _table(self, steps: list[WeightUpdate]) -> Tensor:
+        rows = build_table_rows(steps)
         if rows not in self._tables:
             self._tables[rows] = torch.tensor(rows, device=steps[0].weight.device)
         return self._tables[rows]
 
 
-def rows_of(steps: list[Step]) -> Rows:
+def build_table_rows(steps: list[WeightUpdate]) -> TableRows:
     """A row for each block of each weight: three addresses, where its gradients begin, and how many numbers it has."""
     rows, begin = [], 0
     for step in steps:
         held = (step.weight, step.velocity, step.copy)
-        for start in range(0, step.weight.numel(), LISTED_BLOCK):
+        for start in range(0, step.weight.numel(), SMALL_BLOCK_NUMBERS):
             places = [0 if t is None else t.data_ptr() + start * t.element_size() for t in held]
-            rows.append((*places, begin + start, min(LISTED_BLOCK, step.weight.numel() - start)))
+            rows.append((*places, begin + start, min(SMALL_BLOCK_NUMBERS, step.weight.numel() - start)))
         begin += step.weight.numel()
     return tuple(rows)
 
 
-def fits(step: Step) -> bool:
+def can_step_together(step: WeightUpdate) -> bool:
     """Whether a weight can be listed: in float32, with gradients and a copy of types that are known."""
-    kinds = {step.grad.dtype, step.grad.dtype if step.copy is None else step.copy.dtype} <= set(TYPES)
+    kinds = {step.grad.dtype, step.grad.dtype if step.copy is None else step.copy.dtype} <= set(TRITON_DTYPES)
     return kinds and step.weight.dtype == step.velocity.dtype == torch.float32
 
 
-def flat(x: Tensor) -> Tensor:
+def flatten_in_memory_order(x: Tensor) -> Tensor:
     """A dense tensor's numbers as they lie in memory."""
     return x.as_strided((x.numel(),), (1,))
 
 
-BLOCK = 4096
-LARGE = 1 << 15
+BLOCK_NUMBERS = 4096
+MIN_LARGE_WEIGHT_NUMBERS = 1 << 15
 """Weights of fewer numbers are stepped all together."""
 
 
 @triton.jit
-def _descend(
+def sgd_kernel(
     w, v, g, copy, lr, momentum, n, DECAY: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:  # fmt: skip
     """v = momentum v + (g + decay w); w = w - lr v, and a copy of it in another type."""
@@ -108,11 +108,11 @@ def _descend(
         tl.store(copy + at, weight.to(copy.dtype.element_ty), mask=ok)
 
 
-class Descent:
+class FusedSGD:
     """A step of every weight, and of its copy if it has one: a launch for each large one, one for all small ones."""
 
-    def __init__(self, rest: Callable[..., None]) -> None:
-        self.rest, self._listed = rest, Listed()
+    def __init__(self, fallback: Callable[..., None]) -> None:
+        self.fallback, self._small_weight_sgd = fallback, SmallWeightSGD()
 
     def __call__(
         self,
@@ -125,34 +125,34 @@ class Descent:
         copies: list[Tensor | None],
     ) -> None:
         """Step them; `rest` steps those whose numbers lie in another order than their gradients'."""
-        steps = list(map(Step, weights, velocities, grads, copies))
-        aligned = [step for step in steps if _aligned(step)]
-        small = [step for step in aligned if step.weight.numel() < LARGE and fits(step)]
-        large = [step for step in aligned if step.weight.numel() >= LARGE]
+        steps = list(map(WeightUpdate, weights, velocities, grads, copies))
+        aligned = [step for step in steps if _has_same_layout(step)]
+        small = [step for step in aligned if step.weight.numel() < MIN_LARGE_WEIGHT_NUMBERS and can_step_together(step)]
+        large = [step for step in aligned if step.weight.numel() >= MIN_LARGE_WEIGHT_NUMBERS]
         for step in large:
-            _step_one(step, lr, momentum, decay)
+            _step_large_weight(step, lr, momentum, decay)
         if small:
-            self._listed.step(small, lr, momentum, decay)
+            self._small_weight_sgd.step(small, lr, momentum, decay)
         done = {id(step) for step in (*small, *large)}
         if odd := [step for step in steps if id(step) not in done]:
             *columns, kept = (list(column) for column in zip(*odd, strict=True))
-            self.rest(*columns, lr, momentum, decay, kept)
+            self.fallback(*columns, lr, momentum, decay, kept)
 
 
-def _step_one(step: Step, lr: Tensor, momentum: Tensor, decay: float) -> None:
+def _step_large_weight(step: WeightUpdate, lr: Tensor, momentum: Tensor, decay: float) -> None:
     w, copies = step.weight, step.copy is not None
     held = (w, step.velocity, step.grad, step.copy if step.copy is not None else w)
-    grid, how = (-(-w.numel() // BLOCK),), {"DECAY": decay, "COPY": copies, "BLOCK": BLOCK}
-    _descend[grid](*held, lr, momentum, w.numel(), num_warps=8, **how)
+    grid, how = (-(-w.numel() // BLOCK_NUMBERS),), {"DECAY": decay, "COPY": copies, "BLOCK": BLOCK_NUMBERS}
+    sgd_kernel[grid](*held, lr, momentum, w.numel(), num_warps=8, **how)
 
 
-def _aligned(step: Step) -> bool:
+def _has_same_layout(step: WeightUpdate) -> bool:
     """Whether the same place in memory is the same number in all."""
     tensors = [t for t in step if t is not None]
     dense = all(t.is_contiguous() or t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
-    return dense and len({_order(t) for t in tensors}) == 1 and step.weight.dtype == step.velocity.dtype
+    return dense and len({_memory_order(t) for t in tensors}) == 1 and step.weight.dtype == step.velocity.dtype
 
 
-def _order(x: Tensor) -> tuple[int, ...]:
+def _memory_order(x: Tensor) -> tuple[int, ...]:
     """How a tensor's numbers lie; along a side of one number there is no order."""
     return tuple(stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-PAGE = "docs/evaluation.md"
-ADVICE = {
+DOCS_PAGE = "docs/evaluation.md"
+FLAG_ADVICE = {
     "not_finite": (
         "The weights are broken, or the model overflows: no accuracy means anything. Load others, or train again."
     ),
@@ -60,7 +60,7 @@ class Flag:
     @property
     def link(self) -> str:
         """Where the documentation tells of it."""
-        return link(self.name)
+        return docs_link(self.name)
 
     @property
     def line(self) -> str:
@@ -68,16 +68,16 @@ class Flag:
         return f"FLAG {self.name}: {self.seen}. {self.advice} ({self.link})"
 
 
-def link(name: str) -> str:
+def docs_link(name: str) -> str:
     """Where the documentation tells of the flag of that name."""
-    return f"{PAGE}#{name}"
+    return f"{DOCS_PAGE}#{name}"
 
 
-def raised(name: str, seen: str) -> Flag:
+def make_flag(name: str, seen: str) -> Flag:
     """The flag of that name, on what was seen."""
-    return Flag(name, seen, ADVICE[name])
+    return Flag(name, seen, FLAG_ADVICE[name])
 
 
-def slack(n: int) -> float:
+def accuracy_tolerance(n: int) -> float:
     """How far two accuracies on n images may differ without meaning anything."""
     return max(0.005, 2 / n) + 1e-9

@@ -13,20 +13,20 @@ def on_gpu(x: Tensor) -> bool:
 
 
 @cache
-def side(device: torch.device, use: str) -> torch.cuda.Stream:
+def get_side_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
     """A device's stream beside the others, one for each use."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-HALVES = (torch.bfloat16, torch.float16)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
-def pair(sizes: Any) -> tuple[int, int]:
+def as_pair(sizes: Any) -> tuple[int, int]:
     """A size by height and width; one number may stand for both, also in a list of its own."""
     held = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     return held[0], held[-1]
 
 
-def is_plain(stride: Any, dilation: Any, groups: int) -> bool:
+def is_dense_unit_stride(stride: Any, dilation: Any, groups: int) -> bool:
     """Whether a kernel moves by one pixel, is dense, and sees every channel."""
-    return pair(stride) == pair(dilation) == (1, 1) and groups == 1
+    return as_pair(stride) == as_pair(dilation) == (1, 1) and groups == 1
