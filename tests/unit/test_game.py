@@ -471,13 +471,13 @@ def test_warm_up_is_what_new_moves_took_since_it_was_asked_last_recorded_or_not(
     game.engine.use_compile = True
     for move, seconds in ((game.ascend, 3), (game.ascend, 0), (game.joint_update, 3)):
         move(r)
-        assert game.executor.warm_up() == seconds
+        assert game.executor.take_warm_up_seconds() == seconds
     game.executor.use_compiled(True)
     game.ascend(r)
-    assert game.executor.warm_up() == 3, "what is compiled anew is new"
+    assert game.executor.take_warm_up_seconds() == 3, "what is compiled anew is new"
     game = game_of(deat.get_method("pgd-1"), conv_net())
     game.ascend(game.open(*EASY, Budget(1, 0.1)))
-    assert game.executor.warm_up() == 0, "on a CPU a first call is like any other"
+    assert game.executor.take_warm_up_seconds() == 0, "on a CPU a first call is like any other"
 
 
 def test_gradients_that_stay_in_their_place_are_given_anew_when_others_learn():
