@@ -113,7 +113,7 @@ class Row:
         return SimpleNamespace(
             trainer=lambda: trainer_of("pgd-1", data=images, seed=seed, **settings),
             config=SimpleNamespace(epochs=settings["epochs"]),
-            corpus=SimpleNamespace(train=images, test=images),
+            splits=SimpleNamespace(train=images, test=images),
             threat=deat.Linf(0.1),
         )
 

@@ -238,7 +238,7 @@ def test_fit_says_what_its_result_notes_unless_it_is_to_be_silent(
     progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = importlib.import_module("deat.runs.execute")
-    fit_unkept = module.fit_unkept
+    fit_unkept = module.train_without_checkpoints
     monkeypatch.setattr(
         module, "train_without_checkpoints", lambda trainer: replace(fit_unkept(trainer), notes=["take care"])
     )
