@@ -262,8 +262,8 @@ def test_folder_that_vanishes_once_is_not_made_again_without_its_record(what, af
     """Three saves fail, or the scores cannot be written, and nothing is left that looks like a run and is none."""
     real = Checkpoints.keep
 
-    def vanish(self, trainer, *, now=False):
-        real(self, trainer, now=now)
+    def vanish(self, trainer, *, force=False):
+        real(self, trainer, force=force)
         if trainer.epoch == after and Path("run/run.json").exists():
             shutil.rmtree("run") if what == "run" else Path("run/run.json").unlink()
 

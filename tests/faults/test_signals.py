@@ -58,7 +58,7 @@ MOMENTS = {
     "in the first batch": (Game, "close", 1),
     "in a batch": (Game, "close", BATCHES + 2),
     "in the last batch of an epoch": (Game, "close", 2 * BATCHES),
-    "in a save": (store, "_fill", 2),
+    "in a save": (store, "_write_files", 2),
     "after validation": (Validator, "__call__", 2),
 }
 
@@ -88,7 +88,7 @@ def test_signal_in_validation_is_obeyed_before_its_next_batch(monkeypatch):
     command = [*SHORT[:-1], "run", "--held-out", "300"]  # two batches, each under two attacks
     assert main([*command, "--out", "straight"]) == 0
     with monkeypatch.context() as patch:
-        send_after(patch, scoring, "attacked", 5, signal.SIGTERM)
+        send_after(patch, scoring, "logits_under_attack", 5, signal.SIGTERM)
         assert main(command) == 75
     state = json.loads((find_newest_checkpoint(Path("run")).newest / "state.json").read_text())["state"]
     assert (state["epoch"], state["step"], len(state["history"])) == (1, BATCHES, 1)  # played, and not validated yet
@@ -215,7 +215,7 @@ def test_signal_before_a_run_is_taken_up_again_says_that_it_goes_on(number, whol
     shutil.copytree(whole, "run")
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
     with monkeypatch.context() as patch:
-        send_after(patch, command, "resolve", 1, number)
+        send_after(patch, command, "resolve_request", 1, number)
         assert main([*SHORT, "--resume", "auto"]) == 75
     assert "the same command goes on" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
@@ -251,9 +251,9 @@ def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeyp
 def test_signal_inside_code_that_is_executed_does_not_end_a_process_by_a_signal_of_its_own():
     """CPython ends by SIGINT where `exec` saw a KeyboardInterrupt, whatever was made of it afterwards."""
     script = (
-        "import os, signal, sys\nfrom deat.cli.exit_handling import ended\n"
+        "import os, signal, sys\nfrom deat.cli.exit_handling import run_to_exit_status\n"
         "def work(): exec('os.kill(os.getpid(), signal.SIGTERM)', {'os': os, 'signal': signal})\n"
-        "sys.exit(ended(work, lambda: True))\n"
+        "sys.exit(run_to_exit_status(work, lambda: True))\n"
     )
     Path("script.py").write_text(script)
     found = subprocess.run([sys.executable, "-m", "script"], capture_output=True, text=True, check=False)
@@ -264,7 +264,7 @@ def test_signal_before_a_run_has_a_checkpoint_says_that_there_is_none(monkeypatc
     import deat.cli.train as command
 
     Path("run").mkdir()
-    send_after(monkeypatch, command, "resolve", 1, signal.SIGTERM)
+    send_after(monkeypatch, command, "resolve_request", 1, signal.SIGTERM)
     assert main([*SHORT, "--resume", "auto"]) == 130
     assert "no run to resume" in capsys.readouterr().err
 
@@ -279,7 +279,10 @@ def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, numbe
     order = {"evaluate": ["evaluate", "run", "--attacks", "natural", "--n", "20"], "resume": ["resume", "run"]}[command]
     with monkeypatch.context() as patch:
         send_after(
-            patch, *{"evaluate": (evaluating, "load_model"), "resume": (resuming, "resolve")}[command], 1, number
+            patch,
+            *{"evaluate": (evaluating, "load_run_model"), "resume": (resuming, "resolve_request")}[command],
+            1,
+            number,
         )
         assert main(order) == 75
     assert "the same command goes on" in capsys.readouterr().err

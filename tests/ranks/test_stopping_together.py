@@ -104,7 +104,7 @@ def in_parts(ranks: Distributed, folder: Path, name: str) -> list[Any]:
     def trainer() -> deat.Trainer:
         net = conv_net(batch_norm=True, dropout=0.2)
         return trainer_of(
-            method, net, data=learnable(25), val=learnable(9, seed=2), epochs=2, batch_size=9, ranks=ranks
+            method, net, data=learnable(25), val=learnable(9, seed=2), epochs=2, batch_size=9, distributed=ranks
         )
 
     def end(t: deat.Trainer) -> list[Any]:
@@ -147,7 +147,7 @@ def test_processes_that_were_interrupted_go_on_exactly(name: str, tmp_path: Path
 
 def unsaved(ranks: Distributed, folder: Path) -> list[str]:
     """A disk that is full for one save: all processes hear of it, and none waits for another."""
-    trainer = trainer_of("m+deat", data=learnable(24), epochs=3, ranks=ranks)
+    trainer = trainer_of("m+deat", data=learnable(24), epochs=3, distributed=ranks)
     said: list[str] = []
     keeper = Checkpoints(folder, notify=said.append)
     real, calls = keeper._write, [0]

@@ -85,8 +85,8 @@ def test_cells_whose_process_is_gone_are_buried_and_living_ones_are_not(grid):
 
 def test_a_claim_dies_with_its_process(children, tmp_path):
     (tmp_path / "take.py").write_text(
-        "import time; from pathlib import Path; from deat.utils.locks import Claim\n"
-        "held = Claim.take(Path('claim')); Path('held' if held else 'refused').touch(); time.sleep(60)"
+        "import time; from pathlib import Path; from deat.utils.locks import CellLock\n"
+        "held = CellLock.take(Path('claim')); Path('held' if held else 'refused').touch(); time.sleep(60)"
     )
     child = children.start_script(tmp_path / "take.py", cwd=tmp_path)
     while not any((tmp_path / name).exists() for name in ("held", "refused")):

@@ -60,7 +60,7 @@ def test_the_binary_release_is_preferred_so_that_no_pickle_is_even_opened(tmp_pa
 
 
 def test_missing_data_says_what_to_put_where_and_touches_no_network(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar.net, "fetch", lambda *_: pytest.fail("network"))
+    monkeypatch.setattr(cifar.net, "download_file", lambda *_: pytest.fail("network"))
     with pytest.raises(DataError, match=r"cifar-10-binary\.tar\.gz.*cifar-10-batches-py.*--download"):
         deat.data.load_data("cifar10", root=tmp_path)
 

@@ -94,7 +94,7 @@ def test_fit_puts_nothing_before_a_network_unless_that_is_asked_for(tmp_path):
 
 
 def trainer_options() -> dict[str, object]:
-    return {"method": "natural", "settings": deat.TrainConfig(epochs=1, batch_size=6, device="cpu")}
+    return {"method": "natural", "config": deat.TrainConfig(epochs=1, batch_size=6, device="cpu")}
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -74,8 +74,8 @@ def test_time_left_follows_the_clock_between_rulings():
 
 def test_rulings_of_an_earlier_call_say_nothing_about_the_time_left():
     clock = Clock("pgd-20", 400, 100)
-    clock.end(0, 100, is_new=False)
-    clock.end(0, 100, is_new=False)
+    clock.end(0, 100, made=False)
+    clock.end(0, 100, made=False)
     clock.seconds = 1
     assert clock.pace.left is None
     clock.seconds = 10

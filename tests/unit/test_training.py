@@ -630,7 +630,7 @@ def test_a_model_that_is_no_module_is_refused_in_words(build):
         deat.fit(build(), (X, Y), normalize=([0.5], [0.5]))
     made = trainer_of("natural")
     with pytest.raises(UsageError, match=says):
-        deat.Trainer(build(), made.train, method=made.method, threat=made.threat, config=made.settings)
+        deat.Trainer(build(), made.train, method=made.method, threat=made.threat, config=made.config)
 
 
 def test_a_class_in_place_of_its_network_is_refused_with_the_call(tmp_path):
@@ -652,10 +652,10 @@ def test_a_class_in_place_of_its_network_is_refused_with_the_call(tmp_path):
 
 def test_a_trainer_finds_method_and_threat_by_their_names():
     made = trainer_of("m+deat", threat=deat.L2(0.5))
-    found = deat.Trainer(conv_net(), made.train, method="m+deat", threat="l2:0.5", config=made.settings)
+    found = deat.Trainer(conv_net(), made.train, method="m+deat", threat="l2:0.5", config=made.config)
     assert (found.method, found.threat, found.schedule) == (made.method, made.threat, made.schedule)
     with pytest.raises(UsageError, match="unknown method 'm\\+daet'"):
-        deat.Trainer(conv_net(), made.train, method="m+daet", threat="l2:0.5", config=made.settings)
+        deat.Trainer(conv_net(), made.train, method="m+daet", threat="l2:0.5", config=made.config)
 
 
 def test_more_logits_than_classes_are_welcome():

@@ -101,7 +101,7 @@ def _prepare_training(run: Run, path: Path) -> tuple[Trainer, RunFolder]:
         print_stderr(f"{path.parent.name}, {path.name}: {text}")
 
     trainer = run.trainer()
-    watch = run.watch(trainer, log=path / WATCH_FILE, say=say)
+    watch = run.watch(trainer, log_path=path / WATCH_FILE, notify=say)
     trainer.callbacks += [watch] if watch else []
     folder = RunFolder(path, extra_config=run.identity(trainer), code_files=run.code, notify=say)
     folder.attach(trainer)

@@ -166,7 +166,7 @@ def print_plan(estimate: CostEstimate, as_json: bool, distributed: Distributed) 
     print(f"backprops  {few:,}" + ("" if few == many else f" to {many:,}, depending on what training shows"))
     print(f"time       {format_duration(quick)}" + ("" if few == many else f" to {format_duration(slow)}"), end="")
     print(f", at {estimate.seconds_per_backprop * 1000:.1f} ms a backprop, validation aside")
-    print(f"memory     {estimate.memory_bytes / 2**30:.2f} GiB at the peak")
+    print(f"memory     {estimate.memory / 2**30:.2f} GiB at the peak")
     print("a dry run: no run was created")
     return 0
 
@@ -221,7 +221,7 @@ class TrainSession:
         if images is not None:
             images.check()  # a broken test set must not end the run after its last epoch
             self.images = InterruptibleSource(images, self.interruption)
-        self.watch = self.run.watch(trainer, say=self.notify)
+        self.watch = self.run.watch(trainer, notify=self.notify)
         trainer.set_interruption(self.interruption)
         with self.interruption.catch_signals():
             record = {**self.run.record(trainer), "options": _recordable_options(self.options)}
