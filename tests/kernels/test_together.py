@@ -209,7 +209,7 @@ def test_a_compact_batch_that_is_still_whole_is_attacked_with_the_weights_as_the
     torch._dynamo.reset()
     trainer = trainer_of(configure_method(deat.get_method("fat-5"), deat.Linf(), compact=True), "compile")
     runner, whole = trainer.game.executor, []
-    attack = runner.attack
+    calls, attack = trainer.game.calls, trainer.game.calls.attack_loss
 
     def attacked(x: Tensor, *rest: Tensor) -> LossOutput:
         assert runner.compiled is not None
@@ -217,7 +217,7 @@ def test_a_compact_batch_that_is_still_whole_is_attacked_with_the_weights_as_the
             whole.append(runner.compiled.half_weights.is_current)
         return attack(x, *rest)
 
-    runner.attack = attacked  # type: ignore[method-assign]
+    calls.attack_loss = attacked  # type: ignore[method-assign]
     trainer.run_epoch()
     assert len(whole) > 1
     assert all(whole)

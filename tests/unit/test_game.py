@@ -454,7 +454,7 @@ def test_recordings_on_images_of_ever_new_sizes_do_not_fill_the_memory(monkeypat
         def replay(self):
             pass
 
-    monkeypatch.setattr(GraphRecorder, "_record", lambda self, move, r: Graph())
+    monkeypatch.setattr(GraphRecorder, "_record", lambda *_: Graph())
     game = game_of(deat.get_method("pgd-1"), conv_net(), engine=deat.Engine(records=True))
     for size in range(1, 9):
         r = game.open(torch.rand(size, 1, 8, 8), torch.zeros(size, dtype=torch.long), Budget(1, 0.1))
@@ -489,5 +489,6 @@ def test_gradients_that_stay_in_their_place_are_given_anew_when_others_learn():
     game.open(x, y, Budget(2, 0.01))
     assert game.has_static_gradients
     next(net.parameters()).requires_grad_(False)
+    game.refresh()
     game.open(x, y, Budget(2, 0.01))
     assert not game.has_static_gradients
