@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 
 import deat
 from deat.cli.bench import print_results
-from deat.cli.console import print_stderr
 from deat.cli.main import main
 from deat.errors import CheckpointError
 from deat.report.load import load_bench
 from deat.runs.run_dir import create_unique_folder
 from deat.utils.paths import anonymize_paths, restore_user_paths
 from deat.utils.tensor_files import read_note, read_tensors
+from deat.utils.terminal import print_stderr
 from deat.utils.text import escape_markdown, make_printable
 from helpers.children import Children
 from helpers.runs import make_bench, make_run, one_run

@@ -31,7 +31,6 @@ LAYERS: list[tuple[str, ...]] = [
     ("runs",),
     ("recipes",),
     ("report",),
-    ("cli.console",),
     ("bench",),
     ("cli",),
     ("__main__",),

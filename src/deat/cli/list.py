@@ -8,11 +8,11 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from deat import data, methods, models, recipes
-from deat.cli.console import PlainConsole, is_stdout_terminal
 from deat.evaluation.attacks import ATTACK_FAMILIES, Attack
 from deat.evaluation.autoattack import AUTOATTACK_PARTS
 from deat.threat import Linf
 from deat.training.cost_estimate import backprop_bounds
+from deat.utils.terminal import make_table_console
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def run_list(args: ListCommand) -> int:
     table = Table(*shown[0], box=None, pad_edge=False)
     for row in shown:
         table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value or "") for value in row.values()))
-    console = PlainConsole(soft_wrap=True, width=None if is_stdout_terminal() else PIPED_TABLE_COLUMNS)
+    console = make_table_console()
     console.print(table)
     for row in rows:
         if "settings" in row:
@@ -101,8 +101,6 @@ def _recipe_rows() -> list[dict[str, Any]]:
 LOSS_DESCRIPTIONS = {"ce": "cross-entropy", "margin": "the margin"}
 OMITTED_COLUMNS = ("methods", "settings", "models")
 """What is too long for a column."""
-PIPED_TABLE_COLUMNS = 160
-"""Columns of a table that is piped."""
 ROWS_BY_KIND = {
     "methods": _method_rows,
     "models": lambda: [asdict(info) for info in models.list_model_infos()],

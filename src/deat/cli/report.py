@@ -11,7 +11,6 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from deat.cli.bench import PIPED_TABLE_COLUMNS
-from deat.cli.console import PlainConsole, is_stdout_terminal
 from deat.cli.evaluate import EpochChoice, EvaluateCommand, resolve_target
 from deat.cli.flags import IntFlag, OptionalInt, OptionalStr
 from deat.data import as_source
@@ -65,6 +64,7 @@ from deat.threat import ThreatModel, max_image_distance
 from deat.utils.files import check_no_symlinks, write_atomic
 from deat.utils.numbers import format_eps
 from deat.utils.paths import anonymize_paths
+from deat.utils.terminal import PlainConsole, is_stdout_terminal
 from deat.utils.text import escape_markdown, make_printable
 from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import SPEC_HINT, is_file_spec
