@@ -425,7 +425,7 @@ def test_error_in_the_user_s_own_network_is_said_to_be_theirs(capsys):
     message = capsys.readouterr().err
     assert "my own mistake" in message
     assert "mine.py, line 8" in message
-    assert "defect of deat" not in message
+    assert "internal error" not in message
 
 
 def test_no_command_needs_the_network(monkeypatch):
@@ -636,7 +636,7 @@ def test_scores_that_are_none_are_the_folder_s_fault(bad, capsys):
     assert main(["report", "run", "--no-figures", "--gallery", "0"]) == 3
     message = capsys.readouterr().err
     assert "'run' holds records that deat did not write" in message
-    assert "defect" not in message
+    assert "internal error" not in message
 
 
 @pytest.mark.parametrize("name", ["..", "../../x", "a/b", "a\0b", "x" * 300, "", "."])

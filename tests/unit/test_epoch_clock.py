@@ -52,7 +52,7 @@ class Told:
     def begin(self, trainer: deat.Trainer) -> None:
         self.clock.now += 20
 
-    def keep(self, trainer: deat.Trainer, *, now: bool = False) -> None:
+    def keep(self, trainer: deat.Trainer, *, force: bool = False) -> None:
         self.clock.now += 7
 
 

@@ -188,7 +188,7 @@ EXIT_RUN_FAILED = 1
 class BenchCommand:
     """Run a recipe's whole table: every method and seed, trained and judged. The same command goes on where it was."""
 
-    goes_on: ClassVar[bool] = True
+    is_resumable: ClassVar[bool] = True
 
     recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
     """A name from `deat list recipes`."""

@@ -207,7 +207,7 @@ EXIT_FLAGGED = 6
 class EvaluateCommand:
     """Judge a run or a weights file by attacks. Exits with 6 where the number should not be believed."""
 
-    goes_on: ClassVar[bool] = True
+    is_resumable: ClassVar[bool] = True
 
     target: Annotated[Positional[str], arg(metavar="RUN_FILE")]
     """A run's folder, a .safetensors file, or a folder of them that `deat export --shard-size` made."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from rich.table import Table
@@ -241,6 +241,8 @@ def _make_tiles(
 @dataclass(frozen=True)
 class ReportCommand:
     """Compare runs: tables (Markdown, LaTeX, CSV), figures, and one page to look at without a network."""
+
+    is_resumable: ClassVar[bool] = False
 
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]
     """Run and bench folders; runs that differ in their seed alone make one row, pieces of one bench one table."""

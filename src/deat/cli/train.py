@@ -557,8 +557,8 @@ class TrainCommand:
     """Print one JSON document instead of lines."""
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the same command goes on where it was: there is a run, and it may be taken up."""
+    def is_resumable(self) -> bool:
+        """True if the same command resumes a run: there is one in --out, and --resume auto is given."""
         return self.resume == "auto" and self.out is not None and has_checkpoint(Path(self.out).expanduser())
 
     def run(self) -> int:
@@ -640,7 +640,7 @@ def _select_flags(group: type[FlagGroup], args: TrainCommand) -> FlagGroup:
 class ResumeCommand:
     """Go on with a run that was interrupted or killed, to the bytes that an uninterrupted one would have given."""
 
-    goes_on: ClassVar[bool] = True
+    is_resumable: ClassVar[bool] = True
 
     run_folder: Annotated[Positional[str], arg(name="run", metavar="RUN_FILE")]
     """The run's folder."""
