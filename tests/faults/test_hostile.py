@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 
 import deat
 from deat.cli.bench import print_results
-from deat.cli.console import print_stderr
 from deat.cli.main import main
 from deat.errors import CheckpointError
 from deat.report.load import load_bench
 from deat.runs.run_dir import create_unique_folder
 from deat.utils.paths import anonymize_paths, restore_user_paths
 from deat.utils.tensor_files import read_note, read_tensors
+from deat.utils.terminal import print_stderr
 from deat.utils.text import escape_markdown, make_printable
 from helpers.children import Children
 from helpers.runs import make_bench, make_run, one_run
@@ -425,7 +425,7 @@ def test_error_in_the_user_s_own_network_is_said_to_be_theirs(capsys):
     message = capsys.readouterr().err
     assert "my own mistake" in message
     assert "mine.py, line 8" in message
-    assert "defect of deat" not in message
+    assert "internal error" not in message
 
 
 def test_no_command_needs_the_network(monkeypatch):
@@ -636,7 +636,7 @@ def test_scores_that_are_none_are_the_folder_s_fault(bad, capsys):
     assert main(["report", "run", "--no-figures", "--gallery", "0"]) == 3
     message = capsys.readouterr().err
     assert "'run' holds records that deat did not write" in message
-    assert "defect" not in message
+    assert "internal error" not in message
 
 
 @pytest.mark.parametrize("name", ["..", "../../x", "a/b", "a\0b", "x" * 300, "", "."])

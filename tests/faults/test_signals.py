@@ -18,7 +18,7 @@ from deat.checkpoint import store
 from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli.main import main
 from deat.core.moves import Game
-from deat.errors import Interrupted
+from deat.errors import Interrupted, UsageError
 from deat.evaluation.attacks import Attack
 from deat.training import overfit_watch
 from deat.training.validation import Validator
@@ -217,20 +217,42 @@ def test_signal_before_a_run_is_taken_up_again_says_that_it_goes_on(number, whol
     with monkeypatch.context() as patch:
         send_after(patch, command, "resolve_request", 1, number)
         assert main([*SHORT, "--resume", "auto"]) == 75
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_signal_while_the_command_line_is_read_says_the_same(number, whole, monkeypatch, capsys):
-    import deat.cli.main
+@pytest.mark.parametrize("step", ["check_flag_names", "subcommand_cli_from_dict"])
+def test_signal_while_the_command_line_is_parsed_has_the_command_s_own_status(step, number, whole, monkeypatch, capsys):
+    import deat.cli.main as command_line
 
     shutil.copytree(whole, "run")
-    for order, status in ((["resume", "run"], 75), ([*SHORT, "--resume=auto"], 75), (["report", "run"], 130)):
+    messages = {75: "the same command", 130: "no run to resume"}
+    for argv, status in (
+        (["resume", "run"], 75),
+        ([*SHORT, "--resume=auto"], 75),
+        (["train", "--out", "run", "--resume", "no"], 130),
+        (["report", "run"], 130),
+        (["list", "data"], 130),
+    ):
         with monkeypatch.context() as patch:
-            send_after(patch, deat.cli.main.tyro, "cli", 1, number)
-            assert main(order) == status, order
+            send_after(patch, command_line, step, 1, number)
+            assert main(argv) == status, argv
+        assert messages[status] in capsys.readouterr().err
+    assert [signal.getsignal(n) for n in SIGNALS] == USUAL
+
+
+def test_signal_while_a_mistaken_command_line_is_parsed_says_that_there_is_no_run(monkeypatch, capsys):
+    import deat.cli.main as command_line
+
+    def reject(*args, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise UsageError("unknown option")
+
+    monkeypatch.setattr(command_line, "check_flag_names", reject)
+    assert main(["resume", "run"]) == 130
     assert "no run to resume" in capsys.readouterr().err
+    assert [signal.getsignal(n) for n in SIGNALS] == USUAL
 
 
 def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeypatch, capsys):
@@ -245,19 +267,46 @@ def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeyp
     shutil.copytree(whole, "run")
     monkeypatch.setattr(command, "resolve_request", cut_short)
     assert main(["resume", "run"]) == 75
-    assert "defect" not in capsys.readouterr().err
+    assert "internal error" not in capsys.readouterr().err
 
 
 def test_signal_inside_code_that_is_executed_does_not_end_a_process_by_a_signal_of_its_own():
     """CPython ends by SIGINT where `exec` saw a KeyboardInterrupt, whatever was made of it afterwards."""
     script = (
         "import os, signal, sys\nfrom deat.cli.exit_handling import run_to_exit_status\n"
-        "def work(): exec('os.kill(os.getpid(), signal.SIGTERM)', {'os': os, 'signal': signal})\n"
-        "sys.exit(run_to_exit_status(work, lambda: True))\n"
+        "class Work:\n"
+        "    is_resumable = True\n"
+        "    def run(self): exec('os.kill(os.getpid(), signal.SIGTERM)', {'os': os, 'signal': signal})\n"
+        "sys.exit(run_to_exit_status(Work))\n"
     )
     Path("script.py").write_text(script)
     found = subprocess.run([sys.executable, "-m", "script"], capture_output=True, text=True, check=False)
-    assert (found.returncode, "goes on where it was" in found.stderr) == (75, True), found.stderr
+    assert (found.returncode, "the same command" in found.stderr) == (75, True), found.stderr
+
+
+def test_signal_to_one_of_several_processes_while_its_command_line_is_parsed_waits_for_the_command():
+    """In a distributed run a thread answers the signal, at once: it must not answer before the command is known."""
+    script = (
+        "import os, signal, sys, time\nfrom deat.cli.exit_handling import run_to_exit_status\n"
+        "class Work:\n"
+        "    is_resumable = True\n"
+        "    def run(self): time.sleep(60)\n"
+        "def parse():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(0.5)\n"
+        "    return Work()\n"
+        "sys.exit(run_to_exit_status(parse))\n"
+    )
+    Path("script.py").write_text(script)
+    process = subprocess.run(
+        [sys.executable, "-m", "script"],
+        env={**os.environ, "WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert (process.returncode, process.stderr.count("the same command")) == (75, 1), process.stderr
 
 
 def test_signal_before_a_run_has_a_checkpoint_says_that_there_is_none(monkeypatch, capsys):
@@ -285,7 +334,7 @@ def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, numbe
             number,
         )
         assert main(order) == 75
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert main(order) in (0, 6)
 

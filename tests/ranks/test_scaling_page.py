@@ -14,9 +14,8 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-import tyro
 
-from deat.cli.main import Command
+from deat.cli.main import parse_command
 from deat.cli.train import TrainCommand
 from deat.utils.distributed import Distributed
 from helpers.nets import conv_net, learnable
@@ -123,8 +122,7 @@ def test_the_page_s_python_works_in_two_processes(tmp_path: Path) -> None:
 
 def accepted(words: list[str]) -> TrainCommand:
     """What deat makes of a command that torchrun is given."""
-    given = words[words.index("deat") + 1 :]
-    command = tyro.cli(Command, prog="deat", args=given, config=(tyro.conf.FlagCreatePairsOff,))
+    command = parse_command(words[words.index("deat") + 1 :])
     assert isinstance(command, TrainCommand)
     return command
 

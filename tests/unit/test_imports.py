@@ -25,7 +25,6 @@ LAYERS: list[tuple[str, ...]] = [
     ("runs",),
     ("recipes",),
     ("report",),
-    ("cli.console",),
     ("bench",),
     ("cli",),
     ("__main__",),

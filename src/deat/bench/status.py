@@ -11,12 +11,12 @@ from typing import Any
 from rich.text import Text
 
 from deat.bench.grid import Grid, GridCell
-from deat.cli.console import format_progress_bar
 from deat.evaluation.resume_log import read_logged_stages
 from deat.recipes.recipe import TEST_FRACTION, AttackRound
 from deat.report.load import COST_COLUMNS, EVALUATION_FILES, RunResults, load_run
 from deat.runs.run_dir import HISTORY_FILE, RUN_FILE, resume_log_path
 from deat.utils.numbers import format_duration
+from deat.utils.terminal import format_progress_bar
 
 MAX_UNFINISHED_SHARE = 0.95
 """How much of a judging under way counts as done, at most, since the number of test images is guessed."""
