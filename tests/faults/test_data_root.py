@@ -70,7 +70,7 @@ def _small_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cifar.RELEASES, "cifar10", (small,))
     folder = Path("theirs", small.folder)
     folder.mkdir(parents=True)
-    (folder / small.meta).write_text("\n".join(f"class{i}" for i in range(10)))
+    (folder / small.meta_file).write_text("\n".join(f"class{i}" for i in range(10)))
     for name, count in {**small.train, **small.test}.items():
         rows = np.random.default_rng(count).integers(0, 256, (count, 3073), dtype=np.uint8)
         rows[:, 0] %= 10

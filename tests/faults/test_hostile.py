@@ -461,10 +461,8 @@ def test_nothing_that_is_written_names_the_user_the_machine_or_the_home(monkeypa
 
 @pytest.mark.parametrize("root", ["nowhere", None], ids=["root of its own", "usual root"])
 def test_record_that_asks_for_a_download_fetches_nothing(root, whole, monkeypatch, capsys):
-    import deat.data.download as net
-
     monkeypatch.setenv("DEAT_DATA", str(Path("usual").resolve()))
-    monkeypatch.setattr(net, "download_file", lambda *_, **__: pytest.fail("something was fetched"))
+    monkeypatch.setattr("deat.data.cifar.download_file", lambda *_, **__: pytest.fail("something was fetched"))
     shutil.copytree(whole, "run")
     record = json.loads(Path("run/run.json").read_text())
     record["request"] |= {"data": "cifar10", "download": True, "data_root": root and str(Path(root).resolve())}

@@ -13,7 +13,7 @@ from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli import train
 from deat.cli.main import main
 from deat.core.moves import Game
-from deat.data.resident import InMemorySource
+from deat.data import InMemorySource
 from deat.engine.precision import Engine
 from deat.errors import DataError, NumericalError, UsageError
 from deat.evaluation.judge import Judge

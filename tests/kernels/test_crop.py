@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deat.data import Augment, ImageSet, InMemorySource
 from deat.data.augment import AugmentParams
-from deat.data.checks import to_unit_range
+from deat.data.image_set import to_unit_range
 from deat.engine.kernels import crop
 from deat.utils.distributed import BatchShard
 from helpers.crop_cases import Crop, compare, is_same
@@ -44,7 +44,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     cut: list[int] = []
     monkeypatch.setattr(crop, "on_gpu", lambda x: True)
     monkeypatch.setattr(crop, "has_triton", lambda: True)
-    monkeypatch.setattr("deat.data.resident.crop", lambda *args: (cut.append(len(args[1])), crop.crop(*args))[1])
+    monkeypatch.setattr("deat.data.in_memory.crop", lambda *args: (cut.append(len(args[1])), crop.crop(*args))[1])
     return cut
 
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import deat
 from deat.data import as_source
-from deat.data.resident import num_images_in_batch
+from deat.data.batch_order import num_images_in_batch
 from deat.errors import DataError, NumericalError, UsageError
 from deat.methods import list_methods
 from deat.utils.distributed import BatchShard, Distributed

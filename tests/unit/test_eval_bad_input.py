@@ -237,13 +237,13 @@ def test_what_a_record_cannot_say_of_itself_is_refused_before_any_work(bad):
 def test_a_network_that_cannot_tell_all_classes_apart_is_refused():
     x, y = images(12)
     at = int((y == 2).nonzero()[0])
-    with pytest.raises(UsageError, match=f"tells 3 classes apart, but the data has 5. Image {at} has the label 4, as"):
+    with pytest.raises(UsageError, match=rf"\b3 classes.*\b5\b.*Image {at} has the label 4"):
         evaluate(conv_net(), (x, torch.where(y == 2, 4, y)), threat="linf:0.1", attacks=["fgsm"])
 
 
 def test_labels_that_count_from_one_are_told_to_begin_at_zero():
     x, y = images(12)
-    with pytest.raises(UsageError, match="none has 0: if your labels count from 1, take 1 off"):
+    with pytest.raises(UsageError, match=r"labels count from 1, subtract 1"):
         evaluate(conv_net(), (x, y + 1), threat="linf:0.1", attacks=["fgsm"])
 
 

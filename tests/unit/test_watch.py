@@ -11,8 +11,7 @@ from torch.utils.data import Dataset
 
 import deat
 from deat.cli.main import main
-from deat.data import ImageSet, as_source
-from deat.data.resident import InMemorySource
+from deat.data import ImageSet, InMemorySource, as_source
 from deat.errors import UsageError
 from deat.evaluation.attacks import parse_attack
 from deat.runs.request import Request, resolve_request

@@ -24,6 +24,7 @@ from deat.cli.flags import (
 )
 from deat.cli.training_progress import PhaseTimer, TrainingProgress
 from deat.data import LazyImages, Source
+from deat.data.sources import InterruptibleSource
 from deat.data.statistics import ChannelStats
 from deat.errors import CheckpointError, Interrupted, NumericalError, UsageError
 from deat.evaluation.scoring import compute_accuracies
@@ -65,7 +66,6 @@ from deat.training.epoch_format import EpochPrinter, format_epoch
 from deat.training.messages import collect_start_notes, describe_resume_position, describe_stop_position, format_command
 from deat.training.overfit_watch import OverfitWatch
 from deat.training.trainer import Trainer
-from deat.training.validation import InterruptibleSource
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.files import write_json
 from deat.utils.locks import lock_run_folder

@@ -14,7 +14,7 @@ from deat.core.buffers import Budget
 from deat.core.meter import EpochRecord
 from deat.core.moves import Game
 from deat.core.objectives import Objective
-from deat.data.resident import num_images_in_batch
+from deat.data.batch_order import num_images_in_batch
 from deat.data.sources import SeekableSource, Source, stopping_workers
 from deat.engine.cuda_graphs import device_context
 from deat.errors import Interrupted, NumericalError, UsageError
