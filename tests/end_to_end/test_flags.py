@@ -28,6 +28,7 @@ BENCH = """recipe methods seeds data model set budget_bp jobs parallel out data_
 REPORT = """runs out against sweep gallery no_figures model device data_root json"""
 
 
+@pytest.mark.promise("P53")
 def test_no_flag_appears_by_accident() -> None:
     assert [f.name for f in fields(TrainCommand)] == TRAIN.split()
     assert [f.name for f in fields(EvaluateCommand)] == EVALUATE.split()
@@ -164,6 +165,7 @@ def test_flags_that_take_numbers_are_found() -> None:
     assert {"bench quick --jobs", "train --eps", "evaluate run --n", "report run --gallery"} <= NUMBERS.keys()
 
 
+@pytest.mark.promise("P48")
 @pytest.mark.parametrize("value", ["x", "", "1,5", "1e999", "9" * 5000 + "x"], ids=lambda value: value[:5])
 @pytest.mark.parametrize("flag", NUMBERS)
 def test_what_is_no_number_is_named_with_what_is_accepted(

@@ -148,6 +148,7 @@ def test_baseline_starts_from_the_same_weights_whichever_command_goes_on(fine_tu
     assert baseline() == found
 
 
+@pytest.mark.promise("P18")
 @pytest.mark.parametrize("way", ["resume", "auto"])
 def test_run_does_not_go_on_with_weights_that_changed_since_it_began(way, fine_tuned, capsys):
     command = ["resume", "run"] if way == "resume" else [*fine_tuned, "--init", "nat.safetensors"]

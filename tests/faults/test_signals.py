@@ -63,6 +63,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.promise("P16", "P24")
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_signal_saves_once_leaves_with_75_and_the_run_goes_on_to_the_same_bytes(
@@ -82,6 +83,7 @@ def test_signal_saves_once_leaves_with_75_and_the_run_goes_on_to_the_same_bytes(
     assert_same_run(Path("run"), whole)
 
 
+@pytest.mark.promise("P24")
 def test_signal_in_validation_is_obeyed_before_its_next_batch(monkeypatch):
     from deat.evaluation import scoring
 
@@ -96,6 +98,7 @@ def test_signal_in_validation_is_obeyed_before_its_next_batch(monkeypatch):
     assert_same_run(Path("run"), Path("straight"))
 
 
+@pytest.mark.promise("P24")
 def test_interrupted_baseline_or_scoring_is_taken_up_again(monkeypatch, capsys):
     command = [*SHORT, "--test-images", "60", "--baseline", "yes"]
     with monkeypatch.context() as patch:
@@ -123,6 +126,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.promise("P25")
 def test_second_signal_leaves_at_once_with_a_whole_checkpoint(children, tmp_path):
     Path("slow.py").write_text(SLOW)
     pid = children.start_script(Path("slow.py"), *SHORT, "--epochs", "5000", cwd=tmp_path)
@@ -143,6 +147,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.promise("P25")
 def test_second_signal_in_a_save_leaves_the_old_checkpoint_or_the_new_one(monkeypatch, tmp_path):
     left: list[int] = []
 
@@ -169,6 +174,7 @@ def test_second_signal_in_a_save_leaves_the_old_checkpoint_or_the_new_one(monkey
     assert find_newest_checkpoint(Path("run")).newest.name in ("ckpt-000001", "ckpt-000002")
 
 
+@pytest.mark.promise("P24")
 def test_handler_of_the_user_s_own_is_called_too():
     called: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
@@ -208,6 +214,7 @@ def test_ctrl_c_without_a_run_says_so(monkeypatch, capsys):
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_before_a_run_is_taken_up_again_says_that_it_goes_on(number, whole, monkeypatch, capsys):
     import deat.cli.train as command
@@ -221,6 +228,7 @@ def test_signal_before_a_run_is_taken_up_again_says_that_it_goes_on(number, whol
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("step", ["check_flag_names", "subcommand_cli_from_dict"])
 def test_signal_while_the_command_line_is_parsed_has_the_command_s_own_status(step, number, whole, monkeypatch, capsys):
@@ -255,6 +263,7 @@ def test_signal_while_a_mistaken_command_line_is_parsed_says_that_there_is_no_ru
     assert [signal.getsignal(n) for n in SIGNALS] == USUAL
 
 
+@pytest.mark.promise("P24")
 def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeypatch, capsys):
     import deat.cli.train as command
 
@@ -270,6 +279,7 @@ def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeyp
     assert "internal error" not in capsys.readouterr().err
 
 
+@pytest.mark.promise("P24")
 def test_signal_inside_code_that_is_executed_does_not_end_a_process_by_a_signal_of_its_own():
     """CPython ends by SIGINT where `exec` saw a KeyboardInterrupt, whatever was made of it afterwards."""
     script = (
@@ -318,6 +328,7 @@ def test_signal_before_a_run_has_a_checkpoint_says_that_there_is_none(monkeypatc
     assert "no run to resume" in capsys.readouterr().err
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("command", ["evaluate", "resume"])
 def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, number, whole, monkeypatch, capsys):
@@ -339,6 +350,7 @@ def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, numbe
     assert main(order) in (0, 6)
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_in_an_attack_keeps_what_was_judged_and_says_where(number, whole, monkeypatch, capsys):
     shutil.copytree(whole, "run")
@@ -353,6 +365,7 @@ def test_signal_in_an_attack_keeps_what_was_judged_and_says_where(number, whole,
     assert main(order) in (0, 6)
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_to_a_bench_saves_the_run_and_the_same_command_goes_on_to_the_same_bytes(number, monkeypatch):
     small = ["--set", "epochs=2", "--set", "batch_size=256", "--set", "attacks=natural", "--set", "n=20"]
@@ -369,6 +382,7 @@ def test_signal_to_a_bench_saves_the_run_and_the_same_command_goes_on_to_the_sam
         assert Path("bench/fgsm/seed-0", name).read_bytes() == Path("straight/fgsm/seed-0", name).read_bytes()
 
 
+@pytest.mark.promise("P15")
 def test_rolled_back_run_goes_on_to_the_same_bytes(monkeypatch):
     """A collapse after the interruption goes back to the healthy epoch from before it."""
     command = [*SHORT, "--epochs", "5", "--watch", "rollback"]

@@ -100,6 +100,7 @@ def test_a_resident_set_has_the_same_batches_with_our_kernel(share: BatchShard, 
         assert torch.equal(y, v)
 
 
+@pytest.mark.promise("P16")
 def test_an_epoch_begun_in_its_middle_has_the_same_batches(as_on_a_gpu: list[int]) -> None:
     whole, rest = (batches(random_set(), Augment(2), BatchShard(), first) for first in (0, 1))
     assert all(is_same(one[0], other[0]) for one, other in zip(whole[1:3], rest[:2], strict=True))

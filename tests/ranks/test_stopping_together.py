@@ -50,6 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.promise("P26")
 def test_a_killed_process_ends_all_and_the_run_goes_on_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
     found = statuses(commands(tmp_path, *RUN, prepare=kill_the_second), within=20)
     assert found == [75, -signal.SIGKILL]
@@ -81,6 +82,7 @@ def stop_in_the_second(rank: int) -> None:
     Trainer.prepare_step = told  # type: ignore[method-assign]
 
 
+@pytest.mark.promise("P28")
 def test_a_signal_to_one_process_stops_all_at_the_same_batch(tmp_path: Path, whole: Path) -> None:
     found = statuses(commands(tmp_path, *RUN, prepare=stop_in_the_second), within=30)
     assert found == [75, 75]

@@ -49,6 +49,7 @@ def both() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return histories(Distributed(), METHODS, 25, 9), together(histories, METHODS, 25, 9)
 
 
+@pytest.mark.promise("P30")
 @pytest.mark.parametrize("name", METHODS)
 def test_two_processes_train_as_one_does(name: str, both: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
     alone, (first, _) = both[0][name][0], both[1]
@@ -213,6 +214,7 @@ def disagreeing(ranks: Distributed) -> list[Any]:
     return [[s.k, s.alpha, s.magnitude, s.threshold, s.loss, s.val_robust] for s in history]
 
 
+@pytest.mark.promise("P28")
 def test_processes_with_different_data_decide_alike() -> None:
     first, second = together(disagreeing)
     assert first == second
@@ -237,6 +239,7 @@ def poisoned(ranks: Distributed) -> tuple[str, int, int]:
     return "no error", -1, -1
 
 
+@pytest.mark.promise("P29")
 def test_a_nan_in_one_process_stops_all_at_the_same_step() -> None:
     first, second = together(poisoned)
     assert first == second

@@ -17,6 +17,7 @@ def hostile_tar(path: Path, name: str, data: bytes = b"", **fields: object) -> P
     return path
 
 
+@pytest.mark.promise("P43")
 @pytest.mark.parametrize(
     ("name", "fields", "words"),
     [
@@ -46,6 +47,7 @@ def test_a_hostile_compressed_tar_leaves_no_cache(tmp_path):
     assert list((tmp_path / "root" / "decoded").iterdir()) == []
 
 
+@pytest.mark.promise("P43")
 def test_a_hostile_zip_is_refused(tmp_path):
     link = zipfile.ZipInfo("train/cat/link.png")
     link.external_attr = 0o120777 << 16
@@ -68,6 +70,7 @@ def bomb(path: Path, member: str, size: int) -> Path:
     return path
 
 
+@pytest.mark.promise("P44")
 @pytest.mark.parametrize("member", ["train/cat/0.png", "notes.txt"])
 def test_a_huge_member_is_stopped_at_its_header(member, tmp_path):
     path = bomb(tmp_path / "set.tar.gz", member, 128 << 20)
@@ -75,6 +78,7 @@ def test_a_huge_member_is_stopped_at_its_header(member, tmp_path):
         load(path, tmp_path / "root")
 
 
+@pytest.mark.promise("P44")
 def test_many_members_that_unpack_too_far_are_stopped_at_the_cap(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "_EXPANSION_ALLOWANCE_BYTES", 1 << 20)
     path = write_tar(tmp_path / "set.tar.gz", {f"train/cat/{i}.bin": bytes(1 << 20) for i in range(20)}, "w:gz")
@@ -92,6 +96,7 @@ def test_a_huge_header_record_is_stopped_at_the_cap(tmp_path, monkeypatch):
         load(path, tmp_path / "root")
 
 
+@pytest.mark.promise("P41")
 @pytest.mark.parametrize("kind", ["set.tar", "set.tar.gz", "set.tar.xz", "set.zip"])
 def test_a_truncated_archive_is_refused(kind, tmp_path):
     path = WRITERS[kind](tmp_path / kind, tree(20))

@@ -64,6 +64,7 @@ def test_missing_data_is_refused_with_the_remedies_and_without_network(tmp_path,
         load_data("cifar10", root=tmp_path)
 
 
+@pytest.mark.promise("P41")
 @pytest.mark.parametrize("damage", ["cut", "flip"])
 def test_a_damaged_local_archive_is_refused_unread_and_left_in_place(damage, tmp_path, monkeypatch):
     archive = cifar_archive("cifar10", True, tmp_path)
@@ -77,6 +78,7 @@ def test_a_damaged_local_archive_is_refused_unread_and_left_in_place(damage, tmp
     assert archive.read_bytes() == bad
 
 
+@pytest.mark.promise("P42")
 @pytest.mark.parametrize("file", ["data_batch_2", "batches.meta"])
 def test_a_malicious_pickle_is_refused_and_never_runs(file, tmp_path, monkeypatch):
     shrink(monkeypatch, "cifar10")

@@ -6,6 +6,7 @@ from deat.errors import DataError, UsageError
 from helpers.data_sets import numbered_set
 
 
+@pytest.mark.promise("P46")
 def test_split_is_disjoint_complete_and_fixed_by_the_seed():
     train, val = numbered_set().split(5, seed=1)
     again = numbered_set().split(5, seed=1)[1]
@@ -27,6 +28,7 @@ def float_set(value: float) -> ImageSet:
     return ImageSet(images, torch.tensor([0, 1, 0, 1]), ("a", "b"))
 
 
+@pytest.mark.promise("P45")
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -42,6 +44,7 @@ def test_bad_pixels_are_refused_with_index_value_and_fix(value, words):
         float_set(value).check()
 
 
+@pytest.mark.promise("P45")
 @pytest.mark.parametrize("label", [10, -1])
 def test_a_label_out_of_range_is_refused_with_index_and_value(label):
     images = ImageSet(torch.zeros(3, 1, 2, 2), torch.tensor([0, label, 1]), tuple("0123456789"))

@@ -66,6 +66,7 @@ def seekable() -> dict[str, Source]:
     }
 
 
+@pytest.mark.promise("P16")
 @pytest.mark.parametrize("kind", seekable())
 @pytest.mark.parametrize("share", [BatchShard(), BatchShard(1, 2)], ids=["alone", "shared"])
 def test_an_epoch_begun_in_its_middle_has_the_same_batches(kind, share):

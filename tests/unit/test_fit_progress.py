@@ -103,6 +103,7 @@ def _interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.usefixtures("_interruptible")
 def test_interrupted_training_says_where_it_is_saved_and_how_it_goes_on(monkeypatch, tmp_path):
     folder = tmp_path / "kept"

@@ -89,6 +89,7 @@ def test_magnitude_of_an_epoch_without_ascents_is_zero_when_ascents_are_measured
     assert game.meter.read(0).magnitude == 0
 
 
+@pytest.mark.promise("P36")
 @every_threat
 def test_bf16_keeps_images_and_delta_in_float32_and_inside_the_ball(threat):
     net = conv_net()
