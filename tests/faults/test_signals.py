@@ -234,7 +234,7 @@ def test_signal_while_the_command_line_is_read_says_the_same(number, whole, monk
 
 
 def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeypatch, capsys):
-    import deat.cli.train as command
+    import deat.runs.load_run as loading
 
     def cut_short(*args, **options):
         try:
@@ -243,7 +243,7 @@ def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeyp
             raise RuntimeError("Error calling __set_name__") from None
 
     shutil.copytree(whole, "run")
-    monkeypatch.setattr(command, "resolve_request", cut_short)
+    monkeypatch.setattr(loading, "resolve_request", cut_short)
     assert main(["resume", "run"]) == 75
     assert "defect" not in capsys.readouterr().err
 
@@ -273,7 +273,7 @@ def test_signal_before_a_run_has_a_checkpoint_says_that_there_is_none(monkeypatc
 @pytest.mark.parametrize("command", ["evaluate", "resume"])
 def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, number, whole, monkeypatch, capsys):
     import deat.cli.evaluate as evaluating
-    import deat.cli.train as resuming
+    import deat.runs.load_run as resuming
 
     shutil.copytree(whole, "run")
     order = {"evaluate": ["evaluate", "run", "--attacks", "natural", "--n", "20"], "resume": ["resume", "run"]}[command]

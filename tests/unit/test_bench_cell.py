@@ -10,8 +10,10 @@ from deat.bench import workers as cells
 from deat.bench.grid import GridCell
 from deat.errors import BusyError, DataError
 from deat.evaluation.results import AttackResult, Evaluation
+from deat.evaluation.resume_log import lock_evaluation
 from deat.recipes import apply_overrides
-from deat.runs.run_dir import lock_evaluation
+from deat.runs.run_dir import RunFolder
+from deat.utils.locks import lock_run_folder
 
 
 @pytest.fixture
@@ -94,15 +96,32 @@ def test_training_that_was_killed_goes_on_to_the_bytes_of_one_that_was_not(tmp_p
             raise Killed
         told(self, trainer, stats, timing)
 
-    told = cells.RunFolder.on_epoch
+    told = RunFolder.on_epoch
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(cells.RunFolder, "on_epoch", on_epoch)
+        patch.setattr(RunFolder, "on_epoch", on_epoch)
         cells.run_cell(cell_of(epochs="3"), tmp_path / "run")
     assert (tmp_path / "run" / "history.jsonl").read_bytes().count(b"\n") == 1
     cells.run_cell(cell_of(epochs="3"), tmp_path / "run")
     for name in ("history.jsonl", "last/model.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not list((tmp_path / "run").glob("ckpt-*"))
+
+
+def test_a_run_that_is_finished_without_checkpoints_is_judged_and_not_trained_again(tmp_path, judged, monkeypatch):
+    cells.run_cell(cell_of(), tmp_path / "run")
+    (tmp_path / "run/evaluation-last.json").unlink()
+    monkeypatch.setattr(cells, "train_cell", lambda run, path: pytest.fail("it was trained again"))
+    cells.run_cell(cell_of(), tmp_path / "run")
+    assert (tmp_path / "run/evaluation-last.json").is_file()
+
+
+def test_a_cell_is_not_trained_beside_a_process_that_works_in_its_folder(tmp_path, judged):
+    cells.run_cell(cell_of(), tmp_path / "run")
+    (tmp_path / "run/history.jsonl").write_bytes(b"{}\n")
+    before = sorted(path for path in (tmp_path / "run").rglob("*"))
+    with lock_run_folder(tmp_path / "run"), pytest.raises(BusyError, match="is working on"):
+        cells.run_cell(cell_of(), tmp_path / "run")
+    assert sorted(path for path in (tmp_path / "run").rglob("*")) == before
 
 
 def test_a_folder_torn_before_its_record_is_begun_again(tmp_path, judged):

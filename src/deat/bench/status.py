@@ -1,21 +1,19 @@
 """How far a bench is, read from its folder, so that it does not matter who plays the cells."""
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from rich.text import Text
 
 from deat.bench.grid import Grid, GridCell
 from deat.cli.console import format_progress_bar
-from deat.evaluation.resume_log import read_logged_stages
+from deat.evaluation.resume_log import read_logged_stages, resume_log_path
 from deat.recipes.recipe import TEST_FRACTION, AttackRound
-from deat.report.load import COST_COLUMNS, EVALUATION_FILES, RunResults, load_run
-from deat.runs.run_dir import HISTORY_FILE, RUN_FILE, resume_log_path
+from deat.report.load import COST_COLUMNS, RunResults, load_run_results
+from deat.runs.schema import EVALUATION_FILES, HISTORY_FILE, BenchRunEntry, read_run_json
 from deat.utils.numbers import format_duration
 
 MAX_UNFINISHED_SHARE = 0.95
@@ -51,27 +49,27 @@ class BenchProgress:
             for cell in fresh
         ]
 
-    def _ended_run_line(self, cell: GridCell, run: dict[str, Any]) -> str:
+    def _ended_run_line(self, cell: GridCell, run: BenchRunEntry) -> str:
         if run["status"] == "failed":
             return f"{cell.name}: failed: {run['why']}"
-        return f"{cell.name}: {_format_run_results(load_run(self.grid.root / cell.folder))}"
+        return f"{cell.name}: {_format_run_results(load_run_results(self.grid.root / cell.folder))}"
 
-    def _left(self, runs: dict[str, dict[str, Any]]) -> str:
+    def _left(self, runs: dict[str, BenchRunEntry]) -> str:
         done, total = self._done(runs), sum(self.weights.values())
         if done <= self.first:
             return "-:--"
         return format_duration((perf_counter() - self.start_time) * (total - done) / (done - self.first))
 
-    def _done(self, runs: dict[str, dict[str, Any]]) -> float:
+    def _done(self, runs: dict[str, BenchRunEntry]) -> float:
         return sum(self._made(cell, runs[cell.folder]) for cell in self.cells)
 
-    def _made(self, cell: GridCell, run: dict[str, Any]) -> float:
+    def _made(self, cell: GridCell, run: BenchRunEntry) -> float:
         """How much of a cell's weight is behind it."""
         if run["status"] != "running":
             return self.weights[cell.folder] if run["status"] in ("done", "failed") else 0.0
         path = self.grid.root / cell.folder
         with suppress(OSError, ValueError, KeyError):  # it may be about to be created
-            record = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
+            record = read_run_json(path)
             trained = (path / HISTORY_FILE).read_bytes().count(b"\n") / int(record["settings"]["epochs"])
             images = TEST_FRACTION * record["data"]["train"]
             rounds = cell.row.evaluation.rounds(cell.seed)

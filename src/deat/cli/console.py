@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from deat.data import DataSplits
 from deat.training.engine_choice import ENGINE_LABELS
 from deat.training.epoch_format import format_epoch_short, format_magnitude
 from deat.training.records import EpochStats, EpochTiming
@@ -102,6 +103,12 @@ def format_progress_bar(fraction: float) -> str:
 def print_stderr(text: str) -> None:
     """A line on standard error, so that what is piped or printed as JSON stays whole."""
     print(f"deat: {make_printable_lines(text)}", file=sys.stderr, flush=True)
+
+
+def print_recorded_data_root(splits: DataSplits) -> None:
+    """Name the folder that a data set was found in because a run's record names it."""
+    if splits.fallback_root:
+        print_stderr(f"{splits.name} is read from {str(splits.fallback_root)!r}, which the run's record names.")
 
 
 def is_stdout_terminal() -> bool:

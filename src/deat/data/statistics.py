@@ -21,6 +21,12 @@ class ChannelStats(NamedTuple):
     std: tuple[float, ...]
     images: int = 0
 
+    def describe(self) -> str:
+        """What images are normalised by, and on how many that was measured."""
+        mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
+        measured = f", measured on {self.images:,} training images" if self.images else ""
+        return f"mean {mean} and std {std}{measured}"
+
 
 def measure_channel_stats(images: AnyImageSet) -> ChannelStats:
     """A set's own statistics, to four digits: of all its images, or of about a thousand spread over a large set."""

@@ -1,8 +1,7 @@
 """A run: what a person asks for in one command, resolved against data and checked before anything is created."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,18 @@ from deat.errors import UsageError, unknown_name_error
 from deat.methods import Method, get_method
 from deat.methods.configure import configure_method
 from deat.models import build_model
-from deat.runs.fit import make_trainer
 from deat.threat import ThreatModel, check_radius, parse_threat
 from deat.training.config import TrainConfig, choose_num_threads, resolve_device
 from deat.training.data_split import open_source
-from deat.training.model_checks import hash_weights, load_initial_weights, read_channel_stats
+from deat.training.make_trainer import make_trainer
+from deat.training.model_checks import load_initial_weights, read_channel_stats
 from deat.training.optimizers import DEFAULT_LR
 from deat.training.overfit_watch import OverfitWatch
-from deat.training.resume_checks import collect_resume_config, hash_json, list_inexactness_reasons
 from deat.training.trainer import Trainer
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.numbers import parse_number
-from deat.utils.paths import anonymize_paths
 from deat.utils.seeding import derive_seed
+from deat.utils.text import MessageHandler, ignore_message
 from deat.utils.torch_utils import use_threads
 from deat.utils.user_code import hash_code_file, is_file_spec
 
@@ -45,10 +43,6 @@ FINE_TUNING_LR_DIVISOR = 10
 
 PREPROCESSING_CHOICES = {"normalize": ("auto", "data", "none"), "augment": ("auto", "none")}
 """What may stand for what is done to images on their way into the network."""
-
-
-def ignore_message(text: str) -> None:
-    """Leave it to whoever speaks, or spoke."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +98,7 @@ class Run:
     recorded: ChannelStats | None = None
     goes_on: bool = False
 
-    def trainer(
-        self, distributed: Distributed = SINGLE_PROCESS, notify: Callable[[str], None] = ignore_message
-    ) -> Trainer:
+    def trainer(self, distributed: Distributed = SINGLE_PROCESS, notify: MessageHandler = ignore_message) -> Trainer:
         """A trainer on this run's training set, its validation part held out; say is told of strange outputs."""
         train, val = self._split_train_val()
         return make_trainer(
@@ -207,39 +199,6 @@ class Run:
             "code": code,
             "network": "code" if "model" in code else self.model_name,
             "images": {"name": self.splits.name, "digest": self.splits.digest()},
-            "watch": self._watch_action(trainer),
-        }
-
-    def record(self, trainer: Trainer) -> dict[str, Any]:
-        """run.json's account: the request, what it was resolved to, and whether it can go on exactly."""
-        doubts, identity = list_inexactness_reasons(trainer), self.identity(trainer)
-        return {
-            "digest": hash_json({**collect_resume_config(trainer), **identity}),
-            "digest_of_init": hash_weights(self.start) if self.start else None,
-            "exact": not doubts,
-            "not_exact_because": doubts,
-            "code": identity["code"],
-            "request": {name: anonymize_paths(value) for name, value in asdict(self.request).items()},
-            "settings": asdict(self.config),
-            "method": self.method.describe(),
-            "schedule": repr(trainer.schedule),
-            "model": {"name": anonymize_paths(self.model_name), "parameters": trainer.num_parameters},
-            "data": {
-                **identity["images"],
-                "train": trainer.train.num_examples,
-                "held_out": trainer.validator.source.num_examples if trainer.validator else 0,
-                "classes": list(self.splits.train.classes),
-                "image": list(self.splits.train.shape),
-                "normalized_by": self.normalization,
-                "measured_on": self.statistics.images if self.statistics else 0,
-                "augmented_by": asdict(self.augment) if self.augment else None,
-            },
-            "threat": {"norm": self.threat.name, "eps": self.threat.eps},
-            "device": trainer.engine.device.type,
-            "precision": trainer.engine.precision,
-            "engine": trainer.engine.name,
-            "threads": trainer.threads,
-            "processes": trainer.distributed.size,
             "watch": self._watch_action(trainer),
         }
 

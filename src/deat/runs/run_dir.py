@@ -2,22 +2,26 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from deat.checkpoint.state import check_list_of
 from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN, list_checkpoints, try_remove
-from deat.data.streaming import AnyImageSet
-from deat.errors import CheckpointError, DataError, UsageError
-from deat.models import load_weights
+from deat.errors import CheckpointError, UsageError
 from deat.models.weights import get_state_dict
-from deat.runs.request import Run
+from deat.runs.schema import (
+    FAILURE_FILE,
+    HISTORY_FILE,
+    RECORD_FILES,
+    RUN_FILE,
+    TIMING_FILE,
+    WEIGHTS_FILE,
+    read_raw_record,
+    write_run_record,
+)
 from deat.training.checkpoints import Checkpoints
-from deat.training.config import resolve_device
 from deat.training.messages import format_command
 from deat.training.records import (
     EpochStats,
@@ -31,25 +35,13 @@ from deat.training.trainer import Trainer
 from deat.utils.files import check_no_symlinks, is_temporary_file, link_atomic, write_atomic, write_json
 from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
 from deat.utils.tensor_files import encode_tensors, read_note
-from deat.version import get_versions
+from deat.utils.text import MessageHandler
 
-RUN_FILE, HISTORY_FILE, TIMING_FILE, WATCH_FILE, FAILURE_FILE = (
-    "run.json",
-    "history.jsonl",
-    "timing.jsonl",
-    "watch.jsonl",
-    "failure.json",
-)
-SCORES_FILE, SUMMARY_FILE = "scores.json", "report.md"
-RECORD_FILES = {RUN_FILE, HISTORY_FILE, TIMING_FILE, WATCH_FILE, FAILURE_FILE, SCORES_FILE, SUMMARY_FILE}
-WEIGHTS_FILE = "model.safetensors"
 FIGURE_NAMES = ("training-process", "validation", "backprops", "cost", "alpha-gamma", "sweep", "gallery")
 REPORT_FILES = {"index.html", "table.md", "table.tex", "table.csv"} | {
     f"figures/{name}.{kind}" for name in FIGURE_NAMES for kind in ("svg", "png", "csv")
 }
 """What a report may consist of, so that nothing else is ever replaced or removed."""
-
-MessageHandler = Callable[[str], None]
 
 
 class RunFolder:
@@ -77,7 +69,7 @@ class RunFolder:
     def write_record(self, record: dict[str, Any]) -> None:
         """Write run.json."""
         try:
-            write_json(self.path / RUN_FILE, {**record, "versions": get_versions()}, make_folder=False)
+            write_run_record(self.path, record)
         except OSError as error:
             raise unwritable_error(self.path, error) from None
 
@@ -156,7 +148,7 @@ class RunFolder:
         try_remove(backup_path(self.path))
 
     def _name(self, which: str, checkpoint: Path | None, epoch: int, weights: Callable[[], Any]) -> None:
-        target, note = self.path / which / WEIGHTS_FILE, json.dumps({"epoch": epoch + 1, "step": 0})
+        target, note = self.path / which / WEIGHTS_FILE, _weights_note(epoch + 1)
         try:
             if checkpoint:
                 link_atomic(checkpoint / WEIGHTS_FILE, target)
@@ -165,6 +157,11 @@ class RunFolder:
                 write_atomic(target, encode_tensors(weights(), note), make_folder=False)
         except OSError as error:
             self.notify(f"cannot write {which}/{WEIGHTS_FILE} ({error.strerror}); the checkpoint has the weights")
+
+
+def _weights_note(num_epochs: int) -> str:
+    """What a file of weights says of itself: after how many epochs it was saved."""
+    return json.dumps({"epoch": num_epochs, "step": 0})
 
 
 def check_output_folder(path: Path, overwrite: bool) -> None:
@@ -195,16 +192,6 @@ def is_run_folder(path: Path) -> bool:
     )
     ours = RECORD_FILES | made | {"best", "last", LOCK_FILE_NAME}
     return all(n in ours or CHECKPOINT_NAME_PATTERN.fullmatch(n) for n in names)
-
-
-def read_raw_record(path: Path) -> dict[str, Any] | None:
-    """What a folder's run.json holds, if it has a record's form."""
-    try:
-        record = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    whole = isinstance(record, dict) and {"request", "method", "versions"} <= record.keys()
-    return record if whole and isinstance(record["request"], dict) else None
 
 
 def is_report_folder(path: Path) -> bool:
@@ -260,6 +247,29 @@ def restore_backup(path: Path) -> None:
             backup_path(path).rename(path)
 
 
+def ensure_run_folder(path: Path) -> Path:
+    """Create a run's folder unless there is one; a folder that holds other things is refused."""
+    if path.exists() and not (is_run_folder(path) or is_empty_run_folder(path)):
+        raise folder_exists_error(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable_error(path, error) from None
+    return path
+
+
+def empty_run_folder(path: Path) -> None:
+    """Remove everything in a run's folder but its lock; the record goes last, since it marks the rest as a run's."""
+    try:
+        for child in sorted(path.iterdir(), key=lambda child: child.name == RUN_FILE):
+            if child.is_dir() and not child.is_symlink():
+                shutil.rmtree(child)
+            elif child.name != LOCK_FILE_NAME:
+                child.unlink()
+    except OSError as error:
+        raise unwritable_error(path, error) from None
+
+
 def create_folder(path: Path) -> None:
     """A new folder, which nobody else made just now."""
     try:
@@ -302,35 +312,3 @@ def unwritable_error(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
         f"cannot write to {str(path)!r}: {error.strerror}. Make it writable, or give a new run another --out."
     )
-
-
-def load_run_model(run: Run, weights: Path) -> nn.Module:
-    """The run's network with these weights, on its device."""
-    model = run.model()
-    load_weights(model, weights)
-    return model.to(resolve_device(run.config.device))
-
-
-def get_test_split(run: Run) -> AnyImageSet:
-    """The run's test images."""
-    if run.splits.test is None:
-        raise DataError(f"{run.splits.name} has no test part to judge on: put one beside train/, as test/ or val/.")
-    return run.splits.test
-
-
-def resume_log_path(out: Path) -> Path:
-    """Where the rulings of an unfinished evaluation are."""
-    return out.with_name(f".{out.stem}-rulings.jsonl")
-
-
-@contextmanager
-def lock_evaluation(out: Path) -> Iterator[None]:
-    """Be the only process that writes an evaluation and its rulings; a second one is refused."""
-    lock = out.with_name(f".{out.stem}-lock")
-    check_no_symlinks([lock])
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {str(out)!r}: {error.strerror}. Choose another --out.") from None
-    with lock_run_folder(out, lock_path=lock):
-        yield
