@@ -320,6 +320,15 @@ def test_signal_to_a_bench_saves_the_run_and_the_same_command_goes_on_to_the_sam
         assert Path("bench/fgsm/seed-0", name).read_bytes() == Path("straight/fgsm/seed-0", name).read_bytes()
 
 
+def test_signal_in_the_last_save_of_a_bench_s_run_ends_it_before_the_evaluation(monkeypatch):
+    order = ["bench", "quick", "--methods", "fgsm", "--seeds", "0", "--set", "epochs=1", "--set", "attacks=natural"]
+    with monkeypatch.context() as patch:
+        send_after(patch, store, "_commit", 2, signal.SIGTERM)
+        assert main([*order, "--out", "bench"]) == 75
+    assert not list(Path("bench/fgsm/seed-0").glob("evaluation*"))
+    assert main([*order, "--out", "bench"]) in (0, 6)
+
+
 def test_rolled_back_run_goes_on_to_the_same_bytes(monkeypatch):
     """A collapse after the interruption goes back to the healthy epoch from before it."""
     command = [*SHORT, "--epochs", "5", "--watch", "rollback"]

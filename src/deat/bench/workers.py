@@ -26,7 +26,7 @@ from deat.report.load import load_run_results
 from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.load_run import get_test_split, load_run_model
 from deat.runs.request import Run
-from deat.runs.run_dir import check_no_links, ensure_run_folder
+from deat.runs.run_dir import check_no_links, ensure_run_folder, is_last_epoch_saved
 from deat.runs.schema import EVALUATION_FILES, WEIGHTS_FILE, is_trained_with_code
 from deat.utils.files import check_no_symlinks
 from deat.utils.locks import CellLock
@@ -77,6 +77,8 @@ def train_cell(run: Run, path: Path) -> None:
     with training.session():
         training.trainer.fit()
         training.trainer.interruption.check()  # a signal in the last save ends the bench, not this session alone
+    if not is_last_epoch_saved(path, run.config.epochs):
+        raise CheckpointError(f"best/ or last/ in {str(path)!r} could not be written. Give the same command again.")
 
 
 def evaluate_round(run: Run, test: AnyImageSet, out: Path, attack_round: AttackRound, block: int) -> None:
@@ -112,7 +114,7 @@ def _is_trained(path: Path, epochs: int) -> bool:
     except DeatError as error:
         print_stderr(f"{path.parent.name}, {path.name}: begun again: {error}")
         return False
-    return results.record is not None and len(results.history) == epochs and (path / "last").is_dir()
+    return results.record is not None and len(results.history) == epochs and is_last_epoch_saved(path, epochs)
 
 
 def _summarize_error(error: Exception) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deat.checkpoint.state import check_list_of
-from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN, list_checkpoints, try_remove
+from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN, find_newest_checkpoint, list_checkpoints, try_remove
 from deat.errors import CheckpointError, UsageError
 from deat.models.weights import get_state_dict
 from deat.runs.schema import (
@@ -18,10 +18,12 @@ from deat.runs.schema import (
     RUN_FILE,
     TIMING_FILE,
     WEIGHTS_FILE,
+    EpochChoice,
     read_raw_record,
     write_run_record,
 )
-from deat.training.checkpoints import Checkpoints
+from deat.training.best_epoch import Snapshot
+from deat.training.checkpoints import Checkpoints, load_checkpoint
 from deat.training.messages import format_command
 from deat.training.records import (
     EpochStats,
@@ -34,7 +36,7 @@ from deat.training.records import (
 from deat.training.trainer import Trainer
 from deat.utils.files import check_no_symlinks, is_temporary_file, link_atomic, write_atomic, write_json
 from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
-from deat.utils.tensor_files import encode_tensors, read_note
+from deat.utils.tensor_files import encode_tensors, read_note, read_tensors
 from deat.utils.text import MessageHandler
 
 FIGURE_NAMES = ("training-process", "validation", "backprops", "cost", "alpha-gamma", "sweep", "gallery")
@@ -157,6 +159,36 @@ class RunFolder:
                 write_atomic(target, encode_tensors(weights(), note), make_folder=False)
         except OSError as error:
             self.notify(f"cannot write {which}/{WEIGHTS_FILE} ({error.strerror}); the checkpoint has the weights")
+
+
+def is_last_epoch_saved(folder: Path, epochs: int) -> bool:
+    """Whether a run's training is finished, and best/ and last/ have its weights.
+
+    The newest whole checkpoint tells. Where none is left, the weights in last/ do, which were written from one. The
+    history does not: its line for an epoch is written before the checkpoint, which may have failed.
+
+    Args:
+        folder: The run's folder.
+        epochs: The number of epochs that the run asks for.
+    """
+    try:
+        newest = find_newest_checkpoint(folder).newest
+        if newest is None:
+            return _has_weights_of(folder, "last", epochs)
+        state = load_checkpoint(newest)["state"]
+        if not (state["stopping"] or state["epoch"] >= epochs):
+            return False
+        best = state["best"].epoch + 1 if isinstance(state["best"], Snapshot) else state["epoch"]
+        return _has_weights_of(folder, "last", state["epoch"]) and _has_weights_of(folder, "best", best)
+    except (OSError, CheckpointError):
+        return False
+
+
+def _has_weights_of(folder: Path, which: EpochChoice, num_epochs: int) -> bool:
+    """Whether the weights in best/ or last/ are whole and were saved after so many epochs."""
+    weights = folder / which / WEIGHTS_FILE
+    read_tensors(weights)  # raises where the numbers are not those that were written
+    return read_note(weights) == _weights_note(num_epochs)
 
 
 def _weights_note(num_epochs: int) -> str:
