@@ -40,7 +40,7 @@ PARSE_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, Ari
 
 
 def has_readable_results(path: Path) -> bool:
-    """Whether a finished cell's folder still holds what it found."""
+    """Whether a finished cell's results can be read."""
     try:
         return not find_damaged_evaluations(path) and bool(load_run_results(path).numbers)
     except NewerVersionError:
@@ -78,7 +78,7 @@ def hash_row_code(row: RecipeRow) -> dict[str, str]:
 
 
 def check_code_unchanged(row: RecipeRow, folders: Iterable[Path]) -> None:
-    """Refuse to go on with a row whose finished runs were trained by another version of its files."""
+    """Refuse a row whose finished runs were trained by another version of its files."""
     code = hash_row_code(row)
     if others := [str(folder) for folder in folders if not is_trained_with_code(folder, code)]:
         raise UsageError(
@@ -133,7 +133,7 @@ class Grid:
         return (self.root / BENCH_FILE).is_file()
 
     def open(self, recipe: Recipe, cells: Sequence[GridCell], settings: dict[str, Any]) -> None:
-        """Begin a bench or go on with it: its rows and seeds are added, and what failed may try again."""
+        """Start or resume a bench: its rows and seeds are added, and failed cells may run again."""
         check_no_symlinks(self.root / name for name in (".claims", BENCH_FILE))
         with self._errors_explained():
             self._check_is_bench_folder()
@@ -151,7 +151,7 @@ class Grid:
             self._write(bench)
 
     def claim(self, cells: Sequence[GridCell]) -> tuple[GridCell, CellLock] | None:
-        """The first of these cells that is neither finished nor somebody else's, and the claim on it."""
+        """The first of these cells that is neither finished nor claimed by another process, and its lock."""
         with self._alone():
             bench = self._read()
             runs = runs_by_folder(bench)
@@ -222,7 +222,7 @@ class Grid:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Inside, nobody else reads or writes bench.json."""
+        """Inside, no other process reads or writes bench.json."""
         with self._errors_explained(), exclusive_lock(self.root / ".claims" / BENCH_FILE):
             yield
 

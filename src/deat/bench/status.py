@@ -1,4 +1,4 @@
-"""How far a bench is, read from its folder, so that it does not matter who plays the cells."""
+"""How far a bench is, read from its folder, so that any process may run the cells."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +27,7 @@ class BenchProgress:
         self.grid, self.cells = grid, list(cells)
         self.weights = {cell.folder: _estimate_cell_work(cell) for cell in cells}
         self.start_time, self.first = perf_counter(), self._done(grid.runs())
-        self.told = {folder for folder, run in grid.runs().items() if run["status"] == "done"}
+        self.reported = {folder for folder, run in grid.runs().items() if run["status"] == "done"}
 
     def line(self) -> Text:
         """The bench as it is now."""
@@ -41,8 +41,10 @@ class BenchProgress:
     def news(self) -> list[str]:
         """A line for each run that ended since the last call."""
         runs = self.grid.runs()
-        fresh = [c for c in self.cells if c.folder not in self.told and runs[c.folder]["status"] in ("done", "failed")]
-        self.told |= {cell.folder for cell in fresh}
+        fresh = [
+            c for c in self.cells if c.folder not in self.reported and runs[c.folder]["status"] in ("done", "failed")
+        ]
+        self.reported |= {cell.folder for cell in fresh}
         ended = sum(runs[cell.folder]["status"] in ("done", "failed") for cell in self.cells)
         return [
             f"{self._ended_run_line(cell, runs[cell.folder])}  {ended}/{len(self.cells)}, {self._left(runs)} left"
@@ -74,7 +76,7 @@ class BenchProgress:
             images = TEST_FRACTION * record["data"]["train"]
             rounds = cell.row.evaluation.rounds(cell.seed)
             judged = [
-                _round_work_done(cell, asked, path / EVALUATION_FILES[name], images) for name, asked in rounds.items()
+                _round_work_done(cell, plan, path / EVALUATION_FILES[name], images) for name, plan in rounds.items()
             ]
             return float(cell.row.training * trained + sum(judged))
         return 0.0
@@ -82,7 +84,7 @@ class BenchProgress:
 
 def _estimate_cell_work(cell: GridCell) -> float:
     rounds = cell.row.evaluation.rounds(cell.seed).values()
-    return cell.row.training + sum(asked.weight for asked in rounds)
+    return cell.row.training + sum(attack_round.weight for attack_round in rounds)
 
 
 def _round_work_done(cell: GridCell, attack_round: AttackRound, out: Path, num_images: float) -> float:
@@ -98,6 +100,6 @@ def _round_work_done(cell: GridCell, attack_round: AttackRound, out: Path, num_i
 
 
 def _format_run_results(run: RunResults) -> str:
-    told = {n: v for n, v in run.numbers.items() if n not in (*COST_COLUMNS, "worst") and not n.startswith("last ")}
-    shown = [f"{name} {value:.1%}" for name, value in told.items()]
+    hidden = (*COST_COLUMNS, "worst")
+    shown = [f"{n} {v:.1%}" for n, v in run.numbers.items() if n not in hidden and not n.startswith("last ")]
     return f"{', '.join(shown)}, {run.history[-1].backprops:,} backprops, {run.seconds:.1f} s"

@@ -1,4 +1,4 @@
-"""Who plays the cells: this process, several processes on this machine, or a Ray cluster."""
+"""Run the cells of a bench: in this process, in several processes on this machine, or on a Ray cluster."""
 
 import gc
 import os
@@ -33,7 +33,7 @@ from deat.utils.locks import CellLock
 
 
 def run_claimed_cell(grid: Grid, cell: GridCell, claim: CellLock) -> bool:
-    """Play a claimed cell and write down how it ended; whether it was finished."""
+    """Run a claimed cell and record how it ended; returns whether it was finished."""
     path = grid.root / cell.folder
     try:
         check_no_symlinks((path.parent, path))
@@ -53,15 +53,15 @@ def run_claimed_cell(grid: Grid, cell: GridCell, claim: CellLock) -> bool:
 
 
 def run_cell(cell: GridCell, path: Path) -> None:
-    """Train and judge one cell; what an earlier attempt finished is kept."""
+    """Train and evaluate one cell; what an earlier attempt finished is kept."""
     run = cell.row.resolve(cell.seed, cell.budget, cell.threads)
     test = get_test_split(run)
     check_no_links(path)
     remove_damaged_evaluations(path)
     if not (_is_trained(path, run.config.epochs) and is_trained_with_code(path, hash_row_code(cell.row))):
         train_cell(run, path)
-    for name, asked in cell.row.evaluation.rounds(cell.seed).items():
-        evaluate_round(run, test, path / EVALUATION_FILES[name], asked, cell.row.evaluation.block)
+    for name, attack_round in cell.row.evaluation.rounds(cell.seed).items():
+        evaluate_round(run, test, path / EVALUATION_FILES[name], attack_round, cell.row.evaluation.block)
     for checkpoint in list_checkpoints(path):  # best/ and last/ keep their weights
         try_remove(checkpoint)
 
@@ -82,7 +82,7 @@ def train_cell(run: Run, path: Path) -> None:
 
 
 def evaluate_round(run: Run, test: AnyImageSet, out: Path, attack_round: AttackRound, block: int) -> None:
-    """Judge one epoch's weights into an evaluation's file, unless it is there; alone, as `deat evaluate` is."""
+    """Evaluate one epoch's weights under the evaluation's lock, unless its file is there."""
     with lock_evaluation(out):
         if not out.is_file():
             _evaluate_round(run, test, out, attack_round, block)
@@ -127,15 +127,15 @@ THREAD_ENV_VARS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def run_sequentially(grid: Grid, cells: Sequence[GridCell], tick: TickCallback) -> None:
-    """Play every cell that is free, one after the other, here."""
-    while found := grid.claim(cells):
+    """Run every cell that is free, one after the other, in this process."""
+    while claimed := grid.claim(cells):
         tick()
-        run_claimed_cell(grid, *found)
+        run_claimed_cell(grid, *claimed)
         tick()
 
 
 def run_in_processes(grid: Grid, cells: Sequence[GridCell], jobs: int, tick: TickCallback) -> None:
-    """Play the cells in several processes of one thread each; one that dies is replaced while there is work."""
+    """Run the cells in several processes of one thread each; one that dies is replaced while there is work."""
     context = get_context("spawn")
     with _single_threaded_children():
         workers = [_start_worker(context, grid, cells) for _ in range(min(jobs, len(cells)))]
@@ -168,7 +168,7 @@ def sigterm_as_keyboard_interrupt() -> Iterator[None]:
 
 
 def run_on_ray(grid: Grid, cells: Sequence[GridCell], tick: TickCallback) -> None:
-    """Play the cells as tasks of a Ray cluster, one a GPU, or one a core where it has none."""
+    """Run the cells as tasks of a Ray cluster, one a GPU, or one a core where it has none."""
     ray = _import_ray()
     started = not ray.is_initialized()
     if started:
@@ -198,7 +198,7 @@ def _collect_ray_task(ray: Any, task: Any) -> None:
 
 
 def _run_free_cells(root: str, cells: Sequence[GridCell], tick: TickCallback = lambda: None) -> None:
-    """What a worker does: claim and play cells until none is free."""
+    """What a worker does: claim and run cells until none is free."""
     folder = Path(root)
     if not folder.is_dir():
         raise UsageError(f"{root!r} is not there on this machine; a bench over several needs a folder they share.")

@@ -1,4 +1,4 @@
-"""`deat train`: resolve, check, and hand over to a session."""
+"""`deat train` and `deat resume`: their flags, and what they print."""
 
 import json
 import warnings
@@ -64,13 +64,13 @@ from deat.utils.text import ignore_message, make_printable
 
 @dataclass(frozen=True)
 class TrainingDisplay:
-    """Whoever shows the training, if anyone."""
+    """What shows the training, if anything."""
 
     line: TrainingProgress | None
     callbacks: list[Callback]
 
     def following(self, trainer: Trainer) -> list[Callback]:
-        """The callbacks, turned to this trainer."""
+        """The callbacks, for this trainer."""
         if self.line:
             self.line.follow(trainer)
         return self.callbacks
@@ -103,10 +103,10 @@ def _describe_images(run: Run) -> str:
     shape = "x".join(map(str, run.splits.train.shape))
     normalised = f"normalised by {run.statistics.describe()}" if run.statistics else "not normalised"
     done = [normalised, *_describe_augmentation(run)]
-    held = f", {run.held_out:,} of them held out" if run.held_out else ""
-    held += f", {len(run.dataset_val):,} others to choose the best epoch" if run.dataset_val else ""
+    held_out = f", {run.held_out:,} of them held out" if run.held_out else ""
+    held_out += f", {len(run.dataset_val):,} others to choose the best epoch" if run.dataset_val else ""
     train = run.splits.train
-    return f"{len(train):,} images of {shape} in {train.num_classes} classes{held}; {', '.join(done)}"
+    return f"{len(train):,} images of {shape} in {train.num_classes} classes{held_out}; {', '.join(done)}"
 
 
 def _describe_augmentation(run: Run) -> list[str]:
@@ -147,7 +147,7 @@ def print_plan(estimate: CostEstimate, as_json: bool, distributed: Distributed) 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What a person said beside the run itself: where it goes and how it is shown."""
+    """The flags that do not change what is trained: the folder, what is scored, and how it is shown."""
 
     out: str | None = None
     overwrite: bool = False
@@ -160,7 +160,7 @@ class TrainOptions:
 
     @property
     def place(self) -> Path | None:
-        """The folder that was asked for, if any."""
+        """The folder of --out, if it was given."""
         return None if self.out is None else Path(self.out).expanduser()
 
     @property
@@ -222,7 +222,7 @@ class TrainSession:
         return 0
 
     def _show_finished_run(self, scores: list[ModelScore]) -> int:
-        """Show what a finished run found."""
+        """Show the results of a finished run."""
         result, self.scorer.scores = self.trainer.fit(), scores
         if self.distributed.main:
             last = format_epoch(result.history[-1], self.trainer.config.epochs)
@@ -442,7 +442,7 @@ class TrainCommand:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the same command goes on where it was: there is a run, and it may be taken up."""
+        """Whether the same command resumes: there is a run in --out, and --resume allows it."""
         return self.resume == "auto" and self.out is not None and has_checkpoint(Path(self.out).expanduser())
 
     def run(self) -> int:
@@ -453,33 +453,36 @@ class TrainCommand:
 def run_training(args: TrainCommand) -> int:
     """Resolve, check, train, score, report."""
     request, options = _select_flags(Request, args), _select_flags(TrainOptions, args)
-    ranks = Distributed.join(args.device)
-    going_on = ranks.run_on_main(lambda: _check_options(options))
+    distributed = Distributed.join(args.device)
+    is_run_there = distributed.run_on_main(lambda: _check_options(options))
     settings: dict[str, Any] = {f.name: vars(args).get(f.name) for f in fields(TrainConfig)}
     request = replace(request, persistent=request.persistent or None, compact=request.compact or None)
-    found = _try_read_record(options) if going_on else None
-    with ranks.local_main_first():
-        run = resolve_request(request, statistics=found.statistics if found else None, **settings)
-    run = found.with_original_split(run) if found else run
-    goes_on = going_on and ranks.run_on_main(lambda: has_weights_to_resume(options.place or Path(), request.init))
-    trainer = (run := replace(run, goes_on=goes_on)).trainer(distributed=ranks, notify=print_stderr)
+    record = _try_read_record(options) if is_run_there else None
+    with distributed.local_main_first():
+        run = resolve_request(request, statistics=record.statistics if record else None, **settings)
+    run = record.with_original_split(run) if record else run
+    goes_on = is_run_there and distributed.run_on_main(
+        lambda: has_weights_to_resume(options.place or Path(), request.init)
+    )
+    run = replace(run, goes_on=goes_on)
+    trainer = run.trainer(distributed=distributed, notify=print_stderr)
     if options.dry_run:
-        if ranks.main and not options.json:
+        if distributed.main and not options.json:
             print(describe_run(run, trainer), flush=True)  # before it is tried out, which takes a while
-        return print_plan(estimate_cost(trainer), options.json, ranks)
-    resume = ResumePolicy.IF_STARTED if going_on else ResumePolicy.NEVER
+        return print_plan(estimate_cost(trainer), options.json, distributed)
+    resume = ResumePolicy.IF_STARTED if is_run_there else ResumePolicy.NEVER
     return TrainSession(run, options, trainer, resume).play()
 
 
 def _try_read_record(options: TrainOptions) -> RunRecord | None:
-    """The record of the run that goes on, where it can be read; its checkpoint holds what matters of it too."""
+    """The record of the run to resume, where it can be read; its checkpoint has what matters of it too."""
     with suppress(CheckpointError):
         return read_record(options.place or Path())
     return None
 
 
 def _check_options(options: TrainOptions) -> bool:
-    """Refuse what cannot be, before any data is read; whether the run that is in --out goes on."""
+    """Refuse bad options before any data is read; returns whether --resume has a run in --out."""
     check_int("test_images", options.test_images, 0)
     place = options.place
     if place is not None:
@@ -509,8 +512,8 @@ def _check_is_valid_path(path: Path) -> None:
 
 def _select_flags(group: type[FlagGroup], args: TrainCommand) -> FlagGroup:
     """The part of a command line that is of one kind."""
-    given = vars(args)
-    return group(**{f.name: given[f.name] for f in fields(group) if f.name in given})
+    flags = vars(args)
+    return group(**{f.name: flags[f.name] for f in fields(group) if f.name in flags})
 
 
 @dataclass(frozen=True)
@@ -538,7 +541,7 @@ class ResumeCommand:
 
 
 def run_resume(args: ResumeCommand) -> int:
-    """Resolve the recorded request again, and play on from the newest checkpoint."""
+    """Resolve the recorded request again, and train on from the newest checkpoint."""
     folder = Path(args.run_folder).expanduser()
     if not (folder / RUN_FILE).is_file():
         more = " Checkpoints of deat.fit are gone on with by the same call of fit." * has_checkpoint(folder)

@@ -1,4 +1,4 @@
-"""The folder a run leaves: its records, its checkpoints, and the weights of its best and last epoch."""
+"""A run's folder: its records, its checkpoints, and the weights of its best and last epoch."""
 
 import json
 import shutil
@@ -47,9 +47,15 @@ REPORT_FILES = {"index.html", "table.md", "table.tex", "table.csv"} | {
 
 
 class RunFolder:
-    """Writes a run down while it goes on; a callback of the trainer, and the owner of its checkpoints.
+    """Writes a run's records during training: a callback of the trainer, and the owner of its checkpoints.
 
-    best/ and last/ hold one file each, a second name of a checkpoint's, so that neither is ever half written.
+    best/ and last/ have one file each, a hard link to a checkpoint's, so that neither is ever half written.
+
+    Args:
+        path: The run's folder.
+        extra_config: What else must be the same when training is resumed.
+        code_files: The specs of the user's files whose hashes `extra_config` has, by their names there.
+        notify: Shows what could not be written; by default a RuntimeWarning.
     """
 
     def __init__(
@@ -76,13 +82,13 @@ class RunFolder:
             raise unwritable_error(self.path, error) from None
 
     def attach(self, trainer: Trainer) -> None:
-        """Follow a trainer; of several processes the first one writes."""
+        """Record this trainer from now on; of several processes the main one writes."""
         if trainer.distributed.main:
             trainer.callbacks.append(self)
         trainer.checkpointer = self.checkpoints
 
     def resume(self, trainer: Trainer, *, inexact: bool = False) -> bool:
-        """Put the newest checkpoint into the trainer and the records back to where it was; False without one."""
+        """Load the newest checkpoint into the trainer and cut the records back to it; False where there is none."""
         if not self.checkpoints.resume(trainer, inexact=inexact):
             return False
         if trainer.distributed.main:
@@ -105,7 +111,7 @@ class RunFolder:
         self._publish_weights(None, trainer)
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
-        """Add to the records; where that fails they are written anew after the next epoch."""
+        """Add the epoch to the records; where that fails, all are written again after the next epoch."""
         self.timings.append(timing)
         try:
             self._write_history(trainer.history)
@@ -115,20 +121,20 @@ class RunFolder:
             self.notify(f"cannot write to {str(self.path)!r} ({error.strerror}); the next epoch is tried again")
 
     def state_dict(self) -> dict[str, Any]:
-        """The clock's records, which no other state has."""
+        """The epochs' timings, which no other state has."""
         return {"timings": list(self.timings)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the timings."""
         self.timings = check_list_of(EpochTiming, state["timings"])
 
     def write_failure(self, facts: dict[str, Any]) -> None:
-        """Leave a note of what went wrong."""
+        """Write failure.json."""
         with suppress(OSError):
             write_json(self.path / FAILURE_FILE, facts, make_folder=False)
 
     def _write_history(self, history: list[EpochStats]) -> None:
-        """One line for each epoch that stands: added, or all written anew where epochs were put back."""
+        """One line for each epoch: added, or all written again after a rollback."""
         if len(history) == self._num_history_lines + 1:
             append_record(self.path / HISTORY_FILE, history[-1])
         else:
@@ -136,20 +142,22 @@ class RunFolder:
         self._num_history_lines = len(history)
 
     def _publish_weights(self, checkpoint: Path | None, trainer: Trainer) -> None:
-        """Give the last and the best epoch's weights their names; the run that this one replaces is now in the way."""
-        if not (self.path / RUN_FILE).is_file():  # as when a folder is being removed: nothing could go on from it
+        """Write best/ and last/, and delete the run that this one replaces, now that there is an epoch."""
+        if not (self.path / RUN_FILE).is_file():  # as while a folder is being removed: nothing could be resumed from it
             raise CheckpointError(f"{str(self.path / RUN_FILE)!r} is gone, without which the run cannot go on")
-        held = trainer.best.held
-        if held is None:
+        best = trainer.best.held
+        if best is None:
             return
         last = trainer.history[-1].epoch
-        whole = None if trainer.step else checkpoint  # in the middle of an epoch the weights are no epoch's
+        source = None if trainer.step else checkpoint  # in the middle of an epoch the weights are no epoch's
         if not trainer.step:
-            self._name("last", whole, last, lambda: get_state_dict(trainer.model))
-        self._name("best", whole if held.epoch == last else None, held.epoch, lambda: held.weights)
+            self._publish_file("last", source, last, lambda: get_state_dict(trainer.model))
+        self._publish_file("best", source if best.epoch == last else None, best.epoch, lambda: best.weights)
         try_remove(backup_path(self.path))
 
-    def _name(self, which: str, checkpoint: Path | None, epoch: int, weights: Callable[[], Any]) -> None:
+    def _publish_file(
+        self, which: EpochChoice, checkpoint: Path | None, epoch: int, weights: Callable[[], Any]
+    ) -> None:
         target, note = self.path / which / WEIGHTS_FILE, _weights_note(epoch + 1)
         try:
             if checkpoint:
@@ -197,7 +205,7 @@ def _weights_note(num_epochs: int) -> str:
 
 
 def check_output_folder(path: Path, overwrite: bool) -> None:
-    """Refuse an output folder that is taken, or that is no run and must not be deleted."""
+    """Refuse an output folder that exists, or with `overwrite` one that is not a run."""
     if not path.exists():
         return
     if not overwrite:
@@ -207,7 +215,7 @@ def check_output_folder(path: Path, overwrite: bool) -> None:
 
 
 def check_no_links(path: Path) -> None:
-    """Refuse a run's folder in which a link would have its writer write elsewhere; it may be a link itself."""
+    """Refuse links in a run's folder, through which deat would write elsewhere; the folder itself may be one."""
     published = [f"{which}/{WEIGHTS_FILE}" for which in ("best", "last")]
     check_no_symlinks(
         path / name for name in (*sorted(RECORD_FILES), LOCK_FILE_NAME, "best", "last", *published, "report")
@@ -215,7 +223,7 @@ def check_no_links(path: Path) -> None:
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether a folder holds a run's record and nothing that no run writes."""
+    """Whether a folder has a run's record, and nothing but files of a run."""
     if read_raw_record(path) is None:
         return False
     names = [p.name for p in path.iterdir() if not p.name.startswith(".")]
@@ -227,23 +235,23 @@ def is_run_folder(path: Path) -> bool:
 
 
 def is_report_folder(path: Path) -> bool:
-    """Whether a folder holds what `deat report` writes and nothing else."""
+    """Whether a folder has files of `deat report` alone."""
     figures = path / "figures"
     folders = [path, figures] if figures.is_dir() and not figures.is_symlink() else [path]
     try:  # of these alone: below a home or a disk there may be anything, and much of it
-        held = [p for folder in folders for p in folder.iterdir() if p not in folders and not is_temporary_file(p)]
+        files = [p for folder in folders for p in folder.iterdir() if p not in folders and not is_temporary_file(p)]
     except OSError:
         return False
-    return {p.relative_to(path).as_posix() for p in held} <= REPORT_FILES
+    return {p.relative_to(path).as_posix() for p in files} <= REPORT_FILES
 
 
 def is_empty_run_folder(path: Path) -> bool:
-    """Whether a folder has been made for a run that came to nothing before it was written down."""
+    """Whether a folder was created for a run that ended before run.json was written."""
     return path.is_dir() and all(p.name == LOCK_FILE_NAME or p.name.startswith(f".{RUN_FILE}.") for p in path.iterdir())
 
 
 def has_checkpoint(path: Path) -> bool:
-    """Whether a folder holds a checkpoint to go on from."""
+    """Whether a folder has a checkpoint to resume from."""
     try:
         return bool(list_checkpoints(path))
     except (OSError, ValueError):
@@ -251,12 +259,12 @@ def has_checkpoint(path: Path) -> bool:
 
 
 def backup_path(path: Path) -> Path:
-    """Where a run that is being replaced waits until the new one has an epoch."""
+    """The name of a run that is being replaced, until the new one has an epoch."""
     return path.with_name(f".{path.name}.replaced")
 
 
 def back_up_run(path: Path) -> None:
-    """Make room for a run that replaces this one, which nobody may be working on."""
+    """Rename a run that is about to be replaced; a BusyError while another process works on it."""
     check_output_folder(path, overwrite=True)
     if not path.exists():
         return
@@ -272,7 +280,7 @@ def back_up_run(path: Path) -> None:
 
 
 def restore_backup(path: Path) -> None:
-    """Undo put_aside, where the new run came to nothing."""
+    """Undo `back_up_run`, where the new run has no epoch."""
     if backup_path(path).exists():
         try_remove(path)
         with suppress(OSError):
@@ -303,7 +311,7 @@ def empty_run_folder(path: Path) -> None:
 
 
 def create_folder(path: Path) -> None:
-    """A new folder, which nobody else made just now."""
+    """Create a folder; one that exists is refused."""
     try:
         path.mkdir(parents=True)
     except FileExistsError:
@@ -313,7 +321,7 @@ def create_folder(path: Path) -> None:
 
 
 def create_unique_folder(parent: Path, name: str) -> Path:
-    """A new folder parent/name, or the first parent/name-2, -3 … that is not taken, even by one started just now."""
+    """Create the folder parent/name, or the first of parent/name-2, -3 … that does not exist, without a race."""
     clean = "".join(c if c.isalnum() or c in "+%._-" else "-" for c in name)[:80].lstrip(".")
     number = 1
     while True:
@@ -329,18 +337,18 @@ def create_unique_folder(parent: Path, name: str) -> Path:
 
 
 def folder_exists_error(path: Path) -> UsageError:
-    """The refusal of a folder that exists, with what can be done about the run that is in it."""
+    """The error for a folder that exists, with what can be done about the run in it."""
     record = read_raw_record(path)
     if record is None:
         begun = ", or add --resume auto to begin in it" if is_empty_run_folder(path) else ""
         return UsageError(f"{str(path)!r} exists already, and is no run of deat's. Choose another --out{begun}.")
     replaced = ", add --overwrite to replace that run" if is_run_folder(path) else ""
-    going_on = format_command("resume", path, record["request"])
-    return UsageError(f"{str(path)!r} exists already. Choose another --out{replaced}, or go on with it: {going_on}")
+    resume = format_command("resume", path, record["request"])
+    return UsageError(f"{str(path)!r} exists already. Choose another --out{replaced}, or go on with it: {resume}")
 
 
 def unwritable_error(path: Path, error: OSError) -> CheckpointError:
-    """The refusal of a folder that cannot be written to."""
+    """The error for a folder that cannot be written to."""
     return CheckpointError(
         f"cannot write to {str(path)!r}: {error.strerror}. Make it writable, or give a new run another --out."
     )
