@@ -16,11 +16,12 @@ from deat.evaluation.results import Evaluation, load_evaluation
 from deat.methods import Method, friendly, get_method, mplus, register_method
 from deat.methods.configure import configure_method
 from deat.models import add_normalization, build_model, load_weights, register_model, save_weights
-from deat.runs.fit import fit, make_trainer
+from deat.runs.fit import fit
 from deat.threat import L1, L2, Linf, ThreatModel
 from deat.training.best_epoch import TrainResult
 from deat.training.checkpoints import Checkpoints
 from deat.training.config import TrainConfig
+from deat.training.make_trainer import make_trainer
 from deat.training.overfit_watch import OverfitWatch
 from deat.training.records import EpochStats, EpochTiming
 from deat.training.trainer import Trainer

@@ -14,7 +14,7 @@ import torch
 
 from deat.cli.main import main
 from deat.core.moves import Game
-from deat.report.load import load_run
+from deat.report.load import load_run_results
 from deat.training.messages import format_command
 from deat.utils.distributed import Distributed
 from helpers.data_sets import tree, write_folder
@@ -129,7 +129,7 @@ def test_a_report_names_the_command_that_fills_its_columns(capsys: pytest.Captur
     assert give(f"{judging} --attacks natural,fgsm --n 20") in (0, 6)
     assert main(["report", "my run", "--no-figures", "--gallery", "0"]) == 0
     assert "held-out" not in capsys.readouterr().out
-    assert set(load_run("my run").numbers) >= {"natural", "fgsm", "worst"}
+    assert set(load_run_results("my run").numbers) >= {"natural", "fgsm", "worst"}
 
 
 def test_code_that_must_be_named_is_named_as_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,9 +159,9 @@ def test_data_without_test_images_name_the_command_that_scores_the_run(capsys: p
 def test_a_doubtful_score_names_the_command_that_tells_more(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import deat.cli.train as train
-
-    monkeypatch.setattr(train, "compute_accuracies", lambda *_, **__: {"natural": 0.9, "fgsm": 0.1, "pgd-20": 0.8})
+    monkeypatch.setattr(
+        "deat.runs.scores.compute_accuracies", lambda *_, **__: {"natural": 0.9, "fgsm": 0.1, "pgd-20": 0.8}
+    )
     shutil.rmtree("my run")
     assert main(TRAIN) == 0
     told = f"this tells more: {EVALUATE} --attacks natural,pgd-20,aa"

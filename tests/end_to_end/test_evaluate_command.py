@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 import deat
-from deat.cli import evaluate as evaluating
 from deat.cli.evaluate import print_evaluation
 from deat.cli.main import main
 from deat.evaluation.attacks import Attack
@@ -358,6 +357,6 @@ def test_a_run_s_record_is_read_once_so_that_all_that_is_said_is_of_one_run(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[Path] = []
-    monkeypatch.setattr(evaluating, "read_record", lambda path: read.append(path) or read_record(path))
+    monkeypatch.setattr("deat.runs.load_run.read_record", lambda path: read.append(path) or read_record(path))
     assert main(["evaluate", str(run), "--attacks", "natural", "--n", "20"]) == 0
     assert read == [run]

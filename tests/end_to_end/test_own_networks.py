@@ -20,8 +20,8 @@ from deat.methods import registry
 from deat.models.import_export import read_normalization
 from deat.recipes import get_recipe
 from deat.recipes.overrides import apply_overrides
-from deat.runs.fit import make_trainer
 from deat.runs.request import Request, resolve_request
+from deat.training.make_trainer import make_trainer
 
 ROOT = Path(__file__).parents[2]
 NET = """

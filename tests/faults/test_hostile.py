@@ -689,11 +689,11 @@ def test_test_images_touch_neither_training_nor_selection(monkeypatch):
 
         return Guard()
 
-    from deat.cli.train import TrainSession
     from deat.runs.request import Run
+    from deat.runs.scores import RunScorer
 
     monkeypatch.setattr(Run, "test_images", guarded)
-    monkeypatch.setattr(TrainSession, "_score", lambda *_: None)
+    monkeypatch.setattr(RunScorer, "score", lambda *_: None)
     assert main([*SHORT, "--test-images", "10"]) == 0
 
 

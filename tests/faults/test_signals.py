@@ -265,7 +265,7 @@ def test_signal_while_a_mistaken_command_line_is_parsed_says_that_there_is_no_ru
 
 @pytest.mark.promise("P24")
 def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeypatch, capsys):
-    import deat.cli.train as command
+    import deat.runs.load_run as loading
 
     def cut_short(*args, **options):
         try:
@@ -274,7 +274,7 @@ def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeyp
             raise RuntimeError("Error calling __set_name__") from None
 
     shutil.copytree(whole, "run")
-    monkeypatch.setattr(command, "resolve_request", cut_short)
+    monkeypatch.setattr(loading, "resolve_request", cut_short)
     assert main(["resume", "run"]) == 75
     assert "internal error" not in capsys.readouterr().err
 
@@ -333,7 +333,7 @@ def test_signal_before_a_run_has_a_checkpoint_says_that_there_is_none(monkeypatc
 @pytest.mark.parametrize("command", ["evaluate", "resume"])
 def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, number, whole, monkeypatch, capsys):
     import deat.cli.evaluate as evaluating
-    import deat.cli.train as resuming
+    import deat.runs.load_run as resuming
 
     shutil.copytree(whole, "run")
     order = {"evaluate": ["evaluate", "run", "--attacks", "natural", "--n", "20"], "resume": ["resume", "run"]}[command]
@@ -382,7 +382,15 @@ def test_signal_to_a_bench_saves_the_run_and_the_same_command_goes_on_to_the_sam
         assert Path("bench/fgsm/seed-0", name).read_bytes() == Path("straight/fgsm/seed-0", name).read_bytes()
 
 
-@pytest.mark.promise("P15")
+def test_signal_in_the_last_save_of_a_bench_s_run_ends_it_before_the_evaluation(monkeypatch):
+    order = ["bench", "quick", "--methods", "fgsm", "--seeds", "0", "--set", "epochs=1", "--set", "attacks=natural"]
+    with monkeypatch.context() as patch:
+        send_after(patch, store, "_commit", 2, signal.SIGTERM)
+        assert main([*order, "--out", "bench"]) == 75
+    assert not list(Path("bench/fgsm/seed-0").glob("evaluation*"))
+    assert main([*order, "--out", "bench"]) in (0, 6)
+
+
 def test_rolled_back_run_goes_on_to_the_same_bytes(monkeypatch):
     """A collapse after the interruption goes back to the healthy epoch from before it."""
     command = [*SHORT, "--epochs", "5", "--watch", "rollback"]

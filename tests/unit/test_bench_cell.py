@@ -1,6 +1,8 @@
 """One cell: what is trained is what its row says, and every epoch that it asks for is judged once."""
 
+import errno
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,10 +10,15 @@ import pytest
 from deat import recipes
 from deat.bench import workers as cells
 from deat.bench.grid import GridCell
-from deat.errors import BusyError, DataError
+from deat.checkpoint import store
+from deat.errors import BusyError, CheckpointError, DataError
 from deat.evaluation.results import AttackResult, Evaluation
+from deat.evaluation.resume_log import lock_evaluation
 from deat.recipes import apply_overrides
-from deat.runs.run_dir import lock_evaluation
+from deat.runs.run_dir import RunFolder
+from deat.utils.files import link_atomic
+from deat.utils.locks import lock_run_folder
+from deat.utils.tensor_files import read_note
 
 
 @pytest.fixture
@@ -95,15 +102,95 @@ def test_training_that_was_killed_goes_on_to_the_bytes_of_one_that_was_not(tmp_p
             raise Killed
         told(self, trainer, stats, timing)
 
-    told = cells.RunFolder.on_epoch
+    told = RunFolder.on_epoch
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(cells.RunFolder, "on_epoch", on_epoch)
+        patch.setattr(RunFolder, "on_epoch", on_epoch)
         cells.run_cell(cell_of(epochs="3"), tmp_path / "run")
     assert (tmp_path / "run" / "history.jsonl").read_bytes().count(b"\n") == 1
     cells.run_cell(cell_of(epochs="3"), tmp_path / "run")
     for name in ("history.jsonl", "last/model.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not list((tmp_path / "run").glob("ckpt-*"))
+
+
+@pytest.fixture
+def last_save_failed(tmp_path, judged, monkeypatch):
+    """A cell's folder whose history has all epochs, and whose newest whole checkpoint is of the epoch before."""
+
+    def full_at_the_end(temporary, target):
+        if target.name == "ckpt-000003":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        commit(temporary, target)
+
+    commit = store._commit
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="No space left"):
+        patch.setattr(store, "_commit", full_at_the_end)
+        cells.run_cell(cell_of(epochs="3"), tmp_path / "run")
+    path = tmp_path / "run"
+    assert (path / "history.jsonl").read_bytes().count(b"\n") == 3
+    assert store.find_newest_checkpoint(path).newest.name == "ckpt-000002"
+    assert json.loads(read_note(path / "last/model.safetensors"))["epoch"] == 2
+    return path
+
+
+def test_a_run_whose_last_save_failed_is_trained_to_its_end_before_it_is_judged(last_save_failed, tmp_path):
+    cells.run_cell(cell_of(epochs="3"), tmp_path / "whole")
+    cells.run_cell(cell_of(epochs="3"), last_save_failed)
+    for name in ("history.jsonl", "best/model.safetensors", "last/model.safetensors"):
+        assert (last_save_failed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_weights_of_an_earlier_epoch_are_never_taken_for_the_finished_ones(last_save_failed, capsys):
+    for checkpoint in store.list_checkpoints(last_save_failed):
+        shutil.rmtree(checkpoint)
+    cells.run_cell(cell_of(epochs="3"), last_save_failed)
+    assert json.loads(read_note(last_save_failed / "last/model.safetensors"))["epoch"] == 3
+
+
+@pytest.mark.parametrize("which", ["best", "last"])
+def test_weights_that_could_not_be_published_are_not_judged_until_they_are(which, tmp_path, judged, monkeypatch):
+    def link(source, target):
+        if target.parent.name == which and source.parent.name == "ckpt-000003":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        link_atomic(source, target)
+
+    cell = cell_of(epochs="3", held_out="0")  # without held-out images the last epoch is the best
+    cells.run_cell(cell, tmp_path / "whole")
+    judged.clear()
+    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="could not be written"):
+        patch.setattr("deat.runs.run_dir.link_atomic", link)
+        cells.run_cell(cell, tmp_path / "run")
+    assert judged == []
+    cells.run_cell(cell, tmp_path / "run")
+    for name in ("best/model.safetensors", "last/model.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_damaged_last_weights_without_a_checkpoint_are_trained_again(tmp_path, judged):
+    cells.run_cell(cell_of(), tmp_path / "run")
+    weights = tmp_path / "run/last/model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    (tmp_path / "run/evaluation-last.json").unlink()
+    cells.run_cell(cell_of(), tmp_path / "run")
+    assert weights.read_bytes() == before
+
+
+def test_a_run_that_is_finished_without_checkpoints_is_judged_and_not_trained_again(tmp_path, judged, monkeypatch):
+    cells.run_cell(cell_of(), tmp_path / "run")
+    (tmp_path / "run/evaluation-last.json").unlink()
+    monkeypatch.setattr(cells, "train_cell", lambda run, path: pytest.fail("it was trained again"))
+    cells.run_cell(cell_of(), tmp_path / "run")
+    assert (tmp_path / "run/evaluation-last.json").is_file()
+
+
+def test_a_cell_is_not_trained_beside_a_process_that_works_in_its_folder(tmp_path, judged):
+    cells.run_cell(cell_of(), tmp_path / "run")
+    (tmp_path / "run/history.jsonl").write_bytes(b"{}\n")
+    before = sorted(path for path in (tmp_path / "run").rglob("*"))
+    with lock_run_folder(tmp_path / "run"), pytest.raises(BusyError, match="is working on"):
+        cells.run_cell(cell_of(), tmp_path / "run")
+    assert sorted(path for path in (tmp_path / "run").rglob("*")) == before
 
 
 def test_a_folder_torn_before_its_record_is_begun_again(tmp_path, judged):

@@ -7,7 +7,7 @@ import pytest
 
 from deat.errors import DataError
 from deat.evaluation.results import AttackResult, Evaluation
-from deat.report.load import load_bench, load_run
+from deat.report.load import load_bench, load_run_results
 from deat.training.records import EpochStats, EpochTiming, append_record
 
 ATTACKS = ("natural", "pgd-20")
@@ -57,7 +57,7 @@ def test_mean_and_standard_deviation_are_over_finished_seeds(tmp_path):
 
 def test_cost_is_in_backprops_backprops_a_batch_and_minutes_of_training(tmp_path):
     write_run(tmp_path / "run", 0, (10, 8), backprops=40)
-    numbers = load_run(tmp_path / "run").numbers
+    numbers = load_run_results(tmp_path / "run").numbers
     assert (numbers["backprops"], numbers["per_batch"], numbers["minutes"]) == (40, 10, 1.0)
 
 
@@ -65,7 +65,7 @@ def test_the_last_epoch_and_autoattack_on_fewer_images_stand_beside(tmp_path):
     write_run(tmp_path / "run", 0, (10, 8))
     judge(tmp_path / "run", (9, 9), "evaluation-last.json")
     judge(tmp_path / "run", (5, 4), "evaluation-aa.json", ("natural", "aa"))
-    found = load_run(tmp_path / "run")
+    found = load_run_results(tmp_path / "run")
     assert found.numbers["natural"] == 1.0  # not the sample's
     assert (found.numbers["aa"], found.numbers["last pgd-20"]) == (0.4, 0.9)
     assert found.images["aa"] == 10
@@ -88,7 +88,7 @@ def test_a_single_seed_has_no_standard_deviation_and_an_open_run_no_numbers(tmp_
 def test_warm_up_is_no_training_time(tmp_path):
     write_run(tmp_path / "run", 0, (10, 8))
     append_record(tmp_path / "run" / "timing.jsonl", EpochTiming(2, 30.0, 5.0, 1.0, warm_up_seconds=24.0))
-    found = load_run(tmp_path / "run")
+    found = load_run_results(tmp_path / "run")
     assert (found.seconds, found.warm_up) == (66.0, 24.0)
 
 
@@ -112,7 +112,7 @@ def test_a_torn_last_line_of_the_clock_is_dropped(tmp_path):
     write_run(tmp_path / "run", 0, (10, 8))
     with (tmp_path / "run" / "timing.jsonl").open("a") as file:
         file.write(json.dumps(asdict(EpochTiming(2, 30.0, 5.0, 1.0)))[:20])
-    assert load_run(tmp_path / "run").seconds == 60
+    assert load_run_results(tmp_path / "run").seconds == 60
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"rows": []}'])

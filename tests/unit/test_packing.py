@@ -7,7 +7,7 @@ import pytest
 
 import deat
 from deat.evaluation.results import load_evaluation, pack_bits, pack_labels, unpack_bits, unpack_labels
-from deat.report.load import load_run
+from deat.report.load import load_run_results
 from helpers.runs import make_run
 
 
@@ -56,6 +56,6 @@ def test_a_file_that_was_tampered_with_is_refused_and_fills_no_memory(bad: dict[
         told |= bad
     (folder / "evaluation.json").write_text(json.dumps(told))
     with pytest.raises(DataError, match="deat wrote"):
-        load_run(folder)
+        load_run_results(folder)
     with pytest.raises(DataError, match=r"evaluation\.json' is not an evaluation\.json that deat wrote"):
         deat.load_evaluation(str(folder / "evaluation.json"))

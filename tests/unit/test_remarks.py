@@ -1,7 +1,6 @@
 """What a training says of itself beside its numbers: odd outputs, few held-out images, chance, and a k that stands."""
 
 import copy
-import importlib
 import math
 import warnings
 from dataclasses import replace
@@ -74,7 +73,7 @@ def test_noticing_odd_outputs_changes_nothing_in_the_training():
     def trained(notice: bool) -> list[Tensor]:
         with pytest.MonkeyPatch.context() as patch:
             if not notice:
-                patch.setattr("deat.runs.fit.check_trainable", lambda *_: EVEN)
+                patch.setattr("deat.training.make_trainer.check_trainable", lambda *_: EVEN)
             net = Ending(nn.Softmax(1))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -237,11 +236,7 @@ def test_a_radius_that_reaches_every_image_is_refused_where_the_images_are_known
 def test_fit_says_what_its_result_notes_unless_it_is_to_be_silent(
     progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = importlib.import_module("deat.runs.execute")
-    fit_unkept = module.train_without_checkpoints
-    monkeypatch.setattr(
-        module, "train_without_checkpoints", lambda trainer: replace(fit_unkept(trainer), notes=["take care"])
-    )
+    monkeypatch.setattr("deat.training.trainer.collect_result_notes", lambda trainer: ["take care"])
     images = torch.rand(8, 1, 4, 4), torch.arange(8) % 3
     deat.fit(conv_net(), images, method="natural", epochs=1, batch_size=8, device="cpu", progress=progress)
     assert ("take care" in capsys.readouterr().err.splitlines()) == progress

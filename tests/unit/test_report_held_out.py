@@ -25,7 +25,7 @@ from deat.report.html import (
     render_page,
     render_warnings,
 )
-from deat.report.load import load_run
+from deat.report.load import load_run_results
 from deat.report.stats import list_attacks
 from deat.report.tables import build_results_table, render_csv_table, render_markdown_table
 from deat.utils.tensor_files import encode_tensors
@@ -49,7 +49,7 @@ def reported(folder):
 def test_held_out_figures_are_those_of_the_epochs_whose_weights_were_kept_as_the_best(mixed):
     of = reported(mixed)
     (one,) = collect_held_out_results(of.rows)
-    best = [load_run(mixed / f"c{seed}").history[1 + seed] for seed in (0, 1)]
+    best = [load_run_results(mixed / f"c{seed}").history[1 + seed] for seed in (0, 1)]
     assert (one.row, one.seeds, one.attack, one.images, one.asked) == ("free-4", (0, 1), "pgd-20", 64, 4)
     assert one.natural.values == tuple(b.val_natural for b in best)
     assert one.robust.values == tuple(b.val_robust for b in best)

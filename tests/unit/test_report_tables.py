@@ -49,7 +49,6 @@ from deat.report.latex import render_latex_table
 from deat.report.load import load_bench
 from deat.report.paper_claims import check_claims
 from deat.report.plots import ROW_COLORS, _draw_panel, average_lines, draw_point_names, get_unit, get_y_label
-from deat.report.run_summary import ModelScore
 from deat.report.stats import (
     choose_ranking_attack,
     find_low_outliers,
@@ -68,6 +67,7 @@ from deat.report.tables import (
     render_markdown_table,
     render_scores_tables,
 )
+from deat.runs.scores import ModelScore
 from deat.training.records import EpochTiming, EpochWatch, append_record
 from deat.utils.text import clip_middle, escape_markdown, make_printable
 from helpers.eyes import EYES, distance

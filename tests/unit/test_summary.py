@@ -1,6 +1,7 @@
 """What a run's own table says of itself."""
 
-from deat.report.run_summary import ModelScore, list_gradient_masking_warnings
+from deat.runs.scores import ModelScore
+from deat.runs.summary import list_gradient_masking_warnings
 
 
 def score(fgsm: float, pgd: float, images: int = 400) -> ModelScore:

@@ -14,9 +14,22 @@ from typing import Any
 from deat.errors import CheckpointError, DeatError, NewerVersionError, UsageError, summarize_error
 from deat.evaluation.results import load_evaluation
 from deat.recipes import Recipe, RecipeRow
-from deat.report.load import BENCH_FILE, EVALUATION_FILE, EXTRA_EVALUATION_FILES, check_bench_format, load_run
-from deat.runs.run_dir import RUN_FILE
-from deat.utils.files import check_no_symlinks, write_json
+from deat.report.load import load_run_results
+from deat.runs.schema import (
+    BENCH_FILE,
+    EVALUATION_FILES,
+    BenchRecord,
+    BenchRunEntry,
+    RunStatus,
+    is_trained_with_code,
+    new_bench_record,
+    new_bench_row,
+    new_bench_run,
+    read_bench_record,
+    runs_by_folder,
+    write_bench_record,
+)
+from deat.utils.files import check_no_symlinks
 from deat.utils.locks import CellLock, exclusive_lock
 from deat.utils.paths import anonymize_paths
 from deat.utils.terminal import print_stderr
@@ -27,9 +40,9 @@ PARSE_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, Ari
 
 
 def has_readable_results(path: Path) -> bool:
-    """Whether a finished cell's folder still holds what it found."""
+    """Whether a finished cell's results can be read."""
     try:
-        return not find_damaged_evaluations(path) and bool(load_run(path).numbers)
+        return not find_damaged_evaluations(path) and bool(load_run_results(path).numbers)
     except NewerVersionError:
         raise  # it is whole, and to be judged again by nobody
     except (DeatError, *PARSE_ERRORS):
@@ -45,8 +58,8 @@ def remove_damaged_evaluations(path: Path) -> None:
 
 def find_damaged_evaluations(path: Path) -> list[Path]:
     """The evaluations in a cell's folder that are there and cannot be read."""
-    held = (path / name for name in (EVALUATION_FILE, *EXTRA_EVALUATION_FILES.values()))
-    return [file for file in held if file.is_file() and not _is_readable_evaluation(file)]
+    files = (path / name for name in EVALUATION_FILES.values())
+    return [file for file in files if file.is_file() and not _is_readable_evaluation(file)]
 
 
 def _is_readable_evaluation(file: Path) -> bool:
@@ -64,19 +77,10 @@ def hash_row_code(row: RecipeRow) -> dict[str, str]:
     return {part: hash_code_file(spec) for part, spec in specs.items() if is_file_spec(spec)}
 
 
-def is_trained_with_code(code: dict[str, str], folder: Path) -> bool:
-    """Whether a run was trained by this version of the files, as far as its record says."""
-    try:
-        held: Any = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-        return bool(held.get("code", code) == code)
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return True  # what cannot be read is found out elsewhere
-
-
 def check_code_unchanged(row: RecipeRow, folders: Iterable[Path]) -> None:
-    """Refuse to go on with a row whose finished runs were trained by another version of its files."""
+    """Refuse a row whose finished runs were trained by another version of its files."""
     code = hash_row_code(row)
-    if others := [str(folder) for folder in folders if not is_trained_with_code(code, folder)]:
+    if others := [str(folder) for folder in folders if not is_trained_with_code(folder, code)]:
         raise UsageError(
             f"the file of {row.label} was edited since {', '.join(others)} {'was' if len(others) == 1 else 'were'} "
             "trained, so its seeds would not be of one kind. Remove what is named to have it trained anew, ask for "
@@ -129,83 +133,85 @@ class Grid:
         return (self.root / BENCH_FILE).is_file()
 
     def open(self, recipe: Recipe, cells: Sequence[GridCell], settings: dict[str, Any]) -> None:
-        """Begin a bench or go on with it: its rows and seeds are added, and what failed may try again."""
+        """Start or resume a bench: its rows and seeds are added, and failed cells may run again."""
         check_no_symlinks(self.root / name for name in (".claims", BENCH_FILE))
         with self._errors_explained():
             self._check_is_bench_folder()
         with self._alone():
-            held = self._read() if self.exists else _new_bench_record(recipe, settings)
-            self._check_same_settings(held, recipe, settings)
+            bench = self._read() if self.exists else new_bench_record(recipe.name, recipe.paper, settings)
+            self._check_same_settings(bench, recipe, settings)
             for cell in cells:
-                _add_cell(held, cell)
+                _add_cell(bench, cell)
             for row in {cell.row.label: cell.row for cell in cells}.values():
-                check_code_unchanged(row, self._finished_folders(held, row))
-            for run in _runs_by_folder(held).values():
+                check_code_unchanged(row, self._finished_folders(bench, row))
+            for run in runs_by_folder(bench).values():
                 if not self._is_done(run) and self._is_free(run):
-                    run.update(status="waiting", why=None, attempts=0)
-            self._write(held)
+                    _set_status(run, "waiting")
+                    run["attempts"] = 0
+            self._write(bench)
 
     def claim(self, cells: Sequence[GridCell]) -> tuple[GridCell, CellLock] | None:
-        """The first of these cells that is neither finished nor somebody else's, and the claim on it."""
+        """The first of these cells that is neither finished nor claimed by another process, and its lock."""
         with self._alone():
-            held = self._read()
-            runs = _runs_by_folder(held)
+            bench = self._read()
+            runs = runs_by_folder(bench)
             for cell in cells:
                 claim = self._try_claim(runs[cell.folder])
                 if claim:
                     self._begin(runs, cell)
-                    self._write(held)
+                    self._write(bench)
                     return cell, claim
-            self._write(held)
+            self._write(bench)
         return None
 
-    def finish(self, cell: GridCell, status: str, why: str | None = None) -> None:
+    def finish(self, cell: GridCell, status: RunStatus, why: str | None = None) -> None:
         """Write down how a cell ended."""
         with self._alone():
-            held = self._read()
-            _runs_by_folder(held)[cell.folder].update(status=status, why=anonymize_paths(why))
-            self._write(held)
+            bench = self._read()
+            _set_status(runs_by_folder(bench)[cell.folder], status, anonymize_paths(why))
+            self._write(bench)
 
     def fail_dead_cells(self, cells: Sequence[GridCell]) -> None:
         """Call the cells failed that were begun and whose process is gone."""
         with self._alone():
-            held = self._read()
-            for run in (_runs_by_folder(held)[cell.folder] for cell in cells):
+            bench = self._read()
+            for run in (runs_by_folder(bench)[cell.folder] for cell in cells):
                 if run["status"] == "running" and self._is_free(run):
-                    run.update(status="failed", why=PROCESS_DIED_MESSAGE.format(run["attempts"]))
-            self._write(held)
+                    _set_status(run, "failed", PROCESS_DIED_MESSAGE.format(run["attempts"]))
+            self._write(bench)
 
-    def runs(self) -> dict[str, dict[str, Any]]:
+    def runs(self) -> dict[str, BenchRunEntry]:
         """What bench.json says of each run, by its folder."""
-        return _runs_by_folder(self._read())
+        return runs_by_folder(self._read())
 
-    def _try_claim(self, run: dict[str, Any]) -> CellLock | None:
+    def _try_claim(self, run: BenchRunEntry) -> CellLock | None:
         if run["status"] not in ("waiting", "running"):
             return None
         claim = CellLock.take(self._lock_path(run["folder"]))
         if claim and run["attempts"] >= MAX_ATTEMPTS:
-            run.update(status="failed", why=PROCESS_DIED_MESSAGE.format(MAX_ATTEMPTS))
+            _set_status(run, "failed", PROCESS_DIED_MESSAGE.format(MAX_ATTEMPTS))
             claim.drop()
             return None
         return claim
 
-    def _begin(self, runs: dict[str, dict[str, Any]], cell: GridCell) -> None:
+    def _begin(self, runs: dict[str, BenchRunEntry], cell: GridCell) -> None:
         """Mark a claimed cell as running, and all that run now as crowded if it is not alone."""
         mine = runs[cell.folder]
-        mine.update(status="running", why=None, attempts=mine["attempts"] + 1)
+        _set_status(mine, "running")
+        mine["attempts"] += 1
         others = [r for r in runs.values() if r is not mine and r["status"] == "running" and not self._is_free(r)]
         for run in (mine, *others):  # a run that is taken up alone has its crowded epochs still
             run["concurrent_jobs"] = max(run["concurrent_jobs"], 1 + len(others))
 
-    def _finished_folders(self, record: dict[str, Any], row: RecipeRow) -> list[Path]:
+    def _finished_folders(self, bench: BenchRecord, row: RecipeRow) -> list[Path]:
         """The folders of a row's runs that count."""
-        runs = [run for known in record["rows"] if known["name"] == row.label for run in known["runs"]]
+        runs = [run for known in bench["rows"] if known["name"] == row.label for run in known["runs"]]
         return [self.root / run["folder"] for run in runs if self._is_done(run)]
 
-    def _is_done(self, run: dict[str, Any]) -> bool:
+    def _is_done(self, run: BenchRunEntry) -> bool:
         return run["status"] == "done" and has_readable_results(self.root / run["folder"])
 
-    def _is_free(self, run: dict[str, Any]) -> bool:
+    def _is_free(self, run: BenchRunEntry) -> bool:
         claim = CellLock.take(self._lock_path(run["folder"]))
         if claim:
             claim.drop()
@@ -216,7 +222,7 @@ class Grid:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Inside, nobody else reads or writes bench.json."""
+        """Inside, no other process reads or writes bench.json."""
         with self._errors_explained(), exclusive_lock(self.root / ".claims" / BENCH_FILE):
             yield
 
@@ -230,20 +236,19 @@ class Grid:
                 "command again, or choose another --out."
             ) from None
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> BenchRecord:
         try:
-            found: dict[str, Any] = json.loads((self.root / BENCH_FILE).read_text(encoding="utf-8"))
-            check_bench_format(found)
-            if not all(isinstance(run["attempts"], int) for run in _runs_by_folder(found).values()):
+            bench = read_bench_record(self.root)
+            if not all(isinstance(run["attempts"], int) for run in runs_by_folder(bench).values()):
                 raise TypeError("attempts")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{str(self.root / BENCH_FILE)!r} is not a bench's record ({summarize_error(error)}). Choose another --out."
             ) from None
-        return found
+        return bench
 
-    def _write(self, record: dict[str, Any]) -> None:
-        write_json(self.root / BENCH_FILE, record)
+    def _write(self, bench: BenchRecord) -> None:
+        write_bench_record(self.root, bench)
 
     def _check_is_bench_folder(self) -> None:
         """Refuse a folder that holds something else."""
@@ -254,11 +259,11 @@ class Grid:
         ):
             raise UsageError(f"{str(self.root)!r} exists and is no bench. Choose another --out.")
 
-    def _check_same_settings(self, record: dict[str, Any], recipe: Recipe, settings: dict[str, Any]) -> None:
-        if record["recipe"] == recipe.name and record["settings"] == settings:
+    def _check_same_settings(self, bench: BenchRecord, recipe: Recipe, settings: dict[str, Any]) -> None:
+        if bench["recipe"] == recipe.name and bench["settings"] == settings:
             return
         raise UsageError(
-            f"{str(self.root)!r} holds a bench of {record['recipe']} with settings {json.dumps(record['settings'])}; "
+            f"{str(self.root)!r} holds a bench of {bench['recipe']} with settings {json.dumps(bench['settings'])}; "
             f"this is {recipe.name} with {json.dumps(settings)}. Choose another --out."
         )
 
@@ -268,36 +273,16 @@ def slugify(text: str) -> str:
     return "".join(c if c.isalnum() or c in "+%._" else "-" for c in text)[:100]
 
 
-def _new_bench_record(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
-    return {"recipe": recipe.name, "paper": {"table": recipe.paper}, "settings": settings, "rows": []}
-
-
-def _add_cell(record: dict[str, Any], cell: GridCell) -> None:
-    row = next((r for r in record["rows"] if r["name"] == cell.row.label), None)
+def _add_cell(bench: BenchRecord, cell: GridCell) -> None:
+    new = new_bench_row(cell.row.label, cell.row.request, asdict(cell.row.evaluation), cell.row.paper)
+    row = next((row for row in bench["rows"] if row["name"] == new["name"]), None)
     if row is None:
-        row = _new_row(cell.row)
-        record["rows"].append(row)
-    if (row["method"], row["model"]) != (
-        anonymize_paths(cell.row.request.method),
-        anonymize_paths(cell.row.request.model),
-    ):
+        bench["rows"].append(row := new)
+    if (row["method"], row["model"]) != (new["method"], new["model"]):
         raise UsageError(f"two rows would be called {row['name']!r}; give one of the methods another name.")
     if not any(run["folder"] == cell.folder for run in row["runs"]):
-        about = {"seed": cell.seed, "folder": cell.folder, "status": "waiting", "why": None}
-        row["runs"].append({**about, "concurrent_jobs": 1, "attempts": 0})
+        row["runs"].append(new_bench_run(cell.seed, cell.folder))
 
 
-def _new_row(row: RecipeRow) -> dict[str, Any]:
-    table, name = row.paper or (None, None)
-    return {
-        "name": row.label,
-        "method": anonymize_paths(row.request.method),
-        "model": anonymize_paths(row.request.model),
-        "paper": {"table": table, "row": name} if table else None,
-        "judging": asdict(row.evaluation),
-        "runs": [],
-    }
-
-
-def _runs_by_folder(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {run["folder"]: run for row in record["rows"] for run in row["runs"]}
+def _set_status(run: BenchRunEntry, status: RunStatus, why: str | None = None) -> None:
+    run["status"], run["why"] = status, why

@@ -1,20 +1,18 @@
-"""How far a bench is, read from its folder, so that it does not matter who plays the cells."""
+"""How far a bench is, read from its folder, so that any process may run the cells."""
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from rich.text import Text
 
 from deat.bench.grid import Grid, GridCell
-from deat.evaluation.resume_log import read_logged_stages
+from deat.evaluation.resume_log import read_logged_stages, resume_log_path
 from deat.recipes.recipe import TEST_FRACTION, AttackRound
-from deat.report.load import COST_COLUMNS, EVALUATION_FILES, RunResults, load_run
-from deat.runs.run_dir import HISTORY_FILE, RUN_FILE, resume_log_path
+from deat.report.load import COST_COLUMNS, RunResults, load_run_results
+from deat.runs.schema import EVALUATION_FILES, HISTORY_FILE, BenchRunEntry, read_run_json
 from deat.utils.numbers import format_duration
 from deat.utils.terminal import format_progress_bar
 
@@ -29,7 +27,7 @@ class BenchProgress:
         self.grid, self.cells = grid, list(cells)
         self.weights = {cell.folder: _estimate_cell_work(cell) for cell in cells}
         self.start_time, self.first = perf_counter(), self._done(grid.runs())
-        self.told = {folder for folder, run in grid.runs().items() if run["status"] == "done"}
+        self.reported = {folder for folder, run in grid.runs().items() if run["status"] == "done"}
 
     def line(self) -> Text:
         """The bench as it is now."""
@@ -43,40 +41,42 @@ class BenchProgress:
     def news(self) -> list[str]:
         """A line for each run that ended since the last call."""
         runs = self.grid.runs()
-        fresh = [c for c in self.cells if c.folder not in self.told and runs[c.folder]["status"] in ("done", "failed")]
-        self.told |= {cell.folder for cell in fresh}
+        fresh = [
+            c for c in self.cells if c.folder not in self.reported and runs[c.folder]["status"] in ("done", "failed")
+        ]
+        self.reported |= {cell.folder for cell in fresh}
         ended = sum(runs[cell.folder]["status"] in ("done", "failed") for cell in self.cells)
         return [
             f"{self._ended_run_line(cell, runs[cell.folder])}  {ended}/{len(self.cells)}, {self._left(runs)} left"
             for cell in fresh
         ]
 
-    def _ended_run_line(self, cell: GridCell, run: dict[str, Any]) -> str:
+    def _ended_run_line(self, cell: GridCell, run: BenchRunEntry) -> str:
         if run["status"] == "failed":
             return f"{cell.name}: failed: {run['why']}"
-        return f"{cell.name}: {_format_run_results(load_run(self.grid.root / cell.folder))}"
+        return f"{cell.name}: {_format_run_results(load_run_results(self.grid.root / cell.folder))}"
 
-    def _left(self, runs: dict[str, dict[str, Any]]) -> str:
+    def _left(self, runs: dict[str, BenchRunEntry]) -> str:
         done, total = self._done(runs), sum(self.weights.values())
         if done <= self.first:
             return "-:--"
         return format_duration((perf_counter() - self.start_time) * (total - done) / (done - self.first))
 
-    def _done(self, runs: dict[str, dict[str, Any]]) -> float:
+    def _done(self, runs: dict[str, BenchRunEntry]) -> float:
         return sum(self._made(cell, runs[cell.folder]) for cell in self.cells)
 
-    def _made(self, cell: GridCell, run: dict[str, Any]) -> float:
+    def _made(self, cell: GridCell, run: BenchRunEntry) -> float:
         """How much of a cell's weight is behind it."""
         if run["status"] != "running":
             return self.weights[cell.folder] if run["status"] in ("done", "failed") else 0.0
         path = self.grid.root / cell.folder
         with suppress(OSError, ValueError, KeyError):  # it may be about to be created
-            record = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
+            record = read_run_json(path)
             trained = (path / HISTORY_FILE).read_bytes().count(b"\n") / int(record["settings"]["epochs"])
             images = TEST_FRACTION * record["data"]["train"]
             rounds = cell.row.evaluation.rounds(cell.seed)
             judged = [
-                _round_work_done(cell, asked, path / EVALUATION_FILES[name], images) for name, asked in rounds.items()
+                _round_work_done(cell, plan, path / EVALUATION_FILES[name], images) for name, plan in rounds.items()
             ]
             return float(cell.row.training * trained + sum(judged))
         return 0.0
@@ -84,7 +84,7 @@ class BenchProgress:
 
 def _estimate_cell_work(cell: GridCell) -> float:
     rounds = cell.row.evaluation.rounds(cell.seed).values()
-    return cell.row.training + sum(asked.weight for asked in rounds)
+    return cell.row.training + sum(attack_round.weight for attack_round in rounds)
 
 
 def _round_work_done(cell: GridCell, attack_round: AttackRound, out: Path, num_images: float) -> float:
@@ -100,6 +100,6 @@ def _round_work_done(cell: GridCell, attack_round: AttackRound, out: Path, num_i
 
 
 def _format_run_results(run: RunResults) -> str:
-    told = {n: v for n, v in run.numbers.items() if n not in (*COST_COLUMNS, "worst") and not n.startswith("last ")}
-    shown = [f"{name} {value:.1%}" for name, value in told.items()]
+    hidden = (*COST_COLUMNS, "worst")
+    shown = [f"{n} {v:.1%}" for n, v in run.numbers.items() if n not in hidden and not n.startswith("last ")]
     return f"{', '.join(shown)}, {run.history[-1].backprops:,} backprops, {run.seconds:.1f} s"

@@ -1,8 +1,7 @@
-"""Who plays the cells: this process, several processes on this machine, or a Ray cluster."""
+"""Run the cells of a bench: in this process, in several processes on this machine, or on a Ray cluster."""
 
 import gc
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -15,35 +14,26 @@ from typing import Any
 
 import torch
 
-from deat.bench.grid import Grid, GridCell, hash_row_code, is_trained_with_code, remove_damaged_evaluations
+from deat.bench.grid import Grid, GridCell, hash_row_code, remove_damaged_evaluations
 from deat.checkpoint.store import list_checkpoints, try_remove
 from deat.data.streaming import AnyImageSet
 from deat.errors import CheckpointError, DeatError, Interrupted, UsageError
 from deat.evaluation.evaluator import evaluate
+from deat.evaluation.resume_log import lock_evaluation, resume_log_path
 from deat.recipes.recipe import AttackRound
-from deat.report.load import EVALUATION_FILES, load_run
+from deat.report.load import load_run_results
+from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
+from deat.runs.load_run import get_test_split, load_run_model
 from deat.runs.request import Run
-from deat.runs.run_dir import (
-    WATCH_FILE,
-    WEIGHTS_FILE,
-    RunFolder,
-    check_no_links,
-    create_folder,
-    get_test_split,
-    is_empty_run_folder,
-    is_run_folder,
-    load_run_model,
-    lock_evaluation,
-    resume_log_path,
-)
-from deat.training.trainer import Trainer
+from deat.runs.run_dir import check_no_links, ensure_run_folder, is_last_epoch_saved
+from deat.runs.schema import EVALUATION_FILES, WEIGHTS_FILE, is_trained_with_code
 from deat.utils.files import check_no_symlinks
-from deat.utils.locks import CellLock, lock_run_folder
+from deat.utils.locks import CellLock
 from deat.utils.terminal import print_stderr
 
 
 def run_claimed_cell(grid: Grid, cell: GridCell, claim: CellLock) -> bool:
-    """Play a claimed cell and write down how it ended; whether it was finished."""
+    """Run a claimed cell and record how it ended; returns whether it was finished."""
     path = grid.root / cell.folder
     try:
         check_no_symlinks((path.parent, path))
@@ -63,59 +53,36 @@ def run_claimed_cell(grid: Grid, cell: GridCell, claim: CellLock) -> bool:
 
 
 def run_cell(cell: GridCell, path: Path) -> None:
-    """Train and judge one cell; what an earlier attempt finished is kept."""
+    """Train and evaluate one cell; what an earlier attempt finished is kept."""
     run = cell.row.resolve(cell.seed, cell.budget, cell.threads)
     test = get_test_split(run)
     check_no_links(path)
     remove_damaged_evaluations(path)
-    if not (_is_trained(path, run.config.epochs) and is_trained_with_code(hash_row_code(cell.row), path)):
+    if not (_is_trained(path, run.config.epochs) and is_trained_with_code(path, hash_row_code(cell.row))):
         train_cell(run, path)
-    for name, asked in cell.row.evaluation.rounds(cell.seed).items():
-        evaluate_round(run, test, path / EVALUATION_FILES[name], asked, cell.row.evaluation.block)
+    for name, attack_round in cell.row.evaluation.rounds(cell.seed).items():
+        evaluate_round(run, test, path / EVALUATION_FILES[name], attack_round, cell.row.evaluation.block)
     for checkpoint in list_checkpoints(path):  # best/ and last/ keep their weights
         try_remove(checkpoint)
 
 
 def train_cell(run: Run, path: Path) -> None:
-    """Train into a folder of its own, from an earlier attempt's last checkpoint where that goes on exactly."""
-    trainer, folder = _prepare_training(run, path)
-    try:
-        going_on = is_run_folder(path) and folder.resume(trainer)
-    except (UsageError, CheckpointError) as error:
-        folder.notify(f"begun again: {error}")
-        going_on = False
-    if not going_on:
-        _remove_unusable_run(path)
-        create_folder(path)
-        trainer, folder = _prepare_training(run, path)
-        folder.write_record(run.record(trainer))
-    with lock_run_folder(path), trainer.interruption.catch_signals():  # asked to stop, it keeps the batch that it is at
-        trainer.fit()
-
-
-def _prepare_training(run: Run, path: Path) -> tuple[Trainer, RunFolder]:
-    """A trainer that is watched and written down."""
-
-    def say(text: str) -> None:
-        """Tell a person, with the run's name before it."""
-        print_stderr(f"{path.parent.name}, {path.name}: {text}")
-
-    trainer = run.trainer()
-    watch = run.watch(trainer, log_path=path / WATCH_FILE, notify=say)
-    trainer.callbacks += [watch] if watch else []
-    folder = RunFolder(path, extra_config=run.identity(trainer), code_files=run.code, notify=say)
-    folder.attach(trainer)
-    return trainer, folder
-
-
-def _remove_unusable_run(path: Path) -> None:
-    """Remove a run that cannot be gone on with, or came to nothing before it was written down."""
-    if is_run_folder(path) or is_empty_run_folder(path):
-        shutil.rmtree(path)
+    """Train into a cell's folder: an earlier attempt is resumed where that is exact, and else removed."""
+    options = FolderOptions(
+        create_folder=lambda: ensure_run_folder(path),
+        resume=ResumePolicy.OR_RESTART,
+        notify=lambda text: print_stderr(f"{path.parent.name}, {path.name}: {text}"),
+    )
+    training = FolderTraining(run.trainer, options, run)
+    with training.session():
+        training.trainer.fit()
+        training.trainer.interruption.check()  # a signal in the last save ends the bench, not this session alone
+    if not is_last_epoch_saved(path, run.config.epochs):
+        raise CheckpointError(f"best/ or last/ in {str(path)!r} could not be written. Give the same command again.")
 
 
 def evaluate_round(run: Run, test: AnyImageSet, out: Path, attack_round: AttackRound, block: int) -> None:
-    """Judge one epoch's weights into an evaluation's file, unless it is there; alone, as `deat evaluate` is."""
+    """Evaluate one epoch's weights under the evaluation's lock, unless its file is there."""
     with lock_evaluation(out):
         if not out.is_file():
             _evaluate_round(run, test, out, attack_round, block)
@@ -141,13 +108,13 @@ def _evaluate_round(run: Run, test: AnyImageSet, out: Path, attack_round: Attack
 
 
 def _is_trained(path: Path, epochs: int) -> bool:
-    """Whether an earlier attempt reached the last epoch, and its records can be read."""
+    """Whether an earlier attempt saved its last epoch, and its records can be read."""
     try:
-        found = load_run(path)
+        results = load_run_results(path)
     except DeatError as error:
         print_stderr(f"{path.parent.name}, {path.name}: begun again: {error}")
         return False
-    return found.record is not None and len(found.history) == epochs and (path / "last").is_dir()
+    return results.record is not None and len(results.history) == epochs and is_last_epoch_saved(path, epochs)
 
 
 def _summarize_error(error: Exception) -> str:
@@ -160,15 +127,15 @@ THREAD_ENV_VARS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def run_sequentially(grid: Grid, cells: Sequence[GridCell], tick: TickCallback) -> None:
-    """Play every cell that is free, one after the other, here."""
-    while found := grid.claim(cells):
+    """Run every cell that is free, one after the other, in this process."""
+    while claimed := grid.claim(cells):
         tick()
-        run_claimed_cell(grid, *found)
+        run_claimed_cell(grid, *claimed)
         tick()
 
 
 def run_in_processes(grid: Grid, cells: Sequence[GridCell], jobs: int, tick: TickCallback) -> None:
-    """Play the cells in several processes of one thread each; one that dies is replaced while there is work."""
+    """Run the cells in several processes of one thread each; one that dies is replaced while there is work."""
     context = get_context("spawn")
     with _single_threaded_children():
         workers = [_start_worker(context, grid, cells) for _ in range(min(jobs, len(cells)))]
@@ -201,7 +168,7 @@ def sigterm_as_keyboard_interrupt() -> Iterator[None]:
 
 
 def run_on_ray(grid: Grid, cells: Sequence[GridCell], tick: TickCallback) -> None:
-    """Play the cells as tasks of a Ray cluster, one a GPU, or one a core where it has none."""
+    """Run the cells as tasks of a Ray cluster, one a GPU, or one a core where it has none."""
     ray = _import_ray()
     started = not ray.is_initialized()
     if started:
@@ -231,7 +198,7 @@ def _collect_ray_task(ray: Any, task: Any) -> None:
 
 
 def _run_free_cells(root: str, cells: Sequence[GridCell], tick: TickCallback = lambda: None) -> None:
-    """What a worker does: claim and play cells until none is free."""
+    """What a worker does: claim and run cells until none is free."""
     folder = Path(root)
     if not folder.is_dir():
         raise UsageError(f"{root!r} is not there on this machine; a bench over several needs a folder they share.")

@@ -16,7 +16,7 @@ from torch import nn
 from tyro.conf import Positional, arg
 
 from deat.cli.flags import IntFlag, NormChoice, OptionalFloat, OptionalInt, OptionalStr
-from deat.cli.train import describe_normalization, print_recorded_data_root
+from deat.cli.train import print_recorded_data_root
 from deat.errors import CheckpointError, Interrupted, UsageError
 from deat.evaluation.arguments import check_evaluation_arguments
 from deat.evaluation.attack_registry import get_attacks
@@ -25,28 +25,17 @@ from deat.evaluation.evaluator import evaluate
 from deat.evaluation.judge import AttackLike
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, ProgressPrinter, format_progress
 from deat.evaluation.results import Evaluation, read_evaluation_json
+from deat.evaluation.resume_log import lock_evaluation, resume_log_path
 from deat.evaluation.sanity import SANITY_IMAGES, Flag
 from deat.methods.configure import MAX_ALPHA, check_alpha
-from deat.models.weights import find_weights_file
-from deat.runs.request import Request, Run, resolve_request
-from deat.runs.run_dir import (
-    HISTORY_FILE,
-    RUN_FILE,
-    SUMMARY_FILE,
-    WEIGHTS_FILE,
-    get_test_split,
-    load_run_model,
-    lock_evaluation,
-    resume_log_path,
-)
-from deat.runs.schema import RunRecord, confirm_code, read_record, recorded_data_root
+from deat.runs.load_run import TrainedRun, get_test_split, load_run_model, load_trained_run
+from deat.runs.request import Run
+from deat.runs.schema import EVALUATION_FILE, HISTORY_FILE, SUMMARY_FILE, EpochChoice, RunRecord
 from deat.threat import ThreatModel
 from deat.training.messages import format_command
-from deat.training.model_checks import read_channel_stats
 from deat.utils.distributed import Distributed
 from deat.utils.files import check_no_symlinks, write_atomic
 from deat.utils.numbers import format_eps, format_seconds
-from deat.utils.paths import restore_user_paths
 from deat.utils.terminal import PlainConsole, is_all_output_terminal, is_stdout_terminal, print_stderr
 from deat.utils.text import make_printable
 
@@ -198,7 +187,6 @@ def _is_covered(old: EvaluationDict, new: EvaluationDict) -> bool:
     return rest[0] == rest[1] and old["attacks"].items() <= new["attacks"].items()
 
 
-EpochChoice = Literal["best", "last"]
 EXIT_FLAGGED = 6
 """The exit status of an evaluation that finished but should not be believed."""
 
@@ -261,20 +249,19 @@ def run_evaluation(args: EvaluateCommand) -> int:
     check_evaluation_arguments(named, args.n, args.block, args.seed)
     ranks = Distributed.join(args.device)
     with ranks.local_main_first():
-        record = read_target_record(args)
-        run, weights = resolve_target(args, record)
+        trained = _load_target(args)
+    run, record, target = trained.run, trained.record, Path(args.target).expanduser()
     chosen = [_with_step_size(how, args.alpha, run.threat) for how in named]
-    target = Path(args.target).expanduser()
     out = Path(args.out).expanduser() if args.out is not None else _default_output_path(target)
     ranks.run_on_main(lambda: check_output_path(out))
-    model = load_run_model(run, weights)
+    model = load_run_model(run, trained.weights)
     if ranks.main:
-        print_recorded_data_root(run)
+        print_recorded_data_root(run.splits)
         if record:
             _warn_if_unfinished(target, record)
             _warn_if_classes_differ(record, run)
-        _print_assumed_normalization(run, weights)
-    about = run.about(weights, args.epoch if record else None)
+        _print_assumed_normalization(trained)
+    about = run.about(trained.weights, args.epoch if record else None)
     told: list[Flag] = []
     with ExitStack() as stack:
         ranks.run_on_main(lambda: stack.enter_context(lock_evaluation(out)))
@@ -328,34 +315,20 @@ def _evaluate(
         )
 
 
-def read_target_record(args: EvaluateCommand) -> RunRecord | None:
-    """The record of the run that is to be judged; None where weights are, which have none."""
-    target = Path(args.target).expanduser()
-    if not _path_exists(target):
-        raise CheckpointError(f"there is no {args.target!r}; give a run's folder or a .safetensors file.")
-    return read_record(target) if (target / RUN_FILE).is_file() else None
-
-
-def resolve_target(args: EvaluateCommand, record: RunRecord | None) -> tuple[Run, Path]:
-    """The run whose data, model and threat are meant, and the weights to judge."""
-    target = Path(args.target).expanduser()
-    request = _request_from_record(record, args) if record else _request_for_weights(target, args)
-    given = {name: getattr(args, name) for name in ("data", "model", "norm", "eps", "data_root", "size")}
-    given["normalize"] = None if args.normalize == "auto" else args.normalize
-    request = replace(request, **{name: value for name, value in given.items() if value is not None})
-    weights = _find_weights(target, args) if record else find_weights_file(target)
-    statistics = record.statistics if record else read_channel_stats(weights)
-    recorded = args.data_root is None
-    return resolve_request(
-        request, is_recorded=recorded, statistics=statistics, device=args.device, val_attack="none"
-    ), weights
-
-
-def _path_exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a name that is too long for anything to have it
-        return False
+def _load_target(args: EvaluateCommand) -> TrainedRun:
+    """The run, or the file of weights, that the command names, with what its flags replace."""
+    return load_trained_run(
+        Path(args.target).expanduser(),
+        epoch=args.epoch,
+        model=args.model,
+        data=args.data,
+        norm=args.norm,
+        eps=args.eps,
+        normalize=None if args.normalize == "auto" else args.normalize,
+        size=args.size,
+        data_root=args.data_root,
+        device=args.device,
+    )
 
 
 def _warn_if_unfinished(target: Path, record: RunRecord) -> None:
@@ -377,38 +350,14 @@ def _warn_if_classes_differ(record: RunRecord, run: Run) -> None:
         print_stderr(f"this data names other classes than the run's, matched by their order: {shown}.")
 
 
-def _print_assumed_normalization(run: Run, weights: Path) -> None:
+def _print_assumed_normalization(trained: TrainedRun) -> None:
     """A bare file of weights says nothing of normalisation, so what is put before the network is said."""
+    run = trained.run
     if run.statistics and not run.recorded and run.request.normalize == "auto":
         print_stderr(
-            f"{weights.name} says nothing of normalisation, so the data's goes before the network: "
-            f"{describe_normalization(run.statistics)}. With --normalize none it is taken as it is."
+            f"{trained.weights.name} says nothing of normalisation, so the data's goes before the network: "
+            f"{run.statistics.describe()}. With --normalize none it is taken as it is."
         )
-
-
-def _find_weights(target: Path, args: EvaluateCommand) -> Path:
-    """A run's weights of the epoch that was asked for, and of no other."""
-    file = target / args.epoch / WEIGHTS_FILE
-    if not file.is_file():
-        raise CheckpointError(f"{args.target!r} has no {args.epoch} weights; try --epoch best or --epoch last.")
-    return file
-
-
-def _request_from_record(record: RunRecord, args: EvaluateCommand) -> Request:
-    model = confirm_code("model", record.model, args.model)
-    if args.eps is None and args.norm not in (None, record.norm):
-        raise UsageError(f"norm {args.norm!r} needs an --eps of its own: the run's is for {record.norm}.")
-    data, root = restore_user_paths(record.request.data), recorded_data_root(record.request)
-    before = Request(size=record.request.size, normalize=record.request.normalize, data_root=root)
-    return replace(before, data=data, model=model, norm=record.norm, eps=record.eps)
-
-
-def _request_for_weights(target: Path, args: EvaluateCommand) -> Request:
-    if args.data is None:
-        raise UsageError(
-            f"{str(target)!r} does not say which data it is for: add --data, and --model if not the usual."
-        )
-    return Request()
 
 
 def _with_step_size(attacker: AttackLike, alpha: float | None, threat: ThreatModel) -> AttackLike:
@@ -422,7 +371,7 @@ def _with_step_size(attacker: AttackLike, alpha: float | None, threat: ThreatMod
 
 
 def _default_output_path(target: Path) -> Path:
-    return target / "evaluation.json" if target.is_dir() else target.with_name(f"{target.stem}.evaluation.json")
+    return target / EVALUATION_FILE if target.is_dir() else target.with_name(f"{target.stem}.evaluation.json")
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from deat.cli.bench import PIPED_TABLE_COLUMNS
-from deat.cli.evaluate import EpochChoice, EvaluateCommand, resolve_target
 from deat.cli.flags import IntFlag, OptionalInt, OptionalStr
 from deat.data import as_source
 from deat.errors import CheckpointError, DeatError, UsageError
@@ -58,8 +57,9 @@ from deat.report.tables import (
     render_markdown_table,
     render_scores_tables,
 )
-from deat.runs.run_dir import REPORT_FILES, WEIGHTS_FILE, get_test_split, is_report_folder, load_run_model
-from deat.runs.schema import read_record
+from deat.runs.load_run import get_test_split, load_run_model, load_trained_run
+from deat.runs.run_dir import REPORT_FILES, is_report_folder
+from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record
 from deat.threat import ThreatModel, max_image_distance
 from deat.utils.files import check_no_symlinks, write_atomic
 from deat.utils.numbers import format_eps
@@ -94,14 +94,14 @@ def load_evaluated_run(run: RunResults, options: LoadOptions) -> LoadedRun:
     """The network that a run's evaluation judged, be it its best or its last, its test images and its threat model."""
     files = _weight_files(run)
     epoch: EpochChoice = "last" if files and files[0].parent.name == "last" else "best"
-    record = read_record(run.path)
-    named = _match_user_model(record.model, options.models)
-    order = EvaluateCommand(str(run.path), model=named, epoch=epoch, device=options.device, data_root=options.data_root)
-    found, _ = resolve_target(order, record)
+    model = _match_user_model(read_record(run.path).model, options.models)
+    resolved = load_trained_run(
+        run.path, epoch=epoch, model=model, device=options.device, data_root=options.data_root
+    ).run
     for file in files:
-        model = load_run_model(found, file).eval()
-        if _is_evaluated_model(run, model):
-            return model, get_test_split(found), found.threat
+        net = load_run_model(resolved, file).eval()
+        if _is_evaluated_model(run, net):
+            return net, get_test_split(resolved), resolved.threat
     raise CheckpointError(f"{str(run.path)!r} has other weights than its evaluation judged: evaluate it again.")
 
 

@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from tyro.conf import Positional, arg
 
 from deat.cli.flags import OptionalStr
-from deat.cli.train import describe_normalization
 from deat.data.statistics import ChannelStats
 from deat.errors import CheckpointError, UsageError
 from deat.models.import_export import (
@@ -19,8 +18,9 @@ from deat.models.import_export import (
     split_normalization,
     write_sharded,
 )
-from deat.runs.execute import load_checkpoint_weights
-from deat.runs.run_dir import WEIGHTS_FILE, has_checkpoint
+from deat.runs.run_dir import has_checkpoint
+from deat.runs.schema import WEIGHTS_FILE, EpochChoice
+from deat.training.checkpoints import load_checkpoint_weights
 from deat.utils.files import write_atomic
 from deat.utils.tensor_files import Tensors, encode_tensors, read_tensors
 
@@ -50,9 +50,9 @@ class ExportCommand:
     run_folder: Annotated[Positional[str], arg(name="run", metavar="RUN")]
     """Folder of the run, or of the checkpoints."""
     out: OptionalStr = None
-    """File to write (RUN.safetensors), or with --shard-size the folder (RUN-weights)."""
-    epoch: Literal["best", "last"] = "best"
-    """Epoch whose weights are written."""
+    """The new file (RUN.safetensors), or with --shard-size the new folder."""
+    epoch: EpochChoice = "best"
+    """Which of the run's weights."""
     shard_size: OptionalStr = None
     """Write several files of at most this size, such as 500MB or 2GB, and an index."""
 
@@ -112,7 +112,7 @@ def run_export(args: ExportCommand) -> int:
     else:
         _write_shards(tensors, target, max_bytes, note)
     if normalization:
-        print(f"the network expects images normalised by {describe_normalization(ChannelStats(**normalization))}")
+        print(f"the network expects images normalised by {ChannelStats(**normalization).describe()}")
     return 0
 
 

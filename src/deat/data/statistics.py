@@ -27,6 +27,12 @@ class ChannelStats(NamedTuple):
     std: tuple[float, ...]
     images: int = 0
 
+    def describe(self) -> str:
+        """What images are normalised by, and on how many that was measured."""
+        mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
+        measured = f", measured on {self.images:,} training images" if self.images else ""
+        return f"mean {mean} and std {std}{measured}"
+
 
 def measure_channel_stats(images: AnyImageSet) -> ChannelStats:
     """Measure the mean and standard deviation of images.

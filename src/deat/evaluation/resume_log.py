@@ -9,6 +9,8 @@ answers.
 import json
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +23,8 @@ from deat.errors import CheckpointError
 from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.judge import AttackLike, BlockResult, get_stages
 from deat.utils.distributed import Distributed
-from deat.utils.files import append_text
+from deat.utils.files import append_text, check_no_symlinks
+from deat.utils.locks import lock_run_folder
 from deat.utils.torch_utils import eval_mode
 
 ResultKey = tuple[int, str]
@@ -31,6 +34,32 @@ MAX_FINGERPRINT_LOGITS = 64
 """The most of these logits that a line keeps."""
 LOGITS_TOLERANCE = 1e-3
 """How far they may be from those of another day, by the largest of them: float32 moves by far less."""
+
+
+def resume_log_path(out: Path) -> Path:
+    """Where the resume log of an unfinished evaluation is that will be written to `out`."""
+    return out.with_name(f".{out.stem}-rulings.jsonl")
+
+
+@contextmanager
+def lock_evaluation(out: Path) -> Iterator[None]:
+    """Be the only process that writes an evaluation and its resume log.
+
+    Args:
+        out: The file of the evaluation.
+
+    Raises:
+        BusyError: Another process is writing it.
+        CheckpointError: Its folder cannot be written to.
+    """
+    lock = out.with_name(f".{out.stem}-lock")
+    check_no_symlinks([lock])
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {str(out)!r}: {error.strerror}. Choose another --out.") from None
+    with lock_run_folder(out, lock_path=lock):
+        yield
 
 
 class ResumeLog:

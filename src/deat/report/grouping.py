@@ -11,9 +11,10 @@ from deat.evaluation.sanity import Flag
 from deat.recipes import get_recipe, list_recipes
 from deat.recipes.overrides import METHOD_SPECIFIC_SETTINGS
 from deat.recipes.paper_tables import find_paper_table
-from deat.report.load import BENCH_FILE, BenchResults, ReportRow, RunResults, load_bench, load_run
+from deat.report.load import BenchResults, ReportRow, RunResults, load_bench, load_run_results
 from deat.report.stats import describe_samples, describe_single_seeds
-from deat.runs.run_dir import RUN_FILE, WATCH_FILE, has_checkpoint
+from deat.runs.run_dir import has_checkpoint
+from deat.runs.schema import BENCH_FILE, RUN_FILE, WATCH_FILE
 from deat.training.records import EpochWatch, read_watch
 from deat.utils.numbers import format_eps
 from deat.utils.paths import anonymize_paths
@@ -362,7 +363,7 @@ def _load_run_folder(path: Path) -> RunResults:
         raise DataError(
             f"{str(path)!r} holds neither {RUN_FILE} nor {BENCH_FILE}; give folders that deat train or bench wrote.{kept}"
         )
-    return _add_watch_and_status(load_run(path))
+    return _add_watch_and_status(load_run_results(path))
 
 
 def _add_watch_and_status(run: RunResults) -> RunResults:

@@ -13,7 +13,7 @@ from deat.evaluation.evaluator import DEFAULT_ATTACKS
 from deat.report.grouping import UNEVALUATED
 from deat.report.load import ReportRow, RunResults, SeedStatistics
 from deat.report.stats import RowCost
-from deat.runs.run_dir import WEIGHTS_FILE
+from deat.runs.schema import WEIGHTS_FILE
 from deat.training.messages import format_command
 from deat.training.records import EpochStats
 from deat.utils.paths import anonymize_paths

@@ -1,30 +1,32 @@
-"""A folder of `deat bench` read back: rows of runs, and the mean and standard deviation of each over its seeds.
+"""A folder of `deat bench` read back: rows of runs, and the mean and standard deviation of each over its seeds."""
 
-bench.json is {"recipe", "paper": {"table"}, "settings", "rows": [...]}; a row is {"name", "method", "model",
-"paper": {"table", "row"} or null, "runs": [...]}, and a run {"seed", "folder", "status", "why", "concurrent_jobs"}.
-status is waiting, running, done or failed, and `why` says what went wrong. A folder is relative to bench.json.
-"""
-
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from deat.errors import DataError, DeatError, summarize_error
 from deat.evaluation.results import Evaluation, load_evaluation
-from deat.report.run_summary import ModelScore, read_scores
-from deat.runs.run_dir import HISTORY_FILE, RUN_FILE, SCORES_FILE, TIMING_FILE
+from deat.runs.schema import (
+    BENCH_FILE,
+    EVALUATION_FILE,
+    EXTRA_EVALUATION_FILES,
+    HISTORY_FILE,
+    RUN_FILE,
+    SCORES_FILE,
+    TIMING_FILE,
+    BenchRowEntry,
+    check_run_format,
+    read_bench_record,
+    read_run_json,
+)
+from deat.runs.scores import ModelScore, read_scores
 from deat.training.records import EpochStats, EpochWatch, parse_json_lines, read_history
 
-BENCH_FILE, EVALUATION_FILE = "bench.json", "evaluation.json"
-EXTRA_EVALUATION_FILES = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}
-"""Evaluations that a run may have beside its main one: of its last epoch, and of AutoAttack on fewer images."""
-EVALUATION_FILES = {"": EVALUATION_FILE, **EXTRA_EVALUATION_FILES}
-"""Every evaluation of a run, by the round that it is of."""
+T = TypeVar("T")
 COST_COLUMNS = ("backprops", "per_batch", "minutes")
 
 
@@ -187,36 +189,20 @@ def collect_columns(rows: Sequence[ReportRow]) -> list[str]:
 def load_bench(folder: str | Path) -> BenchResults:
     """Read a folder that `deat bench` wrote, finished or not."""
     path = Path(folder)
-    found = _read_json(path / BENCH_FILE)
     try:
-        check_bench_format(found)
-        rows = tuple(_load_row(path, row) for row in found["rows"])
-        return BenchResults(path, found["recipe"], found["paper"]["table"], found["settings"], rows)
+        bench = _read_json(read_bench_record, path, BENCH_FILE)
+        rows = tuple(_load_row(path, row) for row in bench["rows"])
+        return BenchResults(path, bench["recipe"], bench["paper"]["table"], bench["settings"], rows)
     except (KeyError, TypeError) as error:
         raise DataError(
             f"{str(path / BENCH_FILE)!r} is not what deat bench writes ({summarize_error(error)}). Leave it out."
         ) from None
 
 
-def check_bench_format(bench: dict[str, Any]) -> None:
-    """Raise KeyError or TypeError for what is not of bench.json's form."""
-    _check_field_types(bench, {"recipe": str, "settings": dict, "paper": dict, "rows": list})
-    for row in bench["rows"]:
-        _check_field_types(row, {"name": str, "method": str, "model": str, "runs": list})
-        for run in row["runs"]:
-            _check_field_types(run, {"seed": int, "folder": str, "status": str, "concurrent_jobs": int})
-
-
-def _check_field_types(record: dict[str, Any], field_types: dict[str, type]) -> None:
-    for name, kind in field_types.items():
-        if not isinstance(record[name], kind):
-            raise TypeError(f"{name} is {record[name]!r}")
-
-
-def load_run(folder: str | Path, seed: int | None = None, **bench_fields: Any) -> RunResults:
+def load_run_results(folder: str | Path, seed: int | None = None, **bench_fields: Any) -> RunResults:
     """Read one run's folder; `about` is what bench.json says of it."""
     try:
-        return _load_run(Path(folder), seed, bench_fields)
+        return _load_run_results(Path(folder), seed, bench_fields)
     except DeatError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -225,16 +211,19 @@ def load_run(folder: str | Path, seed: int | None = None, **bench_fields: Any) -
         ) from None
 
 
-def _load_run(path: Path, seed: int | None, bench_fields: dict[str, Any]) -> RunResults:
-    record = _read_json(path / RUN_FILE) if (path / RUN_FILE).is_file() else None
-    own = _read_seed(record) if (path / RUN_FILE).is_file() else 0
+def _load_run_results(path: Path, seed: int | None, bench_fields: dict[str, Any]) -> RunResults:
+    record, own_seed = None, 0
+    if (path / RUN_FILE).is_file():
+        record = _read_json(read_run_json, path, RUN_FILE)
+        check_run_format(record)
+        own_seed = int(record["settings"]["seed"])
     main = load_evaluation(path / EVALUATION_FILE) if (path / EVALUATION_FILE).is_file() else None
     seconds, warm_up = _read_train_seconds(path / TIMING_FILE)
     beside = {
         key: load_evaluation(path / name) for key, name in EXTRA_EVALUATION_FILES.items() if (path / name).is_file()
     }
     return RunResults(
-        own if seed is None else seed,
+        own_seed if seed is None else seed,
         path,
         record=record,
         history=read_history(path / HISTORY_FILE),
@@ -247,19 +236,14 @@ def _load_run(path: Path, seed: int | None, bench_fields: dict[str, Any]) -> Run
     )
 
 
-def _read_seed(record: Any) -> int:
-    """The seed of a record, which must have a record's form."""
-    _check_field_types(record, dict.fromkeys(("request", "settings", "method", "model", "data", "threat"), dict))
-    _check_field_types(record["settings"], {"seed": int, "epochs": int, "batch_size": int})
-    return int(record["settings"]["seed"])
-
-
-def _load_row(path: Path, row: dict[str, Any]) -> ReportRow:
+def _load_row(path: Path, row: BenchRowEntry) -> ReportRow:
     runs = tuple(
-        load_run(
+        load_run_results(
             path / run["folder"],
             run["seed"],
-            **{name: run[name] for name in ("status", "why", "concurrent_jobs")},
+            status=run["status"],
+            why=run["why"],
+            concurrent_jobs=run["concurrent_jobs"],
         )
         for run in row["runs"]
     )
@@ -276,8 +260,8 @@ def _read_train_seconds(path: Path) -> tuple[float, float]:
     return sum((seconds for seconds, _ in clocks), 0.0) - warm_up, warm_up
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(read: Callable[[Path], T], folder: Path, name: str) -> T:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read(folder)
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"cannot read {str(path)!r} ({error}). Give a folder that deat wrote.") from None
+        raise DataError(f"cannot read {str(folder / name)!r} ({error}). Give a folder that deat wrote.") from None

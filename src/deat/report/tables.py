@@ -11,7 +11,6 @@ from deat.report.grouping import OTHER_SETUP_MARK, ReportData, collect_flags, li
 from deat.report.held_out import collect_held_out_results, get_held_out_csv_fields
 from deat.report.load import ReportRow, RunResults
 from deat.report.paper_claims import CheckedClaim, describe_claim_setups
-from deat.report.run_summary import render_score_table
 from deat.report.significance import TEST_DESCRIPTION, PairedComparison, choose_baseline, compare_rows
 from deat.report.stats import (
     AccuracyCell,
@@ -23,6 +22,7 @@ from deat.report.stats import (
     summarize_accuracy,
     summarize_cost,
 )
+from deat.runs.summary import render_score_table
 from deat.training.overfit_watch import NOTE_ACTION, classify_collapse
 from deat.training.records import EpochWatch
 from deat.utils.text import escape_markdown

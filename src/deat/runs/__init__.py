@@ -1,1 +1,1 @@
-"""One way to train and evaluate: what is asked for, where it is kept, and how it is carried out."""
+"""Runs: what is trained (request), where it is kept (run_dir, schema), and how it is trained, loaded and scored."""

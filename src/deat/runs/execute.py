@@ -1,108 +1,186 @@
-"""Training that is kept in a folder or is not, and what whoever interrupts it is told."""
+"""Train into a folder: lock it, resume or start, save on a signal, and explain what ended training early.
 
-import os
-from contextlib import ExitStack, suppress
+`deat train`, `deat resume`, the cells of `deat bench` and `deat.fit(checkpoints=...)` all train by `FolderTraining`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN, find_newest_checkpoint
-from deat.errors import CheckpointError, Interrupted, UsageError
-from deat.training.best_epoch import Snapshot, TrainResult
-from deat.training.checkpoints import Checkpoints, MessageHandler, load_checkpoint
-from deat.training.messages import describe_resume_position, describe_stop_position
+from deat.errors import CheckpointError, Interrupted, NumericalError, UsageError
+from deat.runs.request import Run
+from deat.runs.run_dir import RunFolder, empty_run_folder, restore_backup
+from deat.runs.schema import HISTORY_FILE, WATCH_FILE, make_run_record, recorded_init_hash
+from deat.training.checkpoints import Checkpoints
+from deat.training.messages import describe_stop_position
 from deat.training.trainer import Trainer
-from deat.utils.distributed import Distributed
-from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
-from deat.utils.tensor_files import Tensors
-
-RESUME_HINT = "The same call goes on from there."
-NOT_SAVED_HINT = (
-    "nothing was saved, since fit was given no folder: with checkpoints='some/folder' the same call goes on"
-)
-"""What is said to those who interrupt training, with a folder for its checkpoints and without."""
+from deat.utils.locks import lock_run_folder
+from deat.utils.text import MessageHandler, ignore_message
 
 
-def check_checkpoint_folder(folder: str | os.PathLike[str] | None, distributed: Distributed) -> None:
-    """Refuse a folder for checkpoints that holds other things and no checkpoint, before any work."""
-    if folder is not None and os.fspath(folder) == "":
-        raise UsageError("checkpoints='' names no folder: name one, such as checkpoints='kept'.")
-    if folder is not None:
-        distributed.run_on_main(lambda: _check_folder_content(Path(folder)))
+class ResumePolicy(Enum):
+    """What to do about a training that is in the folder."""
+
+    NEVER = auto()
+    """Start: the folder is new."""
+    IF_STARTED = auto()
+    """Resume from the newest checkpoint; start where there was no time for one."""
+    REQUIRED = auto()
+    """Resume from the newest checkpoint; refuse a folder without one."""
+    OR_RESTART = auto()
+    """Resume from the newest checkpoint; where that is not possible exactly, remove the run and start."""
 
 
-def _check_folder_content(path: Path) -> None:
-    others: list[str] = []
-    with suppress(OSError):  # what cannot be read, or is no folder, is refused where it is made
-        others = sorted(held.name for held in path.iterdir() if held.name != LOCK_FILE_NAME and held.name[0] != ".")
-    if others and not any(map(CHECKPOINT_NAME_PATTERN.fullmatch, others)):
-        raise UsageError(
-            f"{str(path)!r} holds other things than checkpoints, such as {others[0]!r}. Name a folder of their own, "
-            f"such as checkpoints={str(path / 'kept')!r}."
-        )
+@dataclass(frozen=True, kw_only=True)
+class FolderOptions:
+    """How a training is kept in a folder.
 
-
-def run_training(
-    folder: str | os.PathLike[str] | None, trainer: Trainer, *, inexact: bool, notify: MessageHandler
-) -> TrainResult:
-    """Train with checkpoints in a folder, or without one."""
-    return (
-        train_without_checkpoints(trainer)
-        if folder is None
-        else train_with_checkpoints(trainer, Path(folder), inexact=inexact, notify=notify)
-    )
-
-
-def train_without_checkpoints(trainer: Trainer) -> TrainResult:
-    """Train without a folder; who interrupts it is told what that costs, and what would have kept it."""
-    try:
-        return trainer.fit()
-    except Interrupted as error:
-        raise Interrupted(f"{error}{describe_stop_position(trainer)}; {NOT_SAVED_HINT}") from None
-    except KeyboardInterrupt as error:
-        error.add_note(f"interrupted{describe_stop_position(trainer)}; {NOT_SAVED_HINT}")
-        raise
-
-
-def train_with_checkpoints(trainer: Trainer, path: Path, *, inexact: bool, notify: MessageHandler) -> TrainResult:
-    """Train with checkpoints in a folder, going on from those that are there, inexactly if so; a signal saves first.
-
-    say is told that it goes on, or that there is nothing left to train.
+    Args:
+        create_folder: Creates the folder, or names the one that is there; called by the main process alone.
+        resume: What to do about a training that is in the folder.
+        inexact: Resume also where the numbers will differ from those of an uninterrupted training.
+        recorded_options: The flags of a command that run.json keeps for resuming.
+        resume_hint: What a message about an interruption says of a folder and of how to resume; None raises it as is.
+        notify: Shows warnings, such as of a failed write; by default checkpoints give a RuntimeWarning.
     """
-    with ExitStack() as stack, trainer.interruption.catch_signals():
-        trainer.distributed.run_on_main(lambda: _lock_folder(path, stack))
-        if Checkpoints(path).follow(trainer, inexact=inexact):
-            notify(_resume_message(trainer, path))
+
+    create_folder: Callable[[], Path]
+    resume: ResumePolicy
+    inexact: bool = False
+    recorded_options: dict[str, Any] | None = None
+    resume_hint: Callable[[Path], str] | None = None
+    notify: MessageHandler | None = None
+
+
+class FolderTraining:
+    """A training and the folder that keeps it: checkpoints, and for a run its records too.
+
+    Args:
+        make_trainer: Makes the trainer; called again where a run is restarted.
+        options: How it is kept.
+        run: The run whose records are written; None keeps checkpoints alone.
+
+    Attributes:
+        trainer: The trainer; a restart replaces it when `session` begins.
+        path: The folder.
+        resumed: Whether the trainer has the state of a checkpoint.
+        store: What writes into the folder: a RunFolder for a run, or Checkpoints alone.
+        record: What run.json says of the run.
+        watch: The run's overfit watch, if it has one.
+
+    Example:
+        training = FolderTraining(run.trainer, options, run)
+        with training.session():
+            result = training.trainer.fit()
+    """
+
+    def __init__(self, make_trainer: Callable[[], Trainer], options: FolderOptions, run: Run | None = None) -> None:
+        self.make_trainer, self.options, self.run = make_trainer, options, run
+        self.path, self.resumed, self.record = Path(), False, dict[str, Any]()
+        self.store: RunFolder | Checkpoints
+        self._set_trainer(make_trainer())
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Hold the folder's lock and handle signals inside; training is resumed or started first.
+
+        SIGTERM and SIGINT end training and scoring after the batch that is running, once it is saved.
+
+        Raises:
+            BusyError: Another process trains into the folder.
+            CheckpointError: The folder cannot be written, or there is nothing to resume.
+            UsageError: The training that is in the folder is another one.
+            Interrupted: A signal came, and training is saved.
+        """
+        with ExitStack() as stack, self.trainer.interruption.catch_signals():
+            if self.run:
+                self.record = self._make_record(self.run)
+            self.path = Path(self.trainer.distributed.run_on_main(lambda: str(self._lock_folder(stack))))
+            self._attach()
+            try:
+                self.resumed = self._resume()
+                if not self.resumed:
+                    self._write_record(self.record)
+                yield
+            except Interrupted as error:
+                if self.options.resume_hint is None:
+                    raise
+                position, hint = describe_stop_position(self.trainer), self.options.resume_hint(self.path)
+                raise Interrupted(f"{error}{position}; {hint}") from None
+            except Exception as error:
+                self._clean_up(error)
+                raise
+
+    def _set_trainer(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.watch = self.run.watch(trainer, notify=self.options.notify) if self.run else None
+
+    def _make_record(self, run: Run) -> dict[str, Any]:
+        options = self.options.recorded_options
+        return make_run_record(run, self.trainer) | ({} if options is None else {"options": options})
+
+    def _lock_folder(self, stack: ExitStack) -> Path:
+        path = self.options.create_folder()
+        stack.enter_context(lock_run_folder(path, self.options.notify or ignore_message))
+        return path
+
+    def _attach(self) -> None:
+        """Let the trainer save into the folder; the watch is called first, since it may take epochs back."""
+        trainer, notify = self.trainer, self.options.notify
+        if self.run is None:
+            self.store = trainer.checkpointer = Checkpoints(self.path, notify=notify)
+            return
+        if self.watch:
+            self.watch.log = self.path / WATCH_FILE if trainer.distributed.main else None
+            trainer.callbacks.append(self.watch)
+        identity = self.run.identity(trainer)
+        self.store = RunFolder(self.path, extra_config=identity, code_files=self.run.code, notify=notify)
+        self.store.attach(trainer)
+
+    def _resume(self) -> bool:
+        """Put the newest checkpoint into the trainer, as the policy says; False where training starts."""
+        policy = self.options.resume
+        if policy is ResumePolicy.OR_RESTART:
+            return self._resume_or_empty_folder()
+        if policy is ResumePolicy.NEVER:
+            return False
+        if not self.store.resume(self.trainer, inexact=self.options.inexact):
+            if policy is ResumePolicy.REQUIRED or (self.path / HISTORY_FILE).exists():
+                raise CheckpointError(
+                    f"there is no checkpoint in {str(self.path)!r} to resume from; nothing was changed."
+                )
+            return False
+        if self.options.inexact and not self.trainer.is_finished:
+            reasons = {"exact": False, "not_exact_because": ["resumed with --inexact"]}
+            self._write_record({**self.record, "digest_of_init": recorded_init_hash(self.path), **reasons})
+        return True
+
+    def _resume_or_empty_folder(self) -> bool:
         try:
-            return trainer.fit()
-        except Interrupted as error:
-            raise Interrupted(
-                f"{error}{describe_stop_position(trainer)}; saved in {str(path)!r}. {RESUME_HINT}"
-            ) from None
+            if self.store.resume(self.trainer):
+                return True
+        except (UsageError, CheckpointError) as error:
+            (self.options.notify or ignore_message)(f"begun again: {error}")
+            interruption = self.trainer.interruption
+            self._set_trainer(self.make_trainer())  # the checkpoint may have changed the first one
+            self.trainer.set_interruption(interruption)
+            self._attach()
+        self.trainer.distributed.run_on_main(partial(empty_run_folder, self.path))
+        return False
 
+    def _write_record(self, record: dict[str, Any]) -> None:
+        if isinstance(self.store, RunFolder):
+            self.trainer.distributed.run_on_main(partial(self.store.write_record, record))
 
-def load_checkpoint_weights(path: Path, epoch: str) -> Tensors:
-    """The best epoch's weights in a folder of checkpoints, or the last ones that were kept."""
-    found = find_newest_checkpoint(path)
-    if found.newest is None:
-        raise CheckpointError(f"no checkpoint in {str(path)!r} is whole: {'; '.join(found.problems)}.")
-    state = load_checkpoint(found.newest)["state"]
-    if not state["history"]:
-        raise CheckpointError(
-            f"no epoch of the training in {str(path)!r} is finished yet, so it has no weights to give."
-        )
-    best = state["best"]
-    return dict(best.weights if epoch == "best" and isinstance(best, Snapshot) else state["model"])
-
-
-def _resume_message(trainer: Trainer, path: Path) -> str:
-    """What was found in a folder."""
-    if trainer.is_finished:
-        return f"finished already in {str(path)!r}: nothing is trained"
-    return f"going on in {str(path)!r} at {describe_resume_position(trainer)}"
-
-
-def _lock_folder(path: Path, stack: ExitStack) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot keep checkpoints in {str(path)!r}: {error.strerror}.") from None
-    stack.enter_context(lock_run_folder(path))
+    def _clean_up(self, error: Exception) -> None:
+        """Note a numerical failure, and put back the run that this one was to replace if it has no epoch."""
+        if not isinstance(self.store, RunFolder) or not self.trainer.distributed.main:
+            return
+        if isinstance(error, NumericalError):
+            self.store.write_failure({"error": str(error), **error.details})
+        if not self.trainer.history:
+            restore_backup(self.path)

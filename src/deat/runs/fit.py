@@ -1,39 +1,35 @@
-"""One call from a classifier and its data to a robust classifier."""
+"""deat.fit: from a classifier and its data to a robust classifier in one call."""
 
 import inspect
 import os
 import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Source
-from deat.data.augment import check_augment
-from deat.data.loaders import data_type_name
-from deat.data.sources import as_image_set
-from deat.data.statistics import measure_channel_stats
-from deat.errors import UsageError, unknown_name_error
-from deat.evaluation.arguments import check_model
-from deat.methods import Method, get_method
-from deat.models import add_normalization, get_input_std
+from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN
+from deat.data import Augment, DataLike, DataSplits, Source
+from deat.errors import CheckpointError, Interrupted, UsageError, unknown_name_error
+from deat.methods import Method
 from deat.models.build import Normalization
-from deat.models.normalize import parse_mean_std
-from deat.runs.execute import check_checkpoint_folder, run_training
-from deat.threat import ThreatModel, check_radius, get_radius_warnings, parse_threat
+from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
+from deat.threat import ThreatModel
 from deat.training.best_epoch import TrainResult
 from deat.training.callbacks import Callback, check_callbacks
 from deat.training.config import TrainConfig
-from deat.training.data_split import open_source, open_val_source, split_train_val
 from deat.training.epoch_format import EpochPrinter
-from deat.training.messages import find_output_problems
-from deat.training.model_checks import check_trainable, find_unused_parameters
+from deat.training.make_trainer import make_trainer
+from deat.training.messages import describe_resume_position, describe_stop_position
 from deat.training.optimizers import OptimizerFactory
 from deat.training.trainer import Trainer
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
+from deat.utils.locks import LOCK_FILE_NAME
+from deat.utils.text import MessageHandler
 
 RADIUS_HINT = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
 KEYWORD_HINTS = {
@@ -43,6 +39,10 @@ KEYWORD_HINTS = {
     "norm": RADIUS_HINT,
 }
 """What to use in place of a keyword that fit does not have, where its spelling does not tell."""
+NOT_SAVED_HINT = (
+    "nothing was saved, since fit was given no folder: with checkpoints='some/folder' the same call goes on"
+)
+"""What the message says about an interrupted fit without a folder."""
 
 
 def fit(
@@ -63,29 +63,45 @@ def fit(
     distributed: Distributed = SINGLE_PROCESS,
     **config_fields: Any,
 ) -> TrainResult:
-    """Train any classifier that gives logits, in place, on any data, against a threat model.
+    """Train a classifier, in place, to resist attacks of a threat model.
 
-    method is a name that `deat list methods` shows, or a Method; threat is Linf(8 / 255), L2, L1 or text such as
-    "l2:0.5". The Result has the model in eval mode, a record of each epoch, the best epoch on val, and notes.
+    Args:
+        model: Any network that returns logits. One with a `deat.models.Normalize` keeps it.
+        train: A Dataset, a DataLoader, a pair of tensors, an ImageSet, or what `deat.load_data` returns. Images are in
+            [0, 1] or uint8. A DataLoader's images are checked as they come; it brings its own batches, and takes
+            neither `batch_size` nor `augment`.
+        method: A name that `deat list methods` shows, or a Method.
+        threat: Linf(8 / 255), L2, L1 or text such as "l2:0.5". By default that of `deat.load_data`, else linf 8/255.
+        epochs: How often the training set is seen.
+        val: Held-out data to choose the best epoch by, or a fraction of `train` to hold out. By default the val/ part
+            that `deat.load_data` brings.
+        optimizer: A function from parameters to an optimizer; by default SGD.
+        normalize: (mean, std) of a new first layer, or "data" for those of the data: published, or measured on the
+            images that are trained on. By default there is none.
+        augment: Random crops and flips, such as Augment(4). By default those that `deat.load_data` brings.
+        callbacks: Objects with a method on_epoch(trainer, stats, timing).
+        checkpoints: A folder in which the state is saved after every epoch. The same call resumes from there exactly,
+            or raises. SIGTERM and Ctrl-C then save first.
+        inexact: Resume also on another machine, thread count or version, to other numbers.
+        progress: Whether a line is printed for each epoch.
+        distributed: `Distributed.join()` trains with the processes that torchrun started.
+        **config_fields: Fields of :class:`TrainConfig`, such as batch_size, seed or lr (0.1; a trained model wants
+            less, such as 0.01).
 
-    train and val take a Dataset, a DataLoader, a pair of tensors or an ImageSet; images are in [0, 1] or uint8. val may
-    also be a fraction of train to hold out. A loader's images are checked as they first come; it brings its own
-    batches, and takes neither batch_size nor augment. A DataSplits, which deat.load_data gives, brings its own threat
-    model, augmentation and val/ part; with anything else the threat is linf of 8/255 and images stay as they are, so
-    that fit(model, photos.train) crops and flips nothing: augment=photos.augment does, or another Augment(4).
+    Returns:
+        The model in eval mode, a record of each epoch, the best epoch on `val`, and notes.
 
-    normalize=(mean, std) becomes the model's first layer, normalize="data" with those of the data, published or
-    measured on the images that are trained on; unasked, nothing does. A model with a deat.models.Normalize keeps it.
+    Raises:
+        UsageError: An argument is not accepted, or the checkpoints are of another training.
+        Interrupted: A signal came; with `checkpoints`, the training is saved.
+        NumericalError: A number stopped being finite, or memory ran out.
 
-    Other keywords are fields of :class:`Settings`, such as batch_size, seed or lr: 0.1 unless it is given, where a
-    trained model wants less, such as 0.01. optimizer is a function from parameters to an optimizer, by default SGD.
-    callbacks have a method on_epoch(trainer, stats, timing). ranks=Ranks.join() trains with torchrun's processes.
-
-    checkpoints is a folder of their own that the state is kept in after every epoch: the same call goes on from there,
-    exactly, or not at all; inexact=True lets it go on with another machine, thread count or version, to other numbers.
-    SIGTERM and Ctrl-C then save first and raise deat.errors.Interrupted. progress=False says nothing of epochs.
+    Example:
+        photos = deat.load_data("folder:photos")
+        result = deat.fit(net, photos, method="m+deat", epochs=30, checkpoints="kept")
+        net = result.load_best()
     """
-    check_checkpoint_folder(checkpoints, distributed)
+    _check_checkpoint_folder(checkpoints, distributed)
     lines = [EpochPrinter(sys.stderr)] if progress and distributed.main else []
     trainer = make_trainer(
         model,
@@ -102,9 +118,68 @@ def fit(
     )
     _check_batch_size(config_fields.get("batch_size"), trainer.train)
     _print_messages(lines, trainer.engine_note)
-    result = run_training(checkpoints, trainer, inexact=inexact, notify=partial(_print_messages, lines))
+    notify = partial(_print_messages, lines)
+    if checkpoints is None:
+        result = _train_without_checkpoints(trainer)
+    else:
+        result = _train_with_checkpoints(trainer, Path(checkpoints), inexact=inexact, notify=notify)
     _print_messages(lines, *result.notes)
     return result
+
+
+def _check_checkpoint_folder(folder: str | os.PathLike[str] | None, distributed: Distributed) -> None:
+    """Refuse a folder for checkpoints that holds other things and no checkpoint, before any work."""
+    if folder is not None and os.fspath(folder) == "":
+        raise UsageError("checkpoints='' names no folder: name one, such as checkpoints='kept'.")
+    if folder is not None:
+        distributed.run_on_main(lambda: _check_folder_content(Path(folder)))
+
+
+def _check_folder_content(path: Path) -> None:
+    names: list[str] = []
+    with suppress(OSError):  # what cannot be read, or is no folder, is refused where it is made
+        names = sorted(child.name for child in path.iterdir() if child.name != LOCK_FILE_NAME and child.name[0] != ".")
+    if names and not any(map(CHECKPOINT_NAME_PATTERN.fullmatch, names)):
+        raise UsageError(
+            f"{str(path)!r} holds other things than checkpoints, such as {names[0]!r}. Name a folder of their own, "
+            f"such as checkpoints={str(path / 'kept')!r}."
+        )
+
+
+def _train_without_checkpoints(trainer: Trainer) -> TrainResult:
+    """Train without a folder; an interruption says what that costs, and what would have saved it."""
+    try:
+        return trainer.fit()
+    except Interrupted as error:
+        raise Interrupted(f"{error}{describe_stop_position(trainer)}; {NOT_SAVED_HINT}") from None
+    except KeyboardInterrupt as error:
+        error.add_note(f"interrupted{describe_stop_position(trainer)}; {NOT_SAVED_HINT}")
+        raise
+
+
+def _train_with_checkpoints(trainer: Trainer, path: Path, *, inexact: bool, notify: MessageHandler) -> TrainResult:
+    """Train with checkpoints in a folder, resuming from those that are there."""
+    options = FolderOptions(
+        create_folder=lambda: _create_checkpoint_folder(path),
+        resume=ResumePolicy.IF_STARTED,
+        inexact=inexact,
+        resume_hint=lambda folder: f"saved in {str(folder)!r}. The same call goes on from there.",
+    )
+    training = FolderTraining(lambda: trainer, options)
+    with training.session():
+        if training.resumed and trainer.is_finished:
+            notify(f"finished already in {str(path)!r}: nothing is trained")
+        elif training.resumed:
+            notify(f"going on in {str(path)!r} at {describe_resume_position(trainer)}")
+        return trainer.fit()
+
+
+def _create_checkpoint_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot keep checkpoints in {str(path)!r}: {error.strerror}.") from None
+    return path
 
 
 def _print_messages(printers: list[EpochPrinter], *texts: str) -> None:
@@ -114,7 +189,7 @@ def _print_messages(printers: list[EpochPrinter], *texts: str) -> None:
 
 
 def _make_config(config_fields: dict[str, Any]) -> TrainConfig:
-    """Settings of fit's other keywords; one that nobody knows is refused by name."""
+    """A TrainConfig from fit's other keywords; an unknown one is refused by name."""
     known = {field.name for field in fields(TrainConfig)}
     for name in config_fields:
         if name not in known:
@@ -130,101 +205,3 @@ def _check_batch_size(batch_size: int | None, train: Source) -> None:
             f"batch_size={batch_size} is not for data that comes in its own batches, here of {train.batch_size}. Leave "
             "batch_size out, or pass the Dataset in place of its loader."
         )
-
-
-def make_trainer(
-    model: nn.Module,
-    train: DataLike | Source | DataSplits,
-    *,
-    method: str | Method = "m+deat",
-    threat: str | ThreatModel | None = None,
-    config: TrainConfig | None = None,
-    val: DataLike | Source | float | None = None,
-    optimizer: OptimizerFactory | None = None,
-    normalize: Normalization | str | None = None,
-    augment: Augment | None = None,
-    callbacks: Sequence[Callback] = (),
-    distributed: Distributed = SINGLE_PROCESS,
-    notify: Callable[[str], None] | None = None,
-) -> Trainer:
-    """A Trainer on whatever `fit` accepts, with model and data checked against each other.
-
-    say is told what is strange about the model's outputs or the radius, and is a RuntimeWarning by default.
-    """
-    check_model(model)
-    check_callbacks(callbacks)
-    config = config or TrainConfig()
-    chosen, radius = get_method(method), parse_threat(_default_threat(train) if threat is None else threat)
-    corpus = train if isinstance(train, DataSplits) else None
-    augment = check_augment(augment) or (corpus.augment if corpus else None)
-    val = corpus.val if corpus and val is None else val
-    rest, held_out = split_train_val(corpus.train if corpus else train, val, config)
-    source = open_source(rest, config, augment=augment)
-    source.check()
-    check_radius(radius, source.shape)
-    held = open_val_source(held_out, source, config)
-    front = None if get_input_std(model) is not None else _resolve_normalization(normalize, corpus, rest)
-    network = add_normalization(model, *front) if front else model
-    outputs = check_trainable(network, source, distributed.size, corpus.train if corpus else train)
-    odd = [*find_output_problems(outputs, source.num_classes), *get_radius_warnings(radius, chosen.schedule.attacks)]
-    for line in odd if distributed.main else ():
-        (notify or _warn)(line)
-    if distributed.is_multiprocess:
-        shard_source(source, network, chosen, distributed)
-    return Trainer(
-        network,
-        source,
-        method=chosen,
-        threat=radius,
-        config=config,
-        val=held,
-        optimizer=optimizer,
-        callbacks=callbacks,
-        distributed=distributed,
-    )
-
-
-def _resolve_normalization(
-    normalize: Normalization | str | None, splits: DataSplits | None, train: Any
-) -> Normalization | None:
-    """The mean and standard deviation that go before the model, those of the data where they are asked for."""
-    if not isinstance(normalize, str):
-        return parse_mean_std(normalize)
-    if normalize == "none":
-        return None
-    if normalize != "data":
-        raise unknown_name_error("normalize", normalize, ["data", "none"], "Or give numbers by channel, (mean, std).")
-    images = train if isinstance(train, ImageSet | LazyImages) else as_image_set(train)
-    if images is None:
-        raise UsageError(
-            f"normalize='data' measures images in memory or in a folder, no {data_type_name(train)}; give (mean, std)."
-        )
-    found = splits.channel_stats(images) if splits else measure_channel_stats(images)
-    return (found.mean, found.std) if found else None
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=3)
-
-
-def shard_source(source: Source, model: nn.Module, method: Method, distributed: Distributed) -> None:
-    """Make a source give this process's part of every batch; refuse what several processes cannot share."""
-    if not hasattr(source, "share"):
-        raise UsageError(f"a {type(source).__name__} of your own cannot be shared by processes; pass the data itself.")
-    if source.batch_size < distributed.size:
-        raise UsageError(
-            f"a batch of {source.batch_size} cannot be shared by {distributed.size} processes; make it larger."
-        )
-    if method.attack.compact:
-        raise UsageError("compact is for a single process: each would shrink its batch by itself. Leave it out.")
-    idle = find_unused_parameters(model, source)
-    if idle:
-        raise UsageError(
-            f"{', '.join(idle[:3])} get no gradient, for which processes would wait in vain. Use them in the model, or "
-            "freeze them: requires_grad_(False)."
-        )
-    source.share = distributed.share
-
-
-def _default_threat(train: object) -> str:
-    return f"{train.norm}:{train.eps!r}" if isinstance(train, DataSplits) else "linf:8/255"

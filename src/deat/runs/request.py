@@ -1,8 +1,7 @@
-"""A run: what a person asks for in one command, resolved against data and checked before anything is created."""
+"""A run: what one command requests, resolved against its data and checked before anything is created."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,19 +18,18 @@ from deat.errors import UsageError, unknown_name_error
 from deat.methods import Method, get_method
 from deat.methods.configure import configure_method
 from deat.models import build_model
-from deat.runs.fit import make_trainer
 from deat.threat import ThreatModel, check_radius, parse_threat
 from deat.training.config import TrainConfig, choose_num_threads, resolve_device
 from deat.training.data_split import open_source
-from deat.training.model_checks import hash_weights, load_initial_weights, read_channel_stats
+from deat.training.make_trainer import make_trainer
+from deat.training.model_checks import load_initial_weights, read_channel_stats
 from deat.training.optimizers import DEFAULT_LR
 from deat.training.overfit_watch import OverfitWatch
-from deat.training.resume_checks import collect_resume_config, hash_json, list_inexactness_reasons
 from deat.training.trainer import Trainer
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.numbers import parse_number
-from deat.utils.paths import anonymize_paths
 from deat.utils.seeding import derive_seed
+from deat.utils.text import MessageHandler, ignore_message
 from deat.utils.torch_utils import use_threads
 from deat.utils.user_code import hash_code_file, is_file_spec
 
@@ -45,10 +43,6 @@ FINE_TUNING_LR_DIVISOR = 10
 
 PREPROCESSING_CHOICES = {"normalize": ("auto", "data", "none"), "augment": ("auto", "none")}
 """What may stand for what is done to images on their way into the network."""
-
-
-def ignore_message(text: str) -> None:
-    """Leave it to whoever speaks, or spoke."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +84,8 @@ class Request:
 class Run:
     """A request resolved: data, model, method and threat model that fit together.
 
-    `recorded` are the statistics that a run's record or a file of weights says, which are never measured again. A run
-    that goes on has its weights in a checkpoint, and starts from no others.
+    `recorded` are the statistics in a run's record or a file of weights, which are never measured again. A run that
+    `goes_on` is resumed: its weights are in a checkpoint, so that it does not start from those of `init`.
     """
 
     request: Request
@@ -104,10 +98,8 @@ class Run:
     recorded: ChannelStats | None = None
     goes_on: bool = False
 
-    def trainer(
-        self, distributed: Distributed = SINGLE_PROCESS, notify: Callable[[str], None] = ignore_message
-    ) -> Trainer:
-        """A trainer on this run's training set, its validation part held out; say is told of strange outputs."""
+    def trainer(self, distributed: Distributed = SINGLE_PROCESS, notify: MessageHandler = ignore_message) -> Trainer:
+        """A trainer on this run's training set, its validation part held out; `notify` shows what is odd about its outputs."""
         train, val = self._split_train_val()
         return make_trainer(
             self.model(),
@@ -145,7 +137,7 @@ class Run:
     def statistics(self) -> ChannelStats | None:
         """What images are normalised by: what is recorded, what fine-tuned weights expect, or the data's own.
 
-        A user's own network is taken as it is, unless that is asked for. Held-out images are not looked at.
+        A user's own network is taken as it is, unless the request says otherwise. Held-out images are not read.
         """
         if self.request.normalize == "none":
             return None
@@ -179,7 +171,7 @@ class Run:
         return use_threads(choose_num_threads(self.config, model))
 
     def watch(self, trainer: Trainer, **options: Any) -> OverfitWatch | None:
-        """The overfit watch on this run's validation part; it warns unless told otherwise, or None where it is off."""
+        """The overfit watch on this run's validation part; by default it warns. None where it is off."""
         action: Any = self._watch_action(trainer)
         if action == "none":
             return None
@@ -189,10 +181,10 @@ class Run:
 
     def test_images(self, max_images: int) -> Source | None:
         """The first images of the test set, at most so many; None where there are none."""
-        held = self.splits.test
-        if held is None or max_images == 0:
+        test = self.splits.test
+        if test is None or max_images == 0:
             return None
-        return open_source(held.subset(range(min(max_images, len(held)))), self.config, shuffle=False)
+        return open_source(test.subset(range(min(max_images, len(test)))), self.config, shuffle=False)
 
     @property
     def code(self) -> dict[str, str]:
@@ -201,7 +193,7 @@ class Run:
         return {name: spec for name, spec in specs.items() if is_file_spec(spec)}
 
     def identity(self, trainer: Trainer) -> dict[str, Any]:
-        """What must be the same when the run goes on, beside what the trainer knows: data, network, code, watch."""
+        """What must be the same when the run is resumed, besides what the trainer knows: data, network, code, watch."""
         code = {name.removeprefix("code."): hash_code_file(spec) for name, spec in self.code.items()}
         return {
             "code": code,
@@ -210,43 +202,10 @@ class Run:
             "watch": self._watch_action(trainer),
         }
 
-    def record(self, trainer: Trainer) -> dict[str, Any]:
-        """run.json's account: the request, what it was resolved to, and whether it can go on exactly."""
-        doubts, identity = list_inexactness_reasons(trainer), self.identity(trainer)
-        return {
-            "digest": hash_json({**collect_resume_config(trainer), **identity}),
-            "digest_of_init": hash_weights(self.start) if self.start else None,
-            "exact": not doubts,
-            "not_exact_because": doubts,
-            "code": identity["code"],
-            "request": {name: anonymize_paths(value) for name, value in asdict(self.request).items()},
-            "settings": asdict(self.config),
-            "method": self.method.describe(),
-            "schedule": repr(trainer.schedule),
-            "model": {"name": anonymize_paths(self.model_name), "parameters": trainer.num_parameters},
-            "data": {
-                **identity["images"],
-                "train": trainer.train.num_examples,
-                "held_out": trainer.validator.source.num_examples if trainer.validator else 0,
-                "classes": list(self.splits.train.classes),
-                "image": list(self.splits.train.shape),
-                "normalized_by": self.normalization,
-                "measured_on": self.statistics.images if self.statistics else 0,
-                "augmented_by": asdict(self.augment) if self.augment else None,
-            },
-            "threat": {"norm": self.threat.name, "eps": self.threat.eps},
-            "device": trainer.engine.device.type,
-            "precision": trainer.engine.precision,
-            "engine": trainer.engine.name,
-            "threads": trainer.threads,
-            "processes": trainer.distributed.size,
-            "watch": self._watch_action(trainer),
-        }
-
     def about(self, weights: Path, epoch: str | None) -> dict[str, Any]:
-        """What an evaluation's record says of the network and the images that it judged."""
-        asked = {name: getattr(self.request, name) for name in ("data", "data_root", "size", "normalize")}
-        return {**asked, "model": self.model_name, "weights": str(weights), "epoch": epoch}
+        """What evaluation.json says of the network and the images."""
+        requested = {name: getattr(self.request, name) for name in ("data", "data_root", "size", "normalize")}
+        return {**requested, "model": self.model_name, "weights": str(weights), "epoch": epoch}
 
     def _watch_action(self, trainer: Trainer) -> str:
         return self.request.watch or ("none" if trainer.val is None else "warn")
@@ -267,24 +226,36 @@ class Run:
 
     @property
     def dataset_val(self) -> AnyImageSet | None:
-        """The data's own images to choose the best epoch, unless others are asked for, or none."""
-        asked = self.request.held_out is not None or self.config.val_attack == "none"
-        return None if asked else self.splits.val
+        """The data's own images to choose the best epoch, unless the request holds out others, or none."""
+        is_replaced = self.request.held_out is not None or self.config.val_attack == "none"
+        return None if is_replaced else self.splits.val
 
 
 def resolve_request(
     request: Request, *, is_recorded: bool = False, statistics: ChannelStats | None = None, **config_fields: Any
 ) -> Run:
-    """The run that a request means; `given` are settings, None where the default of the data set holds.
+    """Resolve a request against its data.
 
-    What can be refused without the data is refused before they are read, which may take long. A data root that is
-    recorded, and so a file's word, is looked into and never written to. Statistics are a record's or a file's.
+    What can be refused without the data is refused before they are read, which may take long.
+
+    Args:
+        request: What identifies the run.
+        is_recorded: Whether the data root comes from a run's record; it is then read and never written to.
+        statistics: The mean and standard deviation in a record or a file of weights.
+        **config_fields: Fields of `TrainConfig`; None takes the default of the data set.
+
+    Returns:
+        Data, model, method and threat model that fit together.
+
+    Raises:
+        UsageError: A part of the request is not accepted.
+        DataError: The data are missing or damaged.
     """
-    chosen = {name: value for name, value in config_fields.items() if value is not None}
+    settings = {name: value for name, value in config_fields.items() if value is not None}
     for name, known in PREPROCESSING_CHOICES.items():
         if getattr(request, name) not in known:
             raise unknown_name_error(name, getattr(request, name), known)
-    resolve_device(TrainConfig(**chosen).device)
+    resolve_device(TrainConfig(**settings).device)
     method = get_method(request.method, rules=request.rules)
     if request.eps is not None:
         configure_method(method, parse_threat(f"{request.norm or 'linf'}:{request.eps!r}"), **request.method_options)
@@ -292,10 +263,10 @@ def resolve_request(
     corpus = load_data(request.data, root=root, fallback_root=also, download=request.download, size=request.size)
     threat = _resolve_threat(request, corpus)
     name = _default_model(corpus) if request.model == "auto" else request.model
-    config = TrainConfig(**{**DATASET_DEFAULTS.get(corpus.name, {}), **chosen})
+    config = TrainConfig(**{**DATASET_DEFAULTS.get(corpus.name, {}), **settings})
     tuned = configure_method(method, threat, **request.method_options)
     run = Run(request, config, corpus, threat, tuned, name, recorded=statistics)
-    if not request.init or "lr" in chosen:
+    if not request.init or "lr" in settings:
         return run
     return replace(run, config=replace(config, lr=run.default_lr / FINE_TUNING_LR_DIVISOR))
 
@@ -305,9 +276,9 @@ def _resolve_threat(request: Request, splits: DataSplits) -> ThreatModel:
     if request.eps is None and norm != splits.norm:
         raise UsageError(f"norm {norm!r} needs an eps of its own: {splits.name}'s default is for {splits.norm}.")
     eps = splits.eps if request.eps is None else parse_number(request.eps)
-    found = parse_threat(f"{norm}:{eps!r}")
-    check_radius(found, splits.train.shape)
-    return found
+    threat = parse_threat(f"{norm}:{eps!r}")
+    check_radius(threat, splits.train.shape)
+    return threat
 
 
 def _default_model(splits: DataSplits) -> str:

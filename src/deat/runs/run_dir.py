@@ -1,23 +1,29 @@
-"""The folder a run leaves: its records, its checkpoints, and the weights of its best and last epoch."""
+"""A run's folder: its records, its checkpoints, and the weights of its best and last epoch."""
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from deat.checkpoint.state import check_list_of
-from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN, list_checkpoints, try_remove
-from deat.data.streaming import AnyImageSet
-from deat.errors import CheckpointError, DataError, UsageError
-from deat.models import load_weights
+from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN, find_newest_checkpoint, list_checkpoints, try_remove
+from deat.errors import CheckpointError, UsageError
 from deat.models.weights import get_state_dict
-from deat.runs.request import Run
-from deat.training.checkpoints import Checkpoints
-from deat.training.config import resolve_device
+from deat.runs.schema import (
+    FAILURE_FILE,
+    HISTORY_FILE,
+    RECORD_FILES,
+    RUN_FILE,
+    TIMING_FILE,
+    WEIGHTS_FILE,
+    EpochChoice,
+    read_raw_record,
+    write_run_record,
+)
+from deat.training.best_epoch import Snapshot
+from deat.training.checkpoints import Checkpoints, load_checkpoint
 from deat.training.messages import format_command
 from deat.training.records import (
     EpochStats,
@@ -30,32 +36,26 @@ from deat.training.records import (
 from deat.training.trainer import Trainer
 from deat.utils.files import check_no_symlinks, is_temporary_file, link_atomic, write_atomic, write_json
 from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
-from deat.utils.tensor_files import encode_tensors, read_note
-from deat.version import get_versions
+from deat.utils.tensor_files import encode_tensors, read_note, read_tensors
+from deat.utils.text import MessageHandler
 
-RUN_FILE, HISTORY_FILE, TIMING_FILE, WATCH_FILE, FAILURE_FILE = (
-    "run.json",
-    "history.jsonl",
-    "timing.jsonl",
-    "watch.jsonl",
-    "failure.json",
-)
-SCORES_FILE, SUMMARY_FILE = "scores.json", "report.md"
-RECORD_FILES = {RUN_FILE, HISTORY_FILE, TIMING_FILE, WATCH_FILE, FAILURE_FILE, SCORES_FILE, SUMMARY_FILE}
-WEIGHTS_FILE = "model.safetensors"
 FIGURE_NAMES = ("training-process", "validation", "backprops", "cost", "alpha-gamma", "sweep", "gallery")
 REPORT_FILES = {"index.html", "table.md", "table.tex", "table.csv"} | {
     f"figures/{name}.{kind}" for name in FIGURE_NAMES for kind in ("svg", "png", "csv")
 }
 """What a report may consist of, so that nothing else is ever replaced or removed."""
 
-MessageHandler = Callable[[str], None]
-
 
 class RunFolder:
-    """Writes a run down while it goes on; a callback of the trainer, and the owner of its checkpoints.
+    """Writes a run's records during training: a callback of the trainer, and the owner of its checkpoints.
 
-    best/ and last/ hold one file each, a second name of a checkpoint's, so that neither is ever half written.
+    best/ and last/ have one file each, a hard link to a checkpoint's, so that neither is ever half written.
+
+    Args:
+        path: The run's folder.
+        extra_config: What else must be the same when training is resumed.
+        code_files: The specs of the user's files whose hashes `extra_config` has, by their names there.
+        notify: Shows what could not be written; by default a RuntimeWarning.
     """
 
     def __init__(
@@ -77,18 +77,18 @@ class RunFolder:
     def write_record(self, record: dict[str, Any]) -> None:
         """Write run.json."""
         try:
-            write_json(self.path / RUN_FILE, {**record, "versions": get_versions()}, make_folder=False)
+            write_run_record(self.path, record)
         except OSError as error:
             raise unwritable_error(self.path, error) from None
 
     def attach(self, trainer: Trainer) -> None:
-        """Follow a trainer; of several processes the first one writes."""
+        """Record this trainer from now on; of several processes the main one writes."""
         if trainer.distributed.main:
             trainer.callbacks.append(self)
         trainer.checkpointer = self.checkpoints
 
     def resume(self, trainer: Trainer, *, inexact: bool = False) -> bool:
-        """Put the newest checkpoint into the trainer and the records back to where it was; False without one."""
+        """Load the newest checkpoint into the trainer and cut the records back to it; False where there is none."""
         if not self.checkpoints.resume(trainer, inexact=inexact):
             return False
         if trainer.distributed.main:
@@ -111,7 +111,7 @@ class RunFolder:
         self._publish_weights(None, trainer)
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
-        """Add to the records; where that fails they are written anew after the next epoch."""
+        """Add the epoch to the records; where that fails, all are written again after the next epoch."""
         self.timings.append(timing)
         try:
             self._write_history(trainer.history)
@@ -121,20 +121,20 @@ class RunFolder:
             self.notify(f"cannot write to {str(self.path)!r} ({error.strerror}); the next epoch is tried again")
 
     def state_dict(self) -> dict[str, Any]:
-        """The clock's records, which no other state has."""
+        """The epochs' timings, which no other state has."""
         return {"timings": list(self.timings)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the timings."""
         self.timings = check_list_of(EpochTiming, state["timings"])
 
     def write_failure(self, facts: dict[str, Any]) -> None:
-        """Leave a note of what went wrong."""
+        """Write failure.json."""
         with suppress(OSError):
             write_json(self.path / FAILURE_FILE, facts, make_folder=False)
 
     def _write_history(self, history: list[EpochStats]) -> None:
-        """One line for each epoch that stands: added, or all written anew where epochs were put back."""
+        """One line for each epoch: added, or all written again after a rollback."""
         if len(history) == self._num_history_lines + 1:
             append_record(self.path / HISTORY_FILE, history[-1])
         else:
@@ -142,21 +142,23 @@ class RunFolder:
         self._num_history_lines = len(history)
 
     def _publish_weights(self, checkpoint: Path | None, trainer: Trainer) -> None:
-        """Give the last and the best epoch's weights their names; the run that this one replaces is now in the way."""
-        if not (self.path / RUN_FILE).is_file():  # as when a folder is being removed: nothing could go on from it
+        """Write best/ and last/, and delete the run that this one replaces, now that there is an epoch."""
+        if not (self.path / RUN_FILE).is_file():  # as while a folder is being removed: nothing could be resumed from it
             raise CheckpointError(f"{str(self.path / RUN_FILE)!r} is gone, without which the run cannot go on")
-        held = trainer.best.held
-        if held is None:
+        best = trainer.best.held
+        if best is None:
             return
         last = trainer.history[-1].epoch
-        whole = None if trainer.step else checkpoint  # in the middle of an epoch the weights are no epoch's
+        source = None if trainer.step else checkpoint  # in the middle of an epoch the weights are no epoch's
         if not trainer.step:
-            self._name("last", whole, last, lambda: get_state_dict(trainer.model))
-        self._name("best", whole if held.epoch == last else None, held.epoch, lambda: held.weights)
+            self._publish_file("last", source, last, lambda: get_state_dict(trainer.model))
+        self._publish_file("best", source if best.epoch == last else None, best.epoch, lambda: best.weights)
         try_remove(backup_path(self.path))
 
-    def _name(self, which: str, checkpoint: Path | None, epoch: int, weights: Callable[[], Any]) -> None:
-        target, note = self.path / which / WEIGHTS_FILE, json.dumps({"epoch": epoch + 1, "step": 0})
+    def _publish_file(
+        self, which: EpochChoice, checkpoint: Path | None, epoch: int, weights: Callable[[], Any]
+    ) -> None:
+        target, note = self.path / which / WEIGHTS_FILE, _weights_note(epoch + 1)
         try:
             if checkpoint:
                 link_atomic(checkpoint / WEIGHTS_FILE, target)
@@ -167,8 +169,43 @@ class RunFolder:
             self.notify(f"cannot write {which}/{WEIGHTS_FILE} ({error.strerror}); the checkpoint has the weights")
 
 
+def is_last_epoch_saved(folder: Path, epochs: int) -> bool:
+    """Whether a run's training is finished, and best/ and last/ have its weights.
+
+    The newest whole checkpoint tells. Where none is left, the weights in last/ do, which were written from one. The
+    history does not: its line for an epoch is written before the checkpoint, which may have failed.
+
+    Args:
+        folder: The run's folder.
+        epochs: The number of epochs that the run asks for.
+    """
+    try:
+        newest = find_newest_checkpoint(folder).newest
+        if newest is None:
+            return _has_weights_of(folder, "last", epochs)
+        state = load_checkpoint(newest)["state"]
+        if not (state["stopping"] or state["epoch"] >= epochs):
+            return False
+        best = state["best"].epoch + 1 if isinstance(state["best"], Snapshot) else state["epoch"]
+        return _has_weights_of(folder, "last", state["epoch"]) and _has_weights_of(folder, "best", best)
+    except (OSError, CheckpointError):
+        return False
+
+
+def _has_weights_of(folder: Path, which: EpochChoice, num_epochs: int) -> bool:
+    """Whether the weights in best/ or last/ are whole and were saved after so many epochs."""
+    weights = folder / which / WEIGHTS_FILE
+    read_tensors(weights)  # raises where the numbers are not those that were written
+    return read_note(weights) == _weights_note(num_epochs)
+
+
+def _weights_note(num_epochs: int) -> str:
+    """What a file of weights says of itself: after how many epochs it was saved."""
+    return json.dumps({"epoch": num_epochs, "step": 0})
+
+
 def check_output_folder(path: Path, overwrite: bool) -> None:
-    """Refuse an output folder that is taken, or that is no run and must not be deleted."""
+    """Refuse an output folder that exists, or with `overwrite` one that is not a run."""
     if not path.exists():
         return
     if not overwrite:
@@ -178,7 +215,7 @@ def check_output_folder(path: Path, overwrite: bool) -> None:
 
 
 def check_no_links(path: Path) -> None:
-    """Refuse a run's folder in which a link would have its writer write elsewhere; it may be a link itself."""
+    """Refuse links in a run's folder, through which deat would write elsewhere; the folder itself may be one."""
     published = [f"{which}/{WEIGHTS_FILE}" for which in ("best", "last")]
     check_no_symlinks(
         path / name for name in (*sorted(RECORD_FILES), LOCK_FILE_NAME, "best", "last", *published, "report")
@@ -186,7 +223,7 @@ def check_no_links(path: Path) -> None:
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether a folder holds a run's record and nothing that no run writes."""
+    """Whether a folder has a run's record, and nothing but files of a run."""
     if read_raw_record(path) is None:
         return False
     names = [p.name for p in path.iterdir() if not p.name.startswith(".")]
@@ -197,34 +234,24 @@ def is_run_folder(path: Path) -> bool:
     return all(n in ours or CHECKPOINT_NAME_PATTERN.fullmatch(n) for n in names)
 
 
-def read_raw_record(path: Path) -> dict[str, Any] | None:
-    """What a folder's run.json holds, if it has a record's form."""
-    try:
-        record = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    whole = isinstance(record, dict) and {"request", "method", "versions"} <= record.keys()
-    return record if whole and isinstance(record["request"], dict) else None
-
-
 def is_report_folder(path: Path) -> bool:
-    """Whether a folder holds what `deat report` writes and nothing else."""
+    """Whether a folder has files of `deat report` alone."""
     figures = path / "figures"
     folders = [path, figures] if figures.is_dir() and not figures.is_symlink() else [path]
     try:  # of these alone: below a home or a disk there may be anything, and much of it
-        held = [p for folder in folders for p in folder.iterdir() if p not in folders and not is_temporary_file(p)]
+        files = [p for folder in folders for p in folder.iterdir() if p not in folders and not is_temporary_file(p)]
     except OSError:
         return False
-    return {p.relative_to(path).as_posix() for p in held} <= REPORT_FILES
+    return {p.relative_to(path).as_posix() for p in files} <= REPORT_FILES
 
 
 def is_empty_run_folder(path: Path) -> bool:
-    """Whether a folder has been made for a run that came to nothing before it was written down."""
+    """Whether a folder was created for a run that ended before run.json was written."""
     return path.is_dir() and all(p.name == LOCK_FILE_NAME or p.name.startswith(f".{RUN_FILE}.") for p in path.iterdir())
 
 
 def has_checkpoint(path: Path) -> bool:
-    """Whether a folder holds a checkpoint to go on from."""
+    """Whether a folder has a checkpoint to resume from."""
     try:
         return bool(list_checkpoints(path))
     except (OSError, ValueError):
@@ -232,12 +259,12 @@ def has_checkpoint(path: Path) -> bool:
 
 
 def backup_path(path: Path) -> Path:
-    """Where a run that is being replaced waits until the new one has an epoch."""
+    """The name of a run that is being replaced, until the new one has an epoch."""
     return path.with_name(f".{path.name}.replaced")
 
 
 def back_up_run(path: Path) -> None:
-    """Make room for a run that replaces this one, which nobody may be working on."""
+    """Rename a run that is about to be replaced; a BusyError while another process works on it."""
     check_output_folder(path, overwrite=True)
     if not path.exists():
         return
@@ -253,15 +280,38 @@ def back_up_run(path: Path) -> None:
 
 
 def restore_backup(path: Path) -> None:
-    """Undo put_aside, where the new run came to nothing."""
+    """Undo `back_up_run`, where the new run has no epoch."""
     if backup_path(path).exists():
         try_remove(path)
         with suppress(OSError):
             backup_path(path).rename(path)
 
 
+def ensure_run_folder(path: Path) -> Path:
+    """Create a run's folder unless there is one; a folder that holds other things is refused."""
+    if path.exists() and not (is_run_folder(path) or is_empty_run_folder(path)):
+        raise folder_exists_error(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable_error(path, error) from None
+    return path
+
+
+def empty_run_folder(path: Path) -> None:
+    """Remove everything in a run's folder but its lock; the record goes last, since it marks the rest as a run's."""
+    try:
+        for child in sorted(path.iterdir(), key=lambda child: child.name == RUN_FILE):
+            if child.is_dir() and not child.is_symlink():
+                shutil.rmtree(child)
+            elif child.name != LOCK_FILE_NAME:
+                child.unlink()
+    except OSError as error:
+        raise unwritable_error(path, error) from None
+
+
 def create_folder(path: Path) -> None:
-    """A new folder, which nobody else made just now."""
+    """Create a folder; one that exists is refused."""
     try:
         path.mkdir(parents=True)
     except FileExistsError:
@@ -271,7 +321,7 @@ def create_folder(path: Path) -> None:
 
 
 def create_unique_folder(parent: Path, name: str) -> Path:
-    """A new folder parent/name, or the first parent/name-2, -3 … that is not taken, even by one started just now."""
+    """Create the folder parent/name, or the first of parent/name-2, -3 … that does not exist, without a race."""
     clean = "".join(c if c.isalnum() or c in "+%._-" else "-" for c in name)[:80].lstrip(".")
     number = 1
     while True:
@@ -287,50 +337,18 @@ def create_unique_folder(parent: Path, name: str) -> Path:
 
 
 def folder_exists_error(path: Path) -> UsageError:
-    """The refusal of a folder that exists, with what can be done about the run that is in it."""
+    """The error for a folder that exists, with what can be done about the run in it."""
     record = read_raw_record(path)
     if record is None:
         begun = ", or add --resume auto to begin in it" if is_empty_run_folder(path) else ""
         return UsageError(f"{str(path)!r} exists already, and is no run of deat's. Choose another --out{begun}.")
     replaced = ", add --overwrite to replace that run" if is_run_folder(path) else ""
-    going_on = format_command("resume", path, record["request"])
-    return UsageError(f"{str(path)!r} exists already. Choose another --out{replaced}, or go on with it: {going_on}")
+    resume = format_command("resume", path, record["request"])
+    return UsageError(f"{str(path)!r} exists already. Choose another --out{replaced}, or go on with it: {resume}")
 
 
 def unwritable_error(path: Path, error: OSError) -> CheckpointError:
-    """The refusal of a folder that cannot be written to."""
+    """The error for a folder that cannot be written to."""
     return CheckpointError(
         f"cannot write to {str(path)!r}: {error.strerror}. Make it writable, or give a new run another --out."
     )
-
-
-def load_run_model(run: Run, weights: Path) -> nn.Module:
-    """The run's network with these weights, on its device."""
-    model = run.model()
-    load_weights(model, weights)
-    return model.to(resolve_device(run.config.device))
-
-
-def get_test_split(run: Run) -> AnyImageSet:
-    """The run's test images."""
-    if run.splits.test is None:
-        raise DataError(f"{run.splits.name} has no test part to judge on: put one beside train/, as test/ or val/.")
-    return run.splits.test
-
-
-def resume_log_path(out: Path) -> Path:
-    """Where the rulings of an unfinished evaluation are."""
-    return out.with_name(f".{out.stem}-rulings.jsonl")
-
-
-@contextmanager
-def lock_evaluation(out: Path) -> Iterator[None]:
-    """Be the only process that writes an evaluation and its rulings; a second one is refused."""
-    lock = out.with_name(f".{out.stem}-lock")
-    check_no_symlinks([lock])
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {str(out)!r}: {error.strerror}. Choose another --out.") from None
-    with lock_run_folder(out, lock_path=lock):
-        yield

@@ -1,37 +1,169 @@
-"""run.json read back: what a run says of itself, believed as data and never as code."""
+"""What run.json and bench.json hold: the files' names, their keys, and how they are read, checked and written.
+
+run.json describes one run: the request, what it was resolved to, and whether it can be resumed exactly
+(`make_run_record`). bench.json describes a grid of runs (`BenchRecord`).
+"""
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 from deat.checkpoint.state import build_dataclass
 from deat.data.statistics import ChannelStats
-from deat.errors import CheckpointError, DeatError, UsageError, truncate_text
+from deat.errors import CheckpointError, DeatError, truncate_text
 from deat.models import Normalize
-from deat.models.weights import find_weights_file
 from deat.runs.request import Request, Run
-from deat.runs.run_dir import RUN_FILE, read_raw_record
 from deat.threat import parse_threat
 from deat.training.config import TrainConfig
-from deat.training.messages import format_code_flag
 from deat.training.model_checks import hash_weights
-from deat.training.resume_checks import different_config_error
+from deat.training.resume_checks import collect_resume_config, hash_json, list_inexactness_reasons
+from deat.training.trainer import Trainer
+from deat.utils.files import write_json
 from deat.utils.numbers import is_int_at_least
-from deat.utils.paths import anonymize_paths, restore_user_paths
-from deat.utils.user_code import is_file_spec
+from deat.utils.paths import anonymize_paths
+from deat.version import get_versions
 
+RUN_FILE = "run.json"
+HISTORY_FILE = "history.jsonl"
+TIMING_FILE = "timing.jsonl"
+WATCH_FILE = "watch.jsonl"
+FAILURE_FILE = "failure.json"
+SCORES_FILE = "scores.json"
+SUMMARY_FILE = "report.md"
+RECORD_FILES = {RUN_FILE, HISTORY_FILE, TIMING_FILE, WATCH_FILE, FAILURE_FILE, SCORES_FILE, SUMMARY_FILE}
+"""The records in a run's folder."""
+EpochChoice = Literal["best", "last"]
+"""The epochs whose weights a run's folder has, each in a folder of this name."""
+WEIGHTS_FILE = "model.safetensors"
+EVALUATION_FILE = "evaluation.json"
+EXTRA_EVALUATION_FILES = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}
+"""Evaluations that a run may have besides its main one: of its last epoch, and of AutoAttack on fewer images."""
+EVALUATION_FILES = {"": EVALUATION_FILE, **EXTRA_EVALUATION_FILES}
+"""Every evaluation of a run, by its name in the row's evaluation plan."""
+BENCH_FILE = "bench.json"
 MAX_RECORD_BYTES = 16 << 20
-T = TypeVar("T", Request, TrainConfig)
+DAMAGED_RECORD_HINT = (
+    "Put it back from a copy, or train again into another --out; weights in best/ and last/ can be judged as files, "
+    "with --data and --model."
+)
+"""What to do about a damaged run.json."""
+
+
+def make_run_record(run: Run, trainer: Trainer) -> dict[str, Any]:
+    """Describe a run for run.json: the request, what it was resolved to, and whether it can be resumed exactly.
+
+    Args:
+        run: The resolved run.
+        trainer: Its trainer.
+
+    Returns:
+        Everything in run.json but the "options" of `deat train` and the "versions" of deat and its libraries.
+    """
+    doubts, identity = list_inexactness_reasons(trainer), run.identity(trainer)
+    return {
+        "digest": hash_json({**collect_resume_config(trainer), **identity}),
+        "digest_of_init": hash_weights(run.start) if run.start else None,
+        "exact": not doubts,
+        "not_exact_because": doubts,
+        "code": identity["code"],
+        "request": {name: anonymize_paths(value) for name, value in asdict(run.request).items()},
+        "settings": asdict(run.config),
+        "method": run.method.describe(),
+        "schedule": repr(trainer.schedule),
+        "model": {"name": anonymize_paths(run.model_name), "parameters": trainer.num_parameters},
+        "data": {
+            **identity["images"],
+            "train": trainer.train.num_examples,
+            "held_out": trainer.validator.source.num_examples if trainer.validator else 0,
+            "classes": list(run.splits.train.classes),
+            "image": list(run.splits.train.shape),
+            "normalized_by": run.normalization,
+            "measured_on": run.statistics.images if run.statistics else 0,
+            "augmented_by": asdict(run.augment) if run.augment else None,
+        },
+        "threat": {"norm": run.threat.name, "eps": run.threat.eps},
+        "device": trainer.engine.device.type,
+        "precision": trainer.engine.precision,
+        "engine": trainer.engine.name,
+        "threads": trainer.threads,
+        "processes": trainer.distributed.size,
+        "watch": identity["watch"],
+    }
+
+
+def write_run_record(folder: Path, record: dict[str, Any]) -> None:
+    """Write run.json with the versions of deat and its libraries.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    write_json(folder / RUN_FILE, {**record, "versions": get_versions()}, make_folder=False)
+
+
+def read_run_json(folder: Path) -> Any:
+    """Read run.json without checking what it holds.
+
+    Raises:
+        OSError, ValueError, RecursionError: The file cannot be read, or is not JSON.
+    """
+    return json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+
+
+def read_raw_record(folder: Path) -> dict[str, Any] | None:
+    """Read run.json as a dict; None where it is missing or is not a run's record."""
+    try:
+        record = read_run_json(folder)
+    except (OSError, ValueError, RecursionError):
+        return None
+    is_record = isinstance(record, dict) and {"request", "method", "versions"} <= record.keys()
+    return record if is_record and isinstance(record["request"], dict) else None
+
+
+def recorded_init(folder: Path) -> str | None:
+    """The initial weights that run.json names, as they are recorded."""
+    init = (read_raw_record(folder) or {"request": {}})["request"].get("init")
+    return init if isinstance(init, str) else None
+
+
+def recorded_init_hash(folder: Path) -> str | None:
+    """The hash of the initial weights in run.json; older records have none."""
+    digest = (read_raw_record(folder) or {}).get("digest_of_init")
+    return digest if isinstance(digest, str) else None
+
+
+def is_trained_with_code(folder: Path, code: dict[str, str]) -> bool:
+    """Whether a run was trained with this version of the user's files; True where run.json does not tell."""
+    try:
+        return bool(read_run_json(folder).get("code", code) == code)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return True  # a damaged record is reported where it is read in full
+
+
+def check_run_format(record: Any) -> None:
+    """Check the parts of run.json that reports read.
+
+    Raises:
+        KeyError, TypeError: A part is missing, or of another type.
+    """
+    _check_field_types(record, dict.fromkeys(("request", "settings", "method", "model", "data", "threat"), dict))
+    _check_field_types(record["settings"], {"seed": int, "epochs": int, "batch_size": int})
+
+
+def _check_field_types(record: Any, field_types: dict[str, type]) -> None:
+    for name, kind in field_types.items():
+        if not isinstance(record[name], kind):
+            raise TypeError(f"{name} is {record[name]!r}")
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run's request, settings and options; its network's name, its threat model, classes and normalisation."""
+    """run.json, as far as a run is resumed or evaluated by it. Nothing in it is run as code."""
 
     request: Request
     config: TrainConfig
     options: dict[str, Any]
+    """The flags of `deat train` that a resumed run keeps."""
     model: str
     norm: str
     eps: float
@@ -48,110 +180,161 @@ class RunRecord:
         return replace(run, request=replace(run.request, held_out=images - self.num_train_images))
 
 
-DAMAGED_RECORD_HINT = (
-    "Put it back from a copy, or train again into another --out; weights in best/ and last/ can be judged as files, "
-    "with --data and --model."
-)
-"""What to do about a record that is damaged."""
-
-
 def read_record(folder: Path) -> RunRecord:
-    """The record of a run's folder; whatever is not of the expected kind is refused by name."""
+    """Read run.json.
+
+    Args:
+        folder: A run's folder.
+
+    Returns:
+        Its record, every part checked.
+
+    Raises:
+        CheckpointError: The file cannot be read, or a part of it is missing or of another type.
+    """
     file = folder / RUN_FILE
     try:
         if file.stat().st_size > MAX_RECORD_BYTES:
             raise ValueError("it is too large")
-        found = json.loads(file.read_text(encoding="utf-8"))
-        request, settings = _build_known_fields(Request, found["request"]), _parse_config(found.get("settings", {}))
-        norm, eps = found["threat"]["norm"], found["threat"]["eps"]
+        record = read_run_json(folder)
+        request, config = _build_known_fields(Request, record["request"]), _parse_config(record.get("settings", {}))
+        norm, eps = record["threat"]["norm"], record["threat"]["eps"]
         parse_threat(f"{norm}:{eps!r}")
-        options = found.get("options", {})
-        if not isinstance(found["model"]["name"], str) or not isinstance(options, dict):
+        options = record.get("options", {})
+        if not isinstance(record["model"]["name"], str) or not isinstance(options, dict):
             raise TypeError("its model or its options have another form")
-        data = found.get("data", {})
+        data = record.get("data", {})
         classes, statistics = tuple(map(str, data.get("classes", ()))), _parse_statistics(data)
-        trained_on = data["train"] if is_int_at_least(data.get("train"), 1) else 0
-        model = found["model"]["name"]
-        return RunRecord(request, settings, options, model, str(norm), float(eps), classes, statistics, trained_on)
+        num_train_images = data["train"] if is_int_at_least(data.get("train"), 1) else 0
+        model = record["model"]["name"]
+        return RunRecord(request, config, options, model, str(norm), float(eps), classes, statistics, num_train_images)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DeatError) as error:
         raise CheckpointError(
             f"{str(file)!r} is not a run's record ({_format_error(error)}). {DAMAGED_RECORD_HINT}"
         ) from None
 
 
-def confirm_code(what: str, recorded: str, given_spec: str | None) -> str:
-    """The name of a method or model; one that is code must be given by the user: a file's word is not enough."""
-    if given_spec is not None:
-        return given_spec
-    if is_file_spec(recorded):
-        raise UsageError(
-            f"this run's {what} is {recorded!r}, which is code. Say so yourself: {format_code_flag(what, recorded)}"
-        )
-    return recorded
+T = TypeVar("T", Request, TrainConfig)
 
 
-def recorded_data_root(request: Request) -> str | None:
-    """The data root that a record names, as a path of this user's."""
-    return restore_user_paths(request.data_root) if request.data_root else None
-
-
-def recorded_init(folder: Path) -> str | None:
-    """The weights that a run's record says it began with, as they are recorded."""
-    found = (read_raw_record(folder) or {"request": {}})["request"].get("init")
-    return found if isinstance(found, str) else None
-
-
-def check_init_weights(folder: Path, init: str | None) -> None:
-    """Refuse weights to start from that are not those which the run in a folder began with, by name and content."""
-    before = recorded_init(folder)
-    if _resolve_weights_path(before) != _resolve_weights_path(init):
-        names = [json.dumps(anonymize_paths(name)) if name else "none" for name in (before, init)]
-        raise different_config_error(folder, [f"init: {names[0]}, now {names[1]}"])
-    held = recorded_init_hash(folder)
-    if init and held and _weights_exist(init) and hash_weights(init) != held:
-        raise UsageError(
-            f"{init!r} holds other weights than the run in {str(folder)!r} began with. Put those back, or start a run "
-            "of its own (--out). A run without a baseline needs them no more: `deat resume` goes on with it."
-        )
-
-
-def _weights_exist(weights: str) -> bool:
-    try:
-        return find_weights_file(Path(weights)).is_file()
-    except CheckpointError:  # a run's folder that is begun anew has none for a while
-        return False
-
-
-def recorded_init_hash(folder: Path) -> str | None:
-    """The hash of the weights that a run's record says it began with; older ones have none."""
-    found = (read_raw_record(folder) or {}).get("digest_of_init")
-    return found if isinstance(found, str) else None
-
-
-def _resolve_weights_path(weights: str | None) -> Path | None:
-    return Path(restore_user_paths(weights)).expanduser().resolve() if weights else None
-
-
-def _parse_config(found: Any) -> TrainConfig:
-    listed = found.get("milestones")  # JSON has no tuples
-    return _build_known_fields(
-        TrainConfig, {**found, "milestones": tuple(listed)} if isinstance(listed, list) else found
-    )
+def _parse_config(settings: Any) -> TrainConfig:
+    milestones = settings.get("milestones")  # JSON has no tuples
+    parsed = {**settings, "milestones": tuple(milestones)} if isinstance(milestones, list) else settings
+    return _build_known_fields(TrainConfig, parsed)
 
 
 def _parse_statistics(data: dict[str, Any]) -> ChannelStats | None:
     if data.get("normalized_by") is None:
         return None
     mean, std = data["normalized_by"]
-    Normalize(mean, std)  # which refuses what is none
+    Normalize(mean, std)  # raises for values that are no mean and standard deviation
     return ChannelStats(tuple(map(float, mean)), tuple(map(float, std)), int(data.get("measured_on", 0)))
 
 
-def _build_known_fields(kind: type[T], found: Any) -> T:
-    """A dataclass from a record's account of it; what it does not know was written by another deat."""
+def _build_known_fields(kind: type[T], values: Any) -> T:
+    """A dataclass from a part of a record; fields that only another version of deat knows are left out."""
     known = {field.name for field in fields(kind)}
-    return build_dataclass(kind, {name: value for name, value in found.items() if name in known})
+    return build_dataclass(kind, {name: value for name, value in values.items() if name in known})
 
 
 def _format_error(error: Exception) -> str:
     return truncate_text(f"it has no {error}" if isinstance(error, KeyError) else str(error))
+
+
+RunStatus = Literal["waiting", "running", "done", "failed"]
+
+
+class BenchRunEntry(TypedDict):
+    """One run of a row in bench.json.
+
+    The folder is relative to bench.json. `why` says what went wrong, `attempts` how often the run was begun in this
+    bench, and `concurrent_jobs` how many runs shared the machine at most.
+    """
+
+    seed: int
+    folder: str
+    status: RunStatus
+    why: str | None
+    concurrent_jobs: int
+    attempts: int
+
+
+class BenchRowEntry(TypedDict):
+    """One row in bench.json: a method and a model, how they are evaluated, and the place of the row in the paper."""
+
+    name: str
+    method: str
+    model: str
+    paper: dict[str, str] | None
+    judging: dict[str, Any]
+    runs: list[BenchRunEntry]
+
+
+class BenchRecord(TypedDict):
+    """The whole of bench.json."""
+
+    recipe: str
+    paper: dict[str, str | None]
+    settings: dict[str, Any]
+    rows: list[BenchRowEntry]
+
+
+def new_bench_record(recipe: str, paper_table: str, settings: dict[str, Any]) -> BenchRecord:
+    """bench.json of a bench without rows."""
+    return {"recipe": recipe, "paper": {"table": paper_table}, "settings": settings, "rows": []}
+
+
+def new_bench_row(
+    name: str, request: Request, evaluation_plan: dict[str, Any], paper: tuple[str, str] | None
+) -> BenchRowEntry:
+    """A row of bench.json without runs.
+
+    Args:
+        name: The row's label.
+        request: What its runs train.
+        evaluation_plan: How its runs are evaluated.
+        paper: The table and the row in the paper, if it has this row.
+    """
+    return {
+        "name": name,
+        "method": anonymize_paths(request.method),
+        "model": anonymize_paths(request.model),
+        "paper": {"table": paper[0], "row": paper[1]} if paper else None,
+        "judging": evaluation_plan,
+        "runs": [],
+    }
+
+
+def new_bench_run(seed: int, folder: str) -> BenchRunEntry:
+    """A run of bench.json that nobody has begun."""
+    return {"seed": seed, "folder": folder, "status": "waiting", "why": None, "concurrent_jobs": 1, "attempts": 0}
+
+
+def runs_by_folder(bench: BenchRecord) -> dict[str, BenchRunEntry]:
+    """The runs of all rows, by their folder."""
+    return {run["folder"]: run for row in bench["rows"] for run in row["runs"]}
+
+
+def read_bench_record(folder: Path) -> BenchRecord:
+    """Read bench.json and check its form.
+
+    Raises:
+        OSError, ValueError, RecursionError: The file cannot be read, or is not JSON.
+        KeyError, TypeError: A part is missing, or of another type.
+    """
+    bench: BenchRecord = json.loads((folder / BENCH_FILE).read_text(encoding="utf-8"))
+    _check_field_types(bench, {"recipe": str, "settings": dict, "paper": dict, "rows": list})
+    for row in bench["rows"]:
+        _check_field_types(row, {"name": str, "method": str, "model": str, "runs": list})
+        for run in row["runs"]:
+            _check_field_types(run, {"seed": int, "folder": str, "status": str, "concurrent_jobs": int})
+    return bench
+
+
+def write_bench_record(folder: Path, bench: BenchRecord) -> None:
+    """Write bench.json.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    write_json(folder / BENCH_FILE, bench)

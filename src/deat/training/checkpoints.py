@@ -35,7 +35,8 @@ from deat.training.resume_checks import (
 )
 from deat.training.trainer import Trainer
 from deat.utils.numbers import check_int
-from deat.utils.tensor_files import encode_tensors, read_tensors
+from deat.utils.tensor_files import Tensors, encode_tensors, read_tensors
+from deat.utils.text import MessageHandler
 from deat.version import get_versions
 
 STATE_SCHEMA_VERSION = 1
@@ -53,8 +54,6 @@ TENSOR_FILE_STEMS = {
 }
 """The parts of a state whose tensors have a file of their own."""
 STATE_CLASSES = {kind.__name__: kind for kind in (EpochStats, EpochTiming, EpochWatch, Snapshot)}
-
-MessageHandler = Callable[[str], None]
 
 
 class Checkpoints:
@@ -246,6 +245,28 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if bad:
         raise CheckpointError(f"{path.name} holds numbers that are not finite ({', '.join(bad[:3])}): it is not used")
     return {**about, "state": state}
+
+
+def load_checkpoint_weights(folder: Path, epoch: str) -> Tensors:
+    """Load a network's weights from a folder of checkpoints.
+
+    Args:
+        folder: A folder with checkpoints of :class:`Checkpoints`.
+        epoch: "best" for those of the best epoch, "last" for the newest ones.
+
+    Raises:
+        CheckpointError: No checkpoint is whole, or no epoch is finished.
+    """
+    search = find_newest_checkpoint(folder)
+    if search.newest is None:
+        raise CheckpointError(f"no checkpoint in {str(folder)!r} is whole: {'; '.join(search.problems)}.")
+    state = load_checkpoint(search.newest)["state"]
+    if not state["history"]:
+        raise CheckpointError(
+            f"no epoch of the training in {str(folder)!r} is finished yet, so it has no weights to give."
+        )
+    best = state["best"]
+    return dict(best.weights if epoch == "best" and isinstance(best, Snapshot) else state["model"])
 
 
 def check_state_finite(trainer: Trainer, state: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ undo it. So every epoch is scored both ways on a few held-out images, and a fall
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +30,7 @@ from deat.training.records import EpochStats, EpochTiming, EpochWatch, append_re
 from deat.training.trainer import Trainer
 from deat.training.validation import majority_class_share
 from deat.utils.numbers import check_int, check_number, convert_number_fields, format_eps
+from deat.utils.text import MessageHandler
 
 SINGLE_STEP_ATTACK, MULTI_STEP_ATTACK = "fgsm", "pgd-10"
 WATCH_ACTIONS = ("warn", "stop", "rollback")
@@ -139,7 +140,7 @@ class OverfitWatch:
         rollbacks: int = 3,
         seed: int = 0,
         log_path: Path | None = None,
-        notify: Callable[[str], None] | None = None,
+        notify: MessageHandler | None = None,
     ) -> None:
         if action not in WATCH_ACTIONS:
             raise unknown_name_error("action of the overfit watch", action, WATCH_ACTIONS)

@@ -1,6 +1,13 @@
-"""Names from elsewhere, made safe to show: on a terminal, in a log, in Markdown."""
+"""Text for people: names from elsewhere made safe to show on a terminal, in a log and in Markdown; message handlers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+MessageHandler = Callable[[str], None]
+"""Shows a message to the user, as `print` does."""
+
+
+def ignore_message(text: str) -> None:
+    """Show nothing."""
 
 
 def make_printable(text: str) -> str:

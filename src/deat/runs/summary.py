@@ -1,40 +1,15 @@
 """A run's report in Markdown: the scores, what was trained, and every epoch."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deat.evaluation.sanity import accuracy_tolerance
+from deat.runs.scores import ModelScore
 from deat.training.records import EpochStats
 from deat.utils.files import write_atomic
 from deat.utils.numbers import format_eps
-from deat.utils.text import escape_markdown, make_printable
-
-
-@dataclass(frozen=True)
-class ModelScore:
-    """One row of a run's table: a model's accuracies by attack, and what training it cost."""
-
-    name: str
-    accuracy: dict[str, float]
-    images: int
-    backprops: int
-    seconds: float
-
-
-def read_scores(path: Path) -> list[ModelScore]:
-    """scores.json; a ValueError, TypeError or AttributeError for what is not one."""
-    found = [ModelScore(**score) for score in json.loads(path.read_text(encoding="utf-8"))]
-    for s in found:
-        numbers = [s.images, s.backprops, s.seconds, *s.accuracy.values()]
-        if s.accuracy.keys() != found[0].accuracy.keys() or not all(isinstance(n, int | float) for n in numbers):
-            raise ValueError(f"{path.name} holds something else")
-    return [
-        replace(s, name=make_printable(s.name), accuracy={make_printable(a): v for a, v in s.accuracy.items()})
-        for s in found
-    ]
+from deat.utils.text import escape_markdown
 
 
 def write_summary(
@@ -46,9 +21,16 @@ def write_summary(
     watch_message: str | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Write report.md; judging is the command that evaluates the run, `seen` what the watch saw, if it fired.
+    """Write report.md.
 
-    notes are what else a person should know.
+    Args:
+        path: The file.
+        record: What run.json says of the run.
+        scores: The scores of its networks.
+        history: Its epochs.
+        evaluate_command: The command that evaluates the run.
+        watch_message: What the overfit watch saw, if it fired.
+        notes: What else a reader should know.
     """
     parts = [escape_markdown(f"# {record['method']['name']} on {record['data']['name']}"), *_describe_setup(record)]
     if scores:
