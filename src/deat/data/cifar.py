@@ -154,10 +154,10 @@ def read_cifar(name: str, root: Path, download: bool = False) -> tuple[ImageSet,
     Raises:
         DataError: If there is no release, or it is damaged.
     """
-    found = find_release(name, root)
-    if found is None:
+    release_and_path = find_release(name, root)
+    if release_and_path is None:
         release = RELEASES[name][0]
-        found = release, root / release.archive
+        release_and_path = release, root / release.archive
         if not download:
             expected = " or ".join(f"{r.archive} or the folder {r.folder}" for r in RELEASES[name])
             raise DataError(
@@ -165,7 +165,7 @@ def read_cifar(name: str, root: Path, download: bool = False) -> tuple[ImageSet,
                 " (download=True, --download)."
             )
         download_file(BASE_URL + release.archive, root / release.archive, release.size, release.sha256)
-    release, path = found
+    release, path = release_and_path
     files = _read_folder(release, path) if isdir(path) else _read_archive(release, path)
     return _parse_release(release, files, num_classes=int(name.removeprefix("cifar")))
 

@@ -176,7 +176,7 @@ def load_data(
         _check_size(size)
         return _load_folder(Path(path).expanduser(), data_root, size, cache)
     if size is not None:
-        raise UsageError(f"size={size!r} is for folder:PATH; {spec!r} has a size of its own.")
+        raise UsageError(f"size={size!r} is for folder:PATH; {spec!r} has a fixed size. Omit size.")
     if spec.lower() == "digits":
         return DataSplits("digits", *digits.read_digits(), mean=None, std=None, eps=0.15)
     if spec.lower() in ("cifar10", "cifar100"):

@@ -292,7 +292,7 @@ def _describe_odd_sizes(files: FileCollection, indices: Sequence[int]) -> list[s
     common, count = Counter(_try_read_size(files, index) for index in sample).most_common(1)[0]
     if common is None or count < _MIN_COMMON_SIZE_SHARE * len(sample) or max(common) > _MAX_COMMON_SIDE_PIXELS:
         return []
-    # Without the odd images the set would be too large for memory all the same.
+    # Even without these images the set would be too large for memory.
     if 3 * common[0] * common[1] * len(indices) > MAX_DECODED_BYTES:
         return []
     sizes = ((files.names[index], _try_read_size(files, index)) for index in indices)

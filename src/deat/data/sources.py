@@ -92,11 +92,11 @@ def stopping_workers(*sources: Source | None) -> Iterator[None]:
 
 
 class InterruptibleSource:
-    """A Source that raises Interrupted between two batches if training was asked to stop.
+    """A Source that raises Interrupted between two batches if a stop was requested.
 
     Args:
         source: The source of the batches. If several processes read it in turns, they check once per turn.
-        interruption: Whether to stop.
+        interruption: Knows whether a stop was requested.
     """
 
     def __init__(self, source: Source, interruption: Interruption) -> None:
@@ -115,7 +115,7 @@ class InterruptibleSource:
             epoch: The epoch's number.
 
         Raises:
-            Interrupted: If training was asked to stop.
+            Interrupted: If a stop was requested.
         """
         for step, batch in enumerate(self.source.epoch(epoch)):
             if step % self.interruption.distributed.size == 0:
