@@ -88,7 +88,7 @@ class TrainingProgress:
         spent, batches = trainer.game.cost.backprops - self.backprops_before, len(trainer.train)
         ahead = batches * (trainer.config.epochs - trainer.epoch) - trainer.step
         if spent < 5:
-            return "-:-- left"
+            return f"{format_duration(None)} left"
         elapsed = perf_counter() - self.start_time
         return f"{format_duration(elapsed * ahead * trainer.method.play.backprops(trainer.budget) / spent)} left"
 
