@@ -144,8 +144,8 @@ PLACES = {
     "the network's way to the device": (Engine, "prepare", SHORT, "--batch-size"),
     "the data's way to the device": (InMemorySource, "__init__", SHORT, "--batch-size"),
     "what is to be saved": (Trainer, "state_dict", SHORT, "--batch-size"),
-    "the final scores": (train, "accuracies", [*SHORT, "--test-images", "20"], "--batch-size"),
-    "an evaluation": (Judge, "rule", ["evaluate", "run", "--attacks", "natural", "--n", "20"], "--block"),
+    "the final scores": (train, "compute_accuracies", [*SHORT, "--test-images", "20"], "--batch-size"),
+    "an evaluation": (Judge, "judge_block", ["evaluate", "run", "--attacks", "natural", "--n", "20"], "--block"),
 }
 
 

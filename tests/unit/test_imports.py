@@ -53,6 +53,7 @@ ONLY: dict[str, tuple[str, ...]] = {
         "utils",
         "engine.kernels",
         "engine.cuda_graphs",
+        "engine.precision",
         "threat",
         "core.losses",
         "data",
