@@ -1,10 +1,10 @@
-# Two commands on a fresh machine with Python, pip and make: `make demo` and `make test`.
+# On a fresh machine with Python, pip and make: `make demo` and `make test`; `make docs` builds the site into site/.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint setup bench clean
+.PHONY: demo test lint docs setup bench clean
 
 setup: $(STAMP)
 
@@ -38,8 +38,16 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# A broken link, a missing anchor or a name without documentation ends the build.
+docs: $(VENV)/.docs
+	$(BIN)/zensical build --clean --strict
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
 bench: $(STAMP)
 	$(BIN)/python bench/cpu.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist src/*.egg-info

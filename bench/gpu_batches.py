@@ -47,7 +47,7 @@ def measure(method: str) -> Record:
     gc.collect()
     with trained(method) as player:
         found = {"k": player.budget.k, **player.clocked()}
-        with patch.object(player.recorder, "play", lambda *held: None):
+        with patch.object(player.recorder, "run", lambda *held: None):
             rest = player.clocked()
         found |= {f"rest_{name}": value for name, value in rest.items()}
         return found | {"device": attempt(player.profiled)}

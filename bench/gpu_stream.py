@@ -80,7 +80,7 @@ def lazy_images(folder: Path, times: int) -> LazyImages:
     """The files, each so many times, to be decoded when they are read."""
     names = tuple(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.jpg")))
     layout = infer_layout(names)
-    files = LazyImages(FolderFiles(folder, names), *layout.parts["train"], layout.classes, SIDE)
+    files = LazyImages(FolderFiles(folder, names), *layout.splits["train"], layout.classes, SIDE)
     return files.subset(torch.arange(len(files)).repeat(times))
 
 

@@ -21,8 +21,9 @@ from shared import Record, cpu_name
 from torch import nn
 
 import deat
+from deat.cli.exit_handling import exit_if_distributed
 from deat.data import ImageSet
-from deat.utils.distributed import Distributed, exit_if_distributed
+from deat.utils.distributed import Distributed
 
 RESULTS = Path(__file__).parents[1] / "docs/results"
 BATCH = 64

@@ -8,7 +8,7 @@ from deat.core.inner_attack import InnerAttack
 from deat.core.moves import Game, MagnitudeProbe
 from deat.core.objectives import CrossEntropy, LossOutput, Mart, Objective, Trades
 from deat.core.plays import Craft, Relay, Replay
-from deat.data import Augment, ImageSet, as_source, load_data
+from deat.data import Augment, DataSplits, ImageSet, as_source, load_data
 from deat.engine.precision import Engine
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import evaluate
@@ -37,6 +37,7 @@ __all__ = [
     "Checkpoints",
     "Craft",
     "CrossEntropy",
+    "DataSplits",
     "Distributed",
     "Engine",
     "EpochStats",

@@ -36,6 +36,7 @@ def test_loss_is_finite_and_each_of_two_updates_changes_the_weights(name, threat
     assert record.examples == 12
 
 
+@pytest.mark.promise("P35")
 @every_method
 @every_threat
 @both_rules
@@ -50,6 +51,7 @@ def test_every_intermediate_delta_is_in_ball_and_box(name, threat, rules):
     assert any(delta.abs().max() > 0 for _, delta in game.seen) == (budget.k > 0)
 
 
+@pytest.mark.promise("P39")
 @every_method
 @pytest.mark.parametrize("k", [0, 1, None], ids=["k=0", "k=1", "own k"])
 def test_declared_backprops_equal_the_cost_and_the_backward_calls_that_were_made(name, k):
@@ -147,6 +149,7 @@ def history_of(name: str, seed: int) -> str:
     return "\n".join(json.dumps(asdict(stats)) for stats in trainer.fit().history)
 
 
+@pytest.mark.promise("P40")
 @every_method
 def test_same_seed_gives_the_same_history_byte_for_byte_and_another_seed_does_not(name):
     assert history_of(name, 0) == history_of(name, 0)

@@ -63,6 +63,7 @@ def play_digits(name: str, threat: deat.ThreatModel, rules: str = "paper", **asc
     return trainer
 
 
+@pytest.mark.promise("P38")
 @pytest.mark.parametrize("name", list_methods() + EXTRAS)
 @pytest.mark.parametrize("threat", THREATS, ids=lambda t: t.name)
 def test_no_method_reads_the_host_within_an_epoch(name, threat):

@@ -76,6 +76,7 @@ def wholes() -> dict[str, list[object]]:
     return {}
 
 
+@pytest.mark.promise("P13", "P16")
 @pytest.mark.parametrize("stop", [PER_EPOCH * 2, PER_EPOCH * 2 + 1], ids=["after an epoch", "in mid-epoch"])
 @pytest.mark.parametrize("name", METHODS)
 def test_resumed_training_equals_an_uninterrupted_one(name, stop, tmp_path, wholes):
@@ -91,6 +92,7 @@ def test_resumed_training_equals_an_uninterrupted_one(name, stop, tmp_path, whol
     assert everything(second) == wholes[name]
 
 
+@pytest.mark.promise("P13", "P17")
 @pytest.mark.parametrize("options", [{"precision": "bf16"}, {"val": None}, {"seed": 5}], ids=str)
 def test_resumed_training_is_exact_in_any_setting(options, tmp_path):
     method = METHODS["persistent m+deat"]
@@ -101,6 +103,7 @@ def test_resumed_training_is_exact_in_any_setting(options, tmp_path):
     assert everything(second) == everything(whole)
 
 
+@pytest.mark.promise("P13")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, inside its compiler
 @pytest.mark.skipif(not shutil.which("g++"), reason="compiling for the CPU needs a C++ compiler")
 def test_compiled_training_on_a_cpu_goes_on_exactly_at_a_short_last_batch(tmp_path):
@@ -135,6 +138,7 @@ OWN = {
 }
 
 
+@pytest.mark.promise("P13")
 @pytest.mark.parametrize("name", OWN)
 def test_optimiser_of_one_s_own_goes_on_exactly_with_a_short_last_batch(name, tmp_path):
     whole, first, second = (fresh(METHODS["m+deat"], optimizer=OWN[name], batch_size=7) for _ in range(3))
@@ -191,6 +195,7 @@ def in_mid_epoch(data: object, folder: Path) -> deat.Trainer:
     return second
 
 
+@pytest.mark.promise("P16")
 def test_data_set_goes_on_at_its_batch_and_reads_nothing_before_it(tmp_path):
     whole, data = trainer_of("pgd-1", conv_net(), data=Counted(), epochs=2), Counted()
     whole.fit()
@@ -201,6 +206,7 @@ def test_data_set_goes_on_at_its_batch_and_reads_nothing_before_it(tmp_path):
     assert everything(second) == everything(whole)
 
 
+@pytest.mark.promise("P16")
 def test_stop_is_obeyed_while_batches_are_drawn_again(tmp_path):
     x, y = learnable()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10)
@@ -220,6 +226,7 @@ def test_stop_is_obeyed_while_batches_are_drawn_again(tmp_path):
     assert second.step == 2
 
 
+@pytest.mark.promise("P15")
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])
 def test_decisions_of_m_plus_are_the_same_wherever_it_was_stopped(stop, tmp_path):
     def build() -> deat.Trainer:

@@ -88,6 +88,7 @@ def test_a_folder_that_is_no_run_is_not_said_to_be_one(capsys: pytest.CaptureFix
     assert "--overwrite" not in said
 
 
+@pytest.mark.promise("P24")
 def test_interrupted_training_names_its_folder_and_the_command_that_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

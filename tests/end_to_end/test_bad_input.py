@@ -81,6 +81,7 @@ CASES = [
 ]
 
 
+@pytest.mark.promise("P48", "P49", "P50", "P52")
 @pytest.mark.parametrize(
     ("flags", "status", "words"), CASES, ids=lambda v: " ".join(v) if isinstance(v, list) else None
 )

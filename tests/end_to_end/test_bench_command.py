@@ -124,6 +124,7 @@ def test_an_interrupted_bench_goes_on_where_it_was(
     assert trained.items() <= written().items()  # what was trained was not trained again
 
 
+@pytest.mark.promise("P3")
 def test_a_finished_run_with_a_damaged_evaluation_is_judged_again(capsys: pytest.CaptureFixture[str]) -> None:
     order = ["bench", "quick", "--methods", "natural", "--seeds", "0", *SMALL]
     assert main([*order, "--json"]) == 0
@@ -175,6 +176,7 @@ def test_a_bench_with_rows_at_chance_says_which_and_what_to_do_and_leaves_with_6
     assert any("not to be believed" in note for note in json.loads(capsys.readouterr().out)["notes"])
 
 
+@pytest.mark.promise("P6")
 @pytest.mark.usefixtures("_workers_that_have_imported_all")
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_bench_whose_folder_takes_nothing_more_ends_with_status_4(

@@ -250,6 +250,7 @@ def test_only_an_earlier_evaluation_is_replaced(run: Path, name: str, capsys: py
     assert not before or (run / name).read_bytes() == before
 
 
+@pytest.mark.promise("P8")
 def test_a_second_command_on_the_same_file_leaves_with_7_and_the_first_one_s_rulings_stay(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,9 @@ def test_the_readme_example_learns_and_says_nothing_of_anything_amiss(children: 
     assert [line for line in said if not line.startswith(("m+deat  epoch ", "deat: evaluating"))] == []
 
 
-def test_the_page_on_python_runs_from_top_to_bottom(children: Children, tmp_path: Path) -> None:
-    blocks = (ROOT / "docs/python.md").read_text().split("```python\n")[1:]
+@pytest.mark.parametrize("page", ["index", "get-started", "choose-a-method", "python", "extend"])
+def test_the_python_blocks_of_a_page_run_one_after_the_other(page: str, children: Children, tmp_path: Path) -> None:
+    blocks = (ROOT / f"docs/{page}.md").read_text().split("```python\n")[1:]
+    assert blocks
     (tmp_path / "page.py").write_text("\n".join(block.split("```")[0] for block in blocks))
     assert children.run_script(tmp_path / "page.py", cwd=tmp_path) == 0, (tmp_path / "err").read_text()

@@ -1,5 +1,6 @@
 """The command line's flags, frozen: a new one is added here on purpose or not at all. Each reads what it says."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 
 from deat.cli.bench import BenchCommand
 from deat.cli.evaluate import EvaluateCommand
-from deat.cli.flags import FLAG_BY_SYNONYM, SYNONYMS_BY_FLAG
+from deat.cli.flags import FLAG_BY_SYNONYM, SYNONYMS_BY_FLAG, check_flag_names
 from deat.cli.list import ListCommand
+from deat.cli.main import COMMANDS as COMMAND_TYPES
 from deat.cli.main import main
 from deat.cli.report import ReportCommand
 from deat.cli.train import ResumeCommand, TrainCommand
@@ -26,6 +28,7 @@ BENCH = """recipe methods seeds data model set budget_bp jobs parallel out data_
 REPORT = """runs out against sweep gallery no_figures model device data_root json"""
 
 
+@pytest.mark.promise("P53")
 def test_no_flag_appears_by_accident() -> None:
     assert [f.name for f in fields(TrainCommand)] == TRAIN.split()
     assert [f.name for f in fields(EvaluateCommand)] == EVALUATE.split()
@@ -61,6 +64,10 @@ def test_names_from_other_programs_lead_to_flags_and_are_none_themselves() -> No
         ("bench quick --learning-rate=3", "--set lr=..."),
         ("bench quick --batch 3", "--set batch_size=..."),
         ("export run --output x", "--out"),
+        ("evaluate --epsilon 0.1 run", "--eps"),  # before the argument that the parser would miss first
+        ("bench --epochs 3 quick", "--set epochs=..."),
+        ("train --epoch 3", "--epochs"),
+        ("train --batchsize=64", "--batch-size"),
     ],
 )
 def test_what_a_flag_is_called_here_depends_on_the_command(command: str, hint: str, capsys: Any) -> None:
@@ -69,9 +76,45 @@ def test_what_a_flag_is_called_here_depends_on_the_command(command: str, hint: s
 
 
 def test_a_name_is_not_guessed_for_a_command_that_has_no_such_flag(capsys: Any) -> None:
-    with pytest.raises(SystemExit):
-        main(["resume", "run", "--learning-rate", "1"])
-    assert "Did you mean" not in capsys.readouterr().err
+    assert main(["resume", "run", "--learning-rate", "1"]) == 2
+    message = capsys.readouterr().err
+    assert "unknown option '--learning-rate'" in message
+    assert "Did you mean" not in message
+    assert "deat resume --help" in message
+
+
+def test_every_flag_in_the_help_is_known_under_either_spelling(capsys: Any) -> None:
+    for command, kind in COMMAND_TYPES.items():
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        flags = set(re.findall(r"(?<= )--[a-z][\w-]*(?= )", capsys.readouterr().out))
+        assert len(flags) > 1, command
+        for flag in flags:
+            check_flag_names(command, kind, [flag, f"{flag}=1", flag.replace("-", "_").replace("__", "--")])
+
+
+def test_what_follows_two_dashes_is_no_flag() -> None:
+    check_flag_names("evaluate", EvaluateCommand, ["--eps", "0.1", "--", "--strange-run"])
+
+
+@pytest.mark.parametrize("rest", [[], ["--help"], ["--epochs", "3"]], ids=" ".join)
+def test_an_unknown_command_is_named_with_those_there_are(rest: list[str], capsys: Any) -> None:
+    assert main(["evalute", *rest]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "unknown command 'evalute'" in output.err
+    assert "'evaluate'" in output.err.partition("Known")[0]
+    assert all(command in output.err.partition("Known")[2] for command in COMMAND_TYPES)
+
+
+@pytest.mark.parametrize("command", ["", *COMMAND_TYPES])
+def test_help_is_printed_and_is_no_error(command: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command.split(), "--help"])
+    assert stop.value.code == 0
+    output = capsys.readouterr()
+    assert output.out.startswith(f"usage: deat {command}".strip())
+    assert output.err == ""
 
 
 COMMANDS: dict[type[Any], list[str]] = {
@@ -122,6 +165,7 @@ def test_flags_that_take_numbers_are_found() -> None:
     assert {"bench quick --jobs", "train --eps", "evaluate run --n", "report run --gallery"} <= NUMBERS.keys()
 
 
+@pytest.mark.promise("P48")
 @pytest.mark.parametrize("value", ["x", "", "1,5", "1e999", "9" * 5000 + "x"], ids=lambda value: value[:5])
 @pytest.mark.parametrize("flag", NUMBERS)
 def test_what_is_no_number_is_named_with_what_is_accepted(

@@ -244,10 +244,10 @@ def test_a_bare_files_normalisation_is_said(here: Path, capsys: pytest.CaptureFi
 
 
 def test_the_usual_learning_rate_is_for_training_from_nothing_and_a_tenth_of_it_for_given_weights(here: Path) -> None:
-    assert run_of().settings.lr is None
-    assert run_of(init="w").settings.lr == pytest.approx(0.1 * run_of().default_lr) == pytest.approx(0.01)
-    assert resolve_request(Request(init="w"), device="cpu").settings.lr == pytest.approx(0.005)
-    assert resolve_request(Request(init="w"), device="cpu", lr=0.3).settings.lr == 0.3
+    assert run_of().config.lr is None
+    assert run_of(init="w").config.lr == pytest.approx(0.1 * run_of().default_lr) == pytest.approx(0.01)
+    assert resolve_request(Request(init="w"), device="cpu").config.lr == pytest.approx(0.005)
+    assert resolve_request(Request(init="w"), device="cpu", lr=0.3).config.lr == 0.3
 
 
 def test_a_recipe_keeps_its_learning_rate_whatever_it_starts_from(here: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_recipe_keeps_its_learning_rate_whatever_it_starts_from(here: Path) ->
         (changed,) = apply_overrides([row], {"init": "w"})
         assert changed.request.init == "w"
         assert changed.settings["lr"] == row.settings["lr"] > 0
-    assert apply_overrides(get_recipe("quick").rows("fgsm", "small"), {"init": "w"})[0].resolve(0).settings.lr == 0.05
+    assert apply_overrides(get_recipe("quick").rows("fgsm", "small"), {"init": "w"})[0].resolve(0).config.lr == 0.05
 
 
 def test_a_run_at_chance_on_few_images_says_so_before_and_after_on_the_screen_and_in_its_records(
@@ -306,8 +306,8 @@ SHORTER = {
 """What makes the page's work small, and fit for two classes."""
 
 
-def test_the_page_on_your_own_network_runs(here: Path) -> None:
-    page = (ROOT / "docs/your-own.md").read_text()
+def test_the_page_on_your_own_data_runs(here: Path) -> None:
+    page = (ROOT / "docs/your-data.md").read_text().replace("\\\n", " ")
     for old, new in SHORTER.items():
         assert old in page
         page = page.replace(old, new)

@@ -170,6 +170,7 @@ def test_runs_without_a_name_do_not_overwrite_each_other() -> None:
     assert sorted(p.name for p in Path("runs").iterdir()) == ["digits-m+deat", "digits-m+deat-2"]
 
 
+@pytest.mark.promise("P51")
 def test_overwrite_replaces_a_run_but_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["train", *QUICK, "--baseline", "no", "--epochs", "1", "--out", "run"]
     assert main(command) == 0

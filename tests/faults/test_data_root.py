@@ -32,6 +32,7 @@ def listing(folder: Path) -> list[str]:
     return sorted(str(path) for path in folder.rglob("*"))
 
 
+@pytest.mark.promise("P56")
 @pytest.mark.parametrize("command", [["resume", "run"], JUDGE])
 def test_decoded_images_are_kept_in_the_user_s_own_root_and_not_where_a_record_says(command):
     for part in ("train", "test"):
@@ -43,6 +44,7 @@ def test_decoded_images_are_kept_in_the_user_s_own_root_and_not_where_a_record_s
     assert list(Path("own/decoded").iterdir())
 
 
+@pytest.mark.promise("P56")
 def test_what_lies_where_a_record_says_is_neither_changed_nor_removed():
     images(Path("set"))
     assert main([*FOLDER, "--model", "small", "--out", "run"]) == 0
@@ -70,13 +72,14 @@ def _small_cifar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cifar.RELEASES, "cifar10", (small,))
     folder = Path("theirs", small.folder)
     folder.mkdir(parents=True)
-    (folder / small.meta).write_text("\n".join(f"class{i}" for i in range(10)))
+    (folder / small.meta_file).write_text("\n".join(f"class{i}" for i in range(10)))
     for name, count in {**small.train, **small.test}.items():
         rows = np.random.default_rng(count).integers(0, 256, (count, 3073), dtype=np.uint8)
         rows[:, 0] %= 10
         (folder / name).write_bytes(rows.tobytes())
 
 
+@pytest.mark.promise("P56")
 @pytest.mark.usefixtures("_small_cifar")
 def test_a_data_set_in_the_recorded_root_is_found_without_a_flag_and_said(capsys):
     order = [*FOLDER, "--model", "small", "--out", "run", "--data", "cifar10", "--data-root", "theirs"]

@@ -46,6 +46,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.promise("P18")
 @pytest.mark.parametrize("change", CHANGED)
 def test_changed_configuration_is_refused_with_a_readable_difference(change, unfinished, capsys):
     flags, words = CHANGED[change]
@@ -56,6 +57,7 @@ def test_changed_configuration_is_refused_with_a_readable_difference(change, unf
     assert before == {path: path.read_bytes() for path in unfinished.rglob("*") if path.is_file()}
 
 
+@pytest.mark.promise("P18")
 @pytest.mark.parametrize("flags", [["--workers", "1"], ["--test-images", "10"], ["--json"]])
 def test_harmless_change_is_allowed_and_the_run_ends_in_the_same_bytes(flags, unfinished, whole):
     assert main([*SHORT, "--resume", "auto", *flags]) == 0
@@ -65,6 +67,7 @@ def test_harmless_change_is_allowed_and_the_run_ends_in_the_same_bytes(flags, un
 SCORED = [*SHORT, "--epochs", "2", "--test-images", "60"]
 
 
+@pytest.mark.promise("P14")
 @pytest.mark.parametrize("command", [["resume", "run"], [*SCORED, "--resume", "auto"]])
 def test_finished_run_says_so_shows_what_it_found_and_is_left_as_it_is(command, capsys):
     assert main(SCORED) == 0
@@ -88,6 +91,7 @@ def test_finished_run_is_one_json_document_with_its_scores(capsys):
     assert len(found["history"]) == 2
 
 
+@pytest.mark.promise("P14")
 @pytest.mark.parametrize("text", ["", "[]", "[1]", "{}", '[{"name": "x", "accuracy": 1, "images": 1, "backprops": 1}]'])
 def test_scores_of_a_finished_run_that_cannot_be_read_are_made_again(text, capsys):
     assert main(SCORED) == 0
@@ -148,6 +152,7 @@ SETS = {
 }
 
 
+@pytest.mark.promise("P18")
 @pytest.mark.parametrize("kind", SETS)
 def test_python_training_does_not_go_on_with_other_data_of_the_same_size(kind):
     data, other, word = SETS[kind]
@@ -193,6 +198,7 @@ def keep_epoch(data: object, **options: object) -> None:
 ELSEWHERE = {"threads": 4, "device": "cuda", "torch": "2.0.0", "processes": 8, "precision": "bf16", "cpu": "AVX3"}
 
 
+@pytest.mark.promise("P19")
 @pytest.mark.parametrize(("name", "value"), ELSEWHERE.items())
 def test_other_device_version_or_number_of_processes_needs_consent_and_is_marked(name, value, unfinished, capsys):
     rewrite_state(unfinished, lambda state: state["environment"].update({name: value}))
@@ -220,6 +226,7 @@ def test_a_call_of_fit_goes_on_elsewhere_with_the_consent_that_its_refusal_asks_
     assert len(fit(inexact=True).history) == 2
 
 
+@pytest.mark.promise("P19")
 def test_another_engine_that_gives_other_bits_needs_consent_and_is_marked(unfinished, capsys):
     assert main([*SHORT, "--resume", "auto", "--engine", "compile"]) == 2
     message = capsys.readouterr().err
@@ -236,6 +243,7 @@ def test_eager_instead_of_the_usual_engine_is_harmless(unfinished, whole):
     assert_same_run(unfinished, whole)
 
 
+@pytest.mark.promise("P19")
 def test_checkpoint_that_does_not_tell_its_processor_goes_on(unfinished, whole):
     rewrite_state(unfinished, lambda state: [state["environment"].pop(name) for name in ("cpu", "compiled")])
     assert main(["resume", "run"]) == 0
@@ -248,6 +256,7 @@ class Gpu:
     type, index = "cuda", 0
 
 
+@pytest.mark.promise("P19")
 @pytest.mark.parametrize(
     ("settings", "doubts"),
     [
@@ -272,6 +281,7 @@ def test_record_of_a_run_on_a_gpu_says_what_stands_against_exactness(settings, d
     assert collect_environment(trainer)["gpu"] == "Some GPU"
 
 
+@pytest.mark.promise("P20")
 def test_newer_schema_is_refused_with_a_hint_to_upgrade(unfinished, capsys):
     rewrite_state(unfinished, lambda state: state.update(schema=99, versions={"deat": "9.0"}))
     assert main(["resume", "run"]) == 4
@@ -301,6 +311,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.promise("P21", "P49")
 @pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN.keys())
 def test_state_that_is_none_is_one_clean_error(change, unfinished, capsys):
     rewrite_state(unfinished, change)
@@ -367,6 +378,7 @@ NOT_GIVEN = {
 }
 
 
+@pytest.mark.promise("P21")
 @pytest.mark.parametrize("kind", NOT_GIVEN)
 def test_part_of_a_state_that_no_training_gives_is_refused_by_name(kind, tmp_path):
     found = NOT_GIVEN[kind]
@@ -379,6 +391,7 @@ def test_part_of_a_state_that_no_training_gives_is_refused_by_name(kind, tmp_pat
         Checkpoints(tmp_path).resume(trainer_of("m+deat", conv_net(), epochs=3))
 
 
+@pytest.mark.promise("P9")
 @pytest.mark.parametrize("name", ["delta", "callbacks"])
 def test_files_that_a_manifest_does_not_name_are_not_looked_at(name, tmp_path):
     trainer = trainer_of("m+deat", conv_net(), epochs=3)
@@ -393,6 +406,7 @@ def test_files_that_a_manifest_does_not_name_are_not_looked_at(name, tmp_path):
     assert again.history == trainer.history
 
 
+@pytest.mark.promise("P21")
 @pytest.mark.parametrize("wrong", [{"events": [5]}, {"standing": "x"}, {"healthy": 5}, {"seconds": "x"}])
 def test_watch_takes_up_its_own_state_alone(wrong):
     watch = OverfitWatch(trainer_of("fgsm", val=learnable()).val, deat.Linf(0.1))
@@ -400,6 +414,7 @@ def test_watch_takes_up_its_own_state_alone(wrong):
         watch.load_state_dict({**watch.state_dict(), **wrong})
 
 
+@pytest.mark.promise("P20")
 @pytest.mark.parametrize("schema", sorted(path.name for path in FIXTURES.iterdir()))
 def test_checkpoints_of_every_release_still_load(schema, tmp_path):
     shutil.copytree(FIXTURES / schema, tmp_path / "kept")
@@ -419,6 +434,7 @@ def keeper_environment(trainer) -> dict[str, object]:
     return collect_environment(trainer)
 
 
+@pytest.mark.promise("P22")
 def test_missing_random_states_are_refused(unfinished, capsys):
     for path in store.list_checkpoints(unfinished):
         (path / "rng.safetensors").unlink()
@@ -426,6 +442,7 @@ def test_missing_random_states_are_refused(unfinished, capsys):
     assert "rng.safetensors" in capsys.readouterr().err
 
 
+@pytest.mark.promise("P23")
 def test_weights_that_are_not_finite_are_refused(tmp_path):
     from deat.utils.tensor_files import encode_tensors, read_tensors
 
@@ -452,6 +469,7 @@ class Net(nn.Sequential):
 """
 
 
+@pytest.mark.promise("P55")
 @pytest.mark.parametrize("what", ["method", "model"])
 def test_code_is_run_on_the_user_s_word_alone_and_must_be_the_same(what, monkeypatch, capsys):
     Path("mine.py").write_text(MINE)
@@ -471,6 +489,7 @@ def test_code_is_run_on_the_user_s_word_alone_and_must_be_the_same(what, monkeyp
     assert main(["resume", "run", f"--{what}", spec]) == 0
 
 
+@pytest.mark.promise("P55")
 def test_checkpoint_that_names_a_module_imports_nothing(unfinished):
     Path("evil.py").write_text("from pathlib import Path\nPath('marker').touch()\nX = None\n")
     record = json.loads((unfinished / "run.json").read_text())

@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 
 import deat
 from deat.cli.bench import print_results
-from deat.cli.console import print_stderr
 from deat.cli.main import main
 from deat.errors import CheckpointError
 from deat.report.load import load_bench
 from deat.runs.run_dir import create_unique_folder
 from deat.utils.paths import anonymize_paths, restore_user_paths
 from deat.utils.tensor_files import read_note, read_tensors
+from deat.utils.terminal import print_stderr
 from deat.utils.text import escape_markdown, make_printable
 from helpers.children import Children
 from helpers.runs import make_bench, make_run, one_run
@@ -74,6 +74,7 @@ def bomb() -> Path:
     return Path("bomb.pt")
 
 
+@pytest.mark.promise("P54")
 @pytest.mark.parametrize("name", ["bomb.pt", "bomb.safetensors"])
 @pytest.mark.parametrize("command", ["train", "resume", "evaluate", "import"])
 def test_pickle_as_weights_is_refused_everywhere_and_never_runs(command, name, bomb, whole, capsys):
@@ -138,6 +139,7 @@ STRANGE = {
 }
 
 
+@pytest.mark.promise("P54")
 @pytest.mark.parametrize("kind", STRANGE)
 def test_weights_that_no_file_can_hold_are_one_clean_error(kind, capsys):
     torch.save(STRANGE[kind](), "strange.pt")
@@ -154,6 +156,7 @@ def repacked(found: object, **changes: object) -> None:
             packed.writestr(member.filename, whole.read(member))
 
 
+@pytest.mark.promise("P54")
 def test_weights_that_unpack_to_more_than_their_file_are_refused_unread(monkeypatch, capsys):
     repacked({"w": torch.zeros(1_000_000)}, compression=zipfile.ZIP_DEFLATED)
     assert Path("packed.pt").stat().st_size < 20_000
@@ -171,6 +174,7 @@ def test_weights_that_are_stored_in_another_archive_are_still_weights(capsys):
     assert read_tensors("packed.safetensors")["w"].tolist() == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.promise("P54")
 def test_weights_that_share_their_numbers_may_not_grow_without_end(capsys):
     shared = torch.zeros(10_000)
     torch.save({f"w{i}": shared[i:] for i in range(100)}, "many.pt")
@@ -342,6 +346,7 @@ def test_index_that_names_no_weights_beside_it_is_refused(index):
     assert read_note("parts/model.safetensors.index.json") is None
 
 
+@pytest.mark.promise("P45")
 def test_pipe_among_the_images_is_refused_and_does_not_hang(capsys):
     images(Path("set"))
     os.mkfifo("set/cat/9.png")
@@ -349,6 +354,7 @@ def test_pipe_among_the_images_is_refused_and_does_not_hang(capsys):
     assert "9.png" in capsys.readouterr().err
 
 
+@pytest.mark.promise("P45")
 def test_link_that_leads_in_a_circle_is_not_followed():
     images(Path("set"))
     Path("set/cat/loop").symlink_to(Path("set").resolve())
@@ -425,9 +431,10 @@ def test_error_in_the_user_s_own_network_is_said_to_be_theirs(capsys):
     message = capsys.readouterr().err
     assert "my own mistake" in message
     assert "mine.py, line 8" in message
-    assert "defect of deat" not in message
+    assert "internal error" not in message
 
 
+@pytest.mark.promise("P60")
 def test_no_command_needs_the_network(monkeypatch):
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("somebody opened a socket")
@@ -443,6 +450,7 @@ def test_no_command_needs_the_network(monkeypatch):
     assert Path("run/report/index.html").is_file()
 
 
+@pytest.mark.promise("P61")
 def test_nothing_that_is_written_names_the_user_the_machine_or_the_home(monkeypatch, tmp_path):
     home = tmp_path / "home-of-somebody"
     images(home / "set/train")
@@ -461,10 +469,8 @@ def test_nothing_that_is_written_names_the_user_the_machine_or_the_home(monkeypa
 
 @pytest.mark.parametrize("root", ["nowhere", None], ids=["root of its own", "usual root"])
 def test_record_that_asks_for_a_download_fetches_nothing(root, whole, monkeypatch, capsys):
-    import deat.data.download as net
-
     monkeypatch.setenv("DEAT_DATA", str(Path("usual").resolve()))
-    monkeypatch.setattr(net, "download_file", lambda *_, **__: pytest.fail("something was fetched"))
+    monkeypatch.setattr("deat.data.cifar.download_file", lambda *_, **__: pytest.fail("something was fetched"))
     shutil.copytree(whole, "run")
     record = json.loads(Path("run/run.json").read_text())
     record["request"] |= {"data": "cifar10", "download": True, "data_root": root and str(Path(root).resolve())}
@@ -475,6 +481,7 @@ def test_record_that_asks_for_a_download_fetches_nothing(root, whole, monkeypatc
     assert not Path("usual").exists()
 
 
+@pytest.mark.promise("P61")
 def test_network_and_method_from_files_at_home_leave_no_trace_of_it(monkeypatch, tmp_path, capsys):
     home = tmp_path / "home-of-somebody"
     monkeypatch.setenv("HOME", str(home))
@@ -545,6 +552,7 @@ def test_user_without_a_name_has_paths_all_the_same(monkeypatch):
     assert restore_user_paths(anonymize_paths("/x/alice/set")) == "/x/alice/set"
 
 
+@pytest.mark.promise("P61")
 def test_place_where_a_linked_home_really_lies_is_not_recorded(monkeypatch, tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "home").symlink_to("real")
@@ -554,6 +562,7 @@ def test_place_where_a_linked_home_really_lies_is_not_recorded(monkeypatch, tmp_
     assert restore_user_paths("folder:~/set") == f"folder:{tmp_path}/home/set"
 
 
+@pytest.mark.promise("P61")
 def test_data_under_a_user_s_name_leaves_no_trace_of_it_and_is_found_again(alice, tmp_path, capsys):
     own = tmp_path / "scratch/alice"
     images(own / "train")
@@ -576,6 +585,7 @@ def assert_untold(folder: Path, home: Path) -> None:
     assert b"machine-of-somebody" not in written
 
 
+@pytest.mark.promise("P62")
 def test_hostile_names_are_shown_as_text(capsys):
     name = "<script>x|\x1b[31m"
     images(Path("set") / name / "train")
@@ -593,6 +603,7 @@ def test_hostile_names_are_shown_as_text(capsys):
     assert make_printable("caf\u00e9\x07") == "caf\u00e9?"
 
 
+@pytest.mark.promise("P62")
 def test_names_in_hostile_files_do_not_reach_the_terminal_as_they_are(whole, capsys):
     save_file({"x\x1b[2J\x07": torch.zeros(1)}, "bad.safetensors")
     assert main(["evaluate", "bad.safetensors", "--data", "digits"]) == 4
@@ -619,6 +630,7 @@ def test_name_of_a_weights_file_does_not_reach_the_terminal_as_it_is(capsys):
     assert "\x1b" not in message
 
 
+@pytest.mark.promise("P62")
 def test_hostile_names_in_a_bench_are_shown_as_text(capsys):
     make_run(Path("table/a"), shares={"natural": 0.9, "x\x1b[31m": 0.5})
     runs = [one_run("a"), one_run("b", seed=1, status="failed", why="no\x1b[2J")]
@@ -636,9 +648,10 @@ def test_scores_that_are_none_are_the_folder_s_fault(bad, capsys):
     assert main(["report", "run", "--no-figures", "--gallery", "0"]) == 3
     message = capsys.readouterr().err
     assert "'run' holds records that deat did not write" in message
-    assert "defect" not in message
+    assert "internal error" not in message
 
 
+@pytest.mark.promise("P50")
 @pytest.mark.parametrize("name", ["..", "../../x", "a/b", "a\0b", "x" * 300, "", "."])
 def test_name_that_deat_gives_a_folder_stays_in_its_parent(name, tmp_path):
     path = create_unique_folder(tmp_path / "runs", f"{name}-m+deat")
@@ -653,12 +666,14 @@ def test_folders_named_at_the_same_time_are_different(tmp_path):
     assert len(set(found)) == 16
 
 
+@pytest.mark.promise("P51")
 def test_two_runs_started_together_do_not_share_a_folder(children: Children, tmp_path):
     started = [children.start(*SHORT[:-2], "--epochs", "1", cwd=tmp_path) for _ in range(2)]
     assert [children.wait(pid) for pid in started] == [0, 0]
     assert sorted(path.name for path in Path("runs").iterdir()) == ["digits-fgsm", "digits-fgsm-2"]
 
 
+@pytest.mark.promise("P46")
 def test_test_images_touch_neither_training_nor_selection(monkeypatch):
     def guarded(self, most):
         class Guard:

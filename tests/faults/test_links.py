@@ -70,6 +70,7 @@ PLANTED = [
 CASES = [(command, name, target) for name, target, commands in PLANTED for command in commands]
 
 
+@pytest.mark.promise("P10")
 @pytest.mark.parametrize(("command", "name", "target"), CASES)
 def test_link_where_deat_would_write_is_refused_by_name_and_nothing_changes(
     command, name, target, unfinished, victim, capsys
@@ -83,6 +84,7 @@ def test_link_where_deat_would_write_is_refused_by_name_and_nothing_changes(
     assert (contents(victim), contents(unfinished)) == before
 
 
+@pytest.mark.promise("P10")
 def test_run_s_folder_and_its_parents_may_be_links(unfinished):
     Path("far/away").mkdir(parents=True)
     unfinished.rename("far/away/run")
@@ -100,6 +102,7 @@ def test_report_goes_through_a_link_that_the_user_names(unfinished):
     assert Path("site/index.html").is_file()
 
 
+@pytest.mark.promise("P10")
 def test_leftovers_behind_a_link_are_left_alone(victim, tmp_path):
     kept = tmp_path / "kept"
     (kept / "best").mkdir(parents=True)
@@ -110,6 +113,7 @@ def test_leftovers_behind_a_link_are_left_alone(victim, tmp_path):
     assert (victim / ".draft.tmp").is_file()
 
 
+@pytest.mark.promise("P10")
 def test_lines_are_not_added_through_a_link(victim):
     for name in ("timing.jsonl", "rulings.jsonl"):
         Path(name).symlink_to(victim / "notes")
@@ -120,6 +124,7 @@ def test_lines_are_not_added_through_a_link(victim):
     assert (victim / "notes").read_text() == "notes of mine\n"
 
 
+@pytest.mark.promise("P10")
 @pytest.mark.parametrize("name", ["natural", "natural/seed-0", "natural/seed-0/best", "natural/seed-0/history.jsonl"])
 def test_bench_does_not_play_a_run_behind_a_link(name, victim):
     grid, quick = Grid(Path("table")), get_recipe("quick")

@@ -13,7 +13,7 @@ from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli import train
 from deat.cli.main import main
 from deat.core.moves import Game
-from deat.data.resident import InMemorySource
+from deat.data import InMemorySource
 from deat.engine.precision import Engine
 from deat.errors import DataError, NumericalError, UsageError
 from deat.evaluation.judge import Judge
@@ -41,6 +41,7 @@ def spoil_batch(monkeypatch: pytest.MonkeyPatch, number: int, value: float) -> N
     monkeypatch.setattr(Game, "compute_both_gradients", spoilt)
 
 
+@pytest.mark.promise("P31")
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_bad_loss_ends_with_5_names_the_first_bad_step_and_leaves_the_last_good_checkpoint(
     value, whole, monkeypatch, capsys
@@ -62,6 +63,7 @@ def test_bad_loss_ends_with_5_names_the_first_bad_step_and_leaves_the_last_good_
     assert_same_run(Path("run"), whole)
 
 
+@pytest.mark.promise("P31")
 def test_bad_loss_before_an_interruption_is_not_saved(tmp_path, monkeypatch):
     spoil_batch(monkeypatch, 5, math.nan)
     trainer = trainer_of("fgsm", conv_net())
@@ -73,6 +75,7 @@ def test_bad_loss_before_an_interruption_is_not_saved(tmp_path, monkeypatch):
     assert find_newest_checkpoint(tmp_path).newest.name == "ckpt-000001"
 
 
+@pytest.mark.promise("P32")
 @pytest.mark.parametrize("where", ["weight", "running_var", "momentum"])
 def test_poisoned_state_is_never_saved(where, tmp_path):
     trainer = trainer_of("fgsm", conv_net(batch_norm=True), epochs=3)
@@ -108,6 +111,7 @@ def status_of_one_that_fails_later(error, monkeypatch):
         return main(SHORT)
 
 
+@pytest.mark.promise("P34")
 @pytest.mark.parametrize(
     "error",
     [
@@ -149,6 +153,7 @@ PLACES = {
 }
 
 
+@pytest.mark.promise("P34")
 @pytest.mark.parametrize("place", PLACES)
 def test_memory_that_runs_out_outside_of_training_is_status_5_with_a_way_out(place, whole, monkeypatch, capsys):
     def short(*_: object, **__: object) -> None:
@@ -190,6 +195,7 @@ def test_other_errors_of_the_runtime_are_not_taken_for_a_lack_of_memory():
         trainer.fit()
 
 
+@pytest.mark.promise("P47")
 def test_data_that_cannot_be_read_any_more_is_status_3_and_the_run_goes_on_later(whole, monkeypatch, capsys):
     real = InMemorySource.epoch
 
@@ -223,6 +229,7 @@ def test_records_that_could_not_be_written_are_written_with_the_next_epoch(whole
     assert_same_run(Path("run"), whole)
 
 
+@pytest.mark.promise("P51")
 def test_old_run_is_kept_until_the_one_that_replaces_it_has_an_epoch(whole, monkeypatch):
     assert main(SHORT) == 0
     with monkeypatch.context() as patch:

@@ -10,7 +10,7 @@ import pytest
 import deat
 from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli.main import main
-from deat.data import decoded_cache
+from deat.data import image_folder
 from deat.errors import UsageError
 from helpers.data_sets import png, tree, write_folder
 from helpers.nets import conv_net, learnable, seeded
@@ -76,7 +76,7 @@ def test_checkpoint_that_does_not_tell_its_augmentation_goes_on():
 @pytest.mark.parametrize("streamed", [False, True], ids=["in memory", "streamed"])
 def test_run_without_the_augmentation_that_it_began_with_is_refused(streamed, monkeypatch, capsys):
     if streamed:
-        monkeypatch.setattr(decoded_cache, "decode_splits", lambda *_: None)
+        monkeypatch.setattr(image_folder, "decode_splits", lambda *_: None)
     write_folder(Path("photos"), tree(8))
     assert main(PHOTOS) == 0
     record = Path("run/run.json").read_text()
@@ -148,6 +148,7 @@ def test_baseline_starts_from_the_same_weights_whichever_command_goes_on(fine_tu
     assert baseline() == found
 
 
+@pytest.mark.promise("P18")
 @pytest.mark.parametrize("way", ["resume", "auto"])
 def test_run_does_not_go_on_with_weights_that_changed_since_it_began(way, fine_tuned, capsys):
     command = ["resume", "run"] if way == "resume" else [*fine_tuned, "--init", "nat.safetensors"]

@@ -49,6 +49,7 @@ def saved(path: Path, epochs: int = 2, **options: object) -> Checkpoints:
 POINTS = ["before data", "mid file", "before manifest", "before rename", "after rename"]
 
 
+@pytest.mark.promise("P1")
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("nth", [1, 3])
 def test_killed_in_any_stage_of_a_save_the_run_goes_on_to_the_same_bytes(point, nth, children, whole, tmp_path):
@@ -62,6 +63,7 @@ def test_killed_in_any_stage_of_a_save_the_run_goes_on_to_the_same_bytes(point, 
     assert_same_run(Path("run"), whole)
 
 
+@pytest.mark.promise("P2")
 @pytest.mark.parametrize("share", [0, 0.01, 0.1, 0.5, 0.99])
 def test_truncated_file_is_named_and_the_checkpoint_before_it_is_used(share, tmp_path):
     saved(tmp_path)
@@ -88,6 +90,7 @@ def test_damaged_checkpoint_is_reported_and_training_goes_on_from_the_one_before
     assert find_newest_checkpoint(tmp_path).newest == tmp_path / "ckpt-000004"
 
 
+@pytest.mark.promise("P2")
 def test_without_any_whole_checkpoint_all_are_listed_and_the_status_is_4(whole, capsys):
     shutil.copytree(whole, "run")
     names = [path.name for path in store.list_checkpoints(Path("run"))]
@@ -132,6 +135,7 @@ def test_resume_on_a_disk_that_is_read_only_offers_no_flag_that_it_lacks(whole, 
     assert "Read-only file system. Make it writable, or give a new run another --out." in capsys.readouterr().err
 
 
+@pytest.mark.promise("P4")
 def test_any_flipped_bit_is_detected(tmp_path):
     saved(tmp_path, epochs=1)
     path, draw = tmp_path / "ckpt-000001", random.Random(0)
@@ -159,6 +163,7 @@ def same_meaning(data: bytes, other: bytes) -> bool:
         return False
 
 
+@pytest.mark.promise("P5")
 @pytest.mark.parametrize("failing", ["write", "fsync", "rename"])
 def test_full_disk_keeps_the_previous_checkpoint_and_is_tried_again(failing, tmp_path, monkeypatch):
     trainer, said = trainer_of("fgsm", conv_net(), epochs=3), []
@@ -188,6 +193,7 @@ def trainer_at(path: Path, epochs: int):
     return trainer
 
 
+@pytest.mark.promise("P5")
 def test_third_failure_in_a_row_ends_training_with_the_last_whole_checkpoint_named(tmp_path, monkeypatch):
     trainer, said = trainer_of("fgsm", conv_net(), epochs=9), []
     Checkpoints(tmp_path, notify=said.append).follow(trainer)
@@ -221,6 +227,7 @@ def test_success_between_failures_starts_their_count_anew(tmp_path, monkeypatch)
     assert trainer_at(tmp_path, 6).epoch == 6
 
 
+@pytest.mark.promise("P5")
 def test_final_save_that_fails_is_an_error(tmp_path, monkeypatch):
     trainer = trainer_of("fgsm", conv_net(), epochs=1)
     Checkpoints(tmp_path, notify=lambda text: None).follow(trainer)
@@ -237,12 +244,14 @@ def test_final_save_that_fails_is_an_error(tmp_path, monkeypatch):
     assert find_newest_checkpoint(tmp_path).newest == tmp_path / "ckpt-000000"
 
 
+@pytest.mark.promise("P5")
 def test_file_size_limit_ends_before_the_first_epoch_with_status_4(children, tmp_path):
     assert children.run(*SHORT, cwd=tmp_path, file_size=50_000) == 4
     assert "ckpt-000000" in Path("err").read_text()
     assert not Path("run/history.jsonl").exists()
 
 
+@pytest.mark.promise("P6")
 def test_folder_that_vanishes_ends_with_status_4_and_not_in_a_traceback(children, tmp_path, monkeypatch, capsys):
     real = RunFolder.on_epoch
 
@@ -257,13 +266,14 @@ def test_folder_that_vanishes_ends_with_status_4_and_not_in_a_traceback(children
     assert not Path("run").exists()
 
 
+@pytest.mark.promise("P6")
 @pytest.mark.parametrize(("what", "after"), [("run", 1), ("run", 3), ("run.json", 1)])
 def test_folder_that_vanishes_once_is_not_made_again_without_its_record(what, after, monkeypatch, capsys):
     """Three saves fail, or the scores cannot be written, and nothing is left that looks like a run and is none."""
     real = Checkpoints.keep
 
-    def vanish(self, trainer, *, now=False):
-        real(self, trainer, now=now)
+    def vanish(self, trainer, *, force=False):
+        real(self, trainer, force=force)
         if trainer.epoch == after and Path("run/run.json").exists():
             shutil.rmtree("run") if what == "run" else Path("run/run.json").unlink()
 
@@ -276,6 +286,7 @@ def test_folder_that_vanishes_once_is_not_made_again_without_its_record(what, af
         assert not Path("run").exists()
 
 
+@pytest.mark.promise("P6")
 @pytest.mark.parametrize("what", [(Path, "mkdir"), (store, "_write_file")], ids=["folder", "file"])
 def test_folder_that_cannot_be_written_is_refused_before_the_first_epoch(what, monkeypatch, capsys):
     def refused(*_: object, **__: object) -> None:
@@ -288,6 +299,7 @@ def test_folder_that_cannot_be_written_is_refused_before_the_first_epoch(what, m
     assert not Path("run/history.jsonl").exists()
 
 
+@pytest.mark.promise("P7")
 def test_pruning_that_fails_does_not_end_training(tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(store, "try_remove", lambda path: False)
@@ -298,6 +310,7 @@ def test_pruning_that_fails_does_not_end_training(tmp_path, monkeypatch):
     assert "cannot delete ckpt-000000" in said[0]
 
 
+@pytest.mark.promise("P7")
 def test_last_two_and_the_best_are_kept(tmp_path, monkeypatch):
     from deat.training.validation import Validator
 
@@ -314,6 +327,7 @@ def test_checkpoints_are_written_every_so_many_epochs_and_at_the_end(tmp_path):
     assert kept == [0, 2, 4, 5]
 
 
+@pytest.mark.promise("P7")
 def test_checkpoint_resumed_from_stays_until_there_are_two_newer_ones(tmp_path):
     saved(tmp_path, epochs=2)
     shutil.rmtree(tmp_path / "ckpt-000002")
@@ -323,6 +337,7 @@ def test_checkpoint_resumed_from_stays_until_there_are_two_newer_ones(tmp_path):
     assert [path.name for path in store.list_checkpoints(tmp_path)] == ["ckpt-000001", "ckpt-000002"]
 
 
+@pytest.mark.promise("P8")
 def test_second_process_leaves_with_status_7_and_names_the_first(children, tmp_path, capsys):
     Path("run").mkdir()
     with lock_run_folder(Path("run")):
@@ -335,6 +350,7 @@ def test_second_process_leaves_with_status_7_and_names_the_first(children, tmp_p
     assert not Path("run/lock").exists()
 
 
+@pytest.mark.promise("P8")
 def test_lock_says_which_machine_s_process_holds_it_but_not_its_name(tmp_path, monkeypatch):
     began = int(time.time())
     with lock_run_folder(tmp_path):
@@ -351,6 +367,7 @@ def test_lock_says_which_machine_s_process_holds_it_but_not_its_name(tmp_path, m
             pass
 
 
+@pytest.mark.promise("P8")
 def test_lock_whose_file_its_last_holder_removes_just_then_is_taken_on_a_new_one(tmp_path, monkeypatch):
     real, taken = locks._lock_or_raise_busy, []
 
@@ -374,6 +391,7 @@ def test_a_system_without_locks_can_train_all_the_same(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.promise("P8")
 def test_lock_of_a_dead_process_is_taken_over_with_a_notice(tmp_path):
     said: list[str] = []
     (tmp_path / LOCK_FILE_NAME).write_text('{"pid": 999999, "host": "", "since": 0}')
@@ -385,6 +403,7 @@ def test_lock_of_a_dead_process_is_taken_over_with_a_notice(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.promise("P8")
 @pytest.mark.parametrize("text", ["", "[]", "5", '{"pid": "x"}', '{"pid": 1, "host": 1, "since": 1e300}', "[" * 200])
 def test_lock_that_nobody_can_read_is_taken_all_the_same(text, tmp_path):
     (tmp_path / LOCK_FILE_NAME).write_text(text)
@@ -392,6 +411,7 @@ def test_lock_that_nobody_can_read_is_taken_all_the_same(text, tmp_path):
         pass
 
 
+@pytest.mark.promise("P9")
 @pytest.mark.parametrize("name", ["../outside.json", "/etc/hostname", "a/b.json", "..", "state.json\0", "ｍodel.json"])
 def test_manifest_that_names_something_outside_is_rejected_and_nothing_is_read(name, tmp_path):
     saved(tmp_path / "run", epochs=1)
@@ -404,6 +424,7 @@ def test_manifest_that_names_something_outside_is_rejected_and_nothing_is_read(n
         verify_checkpoint(path)
 
 
+@pytest.mark.promise("P9")
 def test_links_in_a_checkpoint_are_not_followed(tmp_path):
     saved(tmp_path / "run", epochs=1)
     path = tmp_path / "run/ckpt-000001"
@@ -426,6 +447,7 @@ def test_manifest_that_is_none_is_one_clean_error(text, tmp_path):
         verify_checkpoint(tmp_path / "ckpt-000001")
 
 
+@pytest.mark.promise("P11")
 def test_data_is_on_the_disk_before_its_manifest_and_both_before_the_name(tmp_path, monkeypatch):
     calls: list[str] = []
     real_fsync, real_rename = os.fsync, Path.rename
@@ -452,6 +474,7 @@ def test_data_is_on_the_disk_before_its_manifest_and_both_before_the_name(tmp_pa
     ]
 
 
+@pytest.mark.promise("P59")
 def test_link_planted_at_the_temporary_name_is_not_followed(tmp_path, monkeypatch):
     (tmp_path / "target").mkdir()
     (tmp_path / f"{store.TEMPORARY_PREFIX}00").symlink_to(tmp_path / "target")
@@ -462,6 +485,7 @@ def test_link_planted_at_the_temporary_name_is_not_followed(tmp_path, monkeypatc
     assert not (tmp_path / "ckpt-000000").exists()
 
 
+@pytest.mark.promise("P12")
 def test_torn_last_line_of_the_history_is_dropped_with_a_notice_and_the_run_is_the_same(whole, capsys):
     shutil.copytree(whole, "run")
     shutil.rmtree(find_newest_checkpoint(Path("run")).newest)  # killed before the last checkpoint

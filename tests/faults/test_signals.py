@@ -18,7 +18,7 @@ from deat.checkpoint import store
 from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli.main import main
 from deat.core.moves import Game
-from deat.errors import Interrupted
+from deat.errors import Interrupted, UsageError
 from deat.evaluation.attacks import Attack
 from deat.training import overfit_watch
 from deat.training.validation import Validator
@@ -58,11 +58,12 @@ MOMENTS = {
     "in the first batch": (Game, "close", 1),
     "in a batch": (Game, "close", BATCHES + 2),
     "in the last batch of an epoch": (Game, "close", 2 * BATCHES),
-    "in a save": (store, "_fill", 2),
+    "in a save": (store, "_write_files", 2),
     "after validation": (Validator, "__call__", 2),
 }
 
 
+@pytest.mark.promise("P16", "P24")
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_signal_saves_once_leaves_with_75_and_the_run_goes_on_to_the_same_bytes(
@@ -82,13 +83,14 @@ def test_signal_saves_once_leaves_with_75_and_the_run_goes_on_to_the_same_bytes(
     assert_same_run(Path("run"), whole)
 
 
+@pytest.mark.promise("P24")
 def test_signal_in_validation_is_obeyed_before_its_next_batch(monkeypatch):
     from deat.evaluation import scoring
 
     command = [*SHORT[:-1], "run", "--held-out", "300"]  # two batches, each under two attacks
     assert main([*command, "--out", "straight"]) == 0
     with monkeypatch.context() as patch:
-        send_after(patch, scoring, "attacked", 5, signal.SIGTERM)
+        send_after(patch, scoring, "logits_under_attack", 5, signal.SIGTERM)
         assert main(command) == 75
     state = json.loads((find_newest_checkpoint(Path("run")).newest / "state.json").read_text())["state"]
     assert (state["epoch"], state["step"], len(state["history"])) == (1, BATCHES, 1)  # played, and not validated yet
@@ -96,6 +98,7 @@ def test_signal_in_validation_is_obeyed_before_its_next_batch(monkeypatch):
     assert_same_run(Path("run"), Path("straight"))
 
 
+@pytest.mark.promise("P24")
 def test_interrupted_baseline_or_scoring_is_taken_up_again(monkeypatch, capsys):
     command = [*SHORT, "--test-images", "60", "--baseline", "yes"]
     with monkeypatch.context() as patch:
@@ -123,6 +126,7 @@ main(sys.argv[1:])
 """
 
 
+@pytest.mark.promise("P25")
 def test_second_signal_leaves_at_once_with_a_whole_checkpoint(children, tmp_path):
     Path("slow.py").write_text(SLOW)
     pid = children.start_script(Path("slow.py"), *SHORT, "--epochs", "5000", cwd=tmp_path)
@@ -143,6 +147,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.promise("P25")
 def test_second_signal_in_a_save_leaves_the_old_checkpoint_or_the_new_one(monkeypatch, tmp_path):
     left: list[int] = []
 
@@ -169,6 +174,7 @@ def test_second_signal_in_a_save_leaves_the_old_checkpoint_or_the_new_one(monkey
     assert find_newest_checkpoint(Path("run")).newest.name in ("ckpt-000001", "ckpt-000002")
 
 
+@pytest.mark.promise("P24")
 def test_handler_of_the_user_s_own_is_called_too():
     called: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: called.append(number))
@@ -208,6 +214,7 @@ def test_ctrl_c_without_a_run_says_so(monkeypatch, capsys):
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_before_a_run_is_taken_up_again_says_that_it_goes_on(number, whole, monkeypatch, capsys):
     import deat.cli.train as command
@@ -215,24 +222,48 @@ def test_signal_before_a_run_is_taken_up_again_says_that_it_goes_on(number, whol
     shutil.copytree(whole, "run")
     before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
     with monkeypatch.context() as patch:
-        send_after(patch, command, "resolve", 1, number)
+        send_after(patch, command, "resolve_request", 1, number)
         assert main([*SHORT, "--resume", "auto"]) == 75
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
-def test_signal_while_the_command_line_is_read_says_the_same(number, whole, monkeypatch, capsys):
-    import deat.cli.main
+@pytest.mark.parametrize("step", ["check_flag_names", "subcommand_cli_from_dict"])
+def test_signal_while_the_command_line_is_parsed_has_the_command_s_own_status(step, number, whole, monkeypatch, capsys):
+    import deat.cli.main as command_line
 
     shutil.copytree(whole, "run")
-    for order, status in ((["resume", "run"], 75), ([*SHORT, "--resume=auto"], 75), (["report", "run"], 130)):
+    messages = {75: "the same command", 130: "no run to resume"}
+    for argv, status in (
+        (["resume", "run"], 75),
+        ([*SHORT, "--resume=auto"], 75),
+        (["train", "--out", "run", "--resume", "no"], 130),
+        (["report", "run"], 130),
+        (["list", "data"], 130),
+    ):
         with monkeypatch.context() as patch:
-            send_after(patch, deat.cli.main.tyro, "cli", 1, number)
-            assert main(order) == status, order
+            send_after(patch, command_line, step, 1, number)
+            assert main(argv) == status, argv
+        assert messages[status] in capsys.readouterr().err
+    assert [signal.getsignal(n) for n in SIGNALS] == USUAL
+
+
+def test_signal_while_a_mistaken_command_line_is_parsed_says_that_there_is_no_run(monkeypatch, capsys):
+    import deat.cli.main as command_line
+
+    def reject(*args, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise UsageError("unknown option")
+
+    monkeypatch.setattr(command_line, "check_flag_names", reject)
+    assert main(["resume", "run"]) == 130
     assert "no run to resume" in capsys.readouterr().err
+    assert [signal.getsignal(n) for n in SIGNALS] == USUAL
 
 
+@pytest.mark.promise("P24")
 def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeypatch, capsys):
     import deat.cli.train as command
 
@@ -245,30 +276,59 @@ def test_signal_that_an_import_puts_into_other_words_is_still_one(whole, monkeyp
     shutil.copytree(whole, "run")
     monkeypatch.setattr(command, "resolve_request", cut_short)
     assert main(["resume", "run"]) == 75
-    assert "defect" not in capsys.readouterr().err
+    assert "internal error" not in capsys.readouterr().err
 
 
+@pytest.mark.promise("P24")
 def test_signal_inside_code_that_is_executed_does_not_end_a_process_by_a_signal_of_its_own():
     """CPython ends by SIGINT where `exec` saw a KeyboardInterrupt, whatever was made of it afterwards."""
     script = (
-        "import os, signal, sys\nfrom deat.cli.exit_handling import ended\n"
-        "def work(): exec('os.kill(os.getpid(), signal.SIGTERM)', {'os': os, 'signal': signal})\n"
-        "sys.exit(ended(work, lambda: True))\n"
+        "import os, signal, sys\nfrom deat.cli.exit_handling import run_to_exit_status\n"
+        "class Work:\n"
+        "    is_resumable = True\n"
+        "    def run(self): exec('os.kill(os.getpid(), signal.SIGTERM)', {'os': os, 'signal': signal})\n"
+        "sys.exit(run_to_exit_status(Work))\n"
     )
     Path("script.py").write_text(script)
     found = subprocess.run([sys.executable, "-m", "script"], capture_output=True, text=True, check=False)
-    assert (found.returncode, "goes on where it was" in found.stderr) == (75, True), found.stderr
+    assert (found.returncode, "the same command" in found.stderr) == (75, True), found.stderr
+
+
+def test_signal_to_one_of_several_processes_while_its_command_line_is_parsed_waits_for_the_command():
+    """In a distributed run a thread answers the signal, at once: it must not answer before the command is known."""
+    script = (
+        "import os, signal, sys, time\nfrom deat.cli.exit_handling import run_to_exit_status\n"
+        "class Work:\n"
+        "    is_resumable = True\n"
+        "    def run(self): time.sleep(60)\n"
+        "def parse():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(0.5)\n"
+        "    return Work()\n"
+        "sys.exit(run_to_exit_status(parse))\n"
+    )
+    Path("script.py").write_text(script)
+    process = subprocess.run(
+        [sys.executable, "-m", "script"],
+        env={**os.environ, "WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert (process.returncode, process.stderr.count("the same command")) == (75, 1), process.stderr
 
 
 def test_signal_before_a_run_has_a_checkpoint_says_that_there_is_none(monkeypatch, capsys):
     import deat.cli.train as command
 
     Path("run").mkdir()
-    send_after(monkeypatch, command, "resolve", 1, signal.SIGTERM)
+    send_after(monkeypatch, command, "resolve_request", 1, signal.SIGTERM)
     assert main([*SHORT, "--resume", "auto"]) == 130
     assert "no run to resume" in capsys.readouterr().err
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("command", ["evaluate", "resume"])
 def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, number, whole, monkeypatch, capsys):
@@ -279,14 +339,18 @@ def test_signal_to_a_command_that_can_be_given_again_is_status_75(command, numbe
     order = {"evaluate": ["evaluate", "run", "--attacks", "natural", "--n", "20"], "resume": ["resume", "run"]}[command]
     with monkeypatch.context() as patch:
         send_after(
-            patch, *{"evaluate": (evaluating, "load_model"), "resume": (resuming, "resolve")}[command], 1, number
+            patch,
+            *{"evaluate": (evaluating, "load_run_model"), "resume": (resuming, "resolve_request")}[command],
+            1,
+            number,
         )
         assert main(order) == 75
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert main(order) in (0, 6)
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_in_an_attack_keeps_what_was_judged_and_says_where(number, whole, monkeypatch, capsys):
     shutil.copytree(whole, "run")
@@ -301,6 +365,7 @@ def test_signal_in_an_attack_keeps_what_was_judged_and_says_where(number, whole,
     assert main(order) in (0, 6)
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_to_a_bench_saves_the_run_and_the_same_command_goes_on_to_the_same_bytes(number, monkeypatch):
     small = ["--set", "epochs=2", "--set", "batch_size=256", "--set", "attacks=natural", "--set", "n=20"]
@@ -317,6 +382,7 @@ def test_signal_to_a_bench_saves_the_run_and_the_same_command_goes_on_to_the_sam
         assert Path("bench/fgsm/seed-0", name).read_bytes() == Path("straight/fgsm/seed-0", name).read_bytes()
 
 
+@pytest.mark.promise("P15")
 def test_rolled_back_run_goes_on_to_the_same_bytes(monkeypatch):
     """A collapse after the interruption goes back to the healthy epoch from before it."""
     command = [*SHORT, "--epochs", "5", "--watch", "rollback"]

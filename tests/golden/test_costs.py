@@ -21,6 +21,7 @@ def ks(name: str, epochs: int, rules: str = "paper", accuracy: float = 0.5, magn
     return found
 
 
+@pytest.mark.promise("P39")
 @pytest.mark.parametrize(("name", "cost"), TABLE.items(), ids=TABLE.keys())
 def test_ten_epochs_cost_what_the_paper_says(name, cost):
     method = deat.get_method(name)

@@ -214,7 +214,7 @@ def test_crops_have_the_bits_of_tensor_operations(case: Crop) -> None:
 
 
 def test_every_byte_is_scaled_as_elsewhere() -> None:
-    from deat.data.checks import to_unit_range
+    from deat.data.image_set import to_unit_range
     from deat.engine.kernels.crop import crop
 
     x = torch.arange(256, dtype=torch.uint8, device="cuda").view(1, 1, 16, 16)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 import deat
+from deat.cli.exit_handling import exit_if_distributed
 from deat.data import ImageSet
 from deat.utils import distributed as ranks_room
 from deat.utils.distributed import Distributed
@@ -57,7 +58,7 @@ def in_child(rank: int, size: int, port: int, backend: str, pipe: Connection) ->
             ranks_room._choose_backend = lambda device, local_rank: backend
             ranks = Distributed.join("cuda")
         pipe.send(trained(ranks))
-        ranks_room.exit_if_distributed()
+        exit_if_distributed()
     except BaseException:
         pipe.send(traceback.format_exc())
 

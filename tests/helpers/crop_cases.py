@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from deat.data import Augment
-from deat.data.checks import to_unit_range
+from deat.data.image_set import to_unit_range
 from deat.engine.kernels.crop import crop
 
 

@@ -6,7 +6,7 @@ import os
 import pickle
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,11 @@ def random_set(num: int = 20, classes: int = 4, shape: tuple[int, ...] = (3, 8, 
     return ImageSet(images, labels, tuple(f"c{i}" for i in range(classes)))
 
 
+def numbered_set(num: int = 23) -> ImageSet:
+    """A set whose labels are the images' indices."""
+    return ImageSet(torch.zeros(num, 1, 2, 2, dtype=torch.uint8), torch.arange(num), tuple(map(str, range(num))))
+
+
 def png(seed: int = 0, width: int = 8, height: int = 8, suffix: str = "PNG") -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     out = io.BytesIO()
@@ -67,10 +72,12 @@ def add(tar: tarfile.TarFile, name: str, data: bytes = b"", **fields: Any) -> No
     tar.addfile(info, io.BytesIO(data))
 
 
-def write_tar(path: Path, files: dict[str, bytes], mode: str = "w") -> Path:
+def write_tar(path: Path, files: dict[str, bytes], mode: str = "w", folders: Iterable[str] = ()) -> Path:
     with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]
         for name, data in files.items():
             add(tar, name, data)
+        for folder in folders:
+            add(tar, folder, type=tarfile.DIRTYPE)
     return path
 
 
@@ -99,9 +106,9 @@ def cifar_files(name: str, binary: bool, count: int = 4) -> dict[str, bytes]:
     release = cifar.RELEASES[name][0 if binary else 1]
     classes = int(name.removeprefix("cifar"))
     label_names = [f"class{i}" for i in range(classes)]
-    files = {release.meta: ("\n".join(label_names) + "\n\n").encode()}
+    files = {release.meta_file: ("\n".join(label_names) + "\n\n").encode()}
     if not binary:
-        files[release.meta] = pickle.dumps({release.names_key.decode(): label_names}, protocol=2)
+        files[release.meta_file] = pickle.dumps({release.names_key.decode(): label_names}, protocol=2)
     for number, file in enumerate([*release.train, *release.test]):
         rng = np.random.default_rng(number)
         pixels = rng.integers(0, 256, (count, 3072), dtype=np.uint8)

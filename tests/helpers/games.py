@@ -81,7 +81,9 @@ class WatchedGame(deat.Game):
 
 def trainer_of(method: str | Method, net: nn.Module | None = None, *, data: Any = None, **options: Any) -> deat.Trainer:
     """A trainer on 24 small images, in batches of 10, with a constant learning rate."""
-    named = {key: options.pop(key) for key in ("val", "optimizer", "callbacks", "normalize", "ranks") if key in options}
+    named = {
+        key: options.pop(key) for key in ("val", "optimizer", "callbacks", "normalize", "distributed") if key in options
+    }
     threat = options.pop("threat", THREATS[0])
     settings = {"epochs": 3, "batch_size": 10, "lr": 0.1, "rate": "flat", "precision": "fp32", "workers": 0}
     return deat.make_trainer(

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 import deat
+from deat.cli.exit_handling import exit_if_distributed
 from deat.cli.main import main
-from deat.utils import distributed as ranks_room
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "deat.cli.main"])  # DDP imports dynamo
@@ -89,7 +89,7 @@ def _answer(
     try:
         ranks = deat.Distributed.join("cpu")
         pipe.send(("value", work(ranks, *arguments)))
-        ranks_room.exit_if_distributed()
+        exit_if_distributed()
     except BaseException:
         pipe.send(("error", traceback.format_exc()))
 

@@ -64,7 +64,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def played(method: deat.Method, compiles: bool) -> tuple[Buffers, list[Tensor]]:
     """A batch after its game, and by how much each weight and statistic has moved."""
     net = deat.add_normalization(seeded(Whole), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)).double()
-    engine = Exact(compiles=compiles)
+    engine = Exact(use_compile=compiles)
     game = game_of(method, engine.prepare(net), engine=engine)
     before = [*weights(net), *(b.clone() for b in net.buffers())]
     x, y = images(channels=3, side=6)

@@ -191,7 +191,7 @@ def test_sums_and_relus_are_fused_where_nobody_else_needs_them() -> None:
         graph_pass.fuse_graph(graph)
         for node in graph.graph.nodes:
             if node.target is fused_batch_norm:
-                calls.append((node.args[1] is not None, node.kwargs["beside"] is not None, node.kwargs["relu"]))
+                calls.append((node.args[1] is not None, node.kwargs["residual"] is not None, node.kwargs["relu"]))
         return graph.forward
 
     for wire in (before, behind, behind_two_norms, a_sum_that_is_asked_for_earlier, shapes_that_differ):

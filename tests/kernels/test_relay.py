@@ -8,8 +8,8 @@ import torch
 from torch import fx, nn
 
 import deat
+from deat.core import network_calls
 from deat.core.buffers import Budget
-from deat.engine import executor
 from deat.engine.kernels.batch_norm import fused_batch_norm
 from deat.engine.kernels.first_conv import conv2d_few_channels
 from deat.engine.kernels.graph_pass import first_layer_backend, fused_backend
@@ -60,10 +60,10 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[fx.Node]]]:
     torch._dynamo.reset()
     monkeypatch.setattr(Engine, "uses_own_kernels", property(lambda self: True))
     monkeypatch.setattr(
-        executor, "_make_projected_step", lambda threat, engine: lambda *args, out: out.copy_(threat.move(*args))
+        network_calls, "_make_projected_step", lambda threat, engine: lambda *args, out: out.copy_(threat.move(*args))
     )
-    monkeypatch.setattr(executor, "fused_backend", noting(fused_backend))
-    monkeypatch.setattr(executor, "first_layer_backend", noting(first_layer_backend))
+    monkeypatch.setattr(network_calls, "fused_backend", noting(fused_backend))
+    monkeypatch.setattr(network_calls, "first_layer_backend", noting(first_layer_backend))
     return graphs
 
 

@@ -125,7 +125,7 @@ def test_halves_are_the_weights_after_every_step_and_keep_no_gradient(
 
     def check(optimizer: torch.optim.Optimizer) -> Tensor | None:
         taken = step(optimizer)
-        assert trainer.game.executor.following()
+        assert trainer.game.executor.half_weight_tensors()
         copies = trainer.game.executor.compiled.half_weights.copies  # type: ignore[union-attr]
         seen.append(all(torch.allclose(half.float(), p, rtol=2**-7) for p, half in copies.items()))
         assert all(half.grad is None for half in copies.values())
@@ -147,7 +147,7 @@ def test_gradients_that_are_forgotten_are_those_of_halves_too(as_on_a_gpu: list[
     trainer.run_epoch()
     game = trainer.game
     r = next(iter(game._buffers_by_shape.values()))
-    game.executor.prepare_forward(r)
+    game.executor.prepare_forward(r.x)
     game.compute_both_gradients(r)
     copies = game.executor.compiled.half_weights.copies.values()  # type: ignore[union-attr]
     assert all(half.grad is not None for half in copies)
@@ -167,13 +167,13 @@ def test_whoever_watches_the_optimisers_steps_sees_every_gradient(when: str, as_
         trainer.optimizer.register_step_pre_hook(look)
     trainer.run_epoch()
     if when == "later":
-        assert trainer.game.executor.following()
+        assert trainer.game.executor.half_weight_tensors()
         trainer.optimizer.register_step_pre_hook(look)
     trainer.run_epoch()
     assert seen
     assert all(seen)
     assert trainer.game.executor.compiled is not None
-    assert not trainer.game.executor.following()
+    assert not trainer.game.executor.half_weight_tensors()
 
 
 @pytest.mark.parametrize("method", ["pgd-2", "free-4"])
@@ -209,7 +209,7 @@ def test_a_compact_batch_that_is_still_whole_is_attacked_with_the_weights_as_the
     torch._dynamo.reset()
     trainer = trainer_of(configure_method(deat.get_method("fat-5"), deat.Linf(), compact=True), "compile")
     runner, whole = trainer.game.executor, []
-    attack = runner.attack
+    calls, attack = trainer.game.calls, trainer.game.calls.attack_loss
 
     def attacked(x: Tensor, *rest: Tensor) -> LossOutput:
         assert runner.compiled is not None
@@ -217,7 +217,7 @@ def test_a_compact_batch_that_is_still_whole_is_attacked_with_the_weights_as_the
             whole.append(runner.compiled.half_weights.is_current)
         return attack(x, *rest)
 
-    runner.attack = attacked  # type: ignore[method-assign]
+    calls.attack_loss = attacked  # type: ignore[method-assign]
     trainer.run_epoch()
     assert len(whole) > 1
     assert all(whole)

@@ -50,6 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.promise("P26")
 def test_a_killed_process_ends_all_and_the_run_goes_on_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
     found = statuses(commands(tmp_path, *RUN, prepare=kill_the_second), within=20)
     assert found == [75, -signal.SIGKILL]
@@ -81,6 +82,7 @@ def stop_in_the_second(rank: int) -> None:
     Trainer.prepare_step = told  # type: ignore[method-assign]
 
 
+@pytest.mark.promise("P28")
 def test_a_signal_to_one_process_stops_all_at_the_same_batch(tmp_path: Path, whole: Path) -> None:
     found = statuses(commands(tmp_path, *RUN, prepare=stop_in_the_second), within=30)
     assert found == [75, 75]
@@ -104,7 +106,7 @@ def in_parts(ranks: Distributed, folder: Path, name: str) -> list[Any]:
     def trainer() -> deat.Trainer:
         net = conv_net(batch_norm=True, dropout=0.2)
         return trainer_of(
-            method, net, data=learnable(25), val=learnable(9, seed=2), epochs=2, batch_size=9, ranks=ranks
+            method, net, data=learnable(25), val=learnable(9, seed=2), epochs=2, batch_size=9, distributed=ranks
         )
 
     def end(t: deat.Trainer) -> list[Any]:
@@ -147,7 +149,7 @@ def test_processes_that_were_interrupted_go_on_exactly(name: str, tmp_path: Path
 
 def unsaved(ranks: Distributed, folder: Path) -> list[str]:
     """A disk that is full for one save: all processes hear of it, and none waits for another."""
-    trainer = trainer_of("m+deat", data=learnable(24), epochs=3, ranks=ranks)
+    trainer = trainer_of("m+deat", data=learnable(24), epochs=3, distributed=ranks)
     said: list[str] = []
     keeper = Checkpoints(folder, notify=said.append)
     real, calls = keeper._write, [0]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import deat
 from deat.data import as_source
-from deat.data.resident import num_images_in_batch
+from deat.data.batch_order import num_images_in_batch
 from deat.errors import DataError, NumericalError, UsageError
 from deat.methods import list_methods
 from deat.utils.distributed import BatchShard, Distributed
@@ -32,7 +32,7 @@ def histories(ranks: Distributed, methods: list[str], count: int, batch_size: in
     for name in methods:
         net = conv_net().double()
         trainer = trainer_of(
-            name, net, data=learnable(count), epochs=EPOCHS, batch_size=batch_size, ranks=ranks, **options
+            name, net, data=learnable(count), epochs=EPOCHS, batch_size=batch_size, distributed=ranks, **options
         )
         result = trainer.fit()
         found[name] = [asdict(stats) for stats in result.history], fingerprint(net), len(trainer.train)
@@ -49,6 +49,7 @@ def both() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return histories(Distributed(), METHODS, 25, 9), together(histories, METHODS, 25, 9)
 
 
+@pytest.mark.promise("P30")
 @pytest.mark.parametrize("name", METHODS)
 def test_two_processes_train_as_one_does(name: str, both: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
     alone, (first, _) = both[0][name][0], both[1]
@@ -83,7 +84,7 @@ def compiled(ranks: Distributed) -> dict[str, list[tuple[float, float]]]:
     """YOPO, which has both kinds of J: one that meets others and one that does not; by the engine that ran it."""
     found = {}
     for engine in ("eager", "compile"):
-        trainer = trainer_of("yopo-3-3", conv_net().double(), epochs=2, batch_size=12, engine=engine, ranks=ranks)
+        trainer = trainer_of("yopo-3-3", conv_net().double(), epochs=2, batch_size=12, engine=engine, distributed=ranks)
         history = trainer.fit().history
         found[trainer.engine.name] = [(stats.magnitude, stats.loss) for stats in history]
     return found
@@ -104,7 +105,7 @@ def carried(ranks: Distributed) -> list[list[float]]:
     method = deat.get_method("free-4")
     method = type(method)(**{**vars(method), "attack": type(method.attack)(start="zero", persistent=True)})
     net = conv_net().double()
-    trainer = trainer_of(method, net, data=learnable(26), epochs=2, batch_size=8, ranks=ranks)
+    trainer = trainer_of(method, net, data=learnable(26), epochs=2, batch_size=8, distributed=ranks)
     return [trainer.fit().history[-1].magnitude]
 
 
@@ -118,7 +119,7 @@ def counted(ranks: Distributed, name: str) -> dict[str, int]:
     """Collectives by move, in one epoch."""
     seen = {"ascend": 0, "joint": 0, "other": 0}
     where = ["other"]
-    trainer = trainer_of(name, data=learnable(24), epochs=1, batch_size=12, ranks=ranks)
+    trainer = trainer_of(name, data=learnable(24), epochs=1, batch_size=12, distributed=ranks)
     trainer.state = {**trainer.state, **({"k": 2} if "k" in trainer.state else {})}
 
     class Watched(type(trainer.game)):  # type: ignore[misc]
@@ -166,7 +167,7 @@ def test_ascents_cost_no_collective_and_every_joint_move_one(name: str, joints: 
 
 def accumulated(ranks: Distributed) -> int:
     """How often YOPO's gradients meet in one batch."""
-    trainer = trainer_of("yopo-3-2", data=learnable(12), epochs=1, batch_size=12, ranks=ranks)
+    trainer = trainer_of("yopo-3-2", data=learnable(12), epochs=1, batch_size=12, distributed=ranks)
     met = []
 
     def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -184,7 +185,7 @@ def test_gradients_that_accumulate_meet_once_a_batch() -> None:
 
 def with_batch_norm(ranks: Distributed) -> tuple[str, list[float], bool]:
     net = conv_net(batch_norm=True)
-    trainer = trainer_of("m+trades-2", net, data=learnable(24), val=learnable(9, seed=5), epochs=2, ranks=ranks)
+    trainer = trainer_of("m+trades-2", net, data=learnable(24), val=learnable(9, seed=5), epochs=2, distributed=ranks)
     result = trainer.fit()
     own = ranks.gather([float(v) for v in net[1].running_mean])
     return fingerprint(net), [s.val_robust for s in result.history], own[0] == own[1]  # type: ignore[misc]
@@ -207,12 +208,13 @@ def disagreeing(ranks: Distributed) -> list[Any]:
             if stats.magnitude > 0 and stats.epoch == 4:
                 trainer.stop()
 
-    trainer = trainer_of("m+deat", data=data, val=images(8, seed=9 + ranks.rank), epochs=6, ranks=ranks)
+    trainer = trainer_of("m+deat", data=data, val=images(8, seed=9 + ranks.rank), epochs=6, distributed=ranks)
     trainer.callbacks.append(Stopper())
     history = trainer.fit().history
     return [[s.k, s.alpha, s.magnitude, s.threshold, s.loss, s.val_robust] for s in history]
 
 
+@pytest.mark.promise("P28")
 def test_processes_with_different_data_decide_alike() -> None:
     first, second = together(disagreeing)
     assert first == second
@@ -221,7 +223,7 @@ def test_processes_with_different_data_decide_alike() -> None:
 
 def poisoned(ranks: Distributed) -> tuple[str, int, int]:
     """A NaN in one process's loss, in its third batch."""
-    trainer = trainer_of("pgd-2", data=learnable(24), epochs=3, batch_size=6, ranks=ranks)
+    trainer = trainer_of("pgd-2", data=learnable(24), epochs=3, batch_size=6, distributed=ranks)
     real, calls = trainer.game.objective.forward, [0]
 
     def forward(x: Tensor, delta: Tensor, y: Tensor) -> Any:
@@ -237,6 +239,7 @@ def poisoned(ranks: Distributed) -> tuple[str, int, int]:
     return "no error", -1, -1
 
 
+@pytest.mark.promise("P29")
 def test_a_nan_in_one_process_stops_all_at_the_same_step() -> None:
     first, second = together(poisoned)
     assert first == second
@@ -245,7 +248,7 @@ def test_a_nan_in_one_process_stops_all_at_the_same_step() -> None:
 
 def drawn(ranks: Distributed) -> list[list[list[float]]]:
     """Every process's start noise, as rows of the whole batch, and its images."""
-    trainer = trainer_of("pgd-2", data=learnable(20), epochs=1, batch_size=20, ranks=ranks)
+    trainer = trainer_of("pgd-2", data=learnable(20), epochs=1, batch_size=20, distributed=ranks)
     for x, y in trainer.train.epoch(0):
         trainer.prepare_step(0, 0)
         r = trainer.game.open(x, y, deat.schedules.Budget(1, 0.1))
@@ -261,7 +264,7 @@ def test_draws_are_made_for_the_whole_batch() -> None:
 
 
 def dropped(ranks: Distributed) -> list[int]:
-    trainer = trainer_of("natural", conv_net(dropout=0.5), epochs=1, ranks=ranks)
+    trainer = trainer_of("natural", conv_net(dropout=0.5), epochs=1, distributed=ranks)
     trainer.prepare_step(0, 0)
     return torch.randint(0, 1000, (8,)).tolist()
 
@@ -340,7 +343,7 @@ def refused(ranks: Distributed) -> list[str]:
         {"method": "m+deat", "net": idle},
     ):
         try:
-            trainer_of(options.pop("method"), options.pop("net", None), ranks=ranks, **options)
+            trainer_of(options.pop("method"), options.pop("net", None), distributed=ranks, **options)
         except (UsageError, DataError) as error:
             said.append(str(error))
     return said

@@ -69,6 +69,7 @@ def test_a_damaged_evaluation_is_made_again_and_said(tmp_path, judged, capsys):
     assert (tmp_path / "run/last/model.safetensors").stat().st_mtime_ns == trained
 
 
+@pytest.mark.promise("P3")
 def test_a_run_whose_history_is_damaged_is_begun_again_and_said(tmp_path, judged, capsys):
     cells.run_cell(cell_of(), tmp_path / "run")
     before = (tmp_path / "run/history.jsonl").read_bytes()
@@ -122,6 +123,7 @@ def test_data_without_a_test_part_are_refused_before_training(tmp_path, judged, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.promise("P8")
 def test_a_run_that_somebody_else_evaluates_is_not_judged_beside_it(tmp_path, judged):
     cells.run_cell(cell_of(), tmp_path / "run")
     (tmp_path / "run/evaluation.json").unlink()
@@ -133,6 +135,7 @@ def test_a_run_that_somebody_else_evaluates_is_not_judged_beside_it(tmp_path, ju
     assert [name for name, _, _ in judged] == ["evaluation.json"]
 
 
+@pytest.mark.promise("P8")
 def test_nobody_evaluates_a_run_while_it_is_judged_here(tmp_path, monkeypatch):
     refused = []
 

@@ -85,8 +85,8 @@ def test_cells_whose_process_is_gone_are_buried_and_living_ones_are_not(grid):
 
 def test_a_claim_dies_with_its_process(children, tmp_path):
     (tmp_path / "take.py").write_text(
-        "import time; from pathlib import Path; from deat.utils.locks import Claim\n"
-        "held = Claim.take(Path('claim')); Path('held' if held else 'refused').touch(); time.sleep(60)"
+        "import time; from pathlib import Path; from deat.utils.locks import CellLock\n"
+        "held = CellLock.take(Path('claim')); Path('held' if held else 'refused').touch(); time.sleep(60)"
     )
     child = children.start_script(tmp_path / "take.py", cwd=tmp_path)
     while not any((tmp_path / name).exists() for name in ("held", "refused")):
@@ -118,6 +118,7 @@ def test_finished_cells_are_not_claimed_and_new_seeds_are_added(grid):
     assert grid.claim(cells(seeds=(0, 1, 7)))[0].folder == "natural/seed-7"
 
 
+@pytest.mark.promise("P3")
 @pytest.mark.parametrize("name", ["evaluation.json", "evaluation-last.json", "history.jsonl", "run.json"])
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"attacks": [], "flags": [], "labels": [1]}', "\x00\n"])
 def test_a_finished_cell_whose_results_are_damaged_is_free_again(grid, name, text):
@@ -141,6 +142,7 @@ def test_results_that_a_later_deat_wrote_are_not_taken_for_damaged(grid, name):
     assert json.loads((cell / name).read_text())["schema"] == 99
 
 
+@pytest.mark.promise("P6")
 def test_a_disk_that_takes_nothing_more_is_explained_and_the_cell_stays_free(grid, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

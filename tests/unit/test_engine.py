@@ -56,6 +56,7 @@ class Overflow:
         return grad * float("inf") if self.seen in self.passes else grad
 
 
+@pytest.mark.promise("P36")
 @pytest.mark.parametrize("name", ["pgd-7", "free-4", "trades", "yopo-5-3", "fat-5"])
 @pytest.mark.parametrize("rules", ["paper", "released"])
 @every_threat

@@ -8,8 +8,8 @@ import pytest
 
 import deat
 from deat.checkpoint.state import build_dataclass
-from deat.cli import console
-from deat.cli.console import PhaseTimer
+from deat.cli import training_progress
+from deat.cli.training_progress import PhaseTimer
 from deat.core.moves import Game
 from deat.training import trainer as training
 from deat.training.records import EpochTiming
@@ -52,7 +52,7 @@ class Told:
     def begin(self, trainer: deat.Trainer) -> None:
         self.clock.now += 20
 
-    def keep(self, trainer: deat.Trainer, *, now: bool = False) -> None:
+    def keep(self, trainer: deat.Trainer, *, force: bool = False) -> None:
         self.clock.now += 7
 
 
@@ -84,18 +84,20 @@ def test_clocks_of_older_runs_are_read_with_no_rest() -> None:
     assert (EpochTiming(**older).seconds, timing.seconds) == (3, 7)
 
 
-def test_a_session_s_parts_add_up_and_the_rest_goes_to_what_it_was_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_add_up_to_all_elapsed_seconds_and_the_rest_goes_to_the_named_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Clock()
-    monkeypatch.setattr(console, "perf_counter", clock)
-    found = PhaseTimer()
+    monkeypatch.setattr(training_progress, "perf_counter", clock)
+    timer = PhaseTimer()
     clock.now += 70
-    found.on("saving", training=24.0, validation=20.0)
+    timer.add_phase("saving", training=24.0, validation=20.0)
     clock.now += 0.25
-    found.on("scores")
+    timer.add_phase("scores")
     clock.now += 0.25
-    found.on("scores")
-    assert found.parts == {"training": 24, "validation": 20, "saving": 26, "scores": 0.5}
-    assert found.line() == "70.5 s in all: training 24.0, validation 20.0, saving 26.0, scores 0.50"
+    timer.add_phase("scores")
+    assert timer.seconds_by_phase == {"training": 24, "validation": 20, "saving": 26, "scores": 0.5}
+    assert timer.summary() == "70.5 s in all: training 24.0, validation 20.0, saving 26.0, scores 0.50"
 
 
 def test_seconds_are_shown_in_about_three_digits() -> None:

@@ -240,7 +240,7 @@ def test_a_model_with_fewer_outputs_than_classes_is_refused_with_the_image_of_a_
 
 def test_labels_that_count_from_1_are_refused_with_what_to_do():
     x, y = images(12)
-    with pytest.raises(UsageError, match="from 1, take 1 off"):
+    with pytest.raises(UsageError, match="from 1, subtract 1"):
         evaluate(conv_net(), (x, y + 1), threat="linf:0.1", attacks=["fgsm"])
 
 

@@ -76,7 +76,7 @@ def test_of_several_processes_the_first_one_alone_speaks(monkeypatch):
 class Stopped:
     """A trainer that is asked to stop in its third epoch."""
 
-    epoch, step, settings, engine_news = 2, 0, deat.TrainConfig(epochs=9), ""
+    epoch, step, config, engine_note = 2, 0, deat.TrainConfig(epochs=9), ""
     train = SimpleNamespace(batch_size=QUICK["batch_size"])
 
     def fit(self):
@@ -103,6 +103,7 @@ def _interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.promise("P24")
 @pytest.mark.usefixtures("_interruptible")
 def test_interrupted_training_says_where_it_is_saved_and_how_it_goes_on(monkeypatch, tmp_path):
     folder = tmp_path / "kept"

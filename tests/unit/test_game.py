@@ -89,6 +89,7 @@ def test_magnitude_of_an_epoch_without_ascents_is_zero_when_ascents_are_measured
     assert game.meter.read(0).magnitude == 0
 
 
+@pytest.mark.promise("P36")
 @every_threat
 def test_bf16_keeps_images_and_delta_in_float32_and_inside_the_ball(threat):
     net = conv_net()
@@ -454,7 +455,7 @@ def test_recordings_on_images_of_ever_new_sizes_do_not_fill_the_memory(monkeypat
         def replay(self):
             pass
 
-    monkeypatch.setattr(GraphRecorder, "_record", lambda self, move, r: Graph())
+    monkeypatch.setattr(GraphRecorder, "_record", lambda *_: Graph())
     game = game_of(deat.get_method("pgd-1"), conv_net(), engine=deat.Engine(records=True))
     for size in range(1, 9):
         r = game.open(torch.rand(size, 1, 8, 8), torch.zeros(size, dtype=torch.long), Budget(1, 0.1))
@@ -471,13 +472,13 @@ def test_warm_up_is_what_new_moves_took_since_it_was_asked_last_recorded_or_not(
     game.engine.use_compile = True
     for move, seconds in ((game.ascend, 3), (game.ascend, 0), (game.joint_update, 3)):
         move(r)
-        assert game.executor.warm_up() == seconds
+        assert game.executor.take_warm_up_seconds() == seconds
     game.executor.use_compiled(True)
     game.ascend(r)
-    assert game.executor.warm_up() == 3, "what is compiled anew is new"
+    assert game.executor.take_warm_up_seconds() == 3, "what is compiled anew is new"
     game = game_of(deat.get_method("pgd-1"), conv_net())
     game.ascend(game.open(*EASY, Budget(1, 0.1)))
-    assert game.executor.warm_up() == 0, "on a CPU a first call is like any other"
+    assert game.executor.take_warm_up_seconds() == 0, "on a CPU a first call is like any other"
 
 
 def test_gradients_that_stay_in_their_place_are_given_anew_when_others_learn():
@@ -489,5 +490,6 @@ def test_gradients_that_stay_in_their_place_are_given_anew_when_others_learn():
     game.open(x, y, Budget(2, 0.01))
     assert game.has_static_gradients
     next(net.parameters()).requires_grad_(False)
+    game.refresh()
     game.open(x, y, Budget(2, 0.01))
     assert not game.has_static_gradients

@@ -117,7 +117,7 @@ class Recorded:
 
     moves = 0
 
-    def play(self, name: str, move: Callable[[Any], None], r: Any) -> None:
+    def run(self, name: str, move: Callable[[Any], None], r: Any, mutable_tensors: Any) -> None:
         self.moves += 1
         move(r)
 

@@ -4,9 +4,9 @@ import io
 
 from rich.table import Table
 
-from deat.cli.console import PlainConsole
 from deat.training.epoch_format import format_epoch_short
 from deat.training.records import EpochStats
+from deat.utils.terminal import PlainConsole
 
 
 def test_no_text_becomes_an_emoji_or_markup() -> None:

@@ -23,9 +23,9 @@ def rows_of(name, methods=()):
         ("rules", "paper", "request", "paper"),
         ("size", "96", "request", 96),
         ("held_out", "auto", "request", None),
-        ("attacks", "natural,pgd-5", "judging", ("natural", "pgd-5")),
-        ("n", "100", "judging", 100),
-        ("epoch", "last", "judging", "last"),
+        ("attacks", "natural,pgd-5", "evaluation", ("natural", "pgd-5")),
+        ("n", "100", "evaluation", 100),
+        ("epoch", "last", "evaluation", "last"),
     ],
 )
 def test_a_setting_is_read_by_its_type(name, text, part, value):

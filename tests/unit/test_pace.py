@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 import deat
-from deat.cli.console import TrainingProgress
+from deat.cli.training_progress import TrainingProgress
 from deat.training import engine_choice as pacing
 from deat.training.engine_choice import AutoCompile, CompilePolicy
 from deat.training.epoch_format import EpochPrinter
@@ -171,7 +171,7 @@ def test_whoever_follows_a_run_is_told_what_plays_it(paced, capsys, monkeypatch)
     monkeypatch.setattr(deat.Engine, "name", property(lambda self: how[0]))
     out = io.StringIO()
     line = TrainingProgress(Console(file=out, width=100))
-    line.follow(trainer)
+    line.show_trainer(trainer)
     trainer.callbacks = [EpochPrinter(), line]
     for how[0] in ("graph", "compile", "compile", "eager"):
         trainer.run_epoch()

@@ -256,6 +256,7 @@ def test_what_a_recording_takes_for_granted_is_recorded_anew_once_it_changed(
     before = recorded()
     assert recorded() == before
     change(game)
+    game.refresh()
     after = recorded()
     assert len(after) == len(before) == 3
     assert not set(after) & set(before)

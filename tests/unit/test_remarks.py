@@ -85,7 +85,7 @@ def test_noticing_odd_outputs_changes_nothing_in_the_training():
 
 
 def test_one_process_of_several_speaks():
-    assert [len(warned(Ending(nn.Softmax(1)), ranks=Distributed(rank=rank))) for rank in (0, 1)] == [1, 0]
+    assert [len(warned(Ending(nn.Softmax(1)), distributed=Distributed(rank=rank))) for rank in (0, 1)] == [1, 0]
 
 
 def test_few_held_out_images_are_told_with_what_one_is_worth_and_the_flag_that_helps():
@@ -238,8 +238,10 @@ def test_fit_says_what_its_result_notes_unless_it_is_to_be_silent(
     progress: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = importlib.import_module("deat.runs.execute")
-    fit_unkept = module.fit_unkept
-    monkeypatch.setattr(module, "fit_unkept", lambda trainer: replace(fit_unkept(trainer), notes=["take care"]))
+    fit_unkept = module.train_without_checkpoints
+    monkeypatch.setattr(
+        module, "train_without_checkpoints", lambda trainer: replace(fit_unkept(trainer), notes=["take care"])
+    )
     images = torch.rand(8, 1, 4, 4), torch.arange(8) % 3
     deat.fit(conv_net(), images, method="natural", epochs=1, batch_size=8, device="cpu", progress=progress)
     assert ("take care" in capsys.readouterr().err.splitlines()) == progress

@@ -81,6 +81,7 @@ def test_schedule_is_frozen_and_gives_whole_k(schedule):
     assert type(budget.k) is int
 
 
+@pytest.mark.promise("P33")
 @every_schedule
 @pytest.mark.parametrize("magnitude", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("epoch", [0, 1, 5])
@@ -90,6 +91,7 @@ def test_magnitude_that_is_not_finite_raises(schedule, magnitude, epoch):
         schedule.observe(state, record(epoch, magnitude))
 
 
+@pytest.mark.promise("P33")
 def test_zero_magnitude_warns_from_the_second_epoch_on():
     state = M_PLUS.observe(M_PLUS.init(), record(0, 0.0))  # warnings are errors here
     with pytest.warns(RuntimeWarning, match="epoch 2 is zero"):

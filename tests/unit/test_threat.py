@@ -99,6 +99,7 @@ def test_every_start_and_every_move_stays_inside_ball_and_box(t, shape, dtype):
                 assert t.contains(x, x + delta).all(), (kind, alpha, move)
 
 
+@pytest.mark.promise("P35")
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(NORMS),
@@ -247,6 +248,7 @@ def test_l1_step_moves_only_what_can_move_when_fewer_than_q_can():
     torch.testing.assert_close(moved, torch.tensor([[0.0, 0.0, 0.1]]))
 
 
+@pytest.mark.promise("P37")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("t", THREATS, ids=repr)
 def test_zero_gradient_does_not_move(t, dtype):

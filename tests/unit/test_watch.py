@@ -11,8 +11,7 @@ from torch.utils.data import Dataset
 
 import deat
 from deat.cli.main import main
-from deat.data import ImageSet, as_source
-from deat.data.resident import InMemorySource
+from deat.data import ImageSet, InMemorySource, as_source
 from deat.errors import UsageError
 from deat.evaluation.attacks import parse_attack
 from deat.runs.request import Request, resolve_request
@@ -493,9 +492,9 @@ def test_shorter_steps_are_shorter_where_they_are_stretched_too():
 
 
 def test_log_is_written_anew_where_a_watch_goes_on(tmp_path):
-    watch = silent("warn", log=tmp_path / "watch.jsonl")
+    watch = silent("warn", log_path=tmp_path / "watch.jsonl")
     trainer_with(watch, epochs=2).fit()
-    other = silent("warn", log=tmp_path / "other.jsonl")
+    other = silent("warn", log_path=tmp_path / "other.jsonl")
     other.log.write_text("what a later epoch left\n")
     other.load_state_dict(watch.state_dict())
     assert other.log.read_text() == watch.log.read_text()
@@ -606,7 +605,7 @@ def new_folder(path):
 
 def test_folder_has_one_line_for_each_epoch_that_stands_and_the_events_beside_it(tmp_path):
     folder = new_folder(tmp_path / "run")
-    watch = silent("rollback", log=folder.path / "watch.jsonl")
+    watch = silent("rollback", log_path=folder.path / "watch.jsonl")
     trainer = sabotage(trainer_with(watch, folder=folder), 4, times=2)
     result = trainer.fit()
     assert read_history(folder.path / "history.jsonl") == result.history
@@ -620,7 +619,7 @@ def test_folder_has_one_line_for_each_epoch_that_stands_and_the_events_beside_it
 @pytest.mark.parametrize("val", [0.25, None])
 def test_folder_s_best_and_last_are_never_the_collapsed_epoch(tmp_path, val):
     folder = new_folder(tmp_path / "run")
-    watch = silent("stop", log=folder.path / "watch.jsonl")
+    watch = silent("stop", log_path=folder.path / "watch.jsonl")
     trainer = sabotage(trainer_with(watch, folder=folder, val=val, val_attack="pgd-2"), 4)
     result = trainer.fit()
     about = {which: json.loads(read_note(folder.path / which / "model.safetensors")) for which in ("best", "last")}

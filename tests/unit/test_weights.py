@@ -241,6 +241,7 @@ def test_a_pickle_is_refused_whatever_its_name(tmp_path, name, pickled):
         load_weights(small(), tmp_path / name)
 
 
+@pytest.mark.promise("P58")
 @pytest.mark.parametrize("length", [0x280, 0x380, 0x480, 0x580])
 @pytest.mark.parametrize("place", [8, 12])
 def test_a_damaged_header_is_not_taken_for_a_pickle(file, length, place):
@@ -256,6 +257,7 @@ def test_a_damaged_header_is_not_taken_for_a_pickle(file, length, place):
         load_weights(nn.Linear(3, 3), file)
 
 
+@pytest.mark.promise("P58")
 @pytest.mark.parametrize("place", [-1, -1000, -20_000])
 def test_another_bit_in_the_numbers_is_noticed(file, place):
     save_weights(small(), file)
@@ -266,6 +268,7 @@ def test_another_bit_in_the_numbers_is_noticed(file, place):
         load_weights(small(), file)
 
 
+@pytest.mark.promise("P58")
 def test_a_file_without_a_hash_is_read_as_it_is(file):
     model, other = small(), small()
     safetensors.torch.save_file(model.state_dict(), file, {"format": "pt"})
@@ -300,6 +303,7 @@ def test_every_truncation_is_one_clean_error_and_leaves_the_model_alone(file):
     assert all(torch.equal(before[k], t) for k, t in other.state_dict().items())
 
 
+@pytest.mark.promise("P57")
 @pytest.mark.parametrize(
     "header",
     [
@@ -320,12 +324,14 @@ def test_a_hostile_header_is_one_clean_error(file, header):
         load_weights(nn.Linear(2, 2), file)
 
 
+@pytest.mark.promise("P57")
 def test_a_header_that_claims_to_be_huge_is_one_clean_error(file):
     file.write_bytes(b"\xff" * 64)
     with pytest.raises(CheckpointError, match="not a whole safetensors file"):
         load_weights(nn.Linear(2, 2), file)
 
 
+@pytest.mark.promise("P57")
 def test_keys_that_do_not_fit_are_named_up_to_five(file):
     save_weights(nn.Linear(2, 2), file)
     with pytest.raises(CheckpointError, match=r"missing: 0\.weight.* and 3 more; not in the model: bias, weight"):

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deat.cli.console import print_stderr
 from deat.errors import CheckpointError, DeatError, NewerVersionError, UsageError, summarize_error
 from deat.evaluation.results import load_evaluation
 from deat.recipes import Recipe, RecipeRow
@@ -20,6 +19,7 @@ from deat.runs.run_dir import RUN_FILE
 from deat.utils.files import check_no_symlinks, write_json
 from deat.utils.locks import CellLock, exclusive_lock
 from deat.utils.paths import anonymize_paths
+from deat.utils.terminal import print_stderr
 from deat.utils.user_code import hash_code_file, is_file_spec
 
 PARSE_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)

@@ -11,13 +11,13 @@ from typing import Any
 from rich.text import Text
 
 from deat.bench.grid import Grid, GridCell
-from deat.cli.console import format_progress_bar
 from deat.evaluation.progress import MAX_RUNNING_SHARE
 from deat.evaluation.resume_log import read_logged_stages
 from deat.recipes.recipe import TEST_FRACTION, AttackRound
 from deat.report.load import COST_COLUMNS, EVALUATION_FILES, RunResults, load_run
 from deat.runs.run_dir import HISTORY_FILE, RUN_FILE, resume_log_path
 from deat.utils.numbers import format_duration
+from deat.utils.terminal import format_progress_bar
 
 
 class BenchProgress:

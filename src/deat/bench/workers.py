@@ -17,7 +17,6 @@ import torch
 
 from deat.bench.grid import Grid, GridCell, hash_row_code, is_trained_with_code, remove_damaged_evaluations
 from deat.checkpoint.store import list_checkpoints, try_remove
-from deat.cli.console import print_stderr
 from deat.data.streaming import AnyImageSet
 from deat.errors import CheckpointError, DeatError, Interrupted, UsageError
 from deat.evaluation.evaluator import evaluate
@@ -40,6 +39,7 @@ from deat.runs.run_dir import (
 from deat.training.trainer import Trainer
 from deat.utils.files import check_no_symlinks
 from deat.utils.locks import CellLock, lock_run_folder
+from deat.utils.terminal import print_stderr
 
 
 def run_claimed_cell(grid: Grid, cell: GridCell, claim: CellLock) -> bool:
@@ -101,7 +101,7 @@ def _prepare_training(run: Run, path: Path) -> tuple[Trainer, RunFolder]:
         print_stderr(f"{path.parent.name}, {path.name}: {text}")
 
     trainer = run.trainer()
-    watch = run.watch(trainer, log=path / WATCH_FILE, say=say)
+    watch = run.watch(trainer, log_path=path / WATCH_FILE, notify=say)
     trainer.callbacks += [watch] if watch else []
     folder = RunFolder(path, extra_config=run.identity(trainer), code_files=run.code, notify=say)
     folder.attach(trainer)

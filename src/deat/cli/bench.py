@@ -21,7 +21,6 @@ from deat.bench.workers import (
     run_sequentially,
     sigterm_as_keyboard_interrupt,
 )
-from deat.cli.console import PlainConsole, is_stdout_terminal, print_stderr
 from deat.cli.evaluate import EXIT_FLAGGED
 from deat.cli.flags import IntFlag, OptionalInt, OptionalStr, ParallelChoice
 from deat.errors import Interrupted, UsageError
@@ -35,6 +34,7 @@ from deat.report.stats import describe_coverage, describe_samples
 from deat.training.cost_estimate import CostEstimate, estimate_cost
 from deat.utils.numbers import format_duration
 from deat.utils.paths import anonymize_paths
+from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.text import make_printable
 
 
@@ -188,7 +188,7 @@ EXIT_RUN_FAILED = 1
 class BenchCommand:
     """Run a recipe's whole table: every method and seed, trained and judged. The same command goes on where it was."""
 
-    goes_on: ClassVar[bool] = True
+    is_resumable: ClassVar[bool] = True
 
     recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
     """A name from `deat list recipes`."""

@@ -15,7 +15,6 @@ from rich.text import Text
 from torch import nn
 from tyro.conf import Positional, arg
 
-from deat.cli.console import PlainConsole, is_all_output_terminal, is_stdout_terminal, print_stderr
 from deat.cli.flags import IntFlag, NormChoice, OptionalFloat, OptionalInt, OptionalStr
 from deat.cli.train import describe_normalization, print_recorded_data_root
 from deat.errors import CheckpointError, Interrupted, UsageError
@@ -48,6 +47,7 @@ from deat.utils.distributed import Distributed
 from deat.utils.files import check_no_symlinks, write_atomic
 from deat.utils.numbers import format_eps, format_seconds
 from deat.utils.paths import restore_user_paths
+from deat.utils.terminal import PlainConsole, is_all_output_terminal, is_stdout_terminal, print_stderr
 from deat.utils.text import make_printable
 
 MAX_TABLE_CLASSES = 20
@@ -206,7 +206,7 @@ EXIT_FLAGGED = 6
 class EvaluateCommand:
     """Judge a run or a weights file by attacks. Exits with 6 where the number should not be believed."""
 
-    goes_on: ClassVar[bool] = True
+    is_resumable: ClassVar[bool] = True
 
     target: Annotated[Positional[str], arg(metavar="RUN_FILE")]
     """A run's folder, a .safetensors file, or a folder of them that `deat export --shard-size` made."""

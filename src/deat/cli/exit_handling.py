@@ -1,4 +1,4 @@
-"""How a command ends: what is said, by whom of several processes, and with which exit status."""
+"""Runs a command and turns its outcome, errors and signals into a message and an exit status."""
 
 import errno
 import io
@@ -7,95 +7,180 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
+from typing import Protocol
 
 from deat.errors import DataError, DeatError, Interrupted, NumericalError, UsageError
 from deat.training.messages import is_dead_worker, is_out_of_memory
-from deat.utils.distributed import exit_if_distributed, is_lost_peer_error, should_print_error
-from deat.utils.signals import StopSignalHandler, exit_on_signals, raise_on_signals
+from deat.utils.distributed import get_message_store, is_process_group_initialized
+from deat.utils.signals import StopSignalHandler, delay_signals, exit_on_signals, raise_on_signals
 from deat.utils.text import make_printable_lines
 from deat.utils.user_code import find_user_code_line
 
 PACKAGE_ROOT = Path(__file__).parents[1]
+EXIT_INTERRUPTED_NO_RUN = 130
+EXIT_BROKEN_PIPE = 141
 INTERRUPTED_NO_RUN = "interrupted; there is no run to resume"
-INTERRUPTED_RESUMABLE = "interrupted; the same command goes on where it was"
+INTERRUPTED_RESUMABLE = "interrupted; the same command resumes where it stopped"
 OUT_OF_MEMORY_MESSAGE = (
-    "out of memory. Ask for less at once: with `deat train` a smaller --batch-size, model or --precision bf16, "
-    "with `deat evaluate` a smaller --block. What was saved or judged before is kept."
+    "out of memory. With `deat train`, use a smaller --batch-size or model, or --precision bf16. With `deat evaluate`, "
+    "use a smaller --block. Checkpoints and verdicts that were saved remain."
 )
-
 WORKER_KILLED_MESSAGE = (
-    "a process that decodes images was killed, as by a lack of memory or of shared memory (/dev/shm, small in "
-    "containers). Give more of it, or let `deat train` start fewer: --workers 1, or 0 for none. What was saved is kept."
+    "a process that decodes images was killed, perhaps because memory or shared memory ran out (/dev/shm is small in "
+    "containers). Provide more, or run `deat train` with --workers 1, or with --workers 0 for none. "
+    "Checkpoints that were saved remain."
 )
+NETWORK_ERROR_SIGNS = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 
 
-def run_to_exit_status(command: Callable[[], int], is_resumable: Callable[[], bool]) -> int:
-    """Run a command to its end, good or bad; goes_on says whether one that is interrupted can be given again."""
+class Command(Protocol):
+    """A parsed command line."""
 
-    def interrupted() -> int:
-        """Say whether the command goes on, and with which status it leaves."""
-        return (
-            _report_error(INTERRUPTED_RESUMABLE, Interrupted.exit_code)
-            if is_resumable()
-            else _report_error(INTERRUPTED_NO_RUN, 130)
-        )
+    @property
+    def is_resumable(self) -> bool:
+        """True if the command resumes when it is interrupted and run again."""
 
-    # Of several processes none may wait for another to notice that it is asked to stop.
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    with raise_on_signals() if alone else exit_on_signals(interrupted) as heard:
-        return exit_if_distributed(_run_command(command, interrupted, heard))
+    def run(self) -> int:
+        """Run the command and return its exit status."""
+
+
+def run_to_exit_status(parse: Callable[[], Command]) -> int:
+    """Parse and run a command, and report how it failed.
+
+    Args:
+        parse: Parses the command line.
+
+    Returns:
+        The exit status: that of the command, or that of its error. An interrupted command has 75 if it is resumable,
+        else 130. In a distributed run the process ends here.
+
+    Raises:
+        SystemExit: Where `parse` raises it.
+    """
+    command: Command | None = None
+
+    def parse_and_run() -> int:
+        nonlocal command
+        with delay_signals():  # only a parsed command knows whether it is resumable
+            command = parse()
+        status = command.run()
+        sys.stdout.flush()  # a closed pipe raises here, where it is handled
+        return status
+
+    def report_interrupt() -> int:
+        if command is not None and command.is_resumable:
+            return _report_error(INTERRUPTED_RESUMABLE, Interrupted.exit_code)
+        return _report_error(INTERRUPTED_NO_RUN, EXIT_INTERRUPTED_NO_RUN)
+
+    # A process of a distributed run may be blocked in a collective call, where Python's handlers do not run.
+    is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    with raise_on_signals() if is_alone else exit_on_signals(report_interrupt) as received_signal:
+        return exit_if_distributed(_run_command(parse_and_run, report_interrupt, received_signal))
 
 
 def _run_command(
-    command: Callable[[], int], on_interrupt: Callable[[], int], received_signal: StopSignalHandler
+    parse_and_run: Callable[[], int], on_interrupt: Callable[[], int], received_signal: StopSignalHandler
 ) -> int:
     try:
-        return command()
+        return parse_and_run()
     except DeatError as error:
         return _report_error(str(error), error.exit_code)
-    except BrokenPipeError:  # whoever read our output left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+        return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         return on_interrupt()
     except Exception as error:
-        if received_signal.signal:
+        if received_signal.signal:  # an import that is interrupted may raise another error
             return on_interrupt()
-        if is_lost_peer_error(error):
-            return _report_error(
-                "another process of this run is gone, so this one ends too.", Interrupted.exit_code, is_fallback=True
-            )
-        if is_out_of_memory(error):
-            return _report_error(OUT_OF_MEMORY_MESSAGE, NumericalError.exit_code)
-        if is_dead_worker(error):
-            return _report_error(WORKER_KILLED_MESSAGE, DataError.exit_code)
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            return _report_error(f"{str(error.filename)[:80]!r}... is too long for a file's name. Choose another.", 2)
-        place = find_user_code_line(error)
-        if place:
-            return _report_error(
-                f"the error above comes from code of yours: {place}", UsageError.exit_code, preamble=_format_traceback()
-            )
-        return _report_error(
-            "this is a defect of deat's; the lines above say where.", DeatError.exit_code, preamble=_format_traceback()
-        )
+        return _report_unexpected_error(error)
 
 
-def _report_error(text: str, status: int, *, preamble: str = "", is_fallback: bool = False) -> int:
-    """Say what went wrong, once for all processes that found the same; a `last` word only where nobody said why."""
-    if should_print_error(preamble + text, is_fallback=is_fallback):
-        print(make_printable_lines(f"{preamble}deat: {text}"), file=sys.stderr, flush=True)
+def _report_unexpected_error(error: Exception) -> int:
+    if is_lost_peer_error(error):
+        message = "another process of this run is gone, so this one ends too."
+        return _report_error(message, Interrupted.exit_code, is_fallback=True)
+    if is_out_of_memory(error):
+        return _report_error(OUT_OF_MEMORY_MESSAGE, NumericalError.exit_code)
+    if is_dead_worker(error):
+        return _report_error(WORKER_KILLED_MESSAGE, DataError.exit_code)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        message = f"the file name {str(error.filename)[:80]!r}... is too long. Choose a shorter one."
+        return _report_error(message, UsageError.exit_code)
+    user_line = find_user_code_line(error)
+    if user_line:
+        message = f"the error above comes from your code: {user_line}"
+        return _report_error(message, UsageError.exit_code, preamble=traceback.format_exc())
+    message = "internal error; please report it with the traceback above."
+    return _report_error(message, DeatError.exit_code, preamble=traceback.format_exc())
+
+
+def _report_error(message: str, status: int, *, preamble: str = "", is_fallback: bool = False) -> int:
+    """Print an error to standard error, once for all processes of a run, and return the exit status."""
+    if should_print_error(preamble + message, is_fallback=is_fallback):
+        print(make_printable_lines(f"{preamble}deat: {message}"), file=sys.stderr, flush=True)
     return status
 
 
-def _format_traceback() -> str:
-    return traceback.format_exc()
+def exit_if_distributed(exit_code: int = 0) -> int:
+    """End the process at once if it belongs to a distributed run.
+
+    The interpreter's shutdown is skipped, since it may wait for a process that is gone, and sometimes aborts in threads
+    that torch left running.
+
+    Args:
+        exit_code: Exit status of the process.
+
+    Returns:
+        `exit_code`, if the process is not part of a distributed run.
+    """
+    if is_process_group_initialized():
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(exit_code)
+    return exit_code
+
+
+def should_print_error(text: str, *, is_fallback: bool) -> bool:
+    """Decide whether this process prints an error: of several processes with the same error, only the first does.
+
+    Args:
+        text: The error.
+        is_fallback: Print it only if no process printed another error.
+
+    Returns:
+        True if this process should print the error.
+    """
+    store = get_message_store()
+    if store is None:
+        return True
+    try:
+        num_printed = store.add("anything", 0 if is_fallback else 1)
+        is_first = store.add(sha256(text.encode()).hexdigest(), 1) == 1
+    except (RuntimeError, OSError):  # the process that serves the store is gone
+        return True
+    return is_first and not (is_fallback and num_printed)
+
+
+def is_lost_peer_error(error: BaseException) -> bool:
+    """Check whether an error means that another process of the distributed run is gone.
+
+    Args:
+        error: The error.
+
+    Returns:
+        True if the error comes from the connection to another process.
+    """
+    is_network_error = isinstance(error, RuntimeError) and any(sign in str(error) for sign in NETWORK_ERROR_SIGNS)
+    return is_network_error and is_process_group_initialized()
 
 
 def replace_unprintable_characters() -> None:
-    """Print what a terminal of few characters cannot show as question marks, rather than fail."""
+    """Print `?` for characters that the terminal's encoding lacks, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -103,20 +188,18 @@ def replace_unprintable_characters() -> None:
 
 @contextmanager
 def short_warnings() -> Iterator[None]:
-    """Inside, deat's own warnings are shown as lines of its own, without a place in its code."""
-    usual = warnings.formatwarning
+    """Print warnings of deat as one line, without their place in deat's code, inside a `with` block."""
+    former = warnings.formatwarning
 
-    def shown(
+    def format_warning(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
     ) -> str:
-        """One warning as text."""
-        own = Path(filename).is_relative_to(PACKAGE_ROOT)
-        return (
-            f"deat: {make_printable_lines(str(message))}\n" if own else usual(message, category, filename, lineno, line)
-        )
+        if Path(filename).is_relative_to(PACKAGE_ROOT):
+            return f"deat: {make_printable_lines(str(message))}\n"
+        return former(message, category, filename, lineno, line)
 
-    warnings.formatwarning = shown
+    warnings.formatwarning = format_warning
     try:
         yield
     finally:
-        warnings.formatwarning = usual
+        warnings.formatwarning = former

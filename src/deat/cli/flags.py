@@ -1,7 +1,9 @@
-"""The kinds of flags that commands have: left out by default, and read by what they mean."""
+"""Types of command-line flags, and the check for unknown flags with suggestions."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from itertools import takewhile
 from typing import Annotated, Any
 
 from tyro.conf import arg
@@ -15,7 +17,7 @@ from deat.utils.numbers import parse_int, parse_number
 
 
 def _flag_spec(metavar: str, parse: Callable[[str], object]) -> PrimitiveConstructorSpec[Any]:
-    """A flag that is left out by default and whose text is read by `parse`."""
+    """How tyro reads a flag with one value; None stands for a flag that is not given."""
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
@@ -26,31 +28,32 @@ def _flag_spec(metavar: str, parse: Callable[[str], object]) -> PrimitiveConstru
 
 
 def _parse_nonempty(text: str) -> str:
-    """A text that is not empty: a variable that the shell does not know must not be taken for a flag left out."""
+    """Reject an empty text, so that an unset shell variable does not pass for an omitted flag."""
     if not text:
-        raise UsageError("'' says nothing. Leave the flag away, or give it a value.")
+        raise UsageError("Empty value. Omit the flag or give a value.")
     return text
 
 
 _NO_DEFAULT_HINT = arg(help_behavior_hint="")
 OptionalFloat = Annotated[float | None, _flag_spec("NUMBER", parse_number), _NO_DEFAULT_HINT]
-"""A number that may be written as a fraction, such as 8/255."""
+"""A number or a fraction such as 8/255, or None."""
 OptionalInt = Annotated[int | None, _flag_spec("INT", parse_int), _NO_DEFAULT_HINT]
+"""An integer, or None."""
 IntFlag = Annotated[int, _flag_spec("INT", parse_int)]
-"""A whole number that has a default of its own."""
+"""An integer with a default."""
 OptionalStr = Annotated[str | None, _flag_spec("TEXT", _parse_nonempty), _NO_DEFAULT_HINT]
+"""A non-empty text, or None."""
 
 
-def _choice_spec(what: str, *known: str) -> PrimitiveConstructorSpec[Any]:
-    """A flag that takes one of a few names."""
+def _choice_spec(kind: str, *choices: str) -> PrimitiveConstructorSpec[Any]:
+    """How tyro reads a flag that takes one of a few names."""
 
     def parse(text: str) -> str:
-        """The name, or which there are."""
-        if text not in known:
-            raise unknown_name_error(what, text, known)
+        if text not in choices:
+            raise unknown_name_error(kind, text, choices)
         return text
 
-    return _flag_spec("|".join(known), parse)
+    return _flag_spec("|".join(choices), parse)
 
 
 NormChoice = Annotated[str | None, _choice_spec("norm", "linf", "l2", "l1"), _NO_DEFAULT_HINT]
@@ -84,32 +87,47 @@ SYNONYMS_BY_FLAG = {
     "normalize": ("mean", "std"),
     "n": ("num-images", "num-samples"),
 }
-"""Flags, and what others call them."""
+"""Flags of deat, and their names in other programs."""
 
-FLAG_BY_SYNONYM = {other: flag for flag, others in SYNONYMS_BY_FLAG.items() for other in others}
+FLAG_BY_SYNONYM = {synonym: flag for flag, synonyms in SYNONYMS_BY_FLAG.items() for synonym in synonyms}
 
-
-def check_flag_names(argv: Sequence[str], commands: Sequence[type[Any]]) -> None:
-    """Refuse a flag that goes by another name here, and say which; whatever else is unknown is the parser's to tell."""
-    command = next((kind for kind in commands if [kind.__name__.removesuffix("Command").lower()] == argv[:1]), None)
-    known = {_with_dashes(field.name) for field in fields(command)} if command else set()
-    for word in argv[1:]:
-        option = word.partition("=")[0]
-        name = _with_dashes(option.removeprefix("--"))
-        hint = _suggest_flag(name, known) if option.startswith("--") and name not in known else None
-        if hint:
-            raise UsageError(f"unknown option {option!r}. Did you mean {hint}?")
+MIN_SIMILARITY = 0.75
+"""How similar a misspelled flag and a suggestion must be; 1 is equal."""
 
 
-def _suggest_flag(name: str, known: set[str]) -> str | None:
-    """What is meant by a flag that a command does not have."""
-    meant = FLAG_BY_SYNONYM.get(name, name)
-    if meant in known:
-        return f"--{meant}"
-    settings = {
-        _with_dashes(field.name) for kind in (Request, TrainConfig) for field in fields(kind)
-    } - DEDICATED_FLAGS.keys()
-    return f"--set {meant.replace('-', '_')}=..." if "set" in known and meant in settings else None
+def check_flag_names(command: str, command_type: type[Any], argv: Sequence[str]) -> None:
+    """Reject unknown flags, with the flag that was probably meant.
+
+    This runs before the parser, which reports a missing argument for `deat evaluate --epsilon 0.1 my-run`: it does not
+    know that `--epsilon` takes a value.
+
+    Args:
+        command: The command's name, such as "train".
+        command_type: The command's dataclass. Its fields with a default are the flags.
+        argv: Arguments that follow the command's name.
+
+    Raises:
+        UsageError: If a flag is unknown.
+    """
+    flags = {_with_dashes(field.name) for field in fields(command_type) if field.default is not MISSING} | {"help"}
+    for argument in takewhile(lambda argument: argument != "--", argv):
+        flag = argument.partition("=")[0]
+        name = _with_dashes(flag.removeprefix("--"))
+        if flag.startswith("--") and name not in flags:
+            suggestion = _suggest_flag(name, flags)
+            hint = f"Did you mean {suggestion}?" if suggestion else f"deat {command} --help lists the options."
+            raise UsageError(f"unknown option {flag!r} of deat {command}. {hint}")
+
+
+def _suggest_flag(name: str, flags: set[str]) -> str | None:
+    name = FLAG_BY_SYNONYM.get(name, name)
+    if name in flags:
+        return f"--{name}"
+    settings = {_with_dashes(field.name) for group in (Request, TrainConfig) for field in fields(group)}
+    if "set" in flags and name in settings - DEDICATED_FLAGS.keys():
+        return f"--set {name.replace('-', '_')}=..."
+    similar = get_close_matches(name, flags, n=1, cutoff=MIN_SIMILARITY)
+    return f"--{similar[0]}" if similar else None
 
 
 def _with_dashes(name: str) -> str:

@@ -1,28 +1,30 @@
-"""`deat list`: what can be named."""
+"""`deat list`: the names that commands accept."""
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rich.table import Table
 from tyro.conf import Positional
 
 from deat import data, methods, models, recipes
-from deat.cli.console import PlainConsole, is_stdout_terminal
 from deat.evaluation.attacks import ATTACK_FAMILIES, Attack
 from deat.evaluation.autoattack import AUTOATTACK_PARTS
 from deat.threat import Linf
 from deat.training.cost_estimate import backprop_bounds
+from deat.utils.terminal import make_table_console
 
 
 @dataclass(frozen=True)
 class ListCommand:
-    """List what can be named: methods, models, data, attacks or recipes."""
+    """List the available methods, models, data sets, attacks or recipes."""
+
+    is_resumable: ClassVar[bool] = False
 
     kind: Positional[Literal["methods", "models", "data", "attacks", "recipes"]]
-    """What to list. Yours are named by their file, my_file.py:NAME; methods that it registers as own.py:m+bold-2."""
+    """What to list. Your own code is not listed; give it as my_file.py:NAME, or my_file.py:m+NAME for M+."""
     json: bool = False
-    """Print one JSON document."""
+    """Print one JSON document instead of a table."""
 
     def run(self) -> int:
         """Print the list."""
@@ -30,16 +32,23 @@ class ListCommand:
 
 
 def run_list(args: ListCommand) -> int:
-    """Print the rows of one kind, as a table or as JSON."""
+    """Print the rows of one kind, as a table or as JSON.
+
+    Args:
+        args: The command.
+
+    Returns:
+        The exit status, 0.
+    """
     rows = ROWS_BY_KIND[args.kind]()
     if args.json:
         print(json.dumps(rows, indent=2))
         return 0
-    shown = [{name: value for name, value in row.items() if name not in OMITTED_COLUMNS} for row in rows]
-    table = Table(*shown[0], box=None, pad_edge=False)
-    for row in shown:
-        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value or "") for value in row.values()))
-    console = PlainConsole(soft_wrap=True, width=None if is_stdout_terminal() else PIPED_TABLE_COLUMNS)
+    columns = [name for name in rows[0] if name not in OMITTED_COLUMNS]
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(_format_cell(row[name]) for name in columns))
+    console = make_table_console()
     console.print(table)
     for row in rows:
         if "settings" in row:
@@ -47,30 +56,36 @@ def run_list(args: ListCommand) -> int:
     return 0
 
 
+def _format_cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value or "")
+
+
 def _method_rows() -> list[dict[str, Any]]:
-    found = [methods.get_method(name) for name in methods.list_methods()]
     return [
         {
-            "name": m.name,
-            "play": type(m.play).__name__.lower(),
-            "backprops in 10 epochs": _format_backprops(m),
-            "what": m.summary,
+            "name": method.name,
+            "play": type(method.play).__name__.lower(),
+            "backprops in 10 epochs": _format_backprops(method),
+            "what": method.summary,
         }
-        for m in found
+        for method in map(methods.get_method, methods.list_methods())
     ]
 
 
-def _format_backprops(m: methods.Method) -> str:
-    few, many = backprop_bounds(m, m.bind(Linf(8 / 255), 10), 10)
-    return f"{few}" if few == many else f"{few}-{many}"
+def _format_backprops(method: methods.Method) -> str:
+    fewest, most = backprop_bounds(method, method.bind(Linf(8 / 255), 10), 10)
+    return f"{fewest}" if fewest == most else f"{fewest}-{most}"
 
 
 def _attack_rows() -> list[dict[str, Any]]:
-    ours = {pattern: _describe_attack(build(20)) for pattern, build in ATTACK_FAMILIES.items()}
-    forms = {"pgd-NxR, cw-NxR": "the same from R starts", "pgd-N-last, cw-N-last": "the same, the last step scored"}
-    theirs = dict.fromkeys(AUTOATTACK_PARTS, "a part of AutoAttack")
-    found = {**ours, **forms, **theirs, "aa": "standard AutoAttack: its four parts, survivors going on"}
-    return [{"name": name, "what": what} for name, what in found.items()]
+    descriptions = {
+        **{pattern: _describe_attack(build(20)) for pattern, build in ATTACK_FAMILIES.items()},
+        "pgd-NxR, cw-NxR": "the same with R random starts",
+        "pgd-N-last, cw-N-last": "the same, but scores the last step instead of the worst",
+        **dict.fromkeys(AUTOATTACK_PARTS, "one part of AutoAttack"),
+        "aa": "standard AutoAttack: each of its four parts attacks the images that the parts before it did not fool",
+    }
+    return [{"name": name, "what": description} for name, description in descriptions.items()]
 
 
 def _describe_attack(attack: Attack) -> str:
@@ -81,28 +96,25 @@ def _describe_attack(attack: Attack) -> str:
 
 
 def _recipe_rows() -> list[dict[str, Any]]:
-    found = [recipes.get_recipe(name) for name in recipes.list_recipes()]
     return [
         {
-            "name": r.name,
-            "in the paper": r.paper,
-            "rules": r.rules,
-            "data": r.data or "folder:PATH",
-            "models": ", ".join(r.models),
-            "methods": ", ".join(r.methods),
-            "seeds": len(r.seeds),
-            "what": r.summary,
-            "settings": r.description,
+            "name": recipe.name,
+            "in the paper": recipe.paper,
+            "rules": recipe.rules,
+            "data": recipe.data or "folder:PATH",
+            "models": ", ".join(recipe.models),
+            "methods": ", ".join(recipe.methods),
+            "seeds": len(recipe.seeds),
+            "what": recipe.summary,
+            "settings": recipe.description,
         }
-        for r in found
+        for recipe in map(recipes.get_recipe, recipes.list_recipes())
     ]
 
 
 LOSS_DESCRIPTIONS = {"ce": "cross-entropy", "margin": "the margin"}
 OMITTED_COLUMNS = ("methods", "settings", "models")
-"""What is too long for a column."""
-PIPED_TABLE_COLUMNS = 160
-"""Columns of a table that is piped."""
+"""Columns that are too long for the table; they are printed below it."""
 ROWS_BY_KIND = {
     "methods": _method_rows,
     "models": lambda: [asdict(info) for info in models.list_model_infos()],

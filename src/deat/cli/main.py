@@ -2,75 +2,86 @@
 
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
+from typing import ClassVar
 
-import tyro
-from tyro.conf import FlagCreatePairsOff, subcommand
+from tyro.conf import FlagCreatePairsOff
+from tyro.extras import subcommand_cli_from_dict
 
 from deat.cli.bench import BenchCommand
 from deat.cli.evaluate import EvaluateCommand
-from deat.cli.exit_handling import replace_unprintable_characters, run_to_exit_status, short_warnings
+from deat.cli.exit_handling import Command, replace_unprintable_characters, run_to_exit_status, short_warnings
 from deat.cli.flags import check_flag_names
 from deat.cli.list import ListCommand
 from deat.cli.report import ReportCommand
 from deat.cli.train import ResumeCommand, TrainCommand
 from deat.cli.weights import ExportCommand, ImportCommand
-from deat.runs.run_dir import has_checkpoint
+from deat.errors import unknown_name_error
 from deat.version import VERSION
 
-Command = (
-    Annotated[TrainCommand, subcommand("train")]
-    | Annotated[ResumeCommand, subcommand("resume")]
-    | Annotated[EvaluateCommand, subcommand("evaluate")]
-    | Annotated[BenchCommand, subcommand("bench")]
-    | Annotated[ReportCommand, subcommand("report")]
-    | Annotated[ImportCommand, subcommand("import")]
-    | Annotated[ExportCommand, subcommand("export")]
-    | Annotated[ListCommand, subcommand("list")]
-)
+COMMANDS: dict[str, type[Command]] = {
+    "train": TrainCommand,
+    "resume": ResumeCommand,
+    "evaluate": EvaluateCommand,
+    "bench": BenchCommand,
+    "report": ReportCommand,
+    "import": ImportCommand,
+    "export": ExportCommand,
+    "list": ListCommand,
+}
+
+
+@dataclass(frozen=True)
+class VersionCommand:
+    """Print the version (`deat --version`)."""
+
+    is_resumable: ClassVar[bool] = False
+
+    def run(self) -> int:
+        """Print the version."""
+        print(f"deat {VERSION}")
+        return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status says how it ended."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    """Run the command line.
+
+    Args:
+        argv: Arguments without the program's name. Default: those of this process.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        SystemExit: After `--help` (status 0), and where the parser rejects an argument (status 2).
+
+    Example:
+        >>> main(["train", "--epochs", "5", "--out", "my-run"])
+        0
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
     replace_unprintable_characters()
-    order: list[Command] = []
-
-    def command() -> int:
-        """Read the command line and obey it."""
-        status = 0
-        if given == ["--version"]:
-            print(f"deat {VERSION}")
-        else:
-            check_flag_names(
-                given,
-                (
-                    TrainCommand,
-                    ResumeCommand,
-                    EvaluateCommand,
-                    BenchCommand,
-                    ReportCommand,
-                    ImportCommand,
-                    ExportCommand,
-                    ListCommand,
-                ),
-            )
-            order.append(tyro.cli(Command, prog="deat", args=given, config=(FlagCreatePairsOff,)))
-            status = order[0].run()
-        sys.stdout.flush()  # here, where it is noticed that nobody reads any more
-        return status
-
     with short_warnings():
-        return run_to_exit_status(
-            command, lambda: getattr(order[0], "goes_on", False) if order else _is_resumable(given)
-        )
+        return run_to_exit_status(lambda: parse_command(args))
 
 
-def _is_resumable(argv: list[str]) -> bool:
-    """Whether a command goes on where it was, as far as words say that nobody has read yet."""
-    if argv[:1] != ["train"]:
-        return argv[:1] in (["resume"], ["evaluate"], ["bench"])
-    named = dict(pairwise(word for text in argv for word in text.split("=", 1)))
-    return named.get("--resume") == "auto" and "--out" in named and has_checkpoint(Path(named["--out"]).expanduser())
+def parse_command(argv: Sequence[str]) -> Command:
+    """Parse the command line into a command.
+
+    Args:
+        argv: Arguments without the program's name.
+
+    Returns:
+        The command, ready to run.
+
+    Raises:
+        UsageError: If the command or an option is unknown.
+        SystemExit: After `--help` (status 0), and where the parser rejects an argument (status 2).
+    """
+    if list(argv) == ["--version"]:
+        return VersionCommand()
+    if argv and not argv[0].startswith("-"):
+        if argv[0] not in COMMANDS:
+            raise unknown_name_error("command", argv[0], COMMANDS)
+        check_flag_names(argv[0], COMMANDS[argv[0]], argv[1:])
+    return subcommand_cli_from_dict({**COMMANDS}, prog="deat", args=argv, config=(FlagCreatePairsOff,))

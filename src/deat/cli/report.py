@@ -4,14 +4,13 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from rich.table import Table
 from tyro.conf import Positional, arg
 
 from deat.cli.bench import PIPED_TABLE_COLUMNS
-from deat.cli.console import PlainConsole, is_stdout_terminal
 from deat.cli.evaluate import EpochChoice, EvaluateCommand, resolve_target
 from deat.cli.flags import IntFlag, OptionalInt, OptionalStr
 from deat.data import as_source
@@ -65,6 +64,7 @@ from deat.threat import ThreatModel, max_image_distance
 from deat.utils.files import check_no_symlinks, write_atomic
 from deat.utils.numbers import format_eps
 from deat.utils.paths import anonymize_paths
+from deat.utils.terminal import PlainConsole, is_stdout_terminal
 from deat.utils.text import escape_markdown, make_printable
 from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import SPEC_HINT, is_file_spec
@@ -241,6 +241,8 @@ def _make_tiles(
 @dataclass(frozen=True)
 class ReportCommand:
     """Compare runs: tables (Markdown, LaTeX, CSV), figures, and one page to look at without a network."""
+
+    is_resumable: ClassVar[bool] = False
 
     runs: Annotated[Positional[tuple[str, ...]], arg(metavar="RUN [RUN ...]", help_behavior_hint="(required)")]
     """Run and bench folders; runs that differ in their seed alone make one row, pieces of one bench one table."""

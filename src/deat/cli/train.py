@@ -12,7 +12,6 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from deat.checkpoint.state import matches_type
-from deat.cli.console import PhaseTimer, PlainConsole, TrainingProgress, is_stdout_terminal, print_stderr
 from deat.cli.flags import (
     IntFlag,
     LrScheduleChoice,
@@ -23,7 +22,9 @@ from deat.cli.flags import (
     StartChoice,
     WatchChoice,
 )
+from deat.cli.training_progress import PhaseTimer, TrainingProgress
 from deat.data import LazyImages, Source
+from deat.data.sources import InterruptibleSource
 from deat.data.statistics import ChannelStats
 from deat.errors import CheckpointError, Interrupted, NumericalError, UsageError
 from deat.evaluation.scoring import compute_accuracies
@@ -65,13 +66,13 @@ from deat.training.epoch_format import EpochPrinter, format_epoch
 from deat.training.messages import collect_start_notes, describe_resume_position, describe_stop_position, format_command
 from deat.training.overfit_watch import OverfitWatch
 from deat.training.trainer import Trainer
-from deat.training.validation import InterruptibleSource
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.files import write_json
 from deat.utils.locks import lock_run_folder
 from deat.utils.numbers import check_int, format_duration, format_eps
 from deat.utils.paths import anonymize_paths, restore_user_paths
 from deat.utils.signals import Interruption
+from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.text import make_printable
 
 
@@ -85,7 +86,7 @@ class TrainingDisplay:
     def following(self, trainer: Trainer) -> list[Callback]:
         """The callbacks, turned to this trainer."""
         if self.line:
-            self.line.follow(trainer)
+            self.line.show_trainer(trainer)
         return self.callbacks
 
 
@@ -166,7 +167,7 @@ def print_plan(estimate: CostEstimate, as_json: bool, distributed: Distributed) 
     print(f"backprops  {few:,}" + ("" if few == many else f" to {many:,}, depending on what training shows"))
     print(f"time       {format_duration(quick)}" + ("" if few == many else f" to {format_duration(slow)}"), end="")
     print(f", at {estimate.seconds_per_backprop * 1000:.1f} ms a backprop, validation aside")
-    print(f"memory     {estimate.memory_bytes / 2**30:.2f} GiB at the peak")
+    print(f"memory     {estimate.memory / 2**30:.2f} GiB at the peak")
     print("a dry run: no run was created")
     return 0
 
@@ -221,7 +222,7 @@ class TrainSession:
         if images is not None:
             images.check()  # a broken test set must not end the run after its last epoch
             self.images = InterruptibleSource(images, self.interruption)
-        self.watch = self.run.watch(trainer, say=self.notify)
+        self.watch = self.run.watch(trainer, notify=self.notify)
         trainer.set_interruption(self.interruption)
         with self.interruption.catch_signals():
             record = {**self.run.record(trainer), "options": _recordable_options(self.options)}
@@ -335,7 +336,7 @@ class TrainSession:
             write_summary(self.out / SUMMARY_FILE, record, self.scores, result.history, judging, seen, result.notes)
         except OSError as error:
             raise unwritable_error(self.out, error) from None
-        self.console.print(self.phase_timer.line())
+        self.console.print(self.phase_timer.summary())
         self._print_results(result)
 
     def _resume(self, trainer: Trainer, folder: RunFolder, record: dict[str, Any]) -> bool:
@@ -359,7 +360,9 @@ class TrainSession:
         result, spent = trainer.fit(), trainer.game.cost.backprops
         mine = folder.timings[before:]
         seconds = {"training": sum(t.train_seconds for t in mine), "validation": sum(t.val_seconds for t in mine)}
-        self.phase_timer.on("saving", **seconds, **({"watch": self._watch_seconds() - watched} if self.watch else {}))
+        self.phase_timer.add_phase(
+            "saving", **seconds, **({"watch": self._watch_seconds() - watched} if self.watch else {})
+        )
         name, best, last = make_printable(self.run.method.name), result.best.epoch, result.history[-1].epoch
         self._score(f"{name}, last epoch" if best != last else name, result, spent)
         if best != last:
@@ -377,7 +380,7 @@ class TrainSession:
         trainer.set_interruption(self.interruption)
         trainer.callbacks += display.following(trainer)
         result = trainer.fit()
-        self.phase_timer.on("baseline")
+        self.phase_timer.add_phase("baseline")
         self._score("natural training", result, trainer.game.cost.backprops)
 
     def _score(self, name: str, result: TrainResult, backprops: int) -> None:
@@ -387,7 +390,7 @@ class TrainSession:
             with self.run.limit_threads(result.model):
                 found = compute_accuracies(result.model, *asked, distributed=self.distributed)
             self.scores.append(ModelScore(name, found, images.num_examples, backprops, result.seconds))
-            self.phase_timer.on("scores")
+            self.phase_timer.add_phase("scores")
 
     def _wants_baseline(self) -> bool:
         if self.options.baseline != "auto":
@@ -554,8 +557,8 @@ class TrainCommand:
     """Print one JSON document instead of lines."""
 
     @property
-    def goes_on(self) -> bool:
-        """Whether the same command goes on where it was: there is a run, and it may be taken up."""
+    def is_resumable(self) -> bool:
+        """True if the same command resumes a run: there is one in --out, and --resume auto is given."""
         return self.resume == "auto" and self.out is not None and has_checkpoint(Path(self.out).expanduser())
 
     def run(self) -> int:
@@ -637,7 +640,7 @@ def _select_flags(group: type[FlagGroup], args: TrainCommand) -> FlagGroup:
 class ResumeCommand:
     """Go on with a run that was interrupted or killed, to the bytes that an uninterrupted one would have given."""
 
-    goes_on: ClassVar[bool] = True
+    is_resumable: ClassVar[bool] = True
 
     run_folder: Annotated[Positional[str], arg(name="run", metavar="RUN_FILE")]
     """The run's folder."""

@@ -1,8 +1,8 @@
-"""`deat import` and `deat export`: weights from elsewhere, and to elsewhere."""
+"""`deat import` and `deat export`: convert weights from .pt files, and write them for use without deat."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
@@ -27,38 +27,53 @@ from deat.utils.tensor_files import Tensors, encode_tensors, read_tensors
 
 @dataclass(frozen=True)
 class ImportCommand:
-    """Convert a .pt or .pth file of weights to safetensors, once; nothing in it is run."""
+    """Convert a .pt or .pth file of weights to safetensors. No code in the file is run."""
+
+    is_resumable: ClassVar[bool] = False
 
     file: Annotated[Positional[str], arg(metavar="FILE")]
-    """The file: a state dict, or a checkpoint that holds one."""
+    """A state dict, or a checkpoint that contains one."""
     out: OptionalStr = None
-    """The new file (FILE with the ending .safetensors)."""
+    """File to write (FILE with the extension .safetensors)."""
 
     def run(self) -> int:
-        """Convert."""
+        """Convert the file."""
         return run_import(self)
 
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """Write a run's weights, or those of fit's checkpoints, under the network's own names, for use without deat."""
+    """Write the weights of a run, or of checkpoints of deat.fit, under the network's own parameter names."""
+
+    is_resumable: ClassVar[bool] = False
 
     run_folder: Annotated[Positional[str], arg(name="run", metavar="RUN")]
-    """The run's folder, or that of fit's checkpoints."""
+    """Folder of the run, or of the checkpoints."""
     out: OptionalStr = None
-    """The new file (RUN.safetensors), or with --shard-size the new folder."""
+    """File to write (RUN.safetensors), or with --shard-size the folder (RUN-weights)."""
     epoch: Literal["best", "last"] = "best"
-    """Which of the run's weights."""
+    """Epoch whose weights are written."""
     shard_size: OptionalStr = None
-    """Several files of at most this size, such as 500MB or 2GB, with an index."""
+    """Write several files of at most this size, such as 500MB or 2GB, and an index."""
 
     def run(self) -> int:
-        """Export."""
+        """Write the weights."""
         return run_export(self)
 
 
 def run_import(args: ImportCommand) -> int:
-    """Convert a file of weights to safetensors."""
+    """Convert a file of weights to safetensors.
+
+    Args:
+        args: The command.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        CheckpointError: If the file cannot be read or written.
+        UsageError: If the output file exists or does not end in .safetensors.
+    """
     source = Path(args.file).expanduser()
     check_file_exists(source)
     target = Path(args.out).expanduser() if args.out else source.with_suffix(".safetensors")
@@ -67,49 +82,61 @@ def run_import(args: ImportCommand) -> int:
         raise UsageError(f"--out {str(target)!r} must end in .safetensors.")
     tensors = read_pt_weights(source)
     _write_file(target, encode_tensors(tensors))
-    print(f"{len(tensors)} tensors are in {target}; use it with --init, or with deat evaluate")
+    print(f"wrote {len(tensors)} tensors to {target}; use it with --init or with deat evaluate")
     return 0
 
 
 def run_export(args: ExportCommand) -> int:
-    """Write a run's weights under the network's own names."""
-    most = parse_byte_size(args.shard_size) if args.shard_size else None
+    """Write a run's weights under the network's own parameter names.
+
+    Args:
+        args: The command.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        CheckpointError: If the weights cannot be read or written.
+        UsageError: If the output exists or the shard size is not a size.
+    """
+    max_bytes = parse_byte_size(args.shard_size) if args.shard_size else None
     folder = Path(args.run_folder).expanduser()
     tensors, normalization = split_normalization(_read_weights(folder, args))
-    usual = f"{folder.resolve().name}.safetensors" if most is None else f"{folder.resolve().name}-weights"
-    target = Path(args.out or usual).expanduser()
+    note = format_normalization_note(normalization)
+    name = folder.resolve().name
+    target = Path(args.out or (f"{name}.safetensors" if max_bytes is None else f"{name}-weights")).expanduser()
     _check_does_not_exist(target)
-    if most is None:
-        _write_file(target, encode_tensors(tensors, format_normalization_note(normalization)))
-        print(f"{len(tensors)} tensors are in {target}")
+    if max_bytes is None:
+        _write_file(target, encode_tensors(tensors, note))
+        print(f"wrote {len(tensors)} tensors to {target}")
     else:
-        _write_shards(tensors, target, most, format_normalization_note(normalization))
+        _write_shards(tensors, target, max_bytes, note)
     if normalization:
         print(f"the network expects images normalised by {describe_normalization(ChannelStats(**normalization))}")
     return 0
 
 
 def _read_weights(folder: Path, args: ExportCommand) -> Tensors:
-    """The weights of the epoch that was asked for: those that have a name of their own, or a checkpoint's."""
+    """Read the epoch's weights from its own file if there is one, else from the checkpoint."""
     file = folder / args.epoch / WEIGHTS_FILE
     if file.is_file():
         return read_tensors(file)
     if has_checkpoint(folder):
         return load_checkpoint_weights(folder, args.epoch)
     raise CheckpointError(
-        f"{args.run_folder!r} has no {args.epoch} weights: give a run's folder, with --epoch best or last, or one of "
-        "fit's checkpoints."
+        f"{args.run_folder!r} has no {args.epoch} weights. Give the folder of a run, with --epoch best or last, or a "
+        "folder of checkpoints of deat.fit."
     )
 
 
-def _write_shards(tensors: Tensors, target: Path, max_bytes: int, metadata: str | None) -> None:
+def _write_shards(tensors: Tensors, target: Path, max_bytes: int, note: str | None) -> None:
     try:
-        parts = write_sharded(tensors, target, max_bytes, metadata)
+        num_files = write_sharded(tensors, target, max_bytes, note)
     except OSError as error:
         raise CheckpointError(f"cannot write {str(target)!r}: {error.strerror}.") from None
-    print(f"{len(tensors)} tensors are in {target}, in {parts} files with an index")
-    for name, size in find_oversized_tensors(tensors, max_bytes).items():
-        print(f"{name} alone is {size:,} bytes, more than the {max_bytes:,} of --shard-size: its file is larger")
+    print(f"wrote {len(tensors)} tensors to {target}, in {num_files} files and an index")
+    for name, num_bytes in find_oversized_tensors(tensors, max_bytes).items():
+        print(f"{name} alone has {num_bytes:,} bytes, more than the {max_bytes:,} of --shard-size: its file is larger")
 
 
 def _check_does_not_exist(path: Path) -> None:

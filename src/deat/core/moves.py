@@ -4,9 +4,8 @@ Two moves cost one backprop each: A (ascend) takes delta's gradient alone and st
 both gradients in one pass and steps theta. Nothing here reads the device.
 """
 
-import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +18,8 @@ from deat.core.buffers import Budget, Buffers, Cost
 from deat.core.first_layer import FirstLayer, find_first_layer
 from deat.core.inner_attack import DeltaScale, InnerAttack
 from deat.core.meter import Meter
+from deat.core.network_calls import NetworkCalls
 from deat.core.objectives import Objective
-from deat.engine.cuda_graphs import Move
 from deat.engine.executor import Executor
 from deat.engine.precision import Engine, LossScaler
 from deat.errors import UsageError
@@ -30,6 +29,9 @@ from deat.utils.torch_utils import broadcast_mask, eval_mode
 
 SYNCHRONISED_MOVES = ("joint", "close")
 """Moves that meet other processes, or count what they share; with several processes these are never recorded."""
+
+
+Move = Callable[[Buffers], None]
 
 
 @dataclass(frozen=True)
@@ -76,25 +78,24 @@ class Game:
         self.cost = Cost()
         self.carried_delta: Tensor | None = None
         self.global_batch_size: int | None = None
-        own = weakref.proxy(self)  # else recordings would stay, and all they hold, until garbage is collected
-        self.executor = Executor(
-            net,
-            objective,
-            attack.inner,
-            threat,
-            optimizer,
-            self.engine,
-            lambda: own.mutable_tensors(),
-            single_process=not distributed.is_multiprocess,
-        )
+        self.executor = Executor(net, optimizer, self.engine, single_process=not distributed.is_multiprocess)
+        self.calls = NetworkCalls(net, objective, attack.inner, threat, self.executor)
         self.has_static_gradients = False
         self._first_layer: FirstLayer | None = None
         self._buffers_by_shape: OrderedDict[torch.Size, Buffers] = OrderedDict()
 
+    def refresh(self) -> None:
+        """Adapt to changed layers; call it in a loop of your own after changing modes, dropout or what learns.
+
+        The trainer calls it at the beginning of an epoch.
+        """
+        if self.executor.refresh():
+            self.has_static_gradients = False
+
     def open(self, x: Tensor, y: Tensor, budget: Budget) -> Buffers:
         """A round on this batch, with delta at its start."""
         r = self._buffers_for(x, y)
-        if self.executor.open(r):
+        if self.executor.begin_batch(r.x, self.calls.compile_for):
             self.has_static_gradients = False
         r.x.copy_(x)
         r.y.copy_(y)
@@ -133,12 +134,12 @@ class Game:
 
     def _compute_reference_logits(self, buffers: Buffers) -> None:
         self.cost.passes += 1
-        self.executor.prepare_forward(buffers)
+        self.executor.prepare_forward(buffers.x)
         self._play("refer", self._store_reference_logits, buffers)
 
     def _store_reference_logits(self, buffers: Buffers) -> None:
         with torch.no_grad(), self.attack_mode(), self.engine.autocast():
-            logits = self.executor.answer(buffers.x)
+            logits = self.calls.logits(buffers.x)
         if buffers.reference_logits.shape != logits.shape:  # the first batch of this shape
             buffers.reference_logits = torch.zeros_like(logits, dtype=self.dtype)
         buffers.reference_logits.copy_(logits)
@@ -149,7 +150,7 @@ class Game:
             self._ascend_active_rows(buffers)
         else:
             self._count_backprop()
-            self.executor.prepare_forward(buffers)
+            self.executor.prepare_forward(buffers.x)
             self._play("ascend", self._ascend, buffers)
         self.delta_scale.restore()
         if self.probe.move == "ascend":
@@ -162,7 +163,7 @@ class Game:
     def _compute_delta_gradient(self, buffers: Buffers) -> None:
         delta = self.delta_scale.point(buffers.delta)
         with self.attack_mode(), self.engine.autocast():
-            loss, logits = self.executor.attack(buffers.x, delta, buffers.y, buffers.reference_logits)
+            loss, logits = self.calls.attack_loss(buffers.x, delta, buffers.y, buffers.reference_logits)
         (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
         self.engine.unscale_into(buffers.grad, grad, len(buffers))
         self.delta_scale.undo(buffers.grad)
@@ -175,17 +176,17 @@ class Game:
             return
         part = buffers.rows(index)
         self._count_backprop()
-        self.executor.prepare_forward(part)
-        self.executor.play("ascend", self._ascend, part, recorded=False)
+        self.executor.prepare_forward(part.x)
+        self.executor.run("ascend", self._ascend, part, self.mutable_tensors, recorded=False)
         for name in ("delta", "grad", "steps_left", "active"):
             getattr(buffers, name).index_copy_(0, index, getattr(part, name))
 
     def joint_update(self, buffers: Buffers) -> None:
         """J: one pass for both gradients; the optimiser steps theta, delta's gradient comes free."""
         self._count_backprop(self._num_forwards)
-        self.executor.prepare_forward(buffers)
+        self.executor.prepare_forward(buffers.x)
         self._play("joint", self._joint_update, buffers)
-        self.executor.moved(by_optimizer=True)
+        self.executor.weights_changed(by_optimizer=True)
 
     def _joint_update(self, buffers: Buffers) -> None:
         finite = self.compute_both_gradients(buffers)
@@ -197,7 +198,10 @@ class Game:
         """Both gradients, and those by a layer's probes; under a loss scaler, whether delta's did not overflow."""
         delta = buffers.delta.detach().requires_grad_()
         with self.engine.autocast():
-            loss, logits = self.executor.objective(buffers, delta, layer)
+            if layer is None:
+                loss, logits = self.calls.objective(buffers, delta)
+            else:
+                loss, logits = self.calls.objective_with_offsets(buffers, delta, layer)
         torch.autograd.backward(
             self.engine.scale(self._weight_by_share(loss, buffers))
         )  # autograd.grad would not meet others
@@ -232,7 +236,7 @@ class Game:
         self._count_backprop(self._num_forwards)
         if self.engine.records and not self.has_static_gradients:
             self._allocate_gradients()
-        self.executor.prepare_forward(buffers)
+        self.executor.prepare_forward(buffers.x)
         self._play("accumulate", partial(self._accumulate_move, move), buffers)
 
     def _accumulate_move(self, move: Move, buffers: Buffers) -> None:
@@ -258,9 +262,9 @@ class Game:
     def step_delta(self, buffers: Buffers) -> None:
         """Step delta, as a part of a move."""
         if self.attack.freeze is None:
-            self.executor.move(buffers.x, buffers.delta, buffers.grad, self.alpha, out=buffers.delta)
+            self.calls.projected_step(buffers.x, buffers.delta, buffers.grad, self.alpha, out=buffers.delta)
             return
-        moved = self.executor.move(
+        moved = self.calls.projected_step(
             buffers.x, buffers.delta, buffers.grad, self.alpha, out=torch.empty_like(buffers.delta)
         )
         self.meter.count_active(buffers.active)
@@ -300,13 +304,13 @@ class Game:
         layer = self._first_layer = self._first_layer or find_first_layer(self.net, buffers.x[:1])
         if buffers not in layer.output_offsets:
             with self.engine.autocast():
-                layer.probe(self.executor.unwrapped_objective, buffers, self.engine.layout)
+                layer.probe(self.calls.unwrapped_objective, buffers, self.engine.layout)
         return layer
 
     def mutable_tensors(self) -> Iterator[Tensor]:
         """Every tensor that a move may change, beside a round's own."""
         yield from (*self.net.parameters(), *self.net.buffers(), self.meter.sums, self.meter.counts)
-        yield from self.executor.following()
+        yield from self.executor.half_weight_tensors()
         yield from (p.grad for p in self.net.parameters() if self.has_static_gradients and p.grad is not None)
         yield from self.engine.scaler.tensors() if isinstance(self.engine.scaler, LossScaler) else ()
         for state in self.optimizer.state.values():
@@ -331,6 +335,5 @@ class Game:
         self.cost.passes += 2 * branches
 
     def _play(self, name: str, move: Move, buffers: Buffers) -> None:
-        self.executor.play(
-            name, move, buffers, recorded=not (self.distributed.is_multiprocess and name in SYNCHRONISED_MOVES)
-        )
+        recorded = not (self.distributed.is_multiprocess and name in SYNCHRONISED_MOVES)
+        self.executor.run(name, move, buffers, self.mutable_tensors, recorded=recorded)

@@ -118,6 +118,6 @@ def _first_layer_gradient(game: Game, buffers: Buffers, layer: FirstLayer, costa
     """a: the gradient of <costate, first layer(x + delta)> by delta."""
     delta = buffers.delta.detach().requires_grad_()
     with game.engine.autocast():
-        outputs = game.executor.first_layer_outputs(buffers, delta, layer)
+        outputs = game.calls.first_layer_outputs(buffers, delta, layer)
     (grad,) = torch.autograd.grad(outputs, delta, grad_outputs=costates)
     return game.engine.unscale(grad, game.effective_batch_size(buffers))

@@ -1,9 +1,9 @@
-"""Data: images and labels from the package, from disk or from memory, as batches on the device."""
+"""Data sets, and batches of any data on the device."""
 
 from deat.data.augment import Augment
 from deat.data.datasets import DatasetInfo, DataSplits, list_dataset_infos, list_datasets, load_data
 from deat.data.image_set import ImageSet
-from deat.data.resident import InMemorySource
+from deat.data.in_memory import InMemorySource
 from deat.data.sources import DataLike, Source, as_source
 from deat.data.streaming import LazyImages, StreamingSource
 

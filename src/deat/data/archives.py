@@ -1,4 +1,4 @@
-"""Archives of image files, listed and read without extracting anything."""
+"""Image files in a folder, a tar or a zip archive, read without extracting them."""
 
 import bz2
 import gzip
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from deat.data.decode import IMAGE_SUFFIXES
 from deat.errors import DataError
@@ -22,35 +22,44 @@ MAX_FILE_BYTES = 64 << 20
 
 
 class FileCollection(Protocol):
-    """Named files that can be read by number, in any order, from any process."""
+    """Named files that any process can read by index, in any order."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The files' names, relative to the set."""
+        """The paths of the files, relative to the collection."""
 
     def size(self, index: int) -> int:
-        """How many bytes a file has."""
+        """Return the size of a file in bytes."""
 
     def read(self, index: int) -> bytes:
-        """One file's content."""
+        """Return the content of a file.
+
+        Raises:
+            DataError: If the file is missing, damaged or larger than `MAX_FILE_BYTES`.
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class FolderFiles:
-    """Files in a folder."""
+    """Files in a folder.
+
+    Args:
+        root: The folder.
+        names: Paths of the files, relative to `root`.
+    """
 
     root: Path
     names: tuple[str, ...]
 
     def size(self, index: int) -> int:
-        """How many bytes a file has; none where it is gone."""
+        """Return the size of a file in bytes, 0 if it does not exist."""
         try:
             return (self.root / self.names[index]).stat().st_size
         except OSError:
             return 0
 
     def read(self, index: int) -> bytes:
-        """One file's content."""
+        """Return the content of a file."""
         path = self.root / self.names[index]
         try:
             with path.open("rb") as file:
@@ -63,27 +72,34 @@ class FolderFiles:
 
 @dataclass(frozen=True, eq=False)
 class PackedFiles:
-    """Files that are stretches of one uncompressed file, or of bytes in memory."""
+    """Files that are byte ranges of one uncompressed file or of bytes in memory.
+
+    Args:
+        source: The file, or its content.
+        names: Paths of the files.
+        offsets: First byte of each file in `source`.
+        sizes: Size of each file in bytes.
+        folders: All folders of the archive, with or without images.
+    """
 
     source: Path | bytes
     names: tuple[str, ...]
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     folders: tuple[str, ...] = ()
-    """All folders of the archive, with images or without."""
 
     def size(self, index: int) -> int:
-        """How many bytes a file has."""
+        """Return the size of a file in bytes."""
         return self.sizes[index]
 
     def read(self, index: int) -> bytes:
-        """One file's content."""
-        return read_range(self.source, self.offsets[index], self.sizes[index], self.names[index])
+        """Return the content of a file."""
+        return _read_range(self.source, self.offsets[index], self.sizes[index], self.names[index])
 
 
 @dataclass(frozen=True)
 class ZipEntry:
-    """Where a member of a zip lies and how it is stored."""
+    """Position, sizes, checksum and compression of one file in a zip archive."""
 
     header_offset: int
     compressed_size: int
@@ -94,24 +110,30 @@ class ZipEntry:
 
 @dataclass(frozen=True, eq=False)
 class ZipFiles:
-    """Files in a zip archive, stored or deflated."""
+    """Files in a zip archive, stored or deflated.
+
+    Args:
+        source: The archive.
+        names: Paths of the files.
+        entries: Where each file is in the archive.
+        folders: All folders of the archive, with or without images.
+    """
 
     source: Path
     names: tuple[str, ...]
     entries: tuple[ZipEntry, ...]
     folders: tuple[str, ...] = ()
-    """All folders of the archive, with images or without."""
 
     def size(self, index: int) -> int:
-        """How many bytes a file has."""
+        """Return the uncompressed size of a file in bytes."""
         return self.entries[index].size
 
     def read(self, index: int) -> bytes:
-        """One file's content, its checksum verified."""
+        """Return the content of a file after verifying its checksum."""
         entry, name = self.entries[index], self.names[index]
-        header = read_range(self.source, entry.header_offset, 30, name)
-        skip = 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-        data = read_range(self.source, entry.header_offset + skip, entry.compressed_size, name)
+        header = _read_range(self.source, entry.header_offset, 30, name)
+        header_size = 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+        data = _read_range(self.source, entry.header_offset + header_size, entry.compressed_size, name)
         if entry.is_deflated:
             data = _inflate(data, entry.size, name)
         if len(data) != entry.size or zlib.crc32(data) != entry.crc:
@@ -120,18 +142,16 @@ class ZipFiles:
 
 
 def check_file_size(name: str, size: int) -> None:
-    """Refuses a file too large to be an image of a data set."""
+    """Raise DataError for a file of more than `MAX_FILE_BYTES` bytes, which is too large for an image."""
     if size > MAX_FILE_BYTES:
-        raise DataError(f"{name!r} holds {size:,} bytes or more; at most {MAX_FILE_BYTES:,} are read. Remove the file.")
+        raise DataError(f"{name!r} has {size:,} bytes or more; at most {MAX_FILE_BYTES:,} are read. Remove the file.")
 
 
-def read_range(source: Path | bytes, offset: int, size: int, name: str) -> bytes:
-    """A stretch of a file or of bytes, complete or a DataError."""
+def _read_range(source: Path | bytes, offset: int, size: int, name: str) -> bytes:
     check_file_size(name, size)
-    stop = offset + size
-    data = source[offset:stop] if isinstance(source, bytes) else _pread(source, offset, size, name)
+    data = source[offset : offset + size] if isinstance(source, bytes) else _pread(source, offset, size, name)
     if len(data) != size:
-        raise DataError(f"{name!r} is cut short: {len(data)} of {size} bytes; get the archive again.")
+        raise DataError(f"{name!r} is truncated: {len(data)} of {size} bytes; get the archive again.")
     return data
 
 
@@ -150,23 +170,7 @@ def _inflate(data: bytes, size: int, name: str) -> bytes:
         raise DataError(f"{name!r} is damaged ({error}); get the archive again.") from None
 
 
-class ByteStream(Protocol):
-    """What is needed of a decompressed stream."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """The next bytes."""
-
-    def seek(self, offset: int, /) -> int:
-        """Moves to a position."""
-
-    def tell(self) -> int:
-        """The position."""
-
-    def close(self) -> None:
-        """Gives up the file."""
-
-
-_DECOMPRESSORS: dict[str, Callable[[Path], ByteStream]] = {
+_DECOMPRESSORS: dict[str, Callable[[Path], io.BufferedIOBase]] = {
     ".tar.gz": gzip.open,
     ".tgz": gzip.open,
     ".tar.xz": lzma.open,
@@ -175,7 +179,7 @@ _DECOMPRESSORS: dict[str, Callable[[Path], ByteStream]] = {
 }
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tar.xz", ".tar.bz2", ".zip")
 
-# Photographs hardly compress; an archive that grows far more than this is an attack, not a data set.
+# Photographs hardly compress: an archive that expands far more than this is an attack, not a data set.
 _MAX_EXPANSION_RATIO = 200
 _EXPANSION_ALLOWANCE_BYTES = 64 << 20
 
@@ -183,102 +187,150 @@ _ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.er
 
 
 class CappedStream(io.RawIOBase):
-    """A forward-only view of a decompressed stream that stops at a cap."""
+    """A forward-only view of a decompressed stream that raises DataError after a number of bytes.
 
-    def __init__(self, stream: ByteStream, max_bytes: int, name: str) -> None:
+    Args:
+        stream: The decompressed stream.
+        max_bytes: How many bytes may be read from it.
+        name: The archive's name, for the message.
+    """
+
+    def __init__(self, stream: io.BufferedIOBase, max_bytes: int, name: str) -> None:
         self._stream, self._max_bytes, self._name = stream, max_bytes, name
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes, or a DataError beyond the cap."""
-        self._check(size)
+        """Return the next bytes."""
+        self._check_limit(size)
         data = self._stream.read(size)
-        self._check(0)
+        self._check_limit(0)
         return data
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves ahead by reading, as far as the cap."""
+        """Move to a position, by reading up to it."""
         if whence != io.SEEK_SET or offset > self._max_bytes:
             self._raise_too_large()
         return self._stream.seek(offset)
 
     def tell(self) -> int:
-        """Bytes given out so far."""
+        """Return the current position."""
         return self._stream.tell()
 
-    def _check(self, num_bytes: int) -> None:
+    def _check_limit(self, num_bytes: int) -> None:
         if num_bytes < 0 or self._stream.tell() + num_bytes > self._max_bytes:
             self._raise_too_large()
 
     def _raise_too_large(self) -> None:
         raise DataError(
-            f"{self._name!r} unpacks to more than {self._max_bytes:,} bytes, as no set of images does; remove it."
+            f"{self._name!r} unpacks to more than {self._max_bytes:,} bytes, which no set of images does. Remove it."
         )
 
 
 def is_compressed_tar(path: Path) -> bool:
-    """Whether the archive is a compressed tar, which can only be read from front to back."""
+    """Return whether an archive is a compressed tar, which can only be read from front to back."""
     return path.name.lower().endswith(tuple(_DECOMPRESSORS))
 
 
 def normalize_image_name(name: str) -> str | None:
-    """A member's name in plain form, None if it is no image, a DataError if it points outside."""
+    """Return the path of an image in an archive in plain form.
+
+    Args:
+        name: The path as the archive has it.
+
+    Returns:
+        The path with forward slashes, or None if the file is hidden or not an image.
+
+    Raises:
+        DataError: If an image's path points outside the archive.
+    """
     path = PurePosixPath(name.replace("\\", "/"))
     if not path.name.lower().endswith(IMAGE_SUFFIXES):
         return None
     if path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise DataError(f"the archive holds {name!r}, which points outside it; do not use this archive.")
+        raise DataError(f"the archive contains {name!r}, which points outside it. Do not use this archive.")
     return None if is_hidden(str(path)) else str(path)
 
 
 def is_hidden(path: str) -> bool:
-    """Whether a file or folder, or one that it lies in, is not meant to be seen."""
+    """Return whether a file or one of its folders is hidden or was added by macOS."""
     return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
 
 
 def list_archive(path: Path) -> PackedFiles | ZipFiles:
-    """The images of an uncompressed tar or a zip."""
+    """List the images of an uncompressed tar or a zip archive.
+
+    Args:
+        path: The archive.
+
+    Returns:
+        The images, sorted by name.
+
+    Raises:
+        DataError: If the archive is damaged or contains links, devices, duplicates or paths outside it.
+    """
     with wrap_archive_errors(path):
         return _list_zip(path) if zipfile.is_zipfile(path) else _list_tar(path)
 
 
-def pack_tar_images(
-    path: Path, out: BinaryIO
-) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
-    """Writes the images of a compressed tar one after another; returns names, offsets and sizes, and all folders."""
-    found: dict[str, tuple[int, int]] = {}
+class PackIndex(NamedTuple):
+    """Where images are in a packed file; `PackedFiles` takes these fields after its source."""
+
+    names: tuple[str, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    folders: tuple[str, ...]
+
+
+def pack_tar_images(path: Path, out: BinaryIO) -> PackIndex:
+    """Write the images of a compressed tar one after another, so that they can be read in any order.
+
+    Args:
+        path: The archive.
+        out: Where to write the images.
+
+    Returns:
+        Where each image is in `out`, and all folders of the archive.
+
+    Raises:
+        DataError: If the archive is damaged, unpacks to too many bytes, or contains links, devices, duplicates or
+            paths outside it.
+    """
+    ranges: dict[str, tuple[int, int]] = {}
     folders: set[str] = set()
-    opener = next(o for suffix, o in _DECOMPRESSORS.items() if path.name.lower().endswith(suffix))
-    with wrap_archive_errors(path), closing(opener(path)) as stream:
+    decompress = next(opener for suffix, opener in _DECOMPRESSORS.items() if path.name.lower().endswith(suffix))
+    with wrap_archive_errors(path), closing(decompress(path)) as stream:
         capped = CappedStream(stream, _max_unpacked_bytes(path), path.name)
         with tarfile.open(fileobj=capped, mode="r:") as tar:
             for name, member in _iter_tar_images(tar, folders):
                 content = tar.extractfile(member)
                 assert content is not None
-                found[name] = (out.tell(), out.write(content.read()))
-        # To the end, so that the compressed stream's own checksum is verified.
+                ranges[name] = (out.tell(), out.write(content.read()))
+        # Read to the end, so that the checksum of the compressed stream is verified.
         while capped.read(1 << 20):
             pass
-    names = tuple(sorted(found))
-    return names, tuple(found[n][0] for n in names), tuple(found[n][1] for n in names), tuple(sorted(folders))
+    return _make_index(ranges, folders)
+
+
+def _make_index(ranges: dict[str, tuple[int, int]], folders: set[str]) -> PackIndex:
+    names = tuple(sorted(ranges))
+    offsets, sizes = (tuple(ranges[name][i] for name in names) for i in (0, 1))
+    return PackIndex(names, offsets, sizes, tuple(sorted(folders)))
 
 
 def _list_tar(path: Path) -> PackedFiles:
     folders: set[str] = set()
     with tarfile.open(path, mode="r:") as tar:
-        found = {name: (member.offset_data, member.size) for name, member in _iter_tar_images(tar, folders)}
+        ranges = {name: (member.offset_data, member.size) for name, member in _iter_tar_images(tar, folders)}
         end = tar.offset
     with path.open("rb") as file:
         file.seek(end)
-        # Every tar ends in blocks of zeros; anything else is a damaged header or a cut.
+        # Every tar ends with blocks of zeros; anything else is a damaged header or a truncated file.
         if file.read(512) != bytes(512):
             raise DataError(f"{path.name!r} is damaged at byte {end}; get the archive again.")
-    names = tuple(sorted(found))
-    offsets, sizes = (tuple(found[n][i] for n in names) for i in (0, 1))
-    return PackedFiles(path, names, offsets, sizes, tuple(sorted(folders)))
+    return PackedFiles(path, *_make_index(ranges, folders))
 
 
 def _iter_tar_images(tar: tarfile.TarFile, folders: set[str]) -> Iterator[tuple[str, tarfile.TarInfo]]:
-    """The images of a tar; all folders are added to those given."""
+    """Iterate over the images of a tar, and add all of its folders to `folders`."""
     seen: set[str] = set()
     for member in tar:
         folders |= _enclosing_folders(member.name, member.isdir())
@@ -296,18 +348,18 @@ def _iter_tar_images(tar: tarfile.TarFile, folders: set[str]) -> Iterator[tuple[
 def _list_zip(path: Path) -> ZipFiles:
     folders: set[str] = set()
     with zipfile.ZipFile(path) as archive:
-        found = dict(_iter_zip_images(archive.infolist(), folders))
-    total = sum(entry.size for entry in found.values())
+        entries = dict(_iter_zip_images(archive.infolist(), folders))
+    total = sum(entry.size for entry in entries.values())
     if total > _max_unpacked_bytes(path):
         raise DataError(
             f"{path.name!r} unpacks to {total:,} bytes; at most {_max_unpacked_bytes(path):,} are read from it."
         )
-    names = tuple(sorted(found))
-    return ZipFiles(path, names, tuple(found[name] for name in names), tuple(sorted(folders)))
+    names = tuple(sorted(entries))
+    return ZipFiles(path, names, tuple(entries[name] for name in names), tuple(sorted(folders)))
 
 
 def _iter_zip_images(members: Iterable[zipfile.ZipInfo], folders: set[str]) -> Iterator[tuple[str, ZipEntry]]:
-    """The images of a zip; all folders are added to those given."""
+    """Iterate over the images of a zip, and add all of its folders to `folders`."""
     seen: set[str] = set()
     for info in members:
         folders |= _enclosing_folders(info.filename, info.is_dir())
@@ -317,22 +369,25 @@ def _iter_zip_images(members: Iterable[zipfile.ZipInfo], folders: set[str]) -> I
         if stat.S_ISLNK(info.external_attr >> 16):
             raise DataError(f"{info.filename!r} in the archive is a link; only plain files are read.")
         if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise DataError(f"{info.filename!r} is encrypted or packed in a way that is not read; zip it again.")
+            raise DataError(
+                f"{info.filename!r} is encrypted or compressed by an unsupported method. Create the zip again, stored "
+                "or deflated."
+            )
         check_file_size(info.filename, info.file_size)
         _check_unique(name, seen)
-        deflated = info.compress_type == zipfile.ZIP_DEFLATED
-        yield name, ZipEntry(info.header_offset, info.compress_size, info.file_size, info.CRC, deflated)
+        is_deflated = info.compress_type == zipfile.ZIP_DEFLATED
+        yield name, ZipEntry(info.header_offset, info.compress_size, info.file_size, info.CRC, is_deflated)
 
 
 def _enclosing_folders(name: str, is_folder: bool) -> set[str]:
-    """The folders that a member lies in, and itself where it is one."""
+    """Return the folders around an archive member, and the member itself if it is a folder."""
     path = PurePosixPath(name.replace("\\", "/"))
     return {str(folder) for folder in (path, *path.parents)[0 if is_folder else 1 :]} - {".", "/"}
 
 
 def _check_unique(name: str, seen: set[str]) -> None:
     if name in seen:
-        raise DataError(f"the archive holds {name!r} twice; make it anew with each image once.")
+        raise DataError(f"the archive contains {name!r} twice. Create it again with each image once.")
     seen.add(name)
 
 
@@ -342,7 +397,14 @@ def _max_unpacked_bytes(path: Path) -> int:
 
 @contextmanager
 def wrap_archive_errors(path: Path) -> Iterator[None]:
-    """Turns what a damaged archive raises into a DataError."""
+    """Convert the errors that a damaged archive raises into DataError.
+
+    Args:
+        path: The archive, for the message.
+
+    Raises:
+        DataError: If reading the archive fails inside the context.
+    """
     try:
         yield
     except DataError:

@@ -12,37 +12,69 @@ from deat.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class AugmentParams:
-    """One random crop corner and flip for each image."""
+    """Crop position and flip of each image.
+
+    Attributes:
+        top: First row of the crop in the padded image, int64 of shape (N,).
+        left: First column of the crop in the padded image, int64 of shape (N,).
+        flip: Whether the image is mirrored, bool of shape (N,).
+    """
 
     top: Tensor
     left: Tensor
     flip: Tensor
 
     def select(self, indices: Tensor) -> "AugmentParams":
-        """The draws of these images."""
+        """Return the parameters of the images at `indices`."""
         top, left, flip = (t.index_select(0, indices) for t in (self.top, self.left, self.flip))
         return AugmentParams(top, left, flip)
 
     def to(self, device: torch.device) -> "AugmentParams":
-        """The same draws on a device."""
+        """Return the same parameters on `device`."""
         return AugmentParams(self.top.to(device), self.left.to(device), self.flip.to(device))
 
 
 @dataclass(frozen=True)
 class Augment:
-    """A zero border of `pad` pixels, a random crop of the old size, and a mirror image half of the time."""
+    """Random crops and horizontal flips.
+
+    Each image is padded with zeros, cropped to its old size at a random position, and mirrored with probability 1/2.
+
+    Args:
+        pad: Padding on each side in pixels; 0 for no crops.
+        flip: Whether to mirror images.
+
+    Example:
+        >>> deat.fit(model, (images, labels), augment=deat.Augment(pad=4, flip=True))
+    """
 
     pad: int = 4
     flip: bool = True
 
     def draw(self, num_images: int, generator: torch.Generator) -> AugmentParams:
-        """Random crops and flips for num images."""
+        """Draw a crop position and a flip for each image.
+
+        Args:
+            num_images: Number of images.
+            generator: The random generator; the parameters are on its device.
+
+        Returns:
+            The parameters for `apply`.
+        """
         corners = torch.randint(0, 2 * self.pad + 1, (2, num_images), generator=generator, device=generator.device)
-        coins = torch.rand(num_images, generator=generator, device=generator.device) < 0.5
-        return AugmentParams(corners[0], corners[1], coins if self.flip else torch.zeros_like(coins))
+        flips = torch.rand(num_images, generator=generator, device=generator.device) < 0.5
+        return AugmentParams(corners[0], corners[1], flips if self.flip else torch.zeros_like(flips))
 
     def apply(self, images: Tensor, params: AugmentParams) -> Tensor:
-        """Each image cropped and flipped by its own draw, of the same shape and type."""
+        """Crop and flip images.
+
+        Args:
+            images: Images of shape (N, C, H, W).
+            params: A crop position and a flip for each image.
+
+        Returns:
+            Images of the same shape and type.
+        """
         channels, height, width = images.shape[1:]
         padded = zero_pad(images, [self.pad] * 4)
         row = torch.arange(height, device=images.device)
@@ -55,10 +87,20 @@ class Augment:
 
 
 def check_augment(augment: Any) -> Any:
-    """The augmentation, or an error for what draws no crops and flips."""
+    """Return an augmentation unchanged if it has the methods `draw` and `apply`.
+
+    Args:
+        augment: An `Augment`, an object with the same methods, or None.
+
+    Returns:
+        The argument.
+
+    Raises:
+        UsageError: If the argument is something else, such as True or the class `Augment`.
+    """
     if augment is None or (not isinstance(augment, type) and hasattr(augment, "draw") and hasattr(augment, "apply")):
         return augment
     raise UsageError(
-        f"augment={augment!r} is no augmentation: use deat.Augment(pad=4, flip=True), or a corpus's .augment. Leave it "
-        "out for none; a corpus brings its own, and its .train part none."
+        f"augment={augment!r} is not an augmentation. Use deat.Augment(pad=4, flip=True), or the .augment of a data set "
+        "from deat.load_data. Omit it for none, or to use that of a data set that fit gets whole."
     )

@@ -1,10 +1,10 @@
-"""CIFAR-10 and CIFAR-100 from either official release, as an archive or extracted; no pickle is executed."""
+"""CIFAR-10 and CIFAR-100 from either official release, as an archive or a folder. No pickle is executed."""
 
 import gzip
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from os.path import isdir, isfile  # which answer for a place that may not be looked at, too
+from os.path import isdir, isfile  # unlike Path's methods, they return False for any path that cannot be read
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deat.data import download as net
 from deat.data.archives import CappedStream, wrap_archive_errors
+from deat.data.download import download_file, verify_file
 from deat.data.image_set import ImageSet
 from deat.data.safe_pickle import load_plain_pickle, to_uint8_array
 from deat.errors import DataError
@@ -25,7 +25,20 @@ _MAX_META_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class CifarRelease:
-    """One official archive: its hash, its files with the images in each, and how a record is laid out."""
+    """One official archive and how to read its files.
+
+    Args:
+        archive: The archive's file name.
+        folder: The folder in the archive.
+        size: The archive's size in bytes.
+        sha256: The archive's SHA-256 hash.
+        train: Training files, each with its number of images.
+        test: Test files, each with its number of images.
+        meta_file: The file with the class names.
+        names_key: Key of the class names in a pickled `meta_file`.
+        labels_key: Key of the labels in a pickled batch; empty for the binary release.
+        label_bytes: Bytes before each image of the binary release; the last of them is the label.
+    """
 
     archive: str
     folder: str
@@ -33,24 +46,29 @@ class CifarRelease:
     sha256: str
     train: dict[str, int]
     test: dict[str, int]
-    meta: str
+    meta_file: str
     names_key: bytes
     labels_key: bytes = b""
     label_bytes: int = 1
 
     @property
     def is_binary(self) -> bool:
-        """Whether records are plain bytes rather than a pickle."""
+        """Whether images are plain bytes rather than pickled arrays."""
         return not self.labels_key
 
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """All files of the release."""
+        return (*self.train, *self.test, self.meta_file)
+
     def max_file_bytes(self, name: str) -> int:
-        """The most bytes a file of the release may have."""
+        """Return the most bytes a file may have; for images of the binary release the exact size."""
         count = self.train.get(name) or self.test.get(name)
         if count is None:
             return _MAX_META_BYTES
-        return count * (_IMAGE_BYTES + (self.label_bytes if self.is_binary else 64)) + (
-            0 if self.is_binary else 1 << 20
-        )
+        if self.is_binary:
+            return count * (_IMAGE_BYTES + self.label_bytes)
+        return count * (_IMAGE_BYTES + 64) + (1 << 20)
 
 
 RELEASES: dict[str, tuple[CifarRelease, ...]] = {
@@ -62,7 +80,7 @@ RELEASES: dict[str, tuple[CifarRelease, ...]] = {
             sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             train={f"data_batch_{i}.bin": 10_000 for i in range(1, 6)},
             test={"test_batch.bin": 10_000},
-            meta="batches.meta.txt",
+            meta_file="batches.meta.txt",
             names_key=b"",
         ),
         CifarRelease(
@@ -72,7 +90,7 @@ RELEASES: dict[str, tuple[CifarRelease, ...]] = {
             sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
             train={f"data_batch_{i}": 10_000 for i in range(1, 6)},
             test={"test_batch": 10_000},
-            meta="batches.meta",
+            meta_file="batches.meta",
             names_key=b"label_names",
             labels_key=b"labels",
         ),
@@ -85,7 +103,7 @@ RELEASES: dict[str, tuple[CifarRelease, ...]] = {
             sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
             train={"train.bin": 50_000},
             test={"test.bin": 10_000},
-            meta="fine_label_names.txt",
+            meta_file="fine_label_names.txt",
             names_key=b"",
             label_bytes=2,
         ),
@@ -96,7 +114,7 @@ RELEASES: dict[str, tuple[CifarRelease, ...]] = {
             sha256="85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",
             train={"train": 50_000},
             test={"test": 10_000},
-            meta="meta",
+            meta_file="meta",
             names_key=b"fine_label_names",
             labels_key=b"fine_labels",
         ),
@@ -104,67 +122,85 @@ RELEASES: dict[str, tuple[CifarRelease, ...]] = {
 }
 
 
-def has_release(name: str, root: Path) -> bool:
-    """Whether a release lies under root, which may be anything."""
-    return any(isdir(root / r.folder) or isfile(root / r.archive) for r in RELEASES[name])
+def find_release(name: str, root: Path) -> tuple[CifarRelease, Path] | None:
+    """Find a release on disk; a folder is preferred to its archive, and the binary release to the pickled one.
+
+    Args:
+        name: "cifar10" or "cifar100".
+        root: The folder to search. It need not exist.
+
+    Returns:
+        The release and the path of its folder or archive, or None.
+    """
+    for release in RELEASES[name]:
+        if isdir(root / release.folder):
+            return release, root / release.folder
+        if isfile(root / release.archive):
+            return release, root / release.archive
+    return None
 
 
 def read_cifar(name: str, root: Path, download: bool = False) -> tuple[ImageSet, ImageSet]:
-    """The training and test parts, from what lies under root or, if asked for, from the network."""
-    for release in RELEASES[name]:
-        if isdir(root / release.folder):
-            return _parse_release(release, _read_folder(release, root / release.folder), name)
-        if isfile(root / release.archive):
-            return _parse_release(release, _read_archive(release, root / release.archive), name)
-    release = RELEASES[name][0]
-    if not download:
-        raise DataError(
-            f"{name} is not in {str(root)!r}; put {_describe_expected_files(name)} there, or allow the download"
-            " (download=True, --download)."
-        )
-    net.download_file(BASE_URL + release.archive, root / release.archive, release.size, release.sha256)
-    return _parse_release(release, _read_archive(release, root / release.archive), name)
+    """Read CIFAR from disk.
 
+    Args:
+        name: "cifar10" or "cifar100".
+        root: The folder with the release.
+        download: Whether to download the binary release to `root` if no release is there.
 
-def _describe_expected_files(name: str) -> str:
-    return " or ".join(f"{r.archive} or the folder {r.folder}" for r in RELEASES[name])
+    Returns:
+        The training and the test images.
 
-
-def _file_names(release: CifarRelease) -> list[str]:
-    return [*release.train, *release.test, release.meta]
+    Raises:
+        DataError: If there is no release, or it is damaged.
+    """
+    found = find_release(name, root)
+    if found is None:
+        release = RELEASES[name][0]
+        found = release, root / release.archive
+        if not download:
+            expected = " or ".join(f"{r.archive} or the folder {r.folder}" for r in RELEASES[name])
+            raise DataError(
+                f"{name} is not in {str(root)!r}; put {expected} there, or allow the download"
+                " (download=True, --download)."
+            )
+        download_file(BASE_URL + release.archive, root / release.archive, release.size, release.sha256)
+    release, path = found
+    files = _read_folder(release, path) if isdir(path) else _read_archive(release, path)
+    return _parse_release(release, files, num_classes=int(name.removeprefix("cifar")))
 
 
 def _read_folder(release: CifarRelease, folder: Path) -> dict[str, bytes]:
-    found = {}
-    for name in _file_names(release):
+    contents = {}
+    for name in release.file_names:
         try:
             with (folder / name).open("rb") as file:
-                found[name] = file.read(release.max_file_bytes(name) + 1)
+                contents[name] = file.read(release.max_file_bytes(name) + 1)
         except OSError as error:
             raise DataError(f"cannot read {name!r} in {release.folder!r} ({error.strerror}).") from None
-        _check_file_size(release, name, len(found[name]))
-    return found
+        _check_file_size(release, name, len(contents[name]))
+    return contents
 
 
 def _read_archive(release: CifarRelease, path: Path) -> dict[str, bytes]:
-    """The expected files of the verified archive, each read once by its exact name."""
-    wanted = {f"{release.folder}/{name}": name for name in _file_names(release)}
-    found: dict[str, bytes] = {}
+    """Verify the archive and read the release's files, each by its exact name."""
+    names = {f"{release.folder}/{name}": name for name in release.file_names}
+    contents: dict[str, bytes] = {}
     with wrap_archive_errors(path), path.open("rb") as file:
-        net.verify_file(file, path.name, release.size, release.sha256)
-        total = sum(release.max_file_bytes(name) for name in wanted.values())
+        verify_file(file, path.name, release.size, release.sha256)
+        max_bytes = 2 * sum(map(release.max_file_bytes, release.file_names))
         with (
-            gzip.open(file) as plain,
-            tarfile.open(fileobj=CappedStream(plain, 2 * total, path.name), mode="r:") as tar,
+            gzip.open(file) as stream,
+            tarfile.open(fileobj=CappedStream(stream, max_bytes, path.name), mode="r:") as tar,
         ):
             for member in tar:
-                name = wanted.get(member.name)
+                name = names.get(member.name)
                 if name is not None:
-                    found[name] = _read_member(release, tar, member, name)
-    missing = sorted(set(wanted.values()) - set(found))
+                    contents[name] = _read_member(release, tar, member, name)
+    missing = sorted(set(release.file_names) - set(contents))
     if missing:
         raise DataError(f"{path.name!r} lacks {missing[0]!r}; get the official archive.")
-    return found
+    return contents
 
 
 def _read_member(release: CifarRelease, tar: tarfile.TarFile, member: tarfile.TarInfo, name: str) -> bytes:
@@ -177,34 +213,35 @@ def _read_member(release: CifarRelease, tar: tarfile.TarFile, member: tarfile.Ta
 
 def _check_file_size(release: CifarRelease, name: str, size: int) -> None:
     if size > release.max_file_bytes(name):
-        raise DataError(f"{name!r} holds {size} bytes or more; at most {release.max_file_bytes(name)} are expected.")
+        raise DataError(f"{name!r} has {size} bytes or more; at most {release.max_file_bytes(name)} are expected.")
 
 
-def _parse_release(release: CifarRelease, files: dict[str, bytes], name: str) -> tuple[ImageSet, ImageSet]:
-    classes = _parse_class_names(release, files[release.meta], int(name.removeprefix("cifar")))
-    train = _parse_split(release, files, release.train, classes)
-    test = _parse_split(release, files, release.test, classes)
+def _parse_release(release: CifarRelease, files: dict[str, bytes], num_classes: int) -> tuple[ImageSet, ImageSet]:
+    classes = _parse_class_names(release, files[release.meta_file], num_classes)
+    train, test = (_parse_split(release, files, counts, classes) for counts in (release.train, release.test))
     train.check()
     test.check()
     return train, test
 
 
-def _parse_class_names(release: CifarRelease, data: bytes, count: int) -> tuple[str, ...]:
+def _parse_class_names(release: CifarRelease, data: bytes, num_classes: int) -> tuple[str, ...]:
     if release.is_binary:
         names: Iterable[Any] = [line.strip() for line in data.splitlines() if line.strip()]
     else:
-        names = load_plain_pickle(data, release.meta).get(release.names_key, ())
-    found = tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in names)
-    if len(found) != count:
-        raise DataError(f"{release.meta!r} names {len(found)} classes; expected {count}. Get the official release.")
-    return found
+        names = load_plain_pickle(data, release.meta_file).get(release.names_key, ())
+    classes = tuple(n.decode("utf-8", "replace") if isinstance(n, bytes) else str(n) for n in names)
+    if len(classes) != num_classes:
+        raise DataError(
+            f"{release.meta_file!r} names {len(classes)} classes; expected {num_classes}. Get the official release."
+        )
+    return classes
 
 
 def _parse_split(
     release: CifarRelease, files: dict[str, bytes], counts: dict[str, int], classes: tuple[str, ...]
 ) -> ImageSet:
-    unpack = _parse_binary_file if release.is_binary else _parse_pickle_file
-    pairs = [unpack(release, files[name], name, count) for name, count in counts.items()]
+    parse_file = _parse_binary_file if release.is_binary else _parse_pickle_file
+    pairs = [parse_file(release, files[name], name, count) for name, count in counts.items()]
     images = torch.from_numpy(np.concatenate([images for images, _ in pairs])).view(-1, 3, 32, 32)
     labels = torch.from_numpy(np.concatenate([labels for _, labels in pairs]))
     return ImageSet(images, labels, classes)
@@ -215,7 +252,7 @@ def _parse_binary_file(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     if len(data) != release.max_file_bytes(name):
         raise DataError(
-            f"{name!r} holds {len(data)} bytes; {count} images take {release.max_file_bytes(name)}. Get it again."
+            f"{name!r} has {len(data)} bytes; {count} images take {release.max_file_bytes(name)}. Get it again."
         )
     rows = np.frombuffer(data, dtype=np.uint8).reshape(count, release.label_bytes + _IMAGE_BYTES)
     # CIFAR-100 has two labels, the coarse one first.

@@ -1,8 +1,8 @@
-"""Data sets by name, each with the threat model and augmentation it is usually trained under."""
+"""Data sets by name, each with its usual threat model, augmentation and normalisation."""
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,38 @@ from deat.utils.paths import anonymize_paths
 _CIFAR_MEAN_STD = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 _IMAGENET_MEAN_STD = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _MAX_SMALL_SIDE_PIXELS, _MAX_SIDE_PIXELS = 64, 4096
-_WORDNET_ID = re.compile(r"n\d{8}")
-"""What ImageNet calls its classes, and so do its subsets."""
+_WORDNET_ID = re.compile(r"n\d{8}")  # the class names of ImageNet and its subsets
 _CIFAR10_CLASSES = {"airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"}
 
 
 @dataclass(frozen=True, eq=False)
 class DataSplits:
-    """A data set: its parts, how to normalise and augment it, and its default threat model."""
+    """A data set: its images by split, and how it is usually normalised, augmented and attacked.
+
+    `deat.load_data` returns it. `deat.fit` takes it whole, and then uses its threat model, augmentation and validation
+    images; or pass `train` alone to use none of them.
+
+    Attributes:
+        name: The name it was loaded by, such as "cifar10" or "folder:photos".
+        train: The training images.
+        test: The test images; None if a folder has none.
+        mean: The published mean of each channel; None if there is none.
+        std: The published standard deviation of each channel; None if there is none.
+        eps: The radius of its usual threat model.
+        norm: The norm of its usual threat model: "linf", "l2" or "l1".
+        pad: The padding of random crops in pixels; 0 for no crops.
+        flip: Whether images may be mirrored.
+        stats_from_train: Whether to normalise by the mean and standard deviation of the training images, because
+            none are published.
+        val: Its own images for choosing the best epoch; None if it has none.
+        fallback_root: The folder it was read from if that is not the user's own data folder, else None.
+
+    Example:
+        >>> digits = deat.load_data("digits")
+        >>> digits.train, digits.eps
+        (ImageSet(1,397 of 1x8x8, 10 classes), 0.15)
+        >>> result = deat.fit(model, digits)
+    """
 
     name: str
     train: AnyImageSet
@@ -36,34 +60,44 @@ class DataSplits:
     pad: int = 0
     flip: bool = False
     stats_from_train: bool = False
-    """Whether mean and std, which nobody has published, are those of the training images."""
     val: AnyImageSet | None = None
-    """Images of its own to choose the best epoch, where it has them."""
     fallback_root: Path | None = None
-    """The folder it was found in, where that is not the user's own."""
 
     def __repr__(self) -> str:
         val = f" val={self.val!r}," if self.val else ""
-        return f"Corpus({self.name!r}, train={self.train!r}, test={self.test!r},{val} {self.norm} {self.eps:.4g})"
+        return f"DataSplits({self.name!r}, train={self.train!r}, test={self.test!r},{val} {self.norm} {self.eps:.4g})"
 
-    def statistics(self, train: AnyImageSet) -> ChannelStats | None:
-        """What its images are normalised by: published numbers, or those of the part of it that is trained on."""
-        known = ChannelStats(self.mean, self.std) if self.mean and self.std else None
-        return measure_channel_stats(train) if self.stats_from_train else known
+    def channel_stats(self, train: AnyImageSet) -> ChannelStats | None:
+        """Return the mean and standard deviation to normalise by.
+
+        Args:
+            train: The images that are trained on, which may be fewer than `self.train`.
+
+        Returns:
+            The published statistics, or those of `train` if `stats_from_train` is set; None if the data set is not
+            normalised.
+        """
+        if self.stats_from_train:
+            return measure_channel_stats(train)
+        return ChannelStats(self.mean, self.std) if self.mean and self.std else None
 
     @property
     def augment(self) -> Augment | None:
-        """Crops and flips, where they make sense for the set."""
+        """Its usual crops and flips, None for none."""
         return Augment(self.pad, self.flip) if self.pad or self.flip else None
-
-    def digest(self) -> str:
-        """The training part's hash, by which a set is known again."""
-        return self.train.digest()
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """A line about a data set, for people."""
+    """A description of a data set for `deat list data`.
+
+    Attributes:
+        name: The name that `load_data` takes.
+        description: What the images are and where they come from.
+        images: Number of training and test images.
+        classes: Number of classes.
+        threat: The usual threat model.
+    """
 
     name: str
     description: str
@@ -93,18 +127,13 @@ _DATASETS = (
 
 
 def list_dataset_infos() -> tuple[DatasetInfo, ...]:
-    """Every data set that `load` knows."""
+    """Return a description of every data set that `load_data` knows."""
     return _DATASETS
 
 
 def list_datasets() -> tuple[str, ...]:
-    """The names that `load` accepts."""
+    """Return the names that `load_data` takes."""
     return tuple(info.name for info in _DATASETS)
-
-
-def default_data_root() -> Path:
-    """Where data lies unless told: $DEAT_DATA, or .cache/deat in the home folder."""
-    return Path(os.environ.get("DEAT_DATA") or Path.home() / ".cache" / "deat")
 
 
 def load_data(
@@ -116,32 +145,56 @@ def load_data(
     cache: bool = True,
     fallback_root: str | Path | None = None,
 ) -> DataSplits:
-    """The data set a name or a path stands for; nothing is fetched over the network unless download is true.
+    """Load a data set by its name, or a folder of images by its path.
 
-    root is where data sets lie and decoded images are kept; `also` is one more folder to look for data sets in, into
-    which nothing is written.
+    Args:
+        spec: "digits", "cifar10", "cifar100", or "folder:PATH" for images in class folders, where PATH is a directory,
+            a tar or a zip archive. A `pathlib.Path` is a folder, too.
+        root: The folder with data sets, which decoded images are cached in as well. By default the environment variable
+            DEAT_DATA, or ~/.cache/deat.
+        download: Whether to download CIFAR if it is not in `root`. Nothing else uses the network.
+        size: Side in pixels that the images of a folder are resized to. By default images of one size keep it if all
+            of them fit in memory (4 GiB); others become 224x224.
+        cache: Whether to save the decoded images of a folder, so that it loads faster the next time.
+        fallback_root: A second folder to look for CIFAR in. Nothing is written to it.
+
+    Returns:
+        The images by split, with their usual threat model, augmentation and normalisation.
+
+    Raises:
+        UsageError: If the name is unknown, or `size` is out of range or not for this data set.
+        DataError: If the data set is missing, damaged or not laid out as expected.
+
+    Example:
+        >>> photos = deat.load_data("folder:photos.zip", size=64)
+        >>> result = deat.fit(model, photos)
     """
-    where = Path(root) if root is not None else default_data_root()
+    data_root = Path(root) if root is not None else _default_data_root()
     spec = _normalize_spec(spec)
     name, _, path = spec.partition(":")
     if name.lower() == "folder" and path:
         _check_size(size)
-        return _load_folder(Path(path).expanduser(), where, size, cache)
+        return _load_folder(Path(path).expanduser(), data_root, size, cache)
     if size is not None:
         raise UsageError(f"size={size!r} is for folder:PATH; {spec!r} has a size of its own.")
     if spec.lower() == "digits":
         return DataSplits("digits", *digits.read_digits(), mean=None, std=None, eps=0.15)
     if spec.lower() in ("cifar10", "cifar100"):
-        return _load_cifar(spec.lower(), where, Path(fallback_root) if fallback_root is not None else None, download)
+        fallback = Path(fallback_root) if fallback_root is not None else None
+        return _load_cifar(spec.lower(), data_root, fallback, download)
     raise unknown_name_error("data", spec, list_datasets(), "A folder of images is folder:PATH.")
 
 
+def _default_data_root() -> Path:
+    return Path(os.environ.get("DEAT_DATA") or Path.home() / ".cache" / "deat")
+
+
 def _normalize_spec(spec: Any) -> str:
-    """The name, which of a path is folder:PATH."""
+    """Return a name as it is, and a path as folder:PATH."""
     if isinstance(spec, os.PathLike):
         return f"folder:{os.fspath(spec)}"
     if not isinstance(spec, str):
-        raise UsageError(f"data has a name, such as {', '.join(list_datasets())}, or a path; {spec!r} is neither.")
+        raise UsageError(f"data must be a name, such as {', '.join(list_datasets())}, or a path, not {spec!r}.")
     return spec
 
 
@@ -153,28 +206,36 @@ def _check_size(size: int | None) -> None:
 def _load_cifar(name: str, root: Path, fallback_root: Path | None, download: bool) -> DataSplits:
     from deat.data import cifar
 
-    lent = None if cifar.has_release(name, root) else fallback_root
-    parts = cifar.read_cifar(name, root, download) if lent is None else cifar.read_cifar(name, lent)
+    fallback = None if cifar.find_release(name, root) else fallback_root
+    splits = cifar.read_cifar(name, fallback) if fallback else cifar.read_cifar(name, root, download)
     mean, std = _CIFAR_MEAN_STD
-    return DataSplits(name, *parts, mean=mean, std=std, eps=8 / 255, pad=4, flip=True, fallback_root=lent)
+    return DataSplits(name, *splits, mean=mean, std=std, eps=8 / 255, pad=4, flip=True, fallback_root=fallback)
 
 
 def _load_folder(path: Path, root: Path, size: int | None, cache: bool) -> DataSplits:
     from deat.data import image_folder
 
-    parts = image_folder.read_image_folder(path, root / "decoded" if cache else None, size)
-    train = parts["train"]
+    splits = image_folder.read_image_folder(path, root / "decoded" if cache else None, size)
+    train = splits["train"]
     side = train.shape[-1]
-    small = side <= _MAX_SMALL_SIDE_PIXELS
+    is_small = side <= _MAX_SMALL_SIDE_PIXELS
     mean, std = _published_mean_std(train) or (None, None)
-    eps, pad = (8 / 255, 4) if small else (4 / 255, side // 8)
-    name = anonymize_paths(f"folder:{path.name}")
-    found = DataSplits(name, train, parts.get("test"), mean=mean, std=std, eps=eps, pad=pad, flip=True)
-    return replace(found, val=parts.get("val"), stats_from_train=mean is None)
+    return DataSplits(
+        anonymize_paths(f"folder:{path.name}"),
+        train,
+        splits.get("test"),
+        mean=mean,
+        std=std,
+        eps=8 / 255 if is_small else 4 / 255,
+        pad=4 if is_small else side // 8,
+        flip=True,
+        stats_from_train=mean is None,
+        val=splits.get("val"),
+    )
 
 
 def _published_mean_std(train: AnyImageSet) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Mean and standard deviation of a set that its classes show to be a copy of one, or a part of it."""
+    """Return the published statistics of a data set that its class names show to be CIFAR-10 or from ImageNet."""
     if train.shape == (3, 32, 32) and set(train.classes) == _CIFAR10_CLASSES:
         return _CIFAR_MEAN_STD
     return _IMAGENET_MEAN_STD if all(map(_WORDNET_ID.fullmatch, train.classes)) else None

@@ -1,4 +1,4 @@
-"""The 8x8 handwritten digits of UCI, which ship inside the package (see digits.txt)."""
+"""The 8x8 handwritten digits of UCI, which are part of the package (see digits.txt)."""
 
 from importlib.resources import files
 
@@ -7,15 +7,15 @@ import torch
 
 from deat.data.image_set import ImageSet
 
-CLASSES = tuple("0123456789")
+_CLASSES = tuple("0123456789")
 
 
 def read_digits() -> tuple[ImageSet, ImageSet]:
-    """The 1,397 training and 400 test images, 1x8x8 uint8."""
-    with (files("deat.data") / "digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        held = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    parts = [
-        ImageSet(held[f"{part}_images"].unsqueeze(1), held[f"{part}_labels"].to(torch.int64), CLASSES)
-        for part in ("train", "test")
-    ]
-    return parts[0], parts[1]
+    """Read the 1,397 training and 400 test images, uint8 of shape (1, 8, 8)."""
+    with (files("deat.data") / "digits.npz").open("rb") as file, np.load(file, allow_pickle=False) as npz:
+        arrays = {name: torch.from_numpy(npz[name]) for name in npz.files}
+    train, test = (
+        ImageSet(arrays[f"{split}_images"].unsqueeze(1), arrays[f"{split}_labels"].to(torch.int64), _CLASSES)
+        for split in ("train", "test")
+    )
+    return train, test

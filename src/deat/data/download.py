@@ -1,4 +1,4 @@
-"""Files fetched by name, with their size and hash known beforehand."""
+"""Download and verification of files whose size and hash are known."""
 
 import hashlib
 import http.client
@@ -12,20 +12,34 @@ from typing import BinaryIO
 
 from deat.errors import DataError
 
-TIMEOUT_SECONDS = 60.0
+_TIMEOUT_SECONDS = 60.0
 _CHUNK_BYTES = 1 << 20
 
 
 def download_file(url: str, target: Path, size: int, sha256: str) -> None:
-    """Downloads a file to target, which appears whole and verified; a wrong one is kept as NAME.bad."""
+    """Download a file and verify it; only a complete and correct file gets the name `target`.
+
+    Args:
+        url: Where to download from.
+        target: Where to save the file. Links at this path are replaced, not followed.
+        size: The expected size in bytes.
+        sha256: The expected SHA-256 hash.
+
+    Raises:
+        DataError: If the download fails, the folder cannot be written, or the content is another, which is then saved
+            as `target` with the suffix .bad.
+    """
     handle, part = _create_part_file(target)
     try:
         with os.fdopen(handle, "wb") as out:
-            count, digest = _download_to(url, out, size)
-        if (count, digest) != (size, sha256):
+            actual = _download_to(url, out, size)
+        if actual != (size, sha256):
             bad = target.with_name(target.name + ".bad")
             os.replace(part, bad)
-            raise DataError(_mismatch_message(url, bad.name, (count, digest), (size, sha256)))
+            raise DataError(
+                f"{url} gave {actual[0]} bytes, sha256 {actual[1]}; expected {size} bytes, sha256 {sha256}."
+                f" Nothing was read from it; it is saved as {bad.name!r}. Try again, or get the file elsewhere."
+            )
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
@@ -37,33 +51,36 @@ def _create_part_file(target: Path) -> tuple[int, Path]:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     except OSError as error:
         raise DataError(
-            f"cannot write to {str(target.parent)!r} ({error.strerror}); set DEAT_DATA to a folder with room."
+            f"cannot write to {str(target.parent)!r} ({error.strerror}). Set DEAT_DATA to a folder with free space."
         ) from None
     return handle, Path(name)
 
 
-def _mismatch_message(url: str, saved_as: str, actual: tuple[int, str], expected: tuple[int, str]) -> str:
-    return (
-        f"{url} gave {actual[0]} bytes, sha256 {actual[1]}; expected {expected[0]} bytes, sha256 {expected[1]}."
-        f" Nothing was read from it; it is kept as {saved_as!r}. Try again, or get the file elsewhere."
-    )
-
-
 def _download_to(url: str, out: BinaryIO, size: int) -> tuple[int, str]:
-    """Bytes written, at most one chunk more than size, and their hash."""
+    """Write the content, at most one chunk more than `size`; return its size and hash."""
     digest, count = hashlib.sha256(), 0
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as answer:
-            while count <= size and (chunk := answer.read(_CHUNK_BYTES)):
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:
+            while count <= size and (chunk := response.read(_CHUNK_BYTES)):
                 digest.update(chunk)
                 count += out.write(chunk)
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        raise DataError(f"cannot download {url} ({error}); check the network, or put the file there.") from None
+        raise DataError(f"cannot download {url} ({error}). Check the network, or put the file there.") from None
     return count, digest.hexdigest()
 
 
 def verify_file(file: BufferedReader, name: str, size: int, sha256: str) -> None:
-    """Refuses an open file that is not the pinned one, and rewinds it."""
+    """Verify the size and hash of an open file, and rewind it.
+
+    Args:
+        file: The file, at its beginning.
+        name: The file's name, for the message.
+        size: The expected size in bytes.
+        sha256: The expected SHA-256 hash.
+
+    Raises:
+        DataError: If the file is another.
+    """
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     count = file.tell()
     if (count, digest) != (size, sha256):

@@ -1,4 +1,4 @@
-"""Images that lie in two parts of a set, on which a network is not judged but remembered."""
+"""Finds images that are in two splits of a data set, on which accuracy would be too high."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -10,75 +10,105 @@ from deat.data.folder_layout import FilesAndLabels
 from deat.data.image_set import ImageSet
 
 MAX_COMPARED_FILES = 2000
-"""Files that are read at most to compare two parts that are not held in memory."""
+"""The most files that are read to compare two splits that are not in memory."""
 MAX_TRAIN_FILES = 200_000
-"""Training files above which the sizes of all would take longer to look up than a start should."""
-REMOVE_HINT = "Remove them from one of the parts"
-CONSEQUENCES = {
-    ("test", "train"): f"so accuracy on them also shows what was learnt by heart. {REMOVE_HINT}.",
-    ("val", "train"): f"so the best epoch is chosen by what was learnt by heart. {REMOVE_HINT}.",
+"""With more training files, looking up all of their sizes would take too long."""
+_REMOVE_HINT = "Remove them from one of the splits"
+_CONSEQUENCES = {
+    ("test", "train"): f"so accuracy on them also measures memorisation. {_REMOVE_HINT}.",
+    ("val", "train"): f"so the choice of the best epoch also rewards memorisation. {_REMOVE_HINT}.",
     (
         "test",
         "val",
-    ): f"and no test image may choose the best epoch. {REMOVE_HINT}; until then that is chosen by images held "
-    "out of the training part, and the val part is not used.",
+    ): f"and no test image may choose the best epoch. {_REMOVE_HINT}; until then the val split is not used, "
+    "and training images are held out to choose it.",
 }
-"""What copies between two parts mean."""
 
 DuplicatePairs = list[tuple[int, int]]
-"""Images of one part, by number, each with the number of its copy in the other."""
+"""Positions of equal images: the first in one split, the second in the other."""
 
 
 def check_duplicates(
     files: FileCollection, splits: dict[str, FilesAndLabels], decoded: Mapping[str, ImageSet] | None
 ) -> list[str]:
-    """What is said of copies between parts, held in memory or not; a val part with test images is taken away."""
-    said = []
-    for (one, other), meaning in CONSEQUENCES.items():
-        if one in splits and other in splits:
-            mine, theirs = splits[one][0].tolist(), splits[other][0].tolist()
-            found = (
-                find_equal_images(decoded[other], decoded[one]) if decoded else find_equal_files(files, theirs, mine)
-            )
-            said += [f"{_duplicates_message(files, found, mine, theirs, (one, other))}, {meaning}"] if found else []
-            if found and other == "val":
-                del splits[other]
-    return said
+    """Check for images that are in two splits.
 
+    Args:
+        files: The image files.
+        splits: The images of each split. A val split that shares images with the test split is removed from it.
+        decoded: The decoded images of each split; None if they are not in memory, and then files are compared.
 
-def _duplicates_message(
-    files: FileCollection, pairs: DuplicatePairs, mine: list[int], theirs: list[int], parts: tuple[str, str]
-) -> str:
-    one, other = (part.replace("train", "training") for part in parts)
-    row, copy = pairs[0]
-    return (
-        f"{len(pairs):,} of {len(mine):,} {one} images are copies of {other} images, such as "
-        f"{files.names[mine[row]]!r} of {files.names[theirs[copy]]!r}"
-    )
+    Returns:
+        A warning for each pair of splits with equal images.
+    """
+    messages = []
+    for (split, other), consequence in _CONSEQUENCES.items():
+        if split not in splits or other not in splits:
+            continue
+        indices, other_indices = splits[split][0].tolist(), splits[other][0].tolist()
+        if decoded:
+            pairs = find_equal_images(decoded[other], decoded[split])
+        else:
+            pairs = find_equal_files(files, other_indices, indices)
+        if not pairs:
+            continue
+        position, other_position = pairs[0]
+        split_name, other_name = (name.replace("train", "training") for name in (split, other))
+        messages.append(
+            f"{len(pairs):,} of {len(indices):,} {split_name} images are copies of {other_name} images, such as "
+            f"{files.names[indices[position]]!r} of {files.names[other_indices[other_position]]!r}, {consequence}"
+        )
+        if other == "val":
+            del splits[other]
+    return messages
 
 
 def find_equal_images(train: ImageSet, test: ImageSet) -> DuplicatePairs:
-    """The test images that are equal to a training image pixel by pixel, each with that image's number."""
-    known = {key: row for row, key in enumerate(_hash_images(train.images))}
-    return [(row, known[key]) for row, key in enumerate(_hash_images(test.images)) if key in known]
+    """Find test images whose pixels equal those of a training image.
+
+    Args:
+        train: The training images.
+        test: The test images.
+
+    Returns:
+        For each such test image its position and the position of a training image.
+    """
+    positions = {key: position for position, key in enumerate(_hash_images(train.images))}
+    return [(position, positions[key]) for position, key in enumerate(_hash_images(test.images)) if key in positions]
 
 
 def _hash_images(images: Tensor) -> Iterator[bytes]:
-    """A hash of each image's bytes."""
     return (blake2b(image.data, digest_size=16).digest() for image in images.numpy())
 
 
 def find_equal_files(files: FileCollection, train: Sequence[int], test: Sequence[int]) -> DuplicatePairs:
-    """The test files that are equal to a training file byte by byte; of many, among the first, of very many none."""
-    sizes: dict[int, list[int]] = {}
-    for row, member in enumerate(train if len(train) <= MAX_TRAIN_FILES else ()):
-        sizes.setdefault(files.size(member), []).append(row)
-    alike = [(row, sizes[size]) for row, member in enumerate(test) if (size := files.size(member)) in sizes]
-    found, left = DuplicatePairs(), MAX_COMPARED_FILES
-    for row, rivals in alike:
-        left -= 1 + len(rivals)
-        if left < 0:
+    """Find test files whose bytes equal those of a training file.
+
+    At most `MAX_COMPARED_FILES` files are read, and none with more than `MAX_TRAIN_FILES` training files.
+
+    Args:
+        files: The image files.
+        train: Indices of the training files.
+        test: Indices of the test files.
+
+    Returns:
+        For each such test file its position in `test` and the position of a training file in `train`.
+    """
+    if len(train) > MAX_TRAIN_FILES:
+        return []
+    positions_by_size: dict[int, list[int]] = {}
+    for position, index in enumerate(train):
+        positions_by_size.setdefault(files.size(index), []).append(position)
+    pairs, num_left = DuplicatePairs(), MAX_COMPARED_FILES
+    for position, index in enumerate(test):
+        candidates = positions_by_size.get(files.size(index), [])
+        if not candidates:
+            continue
+        num_left -= 1 + len(candidates)
+        if num_left < 0:
             break
-        content = files.read(test[row])
-        found += [(row, rival) for rival in rivals if files.read(train[rival]) == content][:1]
-    return found
+        content = files.read(index)
+        match = next((candidate for candidate in candidates if files.read(train[candidate]) == content), None)
+        if match is not None:
+            pairs.append((position, match))
+    return pairs

@@ -1,35 +1,93 @@
-"""A labelled set of images held in memory."""
+"""A labelled set of images in memory, and what all image sets share: splits, hashes and the scale of pixels."""
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
+from hashlib import sha256
 
 import torch
 from torch import Tensor
 
-from deat.data.checks import check_dataset_size, check_images, check_labels, hash_labels_and_sample, sample_slice
+from deat.data.checks import check_dataset_size, check_images, check_labels
 from deat.errors import DataError, UsageError
 from deat.utils.seeding import derive_seed
 
+_SAMPLE_IMAGES = 1000
+
+
+def to_unit_range(images: Tensor) -> Tensor:
+    """Convert images to float32 in [0, 1].
+
+    Args:
+        images: uint8 images, which are divided by 255, or float images in [0, 1].
+
+    Returns:
+        The images as float32, detached from what computed them.
+    """
+    if images.dtype == torch.uint8:
+        return images.to(torch.float32).mul_(1 / 255)  # a division is rounded differently on a GPU
+    return images.detach().to(torch.float32)
+
+
+def sample_slice(num_images: int) -> slice:
+    """Return a slice that takes about a thousand of `num_images` images, evenly spaced."""
+    return slice(None, None, max(1, num_images // _SAMPLE_IMAGES))
+
+
+def hash_labels_and_sample(labels: Tensor, sample: bytes) -> str:
+    """Return a hash that identifies a data set.
+
+    Args:
+        labels: All labels.
+        sample: Bytes of a few images, or of their names.
+    """
+    return sha256(labels.cpu().numpy().tobytes() + sample).hexdigest()[:16]
+
 
 def split_indices(num_examples: int, held_out: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Two disjoint, sorted sets of indices that cover all examples; the second has held_out of them."""
+    """Divide examples at random into training and validation examples.
+
+    Args:
+        num_examples: Number of examples.
+        held_out: Number of validation examples.
+        seed: Seed of the random choice.
+
+    Returns:
+        The sorted indices of the training and of the validation examples.
+
+    Raises:
+        DataError: If there are no examples.
+        UsageError: If either side would be empty.
+    """
     check_dataset_size(num_examples, 1)
     if not 0 < held_out < num_examples:
-        raise UsageError(f"cannot hold out {held_out} of {num_examples} images; both parts need at least one image.")
+        raise UsageError(
+            f"cannot hold out {held_out} of {num_examples} images; at least one must be left on each side."
+        )
     generator = torch.Generator().manual_seed(derive_seed(seed, "split"))
     order = torch.randperm(num_examples, generator=generator)
     return order[held_out:].sort().values, order[:held_out].sort().values
 
 
 def format_image_set(images: Sized, shape: tuple[int, ...], num_classes: int) -> str:
-    """A set of images as people read it, whose tensors would fill pages."""
+    """Return the repr of an image set: its type, length, image shape and number of classes."""
     size = "x".join(map(str, shape))
     return f"{type(images).__name__}({len(images):,} of {size}, {num_classes:,} classes)"
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images (N, C, H, W), uint8 or float32 in [0, 1], with a class number each."""
+    """Labelled images in memory.
+
+    Args:
+        images: Images of shape (N, C, H, W), uint8 or float32 in [0, 1].
+        labels: Class numbers from 0, int64 of shape (N,).
+        classes: Names of all classes, in the order of their numbers.
+
+    Example:
+        >>> images = torch.randint(0, 256, (100, 3, 32, 32), dtype=torch.uint8)
+        >>> deat.ImageSet(images, torch.arange(100) % 2, ("cat", "dog"))
+        ImageSet(100 of 3x32x32, 2 classes)
+    """
 
     images: Tensor
     labels: Tensor
@@ -43,39 +101,55 @@ class ImageSet:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one image."""
+        """The shape of one image: (C, H, W)."""
         return tuple(self.images.shape[1:])
 
     @property
     def num_classes(self) -> int:
-        """The number of classes, seen or not."""
+        """The number of class names."""
         return len(self.classes)
 
     def check(self) -> None:
-        """Refuses content that cannot be trained on, naming the first bad index and value."""
+        """Check that the images and labels can be trained on.
+
+        Raises:
+            DataError: If not. The message has the first bad index and value, and what to do.
+        """
         self.check_lengths()
         check_dataset_size(len(self), 1)
         check_labels(self.labels, self.num_classes)
         check_images(self.images)
 
     def check_lengths(self) -> None:
-        """Refuses more images than labels, or fewer."""
+        """Raise DataError if there are not as many labels as images."""
         if len(self.labels) != len(self.images):
             raise DataError(f"{len(self.images)} images but {len(self.labels)} labels; each image needs one label.")
 
     def digest(self) -> str:
-        """A hash of the labels and of a few images, by which the set is known again."""
-        few = self.images[sample_slice(len(self))].cpu().contiguous()
-        return hash_labels_and_sample(self.labels, few.view(torch.uint8).numpy().tobytes())
+        """Return a hash of the labels and of a sample of the images, which identifies the set."""
+        sample = self.images[sample_slice(len(self))].cpu().contiguous()
+        return hash_labels_and_sample(self.labels, sample.view(torch.uint8).numpy().tobytes())
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ImageSet":
-        """The images at these indices, in this order."""
+        """Return the images at `indices`, in this order."""
         index = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
         labels = self.labels.index_select(0, index.to(self.labels.device))
         return ImageSet(self.images.index_select(0, index), labels, self.classes)
 
     def split(self, held_out: int, seed: int) -> "tuple[ImageSet, ImageSet]":
-        """Disjoint training and validation parts, fixed by the seed."""
+        """Divide the set at random into a training and a validation set.
+
+        Args:
+            held_out: Number of validation images.
+            seed: Seed of the random choice.
+
+        Returns:
+            The training and the validation set, which have no image in common.
+
+        Raises:
+            DataError: If the set is empty or has not as many labels as images.
+            UsageError: If either set would be empty.
+        """
         self.check_lengths()
         train, val = split_indices(len(self), held_out, seed)
         return self.subset(train), self.subset(val)

@@ -1,4 +1,4 @@
-"""Pickles read as plain data: dicts, lists, numbers, strings and byte arrays, and nothing that runs."""
+"""Reads pickles of plain data (dicts, lists, numbers, strings and byte arrays) without running any code in them."""
 
 import io
 import pickle
@@ -12,7 +12,7 @@ from deat.errors import DataError
 
 
 class _ArrayStandIn:
-    """Stands in for a numpy array while a pickle is read; numpy's own code is never called."""
+    """Stands in for a numpy array, so that numpy's own code is never called."""
 
     def __init__(self, *_: Any) -> None:
         self.state: tuple[Any, ...] = ()
@@ -24,15 +24,15 @@ class _ArrayStandIn:
 class _DtypeStandIn:
     """Stands in for a numpy dtype."""
 
-    def __init__(self, kind: str | bytes = "", *_: Any) -> None:
-        self.kind = kind.decode() if isinstance(kind, bytes) else kind
+    def __init__(self, type_code: str | bytes = "", *_: Any) -> None:
+        self.type_code = type_code.decode() if isinstance(type_code, bytes) else type_code
 
     def __setstate__(self, state: Any) -> None:
         pass
 
 
 def _encode_latin1(text: str, codec: str | bytes = "latin1") -> bytes:
-    """Bytes that a newer Python wrote as text."""
+    """Return bytes that Python 3 pickled as text."""
     if codec not in ("latin1", b"latin1"):
         raise pickle.UnpicklingError(f"codec {codec!r}")
     return text.encode("latin1")
@@ -49,36 +49,59 @@ _ALLOWED_GLOBALS: dict[tuple[str, str], Callable[..., Any]] = {
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """A stand-in for each class that such files name; any other is refused."""
+        """Return the stand-in for an allowed name; raise DataError for any other."""
         if (module, name) not in _ALLOWED_GLOBALS:
-            raise DataError(f"it asks for {module}.{name}, and only plain data is read")
+            raise DataError(f"it refers to {module}.{name}, and only plain data is read")
         return _ALLOWED_GLOBALS[module, name]
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        """Refuse what lies elsewhere."""
+        """Raise DataError for a reference to an object outside the pickle."""
         raise DataError("it refers to data outside itself")
 
 
 def load_plain_pickle(data: bytes, name: str) -> dict[bytes, Any]:
-    """The dict in a pickle, its text keys as bytes; a DataError for anything that is more than data."""
+    """Read a pickled dict of plain data.
+
+    Args:
+        data: The pickle.
+        name: The file's name, for messages.
+
+    Returns:
+        The dict, its string keys as bytes. numpy arrays in it are stand-ins for `to_uint8_array`.
+
+    Raises:
+        DataError: If the pickle is damaged, is not a dict, or refers to anything but plain data.
+    """
     try:
-        found = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+        content = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:
         raise DataError(
-            f"{name!r} is not a CIFAR batch: {error}. Get the official release, best the binary one."
+            f"{name!r} is not a CIFAR batch: {error}. Get the official release, preferably the binary one."
         ) from None
-    if not isinstance(found, dict):
-        raise DataError(f"{name!r} holds a {type(found).__name__}, not a CIFAR batch; get the official release.")
-    return {key.encode() if isinstance(key, str) else key: value for key, value in found.items()}
+    if not isinstance(content, dict):
+        raise DataError(f"{name!r} holds a {type(content).__name__}, not a CIFAR batch; get the official release.")
+    return {key.encode() if isinstance(key, str) else key: value for key, value in content.items()}
 
 
 def to_uint8_array(value: Any, shape: tuple[int, int], name: str) -> NDArray[np.uint8]:
-    """A pickled uint8 array of this shape."""
+    """Convert what `load_plain_pickle` gives for a numpy array to an array.
+
+    Args:
+        value: The stand-in.
+        shape: The expected shape: number of images, bytes per image.
+        name: The file's name, for the message.
+
+    Returns:
+        A uint8 array of this shape.
+
+    Raises:
+        DataError: If the value is not a uint8 array of this shape.
+    """
     try:
-        _, found, kind, fortran, raw = value.state
-        if tuple(found) != shape or kind.kind not in ("u1", "|u1") or len(raw) != shape[0] * shape[1]:
+        _, actual_shape, dtype, is_fortran, raw = value.state
+        if tuple(actual_shape) != shape or dtype.type_code not in ("u1", "|u1") or len(raw) != shape[0] * shape[1]:
             raise ValueError
         flat = np.frombuffer(bytes(raw), dtype=np.uint8)
-        return flat.reshape(shape, order="F" if fortran else "C").copy()
+        return flat.reshape(shape, order="F" if is_fortran else "C").copy()
     except (AttributeError, TypeError, ValueError):
         raise DataError(f"{name!r} does not hold {shape[0]} images of {shape[1]} bytes; get it again.") from None

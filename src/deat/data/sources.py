@@ -1,4 +1,4 @@
-"""Whatever a person trains on, as one kind of thing: a Source of batches on the device."""
+"""Turns any data that a user may have into a Source of batches on the device."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,22 +11,30 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from deat.data.augment import Augment, check_augment
-from deat.data.checks import check_dataset_size, malformed_labels_error, text_labels_error
+from deat.data.checks import check_dataset_size, check_label_format, text_labels_error
 from deat.data.datasets import DataSplits
 from deat.data.image_set import ImageSet
+from deat.data.in_memory import InMemorySource
 from deat.data.loaders import EpochLoader, LoaderSource, data_type_name, make_epoch_loader
-from deat.data.resident import InMemorySource
 from deat.data.streaming import AnyImageSet, LazyImages, StreamingSource
 from deat.errors import UsageError
 from deat.utils.distributed import BatchShard
+from deat.utils.signals import Interruption
 
 _ACCEPTED_TYPES = "an ImageSet, a pair of tensors (images, labels), a torch Dataset, or a DataLoader"
 
 
 class Source(Protocol):
-    """Epochs of batches on the device: x float32 in [0, 1], y int64, fixed by the epoch's number.
+    """Batches of images and labels on the device, by epoch.
 
-    Where several processes share the work, `share` is set and batches are this process's rows of the whole ones.
+    `as_source` makes one of any data. An object of your own with these attributes and methods can be trained on, too.
+
+    Attributes:
+        num_examples: Number of images in an epoch.
+        num_classes: Number of classes.
+        shape: Shape of one image: (C, H, W).
+        batch_size: Images per batch; the last batch may have fewer.
+        share: The rows of each batch that this process gets, if several processes train together.
     """
 
     num_examples: int
@@ -36,38 +44,45 @@ class Source(Protocol):
     share: BatchShard
 
     def __len__(self) -> int:
-        """Batches in an epoch; a short last one is kept."""
+        """Return the number of batches in an epoch, including a short last one."""
 
     def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The epoch's batches."""
+        """Iterate over the batches of an epoch, which are always the same for the same number.
+
+        Args:
+            epoch: The epoch's number.
+
+        Yields:
+            Images, float32 in [0, 1] of shape (B, C, H, W), and labels, int64 of shape (B,), on the device.
+        """
 
     def check(self) -> None:
-        """Refuses data that cannot be trained on, before any training."""
+        """Raise DataError if the data cannot be trained on; called once before training."""
 
 
 @runtime_checkable
 class SeekableSource(Protocol):
-    """What a Source is that can begin an epoch in its middle: its batches depend on seed, epoch and number alone."""
+    """A Source that may be able to start an epoch at any batch, without loading the batches before it."""
 
     @property
     def can_seek(self) -> bool:
-        """Whether this very one can."""
+        """Whether it can."""
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The epoch's batches, from the first-th on."""
+        """Iterate over the batches of an epoch, starting at number `first`."""
 
 
 @runtime_checkable
 class SourceWithWorkers(Protocol):
-    """What a Source is that has worker processes."""
+    """A Source with worker processes."""
 
     def stop_workers(self) -> None:
-        """End them; whatever is asked for next has new ones."""
+        """End the worker processes; the next epoch starts new ones."""
 
 
 @contextmanager
 def stopping_workers(*sources: Source | None) -> Iterator[None]:
-    """Workers that the sources take on inside have ended afterwards."""
+    """End the worker processes of the sources when the context ends."""
     try:
         yield
     finally:
@@ -76,8 +91,40 @@ def stopping_workers(*sources: Source | None) -> Iterator[None]:
                 source.stop_workers()
 
 
+class InterruptibleSource:
+    """A Source that raises Interrupted between two batches if training was asked to stop.
+
+    Args:
+        source: The source of the batches. If several processes read it in turns, they check once per turn.
+        interruption: Whether to stop.
+    """
+
+    def __init__(self, source: Source, interruption: Interruption) -> None:
+        self.source, self.interruption = source, interruption
+        self.num_examples, self.num_classes = source.num_examples, source.num_classes
+        self.shape, self.batch_size = source.shape, source.batch_size
+        self.check, self.share = source.check, getattr(source, "share", BatchShard())
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over the batches of an epoch.
+
+        Args:
+            epoch: The epoch's number.
+
+        Raises:
+            Interrupted: If training was asked to stop.
+        """
+        for step, batch in enumerate(self.source.epoch(epoch)):
+            if step % self.interruption.distributed.size == 0:
+                self.interruption.check()
+            yield batch
+
+
 class MapStyleDataset(Protocol):
-    """Images and their labels by number."""
+    """A sequence of (image, label) pairs."""
 
     def __len__(self) -> int: ...
 
@@ -88,7 +135,7 @@ TensorOrArray = Tensor | np.ndarray[Any, Any]
 DataLike = (
     AnyImageSet | Sequence[TensorOrArray] | Dataset[Any] | MapStyleDataset | Iterable[tuple[Any, ...] | list[Any]]
 )
-"""What images are read from: a set, a pair (images, labels), a Dataset or its like, a loader or a list of batches."""
+"""Data that `as_source` accepts: an image set, a pair (images, labels), a Dataset, a DataLoader or a list of batches."""
 
 
 def as_source(
@@ -102,10 +149,32 @@ def as_source(
     shuffle: bool = True,
     workers: int = 0,
 ) -> Source:
-    """A Source over an ImageSet, LazyImages, pair of tensors, Dataset, DataLoader or re-iterable of batches.
+    """Make batches of any data.
 
-    A loader keeps its own batch size and order, and it and a Dataset their own augmentation: no other is taken. None,
-    which a Corpus has for a test part that is not there, is refused.
+    Args:
+        data: An ImageSet, LazyImages, a pair of tensors or arrays (images, labels), a TensorDataset, a map-style
+            Dataset, a DataLoader, or a list or other re-iterable of batches. Images are uint8 or float in [0, 1].
+        batch_size: Images per batch. A DataLoader and batches keep their own size.
+        device: Device of the batches.
+        seed: Seed of the order and of random transforms. A DataLoader keeps its own order; what it draws from the
+            global random generators is seeded as well.
+        augment: Random crops and flips, for images in memory or in files only. LazyImages get their own kind of crops
+            and flips in place of the given ones.
+        num_classes: Number of classes. By default it is read from the data, or counted.
+        shuffle: Whether to draw a random order for each epoch, as training does. Then the data must hold a full batch.
+        workers: Number of worker processes that load a Dataset or LazyImages; 0 to load in this process.
+
+    Returns:
+        A source of batches. Its batches depend on the arguments and the epoch only, not on the number of workers.
+
+    Raises:
+        UsageError: If the data is of another kind or can be read only once, or an argument does not fit it.
+        DataError: If the data is empty, or is not made of images and class numbers.
+
+    Example:
+        >>> digits = deat.load_data("digits")
+        >>> for x, y in deat.as_source(digits.train, batch_size=64).epoch(0):
+        ...     loss = cross_entropy(model(x), y)
     """
     check_not_data_name(data)
     _check_not_splits(data)
@@ -113,78 +182,96 @@ def as_source(
     if batch_size < 1:
         raise UsageError(f"the batch size is {batch_size}; it must be at least 1.")
     if isinstance(data, LazyImages):
-        augmented = augment is not None
+        has_augment = augment is not None
         return StreamingSource(
-            data, batch_size, seed=seed, augment=augmented, workers=workers, device=device, shuffle=shuffle
+            data, batch_size, seed=seed, augment=has_augment, workers=workers, device=device, shuffle=shuffle
         )
-    held = as_image_set(data, num_classes)
-    if held is not None:
-        return InMemorySource(held, batch_size, device=device, seed=seed, augment=augment, shuffle=shuffle)
+    image_set = as_image_set(data, num_classes)
+    if image_set is not None:
+        return InMemorySource(image_set, batch_size, device=device, seed=seed, augment=augment, shuffle=shuffle)
     check_no_augment(data, augment)
     loader = _as_loader(data, batch_size, seed, shuffle, workers, device)
     return LoaderSource(loader, device=device, seed=seed, num_classes=num_classes, training=shuffle)
 
 
 def check_not_data_name(data: Any) -> None:
-    """Refuse the name of a data set where the data itself belongs, with the call that loads it."""
+    """Raise UsageError for the name or path of a data set, with the call that loads it."""
     if isinstance(data, str | os.PathLike):
         spec = data if isinstance(data, str) else f"folder:{os.fspath(data)}"
         raise UsageError(
             f"{str(data)!r} only names data. Load it: deat.load_data({spec!r}), which fit takes as it is, and "
-            f"evaluate its .test part. Also accepted: {_ACCEPTED_TYPES}."
+            f"evaluate its .test. Also accepted: {_ACCEPTED_TYPES}."
         )
 
 
 def _check_not_splits(data: Any) -> None:
     if isinstance(data, DataSplits):
         raise UsageError(
-            f"{data.name!r} is a Corpus, which has parts: judge its .test part. Only fit's train= takes it whole, and "
-            "val=0.1 holds images out of it."
+            f"{data.name!r} is a DataSplits, which has several image sets: pass one, such as .test. Only fit's train= "
+            "takes it whole, and val=0.1 holds images out of it."
         )
 
 
 def check_no_augment(data: Any, augment: Augment | None) -> None:
-    """Refuse crops and flips for data that is not ours to make them on."""
+    """Raise UsageError if an augmentation is given for data whose images come from the user's own code.
+
+    Args:
+        data: The data.
+        augment: The augmentation, None for none.
+    """
     if augment is not None:
         raise UsageError(
-            f"augment={augment!r} is for images in memory or in a folder; a {data_type_name(data)} gives its images as they "
-            "are trained on. Crop and flip in its own transform, and leave augment out."
+            f"augment={augment!r} is for images in memory or in a folder; a {data_type_name(data)} gives its images as "
+            "they are trained on. Crop and flip in its own transform, and omit augment."
         )
 
 
 def as_image_set(data: Any, num_classes: int | None = None) -> ImageSet | None:
-    """The data as an ImageSet if it is held in memory as one or as a pair of arrays, else None."""
+    """Convert data that is in memory to an ImageSet.
+
+    Args:
+        data: Any data.
+        num_classes: Number of classes; by default one more than the largest label.
+
+    Returns:
+        The image set, or None if the data is neither an ImageSet, nor a pair of tensors or arrays, nor a TensorDataset
+        of such a pair.
+
+    Raises:
+        DataError: If the labels are not class numbers.
+    """
     if isinstance(data, ImageSet):
         return data
     if isinstance(data, TensorDataset):
         data = data.tensors
     if not isinstance(data, tuple | list) or len(data) != 2:
         return None
-    if isinstance(data[0], Tensor | np.ndarray) and isinstance(data[1], list | tuple):
-        data = (data[0], _labels_to_array(data[1]))
-    if not all(isinstance(part, Tensor | np.ndarray) for part in data):
+    images, labels = data
+    if isinstance(images, Tensor | np.ndarray) and isinstance(labels, list | tuple):
+        labels = _labels_to_array(labels)
+    if not isinstance(images, Tensor | np.ndarray) or not isinstance(labels, Tensor | np.ndarray):
         return None
-    return _make_image_set(torch.as_tensor(data[0]), torch.as_tensor(data[1]), num_classes)
+    return _make_image_set(torch.as_tensor(images), torch.as_tensor(labels), num_classes)
 
 
 def _labels_to_array(labels: Sequence[Any]) -> Any:
-    """Labels that are given as a list of numbers; what is none of those is left as it is."""
+    """Convert a list of numbers to an array; return any other list unchanged."""
     if labels and isinstance(labels[0], str):
         raise text_labels_error(labels[0])
     try:
-        found = np.asarray(labels)
-    except (ValueError, TypeError):  # lists of lists, or tensors on a GPU
+        array = np.asarray(labels)
+    except (ValueError, TypeError):  # lists of different lengths, or tensors on a GPU
         return labels
-    return found if found.dtype.kind in "biuf" else labels
+    return array if array.dtype.kind in "biuf" else labels
 
 
 def _make_image_set(images: Tensor, labels: Tensor, num_classes: int | None) -> ImageSet:
-    if labels.ndim != 1 or labels.is_floating_point():
-        raise malformed_labels_error(labels)
+    labels = labels.long() if labels.dtype == torch.bool else labels
+    check_label_format(labels)
     if images.is_floating_point():
         images = images.to(torch.float32)
     count = num_classes or (max(int(labels.max()), 0) + 1 if len(labels) else 1)
-    return ImageSet(images, labels.to(torch.int64), tuple(str(c) for c in range(count)))
+    return ImageSet(images, labels.to(torch.int64), tuple(map(str, range(count))))
 
 
 def _as_loader(

@@ -1,4 +1,4 @@
-"""The mean and standard deviation of images by channel, which a network's input is normalised by."""
+"""The mean and standard deviation of images per channel, which a network's input is normalised by."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -7,15 +7,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deat.data.checks import sample_slice
+from deat.data.image_set import sample_slice
 from deat.data.streaming import AnyImageSet, LazyImages
 
-MIN_STD = 1 / 255
-"""The smallest standard deviation: what varies by less than a pixel's level is not blown up."""
+_MIN_STD = 1 / 255
+"""The smallest standard deviation, so that a channel that hardly varies is not amplified."""
 
 
 class ChannelStats(NamedTuple):
-    """Mean and standard deviation by channel, and how many images they were measured on, 0 where they are known."""
+    """Statistics of images per channel, in units of pixels in [0, 1].
+
+    Attributes:
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
+        images: Number of images they were measured on; 0 for published statistics.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -23,17 +29,24 @@ class ChannelStats(NamedTuple):
 
 
 def measure_channel_stats(images: AnyImageSet) -> ChannelStats:
-    """A set's own statistics, to four digits: of all its images, or of about a thousand spread over a large set."""
-    read = images.decode if isinstance(images, LazyImages) else images.images.__getitem__
-    chosen = range(len(images))[sample_slice(len(images))]
+    """Measure the mean and standard deviation of images.
+
+    Args:
+        images: The images. Of a large set about a thousand images are measured, evenly spaced.
+
+    Returns:
+        The statistics, rounded to four decimals.
+    """
+    get_image = images.decode if isinstance(images, LazyImages) else images.images.__getitem__
+    indices = range(len(images))[sample_slice(len(images))]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the interpreter's lock
-        mean, square = torch.stack(list(pool.map(lambda index: _channel_moments(read(index)), chosen))).mean(0)
-    std = (square - mean.square()).clamp(min=MIN_STD**2).sqrt()
-    return ChannelStats(_round_values(mean), _round_values(std), len(chosen))
+        mean, square = torch.stack(list(pool.map(lambda index: _channel_moments(get_image(index)), indices))).mean(0)
+    std = (square - mean.square()).clamp(min=_MIN_STD**2).sqrt()
+    return ChannelStats(_round_values(mean), _round_values(std), len(indices))
 
 
 def _channel_moments(image: Tensor) -> Tensor:
-    """The means (2, C) of an image's pixels in [0, 1] and of their squares."""
+    """Return the mean of each channel's pixels in [0, 1] and of their squares, of shape (2, C)."""
     pixels = image.flatten(1).to("cpu", torch.float64) / (255 if image.dtype == torch.uint8 else 1)
     return torch.stack([pixels.mean(1), pixels.square().mean(1)])
 

@@ -1,4 +1,4 @@
-"""Sets too large to hold decoded: image files read and decoded in worker processes."""
+"""Image sets that are too large for memory: files decoded by worker processes as they are needed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,22 +12,38 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from deat.data.archives import FileCollection
-from deat.data.checks import check_dataset_size, check_labels, hash_labels_and_sample, sample_slice, to_unit_range
+from deat.data.batch_order import EpochBatchSampler
+from deat.data.checks import check_dataset_size, check_labels
 from deat.data.decode import centre_crop, open_image, random_resized_crop, to_tensor
-from deat.data.image_set import ImageSet, format_image_set, split_indices
-from deat.data.loaders import EpochBatchSampler, EpochLoader
+from deat.data.image_set import (
+    ImageSet,
+    format_image_set,
+    hash_labels_and_sample,
+    sample_slice,
+    split_indices,
+    to_unit_range,
+)
+from deat.data.loaders import EpochLoader
 from deat.errors import DataError
 from deat.utils.distributed import BatchShard
 from deat.utils.seeding import derive_seed
 
 DEFAULT_SIDE_PIXELS = 224
-"""What images become that have no size in common, unless another is asked for."""
+"""The side that images of different sizes are resized to unless another is given."""
 _EVAL_CROP_FRACTION = 224 / 256
 
 
 @dataclass(frozen=True, eq=False)
 class LazyImages:
-    """Image files with a class number each, decoded only when read; `members` are numbers into `files`."""
+    """Labelled image files that are decoded each time they are read.
+
+    Args:
+        files: The files.
+        file_indices: Index of each image in `files`.
+        labels: Class numbers from 0, int64 of shape (N,).
+        classes: Names of all classes, in the order of their numbers.
+        size: Side in pixels that images are resized to.
+    """
 
     files: FileCollection
     file_indices: Tensor
@@ -43,52 +59,72 @@ class LazyImages:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape an image has once decoded."""
+        """The shape of one decoded image: (3, size, size)."""
         return (3, self.size, self.size)
 
     @property
     def num_classes(self) -> int:
-        """The number of classes, seen or not."""
+        """The number of class names."""
         return len(self.classes)
 
     def check(self) -> None:
-        """Refuses an empty set, bad labels and a first image that cannot be decoded."""
+        """Raise DataError if the set is empty, a label is out of range, or the first image cannot be decoded."""
         check_dataset_size(len(self), 1)
         check_labels(self.labels, self.num_classes)
         self.decode(0)
 
     def digest(self) -> str:
-        """A hash of the labels and of a few files' names, by which the set is known again."""
-        few = "\n".join(self.files.names[i] for i in self.file_indices[sample_slice(len(self))].tolist())
-        return hash_labels_and_sample(self.labels, few.encode("utf-8", "replace"))
+        """Return a hash of the labels and of a sample of the file names, which identifies the set."""
+        names = "\n".join(self.files.names[i] for i in self.file_indices[sample_slice(len(self))].tolist())
+        return hash_labels_and_sample(self.labels, names.encode("utf-8", "replace"))
 
     def decode(self, index: int, random: Random | None = None) -> Tensor:
-        """One image as uint8 (3, size, size): a random crop if given randomness, else the centre."""
-        member = int(self.file_indices[index])
-        image = open_image(self.files.read(member), self.files.names[member])
-        return to_tensor(
-            random_resized_crop(image, self.size, random)
-            if random
-            else centre_crop(image, self.size, _EVAL_CROP_FRACTION)
-        )
+        """Decode one image.
+
+        Args:
+            index: The image's index in the set.
+            random: A random generator for a random crop and flip. Without it the centre is cropped.
+
+        Returns:
+            The image as uint8 of shape (3, size, size).
+
+        Raises:
+            DataError: If the file cannot be read or decoded.
+        """
+        file_index = int(self.file_indices[index])
+        image = open_image(self.files.read(file_index), self.files.names[file_index])
+        if random:
+            return to_tensor(random_resized_crop(image, self.size, random))
+        return to_tensor(centre_crop(image, self.size, _EVAL_CROP_FRACTION))
 
     def subset(self, indices: Tensor | Sequence[int]) -> "LazyImages":
-        """The images at these indices, in this order."""
+        """Return the images at `indices`, in this order."""
         index = torch.as_tensor(indices, dtype=torch.int64)
         return LazyImages(self.files, self.file_indices[index], self.labels[index], self.classes, self.size)
 
     def split(self, held_out: int, seed: int) -> "tuple[LazyImages, LazyImages]":
-        """Disjoint training and validation parts, fixed by the seed."""
+        """Divide the set at random into a training and a validation set.
+
+        Args:
+            held_out: Number of validation images.
+            seed: Seed of the random choice.
+
+        Returns:
+            The training and the validation set, which have no image in common.
+
+        Raises:
+            UsageError: If either set would be empty.
+        """
         train, val = split_indices(len(self), held_out, seed)
         return self.subset(train), self.subset(val)
 
 
 AnyImageSet = ImageSet | LazyImages
-"""A data set's training or test images, decoded or not."""
+"""A labelled image set, decoded in memory or decoded as it is read."""
 
 
 class _DecodedDataset(Dataset[Any]):
-    """Decoded images by (epoch, index); a failure comes back as its message."""
+    """Decoded images by (epoch, index); for an image that cannot be decoded, the error's message."""
 
     def __init__(self, images: LazyImages, seed: int, augment: bool) -> None:
         self.images, self.seed, self.augment = images, seed, augment
@@ -98,7 +134,7 @@ class _DecodedDataset(Dataset[Any]):
         random = Random(derive_seed(self.seed, "augment", epoch, index)) if self.augment else None
         try:
             return self.images.decode(index, random), int(self.images.labels[index])
-        # An exception that crosses a process arrives with a traceback for a message.
+        # A message, since an exception from a worker process arrives with its traceback as the message.
         except DataError as error:
             return str(error)
 
@@ -112,10 +148,20 @@ def _collate_or_error(items: list[tuple[Tensor, int] | str]) -> tuple[Tensor, Te
 
 
 class StreamingSource:
-    """Batches of LazyImages decoded by worker processes; every draw depends on (seed, epoch, index) alone.
+    """Batches of LazyImages, decoded by worker processes.
 
-    `share` makes every batch this process's rows of it, and only those are decoded. Shuffled, the next epoch's first
-    batches are decoded while this one's last are trained on.
+    Order and crops depend on the seed, the epoch and the image's index only, not on the number of workers. With
+    `shuffle`, workers decode the first batches of the next epoch during the last ones of this epoch. Set `share` to
+    decode only this process's rows of each batch.
+
+    Args:
+        images: The images.
+        batch_size: Images per batch.
+        seed: The run's seed.
+        augment: Whether to crop and flip images at random.
+        workers: Number of worker processes; 0 to decode in this process.
+        device: Device of the batches.
+        shuffle: Whether to draw a random order for each epoch, as training does.
     """
 
     can_seek = True
@@ -145,25 +191,36 @@ class StreamingSource:
 
     @cached_property
     def digest(self) -> str:
-        """A hash by which the set is known again."""
+        """A hash that identifies the image set."""
         return self.images.digest()
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def check(self) -> None:
-        """Refuses content that cannot be trained on, and a set smaller than a training batch."""
+        """Raise DataError if the images cannot be trained on or are fewer than a training batch."""
         self.images.check()
         check_dataset_size(self.num_examples, self.batch_size, self.shuffle)
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The epoch's batches from the first-th on: x float32 in [0, 1] and y int64, on the device."""
+        """Iterate over the batches of an epoch.
+
+        Args:
+            epoch: The epoch's number.
+            first: The number of the batch to start at.
+
+        Yields:
+            Images, float32 in [0, 1], and labels, int64, on the device.
+
+        Raises:
+            DataError: If an image cannot be decoded.
+        """
         for batch in self._loader.epoch(epoch, first, self.share):
             if isinstance(batch, str):
                 raise DataError(batch)
-            x, y = (part.to(self.device, non_blocking=True) for part in batch)
+            x, y = (tensor.to(self.device, non_blocking=True) for tensor in batch)
             yield to_unit_range(x), y
 
     def stop_workers(self) -> None:
-        """End the workers; whatever is asked for next has new ones."""
+        """End the worker processes; the next epoch starts new ones."""
         self._loader.stop_workers()

@@ -1,18 +1,13 @@
-"""A move as a CUDA graph: recorded once for each round's buffers, then replayed with a single launch.
-
-k, alpha, level, learning rate and momentum are device values or loop bounds, so they change without a new recording.
-"""
+"""CUDA graphs: record functions of static buffers once, replay each with a single launch."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-
-from deat.core.buffers import Buffers
 
 
 def device_context(device: torch.device) -> AbstractContextManager[Any]:
@@ -79,78 +74,112 @@ def _get_side_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-Move = Callable[[Buffers], None]
 WARM_UP_CALLS = 2
-"""Calls before the one that may not wait for the device."""
+"""Calls before the one in which waiting for the device is an error."""
+
+
+class StaticBuffers(Protocol):
+    """Device tensors that stay in their place: what a recording reads and writes."""
+
+    x: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor."""
+
+
+BuffersT = TypeVar("BuffersT", bound=StaticBuffers)
 
 
 class GraphRecorder:
-    """Plays moves of a network as recorded graphs. `state` yields every tensor that a move may change."""
+    """Functions of static buffers as CUDA graphs: recorded at the first call, replayed with one launch after it.
 
-    def __init__(self, net: nn.Module, mutable_tensors: Callable[[], Iterable[Tensor]]) -> None:
-        self.net, self.state = net, mutable_tensors
-        self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, Buffers]] = {}
+    Numbers that change between calls (k, alpha, learning rate, momentum) are device values or bounds of loops outside
+    the function, so that they change without a new recording.
 
-    def play(self, name: str, move: Move, buffers: Buffers) -> None:
-        """Replay a move on a round, recording it the first time."""
-        held = self._graphs.get((name, id(buffers)))
-        if held is None:
-            # The round is kept as well: its id must not pass to another one.
-            held = self._graphs[name, id(buffers)] = self._record(move, buffers), buffers
-        held[0].replay()
+    Args:
+        net: The network that the functions call; its module buffers must be changed in place.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+        self._graphs: dict[tuple[str, int], tuple[torch.cuda.CUDAGraph, StaticBuffers]] = {}
+
+    def run(
+        self,
+        name: str,
+        function: Callable[[BuffersT], None],
+        buffers: BuffersT,
+        mutable_tensors: Callable[[], Iterable[Tensor]],
+    ) -> None:
+        """Replay the recording of a function on these buffers, making it at the first call.
+
+        Args:
+            name: The name of the function.
+            function: What to record.
+            buffers: The static buffers.
+            mutable_tensors: Every other tensor that the function may change.
+        """
+        recording = self._graphs.get((name, id(buffers)))
+        if recording is None:
+            # The buffers are kept too, so that no other object gets their id.
+            recording = self._graphs[name, id(buffers)] = self._record(function, buffers, mutable_tensors), buffers
+        recording[0].replay()
 
     def graph(self, name: str) -> torch.cuda.CUDAGraph:
-        """The first recording of a move."""
-        return next(graph for (move, _), (graph, _) in self._graphs.items() if move == name)
+        """The first recording of a function."""
+        return next(graph for (function, _), (graph, _) in self._graphs.items() if function == name)
 
     def clear_recordings(self) -> None:
-        """Drop every recording, as when the tensors they were made on are replaced."""
+        """Drop every recording, as is needed when tensors that it uses are replaced."""
         self._graphs.clear()
 
-    def drop(self, buffers: Buffers) -> None:
-        """Drop the recordings on a round that will not be played again."""
-        self._graphs = {key: held for key, held in self._graphs.items() if held[1] is not buffers}
+    def drop(self, buffers: StaticBuffers) -> None:
+        """Drop the recordings on buffers that will not be used again."""
+        self._graphs = {key: recording for key, recording in self._graphs.items() if recording[1] is not buffers}
 
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def _record(self, move: Move, buffers: Buffers) -> torch.cuda.CUDAGraph:
-        with self._restore_state(buffers), _require_buffers_in_place(self.net):
+    def _record(
+        self,
+        function: Callable[[BuffersT], None],
+        buffers: BuffersT,
+        mutable_tensors: Callable[[], Iterable[Tensor]],
+    ) -> torch.cuda.CUDAGraph:
+        device = buffers.x.device
+        with _restore_tensors(device, [*buffers.tensors(), *mutable_tensors()]), _require_buffers_in_place(self.net):
             for _ in range(WARM_UP_CALLS):
-                move(buffers)
+                function(buffers)
             with forbid_synchronisation():
-                move(buffers)
+                function(buffers)
         graph = torch.cuda.CUDAGraph()
-        with capture_graph(graph, buffers.x.device):
-            move(buffers)
+        with capture_graph(graph, device):
+            function(buffers)
         return graph
 
-    @contextmanager
-    def _restore_state(self, buffers: Buffers) -> Iterator[None]:
-        """Warm up on a stream of its own, and put every tensor and random stream back as it was."""
-        held = [(tensor, tensor.detach().clone()) for tensor in self._all_mutable_tensors(buffers)]
-        try:
-            with torch.random.fork_rng(devices=[buffers.x.device]), warm_up_stream(buffers.x.device):
-                yield
-        finally:
-            with torch.no_grad():
-                for tensor, before in held:
-                    tensor.copy_(before)
 
-    def _all_mutable_tensors(self, buffers: Buffers) -> Iterator[Tensor]:
-        yield from buffers.tensors()
-        yield from self.state()
+@contextmanager
+def _restore_tensors(device: torch.device, tensors: list[Tensor]) -> Iterator[None]:
+    """Run the inside on a stream of its own, then restore these tensors and every random stream."""
+    copies = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        with torch.random.fork_rng(devices=[device]), warm_up_stream(device):
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, copy in copies:
+                tensor.copy_(copy)
 
 
 @contextmanager
 def _require_buffers_in_place(net: nn.Module) -> Iterator[None]:
-    """Refuse a network that puts new buffers in the place of old ones, which a recording would go on reading."""
-    held = [(module, dict(module._buffers)) for module in net.modules()]
+    """Refuse a network that replaces its module buffers, since a recording would keep reading the old ones."""
+    before = [(module, dict(module._buffers)) for module in net.modules()]
     try:
         yield
-        replaced = [name for module, before in held for name in before if before[name] is not module._buffers.get(name)]
+        replaced = [name for module, old in before for name in old if old[name] is not module._buffers.get(name)]
         if replaced:
-            raise RuntimeError(f"its buffer {replaced[0]} is replaced by a new tensor, not changed in its place")
+            raise RuntimeError(f"its buffer {replaced[0]} is replaced by a new tensor, not changed in place")
     finally:
-        for module, before in held:
-            module._buffers.update(before)
+        for module, old in before:
+            module._buffers.update(old)

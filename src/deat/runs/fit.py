@@ -70,7 +70,7 @@ def fit(
 
     train and val take a Dataset, a DataLoader, a pair of tensors or an ImageSet; images are in [0, 1] or uint8. val may
     also be a fraction of train to hold out. A loader's images are checked as they first come; it brings its own
-    batches, and takes neither batch_size nor augment. A Corpus, which deat.load_data gives, brings its own threat
+    batches, and takes neither batch_size nor augment. A DataSplits, which deat.load_data gives, brings its own threat
     model, augmentation and val/ part; with anything else the threat is linf of 8/255 and images stay as they are, so
     that fit(model, photos.train) crops and flips nothing: augment=photos.augment does, or another Augment(4).
 
@@ -199,7 +199,7 @@ def _resolve_normalization(
         raise UsageError(
             f"normalize='data' measures images in memory or in a folder, no {data_type_name(train)}; give (mean, std)."
         )
-    found = splits.statistics(images) if splits else measure_channel_stats(images)
+    found = splits.channel_stats(images) if splits else measure_channel_stats(images)
     return (found.mean, found.std) if found else None
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from deat.data import Augment, DataSplits, Source, load_data
-from deat.data.checks import check_dataset_size, sample_slice
-from deat.data.image_set import split_indices
+from deat.data.checks import check_dataset_size
+from deat.data.image_set import sample_slice, split_indices
 from deat.data.statistics import ChannelStats
 from deat.data.streaming import AnyImageSet
 from deat.errors import UsageError, unknown_name_error
@@ -152,7 +152,7 @@ class Run:
         if self.recorded or (self.request.normalize == "auto" and is_file_spec(self.model_name)):
             return self.recorded
         expected = read_channel_stats(self.start) if self.start else None
-        return expected or self.splits.statistics(self._normalization_sample())
+        return expected or self.splits.channel_stats(self._normalization_sample())
 
     def _normalization_sample(self) -> AnyImageSet:
         """As many of the images that are trained on as are measured."""
@@ -206,7 +206,7 @@ class Run:
         return {
             "code": code,
             "network": "code" if "model" in code else self.model_name,
-            "images": {"name": self.splits.name, "digest": self.splits.digest()},
+            "images": {"name": self.splits.name, "digest": self.splits.train.digest()},
             "watch": self._watch_action(trainer),
         }
 

@@ -24,7 +24,7 @@ class CostEstimate:
     backprops: tuple[int, int]
     seconds_per_backprop: float
     seconds: tuple[float, float]
-    memory_bytes: int
+    memory: int
 
 
 def estimate_cost(trainer: Trainer) -> CostEstimate:

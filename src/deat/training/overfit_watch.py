@@ -17,8 +17,7 @@ from typing import Any, Literal
 import torch
 
 from deat.checkpoint.state import check_list_of
-from deat.data import DataLike, ImageSet, Source
-from deat.data.resident import InMemorySource
+from deat.data import DataLike, ImageSet, InMemorySource, Source
 from deat.errors import unknown_name_error
 from deat.evaluation.attacks import parse_attack
 from deat.evaluation.blocks import sample_images

@@ -12,9 +12,7 @@ import torch
 
 from deat.checkpoint.state import matches_type
 from deat.core.meter import EpochRecord
-from deat.data import Augment, Source
-from deat.data.resident import InMemorySource
-from deat.data.streaming import StreamingSource
+from deat.data import Augment, InMemorySource, Source, StreamingSource
 from deat.errors import CheckpointError, UsageError
 from deat.models.weights import get_state_dict
 from deat.training.best_epoch import Snapshot

@@ -14,7 +14,7 @@ from deat.core.buffers import Budget
 from deat.core.meter import EpochRecord
 from deat.core.moves import Game
 from deat.core.objectives import Objective
-from deat.data.resident import num_images_in_batch
+from deat.data.batch_order import num_images_in_batch
 from deat.data.sources import SeekableSource, Source, stopping_workers
 from deat.engine.cuda_graphs import device_context
 from deat.errors import Interrupted, NumericalError, UsageError
@@ -218,7 +218,7 @@ class Trainer:
     def run_epoch(self) -> EpochStats:
         """Play every batch once, validate, let the schedule observe, keep the best, tell the callbacks."""
         started = perf_counter()
-        self.game.executor.warm_up()  # what is left of an epoch that was broken off
+        self.game.executor.take_warm_up_seconds()  # what is left of an epoch that was broken off
         self.pace.before_epoch(self)
         self.budget = self.schedule.budget(self.state, self.epoch)
         record = self.train_epoch(self.budget)
@@ -238,6 +238,7 @@ class Trainer:
     def train_epoch(self, budget: Budget) -> EpochRecord:
         """One epoch of games; the device is read once, at its end."""
         self.model.train()
+        self.game.refresh()
         self.game.clear_gradients()
         if not self.step:
             self.game.meter.reset()
@@ -391,7 +392,7 @@ class Trainer:
     def _make_timing(self, record: EpochRecord, started: float, train_ended: float) -> EpochTiming:
         before, self._done = self._done, perf_counter()
         training, validation, other = train_ended - started, self._done - train_ended, started - before
-        pace, warm_up = record.examples / training, self.game.executor.warm_up()
+        pace, warm_up = record.examples / training, self.game.executor.take_warm_up_seconds()
         return EpochTiming(self.epoch, training, validation, pace, other, warm_up, self.engine.name)
 
     @contextmanager

@@ -1,14 +1,13 @@
 """Accuracy and loss on held-out images, natural and under attack: what the best epoch is chosen by."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from deat.data import ImageSet, LazyImages
-from deat.data.sources import Source
+from deat.data.sources import InterruptibleSource, Source
 from deat.engine.precision import Engine
 from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.intervals import wilson_interval
@@ -16,7 +15,6 @@ from deat.evaluation.sanity import MIN_IMAGES_FOR_CHANCE
 from deat.evaluation.scoring import compute_scores
 from deat.threat import ThreatModel
 from deat.training.config import TrainConfig
-from deat.utils.distributed import BatchShard
 from deat.utils.signals import Interruption
 
 
@@ -81,26 +79,6 @@ def majority_class_share(source: Source) -> float:
     known = held.labels if isinstance(held, ImageSet | LazyImages) else None
     labels = torch.cat([y for _, y in source.epoch(0)]) if known is None else known
     return int(labels.bincount().max()) / len(labels)
-
-
-class InterruptibleSource:
-    """A source that asks before every batch whether to go on; processes that take batches in turn ask once a turn."""
-
-    def __init__(self, source: Source, interruption: Interruption) -> None:
-        self.source, self.interruption = source, interruption
-        self.num_examples, self.num_classes = source.num_examples, source.num_classes
-        self.shape, self.batch_size = source.shape, source.batch_size
-        self.check, self.share = source.check, getattr(source, "share", BatchShard())
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The epoch's batches."""
-        for number, batch in enumerate(self.source.epoch(epoch)):
-            if number % self.interruption.distributed.size == 0:
-                self.interruption.check()
-            yield batch
 
 
 class _AutocastModel(nn.Module):

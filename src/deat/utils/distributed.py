@@ -6,13 +6,11 @@ What they tell each other is numbers and JSON, never pickled objects.
 import json
 import os
 import secrets
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from hashlib import sha256
 from inspect import signature
 from time import monotonic, sleep
 from typing import Any
@@ -62,7 +60,7 @@ class Distributed:
     def join(cls, device: str = "auto") -> "Distributed":
         """The processes that torchrun started, joined: over gloo on CPUs, and NCCL for what lies on GPUs."""
         rank, size, local_rank = (int(os.environ.get(name, d)) for name, d in _TORCHRUN_VARIABLES)
-        if _is_initialized() or size == 1:
+        if is_process_group_initialized() or size == 1:
             return cls(rank, size, local_rank)
         backend = _choose_backend(device, local_rank)
         store, rank, size = next(dist.rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))  # type: ignore[attr-defined]
@@ -183,40 +181,20 @@ _NO_BUFFER_SYNC: dict[str, Any] = {
     next(n for n in _BUFFER_SYNC_OPTIONS if n in signature(DistributedDataParallel).parameters): False
 }
 _message_stores: list[Any] = []
-"""Where the processes note what was said; a store outlives a process that dies."""
 
 
-def exit_if_distributed(exit_code: int = 0) -> int:
-    """End this process if it has joined others, else do nothing.
+def get_message_store() -> Any:
+    """Return the key-value store that all processes of the run share, to agree on which errors were printed.
 
-    The interpreter's own end is left out: it may wait for a process that is gone, and now and then aborts in threads
-    that torch has left running.
+    Returns:
+        A `torch.distributed.Store`, or None for a single process. It still works after another process died.
     """
-    if _is_initialized():
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):
-                stream.flush()
-        os._exit(exit_code)
-    return exit_code
+    return _message_stores[-1] if _message_stores else None
 
 
-def should_print_error(text: str, *, is_fallback: bool) -> bool:
-    """Whether this process should print an error: each is printed once, and a `last` one only if no other was."""
-    if not _message_stores:
-        return True
-    try:
-        said = _message_stores[-1].add("anything", 0 if is_fallback else 1)
-        first = _message_stores[-1].add(sha256(text.encode()).hexdigest(), 1) == 1
-    except (RuntimeError, OSError):  # whoever keeps the store is gone
-        return True
-    return first and not (is_fallback and said)
-
-
-def is_lost_peer_error(error: BaseException) -> bool:
-    """Whether an error means that another process of the run is gone."""
-    text = str(error)
-    signs = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
-    return _is_initialized() and isinstance(error, RuntimeError) and any(sign in text for sign in signs)
+def is_process_group_initialized() -> bool:
+    """Return True if this process joined a distributed run."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def _agree_on_store_prefix(store: Any, rank: int, size: int) -> str:
@@ -241,10 +219,6 @@ def _agree_on_store_prefix(store: Any, rank: int, size: int) -> str:
                 store.set(f"answer/{store.get(f'ask/{other}').decode()}", name)
         sleep(0.02)
     return name
-
-
-def _is_initialized() -> bool:
-    return dist.is_available() and dist.is_initialized()
 
 
 def _choose_backend(device: str, local_rank: int) -> str:

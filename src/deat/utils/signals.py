@@ -105,6 +105,25 @@ def exit_on_signals(get_exit_code: Callable[[], int]) -> Iterator[StopSignalHand
 
 
 @contextmanager
+def delay_signals() -> Iterator[None]:
+    """Delay SIGTERM and SIGINT inside a `with` block, and handle them when it ends.
+
+    Only signals that `raise_on_signals` or `exit_on_signals` would handle are delayed.
+    """
+    delayed: list[int] = []
+    try:
+        with _installed_handlers(lambda former: lambda number, frame: delayed.append(number), _is_stop_handler):
+            yield
+    finally:
+        if delayed:
+            signal.raise_signal(delayed[0])
+
+
+def _is_stop_handler(handler: Any) -> bool:
+    return isinstance(handler, StopSignalHandler) or handler is _defer_to_thread
+
+
+@contextmanager
 def _installed_handlers(make_handler: Callable[[Any], Any], should_replace: Callable[[Any], bool]) -> Iterator[None]:
     """Inside, what `by` makes of a former handler takes its place, where that is wanted; only in the main thread."""
     before: dict[signal.Signals, Any] = {}

@@ -276,7 +276,7 @@ def _fuse_batch_norm(graph: fx.Graph, norm: fx.Node) -> fx.Node:
     relu = _find_relu_after(end)
     with graph.inserting_before(end):
         terms = summed.args if summed is not None else (x, None)
-        kwargs = {**norm.kwargs, "beside": _other_operand(sum_behind, norm), "relu": relu is not None}
+        kwargs = {**norm.kwargs, "residual": _other_operand(sum_behind, norm), "relu": relu is not None}
         found = graph.call_function(fused_batch_norm, (*terms, *rest), kwargs)
         y, total = (graph.call_function(operator.getitem, (found, i)) for i in range(2))
     _replace_node(relu or end, y)

@@ -1,4 +1,4 @@
-"""A set that lives whole on the device: batches by index, crops and flips made there."""
+"""Image sets that are on the device as a whole: batches are selected, cropped and flipped there."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -7,38 +7,32 @@ import torch
 from torch import Tensor
 
 from deat.data.augment import Augment, AugmentParams
-from deat.data.checks import check_dataset_size, to_unit_range
-from deat.data.image_set import ImageSet
+from deat.data.batch_order import epoch_order, num_batches
+from deat.data.checks import check_dataset_size
+from deat.data.image_set import ImageSet, to_unit_range
 from deat.engine.kernels.crop import crop, is_supported
 from deat.errors import DataError
 from deat.utils.distributed import BatchShard
 from deat.utils.seeding import derive_seed
 
 
-def epoch_order(num_examples: int, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-    """The order of examples in an epoch, a pure function of (seed, epoch) on every device; their own, unshuffled."""
-    if not shuffle:
-        return torch.arange(num_examples)
-    generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
-    return torch.randperm(num_examples, generator=generator)
-
-
-def num_batches(num_examples: int, batch_size: int) -> int:
-    """Batches in an epoch, a short last one counted."""
-    return -(-num_examples // batch_size)
-
-
-def num_images_in_batch(num_examples: int, batch_size: int, step: int) -> int:
-    """Images in an epoch's batch, over all processes that share it."""
-    return min(batch_size, num_examples - step * batch_size)
-
-
 class InMemorySource:
-    """Batches of an ImageSet kept on the device in its own type, uint8 where it is bytes.
+    """Batches of an ImageSet that is copied to the device once, in its own type (uint8 stays uint8).
 
-    Order and augmentation are drawn on the host once an epoch, for each image by its index, so they
-    depend neither on the device nor on the batch size; within an epoch nothing is read back.
-    `share` makes every batch this process's rows of it.
+    Order and augmentation are drawn on the host once per epoch, for each image by its index. They depend neither on
+    the device nor on the batch size, and no value is read back from the device. Set `share` to get only this process's
+    rows of each batch.
+
+    Args:
+        images: The images.
+        batch_size: Images per batch.
+        device: Device of the images and batches.
+        seed: The run's seed.
+        augment: Random crops and flips, None for none.
+        shuffle: Whether to draw a random order for each epoch, as training does.
+
+    Raises:
+        DataError: If the images do not fit in the device's memory.
     """
 
     can_seek = True
@@ -61,29 +55,36 @@ class InMemorySource:
 
     @cached_property
     def digest(self) -> str:
-        """A hash by which the set is known again."""
+        """A hash that identifies the image set."""
         return self.images.digest()
 
     def __len__(self) -> int:
         return num_batches(self.num_examples, self.batch_size)
 
     def check(self) -> None:
-        """Refuses content that cannot be trained on, and a set smaller than a training batch."""
+        """Raise DataError if the images cannot be trained on or are fewer than a training batch."""
         self.images.check()
         check_dataset_size(self.num_examples, self.batch_size, self.shuffle)
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The epoch's batches from the first-th on: x float32 in [0, 1] and y int64, on the device."""
+        """Iterate over the batches of an epoch.
+
+        Args:
+            epoch: The epoch's number.
+            first: The number of the batch to start at.
+
+        Yields:
+            Images, float32 in [0, 1], and labels, int64, on the device.
+        """
         order = epoch_order(self.num_examples, self.seed, epoch, shuffle=self.shuffle).to(self.device)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "augment", epoch))
-        draws = self.augment.draw(self.num_examples, generator).to(self.device) if self.augment else None
+        params = self.augment.draw(self.num_examples, generator).to(self.device) if self.augment else None
         for step in range(first, len(self)):
             index = order[step * self.batch_size : (step + 1) * self.batch_size]
             index = index[self.share.rows(len(index))]
-            yield self._images_at(index, draws), self._y.index_select(0, index)
+            yield self._images_at(index, params), self._y.index_select(0, index)
 
     def _images_at(self, index: Tensor, params: AugmentParams | None) -> Tensor:
-        """These images as they are trained on; a GPU takes one launch for them where ours can be built."""
         if self.augment and params and self._can_use_crop_kernel:
             return crop(self._x, index, params.top, params.left, params.flip, self.augment.pad)
         x = self._x.index_select(0, index)
@@ -93,7 +94,7 @@ class InMemorySource:
 
     @cached_property
     def _can_use_crop_kernel(self) -> bool:
-        """Whether our own kernel crops; what inherits from Augment may do so in a way of its own."""
+        # A subclass of Augment may crop in another way.
         return type(self.augment) is Augment and is_supported(self._x)
 
     def _to_device(self, tensor: Tensor) -> Tensor:

@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-import deat.data
-from deat.data import LazyImages, StreamingSource, decoded_cache
+from deat.data import LazyImages, StreamingSource, image_folder
+from deat.data.decode import open_image, to_tensor
 from deat.errors import DataError
 from deat.utils.distributed import BatchShard
-from helpers.data_sets import png, tree, write_folder, write_zip
+from helpers.data_sets import load, png, tree, write_folder, write_zip
 
 
 @pytest.fixture
 def lazy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LazyImages:
-    monkeypatch.setattr(decoded_cache, "MAX_DECODED_BYTES", 0)
+    monkeypatch.setattr(image_folder, "MAX_DECODED_BYTES", 0)
     path = write_folder(tmp_path / "set", tree(6, width=20, height=16))
-    train = deat.data.load_data(f"folder:{path}", root=tmp_path / "root", size=12).train
+    train = load(path, tmp_path / "root", size=12).train
     assert isinstance(train, LazyImages)
     return train
 
@@ -31,19 +31,19 @@ def same(one: list[tuple[torch.Tensor, torch.Tensor]], two: list[tuple[torch.Ten
 
 
 def test_batches_are_decoded_scaled_and_complete(lazy):
-    found = batches(lazy)
-    assert [tuple(x.shape) for x, _ in found] == [(5, 3, 12, 12), (5, 3, 12, 12), (2, 3, 12, 12)]
-    x = torch.cat([x for x, _ in found])
+    first_epoch = batches(lazy)
+    assert [tuple(x.shape) for x, _ in first_epoch] == [(5, 3, 12, 12), (5, 3, 12, 12), (2, 3, 12, 12)]
+    x = torch.cat([x for x, _ in first_epoch])
     assert x.dtype == torch.float32
     assert 0 <= float(x.min()) < float(x.max()) <= 1
-    assert sorted(torch.cat([y for _, y in found]).tolist()) == [0] * 6 + [1] * 6
+    assert sorted(torch.cat([y for _, y in first_epoch]).tolist()) == [0] * 6 + [1] * 6
 
 
-def test_files_are_printed_in_a_line_and_not_by_their_names(lazy):
+def test_the_repr_is_one_line_without_file_names(lazy):
     assert repr(lazy) == "LazyImages(12 of 3x12x12, 2 classes)"
 
 
-def test_processes_decode_their_own_rows_alone(lazy):
+def test_each_process_decodes_only_its_own_rows(lazy):
     whole = batches(lazy, 1)
     for rank in range(2):
         stream = StreamingSource(lazy, 5, seed=1, workers=0)
@@ -58,7 +58,7 @@ def test_the_number_of_workers_changes_nothing(workers, lazy):
     assert same(list(stream.epoch(3)), batches(lazy, 3))
 
 
-def test_workers_stay_for_the_next_epoch_and_an_epoch_that_was_left_leaves_nothing_behind(lazy):
+def test_workers_stay_for_the_next_epoch_and_forget_an_unfinished_one(lazy):
     stream = StreamingSource(lazy, 5, seed=1, workers=2)
     first = stream.epoch(0)
     next(first)
@@ -81,7 +81,7 @@ def test_batches_are_a_pure_function_of_seed_and_epoch(lazy):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_begun_in_its_middle_decodes_nothing_before_it(workers, lazy, monkeypatch):
+def test_an_epoch_that_starts_in_the_middle_decodes_nothing_before_it(workers, lazy, monkeypatch):
     whole, stream, read = batches(lazy, 2), StreamingSource(lazy, 5, seed=1, workers=workers), []
     real = LazyImages.decode
     monkeypatch.setattr(LazyImages, "decode", lambda self, i, *rest: (read.append(i), real(self, i, *rest))[1])
@@ -97,14 +97,14 @@ def test_streaming_does_not_touch_the_global_generator(lazy):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_evaluation_takes_the_centre_in_order(lazy):
-    found = batches(lazy, augment=False, shuffle=False)
-    assert torch.cat([y for _, y in found]).tolist() == [0] * 6 + [1] * 6
-    assert torch.equal(found[0][0][3], lazy.decode(3).float() * (1 / 255))
-    assert same(batches(lazy, 7, augment=False, shuffle=False), found)
+def test_evaluation_gets_centre_crops_in_order(lazy):
+    in_order = batches(lazy, augment=False, shuffle=False)
+    assert torch.cat([y for _, y in in_order]).tolist() == [0] * 6 + [1] * 6
+    assert torch.equal(in_order[0][0][3], lazy.decode(3).float() * (1 / 255))
+    assert same(batches(lazy, 7, augment=False, shuffle=False), in_order)
 
 
-def test_images_come_in_the_size_that_was_asked_for(lazy):
+def test_images_have_the_given_size(lazy):
     smaller = replace(lazy, size=9)
     assert StreamingSource(smaller, 5, workers=0).shape == (3, 9, 9)
     assert batches(smaller)[0][0].shape == (5, 3, 9, 9)
@@ -126,33 +126,33 @@ def test_an_image_that_breaks_while_training_is_named_without_a_traceback(worker
     assert "Traceback" not in str(caught.value)
 
 
-def test_a_file_that_disappears_while_training_is_named(lazy, tmp_path):
+def test_a_file_that_is_removed_while_training_is_named(lazy, tmp_path):
     (tmp_path / "set" / "train" / "cat" / "0.png").unlink()
     with pytest.raises(DataError, match=r"cannot read 'train/cat/0\.png'"):
         batches(lazy)
 
 
-def test_a_changed_zip_is_noticed_when_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded_cache, "MAX_DECODED_BYTES", 0)
+def test_a_changed_zip_is_refused_when_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_folder, "MAX_DECODED_BYTES", 0)
     path = write_zip(tmp_path / "set.zip", tree())
-    train = deat.data.load_data(f"folder:{path}", root=tmp_path, size=8).train
+    train = load(path, tmp_path, size=8).train
     data = path.read_bytes()
     path.write_bytes(data[:100] + b"\0" * 400 + data[500:])
     with pytest.raises(DataError, match="damaged"):
         batches(train)
 
 
-def test_check_refuses_what_cannot_be_trained_on(lazy, tmp_path):
-    with pytest.raises(DataError, match="12 images, fewer than one batch of 64"):
+def test_check_refuses_too_few_images_and_an_unreadable_first_image(lazy, tmp_path):
+    with pytest.raises(DataError, match=r"12 images.*one batch of 64"):
         StreamingSource(lazy, 64, workers=0).check()
     (tmp_path / "set" / "train" / "cat" / "0.png").write_bytes(png()[:50])
     with pytest.raises(DataError, match=r"'train/cat/0\.png'"):
         StreamingSource(lazy, 4, workers=0).check()
 
 
-def test_pixels_do_not_move_when_the_image_already_fits(tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded_cache, "MAX_DECODED_BYTES", 0)
+def test_an_image_that_already_fits_is_cropped_without_resampling(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_folder, "MAX_DECODED_BYTES", 0)
     path = write_folder(tmp_path / "set", tree(1, width=32, height=32))
-    train = deat.data.load_data(f"folder:{path}", root=tmp_path / "root", size=28).train
-    whole = deat.data.decode.to_tensor(deat.data.decode.open_image(png(0, 32, 32), "x"))
+    train = load(path, tmp_path / "root", size=28).train
+    whole = to_tensor(open_image(png(0, 32, 32), "x"))
     assert torch.equal(train.decode(0), whole[:, 2:30, 2:30])

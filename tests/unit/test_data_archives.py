@@ -1,16 +1,13 @@
 import gzip
-import io
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from deat.data import archives
-from deat.data.decode import open_image
 from deat.errors import DataError
-from helpers.data_sets import WRITERS, add, load, png, tree, write_tar, write_zip
+from helpers.data_sets import WRITERS, add, load, tree, write_tar, write_zip
 
 
 def hostile_tar(path: Path, name: str, data: bytes = b"", **fields: object) -> Path:
@@ -20,6 +17,7 @@ def hostile_tar(path: Path, name: str, data: bytes = b"", **fields: object) -> P
     return path
 
 
+@pytest.mark.promise("P43")
 @pytest.mark.parametrize(
     ("name", "fields", "words"),
     [
@@ -49,19 +47,20 @@ def test_a_hostile_compressed_tar_leaves_no_cache(tmp_path):
     assert list((tmp_path / "root" / "decoded").iterdir()) == []
 
 
+@pytest.mark.promise("P43")
 def test_a_hostile_zip_is_refused(tmp_path):
     link = zipfile.ZipInfo("train/cat/link.png")
     link.external_attr = 0o120777 << 16
     for name, data, words in (("../x.png", b"x", "points outside"), (link, b"/etc/passwd", "link")):
         path = write_zip(tmp_path / "set.zip", tree())
-        with zipfile.ZipFile(path, "a") as archive_file:
-            archive_file.writestr(name, data)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.writestr(name, data)
         with pytest.raises(DataError, match=words):
             load(path, tmp_path / "root")
 
 
 def bomb(path: Path, member: str, size: int) -> Path:
-    """A small compressed tar whose one member unpacks to a lot of zeros."""
+    """A small compressed tar with one member of many zeros."""
     info = tarfile.TarInfo(member)
     info.size = size
     with gzip.open(path, "wb", compresslevel=1) as out:
@@ -71,13 +70,15 @@ def bomb(path: Path, member: str, size: int) -> Path:
     return path
 
 
+@pytest.mark.promise("P44")
 @pytest.mark.parametrize("member", ["train/cat/0.png", "notes.txt"])
 def test_a_huge_member_is_stopped_at_its_header(member, tmp_path):
     path = bomb(tmp_path / "set.tar.gz", member, 128 << 20)
-    with pytest.raises(DataError, match=r"bytes or more; at most 67,108,864"):
+    with pytest.raises(DataError, match=rf"{member}.*at most 67,108,864"):
         load(path, tmp_path / "root")
 
 
+@pytest.mark.promise("P44")
 def test_many_members_that_unpack_too_far_are_stopped_at_the_cap(tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "_EXPANSION_ALLOWANCE_BYTES", 1 << 20)
     path = write_tar(tmp_path / "set.tar.gz", {f"train/cat/{i}.bin": bytes(1 << 20) for i in range(20)}, "w:gz")
@@ -95,26 +96,7 @@ def test_a_huge_header_record_is_stopped_at_the_cap(tmp_path, monkeypatch):
         load(path, tmp_path / "root")
 
 
-def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded():
-    out = io.BytesIO()
-    Image.new("1", (12_000, 8_000)).save(out, "PNG")
-    with pytest.raises(DataError, match=r"'bomb\.png'"):
-        open_image(out.getvalue(), "bomb.png")
-
-
-@pytest.mark.parametrize("kind", ["set", "set.zip", "set.tar.gz"])
-def test_a_broken_image_is_named(kind, tmp_path):
-    files = tree() | {"train/dog/1.png": png()[:60]}
-    with pytest.raises(DataError, match=r"'train/dog/1\.png'.*repair or remove"):
-        load(WRITERS[kind](tmp_path / kind, files), tmp_path / "root")
-
-
-def test_a_file_that_is_no_image_is_told_what_is_one():
-    with pytest.raises(DataError) as told:
-        open_image(b"a note, saved under a wrong name", "note.png")
-    assert str(told.value).startswith("'note.png' is no image that can be read (JPEG, PNG,")
-
-
+@pytest.mark.promise("P41")
 @pytest.mark.parametrize("kind", ["set.tar", "set.tar.gz", "set.tar.xz", "set.zip"])
 def test_a_truncated_archive_is_refused(kind, tmp_path):
     path = WRITERS[kind](tmp_path / kind, tree(20))
@@ -131,37 +113,3 @@ def test_a_changed_byte_in_an_archive_is_refused(kind, tmp_path):
     path.write_bytes(data)
     with pytest.raises(DataError):
         load(path, tmp_path / "root")
-
-
-def with_empty(kind: str, root: Path, folder: str) -> Path:
-    """An archive of the tiny set with one more folder, which holds no image."""
-    path = WRITERS[kind](root / kind, tree())
-    if kind == "set.zip":
-        with zipfile.ZipFile(path, "a") as packed:
-            packed.writestr(f"{folder}/", b"")
-        return path
-    tar = write_tar(root / "plain.tar", tree())
-    with tarfile.open(tar, "a") as opened:
-        add(opened, folder, type=tarfile.DIRTYPE)
-    path.write_bytes(gzip.compress(tar.read_bytes()) if kind.endswith("gz") else tar.read_bytes())
-    return path
-
-
-PACKED = ["set.tar", "set.tar.gz", "set.zip"]
-
-
-@pytest.mark.parametrize("cache", [True, False])
-@pytest.mark.parametrize("kind", PACKED)
-def test_an_archives_class_folder_without_images_is_named_every_time(kind, cache, tmp_path):
-    path = with_empty(kind, tmp_path, "train/cross")
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="^'train/cross': a class folder without an image") as said:
-            assert load(path, tmp_path / "root", cache=cache).train.classes == ("cat", "dog")
-        assert said[0].filename.endswith("data_sets.py"), "it points at who loads the data"
-
-
-@pytest.mark.parametrize("kind", PACKED)
-def test_an_archives_class_folder_without_images_that_the_other_part_has_is_refused(kind, tmp_path):
-    files = tree() | {"train/owl/0.png": png(90), "test/owl/notes.txt": b"none yet"}
-    with pytest.raises(DataError, match=r"^'test/owl': a class folder without an image, and another part has"):
-        load(WRITERS[kind](tmp_path / kind, files), tmp_path / "root")

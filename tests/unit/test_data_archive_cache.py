@@ -1,0 +1,131 @@
+"""Several processes that open the same compressed archive for the first time do not disturb each other."""
+
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+import pytest
+import torch
+
+from deat.data import DataSplits, LazyImages, archives, image_folder
+from deat.utils import locks
+from helpers.children import Children
+from helpers.data_sets import load, png, tree, write_tar
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    return write_tar(tmp_path / "set.tar.xz", tree(), "w:xz")
+
+
+@pytest.fixture
+def unpackings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of archives as they are unpacked."""
+    seen: list[str] = []
+    real = archives.pack_tar_images
+    monkeypatch.setattr(archives, "pack_tar_images", lambda path, out: (seen.append(path.name), real(path, out))[1])
+    return seen
+
+
+def both(path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[DataSplits, DataSplits]:
+    """Load a set twice at once; the second call starts when the first has unpacked the archive and decoded nothing."""
+    real, second = image_folder.decode_splits, list[Future[DataSplits]]()
+    with ThreadPoolExecutor(1) as pool:
+
+        def decode(*arguments):
+            if not second:
+                second.append(pool.submit(load, path, root))
+                wait(second, 0.5)  # without a lock it finishes in this time
+            return real(*arguments)
+
+        monkeypatch.setattr(image_folder, "decode_splits", decode)
+        return load(path, root), second[0].result(60)
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_an_unpacked_archive_is_not_removed_while_another_process_needs_it(
+    has_locks, packed, tmp_path, monkeypatch, unpackings
+):
+    if not has_locks:
+        monkeypatch.setattr(locks, "fcntl", None)
+    one, other = both(packed, tmp_path / "root", monkeypatch)
+    assert torch.equal(one.train.images, other.train.images)
+    assert torch.equal(one.test.images, other.test.images)
+    assert unpackings == ["set.tar.xz"]
+
+
+def test_only_the_decoded_images_remain_once_all_have_read_the_archive(packed, tmp_path, monkeypatch):
+    both(packed, tmp_path / "root", monkeypatch)
+    (entry,) = (tmp_path / "root" / "decoded").iterdir()
+    assert (entry / "train_images.npy").is_file()
+
+
+def test_an_archive_that_is_streamed_stays_unpacked(tmp_path, monkeypatch, unpackings):
+    path = write_tar(tmp_path / "set.tar.xz", {f"train/dog/{i}.png": png(i, 9 + i, 9) for i in range(3)}, "w:xz")
+    for data in both(path, tmp_path / "root", monkeypatch):
+        assert isinstance(data.train, LazyImages)
+        assert data.train.decode(2).shape == (3, 224, 224)
+    assert unpackings == ["set.tar.xz"]
+
+
+def test_a_disk_without_locks_grants_none_and_does_not_wait(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
+    with locks.temporary_lock(tmp_path / "lock") as first, locks.temporary_lock(tmp_path / "lock") as second:
+        assert (first, second) == (False, False)
+
+
+def test_a_lock_file_of_a_dead_process_can_be_locked(tmp_path):
+    (tmp_path / "lock").touch()
+    with locks.temporary_lock(tmp_path / "lock") as has_lock:
+        assert has_lock
+    assert not (tmp_path / "lock").exists()
+
+
+@pytest.mark.parametrize("again", [True, False])  # whether a third process has created it again
+def test_a_lock_file_that_is_removed_while_waiting_is_locked_anew(again, tmp_path, monkeypatch):
+    path, real, locked = tmp_path / "lock", locks.fcntl.flock, []
+
+    def flock(handle, kind):
+        real(handle, kind)
+        locked.append(handle)
+        if len(locked) == 1:
+            path.rename(tmp_path / "removed")
+            if again:
+                path.touch()
+
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    with locks.temporary_lock(path) as has_lock:
+        assert has_lock
+        assert len(locked) == 2
+
+
+SLOW = """import sys, time
+import deat
+from deat.data import archives, image_folder
+
+path, seconds = sys.argv[1], float(sys.argv[2])
+pack, decode = archives.pack_tar_images, image_folder.decode_splits
+
+def counted_pack(path, out):
+    with open("unpacked", "a") as file:
+        file.write("once\\n")
+    return pack(path, out)
+
+def slow_decode(*arguments):
+    time.sleep(seconds)
+    return decode(*arguments)
+
+archives.pack_tar_images, image_folder.decode_splits = counted_pack, slow_decode
+assert len(deat.load_data(f"folder:{path}", root="root").train) == 6
+"""
+
+
+def test_processes_that_open_an_archive_at_once_unpack_it_once(
+    packed: Path, tmp_path: Path, children: Children
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    pids = [children.start_script(tmp_path / "slow.py", str(packed), str(n / 5), cwd=tmp_path) for n in range(3)]
+    assert [children.wait(pid) for pid in pids] == [0] * 3, (tmp_path / "err").read_text()
+    assert (tmp_path / "unpacked").read_text() == "once\n"
