@@ -149,7 +149,7 @@ PLACES = {
     "the data's way to the device": (InMemorySource, "__init__", SHORT, "--batch-size"),
     "what is to be saved": (Trainer, "state_dict", SHORT, "--batch-size"),
     "the final scores": (scores, "compute_accuracies", [*SHORT, "--test-images", "20"], "--batch-size"),
-    "an evaluation": (Judge, "rule", ["evaluate", "run", "--attacks", "natural", "--n", "20"], "--block"),
+    "an evaluation": (Judge, "judge_block", ["evaluate", "run", "--attacks", "natural", "--n", "20"], "--block"),
 }
 
 

@@ -391,6 +391,7 @@ def test_signal_in_the_last_save_of_a_bench_s_run_ends_it_before_the_evaluation(
     assert main([*order, "--out", "bench"]) in (0, 6)
 
 
+@pytest.mark.promise("P15")
 def test_rolled_back_run_goes_on_to_the_same_bytes(monkeypatch):
     """A collapse after the interruption goes back to the healthy epoch from before it."""
     command = [*SHORT, "--epochs", "5", "--watch", "rollback"]

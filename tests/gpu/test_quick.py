@@ -88,8 +88,8 @@ def test_whole_parts_and_what_is_left_over_are_recorded_by_a_compiled_twin() -> 
             quick, torch.rand(2 * 1024 + 784, 3, 32, 32, device="cuda")
         )  # what is left over is padded to a whole part
     assert quick.low_precision_model.compiled
-    assert quick.ask.records
-    assert count_recordings(quick.ask) == 3
+    assert quick.forward_fn.can_record
+    assert count_recordings(quick.forward_fn) == 3
 
 
 ASKED = ["natural", "fgsm", "pgd-20", "cw-20", "apgd-ce"]

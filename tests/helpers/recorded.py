@@ -1,8 +1,8 @@
-"""What a network that answers from recordings holds."""
+"""Counts the CUDA graphs of a network."""
 
 from deat.evaluation.fast_model import GraphedNetwork
 
 
-def count_recordings(asked: GraphedNetwork) -> int:
-    """How many pairs of graphs there are."""
-    return sum(len(slot.graphs_by_shape) for slot in asked._slots)
+def count_recordings(network: GraphedNetwork) -> int:
+    """How many pairs of forward and backward graphs there are."""
+    return sum(len(slot.graphs_by_shape) for slot in network._slots)

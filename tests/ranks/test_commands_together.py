@@ -157,24 +157,24 @@ def test_the_evaluate_command_is_shared_and_ends_alike_everywhere(a_run: Path) -
 
 def stop_at_the_third_block(rank: int) -> None:
     if rank == 0:
-        real = Judge.rule
+        real = Judge.judge_block
 
-        def rule(self: Judge, how: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
+        def judge_block(self: Judge, attack: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
             if block == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return real(self, how, x, y, block, *rest)
+            return real(self, attack, x, y, block, *rest)
 
-        Judge.rule = rule  # type: ignore[method-assign]
+        Judge.judge_block = judge_block  # type: ignore[method-assign]
 
 
 def count_blocks(rank: int) -> None:
-    real = Judge.rule
+    real = Judge.judge_block
 
-    def rule(self: Judge, how: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
-        print(f"rules on {block}", file=__import__("sys").stderr)
-        return real(self, how, x, y, block, *rest)
+    def judge_block(self: Judge, attack: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
+        print(f"judges block {block}", file=__import__("sys").stderr)
+        return real(self, attack, x, y, block, *rest)
 
-    Judge.rule = rule  # type: ignore[method-assign]
+    Judge.judge_block = judge_block  # type: ignore[method-assign]
 
 
 def test_a_shared_evaluation_goes_on_where_it_was_killed(a_run: Path) -> None:
@@ -185,21 +185,21 @@ def test_a_shared_evaluation_goes_on_where_it_was_killed(a_run: Path) -> None:
         (a_run / f"err-{rank}").unlink()
     again = statuses(commands(a_run, *EVALUATE, prepare=count_blocks))
     assert again[0] == again[1]
-    ruled = [int(line.split()[-1]) for text in errors(a_run) for line in text.splitlines() if "rules on" in line]
+    ruled = [int(line.split()[-1]) for text in errors(a_run) for line in text.splitlines() if "judges block" in line]
     assert sorted(set(ruled)) == [2, 3]
     assert not list((a_run / "run").glob(".evaluation-rulings*"))
 
 
 def stop_all_at_the_third_block(rank: int) -> None:
-    real = Judge.rule
+    real = Judge.judge_block
 
-    def rule(self: Judge, how: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
+    def judge_block(self: Judge, attack: Any, x: Any, y: Any, block: int, *rest: Any) -> Any:
         if block >= 2:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)  # as one does that waits for another process
-        return real(self, how, x, y, block, *rest)
+        return real(self, attack, x, y, block, *rest)
 
-    Judge.rule = rule  # type: ignore[method-assign]
+    Judge.judge_block = judge_block  # type: ignore[method-assign]
 
 
 @pytest.mark.promise("P28")

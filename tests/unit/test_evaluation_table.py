@@ -1,12 +1,11 @@
-"""What `deat evaluate` says of its time, and what evaluation.json keeps of it."""
+"""What `deat evaluate` prints about the time that sanity checks took."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from deat.cli.evaluate import print_evaluation
-from deat.evaluation.results import AttackResult, Evaluation, load_evaluation
+from deat.evaluation.results import AttackResult, Evaluation
 
 SETTINGS = {
     "about": {"epoch": "best", "weights": "w", "data": "digits"},
@@ -35,13 +34,3 @@ def test_checks_that_took_more_than_the_attacks_are_said_with_both_times(capsys:
 def test_checks_that_took_less_are_not_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
     print_evaluation(found(1.9), Path("e.json"))
     assert "sanity" not in capsys.readouterr().out
-
-
-def test_the_checks_seconds_are_kept_and_older_files_have_none(tmp_path: Path) -> None:
-    path = tmp_path / "e.json"
-    found(1.5).save(path)
-    assert load_evaluation(path).check_seconds == 1.5
-    held = json.loads(path.read_text())
-    del held["check_seconds"]
-    path.write_text(json.dumps(held))
-    assert load_evaluation(path).check_seconds == 0

@@ -15,7 +15,6 @@ from torch._dynamo.exc import TorchDynamoException
 import deat
 from deat.engine import cuda_graphs as recordings
 from deat.evaluation import fast_model
-from deat.evaluation import fast_model as quick_twins
 from deat.evaluation import judge as judging
 from deat.evaluation.fast_model import EAGER_CALLS_BEFORE_RECORDING, FastModel, GraphedNetwork
 from deat.training import trainer as training
@@ -143,7 +142,7 @@ def test_a_gpu_that_is_not_the_current_one_is_made_so_while_it_trains_and_judges
     monkeypatch.setattr(torch.cuda, "device", noted)
     with recordings.device_context(torch.device("cpu")):
         assert not entered
-    with quick_twins.exact_float32(torch.device("cuda:1")):
+    with fast_model.exact_float32(torch.device("cuda:1")):
         assert entered == ["cuda:1"]
     trainer = trainer_of("natural", epochs=1)
     monkeypatch.setattr(training, "torch_backend_flags", lambda *args, **named: nullcontext())
@@ -333,12 +332,12 @@ def test_an_eager_twin_is_asked_as_it_is_at_every_length() -> None:
 def test_a_twin_and_its_recordings_go_with_the_last_who_holds_them(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quick_twins, "has_triton", lambda: True)
-    monkeypatch.setattr(quick_twins, "fused_backend", lambda graph, inputs: graph.forward)
+    monkeypatch.setattr(fast_model, "has_triton", lambda: True)
+    monkeypatch.setattr(fast_model, "fused_backend", lambda graph, inputs: graph.forward)
     net, x = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval(), torch.rand(4, 3, 2, 2, requires_grad=True)
     quick = FastModel(net, net, "bf16", engine)
     torch.autograd.grad(quick(x).sum(), x)
-    held = [weakref.ref(one) for one in (quick, quick.ask, quick.low_precision_model)]
+    held = [weakref.ref(one) for one in (quick, quick.forward_fn, quick.low_precision_model)]
     gc.disable()  # which asks how many objects there are, not how much of a GPU's memory they hold
     try:
         del quick

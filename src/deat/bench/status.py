@@ -9,15 +9,13 @@ from time import perf_counter
 from rich.text import Text
 
 from deat.bench.grid import Grid, GridCell
+from deat.evaluation.progress import MAX_RUNNING_SHARE
 from deat.evaluation.resume_log import read_logged_stages, resume_log_path
 from deat.recipes.recipe import TEST_FRACTION, AttackRound
 from deat.report.load import COST_COLUMNS, RunResults, load_run_results
 from deat.runs.schema import EVALUATION_FILES, HISTORY_FILE, BenchRunEntry, read_run_json
 from deat.utils.numbers import format_duration
 from deat.utils.terminal import format_progress_bar
-
-MAX_UNFINISHED_SHARE = 0.95
-"""How much of a judging under way counts as done, at most, since the number of test images is guessed."""
 
 
 class BenchProgress:
@@ -59,7 +57,7 @@ class BenchProgress:
     def _left(self, runs: dict[str, BenchRunEntry]) -> str:
         done, total = self._done(runs), sum(self.weights.values())
         if done <= self.first:
-            return "-:--"
+            return format_duration(None)
         return format_duration((perf_counter() - self.start_time) * (total - done) / (done - self.first))
 
     def _done(self, runs: dict[str, BenchRunEntry]) -> float:
@@ -94,7 +92,7 @@ def _round_work_done(cell: GridCell, attack_round: AttackRound, out: Path, num_i
     blocks = max(1.0, (attack_round.n or num_images) / cell.row.evaluation.block)
     stages = [stage for attack, stage in read_logged_stages(resume_log_path(out)) if attack in attack_round.attacks]
     return min(
-        MAX_UNFINISHED_SHARE * attack_round.weight,
+        MAX_RUNNING_SHARE * attack_round.weight,
         sum(replace(attack_round, attacks=(stage,)).weight for stage in stages) / blocks,
     )
 

@@ -18,10 +18,10 @@ from tyro.conf import Positional, arg
 from deat.cli.flags import IntFlag, NormChoice, OptionalFloat, OptionalInt, OptionalStr
 from deat.cli.train import print_recorded_data_root
 from deat.errors import CheckpointError, Interrupted, UsageError
-from deat.evaluation.arguments import check_evaluation_arguments
+from deat.evaluation.arguments import check_evaluation_arguments, check_replaceable
 from deat.evaluation.attack_registry import get_attacks
 from deat.evaluation.attacks import Attack
-from deat.evaluation.evaluator import evaluate
+from deat.evaluation.evaluator import DEFAULT_ATTACKS, DEFAULT_BLOCK_SIZE, evaluate
 from deat.evaluation.judge import AttackLike
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, ProgressPrinter, format_progress
 from deat.evaluation.results import Evaluation, read_evaluation_json
@@ -140,8 +140,7 @@ def check_output_path(out: Path) -> None:
     check_no_symlinks([out])
     if not out.name or out.is_dir():
         raise UsageError(f"--out {str(out)!r} is a folder; name a file, such as evaluation.json.")
-    if out.exists() and read_evaluation_json(out) is None:
-        raise UsageError(f"{str(out)!r} exists and is no evaluation, so it is not replaced. Choose another --out.")
+    check_replaceable(out, "--out")
 
 
 def save_evaluation(evaluation: Evaluation, out: Path) -> None:
@@ -203,7 +202,7 @@ class EvaluateCommand:
     """The data set, as for train; a run knows its own. Its test part is judged."""
     model: OptionalStr = None
     """The network, as for train; a run knows its own, unless it came from a file."""
-    attacks: str = "natural,fgsm,pgd-20,cw-20"
+    attacks: str = ",".join(DEFAULT_ATTACKS)
     """Names from `deat list attacks`, with commas: pgd-N, cw-N, apgd-ce, apgd-t, fab-t, square, aa, ..."""
     n: OptionalInt = None
     """The first images only; the number is then marked as a sample."""
@@ -221,7 +220,7 @@ class EvaluateCommand:
     """Send only survivors on to the next attack; faster, but single attacks then have no accuracy."""
     seed: IntFlag = 0
     """Where every random draw comes from."""
-    block: IntFlag = 500
+    block: IntFlag = DEFAULT_BLOCK_SIZE
     """Images attacked at once; verdicts depend on it, so it is recorded."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """What attacks compute in: auto is fp16 on a GPU and fp32 elsewhere. Verdicts are always settled in float32."""

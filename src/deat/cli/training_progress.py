@@ -93,7 +93,7 @@ class TrainingProgress:
         backprops = trainer.game.cost.backprops - self.backprops_before
         batches_left = len(trainer.train) * (trainer.config.epochs - trainer.epoch) - trainer.step
         if backprops < MIN_BACKPROPS_FOR_ESTIMATE:
-            return "-:-- left"
+            return f"{format_duration(None)} left"
         elapsed = perf_counter() - self.start_time
         backprops_left = batches_left * trainer.method.play.backprops(trainer.budget)
         return f"{format_duration(elapsed * backprops_left / backprops)} left"

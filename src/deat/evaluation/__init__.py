@@ -1,1 +1,1 @@
-"""The judge: attacks, and what they leave of an accuracy. Imports no training code."""
+"""Evaluation under attack: the attacks, the accuracies under them, and checks of the result. Imports no training code."""

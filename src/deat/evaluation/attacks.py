@@ -97,7 +97,7 @@ def is_natural(attack: object) -> bool:
 
 def confirm_fooled(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor) -> Tensor:
     """Which of those claimed to be fooled are: where the attack asks a quick twin, the exact model is asked as well."""
-    if not hasattr(model, "surely_correct"):
+    if not hasattr(model, "exact_correct"):
         return fooled
     index = fooled.nonzero().squeeze(1)
     return (
@@ -107,9 +107,9 @@ def confirm_fooled(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor) 
 
 def is_still_correct(model: nn.Module, images: Tensor, y: Tensor) -> Tensor:
     """Who is classified correctly: by the exact model, where the attack asks a quick twin."""
-    surely_correct = getattr(model, "surely_correct", None)
-    if surely_correct is not None:
-        sure: Tensor = surely_correct(images, y)
+    exact_correct = getattr(model, "exact_correct", None)
+    if exact_correct is not None:
+        sure: Tensor = exact_correct(images, y)
         return sure
     with torch.no_grad():
         return is_correct(model(images), y)

@@ -1,8 +1,9 @@
-"""AutoAttack (Croce and Hein 2020) through the reference implementation, `pyautoattack`: whole, or one part of it.
+"""AutoAttack (Croce and Hein 2020) by its reference implementation `pyautoattack`: all of it, or one part.
 
-Its own state file cannot be read back, so blocks and their resumption are the evaluator's. Settings are the
-`standard` version's. It needs no more targets than there are wrong classes; below four classes the targeted DLR
-loss is undefined, so targets are attacked by cross-entropy instead, and the result is not called standard.
+Settings are those of the `standard` version. The evaluation splits the data into blocks and resumes, because the
+reference's own state file cannot be read back. Targeted parts have no more targets than there are wrong classes. With
+fewer than four classes the targeted DLR loss is undefined, so that cross-entropy is used and the result is not called
+standard.
 """
 
 import logging
@@ -28,7 +29,16 @@ PYAUTOATTACK_NORMS = {"linf": "Linf", "l2": "L2", "l1": "L1"}
 
 @dataclass(frozen=True)
 class AutoAttack:
-    """The ensemble, or some of its parts, as an attack on one block; inside it only survivors go on."""
+    """AutoAttack, or some of its parts. Each part attacks only the images that the parts before it did not fool.
+
+    Attributes:
+        name: The attack's name.
+        parts: The parts to run, in order.
+
+    Example:
+        >>> AutoAttack()  # the standard version
+        >>> AutoAttack("square", ("square",))  # one part
+    """
 
     name: str = "aa"
     parts: tuple[str, ...] = AUTOATTACK_PARTS
@@ -41,7 +51,18 @@ class AutoAttack:
         threat: ThreatModel,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The adversarial images; the generator gives its seed."""
+        """Return adversarial images.
+
+        Args:
+            model: Maps images to logits.
+            x: Images in [0, 1].
+            y: Their labels.
+            threat: The threat model.
+            generator: Its initial seed is the reference's seed; 0 without one.
+
+        Raises:
+            UsageError: `pyautoattack` is not installed.
+        """
         seed = 0 if generator is None else generator.initial_seed()
         devices = [x.device] if x.device.type == "cuda" else []
         with (
@@ -56,71 +77,94 @@ class AutoAttack:
 
     @property
     def stages(self) -> "tuple[AutoAttack, ...]":
-        """Its parts, each an attack of its own on those that the parts before it left."""
+        """One attack for each part."""
         return tuple(AutoAttack(part, (part,)) for part in self.parts)
 
     def describe(self, threat: ThreatModel, num_classes: int) -> dict[str, Any]:
-        """The settings that a record keeps."""
-        wrong = num_classes - 1
+        """Return the settings for evaluation.json.
+
+        Args:
+            threat: The threat model.
+            num_classes: The number of the model's logits.
+        """
+        wrong_classes = num_classes - 1
         return {
             "parts": list(self.parts),
-            "targets": {"apgd-t": min(5 if threat.name == "l1" else 9, wrong), "fab-t": min(9, wrong)},
+            "targets": {
+                "apgd-t": min(5 if threat.name == "l1" else 9, wrong_classes),
+                "fab-t": min(9, wrong_classes),
+            },
             "targeted_loss": "dlr" if num_classes > 3 else "ce",
             "standard": self.parts == AUTOATTACK_PARTS and num_classes > 3,
         }
 
 
-def _run_reference_part(model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, part: str, seed: int) -> Tensor:
-    adversary = build_adversary(model, x, threat, part, seed)
-    found: Tensor = adversary.run_standard_evaluation(x, y, batch_size=len(x))[0].detach()
-    # In L1 its rounding leaves the ball by about a millionth.
-    return torch.where(broadcast_mask(threat.contains(x, found), x), found, x + threat.project(x, found - x))
-
-
 def _run_parts(
     model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, parts: tuple[str, ...], seed: int
 ) -> Tensor:
-    """The reference's cascade; on a quick twin, an image leaves it only once the exact model is fooled."""
-    found, rows = x.clone(), torch.arange(len(x), device=x.device)
+    """Run the parts on the images that are still correct, by the exact model if attacks use a fast one."""
+    result, rows = x.clone(), torch.arange(len(x), device=x.device)
     for part in parts:
-        tried = _run_reference_part(model, x[rows], y[rows], threat, part, seed)
+        adv = _run_reference_part(model, x[rows], y[rows], threat, part, seed)
         if isinstance(model, FastModel):
-            tried = _refine_near_boundary(model, x[rows], y[rows], tried, threat)
-        stands = is_still_correct(model, tried, y[rows])
-        found[rows[~stands]] = tried[~stands]
-        rows = rows[stands]
+            adv = _refine_near_boundary(model, x[rows], y[rows], adv, threat)
+        correct = is_still_correct(model, adv, y[rows])
+        result[rows[~correct]] = adv[~correct]
+        rows = rows[correct]
         if len(rows) == 0:
             break
-    return found
+    return result
+
+
+def _run_reference_part(model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, part: str, seed: int) -> Tensor:
+    adversary = build_adversary(model, x, threat, part, seed)
+    adv: Tensor = adversary.run_standard_evaluation(x, y, batch_size=len(x))[0].detach()
+    # In L1 the reference's rounding leaves the ball by about a millionth.
+    return torch.where(broadcast_mask(threat.contains(x, adv), x), adv, x + threat.project(x, adv - x))
 
 
 def _refine_near_boundary(fast_model: FastModel, x: Tensor, y: Tensor, x_adv: Tensor, threat: ThreatModel) -> Tensor:
-    """What fools the twin but not the exact model stands on the border: a few exact steps push it over."""
+    """Take a few exact steps with the images that fool only the fast model, since they are close to the boundary."""
     with torch.no_grad():
-        claims = (fast_model(x_adv).argmax(1) != y) & fast_model.surely_correct(x_adv, y)
-    rows = claims.nonzero().squeeze(1)
+        fools_fast_only = (fast_model(x_adv).argmax(1) != y) & fast_model.exact_correct(x_adv, y)
+    rows = fools_fast_only.nonzero().squeeze(1)
     if len(rows) == 0:
         return x_adv
-    how, clean, delta = Attack("polish", REFINE_STEPS, alpha=0.1, loss="margin"), x[rows], (x_adv - x)[rows]
+    attack = Attack("polish", REFINE_STEPS, alpha=0.1, loss="margin")
+    clean, delta, unfrozen = x[rows], (x_adv - x)[rows], torch.zeros_like(fools_fast_only[rows])
     with full_precision():
         for _ in range(REFINE_STEPS):
-            delta, _ = how.step(fast_model.exact_model, clean, y[rows], delta, threat, torch.zeros_like(claims[rows]))
+            delta, _ = attack.step(fast_model.exact_model, clean, y[rows], delta, threat, unfrozen)
     return x_adv.index_put((rows,), clean + delta)
 
 
 def build_adversary(model: nn.Module, x: Tensor, threat: ThreatModel, part: str, seed: int) -> Any:
-    """The reference implementation's object, set up as its standard version on this number of classes."""
+    """Build the reference implementation's object for one part.
+
+    Args:
+        model: Maps images to logits.
+        x: The images to attack.
+        threat: The threat model.
+        part: One of `AUTOATTACK_PARTS`.
+        seed: The seed of its random draws.
+
+    Returns:
+        A `pyautoattack.AutoAttack` of the standard version, adapted to the number of classes.
+
+    Raises:
+        UsageError: `pyautoattack` is not installed.
+    """
     try:
         from pyautoattack import AutoAttack as Reference
     except ImportError:
         raise UsageError("AutoAttack needs the package pyautoattack: pip install pyautoattack.") from None
     adversary = Reference(model, eps=threat.eps, norm=PYAUTOATTACK_NORMS[threat.name], seed=seed, device=x.device)
     with torch.no_grad():
-        wrong = model(x[:1]).shape[1] - 1
+        wrong_classes = model(x[:1]).shape[1] - 1
     targeted = adversary.apgd_targeted
-    targeted.n_target_classes = min(targeted.n_target_classes, wrong)
-    adversary.fab.n_target_classes = min(adversary.fab.n_target_classes, wrong)
-    if wrong < 3:
+    targeted.n_target_classes = min(targeted.n_target_classes, wrong_classes)
+    adversary.fab.n_target_classes = min(adversary.fab.n_target_classes, wrong_classes)
+    if wrong_classes < 3:
         targeted.dlr_loss_targeted = targeted.ce_loss_targeted
     adversary.attacks_to_run = [part]
     return adversary
@@ -128,7 +172,7 @@ def build_adversary(model: nn.Module, x: Tensor, threat: ThreatModel, part: str,
 
 @contextmanager
 def _silence_reference() -> Iterator[None]:
-    """Without the reference's own remarks, whose checks the evaluator makes itself; they end any tracing."""
+    """Suppress the reference's log, whose checks the evaluation makes itself, and restore tracing, which it ends."""
     logger, trace = logging.getLogger("auto-attack"), sys.gettrace()
     before = logger.level
     try:

@@ -1,4 +1,4 @@
-"""What an evaluation reads of its data: blocks in order, and the few images that checks look at."""
+"""Blocks of images: how they are read from the data, and how every attack is evaluated on each of them."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -30,10 +30,16 @@ NumberedBlock = tuple[Tensor, Tensor, int]
 
 
 class BlockEvaluator:
-    """What a judge rules on a question, kept in a ledger as it comes."""
+    """Evaluates all attacks on all blocks, using the results that the resume log already has.
+
+    Args:
+        request: The evaluation's arguments.
+        judge: Classifies a block under an attack.
+        resume_log: Earlier results, to which new ones are added.
+    """
 
     def __init__(self, request: EvaluationRequest, judge: Judge, resume_log: ResumeLog) -> None:
-        self.asked, self.judge, self.resume_log = request, judge, resume_log
+        self.request, self.judge, self.resume_log = request, judge, resume_log
 
     def evaluate_all(
         self,
@@ -42,40 +48,53 @@ class BlockEvaluator:
         on_progress: ProgressCallback,
         progress: EvaluationProgress,
     ) -> tuple[list[AttackResult], list[int]]:
-        """Every attack's result on all blocks, of which each process takes its turn, and all labels."""
-        rulings: dict[str, list[BlockResult]] = {a.name: [] for a in self.asked.attacks}
+        """Evaluate every attack on every block; several processes take the blocks in turn.
+
+        Args:
+            blocks: All blocks, in order.
+            num_images: The number of images in them.
+            on_progress: Called at the start, and after each result.
+            progress: What it is called with.
+
+        Returns:
+            One result for each attack, and the labels of all images.
+        """
+        results: dict[str, list[BlockResult]] = {attack.name: [] for attack in self.request.attacks}
         labels: list[int] = []
         on_progress(progress)
-        mine, ranks = None, self.asked.distributed
+        own_block, distributed = None, self.request.distributed
         for number, (x, y) in enumerate(blocks):
             labels += y.tolist()
-            turn = number % ranks.size
-            mine = (x, y, number) if turn == ranks.rank else mine
-            if turn < ranks.size - 1 and len(labels) < num_images:
+            turn = number % distributed.size
+            own_block = (x, y, number) if turn == distributed.rank else own_block
+            if turn < distributed.size - 1 and len(labels) < num_images:
                 continue
-            for name, ruling in self._evaluate_turn(mine, on_progress, progress):
-                rulings[name].append(ruling)
-            mine = None
-        return [AttackResult.of(name, found) for name, found in rulings.items()], labels
+            for name, result in self._evaluate_turn(own_block, on_progress, progress):
+                results[name].append(result)
+            own_block = None
+        return [AttackResult.from_blocks(name, by_block) for name, by_block in results.items()], labels
 
     def _evaluate_turn(
         self, own_block: NumberedBlock | None, on_progress: ProgressCallback, progress: EvaluationProgress
     ) -> Iterator[tuple[str, BlockResult]]:
-        """Every process's ruling on a block of its own, in the order of blocks, attack after attack."""
-        images, alive = fingerprint(*own_block[:2]) if own_block and self.asked.resume_log else "", None
-        for how in self.asked.attacks:
-            stands = None if is_natural(how) else alive
-            rows = list[list[BlockResult]]()
-            for stage in get_stages(how):
-                entry = self._find_or_evaluate(how, stage, own_block, images, stands, progress) if own_block else None
-                stands = entry["ruling"]["correct"] if entry else None
-                rows.append(
-                    [self._keep(stage, held, progress) for held in self.asked.distributed.gather(entry) if held]
-                )
+        """Yield attack after attack the results of every process on its own block, in the order of the blocks."""
+        images_fingerprint = fingerprint(*own_block[:2]) if own_block and self.request.resume_log else ""
+        survivors_so_far: list[bool] | None = None
+        for attack in self.request.attacks:
+            survivors = None if is_natural(attack) else survivors_so_far
+            results_by_stage = list[list[BlockResult]]()
+            for stage in get_stages(attack):
+                entry = None
+                if own_block:
+                    entry = self._find_or_evaluate(attack, stage, own_block, images_fingerprint, survivors, progress)
+                survivors = entry["result"]["correct"] if entry else None
+                entries = [other for other in self.request.distributed.gather(entry) if other]
+                results_by_stage.append([self._store_result(stage, other, progress) for other in entries])
                 on_progress(progress)
-            if self.asked.cascade and not is_natural(how):  # whose accuracy is shown, wherever it stands
-                alive = stands
-            yield from ((how.name, BlockResult.of(stages)) for stages in zip(*rows, strict=True))
+            if self.request.cascade and not is_natural(attack):  # natural always has an accuracy of its own
+                survivors_so_far = survivors
+            for stages in zip(*results_by_stage, strict=True):
+                yield attack.name, BlockResult.from_stages(stages)
 
     def _find_or_evaluate(
         self,
@@ -86,110 +105,168 @@ class BlockEvaluator:
         survivors: list[bool] | None,
         progress: EvaluationProgress,
     ) -> dict[str, Any]:
-        """The ledger's entry for a stage of an attack on a block: found in it, or made now."""
+        """The arguments of `ResumeLog.add` for a stage of an attack on a block, as JSON values."""
         x, y, number = own_block
-        key = f"{stage_result_name(attack, stage)} {fingerprint(describe_attack(attack, self.asked.threat))[:8]}"
-        ruling = self.resume_log.find(number, key, images_fingerprint)
-        if ruling is None:
-            progress.begin(stage, len(y))
-            ruling = self.judge.rule(attack, x, y, number, survivors, stage if len(get_stages(attack)) > 1 else None)
-        return {"block": number, "attack": key, "images": images_fingerprint, "ruling": asdict(ruling)}
+        key = f"{stage_result_name(attack, stage)} {fingerprint(describe_attack(attack, self.request.threat))[:8]}"
+        result = self.resume_log.find(number, key, images_fingerprint)
+        if result is None:
+            progress.start_attack(stage, len(y))
+            only_stage = stage if len(get_stages(attack)) > 1 else None
+            result = self.judge.judge_block(attack, x, y, number, survivors, only_stage)
+        return {"block": number, "attack": key, "images": images_fingerprint, "result": asdict(result)}
 
-    def _keep(self, stage: AttackLike, entry: dict[str, Any], progress: EvaluationProgress) -> BlockResult:
-        """An entry's ruling, written down if it is new."""
-        ruling = BlockResult(**entry.pop("ruling"))
-        progress.end(stage, len(ruling.correct), is_new=self.resume_log.add(**entry, ruling=ruling))
-        return ruling
+    def _store_result(self, stage: AttackLike, entry: dict[str, Any], progress: EvaluationProgress) -> BlockResult:
+        """Add an entry's result to the resume log and to the progress."""
+        result = BlockResult(**entry["result"])
+        is_new = self.resume_log.add(**{**entry, "result": result})
+        progress.finish_attack(stage, len(result.correct), is_new=is_new)
+        return result
+
+
+def iter_blocks(source: Source, block_size: int, num_images: int) -> Iterator[LabeledImages]:
+    """Read the first images of a source in blocks of a fixed size, whatever the size of its batches.
+
+    Args:
+        source: The data.
+        block_size: The number of images in a block; the last one may be smaller.
+        num_images: How many images to read.
+
+    Yields:
+        Images and labels.
+
+    Raises:
+        DataError: A batch has images outside [0, 1].
+    """
+    buffered: list[LabeledImages] = []
+    num_buffered = num_yielded = 0
+    for x, y in iter_batches(source):
+        buffered.append((x, y))
+        num_buffered += len(y)
+        while num_buffered >= block_size or (num_buffered and num_yielded + num_buffered >= num_images):
+            x, y = _concatenate(buffered)
+            size = min(block_size, num_images - num_yielded)
+            yield x[:size], y[:size]
+            num_yielded += size
+            buffered, num_buffered = [(x[size:], y[size:])], num_buffered - size
+            if num_yielded == num_images:
+                return
+    if num_buffered:
+        yield _concatenate(buffered)
+
+
+def iter_batches(source: Source) -> Iterator[LabeledImages]:
+    """Read the batches of a source and check the images of each, because a loader may scale batches differently.
+
+    Raises:
+        DataError: A batch has images outside [0, 1]; it is named by its number.
+    """
+    num_read = 0
+    for number, (x, y) in enumerate(source.epoch(0), 1):
+        try:
+            check_images(x, partial(add, num_read))
+        except DataError as error:
+            raise DataError(f"batch {number} of the data: {error}") from None
+        num_read += len(y)
+        yield x, y
 
 
 def peek_images(blocks: Iterator[LabeledImages], count: int) -> tuple[LabeledImages, Iterator[LabeledImages]]:
-    """The first images over all blocks, and the blocks, those that were read for it among them."""
-    held: list[LabeledImages] = []
-    while sum(len(y) for _, y in held) < count and (block := next(blocks, None)) is not None:
-        held.append(block)
-    x, y = (torch.cat(parts)[:count] for parts in zip(*held, strict=True))
-    return (x, y), chain(held, blocks)
+    """Look at the first images of an iterator of blocks.
+
+    Args:
+        blocks: The blocks.
+        count: How many images to look at.
+
+    Returns:
+        The first images with their labels, fewer if there are no more, and an iterator of all blocks.
+    """
+    first_blocks: list[LabeledImages] = []
+    while sum(len(y) for _, y in first_blocks) < count and (block := next(blocks, None)) is not None:
+        first_blocks.append(block)
+    x, y = _concatenate(first_blocks)
+    return (x[:count], y[:count]), chain(first_blocks, blocks)
 
 
 def sample_images(source: Source, num_images: int, count: int, device: torch.device) -> LabeledImages:
-    """So many of the images that are judged, from all over them, since a set may be sorted."""
+    """Read a sample from all over the first images of a source, because a data set may be sorted by class.
+
+    Args:
+        source: The data.
+        num_images: How many images, from the first one, to sample from.
+        count: How many images to read; all of them if there are no more.
+        device: Where to put them.
+
+    Returns:
+        Images and labels, the same ones every time.
+    """
     return load_images_at(source, sample_indices(num_images, count), device)
 
 
-def load_images_at(source: Source, indices: Tensor, device: torch.device) -> LabeledImages:
-    """The images at these rising places; no others are read where they can be asked for by number."""
-    part = _subset_if_indexable(source, indices)
-    if part is None:
-        return _pick_from_batches(source, indices)
-    few = as_source(part, batch_size=len(indices), device=device, num_classes=source.num_classes, shuffle=False)
-    x, y = (torch.cat(parts) for parts in zip(*few.epoch(0), strict=True))
-    for place, image in zip(indices.tolist(), x, strict=True):
-        check_images(image[None], partial(add, place))
-    return x, y
-
-
 def sample_indices(num_images: int, count: int) -> Tensor:
-    """Where to look in so many images: one place in each of `count` equal stretches, the same every time.
+    """Choose one index in each of `count` equal stretches of `range(num_images)`, the same ones every time.
 
-    Where in a stretch is drawn: a fixed stride could meet one class alone, where classes take turns.
+    The place in each stretch is random: a fixed stride could choose a single class where classes alternate.
+
+    Args:
+        num_images: The number of images.
+        count: The number of indices; all indices if there are no more images.
+
+    Returns:
+        Rising indices, int64.
     """
     if num_images <= count:
         return torch.arange(num_images)
     edges = torch.arange(count + 1) * num_images // count
-    drawn = torch.rand(count, generator=torch.Generator().manual_seed(derive_seed(0, "places")), dtype=torch.float64)
-    return edges[:-1] + (drawn * edges.diff()).long()
+    offsets = torch.rand(count, generator=torch.Generator().manual_seed(derive_seed(0, "places")), dtype=torch.float64)
+    return edges[:-1] + (offsets * edges.diff()).long()
+
+
+def load_images_at(source: Source, indices: Tensor, device: torch.device) -> LabeledImages:
+    """Read the images at some indices, and no others if the data can be indexed.
+
+    Args:
+        source: The data.
+        indices: Rising indices.
+        device: Where to put the images.
+
+    Returns:
+        Images and labels.
+
+    Raises:
+        DataError: An image is outside [0, 1].
+    """
+    subset = _subset_if_indexable(source, indices)
+    if subset is None:
+        return _pick_from_batches(source, indices)
+    part = as_source(subset, batch_size=len(indices), device=device, num_classes=source.num_classes, shuffle=False)
+    x, y = _concatenate(list(part.epoch(0)))
+    for index, image in zip(indices.tolist(), x, strict=True):
+        check_images(image[None], partial(add, index))
+    return x, y
 
 
 def _subset_if_indexable(source: Source, indices: Tensor) -> Any:
-    """The data at these places, if it can be asked for by number; a loader cannot."""
+    """The data at these indices, or None for a loader, which cannot be indexed."""
     images = getattr(source, "images", None)
     if images is not None:
         return images.subset(indices)
-    items = getattr(getattr(source, "loader", None), "dataset", None)
-    return Subset(items.dataset, indices.tolist()) if getattr(source, "can_seek", False) and items else None
+    dataset = getattr(getattr(source, "loader", None), "dataset", None)
+    return Subset(dataset.dataset, indices.tolist()) if getattr(source, "can_seek", False) and dataset else None
 
 
 def _pick_from_batches(source: Source, indices: Tensor) -> LabeledImages:
-    """The images at these places of a loader, which is read as far as the last of them."""
-    wanted, seen = indices.tolist(), 0
-    held: list[LabeledImages] = []
+    """The images at these indices of a loader, which is read up to the last of them."""
+    wanted, num_read = indices.tolist(), 0
+    picked: list[LabeledImages] = []
     for x, y in iter_batches(source):
-        here = [place - seen for place in wanted if seen <= place < seen + len(y)]
-        held.append((x[here], y[here]))
-        seen += len(y)
-        if seen > wanted[-1]:
+        rows = [index - num_read for index in wanted if num_read <= index < num_read + len(y)]
+        picked.append((x[rows], y[rows]))
+        num_read += len(y)
+        if num_read > wanted[-1]:
             break
-    found, labels = (torch.cat(parts) for parts in zip(*held, strict=True))
-    return found, labels
+    return _concatenate(picked)
 
 
-def iter_batches(source: Source) -> Iterator[LabeledImages]:
-    """A source's batches, each checked: a loader's later ones may be scaled otherwise than its first."""
-    seen = 0
-    for number, (x, y) in enumerate(source.epoch(0), 1):
-        try:
-            check_images(x, partial(add, seen))
-        except DataError as error:
-            raise DataError(f"batch {number} of the data: {error}") from None
-        seen += len(y)
-        yield x, y
-
-
-def iter_blocks(source: Source, block_size: int, num_images: int) -> Iterator[LabeledImages]:
-    """The first images of a source in blocks of a fixed size, whatever its own batches are."""
-    held: list[LabeledImages] = []
-    count = given = 0
-    for x, y in iter_batches(source):
-        held.append((x, y))
-        count += len(y)
-        while count >= block_size or (count and given + count >= num_images):
-            x, y = (torch.cat(parts) for parts in zip(*held, strict=True))
-            take = min(block_size, num_images - given)
-            yield x[:take], y[:take]
-            given += take
-            held, count = [(x[take:], y[take:])], count - take
-            if given == num_images:
-                return
-    if count:
-        x, y = (torch.cat(parts) for parts in zip(*held, strict=True))
-        yield x, y
+def _concatenate(parts: list[LabeledImages]) -> LabeledImages:
+    images, labels = zip(*parts, strict=True)
+    return torch.cat(images), torch.cat(labels)

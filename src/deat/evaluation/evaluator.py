@@ -1,4 +1,4 @@
-"""deat.evaluate: any model, any data, any attacks, in blocks that survive interruption."""
+"""`deat.evaluate`: the accuracy of any model under any attacks, with sanity checks, block by block and resumable."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,6 @@ from deat.evaluation.arguments import (
     EvaluationRequest,
     check_about,
     check_evaluation_arguments,
-    check_model,
     check_output_files,
     count_outputs,
 )
@@ -41,6 +40,7 @@ from deat.evaluation.sanity import (
     check_consistency,
     estimate_check_passes,
 )
+from deat.models.interface_checks import check_model
 from deat.threat import ThreatModel, check_radius, get_tiny_radius_warnings, parse_threat
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.paths import anonymize_paths
@@ -50,9 +50,9 @@ from deat.version import get_versions
 DEFAULT_BLOCK_SIZE = 500
 DEFAULT_ATTACKS = ("natural", "fgsm", "pgd-20", "cw-20")
 FlagCallback = Callable[[Flag], None]
-"""Called with a flag on the model itself, before the first attack."""
+"""Called with a flag about the model itself, before the first attack."""
 SaveCallback = Callable[[Evaluation], None]
-"""Called with the Evaluation, to put it where it is safe."""
+"""Called with the `Evaluation`, to save it."""
 
 
 def evaluate(
@@ -76,105 +76,162 @@ def evaluate(
     on_flag: FlagCallback | None = None,
     distributed: Distributed = SINGLE_PROCESS,
 ) -> Evaluation:
-    """Accuracy of a model on data, natural and under each attack, and under the worst of them, image by image.
+    """Measure a model's accuracy without attack, under each attack, and under the worst attack for each image.
 
-    data is a loader, a Dataset, a pair of tensors or an ImageSet; `n` takes its first images only. threat is Linf(8 /
-    255), L2, L1 or text such as "l2:0.5". attacks are names that `deat list attacks` shows, such as "pgd-20" or "aa",
-    or an Attack of one's own. The Evaluation has the accuracy under each, and flags where it should not be believed,
-    most of which sanity=False does not look for. Verdicts depend on model, seed and block size. `cascade` sends only
-    survivors on.
+    The model is checked before the first attack, and every adversarial example is verified. What speaks against the
+    result is in its `flags`. A long evaluation prints its progress to standard error.
 
-    With `ledger`, a file, an interrupted call goes on where it was; `save` names the evaluation.json that then takes
-    its place, or is called to write it, and `about` holds what it shall say of model and data. precision is what
-    attacks compute in: "auto" is half on a GPU and fp32 elsewhere; whom they fool is always settled in float32. engine
-    is how they ask there: "graph" records passes, "compile" compiles them first, which pays for long work, "eager"
-    does neither; "auto" compiles where it pays. threads are a CPU's, one for a small network unless they are given. The
-    model is checked before the first attack, and `tell` hears of a flag on it at once. A long evaluation says now and
-    then on standard error how far it is, unless progress=False; a function is called with its Pace instead. With
-    ranks=Ranks.join() torchrun's processes take blocks in turn, and all return the same; the first one writes.
+    Args:
+        model: A `torch.nn.Module` that maps float32 images in [0, 1] to logits. Its mode and weights are left as they are.
+        data: The test images: a `DataLoader`, a `Dataset`, a pair of tensors or arrays `(images, labels)`, or a
+            `deat.ImageSet`.
+        threat: Norm and radius, such as `deat.Linf(8 / 255)` or the text "l2:0.5".
+        attacks: Names that `deat list attacks` shows, such as "pgd-20" or "aa", in a list or in one text with commas; or
+            attacks of your own, which are `deat.Attack` objects or callables as `AttackLike` describes.
+        n: Use the first `n` images only.
+        seed: The seed of all random draws.
+        block: How many images are attacked at once. Random starts are drawn for a block, so verdicts depend on it.
+        cascade: Give each attack only the images that the ones before it did not fool. It is faster, but single attacks
+            then have no accuracy.
+        sanity: Run the sanity checks. Without them only a few flags can be raised.
+        precision: What attacks compute in: "fp32", "tf32", "bf16", "fp16", or "auto" for fp16 on a GPU and fp32
+            elsewhere. Images are always classified in float32 in the end.
+        engine: How attacks run the model on a GPU: "graph" (CUDA graphs), "compile" (compiled, and CUDA graphs), "eager",
+            or "auto", which compiles for long evaluations and otherwise uses graphs.
+        threads: The number of CPU threads. Default: one for a small network, and what torch uses for others.
+        resume_log: A file to which each result is written at once, so that the same call after an interruption resumes.
+            It is removed at the end.
+        save: The evaluation.json to write, or a function that is called with the `Evaluation` to save it.
+        about: JSON values that describe model and data, for evaluation.json.
+        progress: True to print progress lines, False for none, or a function that is called with an `EvaluationProgress`.
+        on_flag: Called with each flag about the model itself, before the first attack.
+        distributed: From `deat.Distributed.join()` in processes that torchrun started. They share the blocks, and all
+            return the same result; the first one writes files and prints.
+
+    Returns:
+        Accuracies with intervals, each image's verdict under each attack, flags, and all settings.
+
+    Raises:
+        UsageError: An argument is not accepted, or the model does not return logits for the data's classes.
+        DataError: The data holds no images, images outside [0, 1], or labels that are no class numbers.
+        CheckpointError: `save` or `resume_log` cannot be read or written.
+
+    Example:
+        >>> evaluation = deat.evaluate(model, test, threat=deat.Linf(8 / 255), attacks=["natural", "pgd-20", "aa"])
+        >>> evaluation.accuracy
+        {'natural': 0.83, 'pgd-20': 0.52, 'aa': 0.48, 'worst': 0.48}
+        >>> evaluation.flags
+        []
     """
     chosen = get_attacks(attacks)
     check_evaluation_arguments(chosen, n, block, seed, threads)
-    n, block, seed = None if n is None else int(n), int(block), int(seed)  # numpy's become ours
+    n, block, seed = None if n is None else int(n), int(block), int(seed)  # NumPy numbers cannot be written as JSON
     check_model(model)
-    told = {"model": type(model).__name__, "data": type(data).__name__, **check_about(about)}
+    about = {"model": type(model).__name__, "data": type(data).__name__, **check_about(about)}
     distributed.run_on_main(lambda: check_output_files(resume_log, save))
     radius = parse_threat(threat)
     device = device_of(model)
     source = as_source(data, batch_size=block, device=device, shuffle=False)
     source.check()
     check_radius(radius, source.shape)
-    for line in get_tiny_radius_warnings(radius) if sanity and distributed.main else ():
-        warnings.warn(line, RuntimeWarning, stacklevel=2)
-    asked = EvaluationRequest(
+    for warning in get_tiny_radius_warnings(radius) if sanity and distributed.main else ():
+        warnings.warn(warning, RuntimeWarning, stacklevel=2)
+    request = EvaluationRequest(
         model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision
     )
-    engine = choose_engine(engine, device, asked.count_images(source) * sum(map(estimate_passes, chosen)))
-    session = EvaluationRun(replace(asked, engine=engine, resume_log=resume_log, about=told, distributed=distributed))
+    engine = choose_engine(engine, device, request.count_images(source) * sum(map(estimate_passes, chosen)))
+    run = EvaluationRun(replace(request, engine=engine, resume_log=resume_log, about=about, distributed=distributed))
+    if not callable(progress):
+        progress = ProgressPrinter() if progress and distributed.main else lambda state: None
     with use_threads(threads or choose_threads(model)):
-        found, rulings = session.run(
-            source, _make_progress_callback(progress, distributed), on_flag or (lambda flag: None)
-        )
+        evaluation, log = run.run(source, progress, on_flag or (lambda flag: None))
     if save is not None and distributed.main:
-        save(found) if callable(save) else found.save(Path(save))
-    rulings.close()  # not before what it held is safe elsewhere
-    return found
-
-
-def _make_progress_callback(progress: ProgressCallback | bool, distributed: Distributed) -> ProgressCallback:
-    """Whoever is told how far an evaluation is."""
-    if callable(progress):
-        return progress
-    return ProgressPrinter() if progress and distributed.main else lambda pace: None
+        save(evaluation) if callable(save) else evaluation.save(save)
+    log.delete()  # only now that its results are saved elsewhere
+    return evaluation
 
 
 class EvaluationRun:
-    """One evaluation: its judge, its ledger, and the order of its work."""
+    """One evaluation from the first image to the result: sanity checks, attacks on every block, sanity checks again.
+
+    `deat.evaluate` makes and runs it.
+
+    Args:
+        request: The checked arguments.
+    """
 
     def __init__(self, request: EvaluationRequest) -> None:
-        self.asked = request
+        self.request = request
         self.judge = Judge(request.model, request.threat, request.seed, request.precision, request.engine)
         self._model_fingerprint = fingerprint_model(request.model)
         self.fingerprint = self._compute_fingerprint()
 
     def _compute_fingerprint(self) -> str:
-        """What rulings of an earlier call must have been asked to count."""
-        asked = self.asked
-        question = {"threat": repr(asked.threat), "seed": asked.seed, "block": asked.block, "cascade": asked.cascade}
-        question["precision"] = self.judge.precision
-        # Alone, an attack's ruling owes nothing to the others.
-        order = [(a.name, describe_attack(a, asked.threat)) for a in asked.attacks] if asked.cascade else None
-        return fingerprint(
-            question, order, self._model_fingerprint, fingerprint_code(asked.model) if asked.resume_log else ""
-        )
+        """A hash of all that a block's result depends on, by which results in the resume log are found."""
+        request = self.request
+        settings = {
+            "threat": repr(request.threat),
+            "seed": request.seed,
+            "block": request.block,
+            "cascade": request.cascade,
+            "precision": self.judge.precision,
+        }
+        # Without a cascade an attack's result does not depend on the other attacks.
+        attacks = [(a.name, describe_attack(a, request.threat)) for a in request.attacks] if request.cascade else None
+        code = fingerprint_code(request.model) if request.resume_log else ""
+        return fingerprint(settings, attacks, self._model_fingerprint, code)
 
     def run(self, source: Source, on_progress: ProgressCallback, on_flag: FlagCallback) -> tuple[Evaluation, ResumeLog]:
-        """Rule on every block by every attack, with sanity checks before and after; also the ledger of the rulings."""
-        asked, images = self.asked, self.asked.count_images(source)
-        (first, _), cut = peek_images(iter_blocks(source, asked.block, images), FINGERPRINT_IMAGES)
-        outputs = count_outputs(asked.model, first, source)
-        few = sample_images(source, images, SANITY_IMAGES, first.device) if self._checks else None
-        early, seconds = time_call(lambda: self._check(few, source.num_classes, on_flag))
-        ledger = self._open_resume_log(first)
-        pace = self._make_progress(images, min(SANITY_IMAGES, images) if asked.sanity else 0)
-        results, labels = BlockEvaluator(asked, self.judge, ledger).evaluate_all(cut, images, on_progress, pace)
+        """Evaluate a source.
+
+        Args:
+            source: The data, in the order of its blocks.
+            on_progress: Called at the start, after each result and during the checks at the end.
+            on_flag: Called with each flag about the model itself, before the first attack.
+
+        Returns:
+            The evaluation, and the resume log, to be deleted once the evaluation is saved.
+        """
+        request = self.request
+        num_images = request.count_images(source)
+        (first_images, _), blocks = peek_images(iter_blocks(source, request.block, num_images), FINGERPRINT_IMAGES)
+        num_outputs = count_outputs(request.model, first_images, source)
+        checks_here = request.sanity and request.distributed.main  # the main process makes the checks for all
+        sample = sample_images(source, num_images, SANITY_IMAGES, first_images.device) if checks_here else None
+
+        started = perf_counter()
+        early_flags = self._check_model(sample, source.num_classes, on_flag)
+        check_seconds = perf_counter() - started
+
+        log = self._open_resume_log(first_images)
+        progress = self._make_progress(num_images)
+        results, labels = BlockEvaluator(request, self.judge, log).evaluate_all(
+            blocks, num_images, on_progress, progress
+        )
         classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
-        found = Evaluation(results, labels, classes, self._describe_settings(source, outputs))
-        late, more = time_call(lambda: self._check_results(found, few, on_progress, pace))
-        flags = [asdict(flag) for flag in (*early, *check_consistency(found), *late)]
-        raised, spent = asked.distributed.broadcast([flags, seconds + more if asked.sanity else 0.0])
-        return replace(found, flags=[Flag(**flag) for flag in raised], check_seconds=spent), ledger
+        evaluation = Evaluation(results, labels, classes, self._describe_settings(source, num_outputs))
 
-    def _make_progress(self, num_images: int, num_checked: int) -> EvaluationProgress:
-        """The work ahead: attacks on all images, and checks of a few."""
-        attacks = self.asked.attacks
-        total = -(-num_images // self.asked.block) * sum(len(get_stages(how)) for how in attacks)
-        checks = num_checked * estimate_check_passes(attacks) if self.asked.threat.eps else 0
-        return EvaluationProgress(attacks, num_images, total, lambda: self.judge.count_passes()[0], check_passes=checks)
+        started = perf_counter()
+        late_flags = self._check_results(evaluation, sample, on_progress, progress)
+        check_seconds += perf_counter() - started
 
-    def _check(self, sample: LabeledImages | None, num_classes: int, on_flag: FlagCallback) -> list[Flag]:
-        """Flags about the model itself, told as they are found; the first process speaks for all."""
-        flags = check_before_attacks(self.asked.model, *sample, num_classes) if sample else []
+        flags = [asdict(flag) for flag in (*early_flags, *check_consistency(evaluation), *late_flags)]
+        flags, check_seconds = request.distributed.broadcast([flags, check_seconds if request.sanity else 0.0])
+        return replace(evaluation, flags=[Flag(**flag) for flag in flags], check_seconds=check_seconds), log
+
+    def _make_progress(self, num_images: int) -> EvaluationProgress:
+        attacks, threat = self.request.attacks, self.request.threat
+        num_blocks = -(-num_images // self.request.block)
+        total = num_blocks * sum(len(get_stages(attack)) for attack in attacks)
+        num_checked = min(SANITY_IMAGES, num_images) if self.request.sanity and threat.eps else 0
+        check_passes = num_checked * estimate_check_passes(attacks)
+        return EvaluationProgress(
+            attacks, num_images, total, lambda: self.judge.count_passes()[0], check_passes=check_passes
+        )
+
+    def _check_model(self, sample: LabeledImages | None, num_classes: int, on_flag: FlagCallback) -> list[Flag]:
+        """Flags about the model itself, reported as soon as they are raised."""
+        flags = check_before_attacks(self.request.model, *sample, num_classes) if sample else []
         for flag in flags:
             on_flag(flag)
         return flags
@@ -186,56 +243,45 @@ class EvaluationRun:
         on_progress: ProgressCallback,
         progress: EvaluationProgress,
     ) -> list[Flag]:
-        """Flags about what the attacks left, from a few more of them."""
+        """Flags about the attacks' results, from more attacks on a sample of the images."""
         if sample is None:
             return []
-        progress.check()
+        progress.start_checks()
         on_progress(progress)
         return check_after_attacks(
-            evaluation, self.judge.model, self.asked.threat, *sample, lambda: on_progress(progress)
+            evaluation, self.judge.model, self.request.threat, *sample, lambda: on_progress(progress)
         )
 
-    @property
-    def _checks(self) -> bool:
-        """Whether this process makes the sanity checks, of which one makes them for all."""
-        return self.asked.sanity and self.asked.distributed.main
-
     def _open_resume_log(self, x: Tensor) -> ResumeLog:
-        """The ledger, with what it holds on this very question; the first process has its file."""
-        asked = self.asked
-        path = Path(asked.resume_log) if asked.resume_log and asked.distributed.main else None
-        ledger = ResumeLog(self.fingerprint, path, fingerprint_logits(asked.model, x) if asked.resume_log else None)
-        ledger.share(asked.distributed)
-        return ledger
+        """Read the resume log; only the main process has the file."""
+        request = self.request
+        path = Path(request.resume_log) if request.resume_log and request.distributed.main else None
+        log = ResumeLog(self.fingerprint, path, fingerprint_logits(request.model, x) if request.resume_log else None)
+        log.sync(request.distributed)
+        return log
 
     def _describe_settings(self, source: Source, num_outputs: int) -> dict[str, Any]:
-        """All that this evaluation was asked, and of what."""
-        asked = self.asked
+        """The settings of evaluation.json."""
+        request, fast_model = self.request, self.judge.fast_model
         return {
-            "about": {name: anonymize_paths(value) for name, value in asked.about.items()},
-            "device": device_name(device_of(asked.model)),
+            "about": {name: anonymize_paths(value) for name, value in request.about.items()},
+            "device": device_name(device_of(request.model)),
             "image": list(source.shape),
-            "sanity": asked.sanity,
-            "threat": {"norm": asked.threat.name, "eps": asked.threat.eps},
-            "attacks": {a.name: describe_attack(a, asked.threat, num_outputs) for a in asked.attacks},
-            "seed": asked.seed,
-            "block": asked.block,
-            "cascade": asked.cascade,
+            "sanity": request.sanity,
+            "threat": {"norm": request.threat.name, "eps": request.threat.eps},
+            "attacks": {a.name: describe_attack(a, request.threat, num_outputs) for a in request.attacks},
+            "seed": request.seed,
+            "block": request.block,
+            "cascade": request.cascade,
             "precision": self.judge.precision,
-            "compiled": self.judge.quick is not None and self.judge.quick.compiled,
-            "sample": asked.count_images(source) < source.num_examples,
+            "compiled": fast_model is not None and fast_model.compiled,
+            "sample": request.count_images(source) < source.num_examples,
             "available": source.num_examples,
             "model": self._model_fingerprint,
             "versions": get_versions(),
         }
 
 
-def time_call(work: Callable[[], list[Flag]]) -> tuple[list[Flag], float]:
-    """What was found, and the seconds it took."""
-    started = perf_counter()
-    return work(), perf_counter() - started
-
-
 def device_name(device: torch.device) -> str:
-    """The kind of a device, and a GPU's name."""
+    """Return a device's type, and a GPU's name."""
     return f"cuda, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type

@@ -1,4 +1,4 @@
-"""How far an evaluation is, and how long the rest will take, by the passes that attacks are expected to make."""
+"""The progress of an evaluation, and how long the rest will take, estimated from the passes that attacks make."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -10,26 +10,47 @@ from deat.evaluation.judge import AttackLike, get_stages
 from deat.utils.numbers import format_duration
 
 FORWARD_ONLY_COST = 0.3
-"""What `natural` costs an image: a pass without its way back."""
+"""The cost of a forward pass alone, as a share of a forward and a backward pass."""
 UNKNOWN_ATTACK_PASSES = 20
-"""Passes that somebody else's attack is taken to make."""
+"""The passes that a user's own attack is assumed to make."""
 MAX_RUNNING_SHARE = 0.95
-"""How much of a ruling under way counts as made, at most: it may take more passes than expected."""
+"""How much of an unfinished piece of work counts as done at most, because it may take longer than estimated."""
 MIN_SHARE_FOR_ESTIMATE = 0.005
-"""The share of the work that must be made here before it says anything about the rest."""
-
+"""The share of the work after which the time left is estimated."""
+LINE_INTERVAL_SECONDS = 10.0
+"""How often a line of progress is printed; a shorter evaluation prints none."""
+CHECKS_LABEL = "sanity checks"
+"""What `EvaluationProgress.name` is during the checks at the end."""
 
 ProgressCallback = Callable[["EvaluationProgress"], None]
-"""Called when an evaluation begins, after each ruling, and after each attack of the sanity checks."""
-CHECKS_LABEL = "sanity checks"
-"""What is going on when the rulings are there."""
+"""Called when an evaluation begins, after each result, and after each attack of the sanity checks."""
 
 
 class EvaluationProgress:
-    """Rulings made and ahead, weighed by passes times images; those from an earlier call cost no time and tell none.
+    """How far an evaluation is. `deat.evaluate` passes it to the function given as `progress`.
 
-    Each stage of an attack is a ruling. asked says how many images have passed through the model so far, so that a long
-    ruling shows how far it is; checks are the passes that are made of them when all rulings are there.
+    Work is measured in forward and backward passes times images. Results from the resume log count as finished but are
+    not used to estimate the time left.
+
+    Args:
+        attacks: The attacks.
+        num_images: The number of images.
+        total: The number of results to make: one for each block and each stage of an attack.
+        count_passes: Returns how many images have passed through the model so far, to follow a long attack.
+        clock: Returns the time in seconds.
+        check_passes: The image passes of the sanity checks after the attacks.
+
+    Attributes:
+        done: Results made or read so far.
+        total: Results to make in all.
+        name: The attack that is running or was the last to run, or "sanity checks"; empty at the start.
+        work_done: The work finished in this call.
+        work_left: The work not finished yet.
+
+    Example:
+        >>> def show(progress: EvaluationProgress) -> None:
+        ...     print(f"{progress.done} of {progress.total}, {progress.seconds_left} s left")
+        >>> deat.evaluate(model, test, threat="linf:8/255", progress=show)
     """
 
     def __init__(
@@ -42,77 +63,83 @@ class EvaluationProgress:
         check_passes: float = 0.0,
     ) -> None:
         self.done, self.total, self.name = 0, total, ""
-        self.made, self.work_left, self._checks = (
-            0.0,
-            num_images * sum(map(estimate_attack_cost, attacks)) + check_passes,
-            check_passes,
-        )
-        self._count_passes, self._clock, self._started = count_passes, clock, clock()
-        self._running, self._passes_before = 0.0, 0
+        self.work_done, self.work_left = 0.0, num_images * sum(map(estimate_attack_cost, attacks)) + check_passes
+        self._check_passes, self._count_passes, self._clock, self._started = check_passes, count_passes, clock, clock()
+        self._running_work, self._passes_before = 0.0, 0
 
-    def begin(self, attack: AttackLike, num_images: int) -> None:
-        """A ruling begins to be made here."""
-        self.name, self._running, self._passes_before = (
-            attack.name,
-            estimate_attack_cost(attack) * num_images,
-            self._count_passes(),
-        )
+    def start_attack(self, attack: AttackLike, num_images: int) -> None:
+        """Note that an attack, or a stage of one, begins on so many images."""
+        self._start(attack.name, estimate_attack_cost(attack) * num_images)
 
-    def check(self) -> None:
-        """The rulings are there, and what they say is looked into."""
-        self.name, self._running, self._passes_before = CHECKS_LABEL, self._checks, self._count_passes()
+    def start_checks(self) -> None:
+        """Note that all attacks are finished and the sanity checks of their results begin."""
+        self._start(CHECKS_LABEL, self._check_passes)
+
+    def _start(self, name: str, work: float) -> None:
+        self.name, self._running_work, self._passes_before = name, work, self._count_passes()
+
+    def finish_attack(self, attack: AttackLike, num_images: int, is_new: bool) -> None:
+        """Note a result of an attack, or of a stage of one.
+
+        Args:
+            attack: The attack or stage.
+            num_images: The number of images.
+            is_new: Whether it was made now, rather than read from the resume log.
+        """
+        work = estimate_attack_cost(attack) * num_images
+        self.done, self.name, self._running_work = self.done + 1, attack.name, 0.0
+        self.work_done += work if is_new else 0.0
+        self.work_left -= work
 
     @property
     def is_checking(self) -> bool:
-        """Whether all rulings are there, and what they say is looked into."""
+        """Whether the attacks are finished and the sanity checks of their results are running."""
         return self.name == CHECKS_LABEL
 
-    def end(self, attack: AttackLike, num_images: int, is_new: bool) -> None:
-        """A ruling is there: made just now, or by an earlier call."""
-        self.done, self.name, self._running = self.done + 1, attack.name, 0.0
-        self.made += estimate_attack_cost(attack) * num_images if is_new else 0.0
-        self.work_left -= estimate_attack_cost(attack) * num_images
-
     @property
-    def left(self) -> float | None:
-        """Seconds left, at least one while there is anything to do; None while nothing can be said."""
-        part = (
-            min(self._count_passes() - self._passes_before, MAX_RUNNING_SHARE * self._running) if self._running else 0.0
-        )
-        made, ahead = self.made + part, self.work_left - part
-        if made <= MIN_SHARE_FOR_ESTIMATE * (made + ahead):
+    def seconds_left(self) -> float | None:
+        """The seconds left, at least one until everything is done; None while too little work is done to tell."""
+        running = 0.0
+        if self._running_work:
+            running = min(self._count_passes() - self._passes_before, MAX_RUNNING_SHARE * self._running_work)
+        done, left = self.work_done + running, self.work_left - running
+        if done <= MIN_SHARE_FOR_ESTIMATE * (done + left):
             return None
-        return max(1.0, (self._clock() - self._started) * ahead / made)
+        return max(1.0, (self._clock() - self._started) * left / done)
 
 
 def estimate_attack_cost(attack: AttackLike) -> float:
-    """What an attack costs an image, in passes there and back: the sum of its stages."""
+    """Return about how many forward and backward passes an attack makes for each image, over all its stages."""
     return sum(
         FORWARD_ONLY_COST if is_natural(stage) else estimate_passes(stage) or UNKNOWN_ATTACK_PASSES
         for stage in get_stages(attack)
     )
 
 
-LINE_INTERVAL_SECONDS = 10.0
-"""Seconds after which, or ahead of which, an evaluation says where it stands; a shorter one says nothing."""
-
-
 class ProgressPrinter:
-    """Prints lines to standard error: one for the sanity checks that take long, and others after long silences."""
+    """A `ProgressCallback` that prints a line to standard error every ten seconds, and before long sanity checks.
+
+    Args:
+        clock: Returns the time in seconds.
+    """
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock, self._last_printed, self._announced_checks = clock, clock(), False
 
     def __call__(self, progress: EvaluationProgress) -> None:
-        """Say where the evaluation stands, if it is time to."""
-        begins = progress.is_checking and not self._announced_checks and (progress.left or 0.0) >= LINE_INTERVAL_SECONDS
+        """Print a line if it is time to."""
+        announces_checks = (
+            progress.is_checking
+            and not self._announced_checks
+            and (progress.seconds_left or 0.0) >= LINE_INTERVAL_SECONDS
+        )
         self._announced_checks |= progress.is_checking
-        if begins or self._clock() - self._last_printed >= LINE_INTERVAL_SECONDS:
+        if announces_checks or self._clock() - self._last_printed >= LINE_INTERVAL_SECONDS:
             self._last_printed = self._clock()
             print(f"deat: {format_progress(progress)}", file=sys.stderr, flush=True)
 
 
 def format_progress(progress: EvaluationProgress) -> str:
-    """Where an evaluation stands."""
-    left = "-:--" if progress.left is None else format_duration(progress.left)
+    """Return the progress as one line, such as "evaluating  2/6  1:41 left  pgd-20"."""
+    left = format_duration(progress.seconds_left)
     return f"evaluating  {progress.done}/{progress.total}  {left} left  {progress.name}".rstrip()

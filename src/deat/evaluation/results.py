@@ -1,4 +1,4 @@
-"""What an evaluation found, and evaluation.json."""
+"""The result of an evaluation, and its file evaluation.json."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -11,49 +11,26 @@ import numpy as np
 
 from deat.errors import CheckpointError, DataError, NewerVersionError, summarize_error
 from deat.evaluation.intervals import wilson_interval
-from deat.evaluation.judge import BlockResult
+from deat.evaluation.judge import BlockResult, sum_counts
 from deat.evaluation.sanity import Flag
 from deat.utils.files import write_json
-
-
-def pack_bits(hits: list[bool]) -> str:
-    """How many there are, and eight of them to each byte, in hexadecimal digits, the first one highest: 10:ff80."""
-    return f"{len(hits)}:{np.packbits(np.array(hits, dtype=bool)).tobytes().hex()}"
-
-
-def unpack_bits(text: str) -> list[bool]:
-    """What was packed; also from files that hold a 0 or a 1 for each."""
-    if ":" not in text:
-        return [digit == "1" for digit in text]
-    count, _, digits = text.partition(":")
-    held = np.frombuffer(bytes.fromhex(digits), dtype=np.uint8)
-    if len(held) != -(-int(count) // 8):
-        raise ValueError(f"{len(held)} bytes do not hold {count} verdicts")
-    return [bool(bit) for bit in np.unpackbits(held, count=int(count))]
-
-
-def pack_labels(labels: list[int]) -> str:
-    """Labels one after the other, those that repeat with how often: 0*3 1 0."""
-    runs = [(label, sum(1 for _ in same)) for label, same in groupby(labels)]
-    return " ".join(str(label) if count == 1 else f"{label}*{count}" for label, count in runs)
-
-
-def unpack_labels(packed: Any, num_images: int) -> list[int]:
-    """The labels of so many images; also from files that list them."""
-    if isinstance(packed, list):
-        return packed
-    runs = [(int(label), int(count or 1)) for label, _, count in (run.partition("*") for run in packed.split())]
-    if sum(count for _, count in runs) != num_images or any(count < 1 for _, count in runs):
-        raise ValueError(f"the labels are not those of {num_images} images")
-    return [label for label, count in runs for _ in range(count)]
-
 
 SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """One attack's rulings over all images: who stands, what it cost, and, of several stages, whom each felled."""
+    """The result of one attack on all images.
+
+    Attributes:
+        name: The attack's name.
+        correct: For each image, whether it is still classified correctly.
+        invalid: How many adversarial examples were outside the ball or the box or not finite. They count as no attack.
+        seconds: How long the attack took.
+        forwards: Images passed forward through the model.
+        backwards: Images passed backward through it.
+        felled: How many images each stage of the attack fooled, by its name; empty for an attack without stages.
+    """
 
     name: str
     correct: list[bool] = field(repr=False)
@@ -64,29 +41,32 @@ class AttackResult:
     felled: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, block_results: list[BlockResult]) -> "AttackResult":
-        """The sum of an attack's rulings, block after block."""
-        return cls(
-            name,
-            [hit for r in block_results for hit in r.correct],
-            sum(r.invalid for r in block_results),
-            sum(r.seconds for r in block_results),
-            sum(r.forwards for r in block_results),
-            sum(r.backwards for r in block_results),
-            {
-                stage: sum(r.felled[stage] for r in block_results)
-                for stage in (block_results[0].felled if block_results else ())
-            },
-        )
+    def from_blocks(cls, name: str, block_results: list[BlockResult]) -> "AttackResult":
+        """Combine an attack's results on all blocks, in the order of the data."""
+        correct = [hit for result in block_results for hit in result.correct]
+        return cls(name=name, correct=correct, **sum_counts(block_results))
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies under attack with everything a reader needs to believe them or not.
+    """The result of `deat.evaluate`: accuracies, each image's verdicts, and flags that say why not to trust them.
 
-    verdicts[name][i] is True where image i is still classified correctly under that attack. `worst` is the headline:
-    the share of images that stand against every attack. In a cascade attacks saw survivors only, so single attacks
-    have no accuracy of their own. check_seconds went into the sanity checks; older files do not tell.
+    Attributes:
+        results: One `AttackResult` for each attack, in the order given.
+        labels: The label of each image.
+        classes: The name of each class.
+        settings: The threat model, the attacks and every other setting, as evaluation.json has them.
+        flags: What speaks against the accuracies; empty for a trustworthy evaluation.
+        check_seconds: How long the sanity checks took; 0 in files written before it was recorded.
+
+    Example:
+        >>> evaluation = deat.evaluate(model, test, threat="linf:8/255")
+        >>> evaluation.worst
+        0.4711
+        >>> evaluation.intervals["pgd-20"]
+        (0.4712, 0.4908)
+        >>> [flag.line for flag in evaluation.flags]
+        []
     """
 
     results: list[AttackResult]
@@ -97,32 +77,32 @@ class Evaluation:
     check_seconds: float = 0.0
 
     def __repr__(self) -> str:
-        shares = ", ".join(f"{name} {share:.2%}" for name, share in self.accuracy.items())
-        raised = ", ".join(flag.name for flag in self.flags) or ("none" if self.sanity_checked else "not checked")
-        return f"Evaluation({len(self.labels):,} images: {shares}; flags: {raised})"
+        accuracies = ", ".join(f"{name} {share:.2%}" for name, share in self.accuracy.items())
+        flags = ", ".join(flag.name for flag in self.flags) or ("none" if self.sanity_checked else "not checked")
+        return f"Evaluation({len(self.labels):,} images: {accuracies}; flags: {flags})"
 
     @cached_property
     def verdicts(self) -> dict[str, list[bool]]:
-        """By attack, and "worst" over all: for each image, True where it is still classified correctly."""
-        found = {r.name: r.correct for r in self.results}
-        return {**found, "worst": [all(column) for column in zip(*found.values(), strict=True)]}
+        """For each attack, and "worst" for all together: whether each image is still classified correctly."""
+        by_attack = {result.name: result.correct for result in self.results}
+        return {**by_attack, "worst": [all(column) for column in zip(*by_attack.values(), strict=True)]}
 
     @cached_property
     def accuracy(self) -> dict[str, float]:
-        """Accuracy by attack, and "worst": per image the worst of all attacks."""
-        shown = self.verdicts
+        """The accuracy under each attack, and under "worst". A cascade has only "natural" and "worst"."""
+        verdicts = self.verdicts
         if self.settings["cascade"]:
-            shown = {name: shown[name] for name in ("natural", "worst") if name in shown}
-        return {name: sum(hits) / len(hits) for name, hits in shown.items()}
+            verdicts = {name: verdicts[name] for name in ("natural", "worst") if name in verdicts}
+        return {name: sum(hits) / len(hits) for name, hits in verdicts.items()}
 
     @property
     def sanity_checked(self) -> bool:
-        """Whether the sanity checks were made, without which no flags say nothing; older files do not tell."""
-        return bool(self.settings.get("sanity", True))
+        """Whether the sanity checks ran; without them an evaluation can have no flags and still be wrong."""
+        return bool(self.settings.get("sanity", True))  # older files do not record it, and were checked
 
     @property
     def worst(self) -> float:
-        """The headline: accuracy against the worst of all attacks, image by image."""
+        """The share of images that are classified correctly under every attack: the number to report."""
         return self.accuracy["worst"]
 
     @property
@@ -133,24 +113,32 @@ class Evaluation:
 
     @property
     def newly_fooled(self) -> dict[str, int]:
-        """How many images each attack was the first to fool, in the order given."""
-        standing, found = [True] * len(self.labels), {}
-        for r in self.results:
-            still = [a and b for a, b in zip(standing, r.correct, strict=True)]
-            found[r.name] = sum(standing) - sum(still)
+        """How many images each attack was the first to fool, in the order of the attacks."""
+        standing, counts = [True] * len(self.labels), {}
+        for result in self.results:
+            still = [a and b for a, b in zip(standing, result.correct, strict=True)]
+            counts[result.name] = sum(standing) - sum(still)
             standing = still
-        return found
+        return counts
 
     def per_class(self, name: str = "worst") -> dict[str, tuple[int, int, tuple[float, float]]]:
-        """By class: images that stand, images there are, and the interval of their share."""
-        hits, found = self.verdicts[name], {}
+        """Count the correct images of each class.
+
+        Args:
+            name: An attack's name, or "worst" for all together.
+
+        Returns:
+            By class: the images classified correctly, all images of the class, and Wilson's 95 % interval of their
+            ratio.
+        """
+        verdicts, rows = self.verdicts[name], {}
         for index, label in enumerate(self.classes):
-            mine = [hit for hit, y in zip(hits, self.labels, strict=True) if y == index]
-            found[label] = sum(mine), len(mine), wilson_interval(sum(mine), len(mine))
-        return found
+            hits = [hit for hit, y in zip(verdicts, self.labels, strict=True) if y == index]
+            rows[label] = sum(hits), len(hits), wilson_interval(sum(hits), len(hits))
+        return rows
 
     def as_json(self) -> dict[str, Any]:
-        """evaluation.json."""
+        """Return the content of evaluation.json."""
         return {
             "schema": SCHEMA_VERSION,
             "images": len(self.labels),
@@ -161,7 +149,7 @@ class Evaluation:
             "flags": [{**asdict(flag), "link": flag.link} for flag in self.flags],
             "settings": self.settings,
             "check_seconds": self.check_seconds,
-            "attacks": [{**asdict(r), "correct": pack_bits(r.correct)} for r in self.results],
+            "attacks": [{**asdict(result), "correct": pack_bits(result.correct)} for result in self.results],
             "labels": pack_labels(self.labels),
             "classes": self.classes,
         }
@@ -170,23 +158,45 @@ class Evaluation:
         rows = self.per_class(name)
         return {label: {"correct": a, "images": b, "interval": list(pair)} for label, (a, b, pair) in rows.items()}
 
-    def save(self, path: Path) -> None:
-        """Write evaluation.json, whole or not at all."""
+    def save(self, path: str | Path) -> None:
+        """Write evaluation.json, completely or not at all.
+
+        Args:
+            path: The file to write. An existing one is replaced.
+
+        Raises:
+            CheckpointError: The file cannot be written.
+        """
         try:
-            write_json(path, self.as_json())
+            write_json(Path(path), self.as_json())
         except OSError as error:
             raise CheckpointError(f"cannot write {str(path)!r}: {error.strerror}.") from None
 
 
 def load_evaluation(path: str | Path) -> Evaluation:
-    """An Evaluation read back from its evaluation.json."""
+    """Read an evaluation.json.
+
+    Args:
+        path: A file that `deat evaluate`, `deat.evaluate(save=...)` or `Evaluation.save` wrote.
+
+    Returns:
+        The evaluation, equal to the one that was saved.
+
+    Raises:
+        DataError: There is no such file, or it is no evaluation.json.
+        NewerVersionError: A later version of deat wrote it.
+
+    Example:
+        >>> deat.load_evaluation("runs/demo/evaluation.json").accuracy
+        {'natural': 0.98, 'pgd-20': 0.85, 'worst': 0.84}
+    """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        if is_newer_schema(found["schema"]):
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        if is_newer_schema(data["schema"]):
             raise NewerVersionError(
-                f"{str(path)!r} has schema {found['schema']!r}; this deat reads up to {SCHEMA_VERSION}. Upgrade deat."
+                f"{str(path)!r} has schema {data['schema']!r}; this deat reads up to {SCHEMA_VERSION}. Upgrade deat."
             )
-        return _parse_evaluation(found)
+        return _parse_evaluation(data)
     except NewerVersionError:
         raise
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -197,24 +207,95 @@ def load_evaluation(path: str | Path) -> Evaluation:
         ) from None
 
 
+def _parse_evaluation(data: Any) -> Evaluation:
+    results = [AttackResult(**{**entry, "correct": unpack_bits(entry["correct"])}) for entry in data["attacks"]]
+    flags = [Flag(flag["name"], flag["seen"], flag["advice"]) for flag in data["flags"]]
+    labels = unpack_labels(data["labels"], len(results[0].correct) if results else 0)
+    return Evaluation(results, labels, data["classes"], data["settings"], flags, float(data.get("check_seconds", 0.0)))
+
+
 def read_evaluation_json(path: Path) -> dict[str, Any] | None:
-    """What a file holds that has an evaluation.json's form, which alone another one may replace; None of any other."""
+    """Read a file that looks like an evaluation.json, without checking its values.
+
+    Args:
+        path: Any file.
+
+    Returns:
+        Its content, or None if it is something else, which an evaluation must not replace.
+    """
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return held if isinstance(held, dict) and {"schema", "accuracy", "attacks"} <= held.keys() else None
+    return data if isinstance(data, dict) and {"schema", "accuracy", "attacks"} <= data.keys() else None
 
 
 def is_newer_schema(schema: Any) -> bool:
-    """Whether a later deat wrote a file of this schema; a ValueError for what no deat has written."""
+    """Return whether a later version of deat wrote a file of this schema.
+
+    Raises:
+        ValueError: No version of deat writes such a schema.
+    """
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise ValueError(f"schema {schema!r}")
     return schema > SCHEMA_VERSION
 
 
-def _parse_evaluation(data: Any) -> Evaluation:
-    results = [AttackResult(**{**r, "correct": unpack_bits(r["correct"])}) for r in data["attacks"]]
-    flags = [Flag(flag["name"], flag["seen"], flag["advice"]) for flag in data["flags"]]
-    labels = unpack_labels(data["labels"], len(results[0].correct) if results else 0)
-    return Evaluation(results, labels, data["classes"], data["settings"], flags, float(data.get("check_seconds", 0.0)))
+def pack_bits(bits: list[bool]) -> str:
+    """Pack verdicts into a short text.
+
+    Args:
+        bits: One verdict for each image.
+
+    Returns:
+        Their number, a colon, and eight verdicts to a byte in hexadecimal digits, the first one highest.
+
+    Example:
+        >>> pack_bits([True] * 9 + [False])
+        '10:ff80'
+    """
+    return f"{len(bits)}:{np.packbits(np.array(bits, dtype=bool)).tobytes().hex()}"
+
+
+def unpack_bits(text: str) -> list[bool]:
+    """Read verdicts that `pack_bits` packed, or that a file of schema 1 holds as one digit each.
+
+    Raises:
+        ValueError: There are more or fewer bytes than the number says.
+    """
+    if ":" not in text:
+        return [digit == "1" for digit in text]
+    count, _, digits = text.partition(":")
+    packed = np.frombuffer(bytes.fromhex(digits), dtype=np.uint8)
+    if len(packed) != -(-int(count) // 8):
+        raise ValueError(f"{len(packed)} bytes do not hold {count} verdicts")
+    return [bool(bit) for bit in np.unpackbits(packed, count=int(count))]
+
+
+def pack_labels(labels: list[int]) -> str:
+    """Pack labels into a text in which runs of one label are counted.
+
+    Example:
+        >>> pack_labels([0, 0, 0, 1, 0])
+        '0*3 1 0'
+    """
+    runs = [(label, sum(1 for _ in same)) for label, same in groupby(labels)]
+    return " ".join(str(label) if count == 1 else f"{label}*{count}" for label, count in runs)
+
+
+def unpack_labels(packed: Any, num_images: int) -> list[int]:
+    """Read labels that `pack_labels` packed, or that a file of schema 1 holds as a list.
+
+    Args:
+        packed: The packed labels.
+        num_images: How many labels there must be.
+
+    Raises:
+        ValueError: There are more or fewer labels.
+    """
+    if isinstance(packed, list):
+        return packed
+    runs = [(int(label), int(count or 1)) for label, _, count in (run.partition("*") for run in packed.split())]
+    if sum(count for _, count in runs) != num_images or any(count < 1 for _, count in runs):
+        raise ValueError(f"the labels are not those of {num_images} images")
+    return [label for label, count in runs for _ in range(count)]

@@ -1,9 +1,9 @@
-"""Rulings written down as they are made, so that an evaluation killed at any moment goes on where it was.
+"""The resume log: results by block and attack, written as they are made, so that a killed evaluation can resume.
 
-One JSON line a ruling, of an attack or of a stage of it, flushed to disk. A torn last line is dropped; a ruling counts
-only for the very question (model, threat, attacks, seed, block size) and the very images it was made for. Code cannot
-be compared whole, so a model is known again by its weights, by the files its layers are written in, and by what it
-answers.
+Each line is a JSON object with the result of an attack, or of one stage of it, on one block, flushed to disk. An
+incomplete last line is ignored. A line is used only by an evaluation of the same model with the same threat model,
+attack, seed and block size on the same images. A model's code cannot be compared completely, so a model is identified by
+its weights, by the files that define its layers, and by its logits on a few images.
 """
 
 import json
@@ -28,12 +28,13 @@ from deat.utils.locks import lock_run_folder
 from deat.utils.torch_utils import eval_mode
 
 ResultKey = tuple[int, str]
+"""A block's number, and the name of an attack or stage with a hash of its settings."""
 FINGERPRINT_IMAGES = 8
-"""The first images whose logits a model is known by."""
+"""The first images, on which a model's logits identify it."""
 MAX_FINGERPRINT_LOGITS = 64
-"""The most of these logits that a line keeps."""
+"""How many of these logits are saved at most."""
 LOGITS_TOLERANCE = 1e-3
-"""How far they may be from those of another day, by the largest of them: float32 moves by far less."""
+"""How far logits may be from saved ones, as a share of the largest; the rounding of float32 moves them by far less."""
 
 
 def resume_log_path(out: Path) -> Path:
@@ -63,61 +64,99 @@ def lock_evaluation(out: Path) -> Iterator[None]:
 
 
 class ResumeLog:
-    """Rulings by (block, attack or stage of one), in memory and, where a path is given, on disk."""
+    """Results by block and attack, in memory and in a file if there is one.
+
+    Args:
+        request_fingerprint: A hash of the evaluation; results of other evaluations in the file are ignored.
+        path: The file to read and append to, or None.
+        logits: The model's logits on the first images, from `fingerprint_logits`.
+
+    Raises:
+        CheckpointError: The file exists and cannot be read.
+    """
 
     def __init__(self, request_fingerprint: str, path: Path | None, logits: list[float] | None = None) -> None:
         self.request_fingerprint, self.path, self.logits = request_fingerprint, path, logits or []
-        self._known: dict[ResultKey, tuple[str, BlockResult]] = {}
+        self._results: dict[ResultKey, tuple[str, BlockResult]] = {}
         if path is not None and path.exists():
-            self._read(path)
+            self._load(path)
 
     def find(self, block: int, attack: str, images_fingerprint: str) -> BlockResult | None:
-        """The ruling on these images, if it was made before."""
-        held = self._known.get((block, attack))
-        return held[1] if held and held[0] == images_fingerprint else None
+        """Return a saved result on these images, or None.
 
-    def add(self, block: int, attack: str, images: str, ruling: BlockResult) -> bool:
-        """Keep a ruling; whether it was not known yet."""
+        Args:
+            block: The block's number.
+            attack: The name of an attack or stage with a hash of its settings.
+            images_fingerprint: A hash of the block's images and labels.
+        """
+        fingerprint_then, result = self._results.get((block, attack), ("", None))
+        return result if fingerprint_then == images_fingerprint else None
+
+    def add(self, block: int, attack: str, images: str, result: BlockResult) -> bool:
+        """Save a result, unless it is saved already.
+
+        Args:
+            block: The block's number.
+            attack: The name of an attack or stage with a hash of its settings.
+            images: A hash of the block's images and labels.
+            result: The result on that block.
+
+        Returns:
+            Whether the result was new.
+
+        Raises:
+            CheckpointError: The file cannot be written.
+        """
         if self.find(block, attack, images) is not None:
             return False
-        self._known[block, attack] = images, ruling
+        self._results[block, attack] = images, result
         if self.path is not None:
             line = {"question": self.request_fingerprint, "logits": self.logits, "block": block, "attack": attack}
-            _append_line(self.path, json.dumps({**line, "images": images, **asdict(ruling)}))
+            _append_line(self.path, json.dumps({**line, "images": images, **asdict(result)}))
         return True
 
-    def share(self, distributed: Distributed) -> None:
-        """Let every process know what the first one read."""
-        known = distributed.broadcast([(*key, images, asdict(ruling)) for key, (images, ruling) in self._known.items()])
-        self._known = {(block, attack): (images, BlockResult(**ruling)) for block, attack, images, ruling in known}
+    def sync(self, distributed: Distributed) -> None:
+        """Give every process the results that the main process has read."""
+        entries = [(*key, images, asdict(result)) for key, (images, result) in self._results.items()]
+        self._results = {
+            (block, attack): (images, BlockResult(**result))
+            for block, attack, images, result in distributed.broadcast(entries)
+        }
 
-    def close(self) -> None:
-        """Remove the file: what it held is in the evaluation now."""
+    def delete(self) -> None:
+        """Remove the file, once the evaluation is saved."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
-    def _read(self, path: Path) -> None:
+    def _load(self, path: Path) -> None:
         try:
-            *lines, torn = path.read_text(encoding="utf-8", errors="replace").split("\n")
+            *lines, incomplete = path.read_text(encoding="utf-8", errors="replace").split("\n")
         except OSError as error:
-            raise CheckpointError(f"cannot read rulings from {str(path)!r}: {error.strerror}.") from None
-        if torn:
-            _append_line(path, "")  # the next ruling begins a line of its own
+            raise CheckpointError(f"cannot read the resume log {str(path)!r}: {error.strerror}.") from None
+        if incomplete:
+            _append_line(path, "")  # so that the next result begins on a new line
         for entry in map(_parse_line, lines):
             if entry.pop("question", None) == self.request_fingerprint and are_close(
                 entry.pop("logits", None), self.logits
             ):
                 key = entry.pop("block"), entry.pop("attack")
-                self._known[key] = entry.pop("images"), BlockResult(**entry)
+                self._results[key] = entry.pop("images"), BlockResult(**entry)
 
 
 def stage_result_name(attack: AttackLike, stage: AttackLike) -> str:
-    """What a ruling is called: by its attack, and by its stage where there are several."""
+    """Return the name of a stage's results: `attack:stage`, or the attack's name if it has one stage only."""
     return f"{attack.name}:{stage.name}" if len(get_stages(attack)) > 1 else attack.name
 
 
 def read_logged_stages(path: Path) -> list[tuple[str, str]]:
-    """(attack, stage or attack) of each ruling that a file holds, whatever it was asked."""
+    """List the results in a resume log, of whatever evaluation.
+
+    Args:
+        path: The log, which need not exist.
+
+    Returns:
+        The names of attack and stage of each result; they are equal for an attack without stages.
+    """
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     names = [
         str(entry["attack"]).rpartition(" ")[0] for entry in map(_parse_line, text.split("\n")) if "attack" in entry
@@ -126,7 +165,12 @@ def read_logged_stages(path: Path) -> list[tuple[str, str]]:
 
 
 def fingerprint(*parts: Any) -> str:
-    """A hash of JSON values and tensors."""
+    """Return a hash of tensors and JSON values.
+
+    Example:
+        >>> fingerprint({"seed": 0}, torch.zeros(2)) == fingerprint({"seed": 1}, torch.zeros(2))
+        False
+    """
     digest = sha256()
     for part in parts:
         if isinstance(part, Tensor):
@@ -138,17 +182,17 @@ def fingerprint(*parts: Any) -> str:
 
 
 def fingerprint_model(model: nn.Module) -> str:
-    """A hash of a model's layers, weights and buffers."""
-    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    """Return a hash of a model's layers, weights and buffers."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     layers = re.sub(r"0x[0-9a-f]+", "", repr(model))  # without addresses in memory
-    return fingerprint(layers, sorted(held), *(held[name] for name in sorted(held)))
+    return fingerprint(layers, sorted(tensors), *(tensors[name] for name in sorted(tensors)))
 
 
 def fingerprint_code(model: nn.Module) -> str:
-    """A hash of the files in which a model's layers, and functions that they hold, are written."""
-    held = [part for m in model.modules() for part in (type(m), *filter(callable, vars(m).values()))]
-    files = {getattr(sys.modules.get(getattr(part, "__module__", None) or ""), "__file__", None) for part in held}
-    return fingerprint(sorted(sha256(data).hexdigest() for data in map(_read_source, files) if data))
+    """Return a hash of the Python files that define a model's layers and the functions that they hold."""
+    parts = [part for m in model.modules() for part in (type(m), *filter(callable, vars(m).values()))]
+    files = {getattr(sys.modules.get(getattr(part, "__module__", None) or ""), "__file__", None) for part in parts}
+    return fingerprint(sorted(sha256(source).hexdigest() for source in map(_read_source, files) if source))
 
 
 def _read_source(file: str | None) -> bytes:
@@ -159,25 +203,37 @@ def _read_source(file: str | None) -> bytes:
 
 
 def fingerprint_logits(model: nn.Module, x: Tensor) -> list[float]:
-    """Some of a model's logits on the first images, the same for the same model whatever else is judged."""
+    """Return some of a model's logits on the first images, by which the model is identified.
+
+    Args:
+        model: The model, which may draw random numbers.
+        x: The evaluation's images; only the first few are used, so that their number does not matter.
+
+    Returns:
+        At most `MAX_FINGERPRINT_LOGITS` numbers of six digits.
+    """
     devices = [x.device] if x.device.type == "cuda" else []
     with torch.random.fork_rng(devices), exact_float32(x.device), torch.no_grad(), eval_mode(model):
-        torch.manual_seed(0)  # so that a model that draws can be known again as well
+        torch.manual_seed(0)  # so that a randomised model gives the same logits again
         flat = model(x[:FINGERPRINT_IMAGES]).flatten().double()
-    found: list[float] = flat[:: -(-len(flat) // MAX_FINGERPRINT_LOGITS)].tolist()
-    return [float(f"{value:.6g}") for value in found]
+    logits: list[float] = flat[:: -(-len(flat) // MAX_FINGERPRINT_LOGITS)].tolist()
+    return [float(f"{value:.6g}") for value in logits]
 
 
 def are_close(saved: Any, logits: list[float]) -> bool:
-    """Whether logits that a ledger holds are a model's own, but for rounding."""
+    """Return whether saved logits equal a model's, up to rounding.
+
+    Args:
+        saved: What a line of the log holds.
+        logits: What `fingerprint_logits` returns now.
+    """
     try:
-        one, other = torch.tensor(saved, dtype=torch.float64), torch.tensor(logits, dtype=torch.float64)
+        before, now = torch.tensor(saved, dtype=torch.float64), torch.tensor(logits, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         return False
-    largest = float(other.nan_to_num(0, 0, 0).abs().max()) if len(other) else 0.0
-    return one.shape == other.shape and torch.allclose(
-        one, other, rtol=0, atol=LOGITS_TOLERANCE * largest, equal_nan=True
-    )
+    largest = float(now.nan_to_num(0, 0, 0).abs().max()) if len(now) else 0.0
+    tolerance = LOGITS_TOLERANCE * largest
+    return before.shape == now.shape and torch.allclose(before, now, rtol=0, atol=tolerance, equal_nan=True)
 
 
 def _append_line(path: Path, line: str) -> None:
@@ -185,7 +241,7 @@ def _append_line(path: Path, line: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         append_text(path, line + "\n")
     except OSError as error:
-        raise CheckpointError(f"cannot write rulings to {str(path)!r}: {error.strerror}.") from None
+        raise CheckpointError(f"cannot write the resume log {str(path)!r}: {error.strerror}.") from None
 
 
 def _parse_line(line: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from deat.data import list_datasets as data_names
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.arguments import check_evaluation_arguments
 from deat.evaluation.attack_registry import get_attack
-from deat.evaluation.evaluator import DEFAULT_BLOCK_SIZE
+from deat.evaluation.evaluator import DEFAULT_ATTACKS, DEFAULT_BLOCK_SIZE
 from deat.evaluation.progress import FORWARD_ONLY_COST, estimate_attack_cost
 from deat.methods import get_method
 from deat.methods.configure import configure_method
@@ -54,7 +54,7 @@ class EvaluationPlan:
     of all.
     """
 
-    attacks: tuple[str, ...] = ("natural", "fgsm", "pgd-20", "cw-20")
+    attacks: tuple[str, ...] = DEFAULT_ATTACKS
     epoch: str = "best"
     n: int | None = None
     aa_n: int | None = None

@@ -12,10 +12,10 @@ from deat.data.loaders import data_type_name
 from deat.data.sources import as_image_set
 from deat.data.statistics import measure_channel_stats
 from deat.errors import UsageError, unknown_name_error
-from deat.evaluation.arguments import check_model
 from deat.methods import Method, get_method
 from deat.models import add_normalization, get_input_std
 from deat.models.build import Normalization
+from deat.models.interface_checks import check_model
 from deat.models.normalize import parse_mean_std
 from deat.threat import ThreatModel, check_radius, get_radius_warnings, parse_threat
 from deat.training.callbacks import Callback, check_callbacks

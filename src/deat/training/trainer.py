@@ -18,9 +18,9 @@ from deat.data.batch_order import num_images_in_batch
 from deat.data.sources import SeekableSource, Source, stopping_workers
 from deat.engine.cuda_graphs import device_context
 from deat.errors import Interrupted, NumericalError, UsageError
-from deat.evaluation.arguments import check_model
 from deat.methods import Method, get_method
 from deat.models import get_input_std
+from deat.models.interface_checks import check_model
 from deat.models.weights import get_state_dict, unwrap_model
 from deat.threat import ThreatModel, parse_threat
 from deat.training.best_epoch import BestEpoch, TrainResult

@@ -11,7 +11,7 @@ from deat.data.sources import InterruptibleSource, Source
 from deat.engine.precision import Engine
 from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.intervals import wilson_interval
-from deat.evaluation.sanity.before_attack import MIN_IMAGES_FOR_CHANCE
+from deat.evaluation.sanity import MIN_IMAGES_FOR_CHANCE
 from deat.evaluation.scoring import compute_scores
 from deat.threat import ThreatModel
 from deat.training.config import TrainConfig

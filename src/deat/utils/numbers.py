@@ -75,8 +75,10 @@ def format_eps(value: float) -> str:
     return f"{levels}/255" if near and float(short) != value else short
 
 
-def format_duration(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
+def format_duration(seconds: float | None) -> str:
+    """Seconds as m:ss or h:mm:ss; -:-- for None, an unknown time."""
+    if seconds is None:
+        return "-:--"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

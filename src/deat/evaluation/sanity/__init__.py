@@ -1,19 +1,20 @@
-"""Whether to believe a robust accuracy: checks of the model before the attacks, of what they left, and after them.
+"""Sanity checks of an evaluation: of the model before the attacks, of the attacks' results, and by more attacks after them.
 
-They follow "On Evaluating Adversarial Robustness" (Carlini et al. 2019) and AutoAttack's own flags. A difference
-between two accuracies counts beyond max(0.5 points, 2 images).
+They follow "On Evaluating Adversarial Robustness" (Carlini et al. 2019) and AutoAttack's own flags. Two accuracies
+differ only if they are more than 0.5 points and more than 2 images apart.
 """
 
 from deat.evaluation.sanity.after_attack import check_after_attacks, estimate_check_passes
-from deat.evaluation.sanity.before_attack import are_probabilities, check_before_attacks
+from deat.evaluation.sanity.before_attack import MIN_IMAGES_FOR_CHANCE, are_probabilities, check_before_attacks
 from deat.evaluation.sanity.consistency import check_consistency
 from deat.evaluation.sanity.flags import FLAG_ADVICE, Flag, accuracy_tolerance
 
 SANITY_IMAGES = 128
-"""How many images, from all over those that are judged, the checks before and after the attacks look at."""
+"""How many images, from all over the evaluated ones, the checks before and after the attacks use."""
 
 __all__ = [
     "FLAG_ADVICE",
+    "MIN_IMAGES_FOR_CHANCE",
     "SANITY_IMAGES",
     "Flag",
     "accuracy_tolerance",

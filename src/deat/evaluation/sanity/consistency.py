@@ -1,4 +1,4 @@
-"""What the attacks left, held side by side: what is stronger by its making must not leave more."""
+"""Checks of the attacks' results against each other: the accuracy under a stronger attack must not be higher."""
 
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,14 @@ if TYPE_CHECKING:
 
 
 def check_consistency(evaluation: "Evaluation") -> list[Flag]:
-    """Flags about the attacks' results, from the results alone."""
+    """Check the results of an evaluation without running anything.
+
+    Args:
+        evaluation: The results. Accuracies of a cascade are not compared, because its attacks did not see all images.
+
+    Returns:
+        The flags raised.
+    """
     checks = (
         _flag_invalid_examples,
         _flag_one_sided_sample,
@@ -23,38 +30,38 @@ def check_consistency(evaluation: "Evaluation") -> list[Flag]:
 
 
 def _flag_invalid_examples(evaluation: "Evaluation") -> Flag | None:
-    bad = {r.name: r.invalid for r in evaluation.results if r.invalid}
-    if not bad:
+    counts = [f"{result.name}: {result.invalid}" for result in evaluation.results if result.invalid]
+    if not counts:
         return None
-    listed = ", ".join(f"{name}: {count}" for name, count in bad.items())
-    return make_flag("invalid_examples", f"examples outside the ball or the box, or not finite ({listed})")
+    return make_flag("invalid_examples", f"examples outside the ball or the box, or not finite ({', '.join(counts)})")
 
 
 def _flag_one_sided_sample(evaluation: "Evaluation") -> Flag | None:
-    shown, classes = len(set(evaluation.labels)), len(evaluation.classes)
-    if not evaluation.settings.get("sample") or len(evaluation.labels) < 10 * classes or 2 * shown > classes:
+    n, num_shown, num_classes = len(evaluation.labels), len(set(evaluation.labels)), len(evaluation.classes)
+    if not evaluation.settings.get("sample") or n < 10 * num_classes or 2 * num_shown > num_classes:
         return None
-    return make_flag(
-        "one_sided_sample", f"the first {len(evaluation.labels):,} images show {shown} of {classes} classes"
-    )
+    return make_flag("one_sided_sample", f"the first {n:,} images show {num_shown} of {num_classes} classes")
 
 
 def _flag_one_step_wins(evaluation: "Evaluation") -> Flag | None:
-    """One step against several on the same loss, since an attack on another may hide that they fail."""
+    """Compare attacks of one step with those of several steps on cross-entropy, or on any loss if there are none.
+
+    An attack on another loss may be strong even where steps along the gradient of cross-entropy fail.
+    """
     settings = _attack_settings(evaluation)
-    one = [name for name, s in settings.items() if s.get("steps") == 1]
-    several = [name for name, s in settings.items() if s.get("steps", 0) > 1]
-    same_loss = [name for name in several if settings[name].get("loss") == "ce"]
-    return _flag_if_weaker_wins(evaluation, one, same_loss or several, "one_step_wins")
+    one_step = [name for name, s in settings.items() if s.get("steps") == 1]
+    several_steps = [name for name, s in settings.items() if s.get("steps", 0) > 1]
+    same_loss = [name for name in several_steps if settings[name].get("loss") == "ce"]
+    return _flag_if_weaker_wins(evaluation, one_step, same_loss or several_steps, "one_step_wins")
 
 
 def _flag_one_start_wins(evaluation: "Evaluation") -> Flag | None:
-    """An attack against the same one with more restarts."""
+    """Compare each attack with the same attack with more restarts."""
     settings = {name: s for name, s in _attack_settings(evaluation).items() if "restarts" in s}
-    for few, many in permutations(settings, 2):
-        alike = _without_restarts(settings[few]) == _without_restarts(settings[many])
-        if alike and settings[few]["restarts"] < settings[many]["restarts"]:
-            flag = _flag_if_weaker_wins(evaluation, [few], [many], "one_start_wins")
+    for fewer, more in permutations(settings, 2):
+        same_attack = _without_restarts(settings[fewer]) == _without_restarts(settings[more])
+        if same_attack and settings[fewer]["restarts"] < settings[more]["restarts"]:
+            flag = _flag_if_weaker_wins(evaluation, [fewer], [more], "one_start_wins")
             if flag:
                 return flag
     return None
@@ -65,14 +72,13 @@ def _without_restarts(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flag_ensemble_loses(evaluation: "Evaluation") -> Flag | None:
-    """An ensemble against attacks by the gradient, which several of its parts are, and against its parts alone."""
+    """Compare an ensemble with deat's own gradient attacks, which several of its parts resemble, and with its parts."""
     settings = _attack_settings(evaluation)
-    ours = [name for name, s in settings.items() if s.get("steps", 0) > 0 and "kind" not in s]
-    for whole, parts in ((name, _autoattack_parts(s)) for name, s in settings.items() if len(_autoattack_parts(s)) > 1):
-        alone = [
-            name for name, s in settings.items() if len(_autoattack_parts(s)) == 1 and _autoattack_parts(s)[0] in parts
-        ]
-        flag = _flag_if_weaker_wins(evaluation, [*ours, *alone], [whole], "ensemble_loses")
+    parts = {name: _autoattack_parts(s) for name, s in settings.items()}
+    own_attacks = [name for name, s in settings.items() if s.get("steps", 0) > 0 and "kind" not in s]
+    for ensemble in (name for name in parts if len(parts[name]) > 1):
+        single_parts = [name for name in parts if len(parts[name]) == 1 and parts[name][0] in parts[ensemble]]
+        flag = _flag_if_weaker_wins(evaluation, [*own_attacks, *single_parts], [ensemble], "ensemble_loses")
         if flag:
             return flag
     return None
@@ -80,35 +86,43 @@ def _flag_ensemble_loses(evaluation: "Evaluation") -> Flag | None:
 
 def _flag_black_box_wins(evaluation: "Evaluation") -> Flag | None:
     settings = _attack_settings(evaluation)
-    black = [name for name, s in settings.items() if _autoattack_parts(s) == ["square"]]
-    white = [name for name, s in settings.items() if "square" not in _autoattack_parts(s) and s.get("steps", 2) > 1]
-    return _flag_if_weaker_wins(evaluation, black, white, "black_box_wins") or _flag_square_wins_last(evaluation)
+    parts = {name: _autoattack_parts(s) for name, s in settings.items()}
+    black_box = [name for name in settings if parts[name] == ["square"]]
+    white_box = [name for name, s in settings.items() if "square" not in parts[name] and s.get("steps", 2) > 1]
+    return _flag_if_weaker_wins(evaluation, black_box, white_box, "black_box_wins") or _flag_square_wins_last(
+        evaluation
+    )
 
 
 def _flag_square_wins_last(evaluation: "Evaluation") -> Flag | None:
-    """Within an ensemble Square comes last, so that what it fells, parts that follow the gradient have left."""
-    allowed = accuracy_tolerance(len(evaluation.labels))
-    for r in evaluation.results:
-        fell = r.felled.get("square", 0) if list(r.felled)[-1:] == ["square"] else 0
-        if fell / len(evaluation.labels) > allowed:
-            return make_flag("black_box_wins", f"square felled {fell} images that {r.name}'s other parts had left")
+    """Check how many images only Square fools, which comes last in an ensemble, after the parts with gradients."""
+    n = len(evaluation.labels)
+    for result in evaluation.results:
+        fooled = result.felled["square"] if list(result.felled)[-1:] == ["square"] else 0
+        if fooled / n > accuracy_tolerance(n):
+            return make_flag(
+                "black_box_wins", f"square fooled {fooled} images that {result.name}'s other parts did not"
+            )
     return None
 
 
-def _flag_if_weaker_wins(evaluation: "Evaluation", weak: list[str], strong: list[str], name: str) -> Flag | None:
-    if not weak or not strong or evaluation.settings["cascade"]:
+def _flag_if_weaker_wins(evaluation: "Evaluation", weaker: list[str], stronger: list[str], name: str) -> Flag | None:
+    """The flag of that name if the best weaker attack leaves a lower accuracy than the best stronger one."""
+    if not weaker or not stronger or evaluation.settings["cascade"]:
         return None
-    share = {key: evaluation.accuracy[key] for key in (*weak, *strong)}
-    one, other = min(weak, key=share.__getitem__), min(strong, key=share.__getitem__)
-    if share[one] + accuracy_tolerance(len(evaluation.labels)) >= share[other]:
+    accuracy = evaluation.accuracy
+    weak, strong = min(weaker, key=accuracy.__getitem__), min(stronger, key=accuracy.__getitem__)
+    if accuracy[weak] + accuracy_tolerance(len(evaluation.labels)) >= accuracy[strong]:
         return None
-    return make_flag(name, f"{one} leaves {share[one]:.1%}, less than the {share[other]:.1%} that {other} leaves")
+    return make_flag(
+        name, f"accuracy is {accuracy[weak]:.1%} under {weak}, below {accuracy[strong]:.1%} under {strong}"
+    )
 
 
 def _attack_settings(evaluation: "Evaluation") -> dict[str, dict[str, Any]]:
-    """The settings of every attack but the one that is none."""
-    held = {r.name: evaluation.settings["attacks"][r.name] for r in evaluation.results}
-    return {name: s for name, s in held.items() if not _is_natural_settings(s)}
+    """The settings of every attack but the one that does nothing, by its name."""
+    settings = {result.name: evaluation.settings["attacks"][result.name] for result in evaluation.results}
+    return {name: s for name, s in settings.items() if not _is_natural_settings(s)}
 
 
 def _is_natural_settings(settings: dict[str, Any]) -> bool:

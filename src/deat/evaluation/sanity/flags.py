@@ -1,57 +1,67 @@
-"""A reason not to believe a robust accuracy, with what to do about it and where to read on."""
+"""Flags: reasons not to trust an accuracy under attack, each with advice and a link into the documentation."""
 
 from dataclasses import dataclass
 
 DOCS_PAGE = "docs/evaluation.md"
 FLAG_ADVICE = {
     "not_finite": (
-        "The weights are broken, or the model overflows: no accuracy means anything. Load others, or train again."
+        "The weights are damaged or the model overflows, so no accuracy means anything. Load other weights or train "
+        "again."
     ),
     "training_mode": (
-        "Make model.eval() reach every layer; in training mode answers depend on the batch or on chance."
+        "Make model.eval() reach every layer: in training mode outputs depend on the batch or on random numbers."
     ),
-    "probabilities": "Return logits; a softmax in front of the loss starves every gradient attack.",
+    "probabilities": "Return logits: with a softmax before the loss, gradient attacks get almost no gradient.",
     "randomised": (
-        "Switch dropout and noise off, or average over them inside the model; single draws mislead every attack."
+        "Switch dropout and noise off, or average over them inside the model: single random outputs mislead attacks."
     ),
     "batch_dependent": (
-        "Make an image's answer its own, such as by batch norms with running statistics: "
-        "otherwise the number depends on --block."
+        "Make the output for an image independent of the batch, for example with running statistics in batch norms. "
+        "Otherwise the accuracy depends on --block."
     ),
     "at_chance": (
-        "The model does not know these images. Trained here, it learned nothing: train longer, or with another --lr or "
-        "a smaller --eps. From elsewhere: look at the range it expects, which is [0, 1] here, at its normalisation and "
-        "at the order of the classes."
+        "The model does not classify these images. If deat trained it, train longer, with another --lr or with a smaller "
+        "--eps. Otherwise check the input range that it expects (deat gives [0, 1]), its normalisation and the order of "
+        "the classes."
     ),
     "zero_gradients": (
-        "Something rounds, saturates or scales the gradient away. Attack the model without it, or a smooth stand-in."
+        "Rounding, saturation or scaling removes the gradient. Attack the model without that part, or with a smooth "
+        "replacement."
     ),
-    "autograd_inside": "It adapts to each input; evaluate it with attacks that are built for such a defence.",
-    "invalid_examples": ("They counted as no attack. Repair the attack: what it claims to break, it did not break."),
-    "one_sided_sample": "The set is sorted by class. Shuffle it, or judge all of it.",
+    "autograd_inside": "The model adapts to each input. Evaluate it with attacks made for such defences.",
+    "invalid_examples": "These examples counted as no attack. Repair the attack.",
+    "one_sided_sample": "The data is sorted by class. Shuffle it, or evaluate all of it.",
     "one_step_wins": (
-        "Gradients mislead the longer attack. Use restarts, another loss or AutoAttack before you believe the number."
+        "Gradients mislead the attack with more steps. Use restarts, another loss or AutoAttack before you trust the "
+        "accuracy."
     ),
-    "one_start_wins": "More starts cannot make an attack weaker. Repair the one with restarts, or leave it out.",
+    "one_start_wins": "More restarts cannot weaken an attack. Repair the attack with restarts, or leave it out.",
     "ensemble_loses": (
-        "An ensemble should find what attacks like its own parts find. It did not work on this model: do not quote it."
+        "AutoAttack should find whatever attacks like its parts find. It did not work on this model: do not report its "
+        "accuracy."
     ),
-    "black_box_wins": "Gradients are masked. Find what hides them; the white-box numbers are too high.",
-    "noise_wins": "Gradients point nowhere. Find what masks them.",
+    "black_box_wins": "Gradients are masked, so that gradient attacks report too high an accuracy. Find what masks them.",
+    "noise_wins": "Gradients are masked and point in no useful direction. Find what masks them.",
     "not_converged": (
-        "The attack stops too early, or its step is too small. Give it more steps until the number stays."
+        "The attack has too few or too short steps. Increase its steps until the accuracy no longer changes."
     ),
     "not_monotone": (
-        "More room cannot make an attack weaker. The attack fails where it should win; do not trust it anywhere."
+        "A larger radius cannot weaken an attack, so the attack fails at some radii. Do not trust it at any radius."
     ),
-    "robust_to_anything": "No classifier can do that. The attack is not working against this model.",
+    "robust_to_anything": "No classifier can resist such a radius. The attack does not work on this model.",
 }
-"""What to do, by the name of the flag."""
+"""What to do about each flag, by its name."""
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A reason not to believe the number: what was seen, what it means and what to do."""
+    """A reason not to trust an evaluation.
+
+    Attributes:
+        name: The flag's name, such as "noise_wins".
+        seen: What was observed, with numbers.
+        advice: What it means and what to do.
+    """
 
     name: str
     seen: str
@@ -59,25 +69,35 @@ class Flag:
 
     @property
     def link(self) -> str:
-        """Where the documentation tells of it."""
+        """The place in the documentation that describes the flag."""
         return docs_link(self.name)
 
     @property
     def line(self) -> str:
-        """All of it in one line."""
+        """The flag as one line of text."""
         return f"FLAG {self.name}: {self.seen}. {self.advice} ({self.link})"
 
 
 def docs_link(name: str) -> str:
-    """Where the documentation tells of the flag of that name."""
+    """Return the place in the documentation that describes a flag.
+
+    Example:
+        >>> docs_link("noise_wins")
+        'docs/evaluation.md#noise_wins'
+    """
     return f"{DOCS_PAGE}#{name}"
 
 
 def make_flag(name: str, seen: str) -> Flag:
-    """The flag of that name, on what was seen."""
+    """Make a flag with the advice of its name.
+
+    Args:
+        name: A key of `FLAG_ADVICE`.
+        seen: What was observed, with numbers, without a full stop.
+    """
     return Flag(name, seen, FLAG_ADVICE[name])
 
 
 def accuracy_tolerance(n: int) -> float:
-    """How far two accuracies on n images may differ without meaning anything."""
+    """Return by how much two accuracies on n images may differ without a flag: 0.5 points or 2 images."""
     return max(0.005, 2 / n) + 1e-9

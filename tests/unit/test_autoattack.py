@@ -1,4 +1,4 @@
-"""AutoAttack is the reference implementation's own, block by block, and leaves no trace."""
+"""AutoAttack gives the verdicts of the reference implementation, block by block, and leaves global state unchanged."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ BUDGETS = {
 
 @pytest.fixture
 def _small_budget(monkeypatch):
-    """The parts with a small budget, for whoever calls them: their full one takes seconds."""
+    """The parts with a small budget, since their full one takes seconds."""
     for kind, budget in BUDGETS.items():
 
         def perturb(self, *args, real=kind.perturb, budget=budget):
@@ -51,9 +51,9 @@ def _small_budget(monkeypatch):
         monkeypatch.setattr(kind, "perturb", perturb)
 
 
-def by_hand(net, x, y, threat, name, *, seed, block):
-    """(adversarial images, still correct) as a person calls the reference, block by block."""
-    found = []
+def run_reference(net, x, y, threat, name, *, seed, block):
+    """(adversarial images, still correct) by the reference implementation called directly, block by block."""
+    blocks = []
     for number, first in enumerate(range(0, len(y), block)):
         options = {"eps": threat.eps, "norm": NORMS[threat.name], "seed": derive_block_seed(seed, name, number)}
         adversary = pyautoattack.AutoAttack(net, version="standard", **options)
@@ -61,43 +61,43 @@ def by_hand(net, x, y, threat, name, *, seed, block):
             adversary.attacks_to_run = [name]
         images, labels = x[first : first + block], y[first : first + block]
         trace = sys.gettrace()
-        found.append(adversary.run_standard_evaluation(images, labels, batch_size=block)[0])
+        blocks.append(adversary.run_standard_evaluation(images, labels, batch_size=block)[0])
         sys.settrace(trace)  # which the reference ends
-    adv = torch.cat(found)
+    adv = torch.cat(blocks)
     return adv, net(adv).argmax(1) == y
 
 
-def with_a_wrong_one(net, n):
-    """Test images, the second of which has another label than the network gives it."""
+def images_with_a_misclassified_one(net, n):
+    """Test images, the second of which is misclassified."""
     x, y = digits(n)
     y[1] = (net(x[1:2]).argmax(1) + 1) % 10
     return x, y
 
 
-def test_aa_equals_the_reference_called_by_hand():
+def test_aa_equals_the_reference_called_directly():
     net, threat = tiny(), RADII[0]
-    x, y = with_a_wrong_one(net, 8)
-    _, standing = by_hand(net, x, y, threat, "aa", seed=5, block=8)
-    found = evaluate(net, (x, y), threat=threat, attacks=["aa"], seed=5, block=8, sanity=False)
-    assert found.verdicts["aa"] == standing.tolist()
-    assert 0 < standing.sum() < 7
-    assert found.flags == []
-    told = found.settings["attacks"]["aa"]
+    x, y = images_with_a_misclassified_one(net, 8)
+    _, correct = run_reference(net, x, y, threat, "aa", seed=5, block=8)
+    evaluation = evaluate(net, (x, y), threat=threat, attacks=["aa"], seed=5, block=8, sanity=False)
+    assert evaluation.verdicts["aa"] == correct.tolist()
+    assert 0 < correct.sum() < 7
+    assert evaluation.flags == []
+    settings = evaluation.settings["attacks"]["aa"]
     targets = {"apgd-t": 9, "fab-t": 9}
-    assert told == {"parts": list(AUTOATTACK_PARTS), "targets": targets, "targeted_loss": "dlr", "standard": True}
+    assert settings == {"parts": list(AUTOATTACK_PARTS), "targets": targets, "targeted_loss": "dlr", "standard": True}
 
 
 @pytest.mark.usefixtures("_small_budget")
 @threats
 def test_aa_equals_the_reference_on_the_same_blocks_in_every_norm(threat):
     net = tiny()
-    x, y = with_a_wrong_one(net, 10)
-    _, standing = by_hand(net, x, y, threat, "aa", seed=1, block=6)
-    found = evaluate(net, (x, y), threat=threat, attacks=["aa"], seed=1, block=6, sanity=False)
-    assert found.verdicts["aa"] == standing.tolist()
-    assert 0 < standing.sum() < 9
-    assert found.flags == []
-    assert found.settings["attacks"]["aa"]["targets"] == {"apgd-t": 5 if threat.name == "l1" else 9, "fab-t": 9}
+    x, y = images_with_a_misclassified_one(net, 10)
+    _, correct = run_reference(net, x, y, threat, "aa", seed=1, block=6)
+    evaluation = evaluate(net, (x, y), threat=threat, attacks=["aa"], seed=1, block=6, sanity=False)
+    assert evaluation.verdicts["aa"] == correct.tolist()
+    assert 0 < correct.sum() < 9
+    assert evaluation.flags == []
+    assert evaluation.settings["attacks"]["aa"]["targets"] == {"apgd-t": 5 if threat.name == "l1" else 9, "fab-t": 9}
 
 
 @pytest.mark.usefixtures("_small_budget")
@@ -105,74 +105,74 @@ def test_aa_equals_the_reference_on_the_same_blocks_in_every_norm(threat):
 @pytest.mark.parametrize("name", AUTOATTACK_PARTS)
 def test_each_part_alone_equals_the_reference_image_by_image(name, threat):
     net, (x, y) = tiny(), digits(6)
-    adv, standing = by_hand(net, x, y, threat, name, seed=2, block=6)
+    adv, correct = run_reference(net, x, y, threat, name, seed=2, block=6)
     generator = torch.Generator().manual_seed(derive_block_seed(2, name, 0))
     assert torch.equal(AutoAttack(name, (name,))(net, x, y, threat, generator), adv)
-    found = evaluate(net, (x, y), threat=threat, attacks=[name], seed=2, block=6, sanity=False)
-    assert found.verdicts[name] == standing.tolist()
-    assert found.flags == []
-    assert found.settings["attacks"][name]["parts"] == [name]
-    assert found.settings["attacks"][name]["standard"] is False
+    evaluation = evaluate(net, (x, y), threat=threat, attacks=[name], seed=2, block=6, sanity=False)
+    assert evaluation.verdicts[name] == correct.tolist()
+    assert evaluation.flags == []
+    assert evaluation.settings["attacks"][name]["parts"] == [name]
+    assert evaluation.settings["attacks"][name]["standard"] is False
 
 
 @pytest.mark.usefixtures("_small_budget")
-def test_aa_is_at_least_as_strong_as_its_first_part_and_counts_what_it_costs():
-    found = evaluate(tiny(), digits(12), threat=deat.Linf(0.2), attacks=["natural", "apgd-ce", "aa"], sanity=False)
-    assert found.accuracy["aa"] <= found.accuracy["apgd-ce"] <= found.accuracy["natural"]
-    part, whole = found.results[1:]
+def test_aa_is_at_least_as_strong_as_its_first_part_and_counts_its_passes():
+    evaluation = evaluate(tiny(), digits(12), threat=deat.Linf(0.2), attacks=["natural", "apgd-ce", "aa"], sanity=False)
+    assert evaluation.accuracy["aa"] <= evaluation.accuracy["apgd-ce"] <= evaluation.accuracy["natural"]
+    part, whole = evaluation.results[1:]
     assert part.forwards > part.backwards > 0
     assert whole.forwards > part.forwards
     assert whole.backwards > part.backwards
 
 
 @pytest.mark.usefixtures("_small_budget")
-def test_the_record_says_how_many_images_each_part_felled(tmp_path):
+def test_the_result_counts_the_images_that_each_part_fooled(tmp_path):
     net, data = tiny(), digits(30)
     options = {"threat": deat.Linf(0.15), "attacks": ["natural", "apgd-ce", "aa"], "sanity": False, "block": 12}
-    found = evaluate(net, data, save=tmp_path / "evaluation.json", **options)
-    natural, part, whole = found.results
+    evaluation = evaluate(net, data, save=tmp_path / "evaluation.json", **options)
+    natural, part, whole = evaluation.results
     assert list(whole.felled) == list(AUTOATTACK_PARTS)
     assert sum(whole.felled.values()) == sum(natural.correct) - sum(whole.correct)
     assert whole.felled["apgd-ce"] > 0
     assert natural.felled == part.felled == {}
-    told = json.loads((tmp_path / "evaluation.json").read_text())
-    assert told["attacks"][2]["felled"] == whole.felled
-    assert deat.load_evaluation(tmp_path / "evaluation.json") == found
+    data = json.loads((tmp_path / "evaluation.json").read_text())
+    assert data["attacks"][2]["felled"] == whole.felled
+    assert deat.load_evaluation(tmp_path / "evaluation.json") == evaluation
 
 
 @pytest.mark.usefixtures("_small_budget")
 @pytest.mark.parametrize(("left", "cascade"), [(1, False), (3, True), (6, False)])
-def test_an_interruption_costs_one_part_of_one_block(left, cascade, tmp_path, monkeypatch):
-    net, data, begun = tiny(), digits(12), []
+def test_an_interruption_loses_one_part_of_one_block_at_most(left, cascade, tmp_path, monkeypatch):
+    net, data, parts_run = tiny(), digits(12), []
     options = {"threat": deat.Linf(0.1), "attacks": ["natural", "pgd-1", "aa"], "block": 6, "sanity": False}
     whole = evaluate(net, data, cascade=cascade, **options)
     real = autoattack._run_reference_part
 
-    def reference(model, x, y, threat, part, seed):
-        begun.append(part)
-        if len(begun) == left + 1:
+    def interrupted(model, x, y, threat, part, seed):
+        parts_run.append(part)
+        if len(parts_run) == left + 1:
             raise KeyboardInterrupt
         return real(model, x, y, threat, part, seed)
 
-    monkeypatch.setattr(autoattack, "_run_reference_part", reference)
-    ledger = tmp_path / "rulings.jsonl"
+    monkeypatch.setattr(autoattack, "_run_reference_part", interrupted)
+    log = tmp_path / "log.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        evaluate(net, data, cascade=cascade, resume_log=ledger, **options)
-    found = evaluate(net, data, cascade=cascade, resume_log=ledger, **options)
+        evaluate(net, data, cascade=cascade, resume_log=log, **options)
+    evaluation = evaluate(net, data, cascade=cascade, resume_log=log, **options)
     parts = [*AUTOATTACK_PARTS, *AUTOATTACK_PARTS]
-    assert begun == [*parts[: left + 1], *parts[left:]]
-    assert found.verdicts == whole.verdicts
-    assert [(r.felled, r.forwards, r.backwards, r.invalid) for r in found.results] == [
+    assert parts_run == [*parts[: left + 1], *parts[left:]]
+    assert evaluation.verdicts == whole.verdicts
+    assert [(r.felled, r.forwards, r.backwards, r.invalid) for r in evaluation.results] == [
         (r.felled, r.forwards, r.backwards, r.invalid) for r in whole.results
     ]
     assert sum(whole.verdicts["aa"]) > 2
 
 
 @pytest.mark.usefixtures("_small_budget")
-def test_a_network_that_only_square_breaks_is_flagged_by_aa_alone():
-    found = evaluate(quantised(tiny()), digits(40), threat=deat.Linf(0.25), attacks=["aa"], sanity=False)
-    assert found.results[0].felled["square"] > 2
-    assert [flag.name for flag in found.flags] == ["black_box_wins"]
+def test_a_network_that_only_square_fools_is_flagged_without_other_attacks():
+    evaluation = evaluate(quantised(tiny()), digits(40), threat=deat.Linf(0.25), attacks=["aa"], sanity=False)
+    assert evaluation.results[0].felled["square"] > 2
+    assert [flag.name for flag in evaluation.flags] == ["black_box_wins"]
 
 
 @cache
@@ -188,19 +188,19 @@ def test_three_classes_are_attacked_by_targeted_cross_entropy_and_not_called_sta
 
     monkeypatch.setattr(APGDAttack_targeted, "dlr_loss_targeted", undefined)
     net, (x, y) = three_classes(), learnable(8)
-    radius = type(threat)({"linf": 0.3, "l2": 0.8, "l1": 2.0}[threat.name])
-    found = evaluate(net, (x, y), threat=radius, attacks=["natural", "apgd-t", "aa"], sanity=False)
-    told = found.settings["attacks"]["aa"]
-    assert told == {
+    threat = type(threat)({"linf": 0.3, "l2": 0.8, "l1": 2.0}[threat.name])
+    evaluation = evaluate(net, (x, y), threat=threat, attacks=["natural", "apgd-t", "aa"], sanity=False)
+    settings = evaluation.settings["attacks"]["aa"]
+    assert settings == {
         "parts": list(AUTOATTACK_PARTS),
         "targets": {"apgd-t": 2, "fab-t": 2},
         "targeted_loss": "ce",
         "standard": False,
     }
-    assert found.accuracy["natural"] == 1
-    assert found.accuracy["apgd-t"] < 1
-    assert found.accuracy["aa"] <= found.accuracy["apgd-t"]
-    assert found.flags == []
+    assert evaluation.accuracy["natural"] == 1
+    assert evaluation.accuracy["apgd-t"] < 1
+    assert evaluation.accuracy["aa"] <= evaluation.accuracy["apgd-t"]
+    assert evaluation.flags == []
 
 
 @pytest.mark.usefixtures("_small_budget")
@@ -208,30 +208,30 @@ def test_three_classes_are_attacked_by_targeted_cross_entropy_and_not_called_sta
 def test_two_classes_work(threat):
     net = Around(three_classes(), lambda x: x, lambda logits: logits[:, :2])
     x, y = (part[learnable(12)[1] < 2] for part in learnable(12))
-    radius = type(threat)({"linf": 0.35, "l2": 1.0, "l1": 3.0}[threat.name])
-    found = evaluate(net, (x, y), threat=radius, attacks=["natural", "aa"], sanity=False)
-    told = found.settings["attacks"]["aa"]
-    assert (told["targets"], told["standard"]) == ({"apgd-t": 1, "fab-t": 1}, False)
-    assert found.accuracy["aa"] < found.accuracy["natural"]
-    assert found.flags == []
+    threat = type(threat)({"linf": 0.35, "l2": 1.0, "l1": 3.0}[threat.name])
+    evaluation = evaluate(net, (x, y), threat=threat, attacks=["natural", "aa"], sanity=False)
+    settings = evaluation.settings["attacks"]["aa"]
+    assert (settings["targets"], settings["standard"]) == ({"apgd-t": 1, "fab-t": 1}, False)
+    assert evaluation.accuracy["aa"] < evaluation.accuracy["natural"]
+    assert evaluation.flags == []
 
 
-def test_the_record_counts_the_network_s_classes_not_those_that_the_images_show():
+def test_the_settings_depend_on_the_network_s_classes_not_on_those_of_the_images():
     x, y = digits(40)
-    found = evaluate(tiny(), (x[y < 2], y[y < 2]), threat=deat.Linf(0.5), attacks=["aa"], n=2, sanity=False)
-    assert found.settings["attacks"]["aa"]["targeted_loss"] == "dlr"
-    assert found.settings["attacks"]["aa"]["standard"] is True
+    evaluation = evaluate(tiny(), (x[y < 2], y[y < 2]), threat=deat.Linf(0.5), attacks=["aa"], n=2, sanity=False)
+    assert evaluation.settings["attacks"]["aa"]["targeted_loss"] == "dlr"
+    assert evaluation.settings["attacks"]["aa"]["standard"] is True
 
 
 @pytest.mark.parametrize(("classes", "loss"), [(2, "ce"), (3, "ce"), (4, "dlr"), (10, "dlr"), (1000, "dlr")])
-def test_standard_needs_four_classes_and_never_more_targets_than_wrong_ones(classes, loss):
-    told = AutoAttack().describe(deat.Linf(0.1), classes)
-    assert (told["targeted_loss"], told["standard"]) == (loss, loss == "dlr")
-    assert told["targets"] == {"apgd-t": min(9, classes - 1), "fab-t": min(9, classes - 1)}
+def test_standard_needs_four_classes_and_targets_are_at_most_the_wrong_classes(classes, loss):
+    settings = AutoAttack().describe(deat.Linf(0.1), classes)
+    assert (settings["targeted_loss"], settings["standard"]) == (loss, loss == "dlr")
+    assert settings["targets"] == {"apgd-t": min(9, classes - 1), "fab-t": min(9, classes - 1)}
 
 
 @pytest.mark.usefixtures("_small_budget")
-def test_aa_says_nothing_and_leaves_generators_gradients_and_tracing_alone(caplog, capfd):
+def test_aa_prints_nothing_and_leaves_generators_gradients_and_tracing_unchanged(caplog, capfd):
     def trace(frame, event, arg):
         return None
 
@@ -244,10 +244,10 @@ def test_aa_says_nothing_and_leaves_generators_gradients_and_tracing_alone(caplo
     sys.settrace(trace)
     try:
         evaluate(net, digits(6), threat=deat.Linf(0.05), attacks=["aa"], sanity=False)
-        kept = sys.gettrace()
+        trace_after = sys.gettrace()
     finally:
         sys.settrace(traced)
-    assert kept is trace
+    assert trace_after is trace
     assert caplog.records == []
     assert capfd.readouterr() == ("", "")
     assert logging.getLogger("auto-attack").level == logging.NOTSET
@@ -269,8 +269,8 @@ def test_aa_s_parts_work_where_gradients_are_off(mode):
     assert inside.verdicts == plain.verdicts
 
 
-class Startled(nn.Module):
-    """A network that gives its images class 0, and any that was moved class 1."""
+class MovementDetector(nn.Module):
+    """A network that gives the original images class 0 and perturbed ones class 1."""
 
     def __init__(self, x):
         super().__init__()
@@ -282,7 +282,7 @@ class Startled(nn.Module):
 
 
 @threats
-def test_what_rounding_leaves_outside_the_ball_is_pulled_back_into_it(threat, monkeypatch):
+def test_examples_that_rounding_puts_outside_the_ball_are_projected_into_it(threat, monkeypatch):
     def round_out(x, y, batch_size):
         signs = torch.where(x < 0.5, 1.0, -1.0)
         return x + (1 + 1e-5) * threat.eps / threat.norm(signs).view(-1, 1, 1, 1) * signs, y
@@ -291,19 +291,19 @@ def test_what_rounding_leaves_outside_the_ball_is_pulled_back_into_it(threat, mo
     monkeypatch.setattr(autoattack, "build_adversary", lambda *_: adversary)
     x, y = digits(8)[0], torch.zeros(8, dtype=torch.int64)
     assert not threat.contains(x, round_out(x, y, 8)[0]).any()
-    assert threat.contains(x, AutoAttack()(Startled(x), x, y, threat)).all()
-    found = evaluate(Startled(x), (x, y), threat=threat, attacks=["aa"], sanity=False)
-    assert (found.accuracy["aa"], found.flags) == (0, [])
+    assert threat.contains(x, AutoAttack()(MovementDetector(x), x, y, threat)).all()
+    evaluation = evaluate(MovementDetector(x), (x, y), threat=threat, attacks=["aa"], sanity=False)
+    assert (evaluation.accuracy["aa"], evaluation.flags) == (0, [])
 
 
-def test_the_seed_and_the_block_decide_what_aa_draws():
+def test_every_seed_block_and_attack_has_its_own_seed():
     seeds = {derive_block_seed(seed, "aa", block) for seed in range(10) for block in range(10)}
     assert len(seeds) == 100
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert derive_block_seed(0, "aa", 0) != derive_block_seed(0, "square", 0)
 
 
-def test_without_the_package_a_person_is_told_what_to_install(monkeypatch):
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
     with pytest.raises(UsageError, match="pip install pyautoattack"):
         evaluate(tiny(), digits(4), threat=deat.Linf(0.1), attacks=["aa"], sanity=False)

@@ -1,4 +1,4 @@
-"""Flags on models and attacks that deserve each, and none on honest ones."""
+"""Sanity checks raise each flag on models and attacks that deserve it, and none on sound ones."""
 
 import re
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import deat
 from deat.errors import DataError
+from deat.evaluation.attack_registry import describe_attack, get_attack
 from deat.evaluation.attacks import Attack
 from deat.evaluation.blocks import sample_indices
 from deat.evaluation.evaluator import DEFAULT_ATTACKS, evaluate
@@ -79,17 +80,17 @@ def by_backward(loss: Tensor, inputs: Tensor) -> tuple[Tensor]:
 
 @nets
 @pytest.mark.parametrize("threat", ["linf:0.15", "l2:0.5", "l1:2"])
-def test_an_honest_model_raises_no_flag(build, threat):
+def test_a_sound_model_raises_no_flag(build, threat):
     assert flags(build(), ["natural", "fgsm", "pgd-20", "cw-20"], n=130, threat=threat) == set()
 
 
-def test_an_honest_network_of_convolutions_raises_no_flag():
+def test_a_sound_convolutional_network_raises_no_flag():
     assert flags(convolutional(), n=130) == set()
 
 
 @nets
 @pytest.mark.parametrize("threat", ["linf:0.25", "l2:1", "l1:4"])
-def test_an_honest_model_raises_no_flag_at_a_radius_that_few_images_withstand(build, threat):
+def test_a_sound_model_raises_no_flag_at_a_radius_at_which_few_images_are_correct(build, threat):
     assert flags(build(), threat=threat) == set()
 
 
@@ -97,35 +98,35 @@ def test_an_honest_model_raises_no_flag_at_a_radius_that_few_images_withstand(bu
 @pytest.mark.parametrize(
     "chosen", [["natural"], ["fgsm"], ["natural", "pgd-20"], ["cw-20"], ["pgd-20x2", "pgd-20-last"]]
 )
-def test_an_honest_model_raises_no_flag_whatever_the_list(build, chosen):
+def test_a_sound_model_raises_no_flag_whatever_the_attacks(build, chosen):
     assert flags(build(), chosen) == set()
 
 
 @nets
 @pytest.mark.parametrize("n", [1, 8, 20])
-def test_an_honest_model_raises_no_flag_on_a_few_images(build, n):
+def test_a_sound_model_raises_no_flag_on_a_few_images(build, n):
     assert flags(build(), n=n) == set()
 
 
 @nets
 @pytest.mark.parametrize("options", [{"cascade": True}, {"block": 16}, {"seed": 7}], ids=str)
-def test_an_honest_model_raises_no_flag_in_a_cascade_in_small_blocks_or_by_another_seed(build, options):
+def test_a_sound_model_raises_no_flag_in_a_cascade_in_small_blocks_or_with_another_seed(build, options):
     assert flags(build(), **options) == set()
 
 
 @pytest.mark.usefixtures("_few_queries")
 @nets
-def test_an_honest_model_raises_no_flag_beside_a_black_box_attack(build):
+def test_a_sound_model_raises_no_flag_with_a_black_box_attack(build):
     assert flags(build(), ["natural", "pgd-20", "square"], n=40) == set()
 
 
 @pytest.mark.usefixtures("_few_queries")
-def test_a_black_box_attack_that_beats_one_step_only_accuses_nobody():
+def test_a_black_box_attack_that_beats_only_one_step_raises_no_flag():
     assert flags(undefended(), [Attack("tiny step", steps=1, alpha=0.01), "square"], n=40) == set()
 
 
 @nets
-def test_an_honest_model_raises_no_flag_at_radii_without_room_to_grow(build):
+def test_a_sound_model_raises_no_flag_at_radius_zero_and_at_a_radius_that_cannot_be_doubled(build):
     assert flags(build(), threat=deat.Linf(0.6)) == set()
     assert flags(build(), threat=deat.Linf(0.0)) == set()
 
@@ -178,29 +179,29 @@ def test_dropout_left_on_is_flagged_as_randomised(build):
     assert "randomised" in flags(dropping(build()))
 
 
-def test_weights_that_are_not_finite_are_called_that_and_not_randomised():
+def test_weights_that_are_not_finite_are_flagged_as_not_finite_and_not_as_randomised():
     net = robust()
     next(net.parameters()).data.fill_(float("nan"))
-    found = flags(net)
-    assert "not_finite" in found
-    assert not found & {"randomised", "zero_gradients", "probabilities"}
+    names = flags(net)
+    assert "not_finite" in names
+    assert not names & {"randomised", "zero_gradients", "probabilities"}
 
 
-def test_one_answer_for_all_is_no_wonder_where_most_images_are_of_one_class():
+def test_one_label_for_all_images_is_not_flagged_where_most_images_have_it():
     x, y = digits(130)
     net = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2)))
     net[1].bias.data = torch.tensor([9.0, -9.0])
-    found = evaluate(net, (x, (y == 8).long()), threat=THREAT)
-    assert found.worst == found.accuracy["natural"] > 0.85
-    assert found.flags == []
+    evaluation = evaluate(net, (x, (y == 8).long()), threat=THREAT)
+    assert evaluation.worst == evaluation.accuracy["natural"] > 0.85
+    assert evaluation.flags == []
 
 
-def test_a_sorted_set_hides_no_model_that_is_robust_to_anything():
+def test_robust_to_anything_is_flagged_on_sorted_data_too():
     x, y = (part.repeat(4, *[1] * (part.dim() - 1)) for part in digits(400))
     order = y.argsort(stable=True)
     assert y[order][:128].tolist() == 128 * [0]
-    found = evaluate(masked(robust(), nowhere), (x[order], y[order]), threat=THREAT, attacks=["natural"])
-    assert "robust_to_anything" in {flag.name for flag in found.flags}
+    evaluation = evaluate(masked(robust(), nowhere), (x[order], y[order]), threat=THREAT, attacks=["natural"])
+    assert "robust_to_anything" in {flag.name for flag in evaluation.flags}
 
 
 FORMS = {
@@ -212,28 +213,28 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("order", ["sorted", "mixed"])
-def test_one_answer_for_all_is_at_chance_however_the_set_is_sorted(form, order):
+def test_one_label_for_all_images_is_flagged_at_chance_however_the_data_is_sorted(form, order):
     x, y = digits(400)[0], torch.arange(400) // 100
     mixed = torch.randperm(400, generator=torch.Generator().manual_seed(0)) if order == "mixed" else torch.arange(400)
     net = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4)))
     net[1].bias.data = torch.tensor([9.0, 0, 0, 0])
-    found = evaluate(net, form(x[mixed], y[mixed]), threat=THREAT, attacks=["natural", "pgd-5"])
-    assert found.accuracy["natural"] == 0.25
-    assert [flag.name for flag in found.flags] == ["at_chance"]
+    evaluation = evaluate(net, form(x[mixed], y[mixed]), threat=THREAT, attacks=["natural", "pgd-5"])
+    assert evaluation.accuracy["natural"] == 0.25
+    assert [flag.name for flag in evaluation.flags] == ["at_chance"]
 
 
 @pytest.mark.parametrize("images", [1, 128, 129, 200, 1280, 10_000])
-def test_checks_look_all_over_the_images_that_are_judged_and_always_at_the_same(images):
-    found = sample_indices(images, 128)
-    assert len(found) == min(128, images)
-    assert (found.diff() > 0).all()
-    assert found[0] <= images / 128
-    assert found[-1] >= images - 1 - images / 128
-    assert torch.equal(found, sample_indices(images, 128))
-    assert len(set((found % 10).tolist())) == min(10, images)  # classes that take turns are all met
+def test_the_checked_images_are_spread_over_all_images_and_always_the_same(images):
+    indices = sample_indices(images, 128)
+    assert len(indices) == min(128, images)
+    assert (indices.diff() > 0).all()
+    assert indices[0] <= images / 128
+    assert indices[-1] >= images - 1 - images / 128
+    assert torch.equal(indices, sample_indices(images, 128))
+    assert len(set((indices % 10).tolist())) == min(10, images), "a class is missing where classes alternate"
 
 
-def test_gradients_turned_round_lose_to_noise():
+def test_reversed_gradients_lose_to_noise():
     assert "noise_wins" in flags(masked(undefended(), backwards), ["natural", "pgd-20"], threat=deat.Linf(0.3))
 
 
@@ -265,7 +266,7 @@ def test_an_attack_weaker_than_its_name_is_flagged_on_a_robust_network(weak):
     assert flags(robust(), ["natural", weak], n=130) == {"not_converged"}
 
 
-def test_an_attack_that_stops_early_is_flagged_and_one_that_goes_on_is_not():
+def test_an_attack_with_too_few_steps_is_flagged_and_one_with_enough_is_not():
     assert flags(undefended(), ["pgd-2"]) == {"not_converged"}
     assert flags(undefended(), ["pgd-100"]) == set()
 
@@ -277,21 +278,21 @@ def test_masked_gradients_are_flagged_in_every_norm(threat):
     assert "robust_to_anything" in flags(masked(robust(), backwards), ["natural", "fgsm"], threat=threat)
 
 
-def test_a_gradient_that_is_nan_is_told_as_none():
+def test_a_gradient_of_nan_counts_as_zero():
     net = Around(robust(), lambda x: x + (x - x.detach()).square().sum((1, 2, 3), keepdim=True).sqrt(), same)
     assert "zero_gradients" in flags(net, ["natural", "fgsm"])
 
 
-def test_flags_on_the_model_itself_are_raised_in_a_cascade_too():
+def test_flags_about_the_model_are_raised_in_a_cascade_too():
     assert {"zero_gradients", "robust_to_anything"} <= flags(quantised(robust()), cascade=True)
 
 
-def test_without_sanity_checks_only_what_the_results_show_is_flagged():
+def test_without_sanity_checks_only_flags_from_the_results_are_raised():
     assert flags(quantised(robust()), sanity=False) == set()
     assert flags(masked(undefended(), true_at_data_only), sanity=False) == {"one_step_wins"}
 
 
-def test_a_flag_says_what_was_seen_and_what_to_do():
+def test_a_flag_says_what_was_observed_in_numbers_and_what_to_do():
     for net in (quantised(robust()), softmax(robust()), masked(undefended(), true_at_data_only)):
         for flag in evaluate(net, digits(40), threat=THREAT).flags:
             assert flag.name.replace("_", "").isalpha()
@@ -300,13 +301,13 @@ def test_a_flag_says_what_was_seen_and_what_to_do():
             assert len(flag.advice) > 30
 
 
-def test_a_model_that_is_only_in_training_mode_is_switched_over_and_not_accused():
+def test_a_model_in_training_mode_is_evaluated_in_eval_mode_without_a_flag():
     net = nn.Sequential(nn.Dropout(0.5), robust()).train()
     assert flags(net) == set()
     assert net.training
 
 
-def test_checks_leave_the_model_the_generator_and_autograd_as_they_were():
+def test_checks_leave_the_model_the_generator_and_autograd_unchanged():
     net, real = Purifying(robust()).train(), dict(vars(torch.autograd))
     state = torch.get_rng_state()
     flags(net, n=20)
@@ -317,7 +318,7 @@ def test_checks_leave_the_model_the_generator_and_autograd_as_they_were():
 
 
 @pytest.mark.parametrize("cut", [Tensor.detach, lambda x: (7 * x).to(torch.uint8) / 7], ids=["detached", "bytes"])
-def test_a_model_that_lets_no_gradient_through_is_attacked_from_its_start_and_flagged(cut):
+def test_a_model_without_a_gradient_is_attacked_by_the_start_only_and_flagged(cut):
     net = Around(robust(), cut, lambda logits: logits)
     assert flags(net) == {"zero_gradients", "robust_to_anything"}
     for p in net.parameters():
@@ -326,8 +327,8 @@ def test_a_model_that_lets_no_gradient_through_is_attacked_from_its_start_and_fl
 
 
 @dataclass(frozen=True)
-class Stepping:
-    """Somebody's own attack that has steps, and settings that ours do not know."""
+class UserAttack:
+    """A user's attack that has steps, and a setting that deat's attacks do not have."""
 
     name: str = "theirs"
     steps: int = 10
@@ -337,24 +338,29 @@ class Stepping:
         return x
 
 
-def test_attacks_of_one_s_own_are_checked_by_what_they_leave():
-    found = evaluate(undefended(), digits(60), threat=THREAT, attacks=["fgsm", Stepping(), Own("idle")])
-    assert [flag.name for flag in found.flags] == ["one_step_wins"]
-    assert found.settings["attacks"]["theirs"] == {"name": "theirs", "steps": 10, "momentum": 0.9, "kind": "Stepping"}
+def test_the_results_of_users_attacks_are_checked():
+    evaluation = evaluate(undefended(), digits(60), threat=THREAT, attacks=["fgsm", UserAttack(), Own("idle")])
+    assert [flag.name for flag in evaluation.flags] == ["one_step_wins"]
+    assert evaluation.settings["attacks"]["theirs"] == {
+        "name": "theirs",
+        "steps": 10,
+        "momentum": 0.9,
+        "kind": "UserAttack",
+    }
 
 
 @pytest.mark.parametrize(("n", "allowed"), [(20, 2), (100, 2), (400, 2), (1000, 5), (10_000, 50)])
-def test_differences_count_beyond_half_a_point_or_two_images(n, allowed):
-    def made(one, other):
-        standing = {"fgsm": one, "pgd-20": other, "square": one}
-        results = [AttackResult(name, [i < k for i in range(n)], 0, 1.0, n, n) for name, k in standing.items()]
+def test_accuracies_may_differ_by_half_a_point_or_two_images_without_a_flag(n, allowed):
+    def make_evaluation(one, other):
+        correct = {"fgsm": one, "pgd-20": other, "square": one}
+        results = [AttackResult(name, [i < k for i in range(n)], 0, 1.0, n, n) for name, k in correct.items()]
         steps = {"fgsm": {"steps": 1}, "pgd-20": {"steps": 20}, "square": {"parts": ["square"]}}
         return Evaluation(results, [0] * n, ["a"], {"cascade": False, "attacks": steps})
 
     assert accuracy_tolerance(n) * n == pytest.approx(allowed, abs=1e-3)
-    assert check_consistency(made(n // 2, n // 2 + allowed)) == []
-    assert check_consistency(made(n // 2 + allowed, n // 2)) == []
-    assert [flag.name for flag in check_consistency(made(n // 2, n // 2 + allowed + 1))] == [
+    assert check_consistency(make_evaluation(n // 2, n // 2 + allowed)) == []
+    assert check_consistency(make_evaluation(n // 2 + allowed, n // 2)) == []
+    assert [flag.name for flag in check_consistency(make_evaluation(n // 2, n // 2 + allowed + 1))] == [
         "one_step_wins",
         "black_box_wins",
     ]
@@ -370,47 +376,49 @@ def test_differences_count_beyond_half_a_point_or_two_images(n, allowed):
         (torch.arange(200) % 10, 100, False),
     ],
 )
-def test_the_first_images_of_a_sorted_set_are_no_sample_of_it(labels, n, flagged):
+def test_the_first_images_of_sorted_data_are_flagged_as_a_one_sided_sample(labels, n, flagged):
     x, _ = digits(200)
-    found = evaluate(robust(), (x, labels), threat=THREAT, attacks=["natural"], n=n, sanity=False)
-    assert ("one_sided_sample" in {flag.name for flag in found.flags}) == flagged
+    evaluation = evaluate(robust(), (x, labels), threat=THREAT, attacks=["natural"], n=n, sanity=False)
+    assert ("one_sided_sample" in {flag.name for flag in evaluation.flags}) == flagged
 
 
 @pytest.mark.parametrize("block", [1, 2])
-def test_the_checks_look_at_images_of_all_blocks_however_small(block):
+def test_the_checks_use_images_of_all_blocks_however_small(block):
     assert "zero_gradients" in flags(quantised(robust()), ["natural"], block=block)
     assert "batch_dependent" in flags(batch_normed(robust()), ["natural"], block=block)
     assert flags(robust(), ["natural", "pgd-5"], n=30, block=block) == set()
 
 
 @pytest.mark.parametrize("n", [4, 7, 8, 50])
-def test_answers_that_depend_on_the_batch_are_flagged_on_a_few_images_too(n):
+def test_batch_dependent_outputs_are_flagged_on_a_few_images_too(n):
     assert "batch_dependent" in flags(batch_normed(undefended()), ["natural"], n=n)
 
 
-def test_flags_on_the_model_are_told_before_the_first_attack_and_kept():
-    told = []
+def test_flags_about_the_model_are_reported_before_the_first_attack_and_in_the_result():
+    reported = []
 
     def act(model, x, y, threat):
-        assert told, "the attack came first"
+        assert reported, "the attack came first"
         return x
 
     mine = Own("mine", act)
-    found = evaluate(softmax(robust()), digits(40), threat=THREAT, attacks=[mine], block=8, on_flag=told.append)
-    assert [flag.name for flag in told] == ["probabilities"]
+    evaluation = evaluate(
+        softmax(robust()), digits(40), threat=THREAT, attacks=[mine], block=8, on_flag=reported.append
+    )
+    assert [flag.name for flag in reported] == ["probabilities"]
     assert mine.images
-    assert found.flags[0] == told[0]
+    assert evaluation.flags[0] == reported[0]
 
 
-def test_nothing_is_told_of_an_honest_model_nor_without_sanity_checks():
-    told = []
-    evaluate(robust(), digits(50), threat=THREAT, attacks=["natural"], on_flag=told.append)
-    evaluate(softmax(robust()), digits(50), threat=THREAT, attacks=["natural"], on_flag=told.append, sanity=False)
-    assert told == []
+def test_no_flag_is_reported_for_a_sound_model_or_without_sanity_checks():
+    reported = []
+    evaluate(robust(), digits(50), threat=THREAT, attacks=["natural"], on_flag=reported.append)
+    evaluate(softmax(robust()), digits(50), threat=THREAT, attacks=["natural"], on_flag=reported.append, sanity=False)
+    assert reported == []
 
 
-class Noting(nn.Module):
-    """A network that notes the precision in which it is asked."""
+class PrecisionRecorder(nn.Module):
+    """A network that records the precision that it computes in."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -421,51 +429,119 @@ class Noting(nn.Module):
         return self.net(x)
 
 
-def test_checks_ask_the_model_in_the_precision_of_verdicts():
-    net, before = Noting(), torch.get_float32_matmul_precision()
+def test_checks_run_the_model_in_exact_float32():
+    net, before = PrecisionRecorder(), torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
         with torch.autocast("cpu", torch.bfloat16):
-            found = evaluate(net, digits(30), threat=THREAT, attacks=["natural"])
+            evaluation = evaluate(net, digits(30), threat=THREAT, attacks=["natural"])
     finally:
         torch.set_float32_matmul_precision(before)
-    assert found.flags == []
+    assert evaluation.flags == []
     assert net.seen == {(False, "highest")}
 
 
 @pytest.mark.parametrize("n", [10, 49])
-def test_too_few_images_do_not_show_that_a_model_is_at_chance(n):
+def test_at_chance_is_not_flagged_on_too_few_images(n):
     assert "at_chance" not in flags(Around(robust(), lambda x: x / 255, same), ["natural"], n=n)
 
 
-def test_images_of_one_class_do_not_show_that_a_model_is_at_chance():
-    found = evaluate(robust(), (digits(200)[0], torch.arange(200) // 100), threat=THREAT, attacks=["natural"], n=60)
-    assert "at_chance" not in {flag.name for flag in found.flags}
+def test_at_chance_is_not_flagged_on_images_of_one_class():
+    evaluation = evaluate(
+        robust(), (digits(200)[0], torch.arange(200) // 100), threat=THREAT, attacks=["natural"], n=60
+    )
+    assert "at_chance" not in {flag.name for flag in evaluation.flags}
 
 
-class Scaling:
-    """A loader, some of whose batches are scaled otherwise than the first."""
+class PartlyScaledLoader:
+    """A loader in which some batches, by their numbers, are multiplied by a factor."""
 
-    def __init__(self, factor: float, *wrong: int) -> None:
-        self.factor, self.wrong = factor, wrong
+    def __init__(self, factor: float, *scaled_batches: int) -> None:
+        self.factor, self.scaled_batches = factor, scaled_batches
 
     def __iter__(self):
         x, y = digits(40)
         for number, (images, labels) in enumerate(zip(x.split(8), y.split(8), strict=True), 1):
-            yield (self.factor * images if number in self.wrong else images), labels
+            yield (self.factor * images if number in self.scaled_batches else images), labels
 
 
 @pytest.mark.parametrize(("factor", "words"), [(1.3, "outside"), (255.0, "divide by 255"), (float("nan"), "nan")])
 def test_a_later_batch_out_of_range_is_refused_by_its_number(factor, words):
     with pytest.raises(DataError, match=rf"batch 4 of the data: image \d+ .*{words}"):
-        evaluate(robust(), Scaling(factor, 4, 5), threat=THREAT, attacks=["fgsm"], block=10)
+        evaluate(robust(), PartlyScaledLoader(factor, 4, 5), threat=THREAT, attacks=["fgsm"], block=10)
     assert flags(robust(), ["fgsm"], n=30) == set()
 
 
-def test_every_flag_has_its_place_in_the_documentation():
+def test_every_flag_is_documented():
     page = (Path(__file__).parents[2] / DOCS_PAGE).read_text(encoding="utf-8")
     rows = re.findall(r'^\| <a id="(\w+)"></a>`(\w+)` \| .+ \| .+ \|$', page, flags=re.MULTILINE)
     assert [anchor for anchor, _ in rows] == [name for _, name in rows] == list(FLAG_ADVICE)
     flag = Flag("noise_wins", "seen", "advice")
     assert flag.link == "docs/evaluation.md#noise_wins"
     assert flag.link in flag.line
+
+
+N = 1000
+
+
+def consistency_flags(cascade=False, felled=None, **percent: float) -> list[str]:
+    """The flags of an evaluation whose attacks leave these accuracies in percent; _ in a name stands for -."""
+    counts = {name.replace("_", "-"): round(N * share / 100) for name, share in percent.items()}
+    results = [
+        AttackResult(name, [i < k for i in range(N)], 0, 1.0, N, N, (felled or {}).get(name, {}))
+        for name, k in counts.items()
+    ]
+    attacks = {name: describe_attack(get_attack(name), THREAT) for name in counts}
+    evaluation = Evaluation(results, [0] * N, ["a"], {"cascade": cascade, "attacks": attacks})
+    return [flag.name for flag in check_consistency(evaluation)]
+
+
+@pytest.mark.parametrize(
+    ("percent", "expected"),
+    [
+        ({"fgsm": 30, "pgd_20": 50, "cw_20": 25}, ["one_step_wins"]),
+        ({"fgsm": 30, "pgd_20": 25, "cw_20": 50}, []),
+        ({"fgsm": 30, "pgd_2": 50, "pgd_20": 25}, []),
+        ({"fgsm": 30, "cw_20": 50}, ["one_step_wins"]),
+        ({"pgd_20": 30, "pgd_20x10": 50}, ["one_start_wins"]),
+        ({"pgd_20x5": 30, "pgd_20": 50, "pgd_20x10": 35}, ["one_start_wins"]),
+        ({"pgd_20": 30, "pgd_20x10": 30.5}, []),
+        ({"pgd_20": 30, "pgd_20x10": 20}, []),
+        ({"pgd_20": 30, "pgd_10x10": 50, "pgd_20x10_last": 50}, []),
+        ({"pgd_20": 30, "aa": 50}, ["ensemble_loses"]),
+        ({"cw_20": 30, "aa": 50}, ["ensemble_loses"]),
+        ({"apgd_ce": 30, "aa": 50}, ["ensemble_loses"]),
+        ({"pgd_20": 30, "aa": 30.5}, []),
+        ({"pgd_20": 30, "cw_20": 28, "aa": 25}, []),
+        ({"natural": 20, "aa": 50}, []),
+        ({"pgd_20": 50, "square": 30}, ["black_box_wins"]),
+        ({"pgd_20": 50, "aa": 30, "square": 30}, ["black_box_wins"]),
+        ({"pgd_20": 30, "aa": 25, "square": 40}, []),
+        ({"apgd_t": 50, "square": 30}, ["black_box_wins"]),
+        ({"fgsm": 50, "square": 30}, []),
+    ],
+    ids=str,
+)
+def test_a_weaker_attack_must_not_leave_a_lower_accuracy_than_a_stronger_one(percent, expected):
+    assert consistency_flags(**percent) == expected
+    assert consistency_flags(cascade=True, **percent) == []
+
+
+def test_the_attack_that_does_nothing_is_identified_by_its_settings_not_by_its_name():
+    results = [
+        AttackResult(name, [i < k for i in range(N)], 0, 1.0, N, N) for name, k in (("natural", 300), ("pgd", 500))
+    ]
+    attacks = {
+        "natural": describe_attack(get_attack("fgsm"), THREAT),
+        "pgd": describe_attack(get_attack("pgd-20"), THREAT),
+    }
+    evaluation = Evaluation(results, [0] * N, ["a"], {"cascade": False, "attacks": attacks})
+    assert [flag.name for flag in check_consistency(evaluation)] == ["one_step_wins"]
+
+
+@pytest.mark.parametrize(("fooled", "expected"), [(0, []), (5, []), (6, ["black_box_wins"])])
+@pytest.mark.parametrize("cascade", [False, True])
+def test_images_that_only_square_fools_are_flagged(fooled, expected, cascade):
+    felled = {"aa": {"apgd-ce": 400, "apgd-t": 50, "fab-t": 0, "square": fooled}}
+    assert consistency_flags(cascade, felled, aa=50) == expected
+    assert consistency_flags(cascade, {"aa": {"square": fooled, "apgd-ce": 400}}, aa=50) == []
