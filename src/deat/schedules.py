@@ -52,7 +52,7 @@ class Schedule(ABC):
             check_number(name, getattr(self, name), lambda v: v >= 0, ">= 0")
 
     @property
-    def attacks(self) -> bool:
+    def has_adversary(self) -> bool:
         """Whether an epoch may come that has an adversary in it."""
         return True
 
@@ -109,7 +109,7 @@ class Fixed(Schedule):
         check_int("k", self.k, 0)
 
     @property
-    def attacks(self) -> bool:
+    def has_adversary(self) -> bool:
         """Whether there is a step."""
         return self.k > 0
 

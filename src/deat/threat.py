@@ -62,7 +62,7 @@ class ThreatModel(ABC):
     def _sign_scale(self, n: int) -> float:
         """Size of each coordinate of a vector of n signs that has norm eps."""
 
-    def start(
+    def initial_delta(
         self,
         x: Tensor,
         kind: str,
@@ -96,7 +96,7 @@ class ThreatModel(ABC):
         """Radius at which every one of n pixels may become grey, so that nothing can be told apart."""
         return 0.5 * self.eps / self._sign_scale(n) if self.eps else 0.5
 
-    def move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
+    def pgd_step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
         """Steepest-ascent step, then projection: one step of projected gradient ascent."""
         return self.project(x, self.step(x, delta, grad, alpha))
 

@@ -523,4 +523,4 @@ class Ask:
 
     def on_epoch(self, trainer, stats, timing) -> None:
         if stats.epoch == self.epoch - 1:
-            trainer.interruption.ask()
+            trainer.interruption.request()

@@ -116,7 +116,7 @@ from deat.cli.main import main
 from deat.utils.signals import Interruption
 
 def check(self):
-    for _ in range(600 if self.asked else 0):  # a batch that lasts a minute
+    for _ in range(600 if self.reason else 0):  # a batch that lasts a minute
         Path("heard").touch()
         time.sleep(0.1)
     real(self)
@@ -197,7 +197,7 @@ def test_signal_that_was_ignored_stays_ignored():
         interruption = Interruption()
         with interruption.catch_signals():
             os.kill(os.getpid(), signal.SIGINT)
-        assert interruption.asked is None
+        assert interruption.reason is None
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -32,7 +32,7 @@ def slow_verdicts(net, x, y, name, threat, *, seed, block):
         images, labels = x[first : first + block], y[first : first + block]
         right = net(images).argmax(1) == labels
         generator = torch.Generator().manual_seed(derive_block_seed(seed, name, number))
-        starts = iter(threat.start(images[right], how.start, generator))
+        starts = iter(threat.initial_delta(images[right], how.start, generator))
         for image, label, known in zip(images, labels, right, strict=True):
             verdicts.append(bool(known) and stands(net, image, label, next(starts), how, loss, threat))
     return verdicts
@@ -46,7 +46,7 @@ def stands(net, image, label, start, how, loss, threat):
         if logits.argmax(1) != label:
             return False
         (grad,) = torch.autograd.grad(loss(logits, label).sum(), delta)
-        delta = threat.move(image, delta.detach(), grad, how.alpha * threat.eps)
+        delta = threat.pgd_step(image, delta.detach(), grad, how.alpha * threat.eps)
     return bool(net(image + delta).argmax(1) == label)
 
 
@@ -78,7 +78,7 @@ def test_plain_accuracies_equal_a_slow_computation_from_starts_that_each_batch_d
         hits = []
         for batch, (images, labels) in enumerate(source.epoch(0)):
             generator = torch.Generator().manual_seed(derive_seed(3, f"score {name}", batch))
-            starts = THREAT.start(images, how.start, generator)
+            starts = THREAT.initial_delta(images, how.start, generator)
             hits += [stands(net, *one, how, loss, THREAT) for one in zip(images, labels, starts, strict=True)]
         assert found[name] == pytest.approx(sum(hits) / 60)
     assert 0 < found["pgd-5"] < found["natural"]

@@ -247,7 +247,7 @@ def run_evaluation(args: EvaluateCommand) -> int:
     """Evaluate, write evaluation.json and show the table; 6 where a sanity flag was raised."""
     named = get_attacks(args.attacks)
     check_evaluation_arguments(named, args.n, args.block, args.seed)
-    ranks = Distributed.join(args.device)
+    ranks = Distributed.initialize(args.device)
     with ranks.local_main_first():
         trained = _load_target(args)
     run, record, target = trained.run, trained.record, Path(args.target).expanduser()
@@ -255,7 +255,7 @@ def run_evaluation(args: EvaluateCommand) -> int:
     out = Path(args.out).expanduser() if args.out is not None else _default_output_path(target)
     ranks.run_on_main(lambda: check_output_path(out))
     model = load_run_model(run, trained.weights)
-    if ranks.main:
+    if ranks.is_main:
         print_recorded_data_root(run.splits)
         if record:
             _warn_if_unfinished(target, record)
@@ -269,7 +269,7 @@ def run_evaluation(args: EvaluateCommand) -> int:
             found = _evaluate(args, run, model, chosen, out, about, ranks, told)
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; what was judged is kept beside {out}; the same command goes on") from None
-    if ranks.main:
+    if ranks.is_main:
         print(json.dumps(found.as_json())) if args.json else print_evaluation(
             found, out, told if is_all_output_terminal() else ()
         )
@@ -293,7 +293,7 @@ def _evaluate(
         printed_flags.append(flag)
         print_stderr(flag.line)
 
-    with _show_progress(args.json or not distributed.main) as progress:
+    with _show_progress(args.json or not distributed.is_main) as progress:
         return evaluate(
             model,
             get_test_split(run),

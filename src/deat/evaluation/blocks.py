@@ -70,7 +70,7 @@ class BlockEvaluator:
                 entry = self._find_or_evaluate(how, stage, own_block, images, stands, progress) if own_block else None
                 stands = entry["ruling"]["correct"] if entry else None
                 rows.append(
-                    [self._keep(stage, held, progress) for held in self.asked.distributed.gather(entry) if held]
+                    [self._keep(stage, held, progress) for held in self.asked.distributed.all_gather(entry) if held]
                 )
                 on_progress(progress)
             if self.asked.cascade and not is_natural(how):  # whose accuracy is shown, wherever it stands

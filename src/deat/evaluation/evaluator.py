@@ -104,7 +104,7 @@ def evaluate(
     source = as_source(data, batch_size=block, device=device, shuffle=False)
     source.check()
     check_radius(radius, source.shape)
-    for line in get_tiny_radius_warnings(radius) if sanity and distributed.main else ():
+    for line in get_tiny_radius_warnings(radius) if sanity and distributed.is_main else ():
         warnings.warn(line, RuntimeWarning, stacklevel=2)
     asked = EvaluationRequest(
         model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision
@@ -115,7 +115,7 @@ def evaluate(
         found, rulings = session.run(
             source, _make_progress_callback(progress, distributed), on_flag or (lambda flag: None)
         )
-    if save is not None and distributed.main:
+    if save is not None and distributed.is_main:
         save(found) if callable(save) else found.save(Path(save))
     rulings.close()  # not before what it held is safe elsewhere
     return found
@@ -125,7 +125,7 @@ def _make_progress_callback(progress: ProgressCallback | bool, distributed: Dist
     """Whoever is told how far an evaluation is."""
     if callable(progress):
         return progress
-    return ProgressPrinter() if progress and distributed.main else lambda pace: None
+    return ProgressPrinter() if progress and distributed.is_main else lambda pace: None
 
 
 class EvaluationRun:
@@ -198,12 +198,12 @@ class EvaluationRun:
     @property
     def _checks(self) -> bool:
         """Whether this process makes the sanity checks, of which one makes them for all."""
-        return self.asked.sanity and self.asked.distributed.main
+        return self.asked.sanity and self.asked.distributed.is_main
 
     def _open_resume_log(self, x: Tensor) -> ResumeLog:
         """The ledger, with what it holds on this very question; the first process has its file."""
         asked = self.asked
-        path = Path(asked.resume_log) if asked.resume_log and asked.distributed.main else None
+        path = Path(asked.resume_log) if asked.resume_log and asked.distributed.is_main else None
         ledger = ResumeLog(self.fingerprint, path, fingerprint_logits(asked.model, x) if asked.resume_log else None)
         ledger.share(asked.distributed)
         return ledger

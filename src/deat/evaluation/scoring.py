@@ -55,6 +55,6 @@ def compute_scores(
             logits = logits_under_attack(model, images, y, how, threat, generator)
             sums[index, 0, batch] = is_correct(logits, y).sum()
             sums[index, 1, batch] = cross_entropy(logits, y).sum(dtype=torch.float64)
-    flat = distributed.total(sums.flatten().tolist())
+    flat = distributed.all_reduce_sum(sums.flatten().tolist())
     means = [fsum(flat[i : i + len(source)]) / source.num_examples for i in range(0, len(flat), len(source))]
     return dict(zip([how.name for how in chosen], zip(means[::2], means[1::2], strict=True), strict=True))

@@ -102,7 +102,7 @@ def fit(
         net = result.load_best()
     """
     _check_checkpoint_folder(checkpoints, distributed)
-    lines = [EpochPrinter(sys.stderr)] if progress and distributed.main else []
+    lines = [EpochPrinter(sys.stderr)] if progress and distributed.is_main else []
     trainer = make_trainer(
         model,
         train,

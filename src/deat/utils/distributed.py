@@ -57,7 +57,7 @@ class Distributed:
     local_rank: int = 0
 
     @classmethod
-    def join(cls, device: str = "auto") -> "Distributed":
+    def initialize(cls, device: str = "auto") -> "Distributed":
         """The processes that torchrun started, joined: over gloo on CPUs, and NCCL for what lies on GPUs."""
         rank, size, local_rank = (int(os.environ.get(name, d)) for name, d in _TORCHRUN_VARIABLES)
         if is_process_group_initialized() or size == 1:
@@ -70,7 +70,7 @@ class Distributed:
         return cls(rank, size, local_rank)
 
     @property
-    def main(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process is the one that prints and writes."""
         return self.rank == 0
 
@@ -80,11 +80,11 @@ class Distributed:
         return self.size > 1
 
     @property
-    def share(self) -> BatchShard:
+    def shard(self) -> BatchShard:
         """This process's part of a batch."""
         return BatchShard(self.rank, self.size)
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Everybody's JSON value, in the order of ranks."""
         if not self.is_multiprocess:
             return [value]
@@ -97,13 +97,13 @@ class Distributed:
 
     def broadcast(self, value: Any) -> Any:
         """The first process's JSON value."""
-        return self.gather(value if self.main else None)[0]
+        return self.all_gather(value if self.is_main else None)[0]
 
-    def total(self, values: list[float]) -> list[float]:
+    def all_reduce_sum(self, values: list[float]) -> list[float]:
         """Everybody's numbers added up in float64, in the order of ranks, so that all get the same bits."""
-        return [sum(column) for column in zip(*self.gather(values), strict=True)]
+        return [sum(column) for column in zip(*self.all_gather(values), strict=True)]
 
-    def any(self, flag: bool) -> bool:
+    def all_reduce_any(self, flag: bool) -> bool:
         """Whether anybody says so."""
         if not self.is_multiprocess:
             return flag
@@ -116,7 +116,7 @@ class Distributed:
         if not self.is_multiprocess:
             return function()
         value, failure = None, None
-        if self.main:
+        if self.is_main:
             try:
                 value = function()
             except DeatError as error:
@@ -134,7 +134,7 @@ class Distributed:
         if not self.is_multiprocess:
             return [own]
         data = own.reshape(-1).view(torch.uint8)
-        shapes, lengths = zip(*self.gather([list(own.shape), len(data)]), strict=True)
+        shapes, lengths = zip(*self.all_gather([list(own.shape), len(data)]), strict=True)
         found = [data.new_zeros(max(lengths)) for _ in lengths]
         dist.all_gather(found, nn.functional.pad(data, (0, max(lengths) - len(data))))
         return [f[:n].view(own.dtype).view(s) for f, n, s in zip(found, lengths, shapes, strict=True)]
@@ -146,12 +146,12 @@ class Distributed:
         Where it fails the others still have their turn: they then find the same mistake, and end alike.
         """
         if self.local_rank:
-            self.any(False)
+            self.all_reduce_any(False)
         try:
             yield
         finally:
             if not self.local_rank:
-                self.any(False)
+                self.all_reduce_any(False)
 
     def wrap_ddp(self, objective: nn.Module) -> nn.Module:
         """The objective with its gradients averaged over the processes in every backward."""

@@ -28,7 +28,7 @@ class PrivateRngState:
 
     def __init__(self, seed: int) -> None:
         legacy = np.random.RandomState(seed % 2**32).get_state()
-        self._own: tuple[Any, ...] = (
+        self._inner_states: tuple[Any, ...] = (
             torch.Generator().manual_seed(seed).get_state(),
             legacy,
             random.Random(seed).getstate(),
@@ -36,12 +36,12 @@ class PrivateRngState:
 
     def __enter__(self) -> None:
         self._outer_states = _get_rng_states()
-        _set_rng_states(self._own)
+        _set_rng_states(self._inner_states)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._own = _get_rng_states()
+        self._inner_states = _get_rng_states()
         _set_rng_states(self._outer_states)
 
 
@@ -60,14 +60,14 @@ class RandomStreams:
 
     def __init__(self, seed: int, start_generator: torch.Generator, distributed: Distributed = SINGLE_PROCESS) -> None:
         self.seed, self.start_generator = seed, start_generator
-        self.place = (distributed.rank,) if distributed.is_multiprocess else ()
+        self.rank_counters = (distributed.rank,) if distributed.is_multiprocess else ()
         self._loaded_state: dict[str, torch.Tensor] = {}
 
-    def at(self, epoch: int, step: int) -> None:
+    def seek(self, epoch: int, step: int) -> None:
         """Put every stream at the beginning of a batch."""
         self.start_generator.manual_seed(derive_seed(self.seed, "start", epoch, step))
         # A network draws dropout for the rows it sees, so that each process needs draws of its own.
-        torch.manual_seed(derive_seed(self.seed, "dropout", epoch, step, *self.place))
+        torch.manual_seed(derive_seed(self.seed, "dropout", epoch, step, *self.rank_counters))
 
     @contextmanager
     def isolated_rng(self, device: torch.device) -> Iterator[None]:

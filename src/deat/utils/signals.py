@@ -24,17 +24,17 @@ class Interruption:
     """Whether somebody asked training to stop; asked of one process, all of a run stop between the same batches."""
 
     def __init__(self, distributed: Distributed = SINGLE_PROCESS) -> None:
-        self.asked: str | None = None
-        self.distributed, self._since = distributed, 0.0
+        self.reason: str | None = None
+        self.distributed, self._requested_at = distributed, 0.0
 
-    def ask(self, reason: str = "asked to stop") -> None:
+    def request(self, reason: str = "asked to stop") -> None:
         """Ask training to stop after the batch that is running."""
-        self.asked = reason
+        self.reason = reason
 
     def check(self) -> None:
         """Raise Interrupted if somebody asked; every process of a run must come by."""
-        if self.distributed.any(self.asked is not None):
-            raise Interrupted(next(filter(None, self.distributed.gather(self.asked))))
+        if self.distributed.all_reduce_any(self.reason is not None):
+            raise Interrupted(next(filter(None, self.distributed.all_gather(self.reason))))
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
@@ -48,12 +48,12 @@ class Interruption:
     def _make_handler(self, former: Any) -> Any:
         def handle(number: int, frame: FrameType | None) -> None:
             """Ask to stop, or leave at once if that was asked before."""
-            if self.asked:
-                if not self.distributed.is_multiprocess or monotonic() - self._since > REPEATED_SIGNAL_SECONDS:
+            if self.reason:
+                if not self.distributed.is_multiprocess or monotonic() - self._requested_at > REPEATED_SIGNAL_SECONDS:
                     _exit_now()
                 return
-            self._since = monotonic()
-            self.ask(f"interrupted by {signal.Signals(number).name}")
+            self._requested_at = monotonic()
+            self.request(f"interrupted by {signal.Signals(number).name}")
             if former not in DEFAULT_HANDLERS and not isinstance(former, StopSignalHandler):
                 former(number, frame)
 
@@ -68,11 +68,11 @@ class StopSignalHandler:
     """Whether a signal has come, which an import that was cut short may say in words of its own."""
 
     def __init__(self) -> None:
-        self.signal = False
+        self.received = False
 
     def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
         """A handler that ends work."""
-        self.signal = True
+        self.received = True
         raise StopSignal
 
 
