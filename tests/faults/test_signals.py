@@ -135,7 +135,7 @@ def test_second_signal_leaves_at_once_with_a_whole_checkpoint(children, tmp_path
     wait_for(Path("heard"))  # two that come together may arrive as one
     os.kill(pid, signal.SIGTERM)
     assert children.wait(pid) == 75
-    assert "left at once" in Path("err").read_text()
+    assert "stopped at once" in Path("err").read_text()
     newest = find_newest_checkpoint(Path("run")).newest
     assert json.loads((newest / "state.json").read_text())["state"]["step"] == 0  # the first was not obeyed yet
 

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from deat.errors import UsageError
 from deat.threat import L1, L2, START_KINDS, Linf, ThreatModel, parse_threat
-from deat.utils.numbers import format_eps, parse_number
+from deat.utils.numbers import parse_number
+from deat.utils.text import format_eps
 
 SHAPES = [(1, 1, 8, 8), (3, 3, 5, 7), (2, 1, 1, 1), (4, 17)]
 RADII = [0.0, 1e-4, 8 / 255, 1.0]

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deat.errors import CheckpointError, DeatError, NewerVersionError, UsageError, summarize_error
+from deat.errors import CheckpointError, DeatError, NewerVersionError, UsageError
 from deat.evaluation.results import load_evaluation
 from deat.recipes import Recipe, RecipeRow
 from deat.report.load import load_run_results
@@ -33,6 +33,7 @@ from deat.utils.files import check_no_symlinks
 from deat.utils.locks import file_lock
 from deat.utils.paths import anonymize_paths
 from deat.utils.terminal import print_stderr
+from deat.utils.text import summarize_error
 from deat.utils.user_code import hash_code_file, is_file_spec
 
 PARSE_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)

@@ -35,9 +35,8 @@ from deat.threat import ThreatModel
 from deat.training.messages import format_command
 from deat.utils.distributed import Distributed
 from deat.utils.files import check_no_symlinks, write_atomic
-from deat.utils.numbers import format_eps, format_seconds
 from deat.utils.terminal import PlainConsole, is_all_output_terminal, is_stdout_terminal, print_stderr
-from deat.utils.text import make_printable
+from deat.utils.text import format_eps, format_seconds, make_printable
 
 MAX_TABLE_CLASSES = 20
 """Classes above which the table by class stays in the file."""

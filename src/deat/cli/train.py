@@ -50,10 +50,10 @@ from deat.training.epoch_format import EpochPrinter, format_epoch
 from deat.training.messages import collect_start_notes, describe_resume_position, format_command
 from deat.training.trainer import Trainer
 from deat.utils.distributed import Distributed
-from deat.utils.numbers import check_int, format_duration, format_eps
+from deat.utils.numbers import check_int
 from deat.utils.paths import anonymize_paths
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
-from deat.utils.text import ignore_message, make_printable
+from deat.utils.text import format_duration, format_eps, ignore_message, make_printable
 
 
 @dataclass(frozen=True)

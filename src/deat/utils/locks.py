@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from errno import EWOULDBLOCK
 from hashlib import sha256
@@ -19,6 +19,7 @@ from filelock import lock_descriptor
 
 from deat.errors import BusyError, CheckpointError
 from deat.utils.files import NO_FOLLOW
+from deat.utils.text import MessageHandler, ignore_message
 
 LOCK_FILE_NAME = "lock"
 _open_descriptors: set[int] = set()
@@ -101,7 +102,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def lock_with_holder(path: Path, target: Path, log: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+def lock_with_holder(path: Path, target: Path, log: MessageHandler = ignore_message) -> Iterator[None]:
     """Let only this process work on a folder or a file, and name it in the lock file, which is removed at the end.
 
     A system or a disk without locks gives none, which is no error.
@@ -134,7 +135,7 @@ def lock_with_holder(path: Path, target: Path, log: Callable[[str], None] = lamb
 
 
 @contextmanager
-def lock_run_folder(folder: Path, log: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+def lock_run_folder(folder: Path, log: MessageHandler = ignore_message) -> Iterator[None]:
     """Let only this process work on a run folder; see `lock_with_holder`."""
     with lock_with_holder(folder / LOCK_FILE_NAME, folder, log):
         yield
