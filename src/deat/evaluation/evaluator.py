@@ -41,7 +41,8 @@ from deat.evaluation.sanity import (
     check_consistency,
     estimate_check_passes,
 )
-from deat.threat import ThreatModel, check_radius, get_tiny_radius_warnings, parse_threat
+from deat.threat import ThreatModel, parse_threat
+from deat.threat_checks import check_radius, get_tiny_radius_warnings
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.paths import anonymize_paths
 from deat.utils.torch_utils import choose_threads, device_of, use_threads

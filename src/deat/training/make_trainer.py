@@ -17,7 +17,8 @@ from deat.methods import Method, get_method
 from deat.models import add_normalization, get_input_std
 from deat.models.build import Normalization
 from deat.models.normalize import parse_mean_std
-from deat.threat import ThreatModel, check_radius, get_radius_warnings, parse_threat
+from deat.threat import ThreatModel, parse_threat
+from deat.threat_checks import check_radius, get_radius_warnings
 from deat.training.callbacks import Callback, check_callbacks
 from deat.training.config import TrainConfig
 from deat.training.data_split import open_source, open_val_source, split_train_val
