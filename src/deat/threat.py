@@ -135,7 +135,7 @@ class ThreatModel(ABC):
         return self.project(x, delta[rows].view(x.shape))
 
     def grey_radius(self, n: int) -> float:
-        """Return the radius at which all n pixels of any image can become grey, so that classes are indistinguishable."""
+        """Return the radius at which all n pixels of any image can become grey, so that all images look the same."""
         return 0.5 * self.eps / self._sign_scale(n) if self.eps else 0.5
 
     def pgd_step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
@@ -239,7 +239,7 @@ class L2(ThreatModel):
         return delta + alpha * _normalize_rows(grad.flatten(1)).view_as(delta)
 
     def project(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Clip s * delta to the box, with the largest s in [0, 1] that keeps it in the ball; see `ThreatModel.project`."""
+        """Clip s * delta to the box, with the largest s <= 1 that fits the ball; see `ThreatModel.project`."""
         size, bound = _size_and_box_limit(x, delta)
         shrunk = torch.minimum(size * _l2_shrink_factor(size, bound, self.eps), bound)
         return _finish_projection(x, delta, shrunk, self.norm(shrunk), self.eps)
@@ -272,7 +272,7 @@ class L1(ThreatModel):
         return grad.flatten(1).abs().amax(1)
 
     def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
-        """Move the q = max(1, round(eps)) steepest coordinates that can still move by alpha / q; see `ThreatModel.step`."""
+        """Move the q = max(1, round(eps)) steepest coordinates with room by alpha / q; see `ThreatModel.step`."""
         slope, adv = grad.flatten(1), (x + delta).flatten(1)
         room = torch.where(slope > 0, 1 - adv, adv)
         slope = slope.masked_fill(room <= _BOUND_TOLERANCE, 0.0)
@@ -282,7 +282,7 @@ class L1(ThreatModel):
         return delta + (alpha / q) * direction.view_as(delta)
 
     def project(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Shrink all coordinates by the least lam >= 0 that fits the ball, clipped to the box; see `ThreatModel.project`."""
+        """Shrink all coordinates by the least lam that fits the ball, clip to the box; see `ThreatModel.project`."""
         size, bound = _size_and_box_limit(x, delta)
         shrunk = torch.minimum((size - _l1_soft_threshold(size, bound, self.eps)).clamp(min=0), bound)
         return _finish_projection(x, delta, shrunk, self.norm(shrunk), self.eps)

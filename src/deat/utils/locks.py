@@ -121,8 +121,8 @@ def lock_with_holder(path: Path, target: Path, log: MessageHandler = ignore_mess
             fd = stack.enter_context(file_lock(path, wait=False, delete=True, required=False))
         except BlockingIOError:
             raise BusyError(
-                f"{_describe_holder(path) or 'another process'} is working on {str(target)!r}. Wait for it, stop it, or "
-                "choose another --out."
+                f"{_describe_holder(path) or 'another process'} is working on {str(target)!r}. "
+                "Wait for it, stop it, or choose another --out."
             ) from None
         except OSError as error:
             raise CheckpointError(f"cannot write to {str(target)!r}: {error.strerror}. Choose another --out.") from None

@@ -166,7 +166,7 @@ def _is_stop_handler(handler: Any) -> bool:
 
 @contextmanager
 def _installed_handlers(make_handler: Callable[[Any], Any], should_replace: Callable[[Any], bool]) -> Iterator[None]:
-    """Replace handlers of stop signals by those that `make_handler` makes of them. Other threads than the main cannot."""
+    """Replace handlers of stop signals by those that `make_handler` makes of them, in the main thread only."""
     former_handlers: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         former_handlers = {s: former for s in STOP_SIGNALS if should_replace(former := signal.getsignal(s))}

@@ -199,7 +199,7 @@ def _split_tied_tensors(state: Tensors) -> tuple[Tensors, dict[str, str]]:
 
 
 def _add_hash(data: bytes) -> bytes:
-    """Add the hash to a file's metadata, and sort it: safetensors writes it in an order that changes between processes."""
+    """Add the hash to a file's metadata, and sort it, since its order differs between processes."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
     metadata = {**header["__metadata__"], HASH_KEY: hashlib.sha256(memoryview(data)[end:]).hexdigest()}
