@@ -8,7 +8,7 @@ from typing import Any
 USER_PLACEHOLDER = "$USER"
 """What a recorded path has instead of the user's name."""
 MIN_USER_NAME_LETTERS = 3
-"""A shorter user's name is kept: it identifies nobody and is often part of other words."""
+"""A shorter user's name is kept: it does not identify a person and is often part of other words."""
 _HOME_MARK = re.compile(r"(?<![^:+])~(?=/|$)")
 """The sign of the home folder, where a path begins: also after `folder:` and `m+`."""
 _BEFORE_PART = r"(?:(?<=/)|(?<=folder:)|(?<![^:+])(?={name}/))"
@@ -53,13 +53,13 @@ def _path_part_pattern(name: str) -> re.Pattern[str]:
 
 
 def _home_folders() -> list[str]:
-    """Return the home folder and what it resolves to; not the root, which identifies nobody."""
+    """Return the home folder and what it resolves to; not the root, which identifies no person."""
     home = Path.home()
     return sorted({str(home), str(home.resolve())} - {"/"}, key=len, reverse=True)
 
 
 def _user_name() -> str | None:
-    """Return the user's name if it identifies somebody."""
+    """Return the user's name if it identifies a person."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError, ImportError):  # the user's number has no name
