@@ -51,13 +51,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    ranks = Distributed.join("cpu")
+    ranks = Distributed.initialize("cpu")
     if ranks.is_multiprocess:
         found = [measure(case, ranks, rounds) for case in CASES]
-        if ranks.main:
+        if ranks.is_main:
             record = {**about(ranks, rounds), "cases": found}
             (RESULTS / "ranks.json").write_text(json.dumps(record, indent=2) + "\n")
-    if ranks.main:
+    if ranks.is_main:
         record = json.loads((RESULTS / "ranks.json").read_text())
         (RESULTS / "ranks.md").write_text(render(record))
     exit_if_distributed()
@@ -80,7 +80,7 @@ def measure(case: Case, ranks: Distributed, rounds: int) -> Record:
     alone, shared = player(case, Distributed()), player(case, ranks)
     pairs = []
     for _ in range(rounds + 1):
-        one = timed(alone if ranks.main else waiting, ranks)
+        one = timed(alone if ranks.is_main else waiting, ranks)
         pairs.append((one, timed(shared, ranks)))
     laps = pairs[1:]
     return {
@@ -121,7 +121,7 @@ def timed(work: Callable[[], object], ranks: Distributed) -> Lap:
         dist.barrier()
 
     dist.barrier()
-    return lap(together, own=lambda: ranks.total([own_seconds()])[0])
+    return lap(together, own=lambda: ranks.all_reduce_sum([own_seconds()])[0])
 
 
 def waiting() -> None:

@@ -234,7 +234,7 @@ def theorem(run: RunResults) -> Sides:
     generator = torch.Generator().manual_seed(0)
     worst = climb(model, x, y, held.threat, generator)
     flat, smallest = flattest(model, x, y, held.threat, generator)
-    starts = [held.threat.start(x, "uniform", generator) for _ in range(POINTS)]
+    starts = [held.threat.initial_delta(x, "uniform", generator) for _ in range(POINTS)]
     deltas = torch.stack([torch.zeros_like(x), worst, flat, *starts])
     slope = largest_slope(model, x, y, deltas, held.threat.eps)
     at_worst, at_x = (sizes(grad(model, x + delta, y)) for delta in (worst, 0))
@@ -263,9 +263,9 @@ def sizes(gradient: Tensor) -> Tensor:
 
 def climb(model: nn.Module, x: Tensor, y: Tensor, threat: Linf, generator: torch.Generator) -> Tensor:
     """The delta that PGD-20 ends at."""
-    delta = threat.start(x, "uniform", generator)
+    delta = threat.initial_delta(x, "uniform", generator)
     for _ in range(20):
-        delta = threat.move(x, delta, grad(model, x + delta, y), threat.eps / 4)
+        delta = threat.pgd_step(x, delta, grad(model, x + delta, y), threat.eps / 4)
     return delta
 
 
@@ -274,9 +274,9 @@ def flattest(model: nn.Module, x: Tensor, y: Tensor, threat: Linf, generator: to
     best, smallest = torch.zeros_like(x), sizes(grad(model, x, y))
     for start in ("zero", "uniform", "uniform", "uniform"):
         for descend in (gradient_of_size, grad):
-            delta = threat.start(x, start, generator)
+            delta = threat.initial_delta(x, start, generator)
             for step in range(100):
-                delta = threat.move(x, delta, -descend(model, x + delta, y), threat.eps * 0.25 * 0.96**step)
+                delta = threat.pgd_step(x, delta, -descend(model, x + delta, y), threat.eps * 0.25 * 0.96**step)
                 size = sizes(grad(model, x + delta, y))
                 better = size < smallest
                 smallest = torch.where(better, size, smallest)

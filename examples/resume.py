@@ -15,7 +15,7 @@ class Impatient:
         """Ask once."""
         print(f"epoch {stats.epoch + 1}: k {stats.k}, loss {stats.loss:.4f}")
         if stats.epoch == 2:
-            trainer.interruption.ask("somebody wanted the machine")
+            trainer.interruption.request("somebody wanted the machine")
 
 
 def train(folder: str | None, *callbacks: Impatient) -> deat.TrainResult:

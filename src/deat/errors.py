@@ -1,17 +1,14 @@
-"""What can go wrong, each kind with the exit status the command line leaves with.
+"""The errors that deat raises, each with the exit code of the command line.
 
-A message names the value, what is accepted and what to do next.
+A message names the value, what is accepted, and what to do next.
 """
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-MAX_EXCERPT_CHARS = 200
-"""Characters of a file's content, or of another library's words, in a message."""
-
 
 class DeatError(Exception):
-    """Any failure that deat explains; the base of all below."""
+    """Base class of all errors that deat explains."""
 
     exit_code = 70
 
@@ -23,13 +20,13 @@ class UsageError(DeatError, ValueError):
 
 
 class DataError(DeatError, ValueError):
-    """Data that is missing or is not what it claims to be."""
+    """Data that is missing or in the wrong form."""
 
     exit_code = 3
 
 
 class NewerVersionError(DataError):
-    """A file that a later deat wrote: whole, and not to be taken for damaged."""
+    """A file that a later version of deat wrote. It is not damaged."""
 
 
 class CheckpointError(DeatError):
@@ -39,7 +36,12 @@ class CheckpointError(DeatError):
 
 
 class NumericalError(DeatError, ArithmeticError):
-    """Training that produced a NaN or an infinity, or ran out of memory; facts say where, for the run's record."""
+    """Training that produced a NaN or an infinity, or ran out of memory.
+
+    Args:
+        message: The text of the error.
+        details: Where and how it happened, for the run's record. The values are JSON values.
+    """
 
     exit_code = 5
 
@@ -50,8 +52,8 @@ class NumericalError(DeatError, ArithmeticError):
     @property
     def batch(self) -> int | None:
         """The first bad batch of the epoch, if it is known."""
-        found = self.details.get("batch")
-        return found if isinstance(found, int) else None
+        batch = self.details.get("batch")
+        return batch if isinstance(batch, int) else None
 
 
 class BusyError(DeatError):
@@ -61,36 +63,43 @@ class BusyError(DeatError):
 
 
 class Interrupted(DeatError):
-    """Training that was asked to stop, and can go on later."""
+    """Training that stopped because of a signal or a request, and can be resumed."""
 
     exit_code = 75
 
 
 def unknown_name_error(what: str, value: object, known: Iterable[str], hint: str = "") -> UsageError:
-    """The error for a name nobody knows, with the nearest known ones."""
+    """Make the error for an unknown name, which suggests similar ones.
+
+    Args:
+        what: What the name is of, such as "method".
+        value: The unknown name.
+        known: The names that are accepted.
+        hint: A sentence to add to the message.
+
+    Returns:
+        The error, to be raised.
+    """
     names = sorted(known)
     hint = f" {hint}" if hint else ""
-    near = did_you_mean(value, names) if isinstance(value, str) else ""
-    return UsageError(f"unknown {what} {value!r}.{near} Known: {', '.join(names)}.{hint}")
-
-
-def summarize_error(error: BaseException) -> str:
-    """What went wrong with a file, for a message of one line; some errors hold the whole file in their repr."""
-    return truncate_text(str(error) if isinstance(error, UnicodeError) else repr(error))
-
-
-def truncate_text(text: str) -> str:
-    """A text that may hold much of a file, as far as a message needs it."""
-    return text if len(text) <= MAX_EXCERPT_CHARS else f"{text[:MAX_EXCERPT_CHARS]}..."
-
-
-def check_is_instance(model: object) -> None:
-    """Refuse a class where the network belongs that it makes."""
-    if isinstance(model, type):
-        raise UsageError(f"the model is the class {model.__name__}, not a network: call it, {model.__name__}(...).")
+    suggestion = did_you_mean(value, names) if isinstance(value, str) else ""
+    return UsageError(f"unknown {what} {value!r}.{suggestion} Known: {', '.join(names)}.{hint}")
 
 
 def did_you_mean(value: str, known: Iterable[str]) -> str:
-    """The question whether one of the nearest known names was meant; nothing where none is near."""
-    near = get_close_matches(value.lower(), list(known), n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    """Return the sentence "Did you mean ...?" with the most similar names, or "" if none is similar."""
+    similar = get_close_matches(value.lower(), list(known), n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
+
+
+def check_is_instance(model: object) -> None:
+    """Check that a model is not a class.
+
+    Args:
+        model: What the user gave as a model.
+
+    Raises:
+        UsageError: If it is a class, which must be called first.
+    """
+    if isinstance(model, type):
+        raise UsageError(f"the model is the class {model.__name__}, not a network: call it, {model.__name__}(...).")

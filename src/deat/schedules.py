@@ -1,9 +1,8 @@
-"""How many adversarial iterations k, of which size alpha, each epoch plays.
+"""Schedules: how many adversarial steps k, and of which size alpha, each epoch takes.
 
-A schedule is a frozen rule on the host. Its state is a plain JSON value that the caller carries:
-``init() -> state``, ``budget(state, epoch) -> Budget``, ``observe(state, record) -> state``.
-Built by hand, a schedule takes absolute numbers. Inside a method's declaration lengths are in units of
-eps, and :meth:`Schedule.bind` makes them absolute.
+A schedule is a frozen rule. Its state is a JSON value that the caller stores: ``init() -> state``,
+``budget(state, epoch) -> Budget``, ``observe(state, record) -> state``. A schedule made by hand takes absolute
+numbers. In a method's declaration lengths are in units of eps, and :meth:`Schedule.bind` makes them absolute.
 """
 
 import math
@@ -31,7 +30,7 @@ __all__ = [
 ]
 
 ScheduleState = dict[str, Any]
-"""A schedule's memory: a JSON object."""
+"""What a schedule remembers between epochs: a JSON object."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,55 +51,101 @@ class Schedule(ABC):
             check_number(name, getattr(self, name), lambda v: v >= 0, ">= 0")
 
     @property
-    def attacks(self) -> bool:
-        """Whether an epoch may come that has an adversary in it."""
+    def has_adversary(self) -> bool:
+        """Whether any epoch can have an adversary."""
         return True
 
     def init(self) -> ScheduleState:
-        """The state before the first epoch."""
+        """Return the state before the first epoch."""
         return {}
 
     def budget(self, state: ScheduleState, epoch: int) -> Budget:
-        """The budget of an epoch that is about to begin."""
+        """Return the budget of an epoch.
+
+        Args:
+            state: The state before the epoch.
+            epoch: Its number, from 0.
+
+        Returns:
+            The number of steps, the step size and the level of the freeze rule.
+        """
         k = self.k_at(state, epoch)
         return Budget(k, self.step_size(k), self.level_at(epoch))
 
     def observe(self, state: ScheduleState, record: EpochRecord) -> ScheduleState:
-        """The state after an epoch's record was read."""
+        """Return the state after an epoch.
+
+        Args:
+            state: The state before the epoch.
+            record: What was measured in the epoch.
+
+        Returns:
+            The new state.
+
+        Raises:
+            NumericalError: If the gradient magnitude is not finite.
+        """
         _check_finite_magnitude(record)
         return dict(state)
 
     @abstractmethod
     def k_at(self, state: ScheduleState, epoch: int) -> int:
-        """k of an epoch."""
+        """Return the number of steps in an epoch."""
 
     def level_at(self, epoch: int) -> float:
-        """The freeze rule's level in an epoch."""
+        """Return the level of the freeze rule in an epoch."""
         return self.level
 
     def step_size(self, k: int) -> float:
-        """The step size for k iterations: max(stretch / k, alpha)."""
+        """Return the step size for k steps: max(stretch / k, alpha)."""
         return max(self.stretch / k, self.alpha) if k else self.alpha
 
     def explain_no_growth(self, state: ScheduleState, records: Sequence[EpochRecord]) -> str | None:
-        """Why k was never raised, in words, by a rule that may raise it for what epochs show; None else."""
+        """Explain why k never grew.
+
+        Args:
+            state: The state after training.
+            records: The records of all epochs.
+
+        Returns:
+            A message for the user, or None if k grew or does not depend on records.
+        """
         return None
 
     def bind(self, eps: float, epochs: int) -> Self:
-        """This schedule with its lengths, declared in units of eps, made absolute."""
+        """Return this schedule with absolute lengths, which are declared in units of eps.
+
+        Args:
+            eps: The radius of the threat model.
+            epochs: The number of epochs of the training.
+        """
         return replace(self, alpha=self.alpha * eps, stretch=self.stretch * eps)
 
     def to_mplus(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> "GradientMagnitude":
-        """The M+ form of this schedule, if it has one."""
+        """Return the M+ form of this schedule, which lets l_X choose k.
+
+        Args:
+            gamma: How far l_X must exceed its value at the last growth.
+            max_steps: The largest k; that of this schedule if None.
+            stretch: See `Schedule`.
+            ramp: See `GradientMagnitude`.
+
+        Raises:
+            UsageError: If this schedule has no M+ form.
+        """
         raise UsageError(
-            f"m+ cannot guide a method whose schedule is {self!r}: it already moves k by a rule of its own. "
-            "Put m+ before a method with a fixed number of steps, such as m+deat, m+pgd-7 or m+free-8."
+            f"m+ cannot be applied to a method whose schedule is {self!r}, which already changes k. Put m+ before a "
+            "method with a fixed number of steps, such as m+deat, m+pgd-7 or m+free-8."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(Schedule):
-    """The same k in every epoch: PGD-k, FREE-m (k = m - 1), TRADES, MART, FAT."""
+    """The same k in every epoch: PGD-k, FREE-m (k = m - 1), TRADES, MART, FAT.
+
+    Args:
+        k: The number of steps.
+    """
 
     k: int
 
@@ -109,18 +154,18 @@ class Fixed(Schedule):
         check_int("k", self.k, 0)
 
     @property
-    def attacks(self) -> bool:
-        """Whether there is a step."""
+    def has_adversary(self) -> bool:
+        """Whether k is greater than 0."""
         return self.k > 0
 
     def k_at(self, state: ScheduleState, epoch: int) -> int:
-        """The fixed k."""
+        """Return the fixed k."""
         return self.k
 
     def to_mplus(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> "GradientMagnitude":
-        """M+ with this k as its cap."""
+        """Return M+ with this k as the largest; see `Schedule.to_mplus`."""
         if self.k == 0:
-            raise UsageError("m+ needs a method with an adversary: this one takes no steps to guide.")
+            raise UsageError("m+ needs a method with an adversary, and this one has none. Choose one such as m+pgd-7.")
         cap = self.k if max_steps is None else max_steps
         return GradientMagnitude(
             gamma=gamma, max_steps=cap, alpha=self.alpha, level=self.level, stretch=stretch, ramp=ramp
@@ -129,7 +174,12 @@ class Fixed(Schedule):
 
 @dataclass(frozen=True, kw_only=True)
 class EveryEpochs(Schedule):
-    """DEAT-d: k grows by one every `period` epochs, from 0; `max_steps` bounds it where given."""
+    """DEAT-d: k starts at 0 and grows by one every `period` epochs.
+
+    Args:
+        period: The number of epochs with the same k.
+        max_steps: The largest k, if any.
+    """
 
     period: int
     max_steps: int | None = None
@@ -140,13 +190,18 @@ class EveryEpochs(Schedule):
         _check_max_steps(self.max_steps)
 
     def k_at(self, state: ScheduleState, epoch: int) -> int:
-        """floor(t / period), bounded."""
+        """Return floor(epoch / period), at most max_steps."""
         return _clamp_k(epoch // self.period, self.max_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyAbove(Schedule):
-    """DEAT-p%: k grows by one after each epoch whose training accuracy is above `percent`."""
+    """DEAT-p%: k grows by one after each epoch whose training accuracy is above `percent`.
+
+    Args:
+        percent: The accuracy, from 0 to 100.
+        max_steps: The largest k, if any.
+    """
 
     percent: float
     max_steps: int | None = None
@@ -157,26 +212,26 @@ class AccuracyAbove(Schedule):
         _check_max_steps(self.max_steps)
 
     def init(self) -> ScheduleState:
-        """k = 0."""
+        """Return k = 0."""
         return {"k": 0}
 
     def k_at(self, state: ScheduleState, epoch: int) -> int:
-        """The state's k."""
+        """Return the k of the state."""
         return int(state["k"])
 
     def observe(self, state: ScheduleState, record: EpochRecord) -> ScheduleState:
-        """k + 1 where the accuracy passed the mark."""
+        """Return k + 1 if the accuracy is above the mark; see `Schedule.observe`."""
         above = record.accuracy > self.percent / 100
         return {**super().observe(state, record), "k": _clamp_k(int(state["k"]) + above, self.max_steps)}
 
     def explain_no_growth(self, state: ScheduleState, records: Sequence[EpochRecord]) -> str | None:
-        """That no epoch's accuracy passed the mark, so that training never met an adversary."""
+        """Explain that no epoch's accuracy was above the mark; see `Schedule.explain_no_growth`."""
         if state["k"] or len(records) < 2:
             return None
-        most = max(record.accuracy for record in records)
+        best_accuracy = max(record.accuracy for record in records)
         return (
             f"k stayed at 0, so there was no adversary: it grows above {self.percent:g} % training accuracy, and "
-            f"{most:.1%} was the most. Train for more epochs, or with a lower mark."
+            f"{best_accuracy:.1%} was the highest. Train for more epochs, or with a lower mark."
         )
 
 
@@ -184,9 +239,13 @@ class AccuracyAbove(Schedule):
 class GradientMagnitude(Schedule):
     """M+ (Algorithm 1): k grows when l_X exceeds a threshold, gamma times its value at the last growth.
 
-    Epoch 1 has k = 0, epoch 2 has k = 1 and sets the threshold. The threshold is never lowered, and the
-    first epoch's l_X is ignored. max_steps bounds k. `ramp` is the released code's extra rule: k also
-    grows, cap or not, while k * alpha is shorter than it.
+    Epoch 1 has k = 0, and its l_X is ignored. Epoch 2 has k = 1 and sets the threshold, which never decreases.
+
+    Args:
+        gamma: The factor of the threshold.
+        max_steps: The largest k, if any.
+        ramp: The additional rule of the released code: while k * alpha is shorter than this length, k grows in every
+            epoch, also beyond max_steps.
     """
 
     gamma: float = 1.01
@@ -200,19 +259,19 @@ class GradientMagnitude(Schedule):
         _check_max_steps(self.max_steps)
 
     def init(self) -> ScheduleState:
-        """k = 0 and no threshold yet."""
+        """Return k = 0 and no threshold."""
         return {"k": 0, "threshold": None}
 
     def k_at(self, state: ScheduleState, epoch: int) -> int:
-        """The state's k."""
+        """Return the k of the state."""
         return int(state["k"])
 
     def bind(self, eps: float, epochs: int) -> Self:
-        """Lengths times eps, the ramp's too."""
+        """Multiply all lengths by eps, including the ramp; see `Schedule.bind`."""
         return replace(super().bind(eps, epochs), ramp=self.ramp * eps)
 
     def observe(self, state: ScheduleState, record: EpochRecord) -> ScheduleState:
-        """Algorithm 1, lines 10 to 16."""
+        """Apply lines 10 to 16 of Algorithm 1; see `Schedule.observe`."""
         _check_finite_magnitude(record)
         _warn_if_zero_magnitude(record)
         if record.epoch == 0:
@@ -224,35 +283,40 @@ class GradientMagnitude(Schedule):
         return dict(state)
 
     def explain_no_growth(self, state: ScheduleState, records: Sequence[EpochRecord]) -> str | None:
-        """That l_X never came back to its first threshold, which a spike at the beginning can set too high."""
+        """Explain that l_X stayed below its first threshold, which a peak in epoch 2 can set too high."""
         if len(records) < 3 or state["k"] > 1 or self.max_steps == 1:
             return None
-        first, later = records[1], max(records[2:], key=lambda record: record.magnitude)
+        first, largest = records[1], max(records[2:], key=lambda record: record.magnitude)
         if not first.magnitude:
-            return None  # which was said when it vanished
+            return None  # there was a warning in epoch 2
         return (
             f"k stayed at 1: l_X was {first.magnitude:.4g} in epoch 2, which set its threshold to "
-            f"{state['threshold']:.4g}, and since then at most {later.magnitude:.4g} (epoch {later.epoch + 1}), as "
-            "often on few images or from weights of natural training. A smaller gamma raises k (--gamma, deat.configure_method in "
-            f"Python; below {later.magnitude / first.magnitude:.3g} it would have grown), or give it yourself: free-4, "
-            "pgd-7."
+            f"{state['threshold']:.4g}, and since then at most {largest.magnitude:.4g} (epoch {largest.epoch + 1}). "
+            "This is common with few images or with weights of natural training. Use a smaller gamma (--gamma, or "
+            f"deat.configure_method in Python): below {largest.magnitude / first.magnitude:.3g}, k would have grown. "
+            "Or choose k yourself: free-4, pgd-7."
         )
 
     def _should_grow(self, state: ScheduleState, record: EpochRecord) -> bool:
         k = int(state["k"])
-        capped = self.max_steps is not None and k >= self.max_steps
-        # The released scripts multiply in units of 1/255, where k * alpha meets eps exactly.
-        short = k * self.alpha < self.ramp * (1 - 1e-9)
-        return short or (record.magnitude > state["threshold"] and not capped)
+        is_capped = self.max_steps is not None and k >= self.max_steps
+        # The tolerance, since the released scripts multiply in units of 1/255, where k * alpha equals eps exactly.
+        is_in_ramp = k * self.alpha < self.ramp * (1 - 1e-9)
+        return is_in_ramp or (record.magnitude > state["threshold"] and not is_capped)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Schedule):
-    """Amata: k grows linearly from `first` to `last` while the step shrinks as stretch / k.
+    """Amata: k grows linearly from `first` to `last`, and the step size shrinks as stretch / k.
 
-    Also DAT's schedule, whose level falls linearly to zero at the fraction `level_until` of training.
-    `reaches_last` spreads the growth over T - 1 epochs, so that the last one plays `last`; without it, as
-    in the released code, over T.
+    It is also the schedule of DAT, whose level decreases linearly to zero.
+
+    Args:
+        first: k of the first epoch.
+        last: The k that it grows to.
+        epochs: The number of epochs of the training.
+        reaches_last: Whether the last epoch has k = last. In the released code, k grows over one epoch more.
+        level_until: The fraction of training after which the level is zero; the level is constant if None.
     """
 
     first: int
@@ -267,27 +331,27 @@ class Linear(Schedule):
         check_int("last", self.last, self.first)
 
     def bind(self, eps: float, epochs: int) -> Self:
-        """Lengths times eps, and the number of epochs."""
+        """Multiply all lengths by eps and set the number of epochs; see `Schedule.bind`."""
         return replace(super().bind(eps, epochs), epochs=epochs)
 
     def k_at(self, state: ScheduleState, epoch: int) -> int:
-        """k_t = first + floor((last - first) * t / T)."""
+        """Return first + floor((last - first) * epoch / span)."""
         if self.epochs < 1:
             raise UsageError("Linear needs the number of epochs: Linear(..., epochs=N) or method.bind(threat, N).")
         span = max(1, self.epochs - 1) if self.reaches_last else self.epochs
         return self.first + (self.last - self.first) * min(epoch, span) // span
 
     def level_at(self, epoch: int) -> float:
-        """The level, or what is left of it in this epoch."""
+        """Return the level, which decreases if level_until is given."""
         if self.level_until is None:
             return self.level
         return self.level * max(0.0, 1 - epoch / (self.level_until * self.epochs))
 
     def to_mplus(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> GradientMagnitude:
-        """M+ with `last` as its cap, keeping the step at stretch / k."""
+        """Return M+ with `last` as the largest k and the step size stretch / k; see `Schedule.to_mplus`."""
         if self.level_until is not None:
             raise UsageError(
-                "m+ cannot guide this method: its stopping level already follows the epochs. Use m+pgd instead."
+                "m+ cannot be applied to this method: its stopping level already depends on the epoch. Use m+pgd."
             )
         cap = self.last if max_steps is None else max_steps
         return GradientMagnitude(gamma=gamma, max_steps=cap, alpha=self.alpha, level=self.level, stretch=self.stretch)
@@ -313,8 +377,8 @@ def _check_finite_magnitude(record: EpochRecord) -> None:
 def _warn_if_zero_magnitude(record: EpochRecord) -> None:
     if record.magnitude == 0 and record.epoch >= 1:
         warnings.warn(
-            f"the gradient magnitude l_X of epoch {record.epoch + 1} is zero: the gradient of the input "
-            "vanished, so M+ cannot see whether the adversary still helps.",
+            f"the gradient magnitude l_X of epoch {record.epoch + 1} is zero, so M+ cannot choose k: the gradient with "
+            "respect to the images vanished.",
             RuntimeWarning,
             stacklevel=3,
         )

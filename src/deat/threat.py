@@ -1,12 +1,11 @@
-"""Threat models: the Linf, L2 and L1 balls of perturbations, cut to the pixel box [0, 1].
+"""Threat models: the Linf, L2 and L1 balls of perturbations, intersected with the pixel box [0, 1].
 
-Images and perturbations are float tensors (B, ...), batch first. Every function is batched, keeps the dtype
-it is given and never reads a tensor on the host, so it may be compiled and captured.
+Images and perturbations are float tensors (B, ...), batch first. Every function is batched, keeps the dtype of its
+input and never reads a tensor on the host, so it can be compiled and recorded as a CUDA graph.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,51 +17,82 @@ from deat.errors import UsageError, unknown_name_error
 from deat.utils.numbers import parse_number
 
 START_KINDS = ("zero", "uniform", "normal", "bernoulli", "jitter")
-_BOUND_TOLERANCE = 1e-6  # rounding leaves a pixel that far from a bound it has reached
+"""How an attack may start."""
+_BOUND_TOLERANCE = 1e-6  # rounding leaves a pixel that far from a bound that it reached
 
 
 @dataclass(frozen=True)
 class ThreatModel(ABC):
-    """What an adversary may do to an image: a norm ball of radius eps, cut to the pixel box [0, 1]."""
+    """How an adversary may change an image: by a vector in a norm ball that keeps pixels in [0, 1].
+
+    Args:
+        eps: The radius of the ball, as a number or as text such as "8/255".
+
+    Attributes:
+        name: The name of the norm: "linf", "l2" or "l1".
+        pointwise: Whether a step changes every pixel independently of the others.
+
+    Raises:
+        UsageError: If the radius is negative, or not a number, or larger than any image.
+    """
 
     eps: float
     name: ClassVar[str]
-    pointwise: ClassVar[bool] = False  # whether a step treats every pixel by itself
-    _normal_to_sign_ratio: ClassVar[float] = 1.0  # a normal vector's deviation over a sign vector's size, norms equal
+    pointwise: ClassVar[bool] = False
+    # The deviation of a normal vector's coordinates over the size of a sign vector's, if the two have equal norms.
+    _normal_to_sign_ratio: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         eps = parse_number(self.eps)
         if eps < 0:
-            raise UsageError(f"eps {eps} is negative. A radius is 0 or more; give its size without a sign.")
+            raise UsageError(f"eps {eps} is negative. A radius is 0 or more: give it without a sign.")
         if eps > 1e9:
-            raise UsageError(f"eps {eps:g} is larger than any image is; pixel values are in [0, 1].")
+            raise UsageError(f"eps {eps:g} is larger than any image: pixel values are in [0, 1].")
         object.__setattr__(self, "eps", eps)
 
     @abstractmethod
     def norm(self, delta: Tensor) -> Tensor:
-        """Size of each perturbation in this threat's norm, (B,)."""
+        """Return the norm of each perturbation, (B,)."""
 
     @abstractmethod
     def dual_norm(self, grad: Tensor) -> Tensor:
-        """Steepest slope each gradient offers to a unit step of this norm, (B,)."""
+        """Return the dual norm of each gradient, (B,): the largest slope along a step of norm 1."""
 
     @abstractmethod
     def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
-        """Steepest-ascent step of length alpha in this norm; not projected."""
+        """Take the steepest-ascent step in this norm, without projection.
+
+        Args:
+            x: The images.
+            delta: Their perturbations.
+            grad: The gradients of the loss.
+            alpha: The length of the step.
+
+        Returns:
+            The new perturbations.
+        """
 
     @abstractmethod
     def project(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Nearest perturbation, in Euclidean distance, inside both ball and box."""
+        """Return the perturbation inside ball and box that is nearest in Euclidean distance.
+
+        Args:
+            x: The images.
+            delta: Their perturbations.
+
+        Returns:
+            The projected perturbations.
+        """
 
     @abstractmethod
     def _sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
-        """Draw of the uniform distribution in the ball; like is (B, n)."""
+        """Draw from the uniform distribution in the ball, in the shape (B, n) of `like`."""
 
     @abstractmethod
     def _sign_scale(self, n: int) -> float:
-        """Size of each coordinate of a vector of n signs that has norm eps."""
+        """Return the size of each coordinate of a vector of n signs that has norm eps."""
 
-    def start(
+    def initial_delta(
         self,
         x: Tensor,
         kind: str,
@@ -71,9 +101,21 @@ class ThreatModel(ABC):
         full_batch_size: int | None = None,
         rows: slice = slice(None),
     ) -> Tensor:
-        """Perturbation to begin from, inside ball and box; kind is one of STARTS.
+        """Return perturbations for an attack to start from, inside ball and box.
 
-        Where x is some rows of a batch of `among` images, the draw is made for the whole batch.
+        Args:
+            x: The images.
+            kind: One of START_KINDS: zero, uniform in the ball, a normal vector, random signs of norm eps, or the
+                small normal noise of TRADES.
+            generator: The generator of the draw; torch's own if None.
+            full_batch_size: If `x` is a part of a batch, the length of the whole batch, for which the draw is made.
+            rows: Which rows of the whole batch `x` is.
+
+        Returns:
+            The perturbations.
+
+        Raises:
+            UsageError: If the kind is unknown.
         """
         like = x.flatten(1) if full_batch_size is None else x.new_empty(full_batch_size, x[0].numel())
         scale = self._sign_scale(like.shape[1])
@@ -93,15 +135,34 @@ class ThreatModel(ABC):
         return self.project(x, delta[rows].view(x.shape))
 
     def grey_radius(self, n: int) -> float:
-        """Radius at which every one of n pixels may become grey, so that nothing can be told apart."""
+        """Return the radius at which all n pixels of any image can become grey, so that all images look the same."""
         return 0.5 * self.eps / self._sign_scale(n) if self.eps else 0.5
 
-    def move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
-        """Steepest-ascent step, then projection: one step of projected gradient ascent."""
+    def pgd_step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
+        """Take one step of projected gradient ascent: `step`, then `project`.
+
+        Args:
+            x: The images.
+            delta: Their perturbations.
+            grad: The gradients of the loss.
+            alpha: The length of the step.
+
+        Returns:
+            The new perturbations.
+        """
         return self.project(x, self.step(x, delta, grad, alpha))
 
     def contains(self, x: Tensor, x_adv: Tensor, atol: float = 1e-6) -> Tensor:
-        """Whether each x_adv is an allowed perturbation of its x, (B,) bool, in float64; NaN never is."""
+        """Return whether each adversarial image is allowed, computed in float64.
+
+        Args:
+            x: The images.
+            x_adv: The adversarial images.
+            atol: How far they may be outside ball and box.
+
+        Returns:
+            Booleans, (B,). An image with a NaN is not allowed.
+        """
         adv = x_adv.double()
         in_box = ((adv >= -atol) & (adv <= 1 + atol)).flatten(1).all(1)
         return in_box & (self.norm(adv - x.double()) <= self.eps + atol * max(1.0, self.eps))
@@ -109,7 +170,15 @@ class ThreatModel(ABC):
 
 @dataclass(frozen=True)
 class Linf(ThreatModel):
-    """Every pixel may change by at most eps; the paper's threat model."""
+    """Every pixel may change by at most eps. This is the threat model of the paper.
+
+    Args:
+        eps: The radius, at most 1.
+
+    Example:
+        >>> deat.Linf(8 / 255)
+        Linf(eps=0.03137254901960784)
+    """
 
     eps: float = 8 / 255
     name: ClassVar[str] = "linf"
@@ -118,23 +187,25 @@ class Linf(ThreatModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.eps > 1:
-            raise UsageError(f"Linf {self.eps:g}: pixel values are in [0, 1], did you mean {self.eps:g}/255?")
+            raise UsageError(
+                f"Linf eps is {self.eps:g}, but pixel values are in [0, 1]: did you mean {self.eps:g}/255?"
+            )
 
     def norm(self, delta: Tensor) -> Tensor:
-        """Largest change of any pixel, (B,)."""
+        """Return the largest change of any pixel, (B,)."""
         return delta.flatten(1).abs().amax(1)
 
     def dual_norm(self, grad: Tensor) -> Tensor:
-        """Sum of absolute slopes, (B,)."""
+        """Return the sum of absolute slopes, (B,)."""
         return grad.flatten(1).abs().sum(1)
 
     def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
-        """Every pixel moves by alpha along the sign of its slope."""
+        """Move every pixel by alpha along the sign of its slope; see `ThreatModel.step`."""
         return delta + alpha * grad.sign()
 
     def project(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Clamp of each pixel's change to [max(-eps, -x), min(eps, 1 - x)]."""
-        # Both intervals hold 0, so clamping to one after the other clamps to their intersection.
+        """Clamp each pixel's change to [max(-eps, -x), min(eps, 1 - x)]; see `ThreatModel.project`."""
+        # Both intervals contain 0, so clamping to one after the other clamps to their intersection.
         return delta.clamp(-self.eps, self.eps).clamp(-x, 1 - x)
 
     def _sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
@@ -146,25 +217,29 @@ class Linf(ThreatModel):
 
 @dataclass(frozen=True)
 class L2(ThreatModel):
-    """The Euclidean length of the change is at most eps."""
+    """The Euclidean length of the change is at most eps.
+
+    Args:
+        eps: The radius.
+    """
 
     name: ClassVar[str] = "l2"
 
     def norm(self, delta: Tensor) -> Tensor:
-        """Euclidean length, (B,)."""
+        """Return the Euclidean length, (B,)."""
         length: Tensor = torch.linalg.vector_norm(delta.flatten(1), dim=1)
         return length
 
     def dual_norm(self, grad: Tensor) -> Tensor:
-        """Euclidean length, (B,): the L2 norm is its own dual."""
+        """Return the Euclidean length, (B,): the L2 norm is its own dual."""
         return self.norm(grad)
 
     def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
-        """Step of length alpha along the gradient; none where the gradient is zero."""
+        """Move by alpha along the gradient, and not at all if it is zero; see `ThreatModel.step`."""
         return delta + alpha * _normalize_rows(grad.flatten(1)).view_as(delta)
 
     def project(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Clip of s * delta to the box, with the largest s in [0, 1] that keeps it in the ball."""
+        """Clip s * delta to the box, with the largest s <= 1 that fits the ball; see `ThreatModel.project`."""
         size, bound = _size_and_box_limit(x, delta)
         shrunk = torch.minimum(size * _l2_shrink_factor(size, bound, self.eps), bound)
         return _finish_projection(x, delta, shrunk, self.norm(shrunk), self.eps)
@@ -179,23 +254,27 @@ class L2(ThreatModel):
 
 @dataclass(frozen=True)
 class L1(ThreatModel):
-    """The absolute changes sum to at most eps: a few pixels, changed a lot."""
+    """The absolute changes of all pixels sum to at most eps, so that a few pixels may change a lot.
+
+    Args:
+        eps: The radius.
+    """
 
     name: ClassVar[str] = "l1"
     _normal_to_sign_ratio: ClassVar[float] = math.sqrt(math.pi / 2)
 
     def norm(self, delta: Tensor) -> Tensor:
-        """Sum of absolute changes, (B,)."""
+        """Return the sum of absolute changes, (B,)."""
         return delta.flatten(1).abs().sum(1)
 
     def dual_norm(self, grad: Tensor) -> Tensor:
-        """Largest absolute slope, (B,)."""
+        """Return the largest absolute slope, (B,)."""
         return grad.flatten(1).abs().amax(1)
 
     def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
-        """The q = max(1, round(eps)) steepest coordinates that can still move go alpha / q each."""
-        slope, at = grad.flatten(1), (x + delta).flatten(1)
-        room = torch.where(slope > 0, 1 - at, at)
+        """Move the q = max(1, round(eps)) steepest coordinates with room by alpha / q; see `ThreatModel.step`."""
+        slope, adv = grad.flatten(1), (x + delta).flatten(1)
+        room = torch.where(slope > 0, 1 - adv, adv)
         slope = slope.masked_fill(room <= _BOUND_TOLERANCE, 0.0)
         q = min(max(1, round(self.eps)), slope.shape[1])
         steepest = slope.abs().topk(q, dim=1).indices
@@ -203,7 +282,7 @@ class L1(ThreatModel):
         return delta + (alpha / q) * direction.view_as(delta)
 
     def project(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Every coordinate moves towards 0 by the least lam >= 0 that fits the ball, clipped to the box."""
+        """Shrink all coordinates by the least lam that fits the ball, clip to the box; see `ThreatModel.project`."""
         size, bound = _size_and_box_limit(x, delta)
         shrunk = torch.minimum((size - _l1_soft_threshold(size, bound, self.eps)).clamp(min=0), bound)
         return _finish_projection(x, delta, shrunk, self.norm(shrunk), self.eps)
@@ -222,7 +301,21 @@ _THREAT_MODELS: dict[str, type[ThreatModel]] = {cls.name: cls for cls in (Linf, 
 
 
 def parse_threat(spec: ThreatModel | str) -> ThreatModel:
-    """The threat model a text names: "linf:8/255", "l2:0.5", "l1:12"; a threat model is itself."""
+    """Parse a threat model.
+
+    Args:
+        spec: NORM:EPS, such as "linf:8/255", "l2:0.5" or "l1:12". A threat model is returned unchanged.
+
+    Returns:
+        The threat model.
+
+    Raises:
+        UsageError: If the norm is unknown, or the radius is missing or not accepted.
+
+    Example:
+        >>> parse_threat("l2:0.5")
+        L2(eps=0.5)
+    """
     if isinstance(spec, ThreatModel):
         return spec
     name, _, radius = str(spec).strip().partition(":")
@@ -234,22 +327,22 @@ def parse_threat(spec: ThreatModel | str) -> ThreatModel:
 
 
 def _size_and_box_limit(x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-    """|delta| and its part inside the box, both (B, n): a projection keeps signs, so sizes suffice."""
+    """Return |delta| and its part inside the box, both (B, n). A projection keeps signs, so sizes suffice."""
     size = delta.abs()
     bound = torch.minimum(size, torch.where(delta > 0, 1 - x, x).clamp(min=0))
     return size.flatten(1), bound.flatten(1)
 
 
 def _l2_shrink_factor(size: Tensor, bound: Tensor, eps: float) -> Tensor:
-    """Largest s in [0, 1] with sum min(s size, bound)^2 <= eps^2, (B, 1).
+    """Return the largest s in [0, 1] with sum min(s size, bound)^2 <= eps^2, (B, 1).
 
-    Coordinate i meets its bound at s = bound_i / size_i. In the order of these break points the sum is
+    Coordinate i reaches its bound at s = bound_i / size_i. In the order of these break points the sum is
     (clipped coordinates so far) + s^2 (the free rest): a quadratic between neighbours, solved where it fits.
     """
     tiny = torch.finfo(size.dtype).tiny
     breaks, order = (bound / size.clamp(min=tiny)).sort(dim=1)
     clipped = bound.gather(1, order).square().cumsum(1)
-    # Shifted rather than subtracted: a small radius would drown in the rounding of large bounds.
+    # Shifted rather than subtracted: a small radius would be lost in the rounding of large bounds.
     before = pad(clipped[:, :-1], (1, 0))
     free = _reverse_cumsum(size.gather(1, order).square())
     index = _leading_true_index(before + breaks.square() * free < eps**2)
@@ -258,7 +351,7 @@ def _l2_shrink_factor(size: Tensor, bound: Tensor, eps: float) -> Tensor:
 
 
 def _l1_soft_threshold(size: Tensor, bound: Tensor, eps: float) -> Tensor:
-    """Smallest lam >= 0 with sum clip(size - lam, 0, bound) <= eps, (B, 1).
+    """Return the smallest lam >= 0 with sum clip(size - lam, 0, bound) <= eps, (B, 1).
 
     Coordinate i shrinks while lam is between size_i - bound_i and size_i. Between neighbouring break points
     the sum falls by the number of shrinking coordinates, so its value at each is a cumulative sum.
@@ -271,18 +364,18 @@ def _l1_soft_threshold(size: Tensor, bound: Tensor, eps: float) -> Tensor:
     return (breaks.gather(1, index) + surplus).masked_fill(bound.sum(1, keepdim=True) <= eps, 0.0)
 
 
-def _leading_true_index(holds: Tensor) -> Tensor:
-    """Number of leading columns where a monotone condition holds, at most the last index, (B, 1)."""
-    return holds.sum(1, keepdim=True).clamp(max=holds.shape[1] - 1)
+def _leading_true_index(is_true: Tensor) -> Tensor:
+    """Count the leading columns where a monotone condition is true, at most up to the last index, (B, 1)."""
+    return is_true.sum(1, keepdim=True).clamp(max=is_true.shape[1] - 1)
 
 
 def _reverse_cumsum(values: Tensor) -> Tensor:
-    """Sum of each column and all after it."""
+    """Sum each column and all after it."""
     return values.flip(1).cumsum(1).flip(1)
 
 
 def _finish_projection(x: Tensor, delta: Tensor, size: Tensor, norm: Tensor, eps: float) -> Tensor:
-    """Sizes (B, n) with delta's signs and shape, less what rounding would leave outside the ball."""
+    """Give sizes (B, n) the signs and the shape of delta, and remove what rounding leaves outside the ball."""
     scale = (eps / norm.clamp(min=torch.finfo(norm.dtype).tiny)).clamp(max=1)
     inside = (size * scale.unsqueeze(1)).view(delta.shape).copysign(delta)
     # Rounding x + delta adds up over pixels, so one that rounds away from x goes one float back.
@@ -291,9 +384,9 @@ def _finish_projection(x: Tensor, delta: Tensor, size: Tensor, norm: Tensor, eps
 
 
 def _normalize_rows(rows: Tensor) -> Tensor:
-    """Rows scaled to Euclidean length 1; zero rows stay zero."""
+    """Scale rows to Euclidean length 1. Zero rows stay zero."""
     tiny = torch.finfo(rows.dtype).tiny
-    # Dividing by the peak first keeps squares of vanishing gradients from underflowing to zero.
+    # Dividing by the largest entry first keeps squares of tiny gradients from underflowing to zero.
     return normalize(rows / rows.abs().amax(1, keepdim=True).clamp(min=tiny), dim=1, eps=tiny)
 
 
@@ -307,50 +400,3 @@ def _randn_like(like: Tensor, generator: Generator | None) -> Tensor:
 
 def _random_signs_like(like: Tensor, generator: Generator | None) -> Tensor:
     return 2 * (_rand_like(like, generator) < 0.5).to(like.dtype) - 1
-
-
-USUAL_RADII = {"linf": "4/255 to 8/255, or 0.1 to 0.3 for digits", "l2": "0.5 to 3", "l1": "12 and more"}
-"""Radii that are commonly defended against, by norm."""
-MIN_USUAL_RADII = {"linf": 0.25 / 255, "l2": 0.1, "l1": 1.0}
-"""Radii below which nothing is defended against, by norm."""
-
-
-def max_image_distance(threat: ThreatModel, shape: Sequence[int]) -> float:
-    """How far apart images of this shape are at most, in a threat model's norm."""
-    return 2 * threat.grey_radius(math.prod(shape))
-
-
-def check_radius(threat: ThreatModel, shape: Sequence[int]) -> None:
-    """Refuse a radius that reaches from any image of this shape to any other."""
-    widest = max_image_distance(threat, shape)
-    if threat.eps and threat.eps >= widest * (1 - 1e-9):
-        size = "x".join(map(str, shape))
-        raise UsageError(
-            f"{threat.name} eps {threat.eps:g} reaches every image of {size} from every other, which are at most "
-            f"{widest:.4g} apart: nothing could be told apart. Use a smaller one; usual is {_usual_radii_text(threat)}."
-        )
-
-
-def get_radius_warnings(threat: ThreatModel, has_adversary: bool) -> list[str]:
-    """What is strange about a radius: that it leaves an adversary no room, or looks like another norm's."""
-    if threat.eps == 0:
-        line = "eps is 0, so that the adversary can change nothing: this is natural training at a higher price"
-        return [
-            f"{line}. Use method natural, or a radius; usual for {threat.name} is {_usual_radii_text(threat)}."
-        ] * has_adversary
-    return get_tiny_radius_warnings(threat)
-
-
-def get_tiny_radius_warnings(threat: ThreatModel) -> list[str]:
-    """That a radius is too small to say anything of robustness, as one of linf is in another norm."""
-    if threat.eps == 0 or threat.eps >= MIN_USUAL_RADII.get(threat.name, 0.0):
-        return []
-    other = ", and looks like one for linf" if threat.name != "linf" else ""
-    return [
-        f"{threat.name} eps {threat.eps:.3g} is less than anybody defends against{other}: usual is {_usual_radii_text(threat)}. "
-        "It is taken all the same."
-    ]
-
-
-def _usual_radii_text(threat: ThreatModel) -> str:
-    return USUAL_RADII.get(threat.name, "far from either end")

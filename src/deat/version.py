@@ -1,4 +1,4 @@
-"""The software that a record was made with."""
+"""The version of deat, and the versions that records contain."""
 
 import platform
 
@@ -8,5 +8,5 @@ VERSION = "0.1.0"
 
 
 def get_versions() -> dict[str, str]:
-    """deat, torch and Python."""
+    """Return the versions of deat, torch and Python."""
     return {"deat": VERSION, "torch": torch.__version__, "python": platform.python_version()}

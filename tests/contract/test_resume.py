@@ -56,7 +56,7 @@ def interrupt_at(trainer: deat.Trainer, batches: int) -> None:
     def count(*_: object) -> None:
         plays.append(1)
         if len(plays) == batches:
-            trainer.interruption.ask()
+            trainer.interruption.request()
 
     real = trainer.game.close
     trainer.game.close = lambda r: (real(r), count())
@@ -216,7 +216,7 @@ def test_stop_is_obeyed_while_batches_are_drawn_again(tmp_path):
     def epoch(number: int):
         for batch in real(number):
             drawn.append(1)
-            second.interruption.ask()
+            second.interruption.request()
             yield batch
 
     second.train.epoch = epoch
@@ -254,7 +254,7 @@ class Ask:
 
     def on_epoch(self, trainer: deat.Trainer, stats: object, timing: object) -> None:
         if trainer.epoch == self.epoch:
-            trainer.interruption.ask()
+            trainer.interruption.request()
 
 
 def test_nothing_to_resume_is_said_by_returning_false(tmp_path: Path):

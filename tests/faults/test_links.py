@@ -85,6 +85,27 @@ def test_link_where_deat_would_write_is_refused_by_name_and_nothing_changes(
 
 
 @pytest.mark.promise("P10")
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("resume", "lock"),
+        ("resume", "history.jsonl"),
+        ("resume", "timing.jsonl"),
+        ("evaluate", ".evaluation-lock"),
+        ("evaluate", ".evaluation-rulings.jsonl"),
+    ],
+)
+def test_nothing_is_written_through_a_hard_link(command, name, unfinished):
+    victim = Path("victim")
+    victim.write_bytes((unfinished / name).read_bytes() if (unfinished / name).exists() else b"notes of mine\n")
+    before = victim.read_bytes()
+    (unfinished / name).unlink(missing_ok=True)
+    (unfinished / name).hardlink_to(victim)
+    assert main(COMMANDS[command]) == 0
+    assert victim.read_bytes() == before
+
+
+@pytest.mark.promise("P10")
 def test_run_s_folder_and_its_parents_may_be_links(unfinished):
     Path("far/away").mkdir(parents=True)
     unfinished.rename("far/away/run")

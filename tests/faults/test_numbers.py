@@ -69,7 +69,7 @@ def test_bad_loss_before_an_interruption_is_not_saved(tmp_path, monkeypatch):
     trainer = trainer_of("fgsm", conv_net())
     Checkpoints(tmp_path).follow(trainer)
     real = trainer.game.close
-    trainer.game.close = lambda r: (real(r), trainer.interruption.ask() if trainer.epoch and trainer.step else None)
+    trainer.game.close = lambda r: (real(r), trainer.interruption.request() if trainer.epoch and trainer.step else None)
     with pytest.raises(NumericalError, match="epoch 2, batch 2"):
         trainer.fit()
     assert find_newest_checkpoint(tmp_path).newest.name == "ckpt-000001"

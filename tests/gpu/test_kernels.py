@@ -124,7 +124,7 @@ def test_one_pass_of_a_linf_step_is_the_step() -> None:
     x, grad = torch.rand(7, 3, 9, 9, device="cuda"), torch.randn(7, 3, 9, 9, device="cuda")
     grad[0] = 0
     delta, alpha = 0.1 * torch.rand_like(x) - 0.05, torch.tensor(4 / 255, device="cuda")
-    moved = Linf(8 / 255).move(x, delta, grad, alpha)
+    moved = Linf(8 / 255).pgd_step(x, delta, grad, alpha)
     assert torch.equal(linf_projected_step(x, delta, grad, alpha, out=torch.empty_like(x), eps=8 / 255), moved)
     assert torch.equal(linf_projected_step(x, delta, grad, alpha, out=delta, eps=8 / 255), delta)
     assert torch.equal(delta, moved), "in its place"

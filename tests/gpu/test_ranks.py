@@ -56,7 +56,7 @@ def in_child(rank: int, size: int, port: int, backend: str, pipe: Connection) ->
             ranks: Distributed = Pretending()
         else:
             ranks_room._choose_backend = lambda device, local_rank: backend
-            ranks = Distributed.join("cuda")
+            ranks = Distributed.initialize("cuda")
         pipe.send(trained(ranks))
         exit_if_distributed()
     except BaseException:

@@ -87,7 +87,7 @@ def _answer(
 ) -> None:
     _enter(rank, size, port)
     try:
-        ranks = deat.Distributed.join("cpu")
+        ranks = deat.Distributed.initialize("cpu")
         pipe.send(("value", work(ranks, *arguments)))
         exit_if_distributed()
     except BaseException:

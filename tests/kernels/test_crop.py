@@ -82,7 +82,7 @@ def batches(
     images: ImageSet, augment: Augment | None, share: BatchShard, first: int = 0
 ) -> list[tuple[Tensor, Tensor]]:
     source = InMemorySource(images, 8, seed=3, augment=augment)
-    source.share = share
+    source.shard = share
     return [batch for epoch in (0, 1) for batch in source.epoch(epoch, first)]
 
 

@@ -60,7 +60,9 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[fx.Node]]]:
     torch._dynamo.reset()
     monkeypatch.setattr(Engine, "uses_own_kernels", property(lambda self: True))
     monkeypatch.setattr(
-        network_calls, "_make_projected_step", lambda threat, engine: lambda *args, out: out.copy_(threat.move(*args))
+        network_calls,
+        "_make_projected_step",
+        lambda threat, engine: lambda *args, out: out.copy_(threat.pgd_step(*args)),
     )
     monkeypatch.setattr(network_calls, "fused_backend", noting(fused_backend))
     monkeypatch.setattr(network_calls, "first_layer_backend", noting(first_layer_backend))

@@ -136,7 +136,7 @@ def _ask_after(trainer: deat.Trainer, batches: int) -> None:
     def counted(epoch: int, step: int) -> None:
         seen[0] += 1
         if seen[0] == batches and trainer.distributed.rank == 1:
-            trainer.interruption.ask("enough")
+            trainer.interruption.request("enough")
         real(epoch, step)
 
     trainer.prepare_step = counted  # type: ignore[method-assign]

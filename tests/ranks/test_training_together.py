@@ -187,7 +187,7 @@ def with_batch_norm(ranks: Distributed) -> tuple[str, list[float], bool]:
     net = conv_net(batch_norm=True)
     trainer = trainer_of("m+trades-2", net, data=learnable(24), val=learnable(9, seed=5), epochs=2, distributed=ranks)
     result = trainer.fit()
-    own = ranks.gather([float(v) for v in net[1].running_mean])
+    own = ranks.all_gather([float(v) for v in net[1].running_mean])
     return fingerprint(net), [s.val_robust for s in result.history], own[0] == own[1]  # type: ignore[misc]
 
 
@@ -296,7 +296,7 @@ def rows_of(kind: str, share: BatchShard) -> list[list[int]]:
     if kind == "loader":
         data = DataLoader(data, batch_size=5, shuffle=True)
     source = as_source(data, batch_size=5, seed=3)
-    source.share = share
+    source.shard = share
     return [[round(float(v) * 255) for v in x[:, 0, 0, 0]] for x, _ in source.epoch(1)]
 
 
@@ -317,7 +317,7 @@ def test_a_loader_that_divides_the_data_itself_is_refused() -> None:
     data = TensorDataset(torch.rand(8, 1, 2, 2), torch.arange(8) % 2)
     loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, num_replicas=2, rank=0))
     source = as_source(loader, batch_size=2, num_classes=2)
-    source.share = BatchShard(0, 2)
+    source.shard = BatchShard(0, 2)
     with pytest.raises(DataError, match="DistributedSampler divides the data already"):
         next(source.epoch(0))
 
@@ -325,7 +325,7 @@ def test_a_loader_that_divides_the_data_itself_is_refused() -> None:
 def test_batches_of_uneven_length_are_refused() -> None:
     x, y = torch.rand(9, 1, 2, 2), torch.arange(9) % 2
     source = as_source([(x[:4], y[:4]), (x[4:6], y[4:6]), (x[6:], y[6:])], batch_size=4)
-    source.share = BatchShard(1, 2)
+    source.shard = BatchShard(1, 2)
     with pytest.raises(DataError, match="batch 2 holds 2 images, not 4"):
         list(source.epoch(0))
 
@@ -366,11 +366,11 @@ def agreed(ranks: Distributed) -> list[Any]:
     text = "é" * (5 * ranks.rank)
     mine = {"rank": ranks.rank, "text": text, "tiny": 1e-300 * (ranks.rank + 1)}
     return [
-        ranks.gather(mine),
+        ranks.all_gather(mine),
         ranks.broadcast(mine),
-        ranks.total([0.1, float(ranks.rank)]),
-        ranks.any(ranks.rank == 1),
-        ranks.any(False),
+        ranks.all_reduce_sum([0.1, float(ranks.rank)]),
+        ranks.all_reduce_any(ranks.rank == 1),
+        ranks.all_reduce_any(False),
     ]
 
 
@@ -384,15 +384,15 @@ def test_processes_tell_each_other_any_json_exactly() -> None:
 
 
 def test_alone_every_part_is_the_whole() -> None:
-    alone = Distributed.join("cpu")
+    alone = Distributed.initialize("cpu")
     assert alone == Distributed(0, 1)
-    assert alone.main
+    assert alone.is_main
     assert not alone.is_multiprocess
-    assert alone.gather({"a": 1}) == [{"a": 1}]
-    assert alone.total([1.5]) == [1.5]
+    assert alone.all_gather({"a": 1}) == [{"a": 1}]
+    assert alone.all_reduce_sum([1.5]) == [1.5]
     net = conv_net()
     before = weights(net)
     assert alone.wrap_ddp(net) is net
     alone.broadcast_model_buffers(net)
     assert all(torch.equal(a, b) for a, b in zip(before, weights(net), strict=True))
-    assert list(range(7))[alone.share.rows(7)] == list(range(7))
+    assert list(range(7))[alone.shard.rows(7)] == list(range(7))

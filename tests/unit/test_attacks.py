@@ -111,7 +111,7 @@ def one_by_one(net: nn.Module, x: Tensor, y: Tensor, start: Tensor, how: Attack,
             if how.freeze and logits.argmax(1).item() != label.item():
                 break
             (grad,) = torch.autograd.grad(loss(logits, label).sum(), delta)
-            delta = threat.move(image, delta.detach(), grad, how.alpha * threat.eps)
+            delta = threat.pgd_step(image, delta.detach(), grad, how.alpha * threat.eps)
         done.append((image + delta).detach())
     return torch.cat(done)
 
@@ -122,7 +122,7 @@ def one_by_one(net: nn.Module, x: Tensor, y: Tensor, start: Tensor, how: Attack,
 def test_attack_equals_a_loop_that_freezes_an_image_once_it_is_fooled(threat, freeze, kind, loss):
     net, (x, y) = conv_net(seed=1).double().eval(), images(16, seed=3)
     x, how = x.double(), Attack("mine", steps=6, alpha=0.3, loss=kind, freeze=freeze)
-    start = threat.start(x, "uniform", generator())
+    start = threat.initial_delta(x, "uniform", generator())
     expected = one_by_one(net, x, y, start, how, threat, loss)
     torch.testing.assert_close(how(net, x, y, threat, generator()), expected, rtol=0, atol=1e-9)
     fooled = net(x + start).argmax(1) != y

@@ -3,8 +3,6 @@
 import errno
 import json
 import os
-import signal
-import time
 
 import pytest
 
@@ -12,8 +10,7 @@ from deat import recipes
 from deat.bench.grid import MAX_ATTEMPTS, Grid, make_cells, remove_damaged_evaluations
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.report.load import load_bench
-from deat.utils import locks
-from deat.utils.locks import CellLock
+from helpers.locks import remove_locks
 from helpers.runs import make_run
 
 QUICK = recipes.get_recipe("quick")
@@ -43,9 +40,9 @@ def test_two_benches_never_claim_the_same_cell(grid):
 
 
 def test_runs_that_share_the_machine_are_marked_and_others_are_not(grid):
-    alone, claim = grid.claim(cells())
+    alone, lock = grid.claim(cells())
     grid.finish(alone, "done")
-    claim.drop()
+    lock.close()
     held = [grid.claim(cells()) for _ in range(2)]
     jobs = {folder: run["concurrent_jobs"] for folder, run in grid.runs().items()}
     assert jobs[alone.folder] == 1
@@ -54,18 +51,18 @@ def test_runs_that_share_the_machine_are_marked_and_others_are_not(grid):
 
 def test_a_crowded_run_stays_marked_when_it_is_taken_up_alone(grid):
     held = [grid.claim(cells()) for _ in range(2)]
-    for cell, claim in held:
+    for cell, lock in held:
         grid.finish(cell, "waiting")
-        claim.drop()
-    again, _ = grid.claim(cells())
+        lock.close()
+    again, _lock = grid.claim(cells())
     assert again.folder == held[0][0].folder
     assert grid.runs()[again.folder]["concurrent_jobs"] == 2
 
 
 def test_the_cell_of_a_dead_process_is_free_again_but_not_for_ever(grid):
     for _ in range(MAX_ATTEMPTS):
-        cell, claim = grid.claim(cells()[:1])
-        claim.drop()  # as the kernel does for a process that was killed
+        cell, lock = grid.claim(cells()[:1])
+        lock.close()  # as the kernel does for a process that was killed
     assert cell.folder == "natural/seed-0"
     assert grid.claim(cells()[:1]) is None
     run = grid.runs()["natural/seed-0"]
@@ -75,41 +72,26 @@ def test_the_cell_of_a_dead_process_is_free_again_but_not_for_ever(grid):
 
 
 def test_cells_whose_process_is_gone_are_buried_and_living_ones_are_not(grid):
-    (dead, claim), (living, _) = (grid.claim(cells()) for _ in range(2))
-    claim.drop()
+    (dead, lock), (living, _) = (grid.claim(cells()) for _ in range(2))
+    lock.close()
     grid.fail_dead_cells(cells())
     found = grid.runs()
     assert (found[dead.folder]["status"], found[living.folder]["status"]) == ("failed", "running")
     assert sum(run["status"] == "waiting" for run in found.values()) == 2
 
 
-def test_a_claim_dies_with_its_process(children, tmp_path):
-    (tmp_path / "take.py").write_text(
-        "import time; from pathlib import Path; from deat.utils.locks import CellLock\n"
-        "held = CellLock.take(Path('claim')); Path('held' if held else 'refused').touch(); time.sleep(60)"
-    )
-    child = children.start_script(tmp_path / "take.py", cwd=tmp_path)
-    while not any((tmp_path / name).exists() for name in ("held", "refused")):
-        time.sleep(0.01)
-    assert (tmp_path / "held").exists()
-    assert CellLock.take(tmp_path / "claim") is None
-    os.kill(child, signal.SIGKILL)
-    assert children.wait(child) == -signal.SIGKILL
-    assert CellLock.take(tmp_path / "claim") is not None
-
-
 def test_a_bench_is_refused_in_words_where_there_are_no_locks_to_claim_cells_by(tmp_path, monkeypatch):
-    monkeypatch.setattr(locks, "fcntl", None)
+    remove_locks(monkeypatch)
     with pytest.raises(CheckpointError, match="no file locks"):
         Grid(tmp_path / "bench").open(QUICK, cells(), {})
 
 
 def finish_all(grid):
     for _ in cells():
-        cell, claim = grid.claim(cells())
+        cell, lock = grid.claim(cells())
         make_run(grid.root / cell.folder, shares={"natural": 0.9})
         grid.finish(cell, "done")
-        claim.drop()
+        lock.close()
 
 
 def test_finished_cells_are_not_claimed_and_new_seeds_are_added(grid):
@@ -125,7 +107,8 @@ def test_a_finished_cell_whose_results_are_damaged_is_free_again(grid, name, tex
     finish_all(grid)
     (grid.root / "pgd-7/seed-1" / name).write_text(text)
     grid.open(QUICK, cells(), {})
-    assert grid.claim(cells())[0].folder == "pgd-7/seed-1"
+    cell, _lock = grid.claim(cells())
+    assert cell.folder == "pgd-7/seed-1"
     assert grid.claim(cells()) is None
 
 
@@ -147,7 +130,7 @@ def test_a_disk_that_takes_nothing_more_is_explained_and_the_cell_stays_free(gri
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    cell, claim = grid.claim(cells())
+    cell, lock = grid.claim(cells())
     with monkeypatch.context() as patch:
         patch.setattr("deat.runs.schema.write_json", full)
         for work in (
@@ -158,7 +141,7 @@ def test_a_disk_that_takes_nothing_more_is_explained_and_the_cell_stays_free(gri
         ):
             with pytest.raises(CheckpointError, match=r"No space left on device.*the same command again"):
                 work()
-    claim.drop()
+    lock.close()
     grid.open(QUICK, cells(), {})
     assert grid.claim(cells())[0] == cell
 

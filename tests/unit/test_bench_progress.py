@@ -30,13 +30,13 @@ def test_nothing_is_promised_before_anything_was_done(grid):
 
 def test_a_running_cell_counts_by_its_epochs(grid):
     progress = BenchProgress(grid, CELLS)
-    cell, claim = grid.claim(CELLS)
+    cell, lock = grid.claim(CELLS)
     path = grid.root / cell.folder
     path.mkdir(parents=True)
     (path / "run.json").write_text(json.dumps({"settings": {"epochs": 4}, "data": {"train": 4000}}))
     (path / "history.jsonl").write_text("{}\n" * 3)
     made = progress._made(cell, grid.runs()[cell.folder])
-    claim.drop()
+    lock.close()
     assert made == pytest.approx(cell.row.training * 3 / 4)
     line = progress.line().plain
     assert "now: natural, seed 0" in line

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from deat.data import DataSplits, LazyImages, archives, image_folder
-from deat.utils import locks
 from helpers.children import Children
 from helpers.data_sets import load, png, tree, write_tar
+from helpers.locks import remove_locks
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_an_unpacked_archive_is_not_removed_while_another_process_needs_it(
     has_locks, packed, tmp_path, monkeypatch, unpackings
 ):
     if not has_locks:
-        monkeypatch.setattr(locks, "fcntl", None)
+        remove_locks(monkeypatch)
     one, other = both(packed, tmp_path / "root", monkeypatch)
     assert torch.equal(one.train.images, other.train.images)
     assert torch.equal(one.test.images, other.test.images)
@@ -67,38 +67,19 @@ def test_an_archive_that_is_streamed_stays_unpacked(tmp_path, monkeypatch, unpac
     assert unpackings == ["set.tar.xz"]
 
 
-def test_a_disk_without_locks_grants_none_and_does_not_wait(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(locks.fcntl, "flock", refuse)
-    with locks.temporary_lock(tmp_path / "lock") as first, locks.temporary_lock(tmp_path / "lock") as second:
-        assert (first, second) == (False, False)
-
-
-def test_a_lock_file_of_a_dead_process_can_be_locked(tmp_path):
-    (tmp_path / "lock").touch()
-    with locks.temporary_lock(tmp_path / "lock") as has_lock:
-        assert has_lock
-    assert not (tmp_path / "lock").exists()
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_only_a_locked_archive_is_known_to_have_no_other_reader(has_locks, packed, tmp_path, monkeypatch):
+    if not has_locks:
+        remove_locks(monkeypatch)
+    with image_folder._lock_archive(packed, tmp_path / "cache", "key") as is_locked:
+        assert is_locked == has_locks
 
 
-@pytest.mark.parametrize("again", [True, False])  # whether a third process has created it again
-def test_a_lock_file_that_is_removed_while_waiting_is_locked_anew(again, tmp_path, monkeypatch):
-    path, real, locked = tmp_path / "lock", locks.fcntl.flock, []
-
-    def flock(handle, kind):
-        real(handle, kind)
-        locked.append(handle)
-        if len(locked) == 1:
-            path.rename(tmp_path / "removed")
-            if again:
-                path.touch()
-
-    monkeypatch.setattr(locks.fcntl, "flock", flock)
-    with locks.temporary_lock(path) as has_lock:
-        assert has_lock
-        assert len(locked) == 2
+def test_a_lock_file_of_a_dead_process_can_be_locked_and_is_removed(packed, tmp_path):
+    (tmp_path / ".key.lock").touch()
+    with image_folder._lock_archive(packed, tmp_path, "key") as is_locked:
+        assert is_locked
+    assert not (tmp_path / ".key.lock").exists()
 
 
 SLOW = """import sys, time

@@ -117,7 +117,7 @@ def same(first: list[Batch], second: list[Batch]) -> bool:
 @pytest.mark.parametrize("share", [BatchShard(), BatchShard(1, 2)], ids=["alone", "shared"])
 def test_consecutive_epochs_equal_those_of_new_sources_byte_for_byte(workers, share, open_source):
     source = open_source(workers)
-    source.share = share
+    source.shard = share
     for epoch in range(3):
         whole = list(open_source().epoch(epoch))
         assert same(list(source.epoch(epoch)), [(x[share.rows(len(y))], y[share.rows(len(y))]) for x, y in whole])
@@ -146,7 +146,7 @@ def test_an_unfinished_epoch_can_be_continued_while_another_is_read(workers, ope
 def test_a_new_share_applies_from_the_next_epoch_on(workers, open_source):
     source = open_source(workers)
     assert same(list(source.epoch(0)), list(open_source().epoch(0)))
-    source.share = BatchShard(1, 3)
+    source.shard = BatchShard(1, 3)
     assert same(list(source.epoch(1)), [(x[1::3], y[1::3]) for x, y in open_source().epoch(1)])
 
 

@@ -71,7 +71,7 @@ def seekable() -> dict[str, Source]:
 @pytest.mark.parametrize("share", [BatchShard(), BatchShard(1, 2)], ids=["alone", "shared"])
 def test_an_epoch_begun_in_its_middle_has_the_same_batches(kind, share):
     source = seekable()[kind]
-    source.share = share
+    source.shard = share
     assert isinstance(source, SeekableSource)
     assert source.can_seek
     whole = list(source.epoch(1))

@@ -47,7 +47,7 @@ def test_each_process_decodes_only_its_own_rows(lazy):
     whole = batches(lazy, 1)
     for rank in range(2):
         stream = StreamingSource(lazy, 5, seed=1, workers=0)
-        stream.share = BatchShard(rank, 2)
+        stream.shard = BatchShard(rank, 2)
         assert same(list(stream.epoch(1)), [(x[rank::2], y[rank::2]) for x, y in whole])
 
 

@@ -14,7 +14,7 @@ from deat.core.moves import Game
 from deat.training import trainer as training
 from deat.training.records import EpochTiming
 from deat.training.validation import Validator
-from deat.utils.numbers import format_seconds
+from deat.utils.text import format_seconds
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable
 

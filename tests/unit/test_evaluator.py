@@ -31,7 +31,7 @@ def slow_verdicts(net, x, y, name, threat, *, seed, block):
         images, labels = x[first : first + block], y[first : first + block]
         right = net(images).argmax(1) == labels
         generator = torch.Generator().manual_seed(derive_block_seed(seed, name, number))
-        starts = iter(threat.start(images[right], attack.start, generator))
+        starts = iter(threat.initial_delta(images[right], attack.start, generator))
         for image, label, known in zip(images, labels, right, strict=True):
             verdicts.append(bool(known) and is_still_correct(net, image, label, next(starts), attack, loss, threat))
     return verdicts
@@ -45,7 +45,7 @@ def is_still_correct(net, image, label, start, attack, loss, threat):
         if logits.argmax(1) != label:
             return False
         (grad,) = torch.autograd.grad(loss(logits, label).sum(), delta)
-        delta = threat.move(image, delta.detach(), grad, attack.alpha * threat.eps)
+        delta = threat.pgd_step(image, delta.detach(), grad, attack.alpha * threat.eps)
     return bool(net(image + delta).argmax(1) == label)
 
 
@@ -77,7 +77,7 @@ def test_plain_accuracies_equal_a_slow_computation_with_starts_drawn_for_each_ba
         hits = []
         for batch, (images, labels) in enumerate(source.epoch(0)):
             generator = torch.Generator().manual_seed(derive_seed(3, f"score {name}", batch))
-            starts = THREAT.start(images, attack.start, generator)
+            starts = THREAT.initial_delta(images, attack.start, generator)
             hits += [
                 is_still_correct(net, *item, attack, loss, THREAT) for item in zip(images, labels, starts, strict=True)
             ]

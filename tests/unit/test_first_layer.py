@@ -247,9 +247,9 @@ def test_first_of_n_steps_is_a_pgd_step_and_later_ones_hold_the_costate():
     first = net[0](x.double() + start)
     rest = net[1:](first)
     grad, costate = torch.autograd.grad(cross_entropy(rest, y).sum(), [start, first])
-    one = threat.move(x.double(), start.detach(), grad, 0.1).requires_grad_()
+    one = threat.pgd_step(x.double(), start.detach(), grad, 0.1).requires_grad_()
     (held,) = torch.autograd.grad(net[0](x.double() + one), one, grad_outputs=costate)
-    two = threat.move(x.double(), one.detach(), held, 0.1)
+    two = threat.pgd_step(x.double(), one.detach(), held, 0.1)
     torch.testing.assert_close(game.seen[-1][1], two)
 
 

@@ -149,7 +149,7 @@ def test_ctrl_c_without_a_folder_says_that_nothing_was_saved_and_what_would_save
 def test_training_that_is_asked_to_stop_without_a_folder_says_the_same():
     class Stop:
         def on_epoch(self, trainer, stats, timing):
-            trainer.interruption.ask("asked to stop")
+            trainer.interruption.request("asked to stop")
 
     with pytest.raises(Interrupted, match=r"asked to stop in epoch 2 of 2; nothing was saved.*checkpoints="):
         fit(callbacks=[Stop()], progress=False)

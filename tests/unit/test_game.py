@@ -46,7 +46,7 @@ def one_by_one(net: nn.Module, x: Tensor, y: Tensor, threat: deat.ThreatModel, b
             (grad,) = torch.autograd.grad(cross_entropy(net(image + delta), label).sum(), delta)
             delta = delta.detach()
             measured = threat.dual_norm(grad).item()
-            delta = threat.move(image, delta, grad, budget.alpha)
+            delta = threat.pgd_step(image, delta, grad, budget.alpha)
         total += measured
     return total
 
@@ -317,7 +317,7 @@ def friendly_one_by_one(net: nn.Module, x: Tensor, y: Tensor, start: Tensor, thr
                 if left == 0:
                     break
                 left -= 1
-            delta = threat.move(image, delta, grad, budget.alpha)
+            delta = threat.pgd_step(image, delta, grad, budget.alpha)
         finished.append(delta)
     return torch.cat(finished)
 
@@ -335,7 +335,7 @@ def converged_one_by_one(net: nn.Module, x: Tensor, y: Tensor, start: Tensor, th
             fosc = threat.eps * threat.dual_norm(grad).item() - (grad * (delta - begun)).sum().item()
             if fosc <= budget.level:
                 break
-            delta = threat.move(image, delta, grad, budget.alpha)
+            delta = threat.pgd_step(image, delta, grad, budget.alpha)
         finished.append(delta)
     return torch.cat(finished)
 

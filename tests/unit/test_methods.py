@@ -90,10 +90,10 @@ def test_numbers_in_names_reach_the_declaration():
 
 REFUSED = {
     "m+natural": "adversary",
-    "m+deat-3": "rule of its own",
-    "m+deat-40%": "rule of its own",
-    "m+dat": "level already follows",
-    "m+m+deat": "rule of its own",
+    "m+deat-3": "which already changes k",
+    "m+deat-40%": "which already changes k",
+    "m+dat": "level already depends",
+    "m+m+deat": "which already changes k",
     "m+free-1": "adversary",
     "f+free": "crafts before it updates",
     "f+deat-3": "crafts before it updates",

@@ -54,7 +54,7 @@ def test_only_the_first_gradient_is_taken_further_out_and_delta_steps_from_where
     start, first = ascended("bf16", net, threat=threat)
     clean, far = seen
     assert torch.equal(far, clean + FIRST_GRADIENT_SCALE * start)
-    assert torch.allclose(first.delta, threat.move(clean, start, first.grad, threat.eps / 4))
+    assert torch.allclose(first.delta, threat.pgd_step(clean, start, first.grad, threat.eps / 4))
     seen.clear()
     ascended("bf16", net, ascents=2, threat=threat)
     assert torch.equal(seen[2], clean + first.delta)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import deat
 from deat.errors import UsageError
 from deat.evaluation.intervals import newcombe_interval, wilson_interval, wilson_interval_of_share
-from deat.threat import check_radius, parse_threat
+from deat.threat import parse_threat
+from deat.threat_checks import check_radius
 from deat.training.messages import FEW_HELD_OUT_IMAGES, collect_start_notes, find_output_problems
 from deat.utils.distributed import Distributed
 from helpers.games import trainer_of
@@ -197,7 +198,7 @@ def test_a_training_whose_k_was_never_raised_says_so_at_its_end(monkeypatch):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("l2:8/255", "l2 eps 0.0314 is less than anybody defends against, and looks like one for linf"),
+        ("l2:8/255", "l2 eps 0.0314 is less than usual, and looks like one for linf"),
         ("l1:8/255", "l1 eps 0.0314 is less than"),
         ("linf:0.0001", "linf eps 0.0001 is less than"),
         ("linf:0", "natural training"),

@@ -69,7 +69,7 @@ from deat.report.tables import (
 )
 from deat.runs.scores import ModelScore
 from deat.training.records import EpochTiming, EpochWatch, append_record
-from deat.utils.text import clip_middle, escape_markdown, make_printable
+from deat.utils.text import escape_markdown, make_printable, truncate_text
 from helpers.eyes import EYES, distance
 from helpers.runs import make_bench, make_run, one_run
 
@@ -231,8 +231,8 @@ def test_markup_and_markdown_leave_nothing_alive():
     assert escape_html('<img onerror="x">') == "&lt;img onerror=&quot;x&quot;&gt;"
     assert escape_markdown("a|b<i>") == "a\\|b&lt;i&gt;"
     assert make_printable("a\x1b[31m\u202eb\nc") == "a?[31m?b?c"
-    assert clip_middle("a\x1b[31m", 6) == "a?[31m"
-    assert clip_middle("a\x1b[31mb", 6) == "a?[…mb"
+    assert truncate_text("a\x1b[31m", 6, where="middle") == "a?[31m"
+    assert truncate_text("a\x1b[31mb", 6, where="middle") == "a?[…mb"
 
 
 def test_a_missing_number_is_a_dash_and_never_a_number(tmp_path):

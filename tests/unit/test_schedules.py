@@ -159,7 +159,7 @@ def test_m_plus_that_never_raised_k_says_by_which_magnitudes_and_what_helps():
     )
     assert all(
         way in said
-        for way in ("natural training", "--gamma", "deat.configure_method", "below 0.793 it would have grown", "free-4")
+        for way in ("natural training", "--gamma", "deat.configure_method", "below 0.793, k would have grown", "free-4")
     )
     helped = GradientMagnitude(gamma=0.79, max_steps=7, alpha=10 / 255)
     assert told(helped, SPIKE) is None

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from deat.errors import UsageError
 from deat.threat import L1, L2, START_KINDS, Linf, ThreatModel, parse_threat
-from deat.utils.numbers import format_eps, parse_number
+from deat.utils.numbers import parse_number
+from deat.utils.text import format_eps
 
 SHAPES = [(1, 1, 8, 8), (3, 3, 5, 7), (2, 1, 1, 1), (4, 17)]
 RADII = [0.0, 1e-4, 8 / 255, 1.0]
@@ -90,10 +91,10 @@ def test_every_start_and_every_move_stays_inside_ball_and_box(t, shape, dtype):
     x = images(shape, 1, dtype)
     for kind in START_KINDS:
         for alpha in (0.25 * t.eps, 1.25 * t.eps, 4 * t.eps):
-            delta = t.start(x, kind, seeded(2))
+            delta = t.initial_delta(x, kind, seeded(2))
             assert t.contains(x, x + delta).all(), (kind, "start")
             for move in range(3):
-                delta = t.move(x, delta, noise(x, move), alpha)
+                delta = t.pgd_step(x, delta, noise(x, move), alpha)
                 assert delta.dtype == dtype
                 assert delta.shape == x.shape
                 assert t.contains(x, x + delta).all(), (kind, alpha, move)
@@ -113,9 +114,9 @@ def test_every_start_and_every_move_stays_inside_ball_and_box(t, shape, dtype):
 )
 def test_no_radius_step_or_gradient_scale_leaves_ball_or_box(name, eps, steps, kind, shape, scale, dtype, seed):
     t, x = parse_threat(f"{name}:{eps}"), images(shape, seed, dtype)
-    delta = t.start(x, kind, seeded(seed))
+    delta = t.initial_delta(x, kind, seeded(seed))
     for move in range(3):
-        delta = t.move(x, delta, noise(x, seed + move, scale), torch.tensor(steps * t.eps, dtype=dtype))
+        delta = t.pgd_step(x, delta, noise(x, seed + move, scale), torch.tensor(steps * t.eps, dtype=dtype))
     assert delta.dtype == dtype
     assert t.contains(x, x + delta).all()
 
@@ -174,10 +175,10 @@ def test_float32_projection_of_a_whole_image_equals_float64(t):
 @pytest.mark.parametrize("t", [L2(0.5), L2(1e-3), L1(12.0), L1(0.1)], ids=repr)
 def test_rounding_a_large_float32_image_never_leaves_the_ball(t, kind):
     x = (images((2, 3, 96, 96), 46) * 255).round().div(255).float()
-    delta = t.start(x, kind, seeded(47))
+    delta = t.initial_delta(x, kind, seeded(47))
     for _ in range(2):
         assert (t.norm((x + delta).double() - x.double()) <= t.eps * (1 + 1e-6)).all()
-        delta = t.move(x, delta, noise(x, 48), t.eps)
+        delta = t.pgd_step(x, delta, noise(x, 48), t.eps)
 
 
 def test_l2_projection_onto_a_small_ball_does_not_drown_in_large_bounds():
@@ -253,11 +254,11 @@ def test_l1_step_moves_only_what_can_move_when_fewer_than_q_can():
 @pytest.mark.parametrize("t", THREATS, ids=repr)
 def test_zero_gradient_does_not_move(t, dtype):
     x = images((3, 3, 5, 7), 23, dtype)
-    delta = t.start(x, "uniform", seeded(24))
+    delta = t.initial_delta(x, "uniform", seeded(24))
     grad = noise(x, 25)
     grad[1] = 0
     assert torch.equal(t.step(x, delta, grad, 0.1)[1], delta[1])
-    assert torch.isfinite(t.move(x, delta, grad, 0.1)).all()
+    assert torch.isfinite(t.pgd_step(x, delta, grad, 0.1)).all()
 
 
 def test_l2_step_keeps_its_length_for_vanishing_gradients():
@@ -280,13 +281,13 @@ N = GRAY.shape[1]
 @pytest.mark.parametrize("t", [L2(0.4), L1(0.4)], ids=repr)
 def test_uniform_start_fills_the_ball_like_a_radius_to_the_power_of_its_dimension(t):
     # Uniform in a ball of dimension n: (norm / eps)^n is uniform in [0, 1].
-    share = (t.norm(t.start(GRAY, "uniform", seeded(28))) / t.eps) ** N
+    share = (t.norm(t.initial_delta(GRAY, "uniform", seeded(28))) / t.eps) ** N
     assert share.mean().item() == pytest.approx(1 / 2, abs=0.01)
     assert share.square().mean().item() == pytest.approx(1 / 3, abs=0.01)
 
 
 def test_linf_uniform_start_is_uniform_between_minus_eps_and_eps():
-    delta = Linf(0.3).start(GRAY, "uniform", seeded(29))
+    delta = Linf(0.3).initial_delta(GRAY, "uniform", seeded(29))
     assert delta.std().item() == pytest.approx(0.3 / math.sqrt(3), rel=0.01)
     assert delta.abs().max().item() == pytest.approx(0.3, rel=0.001)
 
@@ -294,12 +295,12 @@ def test_linf_uniform_start_is_uniform_between_minus_eps_and_eps():
 @pytest.mark.parametrize("kind", START_KINDS)
 @pytest.mark.parametrize("t", [Linf(0.3), L2(0.4), L1(0.4)], ids=repr)
 def test_starts_are_centred(t, kind):
-    assert t.start(GRAY, kind, seeded(30)).mean(0).abs().max().item() < 0.01
+    assert t.initial_delta(GRAY, kind, seeded(30)).mean(0).abs().max().item() < 0.01
 
 
 @pytest.mark.parametrize("t", [Linf(0.3), L2(0.4), L1(0.4)], ids=repr)
 def test_bernoulli_start_has_norm_eps_and_equal_sizes(t):
-    delta = t.start(GRAY, "bernoulli", seeded(31))
+    delta = t.initial_delta(GRAY, "bernoulli", seeded(31))
     torch.testing.assert_close(t.norm(delta), torch.full((len(GRAY),), t.eps, dtype=torch.float64))
     assert delta.abs().unique().std(correction=0).item() < 1e-9
 
@@ -312,21 +313,21 @@ def test_normal_start_has_norm_about_eps_before_projection(t):
 
 
 def test_jitter_start_is_a_thousandth_of_a_normal():
-    assert Linf(0.3).start(GRAY, "jitter", seeded(33)).std().item() == pytest.approx(0.001, rel=0.01)
+    assert Linf(0.3).initial_delta(GRAY, "jitter", seeded(33)).std().item() == pytest.approx(0.001, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", START_KINDS)
 @pytest.mark.parametrize("name", NORMS)
 def test_start_is_reproducible_by_its_generator(name, kind):
     t, x = parse_threat(f"{name}:0.5"), images((3, 3, 5, 7), 34)
-    first, again = t.start(x, kind, seeded(35)), t.start(x, kind, seeded(35))
+    first, again = t.initial_delta(x, kind, seeded(35)), t.initial_delta(x, kind, seeded(35))
     assert torch.equal(first, again)
-    assert kind == "zero" or not torch.equal(first, t.start(x, kind, seeded(36)))
+    assert kind == "zero" or not torch.equal(first, t.initial_delta(x, kind, seeded(36)))
 
 
 def test_unknown_start_names_the_known_ones():
     with pytest.raises(UsageError, match=r"unknown start 'unifrom'.*uniform"):
-        Linf().start(images((1, 4)), "unifrom")
+        Linf().initial_delta(images((1, 4)), "unifrom")
 
 
 @pytest.mark.parametrize("t", [Linf(0.1), L2(0.5), L1(3.0)], ids=repr)
@@ -348,8 +349,8 @@ def test_geometry_never_reads_the_host(t, kind):
     x, g, alpha = images((3, 3, 5, 7), 37), seeded(38), torch.tensor(0.1)
     grad = noise(x, 39)
     with NoHostReads():
-        delta = t.start(x, kind, g)
-        delta = t.move(x, delta, grad, alpha)
+        delta = t.initial_delta(x, kind, g)
+        delta = t.pgd_step(x, delta, grad, alpha)
         t.project(x, t.step(x, delta, grad, 0.1))
         inside = t.contains(x, x + delta)
         t.dual_norm(grad), t.norm(delta)
@@ -366,19 +367,19 @@ def test_the_host_read_guard_bites():
 @pytest.mark.parametrize("t", [Linf(), L2(0.5), L1(12.0)], ids=repr)
 def test_move_is_one_graph_that_computes_the_same(t):
     x = images((3, 3, 5, 7), 40)
-    delta, grad = t.start(x, "uniform", seeded(41)), noise(x, 42)
-    compiled = torch.compile(t.move, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x, delta, grad, 0.1), t.move(x, delta, grad, 0.1))
+    delta, grad = t.initial_delta(x, "uniform", seeded(41)), noise(x, 42)
+    compiled = torch.compile(t.pgd_step, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, delta, grad, 0.1), t.pgd_step(x, delta, grad, 0.1))
 
 
 @pytest.mark.parametrize("t", [Linf(), L2(0.5), L1(12.0)], ids=repr)
 def test_memory_layout_does_not_change_values(t):
     x, grad = images((3, 3, 5, 7), 43), noise(images((3, 3, 5, 7)), 44)
     last = {"memory_format": torch.channels_last}
-    start = t.start(x, "uniform", seeded(45))
-    assert torch.equal(t.start(x.contiguous(**last), "uniform", seeded(45)), start)
-    moved = t.move(x.contiguous(**last), start.contiguous(**last), grad.contiguous(**last), 0.1)
-    torch.testing.assert_close(moved, t.move(x, start, grad, 0.1))
+    start = t.initial_delta(x, "uniform", seeded(45))
+    assert torch.equal(t.initial_delta(x.contiguous(**last), "uniform", seeded(45)), start)
+    moved = t.pgd_step(x.contiguous(**last), start.contiguous(**last), grad.contiguous(**last), 0.1)
+    torch.testing.assert_close(moved, t.pgd_step(x, start, grad, 0.1))
 
 
 def test_linf_radius_in_bytes_is_refused_with_the_fraction_meant():

@@ -551,7 +551,7 @@ def test_every_draw_is_a_function_of_seed_stream_epoch_and_step():
         starts = torch.Generator()
         streams = RandomStreams(seed, starts)
         with streams.isolated_rng(torch.device("cpu")):
-            streams.at(epoch, step)
+            streams.seek(epoch, step)
             return torch.rand((), generator=starts).item(), torch.rand(()).item()
 
     places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]

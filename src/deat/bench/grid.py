@@ -6,12 +6,12 @@ processes and several benches can share a folder, and a cell whose process was k
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from deat.errors import CheckpointError, DeatError, NewerVersionError, UsageError, summarize_error
+from deat.errors import CheckpointError, DeatError, NewerVersionError, UsageError
 from deat.evaluation.results import load_evaluation
 from deat.recipes import Recipe, RecipeRow
 from deat.report.load import load_run_results
@@ -30,9 +30,10 @@ from deat.runs.schema import (
     write_bench_record,
 )
 from deat.utils.files import check_no_symlinks
-from deat.utils.locks import CellLock, exclusive_lock
+from deat.utils.locks import file_lock
 from deat.utils.paths import anonymize_paths
 from deat.utils.terminal import print_stderr
+from deat.utils.text import summarize_error
 from deat.utils.user_code import hash_code_file, is_file_spec
 
 PARSE_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
@@ -150,8 +151,8 @@ class Grid:
                     run["attempts"] = 0
             self._write(bench)
 
-    def claim(self, cells: Sequence[GridCell]) -> tuple[GridCell, CellLock] | None:
-        """The first of these cells that is neither finished nor claimed by another process, and its lock."""
+    def claim(self, cells: Sequence[GridCell]) -> tuple[GridCell, ExitStack] | None:
+        """Return the first of these cells that is neither finished nor locked, and its lock, to be closed after work."""
         with self._alone():
             bench = self._read()
             runs = runs_by_folder(bench)
@@ -184,15 +185,15 @@ class Grid:
         """What bench.json says of each run, by its folder."""
         return runs_by_folder(self._read())
 
-    def _try_claim(self, run: BenchRunEntry) -> CellLock | None:
+    def _try_claim(self, run: BenchRunEntry) -> ExitStack | None:
         if run["status"] not in ("waiting", "running"):
             return None
-        claim = CellLock.take(self._lock_path(run["folder"]))
-        if claim and run["attempts"] >= MAX_ATTEMPTS:
+        lock = self._try_lock(run)
+        if lock and run["attempts"] >= MAX_ATTEMPTS:
             _set_status(run, "failed", PROCESS_DIED_MESSAGE.format(MAX_ATTEMPTS))
-            claim.drop()
+            lock.close()
             return None
-        return claim
+        return lock
 
     def _begin(self, runs: dict[str, BenchRunEntry], cell: GridCell) -> None:
         """Mark a claimed cell as running, and all that run now as crowded if it is not alone."""
@@ -212,18 +213,24 @@ class Grid:
         return run["status"] == "done" and has_readable_results(self.root / run["folder"])
 
     def _is_free(self, run: BenchRunEntry) -> bool:
-        claim = CellLock.take(self._lock_path(run["folder"]))
-        if claim:
-            claim.drop()
-        return claim is not None
+        lock = self._try_lock(run)
+        if lock:
+            lock.close()
+        return lock is not None
 
-    def _lock_path(self, folder: str) -> Path:
-        return self.root / ".claims" / folder.replace("/", "--")
+    def _try_lock(self, run: BenchRunEntry) -> ExitStack | None:
+        """Lock a run; None if a process works on it."""
+        lock = ExitStack()
+        try:
+            lock.enter_context(file_lock(self.root / ".claims" / run["folder"].replace("/", "--"), wait=False))
+        except BlockingIOError:
+            return None
+        return lock
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Inside, no other process reads or writes bench.json."""
-        with self._errors_explained(), exclusive_lock(self.root / ".claims" / BENCH_FILE):
+        with self._errors_explained(), file_lock(self.root / ".claims" / BENCH_FILE):
             yield
 
     @contextmanager

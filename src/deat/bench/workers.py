@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,10 @@ from deat.runs.request import Run
 from deat.runs.run_dir import check_no_links, ensure_run_folder, is_last_epoch_saved
 from deat.runs.schema import EVALUATION_FILES, WEIGHTS_FILE, is_trained_with_code
 from deat.utils.files import check_no_symlinks
-from deat.utils.locks import CellLock
 from deat.utils.terminal import print_stderr
 
 
-def run_claimed_cell(grid: Grid, cell: GridCell, claim: CellLock) -> bool:
+def run_claimed_cell(grid: Grid, cell: GridCell, lock: ExitStack) -> bool:
     """Run a claimed cell and record how it ended; returns whether it was finished."""
     path = grid.root / cell.folder
     try:
@@ -48,7 +47,7 @@ def run_claimed_cell(grid: Grid, cell: GridCell, claim: CellLock) -> bool:
         grid.finish(cell, "done")
         return True
     finally:
-        claim.drop()
+        lock.close()
         gc.collect()  # a trainer and its recordings hold each other, and with them the device's memory
 
 

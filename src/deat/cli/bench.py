@@ -32,10 +32,9 @@ from deat.report.grouping import collect_flags, list_unchecked_seeds
 from deat.report.load import COST_COLUMNS, BenchResults, ReportRow, SeedStatistics, load_bench
 from deat.report.stats import describe_coverage, describe_samples
 from deat.training.cost_estimate import CostEstimate, estimate_cost
-from deat.utils.numbers import format_duration
 from deat.utils.paths import anonymize_paths
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
-from deat.utils.text import make_printable
+from deat.utils.text import format_duration, make_printable
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,8 @@ from deat.threat import ThreatModel
 from deat.training.messages import format_command
 from deat.utils.distributed import Distributed
 from deat.utils.files import check_no_symlinks, write_atomic
-from deat.utils.numbers import format_eps, format_seconds
 from deat.utils.terminal import PlainConsole, is_all_output_terminal, is_stdout_terminal, print_stderr
-from deat.utils.text import make_printable
+from deat.utils.text import format_eps, format_seconds, make_printable
 
 MAX_TABLE_CLASSES = 20
 """Classes above which the table by class stays in the file."""
@@ -246,7 +245,7 @@ def run_evaluation(args: EvaluateCommand) -> int:
     """Evaluate, write evaluation.json and show the table; 6 where a sanity flag was raised."""
     named = get_attacks(args.attacks)
     check_evaluation_arguments(named, args.n, args.block, args.seed)
-    ranks = Distributed.join(args.device)
+    ranks = Distributed.initialize(args.device)
     with ranks.local_main_first():
         trained = _load_target(args)
     run, record, target = trained.run, trained.record, Path(args.target).expanduser()
@@ -254,7 +253,7 @@ def run_evaluation(args: EvaluateCommand) -> int:
     out = Path(args.out).expanduser() if args.out is not None else _default_output_path(target)
     ranks.run_on_main(lambda: check_output_path(out))
     model = load_run_model(run, trained.weights)
-    if ranks.main:
+    if ranks.is_main:
         print_recorded_data_root(run.splits)
         if record:
             _warn_if_unfinished(target, record)
@@ -268,7 +267,7 @@ def run_evaluation(args: EvaluateCommand) -> int:
             found = _evaluate(args, run, model, chosen, out, about, ranks, told)
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted; what was judged is kept beside {out}; the same command goes on") from None
-    if ranks.main:
+    if ranks.is_main:
         print(json.dumps(found.as_json())) if args.json else print_evaluation(
             found, out, told if is_all_output_terminal() else ()
         )
@@ -292,7 +291,7 @@ def _evaluate(
         printed_flags.append(flag)
         print_stderr(flag.line)
 
-    with _show_progress(args.json or not distributed.main) as progress:
+    with _show_progress(args.json or not distributed.is_main) as progress:
         return evaluate(
             model,
             get_test_split(run),

@@ -94,7 +94,7 @@ def _run_command(
     except KeyboardInterrupt:
         return on_interrupt()
     except Exception as error:
-        if received_signal.signal:  # an import that is interrupted may raise another error
+        if received_signal.received:  # an import that is interrupted may raise another error
             return on_interrupt()
         return _report_unexpected_error(error)
 

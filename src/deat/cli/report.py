@@ -60,12 +60,12 @@ from deat.report.tables import (
 from deat.runs.load_run import get_test_split, load_run_model, load_trained_run
 from deat.runs.run_dir import REPORT_FILES, is_report_folder
 from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record
-from deat.threat import ThreatModel, max_image_distance
+from deat.threat import ThreatModel
+from deat.threat_checks import max_image_distance
 from deat.utils.files import check_no_symlinks, write_atomic
-from deat.utils.numbers import format_eps
 from deat.utils.paths import anonymize_paths
 from deat.utils.terminal import PlainConsole, is_stdout_terminal
-from deat.utils.text import escape_markdown, make_printable
+from deat.utils.text import escape_markdown, format_eps, make_printable
 from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import SPEC_HINT, is_file_spec
 

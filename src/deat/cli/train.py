@@ -50,10 +50,10 @@ from deat.training.epoch_format import EpochPrinter, format_epoch
 from deat.training.messages import collect_start_notes, describe_resume_position, format_command
 from deat.training.trainer import Trainer
 from deat.utils.distributed import Distributed
-from deat.utils.numbers import check_int, format_duration, format_eps
+from deat.utils.numbers import check_int
 from deat.utils.paths import anonymize_paths
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
-from deat.utils.text import ignore_message, make_printable
+from deat.utils.text import format_duration, format_eps, ignore_message, make_printable
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def build_score_table(scores: list[ModelScore]) -> Table:
 
 def print_plan(estimate: CostEstimate, as_json: bool, distributed: Distributed) -> int:
     """Print a plan, as the first of several processes."""
-    if not distributed.main:
+    if not distributed.is_main:
         return 0
     if as_json:
         print(json.dumps(asdict(estimate)))
@@ -171,9 +171,11 @@ class TrainSession:
 
     def __init__(self, run: Run, options: TrainOptions, trainer: Trainer, resume: ResumePolicy) -> None:
         self.run, self.options, self.trainer, self.distributed = run, options, trainer, trainer.distributed
-        self.console = PlainConsole(quiet=options.json or not self.distributed.main, soft_wrap=not is_stdout_terminal())
-        self.notify = print_stderr if self.distributed.main else ignore_message
-        if not self.distributed.main:
+        self.console = PlainConsole(
+            quiet=options.json or not self.distributed.is_main, soft_wrap=not is_stdout_terminal()
+        )
+        self.notify = print_stderr if self.distributed.is_main else ignore_message
+        if not self.distributed.is_main:
             warnings.simplefilter("ignore")
         self.phase_timer = PhaseTimer()
         self.scorer = RunScorer(run, trainer, options.scoring)
@@ -209,7 +211,7 @@ class TrainSession:
                 result = self._fit(display)
                 if self.scorer.wants_baseline:
                     self._train_baseline(display)
-            if self.distributed.main:
+            if self.distributed.is_main:
                 self._write_results(result)
                 self.console.print(self.phase_timer.summary())
                 self._print_results(result)
@@ -218,7 +220,7 @@ class TrainSession:
     def _show_finished_run(self, scores: list[ModelScore]) -> int:
         """Show the results of a finished run."""
         result, self.scorer.scores = self.trainer.fit(), scores
-        if self.distributed.main:
+        if self.distributed.is_main:
             last = format_epoch(result.history[-1], self.trainer.config.epochs)
             self.console.print(f"{self.out} is finished, with nothing left to train. Its last epoch:\n{last}")
             self._print_results(result)
@@ -307,7 +309,7 @@ class TrainSession:
 
     @contextmanager
     def _display(self) -> Iterator[TrainingDisplay]:
-        if self.options.json or not self.distributed.main:
+        if self.options.json or not self.distributed.is_main:
             yield TrainingDisplay(None, [])
         elif is_stdout_terminal():
             with TrainingProgress(self.console) as line:
@@ -447,7 +449,7 @@ class TrainCommand:
 def run_training(args: TrainCommand) -> int:
     """Resolve, check, train, score, report."""
     request, options = _select_flags(Request, args), _select_flags(TrainOptions, args)
-    distributed = Distributed.join(args.device)
+    distributed = Distributed.initialize(args.device)
     is_run_there = distributed.run_on_main(lambda: _check_options(options))
     settings: dict[str, Any] = {f.name: vars(args).get(f.name) for f in fields(TrainConfig)}
     request = replace(request, persistent=request.persistent or None, compact=request.compact or None)
@@ -461,7 +463,7 @@ def run_training(args: TrainCommand) -> int:
     run = replace(run, goes_on=goes_on)
     trainer = run.trainer(distributed=distributed, notify=print_stderr)
     if options.dry_run:
-        if distributed.main and not options.json:
+        if distributed.is_main and not options.json:
             print(describe_run(run, trainer), flush=True)  # before it is tried out, which takes a while
         return print_plan(estimate_cost(trainer), options.json, distributed)
     resume = ResumePolicy.IF_STARTED if is_run_there else ResumePolicy.NEVER
@@ -543,10 +545,10 @@ def run_resume(args: ResumeCommand) -> int:
     check_no_links(folder)
     record = read_record(folder)
     scoring = read_score_options(folder, record.options)
-    distributed = Distributed.join(record.config.device)
+    distributed = Distributed.initialize(record.config.device)
     with distributed.local_main_first():
         run = load_run_to_resume(record, method=args.method, model=args.model, data_root=args.data_root)
-    if distributed.main:
+    if distributed.is_main:
         print_recorded_data_root(run.splits)
     options = TrainOptions(out=str(folder), inexact=args.inexact, json=args.json, **asdict(scoring))
     return TrainSession(run, options, run.trainer(distributed=distributed), ResumePolicy.REQUIRED).play()

@@ -11,9 +11,8 @@ from deat.training.engine_choice import ENGINE_LABELS
 from deat.training.epoch_format import format_epoch_short, format_magnitude
 from deat.training.records import EpochStats, EpochTiming
 from deat.training.trainer import Trainer
-from deat.utils.numbers import format_duration, format_seconds
 from deat.utils.terminal import format_progress_bar
-from deat.utils.text import make_printable
+from deat.utils.text import format_duration, format_seconds, make_printable
 
 MIN_BACKPROPS_FOR_ESTIMATE = 5
 

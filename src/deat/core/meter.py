@@ -81,7 +81,7 @@ class Meter:
 
         Non-finite sums raise, naming the first bad batch, in every process alike.
         """
-        rows = self.distributed.gather(torch.cat((self.sums, self.counts)).tolist())
+        rows = self.distributed.all_gather(torch.cat((self.sums, self.counts)).tolist())
         loss, hits, magnitude, examples, _, _, _, active = map(sum, zip(*rows, strict=True))
         rounds, skipped = rows[0][4], rows[0][6]  # which are everybody's
         first_bad = min((row[5] for row in rows if row[5]), default=0)

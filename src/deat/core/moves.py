@@ -123,8 +123,8 @@ class Game:
     def _start(self, buffers: Buffers, budget: Budget) -> Tensor:
         if not budget.k and not self.attack.noisy:
             return torch.zeros_like(buffers.x)
-        rows = slice(None) if self.global_batch_size is None else self.distributed.share.rows(self.global_batch_size)
-        start = self.threat.start(
+        rows = slice(None) if self.global_batch_size is None else self.distributed.shard.rows(self.global_batch_size)
+        start = self.threat.initial_delta(
             buffers.x, self.attack.start, self.generator, full_batch_size=self.global_batch_size, rows=rows
         )
         if self.carried_delta is not None and self.carried_delta.shape[1:] == buffers.x.shape[1:]:
@@ -323,7 +323,7 @@ class Game:
     @property
     def _own(self) -> bool:
         """Whether this process has images of its own in the batch, rather than a stand-in."""
-        return self.global_batch_size is None or self.distributed.share.count(self.global_batch_size) > 0
+        return self.global_batch_size is None or self.distributed.shard.count(self.global_batch_size) > 0
 
     @property
     def _num_forwards(self) -> int:

@@ -140,7 +140,7 @@ class NetworkCalls:
         """The next delta, written to `out`, which may be delta itself."""
         if compiled := self._compiled_for(x):
             return compiled.projected_step(x, delta, grad, alpha, out=out)
-        return out.copy_(self._threat.move(x, delta, grad, alpha))
+        return out.copy_(self._threat.pgd_step(x, delta, grad, alpha))
 
     def _compiled_for(self, x: Tensor) -> CompiledCalls | None:
         compiled: CompiledCalls | None = self._executor.compiled_for(x.shape)
@@ -157,7 +157,7 @@ def _make_projected_step(threat: ThreatModel, engine: Engine) -> ProjectedStep:
         from deat.engine.kernels.linf_step_triton import linf_projected_step
 
         return partial(linf_projected_step, eps=threat.eps)
-    step = torch.compile(threat.move, dynamic=False) if threat.pointwise else threat.move
+    step = torch.compile(threat.pgd_step, dynamic=False) if threat.pointwise else threat.pgd_step
     return lambda x, delta, grad, alpha, *, out: out.copy_(step(x, delta, grad, alpha))
 
 

@@ -41,17 +41,17 @@ def num_images_in_batch(num_examples: int, batch_size: int, step: int) -> int:
 
 
 class BatchPosition(NamedTuple):
-    """Which batch, or which process's share of it.
+    """Which batch, or which process's shard of it.
 
     Attributes:
         epoch: The epoch's number.
         step: The batch's number in the epoch.
-        share: The rows of the batch that this process loads.
+        shard: The rows of the batch that this process loads.
     """
 
     epoch: int
     step: int
-    share: BatchShard
+    shard: BatchShard
 
 
 class EpochBatchSampler(Sampler[list[tuple[int, int]]]):
@@ -85,21 +85,21 @@ class EpochBatchSampler(Sampler[list[tuple[int, int]]]):
         return position._replace(epoch=position.epoch + 1, step=0) if self.shuffle else None
 
     def indices(self, position: BatchPosition) -> Tensor:
-        """Return the indices of the examples in a batch, or in a share of it."""
-        return self._take_share(self._epoch_order(position.epoch), position)
+        """Return the indices of the examples in a batch, or in a shard of it."""
+        return self._take_shard(self._epoch_order(position.epoch), position)
 
     def _iter_from(self, position: BatchPosition) -> Iterator[list[tuple[int, int]]]:
         first = position.step
         for epoch in count(position.epoch) if self.shuffle else (position.epoch,):
             order = self._epoch_order(epoch)
             for step in range(first, len(self)):
-                batch = self._take_share(order, BatchPosition(epoch, step, position.share))
+                batch = self._take_shard(order, BatchPosition(epoch, step, position.shard))
                 yield [(epoch, index) for index in batch.tolist()]
             first = 0
 
-    def _take_share(self, order: Tensor, position: BatchPosition) -> Tensor:
+    def _take_shard(self, order: Tensor, position: BatchPosition) -> Tensor:
         batch = order[position.step * self.batch_size : (position.step + 1) * self.batch_size]
-        return batch[position.share.rows(len(batch))]
+        return batch[position.shard.rows(len(batch))]
 
     def _epoch_order(self, epoch: int) -> Tensor:
         return epoch_order(self.num_examples, self.seed, epoch, shuffle=self.shuffle)

@@ -6,9 +6,9 @@ import os
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from deat.data.folder_layout import FilesAndLabels, check_empty_class_folders, i
 from deat.data.image_set import ImageSet
 from deat.data.streaming import DEFAULT_SIDE_PIXELS, AnyImageSet, LazyImages
 from deat.errors import DataError
-from deat.utils import locks
+from deat.utils.locks import file_lock
 from deat.utils.text import format_names
 
 _CACHE_VERSION = 5
@@ -110,11 +110,16 @@ def _decode_and_cache(
         return decoded, messages
 
 
-def _lock_archive(path: Path, cache_dir: Path | None, key: str) -> AbstractContextManager[bool]:
-    """Lock a compressed tar that is unpacked to the cache; False if there is no need or no lock."""
-    if cache_dir is None or not archives.is_compressed_tar(path):
-        return nullcontext(False)
-    return locks.temporary_lock(cache_dir / f".{key}.lock")
+@contextmanager
+def _lock_archive(path: Path, cache_dir: Path | None, key: str) -> Iterator[bool]:
+    """Lock the unpacked copy of a compressed archive; yield whether no other process can be reading it."""
+    with ExitStack() as stack:
+        is_locked = False
+        if cache_dir is not None and archives.is_compressed_tar(path):
+            with suppress(OSError):  # a disk that is read-only, or has no locks
+                stack.enter_context(file_lock(cache_dir / f".{key}.lock", delete=True))
+                is_locked = True
+        yield is_locked
 
 
 def _save_cached(cache_dir: Path, key: str, splits: dict[str, ImageSet], messages: list[str], has_lock: bool) -> None:

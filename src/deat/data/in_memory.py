@@ -20,7 +20,7 @@ class InMemorySource:
     """Batches of an ImageSet that is copied to the device once, in its own type (uint8 stays uint8).
 
     Order and augmentation are drawn on the host once per epoch, for each image by its index. They depend neither on
-    the device nor on the batch size, and no value is read back from the device. Set `share` to get only this process's
+    the device nor on the batch size, and no value is read back from the device. Set `shard` to get only this process's
     rows of each batch.
 
     Args:
@@ -48,7 +48,7 @@ class InMemorySource:
         shuffle: bool = True,
     ) -> None:
         self.images, self.batch_size, self.seed = images, batch_size, seed
-        self.augment, self.shuffle, self.share = augment, shuffle, BatchShard()
+        self.augment, self.shuffle, self.shard = augment, shuffle, BatchShard()
         self.device = torch.device(device)
         self.num_examples, self.num_classes, self.shape = len(images), images.num_classes, images.shape
         self._x, self._y = self._to_device(images.images), self._to_device(images.labels.to(torch.int64))
@@ -81,7 +81,7 @@ class InMemorySource:
         params = self.augment.draw(self.num_examples, generator).to(self.device) if self.augment else None
         for step in range(first, len(self)):
             index = order[step * self.batch_size : (step + 1) * self.batch_size]
-            index = index[self.share.rows(len(index))]
+            index = index[self.shard.rows(len(index))]
             yield self._images_at(index, params), self._y.index_select(0, index)
 
     def _images_at(self, index: Tensor, params: AugmentParams | None) -> Tensor:

@@ -58,16 +58,16 @@ class EpochLoader:
         """Return the number of batches in an epoch."""
         return len(self.batch_sampler)
 
-    def epoch(self, epoch: int, first: int, share: BatchShard) -> Iterator[Any]:
+    def epoch(self, epoch: int, first: int, shard: BatchShard) -> Iterator[Any]:
         """Iterate over the batches of an epoch.
 
         Args:
             epoch: The epoch's number.
             first: The number of the batch to start at.
-            share: The rows of each batch to load.
+            shard: The rows of each batch to load.
         """
         for step in range(first, len(self)):
-            yield self._load_batch(BatchPosition(epoch, step, share))
+            yield self._load_batch(BatchPosition(epoch, step, shard))
 
     def stop_workers(self) -> None:
         """End the workers and drop what they have loaded ahead; the next batch starts new ones."""
@@ -221,7 +221,7 @@ class LoaderSource:
         training: bool,
     ) -> None:
         self.loader, self.seed, self.training, self.device = loader, seed, training, torch.device(device)
-        self.share = BatchShard()
+        self.shard = BatchShard()
         self._pixels_checked = False
         self.largest_label_index: int | None = None
         try:
@@ -266,7 +266,7 @@ class LoaderSource:
             DataError: If a batch cannot be trained on, or there are none.
         """
         is_empty = first == 0
-        for x, y in self._iter_shares(epoch, first):
+        for x, y in self._iter_shards(epoch, first):
             is_empty = False
             x, y = (tensor.to(self.device, non_blocking=True) for tensor in (x, y))
             yield to_unit_range(x), y.to(torch.int64)
@@ -282,15 +282,15 @@ class LoaderSource:
         if isinstance(self.loader, EpochLoader):
             self.loader.stop_workers()
 
-    def _iter_shares(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _iter_shards(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over this process's rows of each batch; a user's own loader loads all rows first."""
-        if self.can_seek or self.share.size == 1:
+        if self.can_seek or self.shard.size == 1:
             yield from ((batch.x, batch.y) for batch in self._iter_checked(epoch, first))
             return
         self._check_not_distributed()
         for x, y, position, _ in self._iter_checked(epoch):
             self._check_batch_length(len(y), position.step)
-            rows = self.share.rows(len(y))
+            rows = self.shard.rows(len(y))
             yield x[rows], y[rows]
 
     def _check_not_distributed(self) -> None:
@@ -346,7 +346,7 @@ class LoaderSource:
         return batch
 
     def _iter_host_batches(self, epoch: int, first: int = 0) -> Iterator[HostBatch]:
-        position, images_before = BatchPosition(epoch, first if self.can_seek else 0, self.share), 0
+        position, images_before = BatchPosition(epoch, first if self.can_seek else 0, self.shard), 0
         batches = self._iter_raw_batches(epoch, first)
         while True:
             with _wrap_collate_errors(self._dataset_index_at(position, images_before)):
@@ -359,7 +359,7 @@ class LoaderSource:
 
     def _iter_raw_batches(self, epoch: int, first: int) -> Iterator[Any]:
         if isinstance(self.loader, EpochLoader):
-            return self.loader.epoch(epoch, first, self.share)
+            return self.loader.epoch(epoch, first, self.shard)
         return self._iter_seeded(self.loader, epoch)
 
     def _iter_seeded(self, loader: Iterable[Any], epoch: int) -> Iterator[Any]:

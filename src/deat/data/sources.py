@@ -34,14 +34,14 @@ class Source(Protocol):
         num_classes: Number of classes.
         shape: Shape of one image: (C, H, W).
         batch_size: Images per batch; the last batch may have fewer.
-        share: The rows of each batch that this process gets, if several processes train together.
+        shard: The rows of each batch that this process gets, if several processes train together.
     """
 
     num_examples: int
     num_classes: int
     shape: tuple[int, ...]
     batch_size: int
-    share: BatchShard
+    shard: BatchShard
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch, including a short last one."""
@@ -103,7 +103,7 @@ class InterruptibleSource:
         self.source, self.interruption = source, interruption
         self.num_examples, self.num_classes = source.num_examples, source.num_classes
         self.shape, self.batch_size = source.shape, source.batch_size
-        self.check, self.share = source.check, getattr(source, "share", BatchShard())
+        self.check, self.shard = source.check, getattr(source, "shard", BatchShard())
 
     def __len__(self) -> int:
         return len(self.source)

@@ -151,7 +151,7 @@ class StreamingSource:
     """Batches of LazyImages, decoded by worker processes.
 
     Order and crops depend on the seed, the epoch and the image's index only, not on the number of workers. With
-    `shuffle`, workers decode the first batches of the next epoch during the last ones of this epoch. Set `share` to
+    `shuffle`, workers decode the first batches of the next epoch during the last ones of this epoch. Set `shard` to
     decode only this process's rows of each batch.
 
     Args:
@@ -179,7 +179,7 @@ class StreamingSource:
     ) -> None:
         self.images, self.batch_size, self.shuffle, self.augment = images, batch_size, shuffle, augment
         self.device = torch.device(device)
-        self.num_examples, self.num_classes, self.share = len(images), images.num_classes, BatchShard()
+        self.num_examples, self.num_classes, self.shard = len(images), images.num_classes, BatchShard()
         self.shape = images.shape
         self._loader = EpochLoader(
             _DecodedDataset(images, seed, augment),
@@ -215,7 +215,7 @@ class StreamingSource:
         Raises:
             DataError: If an image cannot be decoded.
         """
-        for batch in self._loader.epoch(epoch, first, self.share):
+        for batch in self._loader.epoch(epoch, first, self.shard):
             if isinstance(batch, str):
                 raise DataError(batch)
             x, y = (tensor.to(self.device, non_blocking=True) for tensor in batch)

@@ -50,13 +50,13 @@ class Attack:
         """The adversarial images."""
         with torch.inference_mode(False), torch.enable_grad(), eval_mode(model):
             x, y = x.clone(), y.clone()  # an inference tensor cannot be differentiated
-            found = self._attack_from_start(model, x, y, threat, threat.start(x, self.start, generator))
+            found = self._attack_from_start(model, x, y, threat, threat.initial_delta(x, self.start, generator))
             rows = torch.arange(len(x), device=x.device)
             for _ in range(self.restarts - 1):
                 rows = rows[is_still_correct(model, found[rows], y[rows])]
                 if len(rows) == 0:
                     break
-                start = threat.start(x, self.start, generator)[rows]
+                start = threat.initial_delta(x, self.start, generator)[rows]
                 found[rows] = self._attack_from_start(model, x[rows], y[rows], threat, start)
             return found
 
@@ -83,7 +83,7 @@ class Attack:
         delta = delta.detach().requires_grad_()
         logits = model(x + delta)
         grad = compute_gradient(ATTACK_LOSSES[self.loss](logits, y).sum(), delta)
-        moved = threat.move(x, delta.detach(), grad, self.alpha * threat.eps)
+        moved = threat.pgd_step(x, delta.detach(), grad, self.alpha * threat.eps)
         fooled = ~is_correct(logits.detach(), y)
         if not self.freeze:
             return moved, fooled

@@ -88,7 +88,7 @@ class BlockEvaluator:
                 if own_block:
                     entry = self._find_or_evaluate(attack, stage, own_block, images_fingerprint, survivors, progress)
                 survivors = entry["result"]["correct"] if entry else None
-                entries = [other for other in self.request.distributed.gather(entry) if other]
+                entries = [other for other in self.request.distributed.all_gather(entry) if other]
                 results_by_stage.append([self._store_result(stage, other, progress) for other in entries])
                 on_progress(progress)
             if self.request.cascade and not is_natural(attack):  # natural always has an accuracy of its own

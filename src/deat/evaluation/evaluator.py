@@ -41,7 +41,8 @@ from deat.evaluation.sanity import (
     estimate_check_passes,
 )
 from deat.models.interface_checks import check_model
-from deat.threat import ThreatModel, check_radius, get_tiny_radius_warnings, parse_threat
+from deat.threat import ThreatModel, parse_threat
+from deat.threat_checks import check_radius, get_tiny_radius_warnings
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.paths import anonymize_paths
 from deat.utils.torch_utils import choose_threads, device_of, use_threads
@@ -105,7 +106,7 @@ def evaluate(
         about: JSON values that describe model and data, for evaluation.json.
         progress: True to print progress lines, False for none, or a function that is called with an `EvaluationProgress`.
         on_flag: Called with each flag about the model itself, before the first attack.
-        distributed: From `deat.Distributed.join()` in processes that torchrun started. They share the blocks, and all
+        distributed: From `deat.Distributed.initialize()` in processes that torchrun started. They share the blocks, and all
             return the same result; the first one writes files and prints.
 
     Returns:
@@ -134,7 +135,7 @@ def evaluate(
     source = as_source(data, batch_size=block, device=device, shuffle=False)
     source.check()
     check_radius(radius, source.shape)
-    for warning in get_tiny_radius_warnings(radius) if sanity and distributed.main else ():
+    for warning in get_tiny_radius_warnings(radius) if sanity and distributed.is_main else ():
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
     request = EvaluationRequest(
         model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision
@@ -142,10 +143,10 @@ def evaluate(
     engine = choose_engine(engine, device, request.count_images(source) * sum(map(estimate_passes, chosen)))
     run = EvaluationRun(replace(request, engine=engine, resume_log=resume_log, about=about, distributed=distributed))
     if not callable(progress):
-        progress = ProgressPrinter() if progress and distributed.main else lambda state: None
+        progress = ProgressPrinter() if progress and distributed.is_main else lambda state: None
     with use_threads(threads or choose_threads(model)):
         evaluation, log = run.run(source, progress, on_flag or (lambda flag: None))
-    if save is not None and distributed.main:
+    if save is not None and distributed.is_main:
         save(evaluation) if callable(save) else evaluation.save(save)
     log.delete()  # only now that its results are saved elsewhere
     return evaluation
@@ -196,7 +197,7 @@ class EvaluationRun:
         num_images = request.count_images(source)
         (first_images, _), blocks = peek_images(iter_blocks(source, request.block, num_images), FINGERPRINT_IMAGES)
         num_outputs = count_outputs(request.model, first_images, source)
-        checks_here = request.sanity and request.distributed.main  # the main process makes the checks for all
+        checks_here = request.sanity and request.distributed.is_main  # the main process makes the checks for all
         sample = sample_images(source, num_images, SANITY_IMAGES, first_images.device) if checks_here else None
 
         started = perf_counter()
@@ -255,7 +256,7 @@ class EvaluationRun:
     def _open_resume_log(self, x: Tensor) -> ResumeLog:
         """Read the resume log; only the main process has the file."""
         request = self.request
-        path = Path(request.resume_log) if request.resume_log and request.distributed.main else None
+        path = Path(request.resume_log) if request.resume_log and request.distributed.is_main else None
         log = ResumeLog(self.fingerprint, path, fingerprint_logits(request.model, x) if request.resume_log else None)
         log.sync(request.distributed)
         return log

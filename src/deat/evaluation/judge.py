@@ -29,7 +29,7 @@ class AttackLike(Protocol):
         ...     name = "noise"
         ...
         ...     def __call__(self, model, x, y, threat, generator=None):
-        ...         return x + threat.start(x, "uniform", generator)
+        ...         return x + threat.initial_delta(x, "uniform", generator)
         >>> deat.evaluate(model, test, threat="linf:0.1", attacks=["natural", Noise()])
     """
 

@@ -7,7 +7,7 @@ from time import perf_counter
 from deat.evaluation.attack_registry import estimate_passes
 from deat.evaluation.attacks import is_natural
 from deat.evaluation.judge import AttackLike, get_stages
-from deat.utils.numbers import format_duration
+from deat.utils.text import format_duration
 
 FORWARD_ONLY_COST = 0.3
 """The cost of a forward pass alone, as a share of a forward and a backward pass."""

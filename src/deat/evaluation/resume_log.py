@@ -24,7 +24,7 @@ from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.judge import AttackLike, BlockResult, get_stages
 from deat.utils.distributed import Distributed
 from deat.utils.files import append_text, check_no_symlinks
-from deat.utils.locks import lock_run_folder
+from deat.utils.locks import lock_with_holder
 from deat.utils.torch_utils import eval_mode
 
 ResultKey = tuple[int, str]
@@ -55,11 +55,7 @@ def lock_evaluation(out: Path) -> Iterator[None]:
     """
     lock = out.with_name(f".{out.stem}-lock")
     check_no_symlinks([lock])
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {str(out)!r}: {error.strerror}. Choose another --out.") from None
-    with lock_run_folder(out, lock_path=lock):
+    with lock_with_holder(lock, out):
         yield
 
 

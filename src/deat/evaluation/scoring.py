@@ -85,7 +85,7 @@ def compute_scores(
             logits = logits_under_attack(model, images, y, attack, threat, generator)
             sums[index, 0, batch] = is_correct(logits, y).sum()
             sums[index, 1, batch] = cross_entropy(logits, y).sum(dtype=torch.float64)
-    flat = distributed.total(sums.flatten().tolist())
+    flat = distributed.all_reduce_sum(sums.flatten().tolist())
     means = [fsum(flat[i : i + len(source)]) / source.num_examples for i in range(0, len(flat), len(source))]
     names = [attack.name for attack in parsed]
     return dict(zip(names, zip(means[::2], means[1::2], strict=True), strict=True))

@@ -30,7 +30,7 @@ def friendly(base: Method, tau: int = 3) -> Method:
         raise UsageError(f"f+ needs a method that crafts before it updates; {base.name} moves both at once. Use fat-K.")
     if base.attack.freeze is not None:
         raise UsageError(f"f+ cannot be put before {base.name}: it already has a rule that stops single examples.")
-    if not base.schedule.attacks:
+    if not base.schedule.has_adversary:
         raise UsageError("f+ needs a method with an adversary: natural training takes no steps to stop.")
     ascent = replace(base.attack, freeze=Friendly(), batch_norm="eval")
     schedule = replace(base.schedule, level=float(tau))

@@ -17,7 +17,7 @@ from deat.report.stats import (
     summarize_cost,
 )
 from deat.training.records import EpochStats
-from deat.utils.numbers import format_eps
+from deat.utils.text import format_eps
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deat.errors import DataError, UsageError, summarize_error, unknown_name_error
+from deat.errors import DataError, UsageError, unknown_name_error
 from deat.evaluation.sanity import Flag
 from deat.recipes import get_recipe, list_recipes
 from deat.recipes.overrides import METHOD_SPECIFIC_SETTINGS
@@ -16,9 +16,8 @@ from deat.report.stats import describe_samples, describe_single_seeds
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import BENCH_FILE, RUN_FILE, WATCH_FILE
 from deat.training.records import EpochWatch, read_watch
-from deat.utils.numbers import format_eps
 from deat.utils.paths import anonymize_paths
-from deat.utils.text import make_printable
+from deat.utils.text import format_eps, make_printable, summarize_error
 
 DIGEST_PREFIX_CHARS = 8
 """Characters of a hash that people see."""

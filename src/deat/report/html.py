@@ -55,8 +55,7 @@ from deat.report.tables import (
     list_scored_runs,
     list_watch_alarms,
 )
-from deat.utils.numbers import format_eps
-from deat.utils.text import escape_markdown, make_printable
+from deat.utils.text import escape_markdown, format_eps, make_printable
 from deat.version import VERSION
 
 COLOR_COUNT, MARKER_SHAPE_COUNT = 10, 3

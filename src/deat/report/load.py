@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
-from deat.errors import DataError, DeatError, summarize_error
+from deat.errors import DataError, DeatError
 from deat.evaluation.results import Evaluation, load_evaluation
 from deat.runs.schema import (
     BENCH_FILE,
@@ -25,6 +25,7 @@ from deat.runs.schema import (
 )
 from deat.runs.scores import ModelScore, read_scores
 from deat.training.records import EpochStats, EpochWatch, parse_json_lines, read_history
+from deat.utils.text import summarize_error
 
 T = TypeVar("T")
 COST_COLUMNS = ("backprops", "per_batch", "minutes")

@@ -12,7 +12,7 @@ from typing import Any
 from deat.errors import UsageError
 from deat.report.figures import PARETO_FRONT_NAME, Figure, FigureLayout, Panel, PlotLine
 from deat.report.gallery import Gallery
-from deat.utils.text import clip_middle, make_printable
+from deat.utils.text import make_printable, truncate_text
 
 MAX_LANE_NAME_CHARS = 12
 """Characters of a name beside its lane."""
@@ -30,7 +30,7 @@ def draw_bar_lanes(ax: Any, lines: Sequence[PlotLine], get_color: Callable[[str]
         ax.bar([x for x, _ in held], [y for _, y in held], 0.75, -n * step, color=get_color(line.row))
     ax.set_yticks(
         [-n * step for n in range(len(lines))],
-        [clip_middle(line.row, MAX_LANE_NAME_CHARS) for line in lines],
+        [truncate_text(line.row, MAX_LANE_NAME_CHARS, where="middle") for line in lines],
         fontsize=7,
     )
     ax.set_ylim(low - (len(lines) - 1 + LANE_GAP_FRACTION) * step, high + LANE_GAP_FRACTION * step)
@@ -193,7 +193,7 @@ def draw_figure(figure: Figure, row_names: Sequence[str], folder: Path) -> None:
                 draw_point_names(
                     ax,
                     panel,
-                    lambda name: clip_middle(name, MAX_LEGEND_NAME_CHARS),
+                    lambda name: truncate_text(name, MAX_LEGEND_NAME_CHARS, where="middle"),
                     lambda name: _row_color(places, name),
                 )
 
@@ -270,7 +270,9 @@ def _draw_panel(ax: Any, panel: Panel, row_indices: dict[str, int]) -> None:
             for line in lines:
                 _draw_line(ax, panel, line, place, lw=0.6, alpha=0.35, shift=shift)
             lines = [average_lines(lines)]
-        _draw_line(ax, panel, lines[0], place, label=clip_middle(name, MAX_LEGEND_NAME_CHARS), shift=shift)
+        _draw_line(
+            ax, panel, lines[0], place, label=truncate_text(name, MAX_LEGEND_NAME_CHARS, where="middle"), shift=shift
+        )
     _format_axes(ax, panel)
 
 

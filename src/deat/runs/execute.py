@@ -135,7 +135,7 @@ class FolderTraining:
             self.store = trainer.checkpointer = Checkpoints(self.path, notify=notify)
             return
         if self.watch:
-            self.watch.log = self.path / WATCH_FILE if trainer.distributed.main else None
+            self.watch.log = self.path / WATCH_FILE if trainer.distributed.is_main else None
             trainer.callbacks.append(self.watch)
         identity = self.run.identity(trainer)
         self.store = RunFolder(self.path, extra_config=identity, code_files=self.run.code, notify=notify)
@@ -178,7 +178,7 @@ class FolderTraining:
 
     def _clean_up(self, error: Exception) -> None:
         """Note a numerical failure, and put back the run that this one was to replace if it has no epoch."""
-        if not isinstance(self.store, RunFolder) or not self.trainer.distributed.main:
+        if not isinstance(self.store, RunFolder) or not self.trainer.distributed.is_main:
             return
         if isinstance(error, NumericalError):
             self.store.write_failure({"error": str(error), **error.details})

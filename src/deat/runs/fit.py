@@ -84,7 +84,7 @@ def fit(
             or raises. SIGTERM and Ctrl-C then save first.
         inexact: Resume also on another machine, thread count or version, to other numbers.
         progress: Whether a line is printed for each epoch.
-        distributed: `Distributed.join()` trains with the processes that torchrun started.
+        distributed: `Distributed.initialize()` trains with the processes that torchrun started.
         **config_fields: Fields of :class:`TrainConfig`, such as batch_size, seed or lr (0.1; a trained model wants
             less, such as 0.01).
 
@@ -102,7 +102,7 @@ def fit(
         net = result.load_best()
     """
     _check_checkpoint_folder(checkpoints, distributed)
-    lines = [EpochPrinter(sys.stderr)] if progress and distributed.main else []
+    lines = [EpochPrinter(sys.stderr)] if progress and distributed.is_main else []
     trainer = make_trainer(
         model,
         train,

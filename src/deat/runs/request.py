@@ -18,7 +18,8 @@ from deat.errors import UsageError, unknown_name_error
 from deat.methods import Method, get_method
 from deat.methods.configure import configure_method
 from deat.models import build_model
-from deat.threat import ThreatModel, check_radius, parse_threat
+from deat.threat import ThreatModel, parse_threat
+from deat.threat_checks import check_radius
 from deat.training.config import TrainConfig, choose_num_threads, resolve_device
 from deat.training.data_split import open_source
 from deat.training.make_trainer import make_trainer

@@ -83,7 +83,7 @@ class RunFolder:
 
     def attach(self, trainer: Trainer) -> None:
         """Record this trainer from now on; of several processes the main one writes."""
-        if trainer.distributed.main:
+        if trainer.distributed.is_main:
             trainer.callbacks.append(self)
         trainer.checkpointer = self.checkpoints
 
@@ -91,7 +91,7 @@ class RunFolder:
         """Load the newest checkpoint into the trainer and cut the records back to it; False where there is none."""
         if not self.checkpoints.resume(trainer, inexact=inexact):
             return False
-        if trainer.distributed.main:
+        if trainer.distributed.is_main:
             self._restore_records(trainer)
         return True
 

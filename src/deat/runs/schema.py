@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 
 from deat.checkpoint.state import build_dataclass
 from deat.data.statistics import ChannelStats
-from deat.errors import CheckpointError, DeatError, truncate_text
+from deat.errors import CheckpointError, DeatError
 from deat.models import Normalize
 from deat.runs.request import Request, Run
 from deat.threat import parse_threat
@@ -22,6 +22,7 @@ from deat.training.trainer import Trainer
 from deat.utils.files import write_json
 from deat.utils.numbers import is_int_at_least
 from deat.utils.paths import anonymize_paths
+from deat.utils.text import truncate_text
 from deat.version import get_versions
 
 RUN_FILE = "run.json"

@@ -8,8 +8,7 @@ from deat.evaluation.sanity import accuracy_tolerance
 from deat.runs.scores import ModelScore
 from deat.training.records import EpochStats
 from deat.utils.files import write_atomic
-from deat.utils.numbers import format_eps
-from deat.utils.text import escape_markdown
+from deat.utils.text import escape_markdown, format_eps
 
 
 def write_summary(

@@ -59,7 +59,7 @@ def _measure(trainer: Trainer) -> tuple[float, int]:
     with trainer.session():
         trainer.model.train()
         seconds = _time_batches(trainer, num_batches=1)
-        if trainer.distributed.any(
+        if trainer.distributed.all_reduce_any(
             seconds * trainer.game.cost.backprops < LONG_BATCH_SECONDS
         ):  # else set-up is a small part of it
             seconds = _time_batches(trainer, num_batches=3)

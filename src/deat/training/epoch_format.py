@@ -6,8 +6,7 @@ from typing import TextIO
 from deat.training.engine_choice import ENGINE_LABELS
 from deat.training.records import EpochStats, EpochTiming
 from deat.training.trainer import Trainer
-from deat.utils.numbers import format_seconds
-from deat.utils.text import make_printable
+from deat.utils.text import format_seconds, make_printable
 
 
 class EpochPrinter:

@@ -17,7 +17,8 @@ from deat.models import add_normalization, get_input_std
 from deat.models.build import Normalization
 from deat.models.interface_checks import check_model
 from deat.models.normalize import parse_mean_std
-from deat.threat import ThreatModel, check_radius, get_radius_warnings, parse_threat
+from deat.threat import ThreatModel, parse_threat
+from deat.threat_checks import check_radius, get_radius_warnings
 from deat.training.callbacks import Callback, check_callbacks
 from deat.training.config import TrainConfig
 from deat.training.data_split import open_source, open_val_source, split_train_val
@@ -82,8 +83,11 @@ def make_trainer(
     front = None if get_input_std(model) is not None else _resolve_normalization(normalize, corpus, rest)
     network = add_normalization(model, *front) if front else model
     outputs = check_trainable(network, source, distributed.size, corpus.train if corpus else train)
-    odd = [*find_output_problems(outputs, source.num_classes), *get_radius_warnings(radius, chosen.schedule.attacks)]
-    for line in odd if distributed.main else ():
+    odd = [
+        *find_output_problems(outputs, source.num_classes),
+        *get_radius_warnings(radius, chosen.schedule.has_adversary),
+    ]
+    for line in odd if distributed.is_main else ():
         (notify or _warn)(line)
     if distributed.is_multiprocess:
         shard_source(source, network, chosen, distributed)
@@ -125,7 +129,7 @@ def _warn(text: str) -> None:
 
 def shard_source(source: Source, model: nn.Module, method: Method, distributed: Distributed) -> None:
     """Make a source give this process's part of every batch; refuse what several processes cannot share."""
-    if not hasattr(source, "share"):
+    if not hasattr(source, "shard"):
         raise UsageError(f"a {type(source).__name__} of your own cannot be shared by processes; pass the data itself.")
     if source.batch_size < distributed.size:
         raise UsageError(
@@ -139,7 +143,7 @@ def shard_source(source: Source, model: nn.Module, method: Method, distributed: 
             f"{', '.join(idle[:3])} get no gradient, for which processes would wait in vain. Use them in the model, or "
             "freeze them: requires_grad_(False)."
         )
-    source.share = distributed.share
+    source.shard = distributed.shard
 
 
 def _default_threat(train: object) -> str:

@@ -29,8 +29,8 @@ from deat.training.data_split import open_source
 from deat.training.records import EpochStats, EpochTiming, EpochWatch, append_record, write_records
 from deat.training.trainer import Trainer
 from deat.training.validation import majority_class_share
-from deat.utils.numbers import check_int, check_number, convert_number_fields, format_eps
-from deat.utils.text import MessageHandler
+from deat.utils.numbers import check_int, check_number, convert_number_fields
+from deat.utils.text import MessageHandler, format_eps
 
 SINGLE_STEP_ATTACK, MULTI_STEP_ATTACK = "fgsm", "pgd-10"
 WATCH_ACTIONS = ("warn", "stop", "rollback")

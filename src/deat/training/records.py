@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from deat.errors import DataError, summarize_error
+from deat.errors import DataError
 from deat.utils.files import append_text, write_atomic
+from deat.utils.text import summarize_error
 
 T = TypeVar("T")
 

@@ -76,7 +76,7 @@ def gather_process_state(game: Game, step: int) -> dict[str, Any]:
     if step and ranks.is_multiprocess:  # between epochs they are everybody's
         buffers = {name: torch.stack(ranks.all_gather_tensor(b)) for name, b in game.net.named_buffers()}
     return {
-        "meter": ranks.gather(game.meter.state_dict()) if step else None,
+        "meter": ranks.all_gather(game.meter.state_dict()) if step else None,
         "carry": None if game.carried_delta is None else _interleave_rows(ranks.all_gather_tensor(game.carried_delta)),
         "buffers": buffers,
     }
@@ -170,7 +170,7 @@ class Trainer:
             pixel_scale=get_input_std(self.model),
             distributed=distributed,
         )
-        self.game.executor.full_batch_size = distributed.share.count(train.batch_size)
+        self.game.executor.full_batch_size = distributed.shard.count(train.batch_size)
         self.pace = AutoCompile() if self.may_compile else CompilePolicy()
         self.random_streams = RandomStreams(config.seed, self.game.generator, distributed)
         self.interruption = Interruption(distributed)
@@ -183,7 +183,7 @@ class Trainer:
         self._started = self._done = perf_counter()
         self.active, self._stopping, self.is_finished = 0, False, False
         self.history: list[EpochStats] = []
-        self.best = BestEpoch(robust=self.schedule.attacks)
+        self.best = BestEpoch(robust=self.schedule.has_adversary)
 
     def fit(self) -> TrainResult:
         """Train until the last epoch; where training is interrupted, its state is kept first."""
@@ -196,7 +196,7 @@ class Trainer:
             except Interrupted:
                 self.seconds += perf_counter() - self._started
                 self._keep(force=True)
-                self.interruption.asked = None  # whoever caught this may call fit again
+                self.interruption.reason = None  # whoever caught this may call fit again
                 raise
             except (RuntimeError, MemoryError) as error:
                 raise_if_nondeterministic(error)
@@ -252,7 +252,7 @@ class Trainer:
 
     def prepare_step(self, epoch: int, step: int) -> None:
         """Put random streams, learning rate and the batch's length where a batch finds them."""
-        self.random_streams.at(epoch, step)
+        self.random_streams.seek(epoch, step)
         self.lr_scheduler.at(epoch * len(self.train) + step)
         if self.distributed.is_multiprocess:
             self.game.global_batch_size = num_images_in_batch(self.train.num_examples, self.train.batch_size, step)
@@ -328,7 +328,7 @@ class Trainer:
         self.random_streams.load_state_dict(state["rng"])
         vars(self.game.cost).update(state["cost"])
         self.active, self.history = state["active"], list(state["history"])
-        self.best = BestEpoch(state["best"], robust=self.schedule.attacks)
+        self.best = BestEpoch(state["best"], robust=self.schedule.has_adversary)
         if self.engine.scaler and state["scaler"]:
             self.engine.scaler.load_state_dict(state["scaler"])
         if self.validator:

@@ -1,1 +1,1 @@
-"""Helpers that know nothing of training: text, numbers, files, locks, processes, signals, random draws."""
+"""Helpers that know nothing of training: files, locks, text, numbers, processes, signals, random draws."""

@@ -1,6 +1,7 @@
-"""Several processes that train or judge one network together, started by torchrun; alone, every part is the whole.
+"""Training and evaluation in several processes, started by torchrun.
 
-What they tell each other is numbers and JSON, never pickled objects.
+Without torchrun there is one process, and every function here works on it alone. The processes exchange tensors and
+JSON, never pickled objects.
 """
 
 import json
@@ -26,30 +27,53 @@ from deat.errors import DeatError, Interrupted, UsageError
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 """How long processes wait for each other at the start."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""How long one may keep the others waiting; one that dies is noticed at once."""
+"""How long processes wait for one that is slow. One that dies is noticed at once."""
 
 
 @dataclass(frozen=True)
 class BatchShard:
-    """One process's part of every batch: row i belongs to process i mod size, whatever the batch's length."""
+    """The rows of every batch that one process computes: row i belongs to process i mod size.
+
+    Attributes:
+        rank: The number of the process.
+        size: How many processes there are.
+    """
 
     rank: int = 0
     size: int = 1
 
     def rows(self, batch_size: int) -> slice:
-        """Its rows of a batch; where none is left, the first one as a stand-in that counts nothing."""
+        """Return the rows of this process in a batch.
+
+        Args:
+            batch_size: The length of the whole batch, over all processes.
+
+        Returns:
+            The rows. A process without any gets the first row, whose result is not counted.
+        """
         return slice(self.rank, None, self.size) if self.rank < batch_size else slice(0, 1)
 
     def count(self, batch_size: int) -> int:
-        """How many of a batch's images are its own."""
+        """Return how many rows of a batch belong to this process."""
         return len(range(self.rank, batch_size, self.size))
 
 
 @dataclass(frozen=True)
 class Distributed:
-    """This process among those of its run: who it is, and how it agrees with the others.
+    """This process among those of its run, and how they communicate.
 
-    Every method must be called by all processes, in the same order.
+    All processes must call the same methods in the same order.
+
+    Attributes:
+        rank: The number of this process.
+        size: How many processes there are.
+        local_rank: The number of this process on its machine.
+
+    Example:
+        >>> distributed = deat.Distributed.initialize()
+        >>> deat.fit(model, data, distributed=distributed)
+        >>> if distributed.is_main:
+        ...     torch.save(model.state_dict(), "weights.pt")
     """
 
     rank: int = 0
@@ -57,8 +81,19 @@ class Distributed:
     local_rank: int = 0
 
     @classmethod
-    def join(cls, device: str = "auto") -> "Distributed":
-        """The processes that torchrun started, joined: over gloo on CPUs, and NCCL for what lies on GPUs."""
+    def initialize(cls, device: str = "auto") -> "Distributed":
+        """Connect the processes that torchrun started, with gloo for tensors on CPUs and NCCL for those on GPUs.
+
+        Args:
+            device: "cpu", "cuda" or "auto". On GPUs, each process takes that of its local rank.
+
+        Returns:
+            This process. It is the only one if torchrun did not start it.
+
+        Raises:
+            UsageError: If the device is for a single process, or there are fewer GPUs than processes.
+            Interrupted: If not all processes connect in time.
+        """
         rank, size, local_rank = (int(os.environ.get(name, d)) for name, d in _TORCHRUN_VARIABLES)
         if is_process_group_initialized() or size == 1:
             return cls(rank, size, local_rank)
@@ -70,110 +105,128 @@ class Distributed:
         return cls(rank, size, local_rank)
 
     @property
-    def main(self) -> bool:
-        """Whether this process is the one that prints and writes."""
+    def is_main(self) -> bool:
+        """Whether this process is the one that prints and writes files."""
         return self.rank == 0
 
     @property
     def is_multiprocess(self) -> bool:
-        """Whether there are others."""
+        """Whether there are several processes."""
         return self.size > 1
 
     @property
-    def share(self) -> BatchShard:
-        """This process's part of a batch."""
+    def shard(self) -> BatchShard:
+        """The rows of every batch that this process computes."""
         return BatchShard(self.rank, self.size)
 
-    def gather(self, value: Any) -> list[Any]:
-        """Everybody's JSON value, in the order of ranks."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the JSON values of all processes, in the order of ranks."""
         if not self.is_multiprocess:
             return [value]
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(lengths, torch.tensor([len(data)]))
-        found = [torch.zeros(max(map(int, lengths)), dtype=torch.uint8) for _ in lengths]
-        dist.all_gather(found, nn.functional.pad(data, (0, len(found[0]) - len(data))))
-        return [json.loads(bytes(f[: int(n)].tolist())) for f, n in zip(found, lengths, strict=True)]
+        texts = [torch.zeros(max(map(int, lengths)), dtype=torch.uint8) for _ in lengths]
+        dist.all_gather(texts, nn.functional.pad(data, (0, len(texts[0]) - len(data))))
+        return [json.loads(bytes(text[: int(n)].tolist())) for text, n in zip(texts, lengths, strict=True)]
 
     def broadcast(self, value: Any) -> Any:
-        """The first process's JSON value."""
-        return self.gather(value if self.main else None)[0]
+        """Return the JSON value of the first process."""
+        return self.all_gather(value if self.is_main else None)[0]
 
-    def total(self, values: list[float]) -> list[float]:
-        """Everybody's numbers added up in float64, in the order of ranks, so that all get the same bits."""
-        return [sum(column) for column in zip(*self.gather(values), strict=True)]
+    def all_reduce_sum(self, values: list[float]) -> list[float]:
+        """Add up the numbers of all processes in float64, in the order of ranks, so that all get the same bits."""
+        return [sum(column) for column in zip(*self.all_gather(values), strict=True)]
 
-    def any(self, flag: bool) -> bool:
-        """Whether anybody says so."""
+    def all_reduce_any(self, flag: bool) -> bool:
+        """Return whether the flag of any process is true."""
         if not self.is_multiprocess:
             return flag
-        found = torch.tensor([int(flag)])
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return bool(found)
+        largest = torch.tensor([int(flag)])
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return bool(largest)
 
     def run_on_main(self, function: Callable[[], Any]) -> Any:
-        """What the first process's work gives, as JSON; where that fails, it fails alike in every process."""
+        """Call a function in the first process only.
+
+        Args:
+            function: What to call. Its result must be a JSON value if there are several processes.
+
+        Returns:
+            The result of the function, in all processes.
+
+        Raises:
+            DeatError: If the function raises one. All processes raise it.
+        """
         if not self.is_multiprocess:
             return function()
         value, failure = None, None
-        if self.main:
+        if self.is_main:
             try:
                 value = function()
             except DeatError as error:
                 failure = error
-        told = self.broadcast([value, failure and [type(failure).__name__, str(failure)]])
+        value, main_failure = self.broadcast([value, failure and [type(failure).__name__, str(failure)]])
         if failure:
             raise failure
-        if told[1]:
-            raise getattr(errors, told[1][0], DeatError)(told[1][1])
-        return told[0]
+        if main_failure:
+            name, message = main_failure
+            raise getattr(errors, name, DeatError)(message)
+        return value
 
     def all_gather_tensor(self, tensor: Tensor) -> list[Tensor]:
-        """Everybody's tensor of one kind, on the CPU, in the order of ranks; they may differ in shape."""
+        """Return the tensors of all processes, in the order of ranks.
+
+        Args:
+            tensor: The tensor of this process. Those of other processes have the same dtype and may differ in shape.
+
+        Returns:
+            The tensors, on the CPU.
+        """
         own = tensor.detach().cpu().contiguous()
         if not self.is_multiprocess:
             return [own]
         data = own.reshape(-1).view(torch.uint8)
-        shapes, lengths = zip(*self.gather([list(own.shape), len(data)]), strict=True)
-        found = [data.new_zeros(max(lengths)) for _ in lengths]
-        dist.all_gather(found, nn.functional.pad(data, (0, max(lengths) - len(data))))
-        return [f[:n].view(own.dtype).view(s) for f, n, s in zip(found, lengths, shapes, strict=True)]
+        shapes, lengths = zip(*self.all_gather([list(own.shape), len(data)]), strict=True)
+        buffers = [data.new_zeros(max(lengths)) for _ in lengths]
+        dist.all_gather(buffers, nn.functional.pad(data, (0, max(lengths) - len(data))))
+        return [b[:n].view(own.dtype).view(shape) for b, n, shape in zip(buffers, lengths, shapes, strict=True)]
 
     @contextmanager
     def local_main_first(self) -> Iterator[None]:
-        """Let one process of each machine do something alone, such as fill a cache, before its others do it too.
+        """Let one process of each machine run the body of the with statement before the others, to fill a cache.
 
-        Where it fails the others still have their turn: they then find the same mistake, and end alike.
+        If it fails the others still run it, so that all end with the same error.
         """
         if self.local_rank:
-            self.any(False)
+            self.all_reduce_any(False)
         try:
             yield
         finally:
             if not self.local_rank:
-                self.any(False)
+                self.all_reduce_any(False)
 
     def wrap_ddp(self, objective: nn.Module) -> nn.Module:
-        """The objective with its gradients averaged over the processes in every backward."""
+        """Wrap a module in DistributedDataParallel, which averages its gradients over all processes."""
         if not self.is_multiprocess:
             return objective
-        # Said of 1x1 kernels laid out channels last, whose bytes are the same in either layout.
+        # It is about 1x1 kernels in channels-last order, whose bytes are the same in either order.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
         return DistributedDataParallel(objective, **_NO_BUFFER_SYNC)
 
     def to_sync_batch_norm(self, model: nn.Module) -> nn.Module:
-        """The model with batch norms whose statistics are those of all processes' images."""
+        """Convert batch norms to synchronized ones, whose statistics are those of the images of all processes."""
         convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
         return convert(model) if self.is_multiprocess else model
 
     def broadcast_model_buffers(self, model: nn.Module) -> None:
-        """Give everybody the first process's buffers: each has batch-norm statistics of its own images."""
+        """Copy the buffers of the first process to all, since batch-norm statistics differ between processes."""
         for buffer in model.buffers() if self.is_multiprocess else ():
             dist.broadcast(buffer, 0)
 
 
 SINGLE_PROCESS = Distributed()
-"""One process, which needs nobody's agreement."""
+"""A run in a single process."""
 
 _TORCHRUN_VARIABLES = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 _BUFFER_SYNC_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")  # since torch 2.13, and before
@@ -198,21 +251,21 @@ def is_process_group_initialized() -> bool:
 
 
 def _agree_on_store_prefix(store: Any, rank: int, size: int) -> str:
-    """A name that only the processes of this start know.
+    """Return a name that only the processes of this start know.
 
-    torchrun keeps its store when it starts processes again, and whoever reads an address that a dead one left there
-    waits in vain; its count of restarts differs between machines. So each asks the first by a name of its own.
+    When torchrun restarts processes it keeps its store, in which addresses of dead processes would deadlock the new
+    ones. Its count of restarts differs between machines. So each process asks the first one under a random name.
     """
     name, deadline = secrets.token_hex(8), monotonic() + RENDEZVOUS_TIMEOUT.total_seconds()
     if rank:
         store.set(f"ask/{rank}", name)
-        found: str = store.get(f"answer/{name}").decode()
-        store.set(f"heard/{found}/{rank}", "")
-        return found
+        prefix: str = store.get(f"answer/{name}").decode()
+        store.set(f"heard/{prefix}/{rank}", "")
+        return prefix
     while not store.check([f"heard/{name}/{other}" for other in range(1, size)]):
         if monotonic() > deadline:
             raise Interrupted(
-                f"not all of {size} processes came within {RENDEZVOUS_TIMEOUT}; look at their own messages."
+                f"not all {size} processes connected within {RENDEZVOUS_TIMEOUT}. Look at the messages of the others."
             )
         for other in range(1, size):
             if store.check([f"ask/{other}"]):
@@ -222,13 +275,13 @@ def _agree_on_store_prefix(store: Any, rank: int, size: int) -> str:
 
 
 def _choose_backend(device: str, local_rank: int) -> str:
-    """gloo, and for a GPU NCCL beside it, this process's GPU being the one of its local rank."""
+    """Return the backends for a device, and select the GPU of this process."""
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return "gloo"
     if device not in ("auto", "cuda"):
         raise UsageError(
-            f"device {device!r} is for a single process; with several each takes the GPU of its local rank. "
-            "Use 'cuda', 'cpu' or 'auto'."
+            f"device {device!r} is for a single process. With several, each takes the GPU of its local rank: "
+            "use 'cuda', 'cpu' or 'auto'."
         )
     if local_rank >= torch.cuda.device_count():
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens while they are written, and in their own folder."""
+"""Files that are either complete or absent, whatever interrupts their writing, and that are written through no link."""
 
 import json
 import os
@@ -11,12 +11,21 @@ from typing import Any
 from deat.errors import CheckpointError
 
 NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
-"""Opens no symbolic link, where the system can tell."""
+"""Flag of os.open that refuses a symbolic link, on systems that have it."""
 
 
 def write_atomic(path: Path, data: bytes, *, make_folder: bool = True) -> None:
-    """Write a file under a temporary name, wait until it is on the disk, and only then give it its own."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    """Write a file under a temporary name, flush it to disk, and rename it.
+
+    Args:
+        path: The file to create or replace.
+        data: Its new content.
+        make_folder: Whether to create the folder of the file if it does not exist.
+
+    Raises:
+        OSError: If the file cannot be written. The old content is unchanged then.
+    """
+    temporary = _temporary_path(path)
     if make_folder:
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -32,7 +41,18 @@ def write_atomic(path: Path, data: bytes, *, make_folder: bool = True) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Add to a file, and wait until that is on the disk; it fails where the name is a link, which may lead anywhere."""
+    """Append to a file and flush it to disk.
+
+    Args:
+        path: The file, which is created if it does not exist. If it has other names (hard links), this name first
+            becomes a new file with the same content, so that the others do not change.
+        text: What to append, written as UTF-8.
+
+    Raises:
+        OSError: If the file cannot be written, or its name is a symbolic link.
+    """
+    if path.is_file() and not path.is_symlink() and path.stat().st_nlink > 1:
+        write_atomic(path, path.read_bytes())
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW, 0o666), "ab") as file:
         file.write(text.encode())
         file.flush()
@@ -40,23 +60,38 @@ def append_text(path: Path, text: str) -> None:
 
 
 def check_no_symlinks(paths: Iterable[Path]) -> None:
-    """Refuse names that are symbolic links, by which a folder from elsewhere could have any file written or removed."""
+    """Refuse symbolic links, through which a folder from elsewhere could make deat write or remove any file.
+
+    Args:
+        paths: What will be written. Paths that do not exist are accepted.
+
+    Raises:
+        CheckpointError: If one of the paths is a symbolic link.
+    """
     for path in paths:
         if path.is_symlink():
             raise CheckpointError(
-                f"{str(path)!r} is a symbolic link, through which deat would write outside its folder; nothing was "
-                "changed. Remove the link, or put what it leads to in its place."
+                f"{str(path)!r} is a symbolic link, so deat would write outside its folder. Nothing was changed. "
+                "Remove the link, or replace it with what it points to."
             )
 
 
 def is_temporary_file(path: Path) -> bool:
-    """Whether a file is the beginning of one that was never finished."""
+    """Return whether a file is the unfinished one of an interrupted `write_atomic` or `link_atomic`."""
     return path.name.startswith(".") and path.suffix == ".tmp"
 
 
 def link_atomic(source: Path, target: Path) -> None:
-    """Give a finished file a second name in another folder, in place of whatever has it; a copy where links fail."""
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    """Give a finished file a second name in another folder, or copy it where the disk has no hard links.
+
+    Args:
+        source: The file.
+        target: Its second name. A file of that name is replaced.
+
+    Raises:
+        OSError: If the file can be neither linked nor copied.
+    """
+    temporary = _temporary_path(target)
     target.parent.mkdir(exist_ok=True)
     try:
         os.link(source, temporary)
@@ -68,14 +103,28 @@ def link_atomic(source: Path, target: Path) -> None:
 
 
 def write_json(path: Path, value: Any, *, make_folder: bool = True) -> None:
-    """Write a JSON file, whole or not at all; a NaN in it is an error, since JSON has none."""
+    """Write a JSON file with `write_atomic`.
+
+    Args:
+        path: The file to create or replace.
+        value: What the file will contain.
+        make_folder: Whether to create the folder of the file if it does not exist.
+
+    Raises:
+        OSError: If the file cannot be written.
+        ValueError: If the value contains a NaN or an infinity, which JSON does not have.
+    """
     write_atomic(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), make_folder=make_folder)
 
 
 def fsync_folder(folder: Path) -> None:
-    """Wait until the folder's list of names is on the disk, without which a rename can be lost."""
-    handle = os.open(folder, os.O_RDONLY)
+    """Flush a folder's list of names to disk. Without this, a power failure can undo a rename."""
+    fd = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(fd)
     finally:
-        os.close(handle)
+        os.close(fd)
+
+
+def _temporary_path(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")

@@ -1,196 +1,159 @@
-"""Locks on files, which the system lets go of when their holder dies, however it dies."""
+"""Locks on files, which the system releases when their holder dies, however it dies.
 
-import errno
+The lock itself is that of `filelock` (`lock_descriptor`: flock, or LockFileEx on Windows). Its class `FileLock`, which
+also opens the file, is not used. It accepts a file with a second hard link, through which deat would write the holder's
+name elsewhere. And it detects that a lock file was removed by the file's link count alone, which says nothing on NFS.
+"""
+
 import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from errno import EWOULDBLOCK
 from hashlib import sha256
 from pathlib import Path
 
+from filelock import lock_descriptor
+
 from deat.errors import BusyError, CheckpointError
 from deat.utils.files import NO_FOLLOW
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
-
-
-def has_file_locks() -> bool:
-    """Whether this system has such locks at all; one of its disks may be without them still."""
-    return fcntl is not None
-
-
-def lock_file(handle: int, *, wait: bool = True) -> None:
-    """Lock an open file; who does not wait gets a BlockingIOError while another holds it.
-
-    Any other OSError says that there are no locks here.
-    """
-    if fcntl is None:
-        raise OSError(errno.ENOLCK, "this system has no file locks")
-    fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def open_locked(path: Path, acquire: Callable[[int], None] = lock_file) -> int:
-    """A file of this name, made where there is none, and locked by `take`; closing it lets go."""
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
-        try:
-            acquire(handle)
-            if _is_same_file(path, handle):
-                return handle
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)  # its last holder removed the name just now, so that others lock another file
-
-
-def _is_same_file(path: Path, handle: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(handle))
-    except FileNotFoundError:
-        return False
-
-
-class CellLock:
-    """A file that only one process can hold."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    @classmethod
-    def take(cls, path: Path) -> "CellLock | None":
-        """The claim, or None while another process holds it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return cls(open_locked(path, partial(lock_file, wait=False)))
-        except BlockingIOError:
-            return None
-
-    def drop(self) -> None:
-        """Let go of it."""
-        os.close(self._handle)
-
-
-@contextmanager
-def exclusive_lock(path: Path) -> Iterator[None]:
-    """Alone with whoever locks the same file, after waiting for one's turn."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = open_locked(path)
-    try:
-        yield
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def temporary_lock(path: Path) -> Iterator[bool]:
-    """Alone with whoever locks the same file, which is gone afterwards; False where it cannot be locked."""
-    handle = None
-    with suppress(OSError):  # a disk that is read-only, or has no locks
-        handle = _open_locked_if_supported(path)
-    try:
-        yield handle is not None
-    finally:
-        if handle is not None:
-            _unlink_and_close(path, handle)
-
-
-def _open_locked_if_supported(path: Path) -> int | None:
-    """The file, after waiting for one's turn; None, and no file, where the system has no locks."""
-    if not has_file_locks():
-        return None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return open_locked(path)
-
-
-def _unlink_and_close(path: Path, handle: int) -> None:
-    # The name goes first: after the lock, it could be the next one's.
-    with suppress(OSError):
-        path.unlink()
-    os.close(handle)
-
+from deat.utils.text import MessageHandler, ignore_message
 
 LOCK_FILE_NAME = "lock"
-
-
-@dataclass(frozen=True)
-class LockHolder:
-    """Who works on a run: a process, a hash of its machine's name, which is nobody's business, and since when."""
-
-    pid: int
-    host: str
-    since: int
-
-    @classmethod
-    def current(cls) -> "LockHolder":
-        """This process, now."""
-        return cls(os.getpid(), sha256(platform.node().encode()).hexdigest()[:16], int(time.time()))
-
-    def is_current_process(self) -> bool:
-        """Whether it is this very process."""
-        return (self.pid, self.host) == (os.getpid(), LockHolder.current().host)
-
-    def __str__(self) -> str:
-        where = "this machine" if self.host == LockHolder.current().host else "another machine"
-        return f"process {self.pid} on {where}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.since))},"
+_open_descriptors: set[int] = set()
 
 
 @contextmanager
-def lock_run_folder(
-    folder: Path, log: Callable[[str], None] = lambda text: None, *, lock_path: Path | None = None
-) -> Iterator[None]:
-    """Own a run's folder inside, or whatever `lock` stands for; the file that says so is gone afterwards."""
-    path = lock_path or folder / LOCK_FILE_NAME
-    handle = _acquire_run_lock(path, folder, log)
+def file_lock(path: Path, *, wait: bool = True, delete: bool = False, required: bool = True) -> Iterator[int]:
+    """Hold an exclusive lock on a file, which is created if it does not exist.
+
+    Args:
+        path: The file to lock. A symbolic link is refused; of a hard link, this name becomes a new file.
+        wait: Whether to wait until the lock is free. If not, a lock that is not free is an error.
+        delete: Whether to remove the file at the end.
+        required: Whether it is an error if the system or the disk has no locks. If not, there is none then.
+
+    Yields:
+        The descriptor of the open file.
+
+    Raises:
+        BlockingIOError: If `wait` is false and another process holds the lock.
+        OSError: If the file cannot be opened, or `required` is true and there are no locks.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = _open_locked(path, wait, required)
+    _open_descriptors.add(fd)
     try:
-        yield
+        yield fd
     finally:
-        with suppress(OSError):
-            path.unlink()
-        os.close(handle)
+        if fd in _open_descriptors:  # a forked process closed it, and the file is still its parent's
+            if delete:  # before the lock is released: after that, the name may belong to the next holder
+                with suppress(OSError):
+                    path.unlink()
+            _open_descriptors.remove(fd)
+            os.close(fd)
 
 
-def _acquire_run_lock(path: Path, folder: Path, log: Callable[[str], None]) -> int:
+def _open_locked(path: Path, wait: bool, required: bool) -> int:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o666)
+        try:
+            _lock(fd, wait, required)
+            if _is_only_name(path, fd):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # others lock the new file of this name
+
+
+def _lock(fd: int, wait: bool, required: bool) -> None:
     try:
-        handle = open_locked(path, lambda handle: _lock_or_raise_busy(handle, folder))
+        is_locked = lock_descriptor(fd, blocking=wait)
     except OSError as error:
-        raise CheckpointError(f"cannot write to {str(folder)!r}: {error.strerror}. Choose another --out.") from None
-    _write_holder(handle, log)
-    return handle
+        if required:
+            raise OSError(error.errno, f"no file locks on this system or disk ({error.strerror})") from None
+        return
+    if not is_locked:
+        raise BlockingIOError(EWOULDBLOCK, "locked by another process")
 
 
-def _lock_or_raise_busy(handle: int, folder: Path) -> None:
+def _is_only_name(path: Path, fd: int) -> bool:
+    with suppress(FileNotFoundError):
+        opened = os.fstat(fd)
+        if os.path.samestat(path.stat(), opened):
+            if opened.st_nlink <= 1:
+                return True
+            path.unlink()  # a hard link to another file, which is left alone
+    return False  # its last holder removed the name just now
+
+
+def _close_in_child() -> None:
+    for fd in _open_descriptors:
+        os.close(fd)
+    _open_descriptors.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    # A lock is released when all copies of its descriptor are closed, and a loader's workers may outlive this process.
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+@contextmanager
+def lock_with_holder(path: Path, target: Path, log: MessageHandler = ignore_message) -> Iterator[None]:
+    """Let only this process work on a folder or a file, and name it in the lock file, which is removed at the end.
+
+    A system or a disk without locks gives none, which is no error.
+
+    Args:
+        path: The lock file.
+        target: What the process works on, for messages.
+        log: Called with a message if an earlier holder left its lock file behind.
+
+    Raises:
+        BusyError: If another process holds the lock. The message names the process.
+        CheckpointError: If the lock file cannot be written.
+    """
+    with ExitStack() as stack:
+        try:
+            fd = stack.enter_context(file_lock(path, wait=False, delete=True, required=False))
+        except BlockingIOError:
+            raise BusyError(
+                f"{_describe_holder(path) or 'another process'} is working on {str(target)!r}. "
+                "Wait for it, stop it, or choose another --out."
+            ) from None
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {str(target)!r}: {error.strerror}. Choose another --out.") from None
+        if former := _describe_holder(path):
+            log(f"{former} did not remove its lock; this process takes it over")
+        with suppress(OSError):  # on a full disk, the file names nobody
+            os.ftruncate(fd, 0)
+            os.write(fd, json.dumps({"pid": os.getpid(), "host": _hash_host(), "since": int(time.time())}).encode())
+        yield
+
+
+@contextmanager
+def lock_run_folder(folder: Path, log: MessageHandler = ignore_message) -> Iterator[None]:
+    """Let only this process work on a run folder; see `lock_with_holder`."""
+    with lock_with_holder(folder / LOCK_FILE_NAME, folder, log):
+        yield
+
+
+def _describe_holder(path: Path) -> str | None:
     try:
-        lock_file(handle, wait=False)
-    except BlockingIOError:
-        raise BusyError(
-            f"{_read_holder(handle) or 'another process'} is working on {str(folder)!r}. Wait for it, stop it, or choose "
-            "another --out."
-        ) from None
-    except OSError:
-        return  # a system or a disk without locks
-
-
-def _write_holder(handle: int, log: Callable[[str], None]) -> None:
-    before = _read_holder(handle)
-    if before and not before.is_current_process():
-        log(f"{before} left this run without closing it; it is taken over")
-    with suppress(OSError):  # a full disk costs the others the holder's name
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps(asdict(LockHolder.current())).encode(), 0)
-
-
-def _read_holder(handle: int) -> LockHolder | None:
-    """Whoever signed last; None where that cannot be read, or no clock shows it."""
-    try:
-        found = json.loads(os.pread(handle, 200, 0))
-        holder = LockHolder(int(found["pid"]), str(found["host"]), int(found["since"]))
-        return holder if str(holder) else None
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
+        if not path.is_file():  # a named pipe would block
+            return None
+        with path.open("rb") as file:
+            holder = json.loads(file.read(200))
+        where = "this machine" if holder["host"] == _hash_host() else "another machine"
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(int(holder["since"])))
+        return f"process {int(holder['pid'])} on {where}, since {since},"
+    except (ValueError, KeyError, TypeError, OverflowError, OSError):  # empty, or not written by deat
         return None
+
+
+def _hash_host() -> str:
+    """Hash the machine's name, which is private."""
+    return sha256(platform.node().encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Numbers that people write, or the reason why one is not accepted, and numbers written for people."""
+"""Numbers that users give: parsed from text, checked, and converted to Python's own types."""
 
 import math
 import sys
@@ -10,11 +10,25 @@ from typing import Any, SupportsFloat
 from deat.errors import UsageError
 
 MAX_FLOAT = sys.float_info.max
-"""The largest finite number; a whole one may be larger still, and would be none in a computation."""
+"""The largest finite float. A larger integer is refused too, since a computation cannot use it."""
 
 
 def parse_number(text: str | SupportsFloat) -> float:
-    """The finite number a text stands for: "8/255", "0.03", "1e-3"; a number is itself."""
+    """Parse a finite number.
+
+    Args:
+        text: A decimal or a fraction, such as "0.03", "1e-3" or "8/255", or a number.
+
+    Returns:
+        The number as a float.
+
+    Raises:
+        UsageError: If it is not a finite number.
+
+    Example:
+        >>> parse_number("8/255")
+        0.03137254901960784
+    """
     try:
         top, slash, bottom = text.partition("/") if isinstance(text, str) else (text, "", "")
         value = float(top) / (float(bottom) if slash else 1.0)
@@ -27,7 +41,17 @@ def parse_number(text: str | SupportsFloat) -> float:
 
 
 def parse_int(text: str) -> int:
-    """The whole number that a text stands for."""
+    """Parse an integer.
+
+    Args:
+        text: Its digits.
+
+    Returns:
+        The integer.
+
+    Raises:
+        UsageError: If the text is not an integer.
+    """
     try:
         return int(text)
     except ValueError:
@@ -35,55 +59,60 @@ def parse_int(text: str) -> int:
 
 
 def is_int_at_least(value: Any, minimum: int) -> bool:
-    """Whether a value is a whole number, be it Python's or NumPy's, and not below the least; True is none."""
+    """Return whether a value is an integer, of Python or NumPy, and not less than a minimum. Booleans are not."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= minimum
 
 
 def check_number(name: str, value: Any, is_valid: Callable[[float], bool], requirement: str) -> None:
-    """Refuse what is not a finite number, or not an accepted one; text says which are, such as ">= 0"."""
-    found = to_python_number(value)
-    if type(found) not in (int, float) or not abs(found) <= MAX_FLOAT or not is_valid(found):
+    """Check that a value is a finite number in an accepted range.
+
+    Args:
+        name: The name of the setting, for the message.
+        value: The value.
+        is_valid: Whether a finite number is accepted.
+        requirement: Which numbers are accepted, for the message, such as ">= 0".
+
+    Raises:
+        UsageError: If it is not.
+    """
+    number = to_python_number(value)
+    if type(number) not in (int, float) or not abs(number) <= MAX_FLOAT or not is_valid(number):
         raise UsageError(f"{name} must be a number {requirement}, not {value!r}.")
 
 
 def check_int(name: str, value: Any, minimum: int) -> None:
-    """Refuse what is not a whole number, or a smaller one."""
+    """Check that a value is an integer and not less than a minimum.
+
+    Args:
+        name: The name of the setting, for the message.
+        value: The value.
+        minimum: The smallest accepted value.
+
+    Raises:
+        UsageError: If it is not.
+    """
     if not is_int_at_least(value, minimum):
         raise UsageError(f"{name} must be a whole number >= {minimum}, not {value!r}.")
 
 
 def to_python_number(value: Any) -> Any:
-    """A number of any type as Python's own, which JSON has; whatever else is itself."""
+    """Convert a number of any library, or a tuple of such, to Python's int and float, which JSON can write.
+
+    Args:
+        value: The value. What is not a number is returned unchanged.
+
+    Returns:
+        The converted value.
+    """
     if type(value) is tuple:
         return tuple(map(to_python_number, value))
     if isinstance(value, Real) and not isinstance(value, bool):
-        with suppress(OverflowError):  # a fraction that is no finite number
+        with suppress(OverflowError):  # a fraction too large for a float
             return int(value) if isinstance(value, Integral) else float(value)
     return value
 
 
 def convert_number_fields(instance: Any) -> None:
-    """Turn all numbers among the fields of a frozen dataclass that is being made into Python's own."""
+    """Convert all numbers among the fields of a frozen dataclass, in its `__post_init__`, to Python's own types."""
     for name, value in tuple(vars(instance).items()):
         object.__setattr__(instance, name, to_python_number(value))
-
-
-def format_eps(value: float) -> str:
-    """A radius or a step as people write it: 8/255 or 2.5/255, but 0.15 or 12 where it is a short decimal itself."""
-    short, levels = f"{value:.4g}", f"{255 * value:.1f}".removesuffix(".0")
-    near = math.isclose(float(levels), 255 * value, rel_tol=1e-9)
-    return f"{levels}/255" if near and float(short) != value else short
-
-
-def format_duration(seconds: float | None) -> str:
-    """Seconds as m:ss or h:mm:ss; -:-- for None, an unknown time."""
-    if seconds is None:
-        return "-:--"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def format_seconds(seconds: float) -> str:
-    """Seconds in about three digits: 0.04, 1.2, 123."""
-    return f"{seconds:.{2 if seconds < 1 else 1 if seconds < 100 else 0}f}"

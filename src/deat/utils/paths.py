@@ -1,4 +1,4 @@
-"""Paths in what people share: without their user's name and home folder, and with one's own in them again."""
+"""Removes the user's name and home folder from recorded paths, since people share records, and restores them."""
 
 import getpass
 import re
@@ -6,18 +6,25 @@ from pathlib import Path
 from typing import Any
 
 USER_PLACEHOLDER = "$USER"
-"""A user's name in a recorded path, as a shell would write it."""
+"""What a recorded path has instead of the user's name."""
 MIN_USER_NAME_LETTERS = 3
-"""Letters of a user's name that tells who it is."""
+"""A shorter user's name is kept: it does not identify a person and is often part of other words."""
 _HOME_MARK = re.compile(r"(?<![^:+])~(?=/|$)")
-"""The home folder's sign, where a path begins: also after `folder:` and `m+`."""
+"""The sign of the home folder, where a path begins: also after `folder:` and `m+`."""
 _BEFORE_PART = r"(?:(?<=/)|(?<=folder:)|(?<![^:+])(?={name}/))"
 _AFTER_PART = r"(?=/|[^\w.-]|$)"
-"""What stands around a part of a path."""
+"""What comes before and after a part of a path."""
 
 
 def anonymize_paths(value: Any) -> Any:
-    """A setting, or a text with paths in it, without the names of its user and of their home folder."""
+    """Replace the home folder and the user's name in a text.
+
+    Args:
+        value: A setting, or a text that contains paths. What is not a string is returned unchanged.
+
+    Returns:
+        The value with "~" for the home folder and "$USER" for the user's name.
+    """
     if not isinstance(value, str):
         return value
     for home in _home_folders():
@@ -27,27 +34,34 @@ def anonymize_paths(value: Any) -> Any:
 
 
 def restore_user_paths(text: str) -> str:
-    """A recorded path with the user's name and home folder in it again."""
+    """Undo `anonymize_paths` for the current user.
+
+    Args:
+        text: A recorded path.
+
+    Returns:
+        The path with this user's home folder and name.
+    """
     home, name = str(Path.home()), _user_name()
     text = _path_part_pattern(re.escape(USER_PLACEHOLDER)).sub(lambda _: name, text) if name else text
     return _HOME_MARK.sub(lambda _: home, text)
 
 
 def _path_part_pattern(name: str) -> re.Pattern[str]:
-    """Where a path has a part of this name."""
+    """Compile a pattern for a part of a path that has this name."""
     return re.compile(_BEFORE_PART.format(name=name) + name + _AFTER_PART)
 
 
 def _home_folders() -> list[str]:
-    """The home folder, and where it really lies; a home that is the root tells nothing."""
+    """Return the home folder and what it resolves to; not the root, which identifies no person."""
     home = Path.home()
     return sorted({str(home), str(home.resolve())} - {"/"}, key=len, reverse=True)
 
 
 def _user_name() -> str | None:
-    """The user's name, where there is one that tells anything."""
+    """Return the user's name if it identifies a person."""
     try:
         name = getpass.getuser()
-    except (KeyError, OSError, ImportError):  # nobody knows this user's number
+    except (KeyError, OSError, ImportError):  # the user's number has no name
         return None
     return name if len(name) >= MIN_USER_NAME_LETTERS and name != "root" else None

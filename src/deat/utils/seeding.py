@@ -1,4 +1,4 @@
-"""Every random draw as a pure function of where it happens."""
+"""Random draws that depend only on the seed and on where in a run they happen, so that a resumed run repeats them."""
 
 import random
 from collections.abc import Iterator
@@ -14,34 +14,45 @@ from deat.utils.distributed import SINGLE_PROCESS, Distributed
 
 
 def derive_seed(seed: int, stream: str, *counters: int) -> int:
-    """A 63-bit seed for one draw, from the run's seed, the stream's name and its counters (epoch, step)."""
+    """Derive the seed of one draw.
+
+    Args:
+        seed: The seed of the run.
+        stream: A name for the purpose of the draw.
+        counters: Where the draw happens, such as its epoch and step.
+
+    Returns:
+        An integer of 63 bits.
+    """
     text = ":".join((str(seed), stream, *map(str, counters)))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 class PrivateRngState:
-    """A context in which the global generators of torch, numpy and Python continue streams of their own.
+    """A context with its own state of the global generators of torch, NumPy and Python.
 
-    Data sets and loaders draw shuffles and transforms from them. Inside this context those draws are a pure
-    function of the seed, and outside it nobody notices them.
+    Data sets and loaders use these generators for shuffles and transforms. Inside the context their draws depend only
+    on the seed, and they continue where the context was left before. Outside, the generators are unchanged.
+
+    Args:
+        seed: The seed of all three generators.
     """
 
     def __init__(self, seed: int) -> None:
-        legacy = np.random.RandomState(seed % 2**32).get_state()
-        self._own: tuple[Any, ...] = (
+        self._inner_states: tuple[Any, ...] = (
             torch.Generator().manual_seed(seed).get_state(),
-            legacy,
+            np.random.RandomState(seed % 2**32).get_state(),
             random.Random(seed).getstate(),
         )
 
     def __enter__(self) -> None:
         self._outer_states = _get_rng_states()
-        _set_rng_states(self._own)
+        _set_rng_states(self._inner_states)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._own = _get_rng_states()
+        self._inner_states = _get_rng_states()
         _set_rng_states(self._outer_states)
 
 
@@ -56,22 +67,37 @@ def _set_rng_states(states: tuple[Any, ...]) -> None:
 
 
 class RandomStreams:
-    """Seeds the perturbation's generator and torch's own ones before every batch."""
+    """Seeds the generator of perturbations and the global ones of torch before every batch.
+
+    Args:
+        seed: The seed of the run.
+        start_generator: The generator of the perturbations that attacks start from.
+        distributed: The processes of the run.
+    """
 
     def __init__(self, seed: int, start_generator: torch.Generator, distributed: Distributed = SINGLE_PROCESS) -> None:
         self.seed, self.start_generator = seed, start_generator
-        self.place = (distributed.rank,) if distributed.is_multiprocess else ()
+        self.rank_counters = (distributed.rank,) if distributed.is_multiprocess else ()
         self._loaded_state: dict[str, torch.Tensor] = {}
 
-    def at(self, epoch: int, step: int) -> None:
-        """Put every stream at the beginning of a batch."""
+    def seek(self, epoch: int, step: int) -> None:
+        """Seed all generators for a batch.
+
+        Args:
+            epoch: The epoch of the batch.
+            step: The number of the batch in its epoch.
+        """
         self.start_generator.manual_seed(derive_seed(self.seed, "start", epoch, step))
-        # A network draws dropout for the rows it sees, so that each process needs draws of its own.
-        torch.manual_seed(derive_seed(self.seed, "dropout", epoch, step, *self.place))
+        # Each process needs different dropout, since a network draws it for the rows of its process only.
+        torch.manual_seed(derive_seed(self.seed, "dropout", epoch, step, *self.rank_counters))
 
     @contextmanager
     def isolated_rng(self, device: torch.device) -> Iterator[None]:
-        """Inside, torch's generators are ours; afterwards they are the caller's again."""
+        """Restore the caller's state of torch's generators at the end of the with statement.
+
+        Args:
+            device: The device that training uses.
+        """
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             if self._loaded_state:
@@ -79,10 +105,10 @@ class RandomStreams:
             yield
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Where the streams are, in the middle of a batch too."""
+        """Return the states of the generators, for a checkpoint."""
         return {"torch": torch.get_rng_state(), "starts": self.start_generator.get_state()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Go on from there."""
+        """Restore the states that `state_dict` returned."""
         self._loaded_state = state
         self.start_generator.set_state(state["starts"])

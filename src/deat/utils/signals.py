@@ -1,4 +1,4 @@
-"""Being asked to stop: a signal sets a flag, and training asks for it where it can stop without loss."""
+"""Stop requests: a signal sets a flag, and training checks it between batches, where it can stop without loss."""
 
 import os
 import signal
@@ -15,45 +15,66 @@ from deat.utils.distributed import SINGLE_PROCESS, Distributed
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DEFAULT_HANDLERS = (signal.SIG_DFL, signal.default_int_handler)
-"""What is done with them where nobody made anything of them."""
+"""The handlers of a process that has installed none."""
 REPEATED_SIGNAL_SECONDS = 2.0
-"""Seconds within which a launcher may pass on a signal that its processes have had already."""
+"""Seconds within which a second signal to several processes is taken for a copy that their launcher sent."""
 
 
 class Interruption:
-    """Whether somebody asked training to stop; asked of one process, all of a run stop between the same batches."""
+    """A request to stop training. If one process gets it, all processes of a run stop after the same batch.
+
+    Args:
+        distributed: The processes of the run.
+
+    Attributes:
+        reason: Why training should stop, or None if it should not.
+
+    Example:
+        >>> class StopAtAccuracy:
+        ...     def on_epoch(self, trainer, stats, timing):
+        ...         if stats.train_accuracy > 0.9:
+        ...             trainer.interruption.request("accurate enough")
+    """
 
     def __init__(self, distributed: Distributed = SINGLE_PROCESS) -> None:
-        self.asked: str | None = None
-        self.distributed, self._since = distributed, 0.0
+        self.reason: str | None = None
+        self.distributed, self._requested_at = distributed, 0.0
 
-    def ask(self, reason: str = "asked to stop") -> None:
-        """Ask training to stop after the batch that is running."""
-        self.asked = reason
+    def request(self, reason: str = "stop requested") -> None:
+        """Request that training stops after the current batch.
+
+        Args:
+            reason: The message of the error with which training stops.
+        """
+        self.reason = reason
 
     def check(self) -> None:
-        """Raise Interrupted if somebody asked; every process of a run must come by."""
-        if self.distributed.any(self.asked is not None):
-            raise Interrupted(next(filter(None, self.distributed.gather(self.asked))))
+        """Stop if that was requested. All processes of a run must call this together.
+
+        Raises:
+            Interrupted: If any process got a request.
+        """
+        if self.distributed.all_reduce_any(self.reason is not None):
+            raise Interrupted(next(filter(None, self.distributed.all_gather(self.reason))))
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
-        """Inside, SIGTERM and SIGINT ask to stop, and a second one leaves at once; then all is as it was before.
+        """Take SIGTERM and SIGINT as stop requests. A second signal exits at once.
 
-        Handlers that were there are called as well; a signal that was ignored stays ignored.
+        Handlers that were installed before are called too, and an ignored signal stays ignored. At the end of the with
+        statement, the former handlers are restored.
         """
         with _installed_handlers(self._make_handler, lambda former: former not in (signal.SIG_IGN, None)):
             yield
 
     def _make_handler(self, former: Any) -> Any:
         def handle(number: int, frame: FrameType | None) -> None:
-            """Ask to stop, or leave at once if that was asked before."""
-            if self.asked:
-                if not self.distributed.is_multiprocess or monotonic() - self._since > REPEATED_SIGNAL_SECONDS:
+            if self.reason:
+                if not self.distributed.is_multiprocess or monotonic() - self._requested_at > REPEATED_SIGNAL_SECONDS:
                     _exit_now()
                 return
-            self._since = monotonic()
-            self.ask(f"interrupted by {signal.Signals(number).name}")
+            self._requested_at = monotonic()
+            self.request(f"interrupted by {signal.Signals(number).name}")
             if former not in DEFAULT_HANDLERS and not isinstance(former, StopSignalHandler):
                 former(number, frame)
 
@@ -61,47 +82,67 @@ class Interruption:
 
 
 class StopSignal(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM. Of a KeyboardInterrupt itself, Python remembers that code it ran had not caught it."""
+    """SIGINT or SIGTERM.
+
+    After a plain KeyboardInterrupt has passed through `exec`, Python ends the process by SIGINT even if it was caught.
+    """
 
 
 class StopSignalHandler:
-    """Whether a signal has come, which an import that was cut short may say in words of its own."""
+    """A signal handler that raises StopSignal.
+
+    Attributes:
+        received: Whether a signal came. An import that a signal interrupts may raise another error instead.
+    """
 
     def __init__(self) -> None:
-        self.signal = False
+        self.received = False
 
     def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
-        """A handler that ends work."""
-        self.signal = True
+        """Handle a signal."""
+        self.received = True
         raise StopSignal
 
 
 @contextmanager
 def raise_on_signals() -> Iterator[StopSignalHandler]:
-    """Inside, SIGTERM and SIGINT raise Asked, where nothing else was made of them."""
-    heard = StopSignalHandler()
-    with _installed_handlers(lambda former: heard, DEFAULT_HANDLERS.__contains__):
-        yield heard
+    """Let SIGTERM and SIGINT raise StopSignal in the body of the with statement, if they have default handlers.
+
+    Yields:
+        The handler, which says whether a signal came.
+    """
+    handler = StopSignalHandler()
+    with _installed_handlers(lambda former: handler, DEFAULT_HANDLERS.__contains__):
+        yield handler
 
 
 @contextmanager
 def exit_on_signals(get_exit_code: Callable[[], int]) -> Iterator[StopSignalHandler]:
-    """Inside, SIGTERM and SIGINT end this process at once, where nothing else was made of them; `status` gives its own.
+    """Let SIGTERM and SIGINT end this process at once in the body of the with statement, if they have default handlers.
 
-    A thread does so: Python's handlers wait for the call that is running, which may wait for a process that is gone.
+    A thread ends the process. Python's own handlers run after the current call, which may wait for a process that died.
+
+    Args:
+        get_exit_code: Called in that thread. Its result is the exit code.
+
+    Yields:
+        A handler that receives nothing, for callers that also use `raise_on_signals`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield StopSignalHandler()
         return
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
-    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # what a child is told is not meant for us
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child would write its signals to our pipe
     try:
-        with _installed_handlers(lambda former: _defer_to_thread, DEFAULT_HANDLERS.__contains__), _wakeup_pipe(told):
-            threading.Thread(target=_exit_on_wakeup, args=(heard, get_exit_code), daemon=True).start()
+        with (
+            _installed_handlers(lambda former: _defer_to_thread, DEFAULT_HANDLERS.__contains__),
+            _wakeup_pipe(write_fd),
+        ):
+            threading.Thread(target=_exit_on_wakeup, args=(read_fd, get_exit_code), daemon=True).start()
             yield StopSignalHandler()
     finally:
-        os.close(told)  # which ends the thread
+        os.close(write_fd)  # ends the thread
 
 
 @contextmanager
@@ -125,22 +166,22 @@ def _is_stop_handler(handler: Any) -> bool:
 
 @contextmanager
 def _installed_handlers(make_handler: Callable[[Any], Any], should_replace: Callable[[Any], bool]) -> Iterator[None]:
-    """Inside, what `by` makes of a former handler takes its place, where that is wanted; only in the main thread."""
-    before: dict[signal.Signals, Any] = {}
+    """Replace handlers of stop signals by those that `make_handler` makes of them, in the main thread only."""
+    former_handlers: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: former for number in STOP_SIGNALS if should_replace(former := signal.getsignal(number))}
-    for number, former in before.items():
+        former_handlers = {s: former for s in STOP_SIGNALS if should_replace(former := signal.getsignal(s))}
+    for number, former in former_handlers.items():
         signal.signal(number, make_handler(former))
     try:
         yield
     finally:
-        for number, former in before.items():
+        for number, former in former_handlers.items():
             signal.signal(number, former)
 
 
 @contextmanager
 def _wakeup_pipe(write_fd: int) -> Iterator[None]:
-    """Inside, every signal's number is written to this pipe, at once."""
+    """Let Python write the number of every signal to a pipe as soon as it comes."""
     former = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     try:
         yield
@@ -149,7 +190,7 @@ def _wakeup_pipe(write_fd: int) -> Iterator[None]:
 
 
 def _defer_to_thread(number: int, frame: FrameType | None) -> None:
-    """Leave it to the thread that listens."""
+    """Do nothing: the thread of `exit_on_signals` handles the signal."""
 
 
 def _exit_on_wakeup(read_fd: int, get_exit_code: Callable[[], int]) -> None:
@@ -157,12 +198,12 @@ def _exit_on_wakeup(read_fd: int, get_exit_code: Callable[[], int]) -> None:
         if signal.getsignal(number[0]) is _defer_to_thread:
             try:
                 os._exit(get_exit_code())
-            finally:  # nothing that goes wrong in saying so may keep it here
+            finally:  # also if get_exit_code fails
                 os._exit(Interrupted.exit_code)
     os.close(read_fd)
 
 
 def _exit_now() -> None:
-    """End at once: whatever is being written has not got its name yet."""
-    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"deat: left at once\n")
+    """Exit without cleaning up, which is safe: a file that is being written still has its temporary name."""
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"deat: stopped at once\n")
     os._exit(Interrupted.exit_code)

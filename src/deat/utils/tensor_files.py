@@ -1,4 +1,4 @@
-"""Named tensors as safetensors: nothing in such a file can run."""
+"""Named tensors in safetensors files, which contain no code."""
 
 import hashlib
 import json
@@ -17,129 +17,170 @@ from deat.errors import CheckpointError
 Tensors = dict[str, Tensor]
 
 PICKLE_SIGNATURES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""The first bytes of files that torch.save writes, and of pickles."""
 HASH_KEY = "deat.sha256"
+"""The key of the hash of all numbers in a file's metadata."""
 RESERVED_METADATA_KEYS = ("format", "deat", HASH_KEY)
-"""What a file's metadata holds beside the other names of its tensors."""
+"""The keys of a file's metadata that are not further names of tensors."""
 INDEX_FILE_NAME = "model.safetensors.index.json"
-"""What names the files of weights that lie in several, as others call it too."""
+"""The index of weights in several files, as Hugging Face names it."""
 MAX_INDEX_BYTES = 64 << 20
 
 
 def encode_tensors(tensors: Tensors, note: str | None = None) -> bytes:
-    """The bytes of a safetensors file. A tensor with several names is held once; its metadata has the other names.
+    """Encode tensors as a safetensors file.
 
-    It also has a hash of the numbers, in which the format itself would not notice another bit.
+    A tensor with several names is stored once, and the metadata has its other names. The metadata also has a hash of
+    the numbers, since the format itself does not detect a changed bit.
+
+    Args:
+        tensors: The tensors by name.
+        note: A text about the file, stored as "deat" in its metadata.
+
+    Returns:
+        The bytes of the file.
     """
-    kept, aliases = _split_tied_tensors(tensors)
-    notes = {"format": "pt"} if note is None else {"format": "pt", "deat": note}
-    return _add_hash(safetensors.torch.save(kept, {**aliases, **notes}))
+    unique, aliases = _split_tied_tensors(tensors)
+    metadata = {"format": "pt"} if note is None else {"format": "pt", "deat": note}
+    return _add_hash(safetensors.torch.save(unique, {**aliases, **metadata}))
 
 
 def read_tensors(file: str | os.PathLike[str]) -> Tensors:
-    """A file's tensors, or those of the files that an index names, by all their names; one error for what is wrong."""
+    """Read a safetensors file, or all files that an index names.
+
+    Args:
+        file: The file, or an index, whose name ends in "model.safetensors.index.json".
+
+    Returns:
+        The tensors by all their names.
+
+    Raises:
+        CheckpointError: If the file is missing, damaged or a pickle.
+    """
     path = Path(file)
     return _read_sharded(path) if path.name.endswith(INDEX_FILE_NAME) else _read_file(path)
 
 
 def _read_sharded(index: Path) -> Tensors:
-    """The tensors of the files that lie beside their index, each whole."""
-    places = _read_index(index).get("weight_map")
-    named = isinstance(places, dict) and all(isinstance(n, str) and Path(n).name == n for n in places.values())
-    if not places or not named:
-        raise CheckpointError(f"{index} does not name files of weights beside it: fetch or write it again")
-    files = [index.parent / name for name in sorted(set(places.values()))]
-    absent = [file.name for file in files if not file.is_file()]
-    if absent:
-        raise CheckpointError(f"{absent[0]!r}, which {index} names, is not beside it: fetch or write it again")
+    file_names = _read_index(index).get("weight_map")  # by the name of the tensor
+    # A name with a folder in it could lead anywhere.
+    is_valid = isinstance(file_names, dict) and all(
+        isinstance(name, str) and Path(name).name == name for name in file_names.values()
+    )
+    if not file_names or not is_valid:
+        raise CheckpointError(f"{index} does not name files of weights in its folder: download or write it again")
+    files = [index.parent / name for name in sorted(set(file_names.values()))]
+    missing_files = [file.name for file in files if not file.is_file()]
+    if missing_files:
+        raise CheckpointError(f"{index} names {missing_files[0]!r}, which is missing: download or write it again")
     tensors = {key: tensor for file in files for key, tensor in _read_file(file).items()}
-    lacking = sorted(places.keys() - tensors.keys())
-    if lacking:
-        raise CheckpointError(f"the files that {index} names lack {lacking[0]!r}: fetch or write them again")
+    missing = sorted(file_names.keys() - tensors.keys())
+    if missing:
+        raise CheckpointError(f"the files that {index} names lack {missing[0]!r}: download or write them again")
     return tensors
 
 
 def _read_index(path: Path) -> dict[str, Any]:
-    """What an index says, believed as data."""
     try:
         if path.stat().st_size > MAX_INDEX_BYTES:
-            raise ValueError("it is too large")
+            raise ValueError(f"it is larger than {MAX_INDEX_BYTES >> 20} MB")
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no index of weights ({error}): fetch or write it again") from None
+        raise CheckpointError(f"{path} is not an index of weights ({error}): download or write it again") from None
 
 
 def _read_file(path: Path) -> Tensors:
     try:
         with safetensors.safe_open(path, framework="pt") as opened:
             tensors: Tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-            aliases = dict(opened.metadata() or {})
-    except Exception as error:  # the file may come from anywhere, and its reader fails in many ways
+            metadata = dict(opened.metadata() or {})
+    except Exception as error:  # of many kinds, since the file may contain anything
         if _looks_like_pickle(path):
             raise pickle_error(path) from error
         raise CheckpointError(
-            f"{path} is damaged, not a whole safetensors file ({error}): fetch or write it again"
+            f"{path} is damaged, not a complete safetensors file ({error}): download or write it again"
         ) from error
-    if HASH_KEY in aliases and aliases[HASH_KEY] != _hash_tensor_data(path):
-        raise CheckpointError(
-            f"{path} is damaged: its numbers are not those that were written, by their hash. Fetch or write it again"
-        )
-    names = {alias: kept for alias, kept in aliases.items() if alias not in RESERVED_METADATA_KEYS}
-    return {alias: tensors[kept] for alias, kept in names.items() if kept in tensors} | tensors
+    if HASH_KEY in metadata and metadata[HASH_KEY] != _hash_tensor_data(path):
+        raise CheckpointError(f"{path} is damaged: its numbers do not match their hash. Download or write it again")
+    aliases = {alias: name for alias, name in metadata.items() if alias not in RESERVED_METADATA_KEYS}
+    return {alias: tensors[name] for alias, name in aliases.items() if name in tensors} | tensors
 
 
 def _hash_tensor_data(path: Path) -> str:
-    """The hash of a file's numbers, which follow its header."""
+    """Hash the numbers of a file, which follow its header."""
     with path.open("rb") as opened:
         opened.seek(8 + int.from_bytes(opened.read(8), "little"))
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def is_safetensors_file(path: Path) -> bool:
-    """Whether a file has the form of safetensors; its numbers are not looked at."""
+    """Return whether a file has a valid safetensors header. Its numbers are not read."""
     try:
         with safetensors.safe_open(path, framework="pt"):
             return True
-    except Exception:  # which its reader raises in many kinds, as for any file of others
+    except Exception:  # of many kinds, since the file may contain anything
         return False
 
 
 def read_note(file: str | os.PathLike[str]) -> str | None:
-    """What the file, or an index, says about itself, if it says anything."""
+    """Read the note that `encode_tensors` stored in a file, or in an index.
+
+    Args:
+        file: The file or the index.
+
+    Returns:
+        The note, or None if there is none or the file cannot be read.
+    """
     path = Path(file)
     try:
         if path.name.endswith(INDEX_FILE_NAME):
-            said = _read_index(path)["metadata"]["deat"]
-            return said if isinstance(said, str) else None
+            note = _read_index(path)["metadata"]["deat"]
+            return note if isinstance(note, str) else None
         with safetensors.safe_open(path, framework="pt") as opened:
             return (opened.metadata() or {}).get("deat")
-    except Exception:  # whoever reads the tensors will say what is wrong
+    except Exception:  # reading the tensors will raise an error that explains it
         return None
 
 
 def check_finite_tensors(tensors: Tensors, file: str | os.PathLike[str]) -> None:
-    """Refuse weights from elsewhere that hold a NaN or an infinity, from which no training recovers."""
+    """Check that weights contain no NaN and no infinity, from which training cannot recover.
+
+    Args:
+        tensors: The weights by name.
+        file: The file that they come from, for the message.
+
+    Raises:
+        CheckpointError: If they contain one.
+    """
     for name, tensor in {tensor_identity(tensor): (name, tensor) for name, tensor in tensors.items()}.values():
         if not _is_finite(tensor):
             raise CheckpointError(
-                f"{name!r} in {str(file)!r} holds numbers that are not finite (NaN or infinity): use weights from "
-                "before they went wrong."
+                f"{name!r} in {str(file)!r} has numbers that are not finite (NaN or infinity): use earlier weights, "
+                "which have none."
             )
 
 
 def _is_finite(tensor: Tensor) -> bool:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
-    wide = tensor.float() if tensor.element_size() == 1 else tensor  # torch cannot tell for some 8-bit kinds
+    wide = tensor.float() if tensor.element_size() == 1 else tensor  # torch has no isfinite for some 8-bit types
     return bool(wide.isfinite().all())
 
 
 def tensor_identity(tensor: Tensor) -> tuple[object, ...]:
-    """What two names of one tensor have in common."""
+    """Return what is equal for two names of one tensor, and different for different tensors."""
     return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def pickle_error(file: Path) -> CheckpointError:
-    """The refusal of a pickle."""
+    """Make the error for a file that looks like a pickle.
+
+    Args:
+        file: The file.
+
+    Returns:
+        The error, to be raised.
+    """
     return CheckpointError(
         f"{file} looks like a pickle, which can run code when opened; only safetensors weights are read. "
         f"Convert it once: deat import {quote(str(file))}"
@@ -147,34 +188,33 @@ def pickle_error(file: Path) -> CheckpointError:
 
 
 def _split_tied_tensors(state: Tensors) -> tuple[Tensors, dict[str, str]]:
-    """Each tensor once, in memory of its own, and the names (alias: kept) left out."""
-    first: dict[tuple[object, ...], str] = {}
+    """Return each tensor under its first name, and the first name of each further one."""
+    first_names: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
     for key, tensor in state.items():
-        kept = first.setdefault(tensor_identity(tensor), key)
-        if kept != key:
-            aliases[key] = kept
+        first_name = first_names.setdefault(tensor_identity(tensor), key)
+        if first_name != key:
+            aliases[key] = first_name
     return {key: _copy_to_cpu(tensor) for key, tensor in state.items() if key not in aliases}, aliases
 
 
 def _add_hash(data: bytes) -> bytes:
-    """The same file with its hash, and its metadata sorted: the writer's own order changes between processes."""
+    """Add the hash to a file's metadata, and sort it, since its order differs between processes."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
-    notes = {**header["__metadata__"], HASH_KEY: hashlib.sha256(memoryview(data)[end:]).hexdigest()}
-    header["__metadata__"] = dict(sorted(notes.items()))
+    metadata = {**header["__metadata__"], HASH_KEY: hashlib.sha256(memoryview(data)[end:]).hexdigest()}
+    header["__metadata__"] = dict(sorted(metadata.items()))
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data[end:]
 
 
 def _copy_to_cpu(tensor: Tensor) -> Tensor:
-    """The values alone: on the CPU, row-major, sharing memory with no other tensor."""
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _looks_like_pickle(file: Path) -> bool:
-    """Whether a file begins like a pickle, and not like a safetensors header whose length has the same bytes."""
+    """Return whether a file begins like a pickle. The length of a safetensors header may have the same bytes."""
     try:
         with file.open("rb") as opened:
             start = opened.read(9)

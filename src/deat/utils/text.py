@@ -1,7 +1,11 @@
-"""Text for people: names from elsewhere made safe to show on a terminal, in a log and in Markdown; message handlers."""
+"""Text for people: names and errors from elsewhere made safe and short, numbers as people write them, messages."""
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
+MAX_EXCERPT_CHARS = 200
+"""Characters of a file's content, or of another library's error, in a message."""
 MessageHandler = Callable[[str], None]
 """Shows a message to the user, as `print` does."""
 
@@ -11,14 +15,11 @@ def ignore_message(text: str) -> None:
 
 
 def make_printable(text: str) -> str:
-    """A text on one line without control characters, which could move a terminal's cursor or colour what follows."""
+    """Replace control characters, which could move a terminal's cursor or colour the text after them, by "?".
+
+    Line breaks are replaced too, so that the result is one line.
+    """
     return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def clip_middle(text: str, max_chars: int) -> str:
-    """A plain text of at most so many characters; it is cut in the middle, since names may differ at either end."""
-    shown, tail = make_printable(text), (max_chars - 1) // 2
-    return shown if len(shown) <= max_chars else f"{shown[: max_chars - 1 - tail]}…{shown[-tail:]}"
 
 
 def format_names(names: Sequence[str], limit: int = 5) -> str:
@@ -37,11 +38,55 @@ def format_names(names: Sequence[str], limit: int = 5) -> str:
 
 
 def make_printable_lines(text: str) -> str:
-    """A text of several lines, each of them plain."""
+    """Replace control characters in every line of a text, and expand its tabs."""
     return "\n".join(map(make_printable, text.expandtabs().split("\n")))
 
 
+def truncate_text(text: str, max_chars: int = MAX_EXCERPT_CHARS, *, where: Literal["end", "middle"] = "end") -> str:
+    """Shorten a text and make it printable.
+
+    Args:
+        text: The text.
+        max_chars: The largest length of the result.
+        where: What is left out of a longer text: its end, or its middle, since names may differ at either end.
+
+    Returns:
+        The text, with "…" for what was left out.
+    """
+    shown = make_printable(text)
+    if len(shown) <= max_chars:
+        return shown
+    tail = (max_chars - 1) // 2 if where == "middle" else 0
+    return f"{shown[: max_chars - 1 - tail]}…{shown[len(shown) - tail :]}"
+
+
+def summarize_error(error: BaseException) -> str:
+    """Describe an error in one short line. The text of some errors contains the whole file that they are about."""
+    return truncate_text(str(error) if isinstance(error, UnicodeError) else repr(error))
+
+
 def escape_markdown(text: str) -> str:
-    """A text that is itself in Markdown: no HTML, no table cells, no links."""
+    """Make a text printable and escape it for Markdown: HTML, table cells, code and links."""
     marks = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "\\\\", "|": "\\|", "`": "\\`", "[": "\\[", "]": "\\]"}
     return "".join(marks.get(c, c) for c in make_printable(text))
+
+
+def format_eps(value: float) -> str:
+    """Format a radius or a step size as people write it: 8/255 or 2.5/255, or 0.15 where that is exact."""
+    short, levels = f"{value:.4g}", f"{255 * value:.1f}".removesuffix(".0")
+    near = math.isclose(float(levels), 255 * value, rel_tol=1e-9)
+    return f"{levels}/255" if near and float(short) != value else short
+
+
+def format_duration(seconds: float | None) -> str:
+    """Format seconds as m:ss or h:mm:ss; None, an unknown time, is "-:--"."""
+    if seconds is None:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format seconds with about three digits: 0.04, 1.2, 123."""
+    return f"{seconds:.{2 if seconds < 1 else 1 if seconds < 100 else 0}f}"

@@ -1,4 +1,4 @@
-"""A network's modes and threads, lent and given back, and where it is."""
+"""Context managers for the modes of a model and the threads of torch, and small helpers for models and tensors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,55 +7,63 @@ import torch
 from torch import Tensor, nn
 
 SMALL_MODEL_PARAMETERS = 500_000
-"""Parameters below which a network gains nothing on a CPU from a second thread, or from half precision."""
+"""A model with fewer parameters is not faster on a CPU with a second thread or in half precision."""
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode for every module, each one's own mode restored."""
-    before = [(module, module.training) for module in model.modules()]
+    """Set all modules of a model to eval mode, and restore the mode of each at the end of the with statement."""
+    former_modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
         yield
     finally:
-        for module, training in before:
+        for module, training in former_modes:
             module.training = training
 
 
 @contextmanager
 def frozen_parameters(model: nn.Module) -> Iterator[None]:
-    """Weights that get no gradient; those that did before do so again afterwards."""
-    learning = [p for p in model.parameters() if p.requires_grad]
+    """Switch off the gradients of a model's parameters, and restore them at the end of the with statement."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
     try:
-        for p in learning:
+        for p in trainable:
             p.requires_grad_(False)
         yield
     finally:
-        for p in learning:
+        for p in trainable:
             p.requires_grad_(True)
 
 
 def choose_threads(model: nn.Module) -> int:
-    """How many CPU threads to use: one for small networks, where a second costs more than it gives."""
+    """Return how many CPU threads to use: one for a small model, which a second thread makes slower."""
     return 1 if sum(p.numel() for p in model.parameters()) < SMALL_MODEL_PARAMETERS else torch.get_num_threads()
 
 
 @contextmanager
 def use_threads(threads: int) -> Iterator[None]:
-    """Inside, so many threads compute."""
-    before = torch.get_num_threads()
+    """Set the number of CPU threads of torch, and restore it at the end of the with statement."""
+    former_threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(former_threads)
 
 
 def broadcast_mask(mask: Tensor, like: Tensor) -> Tensor:
-    """A per-example mask in a shape that broadcasts over whole examples."""
+    """Reshape a mask to broadcast over whole examples.
+
+    Args:
+        mask: One value per example, (B,).
+        like: A batch of examples, (B, ...).
+
+    Returns:
+        The mask with as many dimensions as the batch.
+    """
     return mask.view(-1, *[1] * (like.dim() - 1))
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a network's parameters are; one without any is on the CPU."""
+    """Return the device of a model's first parameter, or the CPU if it has none."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))

@@ -1,12 +1,12 @@
-"""Objects out of a Python file of the user's, named as `path/to/file.py:NAME`.
+"""Loads objects from a Python file of the user, given as `path/to/file.py:NAME`.
 
-Loading runs the file, so it is only for what the user typed, never for what a file or a run folder says.
+Loading runs the file. So a spec must come from the command line or an argument, never from a file or a run folder.
 """
 
 import hashlib
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -16,26 +16,44 @@ from typing import NoReturn
 from deat.errors import UsageError, unknown_name_error
 
 MODULE_PREFIX = "_deat_file_"
+"""How the names of modules begin that are made from files of the user."""
 LIBRARY_PACKAGES = ("deat", "torch")
 SPEC_HINT = "write it as path/to/file.py:NAME"
 
 
 def is_file_spec(spec: str) -> bool:
-    """Whether the text means an object in a Python file, well formed or not."""
+    """Return whether a text is meant as an object in a Python file, even if its form is wrong."""
     return spec.endswith(".py") or ".py:" in spec
 
 
 def hash_code_file(spec: str) -> str:
-    """A hash of the file that a spec names, by which a resumed run knows its own code again."""
+    """Hash the file that a spec names, so that a resumed run can detect that its code changed.
+
+    Args:
+        spec: `path/to/file.py:NAME`, possibly with prefixes of methods.
+
+    Returns:
+        The SHA-256 of the file.
+
+    Raises:
+        UsageError: If the spec has another form, or the file cannot be read.
+    """
     file = split_prefixes(split_spec(spec.strip())[0])[1]
     try:
         return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()
     except OSError as error:
-        raise UsageError(f"cannot read {file!r} (of {spec!r}): {error.strerror}") from None
+        raise UsageError(f"cannot read {file!r} (in {spec!r}): {error.strerror}") from None
 
 
 def split_prefixes(file: str) -> tuple[str, str]:
-    """The prefixes m+ and f+ that stand before a file's path, and the path, which may begin like one."""
+    """Split the prefixes m+ and f+ from a path.
+
+    Args:
+        file: A path, possibly with prefixes. A path that exists may begin like a prefix.
+
+    Returns:
+        The prefixes and the path.
+    """
     path = file
     while path[:2].lower() in ("m+", "f+") and not Path(path).expanduser().is_file():
         path = path[2:]
@@ -43,10 +61,23 @@ def split_prefixes(file: str) -> tuple[str, str]:
 
 
 def load_object(spec: str) -> object:
-    """The object NAME of `path/to/file.py:NAME`; the file runs anew on every call."""
+    """Load the object that a spec names. Its file runs again in every call.
+
+    Args:
+        spec: `path/to/file.py:NAME`.
+
+    Returns:
+        The object.
+
+    Raises:
+        UsageError: If the spec has another form, the file is missing or fails, or it does not define the name.
+
+    Example:
+        >>> network_class = load_object("my_net.py:Net")
+    """
     file, name = split_spec(spec)
     if not name.isidentifier():
-        raise UsageError(f"{name!r} (of {spec!r}) is not the name of an object: {SPEC_HINT}")
+        raise UsageError(f"{name!r} (in {spec!r}) is not the name of an object: {SPEC_HINT}")
     module = load_module(spec)
     if not hasattr(module, name):
         raise no_such_name_error(file, name, module)
@@ -55,46 +86,70 @@ def load_object(spec: str) -> object:
 
 
 def load_module(spec: str) -> ModuleType:
-    """The file of `path/to/file.py:NAME` as a module; it runs anew on every call."""
+    """Load the file that a spec names as a module. It runs again in every call.
+
+    Args:
+        spec: `path/to/file.py:NAME`.
+
+    Returns:
+        The module.
+
+    Raises:
+        UsageError: If the spec has another form, or the file is missing or fails.
+    """
     file, _ = split_spec(spec)
     path = Path(file).expanduser()
     if not path.is_file():
-        raise UsageError(f"no such file {file!r} (of {spec!r}): check the path; it is taken from {Path.cwd()}")
+        raise UsageError(f"no such file {file!r} (in {spec!r}): check the path, which is relative to {Path.cwd()}")
     return _run_file(path.resolve(), spec)
 
 
-def get_qualified_name(thing: object) -> tuple[object, object]:
-    """Where a function or class was written, by which it is known again when its file or cell is run anew."""
-    return getattr(thing, "__module__", None), getattr(thing, "__qualname__", thing)
+def get_qualified_name(definition: object) -> tuple[object, object]:
+    """Return the module and the name of a function or class, which are the same after its file or cell runs again."""
+    return getattr(definition, "__module__", None), getattr(definition, "__qualname__", definition)
 
 
 def find_user_code_line(error: BaseException) -> str | None:
-    """The place in a user's own file that an error came out of, if it came through one."""
-    frames = [(f.f_globals.get("__name__", ""), f, line) for f, line in traceback.walk_tb(error.__traceback__)]
-    own = [(f.f_code.co_filename, line) for name, f, line in frames if str(name).startswith(MODULE_PREFIX)]
-    return f"{own[-1][0]}, line {own[-1][1]}" if own else None
+    """Return the last line of a user's file in the traceback of an error, or None if there is none."""
+    return _last_line(error, lambda module: module.startswith(MODULE_PREFIX))
 
 
 def describe_error(error: BaseException) -> str:
-    """An error's kind and words, and the last line of code that it came through which is neither deat's nor torch's."""
-    frames = [(f.f_globals.get("__name__", ""), f, line) for f, line in traceback.walk_tb(error.__traceback__)]
-    others = [
-        (f.f_code.co_filename, line) for name, f, line in frames if str(name).partition(".")[0] not in LIBRARY_PACKAGES
+    """Describe an error by its class, its message, and the last line of its traceback outside deat and torch."""
+    line = _last_line(error, lambda module: module.partition(".")[0] not in LIBRARY_PACKAGES)
+    return f"{type(error).__name__}: {error}" + (f" ({line})" if line else "")
+
+
+def _last_line(error: BaseException, is_wanted: Callable[[str], bool]) -> str | None:
+    """Return the last line of an error's traceback in a module with a wanted name."""
+    lines = [
+        f"{frame.f_code.co_filename}, line {line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if is_wanted(str(frame.f_globals.get("__name__", "")))
     ]
-    place = f" ({others[-1][0]}, line {others[-1][1]})" if others else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return lines[-1] if lines else None
 
 
 class _NoBytecodeLoader(SourceFileLoader):
-    """A loader that neither reads nor leaves byte code: a cached one can be as old as a second."""
+    """A loader without byte code, whose cache does not notice a file that is edited twice in a second."""
 
     def path_stats(self, path: str) -> NoReturn:
-        """Say that there is no byte code."""
+        """Raise an OSError, after which Python neither reads nor writes byte code."""
         raise OSError(path)
 
 
 def split_spec(spec: str) -> tuple[str, str]:
-    """The file and the name of `path/to/file.py:NAME`."""
+    """Split a spec into its file and its name.
+
+    Args:
+        spec: `path/to/file.py:NAME`.
+
+    Returns:
+        The file and the name.
+
+    Raises:
+        UsageError: If the spec has another form.
+    """
     file, colon, name = spec.rpartition(":")
     if not colon:
         raise UsageError(f"{spec!r} names no object: {SPEC_HINT}")
@@ -104,15 +159,15 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 
 def _run_file(path: Path, spec: str) -> ModuleType:
-    """The file as a module, under a private name that cannot hide an installed package."""
+    """Run a file as a module whose name cannot hide an installed package."""
     module_name = f"{MODULE_PREFIX}{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     loader = _NoBytecodeLoader(module_name, str(path))
     module_spec = spec_from_loader(module_name, loader)
     assert module_spec is not None
     module = module_from_spec(module_spec)
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for what lies beside it; last, so that nothing installed is hidden
-    # Dataclasses and pickle look their module up by name while and after the file runs.
+        sys.path.append(str(path.parent))  # for imports from its folder; last, so as not to hide packages
+    # Dataclasses and pickle look up their module by name while the file runs and later.
     sys.modules[module_name] = module
     try:
         loader.exec_module(module)
@@ -136,7 +191,17 @@ def _format_error(error: BaseException) -> str:
 
 
 def no_such_name_error(file: str, name: str, module: ModuleType, other_names: Iterable[str] = ()) -> UsageError:
-    """The refusal of a name that a file does not define, with those that it does, and others that mean something."""
+    """Make the error for a name that a file does not define.
+
+    Args:
+        file: The file.
+        name: The name.
+        module: The module made from the file, whose names are suggested.
+        other_names: Further names to suggest.
+
+    Returns:
+        The error, to be raised.
+    """
     known = [*_public_names(vars(module)), *other_names]
     if not known:
         return UsageError(f"no {name!r} in {file!r}, which defines no names: define it there")

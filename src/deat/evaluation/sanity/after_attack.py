@@ -13,7 +13,7 @@ from deat.evaluation.attacks import Attack, correct_under_attack, parse_attack
 from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.sanity.flags import Flag, accuracy_tolerance, make_flag
 from deat.threat import Linf, ThreatModel
-from deat.utils.numbers import format_eps
+from deat.utils.text import format_eps
 
 if TYPE_CHECKING:
     from deat.evaluation.results import Evaluation

@@ -1,0 +1,78 @@
+"""Checks and advice about the radius of a threat model, for training and for evaluation."""
+
+import math
+from collections.abc import Sequence
+
+from deat.errors import UsageError
+from deat.threat import ThreatModel
+
+USUAL_RADII = {"linf": "4/255 to 8/255, or 0.1 to 0.3 for digits", "l2": "0.5 to 3", "l1": "12 and more"}
+"""Radii that are commonly defended against, by norm."""
+MIN_USUAL_RADII = {"linf": 0.25 / 255, "l2": 0.1, "l1": 1.0}
+"""Smaller radii are not commonly defended against, by norm."""
+
+
+def max_image_distance(threat: ThreatModel, shape: Sequence[int]) -> float:
+    """Return the largest distance between two images of a shape, in the norm of a threat model."""
+    return 2 * threat.grey_radius(math.prod(shape))
+
+
+def check_radius(threat: ThreatModel, shape: Sequence[int]) -> None:
+    """Check that the radius is smaller than the largest distance between two images.
+
+    Args:
+        threat: The threat model.
+        shape: The shape of the images, without the batch.
+
+    Raises:
+        UsageError: If the adversary could turn every image into any other.
+    """
+    widest = max_image_distance(threat, shape)
+    if threat.eps and threat.eps >= widest * (1 - 1e-9):
+        size = "x".join(map(str, shape))
+        raise UsageError(
+            f"{threat.name} eps {threat.eps:g} reaches every image of {size} from any other: their largest distance is "
+            f"{widest:.4g}. Use a smaller radius; usual is {_usual_radii_text(threat)}."
+        )
+
+
+def get_radius_warnings(threat: ThreatModel, has_adversary: bool) -> list[str]:
+    """Describe what is unusual about the radius of a training.
+
+    Args:
+        threat: The threat model.
+        has_adversary: Whether the training method attacks at all.
+
+    Returns:
+        Messages for the user, empty if the radius is usual.
+    """
+    if threat.eps > 0:
+        return get_tiny_radius_warnings(threat)
+    if not has_adversary:
+        return []
+    return [
+        "eps is 0, so the adversary cannot change anything: this is natural training at a higher price. Use method "
+        f"natural, or a radius; usual for {threat.name} is {_usual_radii_text(threat)}."
+    ]
+
+
+def get_tiny_radius_warnings(threat: ThreatModel) -> list[str]:
+    """Describe a radius that is too small to measure robustness, as one of linf is in another norm.
+
+    Args:
+        threat: The threat model.
+
+    Returns:
+        Messages for the user, empty if the radius is 0 or large enough.
+    """
+    if threat.eps == 0 or threat.eps >= MIN_USUAL_RADII.get(threat.name, 0.0):
+        return []
+    other = ", and looks like one for linf" if threat.name != "linf" else ""
+    return [
+        f"{threat.name} eps {threat.eps:.3g} is less than usual{other}: usual is {_usual_radii_text(threat)}. "
+        "It is used as it is."
+    ]
+
+
+def _usual_radii_text(threat: ThreatModel) -> str:
+    return USUAL_RADII.get(threat.name, "far from either end")
