@@ -288,7 +288,7 @@ def _add_cell(record: dict[str, Any], cell: GridCell) -> None:
 
 
 def _new_row(row: RecipeRow) -> dict[str, Any]:
-    table, name = row.paper or (None, None)
+    table, name = row.paper_row or (None, None)
     return {
         "name": row.label,
         "method": anonymize_paths(row.request.method),

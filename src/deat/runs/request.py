@@ -220,7 +220,7 @@ class Run:
             "not_exact_because": doubts,
             "code": identity["code"],
             "request": {name: anonymize_paths(value) for name, value in asdict(self.request).items()},
-            "settings": asdict(self.config),
+            "settings": self.config.describe(),
             "method": self.method.describe(),
             "schedule": repr(trainer.schedule),
             "model": {"name": anonymize_paths(self.model_name), "parameters": trainer.num_parameters},

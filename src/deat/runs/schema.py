@@ -13,7 +13,7 @@ from deat.models.weights import find_weights_file
 from deat.runs.request import Request, Run
 from deat.runs.run_dir import RUN_FILE, read_raw_record
 from deat.threat import parse_threat
-from deat.training.config import TrainConfig
+from deat.training.config import TrainConfig, from_recorded_names
 from deat.training.messages import format_code_flag
 from deat.training.model_checks import hash_weights
 from deat.training.resume_checks import different_config_error
@@ -132,10 +132,11 @@ def _resolve_weights_path(weights: str | None) -> Path | None:
     return Path(restore_user_paths(weights)).expanduser().resolve() if weights else None
 
 
-def _parse_config(found: Any) -> TrainConfig:
-    listed = found.get("milestones")  # JSON has no tuples
+def _parse_config(recorded: Any) -> TrainConfig:
+    settings = from_recorded_names(recorded)
+    milestones = settings.get("milestones")  # JSON has no tuples
     return _build_known_fields(
-        TrainConfig, {**found, "milestones": tuple(listed)} if isinstance(listed, list) else found
+        TrainConfig, {**settings, "milestones": tuple(milestones)} if isinstance(milestones, list) else settings
     )
 
 
