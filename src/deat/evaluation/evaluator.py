@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.data import DataLike, Source, as_source
+from deat.data import DataLike, DataSplits, Source, as_source
+from deat.errors import DataError, UsageError
 from deat.evaluation.arguments import (
     EvaluationRequest,
     check_about,
@@ -57,9 +58,9 @@ SaveCallback = Callable[[Evaluation], None]
 
 def evaluate(
     model: nn.Module,
-    data: DataLike | None,
+    data: DataLike | DataSplits | None,
     *,
-    threat: str | ThreatModel,
+    threat: str | ThreatModel | None = None,
     attacks: str | Sequence[str | AttackLike] = DEFAULT_ATTACKS,
     n: int | None = None,
     seed: int = 0,
@@ -78,8 +79,9 @@ def evaluate(
 ) -> Evaluation:
     """Accuracy of a model on data, natural and under each attack, and under the worst of them, image by image.
 
-    data is a loader, a Dataset, a pair of tensors or an ImageSet; `n` takes its first images only. threat is Linf(8 /
-    255), L2, L1 or text such as "l2:0.5". attacks are names that `deat list attacks` shows, such as "pgd-20" or "aa",
+    data is what load_data returns (its test part, or its val part where it has no test part), a loader, a Dataset, a
+    pair of tensors or an ImageSet; `n` takes its first images only. threat is Linf(8 / 255), L2, L1 or text such as
+    "l2:0.5"; what load_data returns has a default of its own, and with other data it is needed. attacks are names that `deat list attacks` shows, such as "pgd-20" or "aa",
     or an Attack of one's own. The Evaluation has the accuracy under each, and flags where it should not be believed,
     most of which sanity=False does not look for. Verdicts depend on model, seed and block size. `cascade` sends only
     survivors on.
@@ -97,11 +99,11 @@ def evaluate(
     check_evaluation_arguments(chosen, n, block, seed, threads)
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # numpy's become ours
     check_model(model)
-    told = {"model": type(model).__name__, "data": type(data).__name__, **check_about(about)}
+    told = {"model": type(model).__name__, "data": _describe_data(data), **check_about(about)}
     distributed.run_on_main(lambda: check_output_files(resume_log, save))
-    radius = parse_threat(threat)
+    radius = parse_threat(_default_threat(data) if threat is None else threat)
     device = device_of(model)
-    source = as_source(data, batch_size=block, device=device, shuffle=False)
+    source = as_source(_get_evaluation_part(data), batch_size=block, device=device, shuffle=False)
     source.check()
     check_radius(radius, source.shape)
     for line in get_tiny_radius_warnings(radius) if sanity and distributed.main else ():
@@ -126,6 +128,32 @@ def _make_progress_callback(progress: ProgressCallback | bool, distributed: Dist
     if callable(progress):
         return progress
     return ProgressPrinter() if progress and distributed.main else lambda pace: None
+
+
+def _get_evaluation_part(data: DataLike | DataSplits | None) -> DataLike | None:
+    """The test part of a data set, or its val part where it has no test part; other data as it is."""
+    if not isinstance(data, DataSplits):
+        return data
+    part = data.val if data.test is None else data.test
+    if part is None:
+        raise DataError(
+            f"{data.name!r} has neither a test part nor a val part to evaluate on. Put class folders into test/ or val/ "
+            "beside train/, or pass the images themselves."
+        )
+    return part
+
+
+def _default_threat(data: object) -> str:
+    if not isinstance(data, DataSplits):
+        raise UsageError(
+            "evaluate needs a threat model, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'. Only what load_data "
+            "returns has a default one."
+        )
+    return data.threat
+
+
+def _describe_data(data: object) -> str:
+    return data.name if isinstance(data, DataSplits) else type(data).__name__
 
 
 class EvaluationRun:

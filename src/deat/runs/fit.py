@@ -63,27 +63,50 @@ def fit(
     distributed: Distributed = SINGLE_PROCESS,
     **config_fields: Any,
 ) -> TrainResult:
-    """Train any classifier that gives logits, in place, on any data, against a threat model.
+    """Train a classifier in place, on any data, against a threat model.
 
-    method is a name that `deat list methods` shows, or a Method; threat is Linf(8 / 255), L2, L1 or text such as
-    "l2:0.5". The Result has the model in eval mode, a record of each epoch, the best epoch on val, and notes.
+    Images are in [0, 1] or uint8. What load_data returns brings its threat model, its augmentation and its val part.
+    Anything else is trained on as it is: fit(model, photos.train) crops and flips nothing, unless augment is given.
 
-    train and val take a Dataset, a DataLoader, a pair of tensors or an ImageSet; images are in [0, 1] or uint8. val may
-    also be a fraction of train to hold out. A loader's images are checked as they first come; it brings its own
-    batches, and takes neither batch_size nor augment. A DataSplits, which deat.load_data gives, brings its own threat
-    model, augmentation and val/ part; with anything else the threat is linf of 8/255 and images stay as they are, so
-    that fit(model, photos.train) crops and flips nothing: augment=photos.augment does, or another Augment(4).
+    Args:
+        model: Any network that returns logits for images in [0, 1]. One that is trained already needs a smaller
+            learning rate than the default, such as lr=0.01.
+        train: What load_data returns, a Dataset, a DataLoader, a pair of tensors or arrays (images, labels), or an
+            ImageSet. The images of a loader are checked as they first come; it brings its own batches and
+            augmentation, and takes neither batch_size nor augment.
+        method: A name that `deat list methods` shows, or a Method.
+        threat: Linf(8 / 255), L2, L1, or text such as "l2:0.5"; by default that of the data set, or linf:8/255.
+        epochs: Number of passes over the training set.
+        val: Held-out images, in the forms of train, or the fraction of train to hold out. They choose the best epoch.
+        optimizer: Function from parameters to an optimizer; by default SGD.
+        normalize: (mean, std), which becomes the model's first layer, or "data" for those of the data, published or
+            measured on the training images. By default nothing is added. A model with a deat.models.Normalize keeps
+            its own.
+        augment: Random crops and flips of images in memory or in a folder, such as Augment(4).
+        callbacks: Objects with a method on_epoch(trainer, stats, timing).
+        checkpoints: Folder for the training's state, which is saved after every epoch. The same call resumes from it,
+            exactly or not at all. SIGTERM and Ctrl-C save first and raise Interrupted.
+        inexact: Resume on another machine, thread count or version too, with other numbers than an uninterrupted
+            training.
+        progress: Print a line for each epoch on standard error.
+        distributed: Distributed.join() trains with the processes of torchrun.
+        **config_fields: Fields of TrainConfig, such as batch_size, seed, lr or lr_schedule.
 
-    normalize=(mean, std) becomes the model's first layer, normalize="data" with those of the data, published or
-    measured on the images that are trained on; unasked, nothing does. A model with a deat.models.Normalize keeps it.
+    Returns:
+        The TrainResult: the model in eval mode, a record of each epoch, the best epoch on val, and notes.
 
-    Other keywords are fields of :class:`Settings`, such as batch_size, seed or lr: 0.1 unless it is given, where a
-    trained model wants less, such as 0.01. optimizer is a function from parameters to an optimizer, by default SGD.
-    callbacks have a method on_epoch(trainer, stats, timing). ranks=Ranks.join() trains with torchrun's processes.
+    Raises:
+        UsageError: If an argument is not accepted.
+        DataError: If the data cannot be trained on.
+        CheckpointError: If the state cannot be saved or read.
+        NumericalError: If training diverges or runs out of memory.
+        Interrupted: If training is stopped by a signal, after its state is saved.
 
-    checkpoints is a folder of their own that the state is kept in after every epoch: the same call goes on from there,
-    exactly, or not at all; inexact=True lets it go on with another machine, thread count or version, to other numbers.
-    SIGTERM and Ctrl-C then save first and raise deat.errors.Interrupted. progress=False says nothing of epochs.
+    Example:
+        >>> digits = deat.load_data("digits")
+        >>> model = deat.build_model("small", in_channels=1, image_size=8)
+        >>> result = deat.fit(model, digits, method="m+deat", epochs=8, val=0.1, batch_size=64, lr=0.05)
+        >>> result.best.robust
     """
     check_checkpoint_folder(checkpoints, distributed)
     lines = [EpochPrinter(sys.stderr)] if progress and distributed.main else []
@@ -147,9 +170,34 @@ def make_trainer(
     distributed: Distributed = SINGLE_PROCESS,
     notify: Callable[[str], None] | None = None,
 ) -> Trainer:
-    """A Trainer on whatever `fit` accepts, with model and data checked against each other.
+    """Build a Trainer from what `fit` accepts, with model and data checked against each other.
 
-    say is told what is strange about the model's outputs or the radius, and is a RuntimeWarning by default.
+    Args:
+        model: Any network that returns logits for images in [0, 1].
+        train: Training data, as for fit.
+        method: A name that `deat list methods` shows, or a Method.
+        threat: Threat model; by default that of the data set, or linf:8/255.
+        config: Settings of the training; by default TrainConfig().
+        val: Held-out images, or the fraction of train to hold out.
+        optimizer: Function from parameters to an optimizer; by default SGD.
+        normalize: (mean, std) or "data", as for fit.
+        augment: Random crops and flips, as for fit.
+        callbacks: Objects with a method on_epoch(trainer, stats, timing).
+        distributed: Distributed.join() trains with the processes of torchrun.
+        notify: Function that receives each warning about the model's outputs or the radius; by default they are
+            RuntimeWarnings.
+
+    Returns:
+        The trainer, whose fit() trains.
+
+    Raises:
+        UsageError: If an argument is not accepted.
+        DataError: If the data cannot be trained on.
+
+    Example:
+        >>> config = deat.TrainConfig(epochs=2, batch_size=64, lr=0.05)
+        >>> trainer = deat.make_trainer(model, digits, val=0.1, config=config)
+        >>> result = trainer.fit()
     """
     check_model(model)
     check_callbacks(callbacks)
@@ -227,4 +275,4 @@ def shard_source(source: Source, model: nn.Module, method: Method, distributed: 
 
 
 def _default_threat(train: object) -> str:
-    return f"{train.norm}:{train.eps!r}" if isinstance(train, DataSplits) else "linf:8/255"
+    return train.threat if isinstance(train, DataSplits) else "linf:8/255"
