@@ -134,7 +134,7 @@ def best_rate(scores: dict[str, float]) -> float:
 
 def train_plain(train: ImageSet, name: str, epochs: int, lr: float, seed: int) -> nn.Module:
     """A network trained by the plain loop."""
-    script = plain_script(grey_net(seed), train, name, EPS, lr, epochs, rate="cosine", seed=seed)
+    script = plain_script(grey_net(seed), train, name, EPS, lr, epochs, lr_schedule="cosine", seed=seed)
     for _ in range(epochs):
         EPOCHS[name](script)
     return script.model
@@ -143,7 +143,9 @@ def train_plain(train: ImageSet, name: str, epochs: int, lr: float, seed: int) -
 def train_deat(train: ImageSet, name: str, epochs: int, lr: float, seed: int) -> nn.Module:
     """A network trained by deat, in the precision that it is fast in."""
     net = grey_net(seed)
-    return deat_trainer(net, train, name, EPS, lr, epochs, rate="cosine", seed=seed, precision="bf16").fit().model
+    return (
+        deat_trainer(net, train, name, EPS, lr, epochs, lr_schedule="cosine", seed=seed, precision="bf16").fit().model
+    )
 
 
 SIDES: dict[str, Train] = {"plain": train_plain, "deat": train_deat}

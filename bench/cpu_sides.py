@@ -41,12 +41,12 @@ def deat_trainer(
     lr: float = 0.1,
     epochs: int = 1,
     augment: Augment | None = None,
-    rate: str = "flat",
+    lr_schedule: str = "flat",
     **options: Any,
 ) -> deat.Trainer:
     """The library's trainer, as everybody gets it."""
     settings = deat.TrainConfig(
-        epochs=epochs, batch_size=BATCH, lr=lr, rate=rate, threads=torch.get_num_threads(), **options
+        epochs=epochs, batch_size=BATCH, lr=lr, lr_schedule=lr_schedule, threads=torch.get_num_threads(), **options
     )
     return deat.make_trainer(net, data, method=name, threat=deat.Linf(eps), config=settings, augment=augment)
 

@@ -93,7 +93,7 @@ def seeds(side: str) -> tuple[int, ...]:
 
 def measure(data: str, side: Record, seed: int, epochs: int | None) -> Record:
     """One run, by the clock, and its accuracies."""
-    (row,) = get_recipe("cifar10-fast").table(["m+deat"], [], data)
+    (row,) = get_recipe("cifar10-fast").make_rows(["m+deat"], [], data)
     row = replace(row, settings={**row.settings, **side, **({"epochs": epochs} if epochs else {})})
     run = row.resolve(seed)
     trainer = run.trainer()
@@ -176,7 +176,9 @@ def moved(model: nn.Module, batch: ImageSet, method: str, engine: str, precision
     """A batch after a method's moves, if they ran as they were to."""
     torch.manual_seed(0)
     torch._dynamo.reset()
-    settings = deat.TrainConfig(epochs=2, batch_size=len(batch), lr=1e-6, rate="flat", device=DEVICE, engine=engine)
+    settings = deat.TrainConfig(
+        epochs=2, batch_size=len(batch), lr=1e-6, lr_schedule="flat", device=DEVICE, engine=engine
+    )
     trainer = deat.make_trainer(model, batch, method=method, config=replace(settings, precision=precision))
     with trainer.session():
         trainer.run_epoch()

@@ -45,7 +45,7 @@ class Script:
     lr: float
     eps: float
     alpha: float
-    rate: str = "flat"
+    lr_schedule: str = "flat"
     workers: int = 0
     seed: int = 0
     device: str = "cpu"
@@ -56,7 +56,7 @@ class Script:
             self.data, self.batch_size, shuffle=True, num_workers=self.workers, persistent_workers=self.workers > 0
         )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.lr, momentum=0.9, weight_decay=5e-4)
-        total = self.epochs * len(self.loader) if self.rate == "cosine" else None
+        total = self.epochs * len(self.loader) if self.lr_schedule == "cosine" else None
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, total) if total else None
         self.losses: list[float] = []
         self.backprops = 0

@@ -36,7 +36,9 @@ def trainer_of(
     net: nn.Module, data: Any, method: str, size: int, engine: str, device: str, **more: Any
 ) -> deat.Trainer:
     """A trainer as every benchmark of a GPU has it, augmentation included."""
-    settings = deat.TrainConfig(epochs=10, batch_size=size, lr=0.01, rate="flat", device=device, engine=engine, **more)
+    settings = deat.TrainConfig(
+        epochs=10, batch_size=size, lr=0.01, lr_schedule="flat", device=device, engine=engine, **more
+    )
     return deat.make_trainer(net, data, method=method, config=settings, augment=Augment(4))
 
 

@@ -1,4 +1,4 @@
-"""The bare parts in a loop of your own: a threat model, a method's play and schedule, and the game between them."""
+"""A training loop of your own: a threat model, a method's play and schedule, and the game that plays a batch."""
 
 import torch
 
@@ -7,19 +7,19 @@ import deat
 EPOCHS = 6
 digits, threat = deat.load_data("digits"), deat.Linf(0.15)
 batches = deat.as_source(digits.train, batch_size=64)
-net = deat.build_model("small", in_channels=1, image_size=8)
-optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+model = deat.build_model("small", in_channels=1, image_size=8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
 def clip(*_: object) -> None:
-    """A play steps the weights by itself, once for each J; what belongs before a step is a hook of the optimizer."""
-    torch.nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+    """Clip gradients. A play steps the weights by itself, so what is done before a step is a hook of the optimizer."""
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
 
 
 optimizer.register_step_pre_hook(clip)
 
 method = deat.get_method("m+deat")
-game = deat.Game(net, deat.Objective(net, method.objective), threat, method.attack, optimizer, probe=method.probe)
+game = deat.Game(model, deat.Objective(model, method.objective), threat, method.attack, optimizer, probe=method.probe)
 schedule = method.bind(threat, EPOCHS)
 state = schedule.init()
 

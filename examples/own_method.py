@@ -1,6 +1,6 @@
-"""A method of your own is a few lines: here, FREE from a Bernoulli start whose replays grow every two epochs.
+"""Methods of your own: FREE from a Bernoulli start whose replays grow every two epochs, and PGD with larger steps.
 
-Registered, it has a name, composes and is listed; from the command line, without registering:
+A registered method has a name, composes with m+ and f+, and is listed. The command line needs no registration:
 `deat train --method examples/own_method.py:GROWING`.
 """
 
@@ -8,14 +8,14 @@ import deat
 from deat.schedules import EveryEpochs, Fixed
 
 GROWING = deat.Method(
-    "growing-free", deat.Replay(), EveryEpochs(period=2, alpha=1.0), deat.InnerAttack(start="bernoulli")
+    "growing-free", deat.Replay(), EveryEpochs(period=2, alpha_eps=1.0), deat.InnerAttack(start="bernoulli")
 )
 
 
 @deat.register_method("bold-K")
 def bold(k: int = 3) -> deat.Method:
     """PGD with k steps of half the radius."""
-    return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha=0.5))
+    return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha_eps=0.5))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Checkpoints: training that is interrupted goes on to the bytes it would have had."""
+"""Checkpoints: a training that is interrupted and resumed ends with the same bits as an uninterrupted one."""
 
 import tempfile
 
@@ -8,17 +8,17 @@ import deat
 from deat.errors import Interrupted
 
 
-class Impatient:
-    """Interrupts training after an epoch, as Ctrl-C or SIGTERM would."""
+class InterruptAfterThirdEpoch:
+    """Interrupts training after an epoch, as Ctrl-C or SIGTERM do."""
 
     def on_epoch(self, trainer: deat.Trainer, stats: deat.EpochStats, timing: deat.EpochTiming) -> None:
-        """Ask once."""
+        """Print the epoch, and interrupt after the third one."""
         print(f"epoch {stats.epoch + 1}: k {stats.k}, loss {stats.loss:.4f}")
         if stats.epoch == 2:
-            trainer.interruption.request("somebody wanted the machine")
+            trainer.interruption.request("the machine is needed")
 
 
-def train(folder: str | None, *callbacks: Impatient) -> deat.TrainResult:
+def train(folder: str | None, *callbacks: deat.Callback) -> deat.TrainResult:
     torch.manual_seed(0)  # the first weights; once there is a checkpoint it has them
     model = deat.build_model("small", in_channels=1, image_size=8)
     digits = deat.load_data("digits")
@@ -38,7 +38,7 @@ def train(folder: str | None, *callbacks: Impatient) -> deat.TrainResult:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            train(folder, Impatient())
+            train(folder, InterruptAfterThirdEpoch())
         except Interrupted as error:
             print(error)
         resumed = train(folder)  # the same call

@@ -1,27 +1,46 @@
 """deat: robust image classifiers, trained fast.
 
-Adversarial training whose number of attack steps tunes itself while it trains.
+Adversarial training whose number of attack steps adapts during training.
 """
 
-from deat import schedules
-from deat.core.inner_attack import InnerAttack
-from deat.core.moves import Game, MagnitudeProbe
-from deat.core.objectives import CrossEntropy, LossOutput, Mart, Objective, Trades
-from deat.core.plays import Craft, Relay, Replay
-from deat.data import Augment, DataSplits, ImageSet, as_source, load_data
+from deat import core, errors, schedules
+from deat.core import (
+    Budget,
+    Buffers,
+    Craft,
+    CrossEntropy,
+    EpochRecord,
+    FreezeRule,
+    Game,
+    InnerAttack,
+    LossOutput,
+    MagnitudeProbe,
+    Mart,
+    Objective,
+    Play,
+    Relay,
+    Replay,
+    Trades,
+    TrainingLoss,
+)
+from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Source, as_source, load_data
 from deat.engine.precision import Engine
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import evaluate
+from deat.evaluation.judge import AttackLike
 from deat.evaluation.results import Evaluation, load_evaluation
-from deat.methods import Method, friendly, get_method, mplus, register_method
+from deat.methods import Method, Rules, friendly, get_method, mplus, register_method
 from deat.methods.configure import configure_method
-from deat.models import add_normalization, build_model, load_weights, register_model, save_weights
+from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
 from deat.runs.fit import fit
+from deat.schedules import Schedule, ScheduleState
 from deat.threat import L1, L2, Linf, ThreatModel
 from deat.training.best_epoch import TrainResult
+from deat.training.callbacks import Callback
 from deat.training.checkpoints import Checkpoints
 from deat.training.config import TrainConfig
 from deat.training.make_trainer import make_trainer
+from deat.training.optimizers import OptimizerFactory
 from deat.training.overfit_watch import OverfitWatch
 from deat.training.records import EpochStats, EpochTiming
 from deat.training.trainer import Trainer
@@ -34,37 +53,55 @@ __all__ = [
     "L1",
     "L2",
     "Attack",
+    "AttackLike",
     "Augment",
+    "Budget",
+    "Buffers",
+    "Callback",
     "Checkpoints",
     "Craft",
     "CrossEntropy",
+    "DataLike",
     "DataSplits",
     "Distributed",
     "Engine",
+    "EpochRecord",
     "EpochStats",
     "EpochTiming",
     "Evaluation",
+    "FreezeRule",
     "Game",
     "ImageSet",
     "InnerAttack",
+    "LazyImages",
     "Linf",
     "LossOutput",
     "MagnitudeProbe",
     "Mart",
     "Method",
+    "Normalize",
     "Objective",
+    "OptimizerFactory",
     "OverfitWatch",
+    "Play",
     "Relay",
     "Replay",
+    "Rules",
+    "Schedule",
+    "ScheduleState",
+    "Source",
     "ThreatModel",
     "Trades",
     "TrainConfig",
     "TrainResult",
     "Trainer",
+    "TrainingLoss",
     "add_normalization",
     "as_source",
     "build_model",
     "configure_method",
+    "core",
+    "errors",
     "evaluate",
     "fit",
     "friendly",

@@ -1,16 +1,17 @@
 """Schedules: how many adversarial steps k, and of which size alpha, each epoch takes.
 
-A schedule is a frozen rule. Its state is a JSON value that the caller stores: ``init() -> state``,
-``budget(state, epoch) -> Budget``, ``observe(state, record) -> state``. A schedule made by hand takes absolute
-numbers. In a method's declaration lengths are in units of eps, and :meth:`Schedule.bind` makes them absolute.
+A schedule is a frozen rule on the host. Its state is a plain JSON value that the caller carries:
+``init() -> state``, ``budget(state, epoch) -> Budget``, ``observe(state, record) -> state``.
+Built by hand, a schedule takes absolute lengths (``alpha``, ``stretch``). A method's declaration gives them in units
+of eps (``alpha_eps``, ``stretch_eps``), and :meth:`Schedule.bind` makes them absolute.
 """
 
 import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
 from deat.core.buffers import Budget
 from deat.core.meter import EpochRecord
@@ -33,22 +34,61 @@ ScheduleState = dict[str, Any]
 """What a schedule remembers between epochs: a JSON object."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Schedule(ABC):
     """The base of all schedules: each says an epoch's k, and by itself the base remembers nothing.
 
-    alpha is the step size, level the freeze rule's threshold, stretch a length that k steps must be able
-    to cover: the step is max(stretch / k, alpha).
+    The step size for k iterations is max(stretch / k, alpha). Lengths have one unit: a method's declaration gives
+    those in units of eps, a schedule for a loop of your own gives absolute ones.
+
+    Args:
+        alpha: Step size, absolute.
+        alpha_eps: Step size, in units of eps.
+        level: Threshold of the freeze rule: FAT's tau or DAT's c_t.
+        stretch: Length that k steps must be able to cover, absolute.
+        stretch_eps: Length that k steps must be able to cover, in units of eps.
+
+    Raises:
+        UsageError: If a schedule with an adversary has no step size, or lengths of both units.
     """
 
-    alpha: float = 0.0
+    alpha: float | None = None
+    alpha_eps: float | None = None
     level: float = 0.0
-    stretch: float = 0.0
+    stretch: float | None = None
+    stretch_eps: float | None = None
+
+    LENGTHS: ClassVar[tuple[str, ...]] = ("alpha", "stretch")
+    """The fields that are lengths; each has a second field, its name with _eps, in units of eps."""
 
     def __post_init__(self) -> None:
         convert_number_fields(self)
-        for name in ("alpha", "level", "stretch"):
+        check_number("level", self.level, lambda v: v >= 0, ">= 0")
+        for name in self._given_lengths("", "_eps"):
             check_number(name, getattr(self, name), lambda v: v >= 0, ">= 0")
+        absolute, in_eps = self._given_lengths(""), self._given_lengths("_eps")
+        if absolute and in_eps:
+            raise UsageError(
+                f"{type(self).__name__} has {absolute[0]}, which is absolute, and {in_eps[0]}, in units of eps. Give "
+                "alpha_eps and stretch_eps in a method's declaration, alpha and stretch in a loop of your own."
+            )
+        if self.has_adversary and not {"alpha", "alpha_eps", "stretch", "stretch_eps"} & {*absolute, *in_eps}:
+            raise UsageError(
+                f"{type(self).__name__} has no step size. Give alpha_eps, such as alpha_eps=0.25, in a method's "
+                "declaration (in units of eps), or alpha, such as alpha=2/255, in a loop of your own (absolute)."
+            )
+        for name in self.LENGTHS if absolute else ():
+            object.__setattr__(self, name, getattr(self, name) or 0.0)
+
+    def __repr__(self) -> str:
+        unset = {name + unit for name in self.LENGTHS for unit in ("", "_eps") if getattr(self, name + unit) is None}
+        shown = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in unset)
+        return f"{type(self).__name__}({shown})"
+
+    @property
+    def is_absolute(self) -> bool:
+        """Whether lengths are absolute, as after bind()."""
+        return bool(self._given_lengths(""))
 
     @property
     def has_adversary(self) -> bool:
@@ -97,8 +137,9 @@ class Schedule(ABC):
         return self.level
 
     def step_size(self, k: int) -> float:
-        """Return the step size for k steps: max(stretch / k, alpha)."""
-        return max(self.stretch / k, self.alpha) if k else self.alpha
+        """The step size for k iterations: max(stretch / k, alpha)."""
+        alpha, stretch = self._absolute("alpha"), self._absolute("stretch")
+        return max(stretch / k, alpha) if k else alpha
 
     def explain_no_growth(self, state: ScheduleState, records: Sequence[EpochRecord]) -> str | None:
         """Explain why k never grew.
@@ -113,33 +154,35 @@ class Schedule(ABC):
         return None
 
     def bind(self, eps: float, epochs: int) -> Self:
-        """Return this schedule with absolute lengths, which are declared in units of eps.
+        """This schedule with its lengths, declared in units of eps, made absolute."""
+        if self.is_absolute:
+            raise UsageError(f"{self!r} has absolute lengths already: bind() is for lengths in units of eps.")
+        lengths: dict[str, Any] = {name: (getattr(self, f"{name}_eps") or 0.0) * eps for name in self.LENGTHS}
+        lengths |= {f"{name}_eps": None for name in self.LENGTHS}
+        return replace(self, **lengths)
 
-        Args:
-            eps: The radius of the threat model.
-            epochs: The number of epochs of the training.
-        """
-        return replace(self, alpha=self.alpha * eps, stretch=self.stretch * eps)
+    def _given_lengths(self, *units: str) -> list[str]:
+        """The lengths that are set, with "" for absolute ones and "_eps" for those in units of eps."""
+        return [name + unit for name in self.LENGTHS for unit in units if getattr(self, name + unit) is not None]
 
-    def to_mplus(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> "GradientMagnitude":
-        """Return the M+ form of this schedule, which lets l_X choose k.
+    def _absolute(self, length: str) -> float:
+        """An absolute length, 0 where it is not set."""
+        if self._given_lengths("_eps"):
+            raise UsageError(
+                f"the lengths of {self!r} are in units of eps: make them absolute by method.bind(threat, epochs)."
+            )
+        value: float | None = getattr(self, length)
+        return value or 0.0
 
-        Args:
-            gamma: How far l_X must exceed its value at the last growth.
-            max_steps: The largest k; that of this schedule if None.
-            stretch: See `Schedule`.
-            ramp: See `GradientMagnitude`.
-
-        Raises:
-            UsageError: If this schedule has no M+ form.
-        """
+    def to_mplus(self, gamma: float, max_steps: int | None, stretch_eps: float, ramp_eps: float) -> "GradientMagnitude":
+        """The M+ form of this schedule, if it has one."""
         raise UsageError(
             f"m+ cannot be applied to a method whose schedule is {self!r}, which already changes k. Put m+ before a "
             "method with a fixed number of steps, such as m+deat, m+pgd-7 or m+free-8."
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Fixed(Schedule):
     """The same k in every epoch: PGD-k, FREE-m (k = m - 1), TRADES, MART, FAT.
 
@@ -162,17 +205,23 @@ class Fixed(Schedule):
         """Return the fixed k."""
         return self.k
 
-    def to_mplus(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> "GradientMagnitude":
-        """Return M+ with this k as the largest; see `Schedule.to_mplus`."""
+    def to_mplus(self, gamma: float, max_steps: int | None, stretch_eps: float, ramp_eps: float) -> "GradientMagnitude":
+        """M+ with this k as its cap."""
         if self.k == 0:
             raise UsageError("m+ needs a method with an adversary, and this one has none. Choose one such as m+pgd-7.")
         cap = self.k if max_steps is None else max_steps
         return GradientMagnitude(
-            gamma=gamma, max_steps=cap, alpha=self.alpha, level=self.level, stretch=stretch, ramp=ramp
+            gamma=gamma,
+            max_steps=cap,
+            alpha=self.alpha,
+            alpha_eps=self.alpha_eps,
+            level=self.level,
+            stretch_eps=stretch_eps,
+            ramp_eps=ramp_eps,
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class EveryEpochs(Schedule):
     """DEAT-d: k starts at 0 and grows by one every `period` epochs.
 
@@ -194,7 +243,7 @@ class EveryEpochs(Schedule):
         return _clamp_k(epoch // self.period, self.max_steps)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class AccuracyAbove(Schedule):
     """DEAT-p%: k grows by one after each epoch whose training accuracy is above `percent`.
 
@@ -235,27 +284,25 @@ class AccuracyAbove(Schedule):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class GradientMagnitude(Schedule):
     """M+ (Algorithm 1): k grows when l_X exceeds a threshold, gamma times its value at the last growth.
 
-    Epoch 1 has k = 0, and its l_X is ignored. Epoch 2 has k = 1 and sets the threshold, which never decreases.
-
-    Args:
-        gamma: The factor of the threshold.
-        max_steps: The largest k, if any.
-        ramp: The additional rule of the released code: while k * alpha is shorter than this length, k grows in every
-            epoch, also beyond max_steps.
+    Epoch 1 has k = 0, epoch 2 has k = 1 and sets the threshold. The threshold is never lowered, and the
+    first epoch's l_X is ignored. max_steps bounds k. `ramp` (absolute, or `ramp_eps` in units of eps) is the
+    released code's extra rule: k also grows, cap or not, while k * alpha is shorter than it.
     """
 
     gamma: float = 1.01
     max_steps: int | None = None
-    ramp: float = 0.0
+    ramp: float | None = None
+    ramp_eps: float | None = None
+
+    LENGTHS: ClassVar[tuple[str, ...]] = (*Schedule.LENGTHS, "ramp")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("gamma", self.gamma, lambda v: v > 0, "> 0, such as 1.01")
-        check_number("ramp", self.ramp, lambda v: v >= 0, ">= 0")
         _check_max_steps(self.max_steps)
 
     def init(self) -> ScheduleState:
@@ -265,10 +312,6 @@ class GradientMagnitude(Schedule):
     def k_at(self, state: ScheduleState, epoch: int) -> int:
         """Return the k of the state."""
         return int(state["k"])
-
-    def bind(self, eps: float, epochs: int) -> Self:
-        """Multiply all lengths by eps, including the ramp; see `Schedule.bind`."""
-        return replace(super().bind(eps, epochs), ramp=self.ramp * eps)
 
     def observe(self, state: ScheduleState, record: EpochRecord) -> ScheduleState:
         """Apply lines 10 to 16 of Algorithm 1; see `Schedule.observe`."""
@@ -299,13 +342,13 @@ class GradientMagnitude(Schedule):
 
     def _should_grow(self, state: ScheduleState, record: EpochRecord) -> bool:
         k = int(state["k"])
-        is_capped = self.max_steps is not None and k >= self.max_steps
-        # The tolerance, since the released scripts multiply in units of 1/255, where k * alpha equals eps exactly.
-        is_in_ramp = k * self.alpha < self.ramp * (1 - 1e-9)
-        return is_in_ramp or (record.magnitude > state["threshold"] and not is_capped)
+        capped = self.max_steps is not None and k >= self.max_steps
+        # The released scripts multiply in units of 1/255, where k * alpha meets eps exactly.
+        short = k * self._absolute("alpha") < self._absolute("ramp") * (1 - 1e-9)
+        return short or (record.magnitude > state["threshold"] and not capped)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Linear(Schedule):
     """Amata: k grows linearly from `first` to `last`, and the step size shrinks as stretch / k.
 
@@ -347,14 +390,22 @@ class Linear(Schedule):
             return self.level
         return self.level * max(0.0, 1 - epoch / (self.level_until * self.epochs))
 
-    def to_mplus(self, gamma: float, max_steps: int | None, stretch: float, ramp: float) -> GradientMagnitude:
-        """Return M+ with `last` as the largest k and the step size stretch / k; see `Schedule.to_mplus`."""
+    def to_mplus(self, gamma: float, max_steps: int | None, stretch_eps: float, ramp_eps: float) -> GradientMagnitude:
+        """M+ with `last` as its cap, keeping the step at stretch / k."""
         if self.level_until is not None:
             raise UsageError(
                 "m+ cannot be applied to this method: its stopping level already depends on the epoch. Use m+pgd."
             )
         cap = self.last if max_steps is None else max_steps
-        return GradientMagnitude(gamma=gamma, max_steps=cap, alpha=self.alpha, level=self.level, stretch=self.stretch)
+        return GradientMagnitude(
+            gamma=gamma,
+            max_steps=cap,
+            alpha=self.alpha,
+            alpha_eps=self.alpha_eps,
+            level=self.level,
+            stretch=self.stretch,
+            stretch_eps=self.stretch_eps,
+        )
 
 
 def _clamp_k(k: int, max_steps: int | None) -> int:

@@ -16,7 +16,7 @@ from deat.training.checkpoints import Checkpoints
 from helpers.games import EXTRAS, trainer_of
 from helpers.nets import conv_net, learnable
 
-OPTIONS = {"epochs": 4, "rate": "cyclic", "val": 0.25, "val_attack": "pgd-2"}
+OPTIONS = {"epochs": 4, "lr_schedule": "cyclic", "val": 0.25, "val_attack": "pgd-2"}
 PER_EPOCH = 2
 """Batches in an epoch of trainer_of's images, a quarter of them held out."""
 

@@ -72,7 +72,7 @@ CASES = [
     (["--method", "nothing.py:NAME"], 2, ["nothing.py"]),
     (["--model", "nothing.py:NAME"], 2, ["nothing.py"]),
     (["--size", "32"], 2, ["size", "folder"]),
-    (["--rate", "triangle"], 2, ["triangle", "cyclic"]),
+    (["--lr-schedule", "triangle"], 2, ["triangle", "cyclic"]),
     (["--rules", "both"], 2, ["both", "released"]),
     (["--colour", "red"], 2, ["--colour"]),
     (["--learning-rate", "0.1"], 2, ["unknown option '--learning-rate'", "Did you mean --lr?"]),

@@ -18,7 +18,7 @@ from deat.cli.report import ReportCommand
 from deat.cli.train import ResumeCommand, TrainCommand
 from deat.cli.weights import ExportCommand, ImportCommand
 
-TRAIN = """data model method epochs eps norm out overwrite resume inexact seed batch_size lr rate weight_decay
+TRAIN = """data model method epochs eps norm out overwrite resume inexact seed batch_size lr lr_schedule weight_decay
 momentum init rules alpha gamma max_steps beta tau start persistent compact held_out val_attack watch
 normalize augment test_images baseline precision sync_bn engine device threads deterministic workers data_root
 download size dry_run json"""
@@ -68,6 +68,8 @@ def test_names_from_other_programs_lead_to_flags_and_are_none_themselves() -> No
         ("bench --epochs 3 quick", "--set epochs=..."),
         ("train --epoch 3", "--epochs"),
         ("train --batchsize=64", "--batch-size"),
+        ("train --rate flat", "--lr-schedule"),
+        ("bench quick --lr-scheduler flat", "--set lr_schedule=..."),
     ],
 )
 def test_what_a_flag_is_called_here_depends_on_the_command(command: str, hint: str, capsys: Any) -> None:

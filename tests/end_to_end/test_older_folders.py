@@ -11,8 +11,14 @@ import pytest
 import torch
 
 import deat
+from deat.cli.bench import BenchCommand, plan_cells
 from deat.cli.main import main
+from deat.data import cifar, datasets
+from deat.recipes import get_recipe
+from deat.runs.request import resolve_request
+from deat.runs.schema import read_record
 from deat.utils.tensor_files import read_tensors
+from helpers.data_sets import cifar_files, shrink, write_folder
 
 FOLDERS = Path(__file__).parents[1] / "fixtures/v1"
 OWN = ["--model", "net.py:Net"]
@@ -69,6 +75,46 @@ def test_a_run_cut_short_by_the_older_version_ends_as_if_it_had_not_been(name):
     check_same_weights(
         *(read_tensors(Path(f"{run}-{name}/last/model.safetensors")) for run in ("cut", "whole")), exact=exact
     )
+
+
+def test_a_run_on_cifar100_is_judged_by_the_numbers_in_its_record(tmp_path, monkeypatch, capsys):
+    shrink(monkeypatch, "cifar100", count=16)
+    write_folder(tmp_path / cifar.RELEASES["cifar100"][0].folder, cifar_files("cifar100", True, count=16))
+    asked = ["train", "--data", "cifar100", "--data-root", str(tmp_path), "--method", "natural", "--model", "small"]
+    with monkeypatch.context() as older:  # 0.1.0 normalised it by CIFAR-10's numbers
+        older.setattr(datasets, "_CIFAR100_MEAN_STD", datasets._CIFAR10_MEAN_STD)
+        options = ["--epochs", "1", "--batch-size", "4", "--held-out", "4", "--test-images", "0", "--out", "older"]
+        assert main([*asked, *options]) == 0
+    mean, std = json.loads(Path("older/run.json").read_text())["data"]["normalized_by"]
+    assert (tuple(mean), tuple(std)) == datasets._CIFAR10_MEAN_STD
+    record = read_record(Path("older"))
+    assert (record.statistics.mean, record.statistics.std) == datasets._CIFAR10_MEAN_STD
+    run = resolve_request(record.request, statistics=record.statistics, **vars(record.config))
+    assert run.normalization == datasets._CIFAR10_MEAN_STD
+    assert resolve_request(record.request, **vars(record.config)).normalization == datasets._CIFAR100_MEAN_STD
+    assert main(["resume", "older"]) == 0
+    assert main(["evaluate", "older", "--data-root", str(tmp_path), "--attacks", "natural"]) in (0, 6)
+    weights = read_tensors(Path("older/last/model.safetensors"))
+    assert weights["normalize.mean"].flatten().tolist() == pytest.approx(datasets._CIFAR10_MEAN_STD[0])
+    capsys.readouterr()
+
+
+def test_a_run_of_m_amata_with_another_first_k_is_resumed_with_a_warning(capsys):
+    run = ["--epochs", "1", "--baseline", "no", "--test-images", "0", "--held-out", "10", "--watch", "none"]
+    with pytest.warns(UserWarning, match="A = 5 is not used"):
+        assert main(["train", "--method", "m+amata-5-10", *run, "--out", "older"]) == 0
+    assert json.loads(Path("older/run.json").read_text())["method"]["name"] == "m+amata-5-10"
+    with pytest.warns(UserWarning, match="A = 5 is not used"):
+        assert main(["resume", "older"]) == 0
+    assert "is finished" in capsys.readouterr().out
+
+
+def test_a_bench_of_the_older_version_with_another_learning_rate_schedule_is_continued():
+    recorded = json.loads(Path("bench-cut/bench.json").read_text())
+    recorded["settings"]["set"] |= {"rate": "flat"}
+    cells, settings = plan_cells(get_recipe("quick"), BenchCommand("quick", set=("lr_schedule=flat", *BENCH[7::2])))
+    assert {cell.row.settings["lr_schedule"] for cell in cells} == {"flat"}
+    assert settings == recorded["settings"]
 
 
 def test_a_python_training_cut_short_by_the_older_version_ends_as_if_it_had_not_been():

@@ -252,11 +252,13 @@ def test_the_usual_learning_rate_is_for_training_from_nothing_and_a_tenth_of_it_
 
 def test_a_recipe_keeps_its_learning_rate_whatever_it_starts_from(here: Path) -> None:
     for recipe in ("quick", "cifar10-fast", "cifar10-standard"):
-        (row,) = get_recipe(recipe).rows("m+deat", "small")[:1]
+        (row,) = get_recipe(recipe).row_builder("m+deat", "small")[:1]
         (changed,) = apply_overrides([row], {"init": "w"})
         assert changed.request.init == "w"
         assert changed.settings["lr"] == row.settings["lr"] > 0
-    assert apply_overrides(get_recipe("quick").rows("fgsm", "small"), {"init": "w"})[0].resolve(0).config.lr == 0.05
+    assert (
+        apply_overrides(get_recipe("quick").row_builder("fgsm", "small"), {"init": "w"})[0].resolve(0).config.lr == 0.05
+    )
 
 
 def test_a_run_at_chance_on_few_images_says_so_before_and_after_on_the_screen_and_in_its_records(
@@ -285,7 +287,7 @@ def test_a_file_that_registers_methods_may_be_run_again(here: Path, monkeypatch:
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
     (here / "way.py").write_text(
         "import deat\n@deat.register_method('zigzag-K')\ndef zigzag(k: int = 2) -> deat.Method:\n"
-        "    return deat.Method('zigzag', deat.Craft(), deat.schedules.Fixed(k=k, alpha=0.5))\nOURS = zigzag()\n"
+        "    return deat.Method('zigzag', deat.Craft(), deat.schedules.Fixed(k=k, alpha_eps=0.5))\nOURS = zigzag()\n"
     )
     for _ in range(2):
         assert run_of(method="way.py:OURS").method.name == "zigzag"

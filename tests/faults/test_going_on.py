@@ -462,7 +462,7 @@ from pathlib import Path
 from torch import nn
 from deat.schedules import Fixed
 Path("ran").touch()
-TWO = deat.Method("two", deat.Craft(), Fixed(k=2, alpha=0.5))
+TWO = deat.Method("two", deat.Craft(), Fixed(k=2, alpha_eps=0.5))
 class Net(nn.Sequential):
     def __init__(self, num_classes=10):
         super().__init__(nn.Flatten(), nn.Linear(64, num_classes))

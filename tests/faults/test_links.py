@@ -149,7 +149,7 @@ def test_lines_are_not_added_through_a_link(victim):
 @pytest.mark.parametrize("name", ["natural", "natural/seed-0", "natural/seed-0/best", "natural/seed-0/history.jsonl"])
 def test_bench_does_not_play_a_run_behind_a_link(name, victim):
     grid, quick = Grid(Path("table")), get_recipe("quick")
-    (row,) = apply_overrides(quick.table(["natural"]), {"epochs": "1", "attacks": "natural", "n": "20"})
+    (row,) = apply_overrides(quick.make_rows(["natural"]), {"epochs": "1", "attacks": "natural", "n": "20"})
     grid.open(quick, [cell := GridCell(row, 0)], {})
     if name.count("/") == 2:
         make_run(Path("table/natural/seed-0"), "natural", epochs=1, finished=0)

@@ -13,7 +13,7 @@ from deat.training.cost_estimate import backprop_bounds
 
 def rows_of(name, methods=(), model=None):
     recipe = recipes.get_recipe(name)
-    found = recipe.table(methods, [model] if model else [], recipe.data or "folder:photos")
+    found = recipe.make_rows(methods, [model] if model else [], recipe.data or "folder:photos")
     return {row.label.removesuffix(f" {model}"): row for row in found}
 
 
@@ -22,7 +22,7 @@ def test_standard_setup(model, lr):
     row = rows_of("cifar10-standard", ["m+deat"], model)["m+deat"]
     settings = TrainConfig(**row.settings)
     assert (settings.epochs, settings.batch_size, settings.lr, settings.milestones) == (50, 128, lr, (25, 40))
-    assert (settings.momentum, settings.weight_decay, settings.rate) == (0.9, 5e-4, "multistep")
+    assert (settings.momentum, settings.weight_decay, settings.lr_schedule) == (0.9, 5e-4, "multistep")
     assert (row.request.held_out, settings.val_attack, row.evaluation.epoch) == (1000, "cw-20", "best")
     assert row.evaluation.attacks == ("natural", "pgd-100", "cw-20", "aa")
 
@@ -35,7 +35,7 @@ def test_fast_setup():
     }
     for row in rows.values():
         settings = TrainConfig(**row.settings)
-        assert (settings.lr, settings.rate, settings.peak, settings.cycle_momentum) == (0.1, "cyclic", 0.5, True)
+        assert (settings.lr, settings.lr_schedule, settings.peak, settings.cycle_momentum) == (0.1, "cyclic", 0.5, True)
         assert (settings.precision, row.request.held_out, row.evaluation.epoch) == ("bf16", 0, "last")
     assert rows["m+deat"].request.gamma == 1.0
     assert rows["m+deat"].request.alpha == rows["deat-3"].request.alpha == 10 / 255
@@ -56,7 +56,9 @@ def test_training_process_spends_what_the_papers_cost_table_says():
 
 def test_u_fgsm_is_compared_under_three_setups():
     recipe = recipes.get_recipe("u-fgsm")
-    setups = {(row.request.model, row.settings["epochs"]) for row in recipe.table() if row.request.method == "m+deat"}
+    setups = {
+        (row.request.model, row.settings["epochs"]) for row in recipe.make_rows() if row.request.method == "m+deat"
+    }
     assert setups == {("preact_resnet18", 11), ("preact_resnet18", 50), ("wide_resnet34_10", 11)}
 
 
@@ -99,12 +101,12 @@ def test_ablation_changes_one_thing_in_each_of_its_seven_rows():
     assert len(rows) == 6
     for row in rows.values():
         old, new = ({**vars(r.request), **r.settings} for r in (default, row))
-        assert sorted(name for name in old if old[name] != new[name]) == sorted(row.about)
-        assert len(row.about) == 1
+        assert sorted(name for name in old if old[name] != new[name]) == sorted(row.varied_settings)
+        assert len(row.varied_settings) == 1
 
 
 def test_quick_judges_digits_by_four_attacks():
-    (row, *_) = recipes.get_recipe("quick").table()
+    (row, *_) = recipes.get_recipe("quick").make_rows()
     assert (row.request.data, row.evaluation.attacks) == ("digits", ("natural", "fgsm", "pgd-20", "cw-20"))
 
 

@@ -232,7 +232,7 @@ def played(method: str, precision: str, engine: str, double: bool = False) -> li
         ImageSet(images, torch.arange(64) % 10, tuple("0123456789")),
         method=method,
         config=deat.TrainConfig(
-            epochs=3, batch_size=64, lr=1e-6, precision=precision, device="cuda", engine=engine, rate="flat"
+            epochs=3, batch_size=64, lr=1e-6, precision=precision, device="cuda", engine=engine, lr_schedule="flat"
         ),
     )
     seen = []

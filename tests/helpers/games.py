@@ -85,7 +85,7 @@ def trainer_of(method: str | Method, net: nn.Module | None = None, *, data: Any 
         key: options.pop(key) for key in ("val", "optimizer", "callbacks", "normalize", "distributed") if key in options
     }
     threat = options.pop("threat", THREATS[0])
-    settings = {"epochs": 3, "batch_size": 10, "lr": 0.1, "rate": "flat", "precision": "fp32", "workers": 0}
+    settings = {"epochs": 3, "batch_size": 10, "lr": 0.1, "lr_schedule": "flat", "precision": "fp32", "workers": 0}
     return deat.make_trainer(
         conv_net() if net is None else net,
         learnable() if data is None else data,

@@ -36,7 +36,7 @@ def judged(monkeypatch):
 
 def cell_of(seed=3, **settings):
     given = {"epochs": "1", "held_out": "20", "n": "30", **settings}
-    (row,) = apply_overrides(recipes.get_recipe("quick").table(["m+deat"]), given)
+    (row,) = apply_overrides(recipes.get_recipe("quick").make_rows(["m+deat"]), given)
     return GridCell(row, seed)
 
 

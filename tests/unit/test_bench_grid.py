@@ -17,7 +17,7 @@ QUICK = recipes.get_recipe("quick")
 
 
 def cells(methods=("natural", "pgd-7"), seeds=(0, 1)):
-    return make_cells(QUICK.table(methods), seeds, None, None)
+    return make_cells(QUICK.make_rows(methods), seeds, None, None)
 
 
 @pytest.fixture

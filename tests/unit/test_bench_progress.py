@@ -14,7 +14,7 @@ from helpers.eval_nets import digits, tiny
 from helpers.runs import make_run
 
 QUICK = recipes.get_recipe("quick")
-CELLS = make_cells(QUICK.table(["natural", "pgd-7"]), (0,), None, None)
+CELLS = make_cells(QUICK.make_rows(["natural", "pgd-7"]), (0,), None, None)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_running_cell_counts_by_its_epochs(grid):
     (path / "history.jsonl").write_text("{}\n" * 3)
     made = progress._made(cell, grid.runs()[cell.folder])
     lock.close()
-    assert made == pytest.approx(cell.row.training * 3 / 4)
+    assert made == pytest.approx(cell.row.training_cost * 3 / 4)
     line = progress.line().plain
     assert "now: natural, seed 0" in line
     assert "-:--" not in line
@@ -58,7 +58,8 @@ def judged_until(count, ledger):
 
 def test_judging_counts_by_its_rulings_and_autoattack_for_most_of_it(tmp_path):
     rows = [
-        replace(row, evaluation=EvaluationPlan(("natural", "pgd-20", "aa"), "last")) for row in QUICK.table(["pgd-7"])
+        replace(row, evaluation=EvaluationPlan(("natural", "pgd-20", "aa"), "last"))
+        for row in QUICK.make_rows(["pgd-7"])
     ]
     (cell,) = cells = make_cells(rows, (0,), None, None)
     grid = Grid(tmp_path)
@@ -98,5 +99,5 @@ def test_news_tell_autoattack_also_where_it_was_run_apart(grid):
 
 
 def test_dearer_runs_weigh_more():
-    weights = {cell.row.label: cell.row.training for cell in CELLS}
+    weights = {cell.row.label: cell.row.training_cost for cell in CELLS}
     assert weights["pgd-7"] > 2 * weights["natural"]

@@ -40,6 +40,20 @@ def test_archive_and_folder_of_each_release_give_the_same_images(name, binary, t
     assert (first.eps, first.pad, first.flip) == (8 / 255, 4, True)
 
 
+NORMALIZED_BY = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_set_is_normalised_by_its_own_published_numbers(name, tmp_path, monkeypatch):
+    shrink(monkeypatch, name)
+    folder_of(name, True, tmp_path)
+    splits = load_data(name, root=tmp_path)
+    assert (splits.mean, splits.std) == NORMALIZED_BY[name]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_both_releases_have_the_same_images(name, tmp_path, monkeypatch):
     shrink(monkeypatch, name)

@@ -209,7 +209,9 @@ def test_a_data_set_that_fails_in_the_next_epoch_fails_only_that_epoch(workers, 
 
 def make_trainer(train: Any, **options: Any) -> deat.Trainer:
     size = 3 * 6 * 6 if isinstance(train, LazyImages) else 3 * 4 * 4
-    settings = deat.TrainConfig(epochs=2, batch_size=5, lr=0.1, rate="flat", precision="fp32", workers=2, device="cpu")
+    settings = deat.TrainConfig(
+        epochs=2, batch_size=5, lr=0.1, lr_schedule="flat", precision="fp32", workers=2, device="cpu"
+    )
     net = nn.Sequential(nn.Flatten(), nn.Linear(size, 2))
     return deat.make_trainer(net, train, val=train, method="natural", config=settings, **options)
 

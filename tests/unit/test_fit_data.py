@@ -359,7 +359,7 @@ BAD_KEYWORDS: dict[str, tuple[dict[str, Any], str]] = {
     "normalize": ({"normalize": True}, r"normalize=True is not accepted: give \(mean, std\)"),
     "mean alone": ({"normalize": ([0.5],)}, r"normalize=\(\[0\.5\],\) is not accepted"),
     "milestones": ({"milestones": 5}, r"milestones must be epochs, such as \(25, 40\) or \(25,\), not 5"),
-    "rate": ({"rate": len}, r"unknown learning-rate schedule <built-in function len>\. Known: cosine, cyclic"),
+    "lr_schedule": ({"lr_schedule": len}, r"unknown lr_schedule <built-in function len>\. Known: cosine, cyclic"),
 }
 
 

@@ -16,7 +16,7 @@ from helpers.nets import conv_net
 
 def trainer_with(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     monkeypatch.setattr(training, "make_sgd_factory", lambda settings, records: make_sgd_factory(settings, on_device))
-    trainer: Trainer = trainer_of("pgd-2", conv_net(), epochs=4, rate="cyclic")
+    trainer: Trainer = trainer_of("pgd-2", conv_net(), epochs=4, lr_schedule="cyclic")
     assert isinstance(trainer.optimizer, DeviceSGD) == on_device
     return trainer
 
@@ -51,12 +51,16 @@ def test_rates_from_a_state_of_the_host_are_device_values_that_a_recording_follo
     device.lr_scheduler.at(8)
     assert held[0] is group["lr"]
     assert held[1] is group["momentum"]
-    assert (float(held[0]), float(held[1])) == pytest.approx(device.lr_scheduler.rate.at(8, device.lr_scheduler.total))
+    assert (float(held[0]), float(held[1])) == pytest.approx(
+        device.lr_scheduler.schedule.at(8, device.lr_scheduler.total)
+    )
 
 
 def test_training_that_goes_on_with_other_steps_is_not_called_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     host, device = (collect_environment(trainer_with(on_device, monkeypatch)) for on_device in (False, True))
     assert list_differences(host, host) == []
+    shapes = [{"settings": {"rate": name}} for name in ("cyclic", "flat")]
+    assert list_differences(*shapes) == ['settings.lr_schedule: "cyclic", now "flat"'], "by its present name"
     assert list_differences(host, device) == ['steps: "SGD", now "DeviceSGD"']
     assert list_differences({name: value for name, value in host.items() if name != "steps"}, device) == []
 

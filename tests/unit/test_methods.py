@@ -124,13 +124,15 @@ def test_what_makes_no_sense_is_refused_with_the_reason(name, why):
 
 @pytest.mark.parametrize("value", [7, None, deat.mplus])
 def test_what_is_neither_a_name_nor_a_method_is_refused(value):
-    with pytest.raises(UsageError, match="give a name, such as m"):
+    with pytest.raises(UsageError, match="Give a name, such as m"):
         deat.get_method(value)
 
 
 @pytest.mark.parametrize(("compose", "prefix"), [(deat.mplus, "m+"), (deat.friendly, "f+")])
 def test_prefix_before_a_name_says_how_names_are_composed(compose, prefix):
-    with pytest.raises(UsageError, match=re.escape(f"not 'pgd-7'; of a name, deat.get_method('{prefix}NAME')")):
+    with pytest.raises(
+        UsageError, match=re.escape("not 'pgd-7'") + ".*" + re.escape(f"deat.get_method('{prefix}NAME')")
+    ):
         compose("pgd-7")
 
 
@@ -230,7 +232,7 @@ ALPHAS = {
 @pytest.mark.parametrize("threat", [EPS, deat.Linf(4 / 255), deat.L2(0.5), deat.L1(12)], ids=str)
 def test_steps_are_declared_in_units_of_eps(name, alpha, threat):
     method = paper(name)
-    assert method.schedule.alpha == alpha
+    assert method.schedule.alpha_eps == alpha
     assert method.bind(threat, 50).alpha == pytest.approx(alpha * threat.eps)
 
 
@@ -301,14 +303,14 @@ def test_magnitude_comes_from_the_move_the_scope_and_the_space_of_the_rule_set(n
 @pytest.mark.parametrize("name", ["m+pgd", "m+trades", "m+mart", "m+fgsm", "m+fat-5", "m+f+trades"])
 def test_craft_family_stretches_its_step_by_the_paper_and_ramps_k_by_the_released_code(name):
     one, other = paper(name).schedule, released(name).schedule
-    assert (one.stretch, one.ramp) == (1.0, 0.0)
-    assert (other.stretch, other.ramp) == (0.0, 1.0)
+    assert (one.stretch_eps, one.ramp_eps) == (1.0, 0.0)
+    assert (other.stretch_eps, other.ramp_eps) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("name", ["m+deat", "m+free", "m+yopo-5-3"])
 def test_replays_neither_stretch_nor_ramp(name):
     for method in (paper(name), released(name)):
-        assert (method.schedule.stretch, method.schedule.ramp) == (0.0, 0.0)
+        assert (method.schedule.stretch_eps, method.schedule.ramp_eps) == (0.0, 0.0)
 
 
 def test_paper_step_of_the_craft_family_is_the_larger_of_eps_over_k_and_alpha():
@@ -339,6 +341,18 @@ def test_epochs_with_k_0_are_clean_by_the_paper_and_noisy_by_the_released_code(n
 def test_amata_reaches_its_last_k_by_the_paper_only():
     assert paper("amata-2-10").bind(EPS, 50).budget({}, 49).k == 10
     assert released("amata-2-10").bind(EPS, 50).budget({}, 49).k == 9
+
+
+def test_m_amata_says_that_it_does_not_use_the_first_k():
+    with pytest.warns(
+        UserWarning, match=r"m\+amata-5-10 is the same method as m\+amata-2-10.*A = 5 is not used"
+    ) as caught:
+        method = paper("m+amata-5-10")
+    assert len(caught) == 1
+    assert method.name == "m+amata-5-10"  # the name in the records of runs
+    assert method.schedule == paper("m+amata-2-10").schedule  # warnings are errors here, so this one is silent
+    with pytest.warns(UserWarning, match="A = 3 is not used"):
+        paper("f+m+amata-3-8")
 
 
 def test_only_the_released_code_caps_deat_d_and_deat_p():
@@ -428,10 +442,42 @@ def test_every_family_is_one_file_of_the_methods_folder():
     assert all(re.fullmatch(r"deat\.methods\.[a-z]+", family) for family in families())
 
 
+@pytest.mark.parametrize("name", [*registry.list_methods(), "m+free-4", "m+f+trades"])
+def test_records_have_lengths_in_units_of_eps_as_alpha_stretch_and_ramp(name):
+    method = paper(name)
+    described, schedule = method.describe()["schedule"], method.schedule
+    names = [name for name in schedule.LENGTHS if getattr(schedule, f"{name}_eps") is not None]
+    assert {described[name] for name in set(schedule.LENGTHS) - set(names)} <= {0.0}
+    assert [described[name] for name in names] == [getattr(schedule, f"{name}_eps") for name in names]
+    assert not any(key.endswith("_eps") for key in described)
+
+
+def test_a_record_of_a_method_has_the_keys_and_numbers_of_version_0_1():
+    released = {"kind": "GradientMagnitude", "alpha": 0.25, "level": 0.0, "stretch": 0.0, "gamma": 1.01}
+    assert list(deat.get_method("m+pgd", rules="released").describe()["schedule"].items()) == [
+        *released.items(),
+        *{"max_steps": 7, "ramp": 1.0}.items(),
+    ]
+    amata = paper("amata-2-10").describe()["schedule"]
+    assert (amata["alpha"], amata["stretch"]) == (0.0, 2.5)
+    assert paper("natural").describe()["schedule"] == {
+        "kind": "Fixed",
+        "alpha": 0.0,
+        "level": 0.0,
+        "stretch": 0.0,
+        "k": 0,
+    }
+
+
+def test_absolute_lengths_are_refused_where_a_method_is_declared():
+    with pytest.raises(UsageError, match=r"'mine'.*alpha=0\.5.*absolute.*alpha_eps in place of alpha"):
+        deat.Method("mine", Craft(), Fixed(k=1, alpha=0.5))
+
+
 def test_a_named_method_is_tuned_and_a_step_that_crosses_an_image_is_refused():
     assert deat.configure_method("m+deat", gamma=0.9).schedule.gamma == 0.9
-    assert deat.configure_method("pgd-7", "linf:8/255", alpha=2 / 255).schedule.alpha == pytest.approx(0.25)
-    assert deat.configure_method("pgd-7", "l2:2", alpha=1.5).schedule.alpha == pytest.approx(0.75)
+    assert deat.configure_method("pgd-7", "linf:8/255", alpha=2 / 255).schedule.alpha_eps == pytest.approx(0.25)
+    assert deat.configure_method("pgd-7", "l2:2", alpha=1.5).schedule.alpha_eps == pytest.approx(0.75)
     with pytest.raises(UsageError, match=r"alpha 10 .*write 10/255"):
         deat.configure_method("pgd-7", "linf:8/255", alpha=10)
     with pytest.raises(UsageError, match="needs the threat"):
@@ -448,7 +494,7 @@ def test_a_named_method_is_tuned_and_a_step_that_crosses_an_image_is_refused():
     ],
 )
 def test_a_part_of_another_kind_is_refused_where_a_method_is_declared(part, given, words):
-    parts = {"play": Craft(), "schedule": Fixed(k=1, alpha=1.0), part: given}
+    parts = {"play": Craft(), "schedule": Fixed(k=1, alpha_eps=1.0), part: given}
     with pytest.raises(UsageError) as refused:
         deat.Method("mine", **parts)
     assert all(word in str(refused.value) for word in ["'mine'", *words])

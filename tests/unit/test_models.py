@@ -389,7 +389,7 @@ def test_a_network_that_normalises_is_not_normalised_twice(user_file):
         ("def NAME(layers): return nn.Identity()", "could not be built.*'layers'"),
         (
             "class NAME(nn.Module):\n    def __init__(self, width): super().__init__()",
-            "could not be built.*'width'.*need defaults, or a function that calls it",
+            "could not be built.*'width'.*need defaults, or a function that passes them",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from deat.recipes.overrides import parse_overrides
 
 
 def rows_of(name, methods=()):
-    return recipes.get_recipe(name).table(methods, data="folder:photos")
+    return recipes.get_recipe(name).make_rows(methods, data="folder:photos")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_rows_about_several_settings_stay_one_for_each_value_that_is_left(recipe
     rows = apply_overrides(rows_of(recipe), given)
     assert [row.label for row in rows] == labels
     assert {row.request.gamma for row in rows if "gamma" in given and "m+" in row.label} <= {1.05}
-    assert not any(row.paper for row in rows if "m+" in row.label)
+    assert not any(row.paper_row for row in rows if "m+" in row.label)
 
 
 def test_set_takes_key_and_value():
@@ -105,7 +105,7 @@ def test_set_takes_key_and_value():
 
 
 def test_a_budget_of_backprops_buys_as_many_epochs_as_cannot_exceed_it():
-    rows = {row.label: row for row in recipes.get_recipe("quick").table(["natural", "pgd-7", "m+deat"])}
+    rows = {row.label: row for row in recipes.get_recipe("quick").make_rows(["natural", "pgd-7", "m+deat"])}
     batches = 20
     runs = {label: row.resolve(0, budget=80 * batches + 7) for label, row in rows.items()}
     assert {label: run.config.epochs for label, run in runs.items()} == {"natural": 80, "pgd-7": 10, "m+deat": 14}

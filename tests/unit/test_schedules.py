@@ -22,7 +22,7 @@ SCHEDULES = {
     "accuracy above": AccuracyAbove(percent=40, alpha=0.1, max_steps=3),
     "gradient magnitude": GradientMagnitude(alpha=0.1, max_steps=7),
     "ramped": GradientMagnitude(alpha=0.02, max_steps=2, ramp=0.1),
-    "linear": Linear(first=2, last=10, epochs=20, stretch=0.25),
+    "linear": Linear(first=2, last=10, epochs=20, stretch=0.25, alpha=0.1),
     "falling level": Linear(first=10, last=10, epochs=20, alpha=0.1, level=0.5, level_until=5 / 6),
 }
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
@@ -102,7 +102,12 @@ def test_zero_magnitude_warns_from_the_second_epoch_on():
 
 
 def test_only_m_plus_minds_a_zero_magnitude():
-    for schedule in (Fixed(k=0), EveryEpochs(period=2), AccuracyAbove(percent=40), Linear(first=1, last=2, epochs=3)):
+    for schedule in (
+        Fixed(k=0),
+        EveryEpochs(period=2, alpha=0.1),
+        AccuracyAbove(percent=40, alpha=0.1),
+        Linear(first=1, last=2, epochs=3, alpha=0.1),
+    ):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert schedule.observe(schedule.init(), record(3, 0.0)).keys() == schedule.init().keys()
@@ -128,13 +133,13 @@ def test_m_plus_grows_only_strictly_above_its_threshold_and_never_lowers_it():
 def test_m_plus_at_its_cap_changes_nothing():
     state = {"k": 7, "threshold": 1.0}
     assert M_PLUS.observe(state, record(9, 1e6)) == state
-    assert ks(GradientMagnitude(max_steps=1), [1.0, 1.0, 9.0, 99.0]) == [0, 1, 1, 1]
-    assert ks(GradientMagnitude(), [2.0**t for t in range(30)])[-1] == 28  # no cap at all
+    assert ks(GradientMagnitude(max_steps=1, alpha=0.1), [1.0, 1.0, 9.0, 99.0]) == [0, 1, 1, 1]
+    assert ks(GradientMagnitude(alpha=0.1), [2.0**t for t in range(30)])[-1] == 28  # no cap at all
 
 
 @given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40), st.integers(1, 9), st.floats(0.5, 2.0))
 def test_m_plus_never_falls_never_jumps_and_never_passes_its_cap(magnitudes, cap, gamma):
-    found = ks(GradientMagnitude(gamma=gamma, max_steps=cap), magnitudes)
+    found = ks(GradientMagnitude(gamma=gamma, max_steps=cap, alpha=0.1), magnitudes)
     assert found[0] == 0
     assert all(b - a in (0, 1) for a, b in pairwise(found))
     assert max(found) <= cap
@@ -170,11 +175,11 @@ QUIET = {
     "k was raised": (M_PLUS, [5.0, 10.0, 11.0, 1.0]),
     "k was raised after the last epoch": (M_PLUS, [5.0, 10.0, 11.0]),
     "no epoch was compared yet": (M_PLUS, [5.0, 10.0]),
-    "k may not be raised": (GradientMagnitude(max_steps=1), SPIKE),
+    "k may not be raised": (GradientMagnitude(max_steps=1, alpha=0.1), SPIKE),
     "the ramp raised it": (GradientMagnitude(alpha=0.1, ramp=0.2, max_steps=7), SPIKE),
     "a k of its own": (Fixed(k=1, alpha=0.1), SPIKE),
-    "epochs raise it": (EveryEpochs(period=9), SPIKE),
-    "linear": (Linear(first=1, last=1, epochs=5), SPIKE),
+    "epochs raise it": (EveryEpochs(period=9, alpha=0.1), SPIKE),
+    "linear": (Linear(first=1, last=1, epochs=5, alpha=0.1), SPIKE),
 }
 
 
@@ -206,7 +211,7 @@ def test_ramp_grows_k_past_the_cap_until_k_steps_cover_it():
 
 @pytest.mark.parametrize("eps", [1 / 255, 8 / 255, 0.15, 0.3, 12.0])
 def test_ramp_of_quarter_steps_stops_at_4_for_every_radius(eps):
-    ramped = GradientMagnitude(alpha=0.25, ramp=1.0).bind(eps, 9)
+    ramped = GradientMagnitude(alpha_eps=0.25, ramp_eps=1.0).bind(eps, 9)
     assert ks(ramped, [1.0] * 9) == [0, 1, 1, 2, 3, 4, 4, 4, 4]
 
 
@@ -224,14 +229,19 @@ def test_linear_shrinks_its_step_as_k_grows():
 
 
 def test_linear_without_reaching_last_spreads_over_all_epochs():
-    assert [Linear(first=0, last=4, epochs=4, reaches_last=False).budget({}, t).k for t in range(4)] == [0, 1, 2, 3]
-    assert [Linear(first=0, last=4, epochs=5).budget({}, t).k for t in range(5)] == [0, 1, 2, 3, 4]
-    assert Linear(first=2, last=5, epochs=1).budget({}, 0).k == 2
+    assert [Linear(first=0, last=4, epochs=4, reaches_last=False, alpha=0.1).budget({}, t).k for t in range(4)] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert [Linear(first=0, last=4, epochs=5, alpha=0.1).budget({}, t).k for t in range(5)] == [0, 1, 2, 3, 4]
+    assert Linear(first=2, last=5, epochs=1, alpha=0.1).budget({}, 0).k == 2
 
 
 def test_linear_that_does_not_know_the_epochs_says_so():
     with pytest.raises(UsageError, match="number of epochs"):
-        Linear(first=2, last=10).budget({}, 0)
+        Linear(first=2, last=10, alpha=0.1).budget({}, 0)
 
 
 def test_falling_level_reaches_zero_at_its_fraction_of_training():
@@ -241,23 +251,80 @@ def test_falling_level_reaches_zero_at_its_fraction_of_training():
 
 
 def test_every_epochs_counts_floor_of_t_over_period():
-    assert [EveryEpochs(period=3).budget({}, t).k for t in range(10)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
-    assert EveryEpochs(period=1, max_steps=4).budget({}, 99).k == 4
+    assert [EveryEpochs(period=3, alpha=0.1).budget({}, t).k for t in range(10)] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
+    assert EveryEpochs(period=1, max_steps=4, alpha=0.1).budget({}, 99).k == 4
 
 
 def test_accuracy_above_grows_after_an_epoch_above_the_mark():
-    schedule = AccuracyAbove(percent=40, max_steps=2)
+    schedule = AccuracyAbove(percent=40, max_steps=2, alpha=0.1)
     state = schedule.init()
     for epoch, (accuracy, expected) in enumerate([(0.39, 0), (0.4, 0), (0.41, 1), (0.3, 1), (0.9, 2), (0.9, 2)]):
         state = schedule.observe(state, record(epoch, accuracy=accuracy))
         assert state == {"k": expected}
 
 
+@pytest.mark.parametrize("schedule", [Fixed(k=3, alpha_eps=0.25), Linear(first=2, last=10, stretch_eps=2.5)])
+def test_lengths_in_units_of_eps_give_no_budget_before_they_are_bound(schedule):
+    with pytest.raises(UsageError, match=r"units of eps.*method\.bind\(threat, epochs\)"):
+        schedule.step_size(1)
+    assert not schedule.is_absolute
+    assert schedule.bind(0.1, 5).is_absolute
+
+
+def test_absolute_lengths_are_not_bound_again():
+    with pytest.raises(UsageError, match="absolute"):
+        Fixed(k=3, alpha=0.1).bind(8 / 255, 5)
+    with pytest.raises(UsageError, match="absolute"):
+        Fixed(k=3, alpha_eps=0.25).bind(0.1, 5).bind(0.1, 5)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {"alpha": 0.1, "alpha_eps": 0.25},
+        {"stretch": 0.1, "stretch_eps": 1.0},
+        {"alpha": 0.1, "stretch_eps": 1.0},
+        {"alpha_eps": 0.25, "ramp": 0.1},
+    ],
+)
+def test_lengths_of_both_units_are_refused_with_what_to_give_where(lengths):
+    with pytest.raises(UsageError) as caught:
+        GradientMagnitude(**lengths)
+    assert all(word in str(caught.value) for word in (*lengths, "alpha_eps and stretch_eps", "alpha and stretch"))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Fixed(k=1),
+        lambda: EveryEpochs(period=1),
+        lambda: AccuracyAbove(percent=40),
+        lambda: GradientMagnitude(ramp=0.1),
+        lambda: Linear(first=1, last=2),
+    ],
+)
+def test_a_schedule_with_an_adversary_and_without_a_step_size_is_refused_with_both_ways_to_give_one(build):
+    with pytest.raises(UsageError, match=r"no step size.*alpha_eps=0\.25.*alpha=2/255"):
+        build()
+
+
+def test_natural_training_needs_no_step_size():
+    assert Fixed(k=0).budget({}, 0) == Budget(0, 0.0)
+    assert Fixed(k=0).bind(0.1, 5).budget({}, 0) == Budget(0, 0.0)
+
+
+def test_a_schedule_shows_the_lengths_that_it_was_given():
+    assert repr(Fixed(k=3, alpha_eps=0.25)) == "Fixed(alpha_eps=0.25, level=0.0, k=3)"
+    assert repr(Fixed(k=3, alpha_eps=0.25).bind(2.0, 9)) == "Fixed(alpha=0.5, level=0.0, stretch=0.0, k=3)"
+    assert "ramp_eps=1.0" in repr(GradientMagnitude(alpha_eps=0.25, ramp_eps=1.0))
+
+
 def test_bind_makes_every_length_absolute_and_leaves_the_rest():
-    bound = GradientMagnitude(alpha=0.25, stretch=1.0, ramp=2.0, level=3.0, gamma=1.1, max_steps=5).bind(0.1, 50)
+    declared = GradientMagnitude(alpha_eps=0.25, stretch_eps=1.0, ramp_eps=2.0, level=3.0, gamma=1.1, max_steps=5)
+    bound = declared.bind(0.1, 50)
     assert (bound.alpha, bound.stretch, bound.ramp) == pytest.approx((0.025, 0.1, 0.2))
     assert (bound.level, bound.gamma, bound.max_steps) == (3.0, 1.1, 5)
-    linear = Linear(first=2, last=10, stretch=2.5, level=0.5).bind(0.1, 50)
+    linear = Linear(first=2, last=10, stretch_eps=2.5, level=0.5).bind(0.1, 50)
     assert (linear.stretch, linear.epochs, linear.level) == (0.25, 50, 0.5)
 
 
@@ -269,25 +336,28 @@ def test_ramp_that_k_steps_reach_but_for_rounding_is_reached():
 
 
 def test_linear_growth_ends_at_its_last_k():
-    assert Linear(first=2, last=10, epochs=5).budget({}, 99).k == 10
+    assert Linear(first=2, last=10, epochs=5, alpha=0.1).budget({}, 99).k == 10
 
 
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        *[(lambda g=g: GradientMagnitude(gamma=g), "gamma") for g in (0, -1.0, math.nan, math.inf, "1", True)],
-        *[(lambda c=c: GradientMagnitude(max_steps=c), "max_steps") for c in (0, -1, 2.5, 7.0, True)],
-        *[(lambda c=c: EveryEpochs(period=1, max_steps=c), "max_steps") for c in (0, 4.0)],
-        (lambda: AccuracyAbove(percent=40, max_steps=0), "max_steps"),
+        *[
+            (lambda g=g: GradientMagnitude(gamma=g, alpha=0.1), "gamma")
+            for g in (0, -1.0, math.nan, math.inf, "1", True)
+        ],
+        *[(lambda c=c: GradientMagnitude(max_steps=c, alpha=0.1), "max_steps") for c in (0, -1, 2.5, 7.0, True)],
+        *[(lambda c=c: EveryEpochs(period=1, max_steps=c, alpha=0.1), "max_steps") for c in (0, 4.0)],
+        (lambda: AccuracyAbove(percent=40, max_steps=0, alpha=0.1), "max_steps"),
         *[(lambda a=a: Fixed(k=1, alpha=a), "alpha") for a in (-0.1, math.nan, math.inf, "0.1")],
-        (lambda: Fixed(k=1, level=-1), "level"),
+        (lambda: Fixed(k=1, alpha=0.1, level=-1), "level"),
         (lambda: Fixed(k=1, stretch=math.nan), "stretch"),
-        (lambda: GradientMagnitude(ramp=-1.0), "ramp"),
-        *[(lambda k=k: Fixed(k=k), "k must") for k in (-1, 0.5, 2.0, math.nan)],
-        *[(lambda p=p: EveryEpochs(period=p), "period") for p in (0, -3, 1.5)],
-        *[(lambda p=p: AccuracyAbove(percent=p), "percent") for p in (-1, 101, math.nan)],
-        (lambda: Linear(first=-1, last=2), "first"),
-        (lambda: Linear(first=5, last=4), "last"),
+        (lambda: GradientMagnitude(ramp=-1.0, alpha=0.1), "ramp"),
+        *[(lambda k=k: Fixed(k=k, alpha=0.1), "k must") for k in (-1, 0.5, 2.0, math.nan)],
+        *[(lambda p=p: EveryEpochs(period=p, alpha=0.1), "period") for p in (0, -3, 1.5)],
+        *[(lambda p=p: AccuracyAbove(percent=p, alpha=0.1), "percent") for p in (-1, 101, math.nan)],
+        (lambda: Linear(first=-1, last=2, alpha=0.1), "first"),
+        (lambda: Linear(first=5, last=4, alpha=0.1), "last"),
     ],
 )
 def test_number_that_is_not_accepted_is_refused_by_name(build, says):

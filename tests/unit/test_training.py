@@ -22,6 +22,7 @@ from deat.methods.configure import configure_method
 from deat.runs.request import Request, resolve_request
 from deat.training.best_epoch import BestEpoch
 from deat.training.callbacks import log10_lipschitz
+from deat.training.config import from_recorded_names
 from deat.training.cost_estimate import backprop_bounds
 from deat.training.data_split import open_source
 from deat.training.records import EpochStats, append_record, read_history
@@ -30,7 +31,7 @@ from deat.utils.seeding import RandomStreams
 from helpers.games import THREATS, trainer_of
 from helpers.nets import CLASSES, SIDE, Items, conv_net, images, learnable, same, seeded, weights
 
-QUICK = {"epochs": 2, "batch_size": 8, "lr": 0.1, "rate": "flat", "precision": "fp32", "workers": 0}
+QUICK = {"epochs": 2, "batch_size": 8, "lr": 0.1, "lr_schedule": "flat", "precision": "fp32", "workers": 0}
 
 
 X, Y = learnable(24)
@@ -350,7 +351,7 @@ CONTINUED = {
 @pytest.mark.parametrize("method", CONTINUED.values(), ids=CONTINUED.keys())
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_continued_run_equals_an_uninterrupted_one(method, stop):
-    options = {"epochs": 5, "rate": "cyclic", "val": 0.25, "val_attack": "pgd-2"}
+    options = {"epochs": 5, "lr_schedule": "cyclic", "val": 0.25, "val_attack": "pgd-2"}
 
     def fresh(seed: int) -> deat.Trainer:
         return trainer_of(method, conv_net(batch_norm=True, dropout=0.2, seed=seed), **options)
@@ -405,7 +406,7 @@ def test_parameter_groups_keep_the_ratio_of_their_learning_rates():
         first, *rest = parameters
         return torch.optim.AdamW([{"params": [first], "lr": 0.02}, {"params": rest, "lr": 0.005}])
 
-    trainer = trainer_of("natural", lr=None, rate="cosine", optimizer=factory)
+    trainer = trainer_of("natural", lr=None, lr_schedule="cosine", optimizer=factory)
     pairs = []
     trainer.optimizer.register_step_pre_hook(lambda o, *_: pairs.append([g["lr"] for g in o.param_groups]))
     trainer.fit()
@@ -426,7 +427,7 @@ def test_settings_lr_overrides_the_factory_s_and_keeps_the_ratio():
 
 
 def test_learning_rate_is_stepped_once_a_batch_not_once_a_replay():
-    trainer, rates = trainer_of("free-4", rate="cyclic", epochs=2), []
+    trainer, rates = trainer_of("free-4", lr_schedule="cyclic", epochs=2), []
     trainer.optimizer.register_step_pre_hook(lambda o, *_: rates.append(o.param_groups[0]["lr"]))
     trainer.fit()
     assert len(rates) == 2 * 3 * 4
@@ -437,7 +438,7 @@ def test_learning_rate_is_stepped_once_a_batch_not_once_a_replay():
 
 def test_momentum_is_cycled_for_sgd_unless_switched_off_and_never_given_to_who_has_none():
     def momenta(**options) -> list[float]:
-        trainer, seen = trainer_of("natural", rate="cyclic", epochs=2, **options), []
+        trainer, seen = trainer_of("natural", lr_schedule="cyclic", epochs=2, **options), []
         trainer.optimizer.register_step_pre_hook(lambda o, *_: seen.append(o.param_groups[0].get("momentum")))
         trainer.fit()
         return seen
@@ -770,7 +771,7 @@ BAD = {
     "peak": [0.0, 1.0, -0.5, math.nan],
     "momentum": [-0.1, -1e-10, 1.0, math.nan],
     "weight_decay": [-1e-13, math.nan, math.inf],
-    "rate": ["cycle"],
+    "lr_schedule": ["cycle"],
     "precision": ["fp8"],
     "seed": [-1, 0.5],
     "threads": [0],
@@ -781,8 +782,17 @@ BAD = {
 
 @pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in BAD.items() for v in values])
 def test_setting_that_is_not_accepted_is_refused_by_name(name, value):
-    with pytest.raises(UsageError, match=f"{name}|learning-rate schedule|attack"):
+    with pytest.raises(UsageError, match=f"{name}|attack"):
         deat.TrainConfig(**{name: value})
+
+
+def test_records_keep_the_names_that_settings_had_in_version_0_1():
+    config = deat.TrainConfig(lr_schedule="cosine", milestones=(3,))
+    recorded = json.loads((Path(__file__).parents[1] / "fixtures/v1/cut-amata/run.json").read_text())["settings"]
+    assert list(config.describe()) == list(recorded)
+    assert config.describe()["rate"] == "cosine"
+    assert deat.TrainConfig(**from_recorded_names(config.describe())) == config
+    assert from_recorded_names(recorded)["lr_schedule"] == "cosine"
 
 
 def test_a_whole_number_too_large_to_compute_with_is_refused_as_infinity_is():
@@ -906,7 +916,7 @@ def test_the_name_of_data_is_refused_with_the_call_that_loads_it(name, val):
 def test_a_whole_data_set_is_refused_where_one_of_its_splits_belongs():
     digits = deat.load_data("digits")
     for call in (
-        lambda: deat.evaluate(conv_net(), digits, threat="linf:0"),
+        lambda: deat.as_source(digits, batch_size=8),
         lambda: deat.fit(conv_net(), (X, Y), val=digits, **QUICK),
     ):
         with pytest.raises(UsageError, match=r"'digits' is a DataSplits.*\.test"):

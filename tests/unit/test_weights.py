@@ -66,7 +66,7 @@ def test_what_is_saved_comes_back(make, file):
 def test_file_that_is_no_weights_is_not_replaced(held, tmp_path):
     notes = tmp_path / "notes.txt"
     notes.write_bytes(held)
-    with pytest.raises(CheckpointError, match=r"notes\.txt exists and holds no safetensors weights"):
+    with pytest.raises(CheckpointError, match=r"notes\.txt exists.*choose another name"):
         save_weights(small(), notes)
     assert notes.read_bytes() == held
 
@@ -438,7 +438,7 @@ def test_weights_of_a_part_that_was_compiled_have_its_own_names(tmp_path):
 def test_of_several_weights_in_a_file_the_taken_ones_are_named(taken, other, prefix, tmp_path):
     ones, zeros = {"fc.weight": torch.ones(1)}, {f"{prefix}fc.weight": torch.zeros(1)}
     torch.save({"epoch": 3, "sizes": {"x": torch.ones(1)}, taken: ones, other: zeros}, tmp_path / "w.pt")
-    with pytest.warns(UserWarning, match=f"under '{taken}' and under '{other}': those of '{taken}' are taken"):
+    with pytest.warns(UserWarning, match=f"under '{taken}' and under '{other}': those of '{taken}' are used"):
         assert read_pt_weights(tmp_path / "w.pt")["fc.weight"] == 1
 
 

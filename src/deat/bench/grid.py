@@ -281,7 +281,7 @@ def slugify(text: str) -> str:
 
 
 def _add_cell(bench: BenchRecord, cell: GridCell) -> None:
-    new = new_bench_row(cell.row.label, cell.row.request, asdict(cell.row.evaluation), cell.row.paper)
+    new = new_bench_row(cell.row.label, cell.row.request, asdict(cell.row.evaluation), cell.row.paper_row)
     row = next((row for row in bench["rows"] if row["name"] == new["name"]), None)
     if row is None:
         bench["rows"].append(row := new)

@@ -76,24 +76,24 @@ class BenchProgress:
             judged = [
                 _round_work_done(cell, plan, path / EVALUATION_FILES[name], images) for name, plan in rounds.items()
             ]
-            return float(cell.row.training * trained + sum(judged))
+            return float(cell.row.training_cost * trained + sum(judged))
         return 0.0
 
 
 def _estimate_cell_work(cell: GridCell) -> float:
     rounds = cell.row.evaluation.rounds(cell.seed).values()
-    return cell.row.training + sum(attack_round.weight for attack_round in rounds)
+    return cell.row.training_cost + sum(attack_round.relative_cost for attack_round in rounds)
 
 
 def _round_work_done(cell: GridCell, attack_round: AttackRound, out: Path, num_images: float) -> float:
     """How much of a round's weight is behind it: all, or as much as its ledger has rulings for."""
     if out.is_file():
-        return attack_round.weight
+        return attack_round.relative_cost
     blocks = max(1.0, (attack_round.n or num_images) / cell.row.evaluation.block)
     stages = [stage for attack, stage in read_logged_stages(resume_log_path(out)) if attack in attack_round.attacks]
     return min(
-        MAX_RUNNING_SHARE * attack_round.weight,
-        sum(replace(attack_round, attacks=(stage,)).weight for stage in stages) / blocks,
+        MAX_RUNNING_SHARE * attack_round.relative_cost,
+        sum(replace(attack_round, attacks=(stage,)).relative_cost for stage in stages) / blocks,
     )
 
 

@@ -31,6 +31,7 @@ from deat.recipes.overrides import parse_overrides
 from deat.report.grouping import collect_flags, list_unchecked_seeds
 from deat.report.load import COST_COLUMNS, BenchResults, ReportRow, SeedStatistics, load_bench
 from deat.report.stats import describe_coverage, describe_samples
+from deat.training.config import to_recorded_names
 from deat.training.cost_estimate import CostEstimate, estimate_cost
 from deat.utils.paths import anonymize_paths
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
@@ -261,7 +262,7 @@ def plan_cells(selected_recipe: Recipe, args: BenchCommand) -> tuple[list[GridCe
         seeds = selected_recipe.seeds
     else:
         rows, seeds = [replace(row, seeds=None) for row in rows], _parse_seeds(args.seeds)
-    told = {name: anonymize_paths(value) for name, value in given.items()}
+    told = {name: anonymize_paths(value) for name, value in to_recorded_names(given).items()}
     settings = {"data": anonymize_paths(rows[0].request.data), "rules": rows[0].request.rules, "set": told}
     threads = 1 if args.jobs > 1 or args.parallel else None
     return make_cells(rows, seeds, args.budget_bp, threads), {**settings, "budget_bp": args.budget_bp}
@@ -269,7 +270,7 @@ def plan_cells(selected_recipe: Recipe, args: BenchCommand) -> tuple[list[GridCe
 
 def _recipe_rows(selected_recipe: Recipe, args: BenchCommand) -> list[RecipeRow]:
     methods, models = _parse_names("--methods", args.methods), _parse_names("--model", args.model)
-    return selected_recipe.table(methods, models, args.data, data_root=args.data_root, download=args.download)
+    return selected_recipe.make_rows(methods, models, args.data, data_root=args.data_root, download=args.download)
 
 
 def _check_data_and_models(cells: list[GridCell]) -> None:

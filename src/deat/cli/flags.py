@@ -58,7 +58,7 @@ def _choice_spec(kind: str, *choices: str) -> PrimitiveConstructorSpec[Any]:
 
 NormChoice = Annotated[str | None, _choice_spec("norm", "linf", "l2", "l1"), _NO_DEFAULT_HINT]
 LrScheduleChoice = Annotated[
-    str | None, _choice_spec("rate", "cyclic", "multistep", "cosine", "flat"), _NO_DEFAULT_HINT
+    str | None, _choice_spec("lr-schedule", "cyclic", "multistep", "cosine", "flat"), _NO_DEFAULT_HINT
 ]
 WatchChoice = Annotated[str | None, _choice_spec("watch", "none", "warn", "stop", "rollback"), _NO_DEFAULT_HINT]
 StartChoice = Annotated[
@@ -74,7 +74,7 @@ SYNONYMS_BY_FLAG = {
     "batch-size": ("batch", "bs"),
     "epochs": ("num-epochs", "n-epochs"),
     "weight-decay": ("wd", "decay"),
-    "rate": ("scheduler", "lr-scheduler", "lr-schedule"),
+    "lr-schedule": ("rate", "scheduler", "lr-scheduler"),
     "data": ("dataset", "data-dir", "data-path"),
     "model": ("arch", "network", "net"),
     "init": ("weights", "pretrained", "checkpoint"),

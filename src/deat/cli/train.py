@@ -369,8 +369,8 @@ class TrainCommand:
     """Images in a batch (128; digits 64)."""
     lr: OptionalFloat = None
     """The (peak) learning rate (0.1; digits 0.05; with --init a tenth of that)."""
-    rate: LrScheduleChoice = None
-    """The learning rate's shape (cyclic)."""
+    lr_schedule: LrScheduleChoice = None
+    """The learning rate's shape: cyclic (default), multistep, cosine or flat."""
     weight_decay: OptionalFloat = None
     """Weight decay (5e-4)."""
     momentum: OptionalFloat = None

@@ -1,1 +1,42 @@
-"""One minibatch, played as a game between an adversary and a learner."""
+"""The parts of one minibatch, for training loops of your own.
+
+A Game has the moves of the adversary (delta) and of the learner (the weights), and a play such as Craft or Replay says
+in which order they are made. docs/python.md and examples/own_loop.py show a loop of these parts.
+"""
+
+from deat.core.buffers import Budget, Buffers, Cost
+from deat.core.inner_attack import Converged, FreezeRule, Friendly, InnerAttack
+from deat.core.losses import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
+from deat.core.meter import EpochRecord, Meter
+from deat.core.moves import Game, MagnitudeProbe
+from deat.core.objectives import CrossEntropy, LossOutput, Mart, Objective, Trades, TrainingLoss
+from deat.core.plays import Craft, Play, Relay, Replay
+
+__all__ = [
+    "Budget",
+    "Buffers",
+    "Converged",
+    "Cost",
+    "Craft",
+    "CrossEntropy",
+    "EpochRecord",
+    "FreezeRule",
+    "Friendly",
+    "Game",
+    "InnerAttack",
+    "LossOutput",
+    "MagnitudeProbe",
+    "Mart",
+    "Meter",
+    "Objective",
+    "Play",
+    "Relay",
+    "Replay",
+    "Trades",
+    "TrainingLoss",
+    "boosted_cross_entropy",
+    "cross_entropy",
+    "kl_divergence",
+    "margin_loss",
+    "mart_regulariser",
+]

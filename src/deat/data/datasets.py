@@ -14,7 +14,8 @@ from deat.errors import UsageError, unknown_name_error
 from deat.utils.numbers import is_int_at_least
 from deat.utils.paths import anonymize_paths
 
-_CIFAR_MEAN_STD = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
+_CIFAR10_MEAN_STD = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
+_CIFAR100_MEAN_STD = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 _IMAGENET_MEAN_STD = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _MAX_SMALL_SIDE_PIXELS, _MAX_SIDE_PIXELS = 64, 4096
 _WORDNET_ID = re.compile(r"n\d{8}")  # the class names of ImageNet and its subsets
@@ -80,6 +81,11 @@ class DataSplits:
         if self.stats_from_train:
             return measure_channel_stats(train)
         return ChannelStats(self.mean, self.std) if self.mean and self.std else None
+
+    @property
+    def threat(self) -> str:
+        """The default threat model as text, such as "linf:0.15"."""
+        return f"{self.norm}:{self.eps!r}"
 
     @property
     def augment(self) -> Augment | None:
@@ -208,7 +214,7 @@ def _load_cifar(name: str, root: Path, fallback_root: Path | None, download: boo
 
     fallback = None if cifar.find_release(name, root) else fallback_root
     splits = cifar.read_cifar(name, fallback) if fallback else cifar.read_cifar(name, root, download)
-    mean, std = _CIFAR_MEAN_STD
+    mean, std = _CIFAR10_MEAN_STD if name == "cifar10" else _CIFAR100_MEAN_STD
     return DataSplits(name, *splits, mean=mean, std=std, eps=8 / 255, pad=4, flip=True, fallback_root=fallback)
 
 
@@ -237,5 +243,5 @@ def _load_folder(path: Path, root: Path, size: int | None, cache: bool) -> DataS
 def _published_mean_std(train: AnyImageSet) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     """Return the published statistics of a data set that its class names show to be CIFAR-10 or from ImageNet."""
     if train.shape == (3, 32, 32) and set(train.classes) == _CIFAR10_CLASSES:
-        return _CIFAR_MEAN_STD
+        return _CIFAR10_MEAN_STD
     return _IMAGENET_MEAN_STD if all(map(_WORDNET_ID.fullmatch, train.classes)) else None

@@ -199,16 +199,16 @@ def check_not_data_name(data: Any) -> None:
     if isinstance(data, str | os.PathLike):
         spec = data if isinstance(data, str) else f"folder:{os.fspath(data)}"
         raise UsageError(
-            f"{str(data)!r} only names data. Load it: deat.load_data({spec!r}), which fit takes as it is, and "
-            f"evaluate its .test. Also accepted: {_ACCEPTED_TYPES}."
+            f"{str(data)!r} is only a name. Load the data: deat.load_data({spec!r}), which fit and evaluate accept as "
+            f"it is. Also accepted: {_ACCEPTED_TYPES}."
         )
 
 
 def _check_not_splits(data: Any) -> None:
     if isinstance(data, DataSplits):
         raise UsageError(
-            f"{data.name!r} is a DataSplits, which has several image sets: pass one, such as .test. Only fit's train= "
-            "takes it whole, and val=0.1 holds images out of it."
+            f"{data.name!r} is a DataSplits, which has several image sets: pass one, such as .test. Only fit's train= and "
+            "evaluate take it whole; val=0.1 holds images out of its training images."
         )
 
 

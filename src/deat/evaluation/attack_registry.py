@@ -1,4 +1,4 @@
-"""Attacks by name, our own and AutoAttack's, and their settings as a record keeps them."""
+"""Attacks by name, deat's own and AutoAttack's, and their settings for records."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, fields, is_dataclass
@@ -11,12 +11,23 @@ from deat.evaluation.judge import AttackLike
 from deat.threat import ThreatModel
 
 AUTOATTACK_PASSES = {"apgd-ce": 100, "apgd-t": 500, "fab-t": 900, "square": 2500}
-"""An image's passes through each part of AutoAttack, where half of the images fall early."""
+"""Passes of an image through each part of AutoAttack, where half of the images are fooled early."""
 ATTACK_NAMES = (*ATTACK_FAMILIES, *AUTOATTACK_PARTS, "aa")
 
 
 def get_attack(name: str | AttackLike) -> AttackLike:
-    """The attack of that name: natural, fgsm, pgd-N, cw-N, apgd-ce, apgd-t, fab-t, square or aa."""
+    """Return the attack of a name.
+
+    Args:
+        name: natural, fgsm, pgd-N, cw-N, apgd-ce, apgd-t, fab-t, square or aa. Anything else than text is returned as
+            it is.
+
+    Returns:
+        The attack.
+
+    Raises:
+        UsageError: If no attack has this name.
+    """
     if not isinstance(name, str):
         return name
     text = name.strip().lower()
@@ -33,29 +44,57 @@ def get_attack(name: str | AttackLike) -> AttackLike:
 
 
 def get_attacks(attacks: str | AttackLike | Iterable[str | AttackLike]) -> list[AttackLike]:
-    """Attacks in their order; one text may name several between commas, as on the command line."""
+    """Return several attacks in their order.
+
+    Args:
+        attacks: Names or attacks, or one text with names between commas.
+
+    Returns:
+        The attacks.
+
+    Raises:
+        UsageError: If a name is unknown, or something is no attack.
+    """
     names = [name for name in attacks.split(",") if name.strip()] if isinstance(attacks, str) else attacks
-    found = [get_attack(name) for name in (names if isinstance(names, Iterable) else [names])]
-    for how in found:
-        if not callable(how) or not isinstance(getattr(how, "name", None), str):
-            raise UsageError(f"{how!r} is no attack; give a name, such as pgd-20, or something to call that has one.")
-    return found
+    chosen = [get_attack(name) for name in (names if isinstance(names, Iterable) else [names])]
+    for attack in chosen:
+        if not callable(attack) or not isinstance(getattr(attack, "name", None), str):
+            raise UsageError(f"{attack!r} is no attack. Give a name, such as pgd-20, or a callable that has a name.")
+    return chosen
 
 
 def describe_attack(attack: AttackLike, threat: ThreatModel, num_classes: int = 10) -> dict[str, Any]:
-    """An attack's settings, its step size absolute."""
+    """Describe an attack's settings for a record.
+
+    Args:
+        attack: The attack.
+        threat: Threat model, which makes the step size absolute.
+        num_classes: Number of the model's outputs.
+
+    Returns:
+        The settings as JSON values.
+    """
     if isinstance(attack, AutoAttack):
         return attack.describe(threat, num_classes)
     if isinstance(attack, Attack):
-        own = {} if type(attack) is Attack else {"kind": type(attack).__name__}
-        return {**asdict(attack), "alpha": attack.alpha * threat.eps, **own}
-    held = {f.name: getattr(attack, f.name) for f in fields(attack)} if is_dataclass(attack) else {"name": attack.name}
-    plain = {key: value for key, value in held.items() if isinstance(value, str | int | float | None)}
-    return {**plain, "kind": type(attack).__name__}
+        kind = {} if type(attack) is Attack else {"kind": type(attack).__name__}
+        return {**asdict(attack), "alpha": attack.alpha * threat.eps, **kind}
+    settings = (
+        {f.name: getattr(attack, f.name) for f in fields(attack)} if is_dataclass(attack) else {"name": attack.name}
+    )
+    json_values = {key: value for key, value in settings.items() if isinstance(value, str | int | float | None)}
+    return {**json_values, "kind": type(attack).__name__}
 
 
 def estimate_passes(attack: AttackLike) -> int:
-    """About how many times an attack passes an image through a robust model, half of the images falling early."""
+    """Estimate how often an attack passes an image through a robust model, half of the images being fooled early.
+
+    Args:
+        attack: The attack.
+
+    Returns:
+        The number of passes; 0 where it is not known.
+    """
     if isinstance(attack, AutoAttack):
         return sum(AUTOATTACK_PASSES[part] for part in attack.parts)
     return attack.steps * attack.restarts if isinstance(attack, Attack) else 0

@@ -1,7 +1,7 @@
 """FGSM, PGD-n and CW-n as the paper evaluates with them.
 
-An attack is frozen data; model, images and threat model come when it is called. It enables gradients by
-itself, so it works under no_grad and inference_mode, and it leaves the model as it found it.
+An attack is frozen data; model, images and threat model come when it is called. It enables gradients by itself, so
+that it works under no_grad and inference_mode, and it leaves the model's mode and gradients unchanged.
 """
 
 import re
@@ -19,16 +19,29 @@ from deat.utils.torch_utils import broadcast_mask, eval_mode
 
 ATTACK_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"ce": cross_entropy, "margin": margin_loss}
 DROP_FOOLED_STEPS = frozenset((1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233))
-"""The steps after which fooled images leave the batch; in between they only stay where they are."""
+"""The steps after which misclassified images leave the batch; in between they only stop moving."""
 
 
 @dataclass(frozen=True)
 class Attack:
-    """A projected-gradient attack: `steps` of alpha (in units of eps) on a loss, from a start.
+    """A projected-gradient attack.
 
-    freeze leaves an image where it is once it is misclassified, so that what is scored is the worst
-    iterate; without it the last one is. A restart attacks only whom the others left, by the exact model's word where
-    the attack asks a quick twin; its starts are drawn for all images, so nobody's depends on who fell before.
+    Each restart attacks only the images that are still classified correctly. Random starts are drawn for all
+    images, so that those of an image do not depend on the others.
+
+    Args:
+        name: Name in tables.
+        steps: Number of gradient steps.
+        alpha: Step size, in units of eps.
+        start: Where the perturbation starts: zero, uniform, normal, bernoulli or jitter.
+        loss: "ce" (cross-entropy) or "margin" (the difference of logits of Carlini and Wagner).
+        freeze: Stop moving an image once it is misclassified, so that the worst iterate is scored. Without it the last
+            iterate is.
+        restarts: Number of runs from different starts.
+
+    Example:
+        >>> attack = deat.Attack("cw-50", steps=50, alpha=0.1, loss="margin")
+        >>> x_adv = attack(model, x, y, deat.Linf(8 / 255))
     """
 
     name: str
@@ -47,39 +60,62 @@ class Attack:
         threat: ThreatModel,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The adversarial images."""
+        """Attack a batch.
+
+        Args:
+            model: Network that returns logits.
+            x: Images (B, ...) in [0, 1].
+            y: Labels (B,).
+            threat: Threat model.
+            generator: Source of random starts; by default torch's own.
+
+        Returns:
+            The adversarial examples, shaped like x.
+        """
         with torch.inference_mode(False), torch.enable_grad(), eval_mode(model):
             x, y = x.clone(), y.clone()  # an inference tensor cannot be differentiated
-            found = self._attack_from_start(model, x, y, threat, threat.initial_delta(x, self.start, generator))
+            x_adv = self._attack_from_start(model, x, y, threat, threat.initial_delta(x, self.start, generator))
             rows = torch.arange(len(x), device=x.device)
             for _ in range(self.restarts - 1):
-                rows = rows[is_still_correct(model, found[rows], y[rows])]
+                rows = rows[is_still_correct(model, x_adv[rows], y[rows])]
                 if len(rows) == 0:
                     break
                 start = threat.initial_delta(x, self.start, generator)[rows]
-                found[rows] = self._attack_from_start(model, x[rows], y[rows], threat, start)
-            return found
+                x_adv[rows] = self._attack_from_start(model, x[rows], y[rows], threat, start)
+            return x_adv
 
     def _attack_from_start(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, delta: Tensor) -> Tensor:
-        """The adversarial images from one start."""
-        clean, found, rows = x, delta.clone(), torch.arange(len(x), device=x.device)
-        pushed = torch.zeros_like(y, dtype=torch.bool)
+        """The adversarial examples from one start."""
+        clean, result, rows = x, delta.clone(), torch.arange(len(x), device=x.device)
+        unfrozen = torch.zeros_like(y, dtype=torch.bool)
         for step in range(1, self.steps + 1):
-            delta, fooled = self.step(model, x, y, delta, threat, pushed)
+            delta, fooled = self.step(model, x, y, delta, threat, unfrozen)
             if self.freeze and step in DROP_FOOLED_STEPS and step < self.steps:
-                found[rows] = delta
-                lost = confirm_fooled(model, x + delta, y, fooled)
-                held = (~lost).nonzero().squeeze(1)
-                x, y, delta, rows, pushed = x[held], y[held], delta[held], rows[held], (fooled & ~lost)[held]
+                result[rows] = delta
+                is_fooled = confirm_fooled(model, x + delta, y, fooled)
+                left = (~is_fooled).nonzero().squeeze(1)
+                x, y, delta, rows, unfrozen = x[left], y[left], delta[left], rows[left], (fooled & ~is_fooled)[left]
                 if len(rows) == 0:
                     break
-        found[rows] = delta
-        return (clean + found).detach()
+        result[rows] = delta
+        return (clean + result).detach()
 
     def step(
         self, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor, threat: ThreatModel, unfrozen: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The next delta, and whom the last one fooled; those stay where they are, unless they are pushed on."""
+        """Take one gradient step.
+
+        Args:
+            model: Network that returns logits.
+            x: Images (B, ...).
+            y: Labels (B,).
+            delta: Perturbations, shaped like x.
+            threat: Threat model.
+            unfrozen: Images (B,) bool that move although they are misclassified.
+
+        Returns:
+            The next perturbations, and which images the last ones fooled, (B,) bool. With freeze these do not move.
+        """
         delta = delta.detach().requires_grad_()
         logits = model(x + delta)
         grad = compute_gradient(ATTACK_LOSSES[self.loss](logits, y).sum(), delta)
@@ -91,12 +127,29 @@ class Attack:
 
 
 def is_natural(attack: object) -> bool:
-    """Whether an attack is none: no step from the image itself. Its name says nothing, for anybody's may be any."""
+    """Return whether an attack leaves images unchanged. Its name does not matter, since any attack may have any name.
+
+    Args:
+        attack: Any attack.
+
+    Returns:
+        True for an Attack of no steps from the image itself.
+    """
     return type(attack) is Attack and attack.steps == 0 and attack.start == "zero"
 
 
 def confirm_fooled(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor) -> Tensor:
-    """Which of those claimed to be fooled are: where the attack asks a quick twin, the exact model is asked as well."""
+    """Confirm misclassified images by the exact model, where the attack queries a fast one.
+
+    Args:
+        model: Network, or a FastModel of one.
+        images: Images (B, ...).
+        y: Labels (B,).
+        fooled: Images (B,) bool that the queried model misclassifies.
+
+    Returns:
+        Those of them that the exact model misclassifies too, (B,) bool.
+    """
     if not hasattr(model, "exact_correct"):
         return fooled
     index = fooled.nonzero().squeeze(1)
@@ -106,17 +159,34 @@ def confirm_fooled(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor) 
 
 
 def is_still_correct(model: nn.Module, images: Tensor, y: Tensor) -> Tensor:
-    """Who is classified correctly: by the exact model, where the attack asks a quick twin."""
+    """Return which images are classified correctly, by the exact model where the attack queries a fast one.
+
+    Args:
+        model: Network, or a FastModel of one.
+        images: Images (B, ...).
+        y: Labels (B,).
+
+    Returns:
+        (B,) bool.
+    """
     exact_correct = getattr(model, "exact_correct", None)
     if exact_correct is not None:
-        sure: Tensor = exact_correct(images, y)
-        return sure
+        correct: Tensor = exact_correct(images, y)
+        return correct
     with torch.no_grad():
         return is_correct(model(images), y)
 
 
 def is_correct(logits: Tensor, y: Tensor) -> Tensor:
-    """Who is answered with its label, (B,) bool; a row with a NaN is no answer, for which argmax would name a class."""
+    """Return which rows of logits have their largest value at the label. A row with a NaN is never correct.
+
+    Args:
+        logits: Logits (B, classes).
+        y: Labels (B,).
+
+    Returns:
+        (B,) bool.
+    """
     return (logits.argmax(1) == y) & ~logits.isnan().any(1)
 
 
@@ -127,25 +197,47 @@ ATTACK_FAMILIES: dict[str, Callable[[int], Attack]] = {
     "cw-N": lambda n: Attack(f"cw-{n}", steps=n, loss="margin"),
 }
 """Attacks by name; N is the number of steps."""
-ATTACK_NAME_HINT = "N may be any number of steps from 1 to 999,999; pgd-20x5 restarts, pgd-20-last is plain."
+ATTACK_NAME_HINT = (
+    "N may be any number of steps from 1 to 999,999; pgd-20x5 has five restarts, pgd-20-last scores the last iterate."
+)
 
 
 def parse_attack(name: str | Attack) -> Attack:
-    """The attack of that name: pgd-20, cw-100, pgd-50x10 (ten restarts), pgd-10-last (scores the last iterate)."""
+    """Return the gradient attack of a name.
+
+    Args:
+        name: Such as pgd-20, cw-100, pgd-50x10 (ten restarts) or pgd-10-last (scores the last iterate), or an Attack,
+            which is returned as it is.
+
+    Returns:
+        The attack.
+
+    Raises:
+        UsageError: If no attack has this name.
+    """
     if isinstance(name, Attack):
         return name
     text = name.strip().lower()
-    plain, restarts, last = re.fullmatch(r"(.*?)(?:x(\d{1,6}))?(-last)?", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    base, restarts, last = re.fullmatch(r"(.*?)(?:x(\d{1,6}))?(-last)?", text, re.DOTALL).groups()  # type: ignore[union-attr]
     for pattern, build in ATTACK_FAMILIES.items():
-        found = re.fullmatch(pattern.replace("N", r"([1-9]\d{0,5})"), plain)
-        if found and (found.groups() or plain == text) and restarts != "0":
-            how = build(int(found[1]) if found.groups() else 0)
-            return replace(how, name=text, restarts=int(restarts or 1), freeze=not last)
+        match = re.fullmatch(pattern.replace("N", r"([1-9]\d{0,5})"), base)
+        if match and (match.groups() or base == text) and restarts != "0":
+            attack = build(int(match[1]) if match.groups() else 0)
+            return replace(attack, name=text, restarts=int(restarts or 1), freeze=not last)
     raise unknown_name_error("attack", name, [p.replace("N", "20") for p in ATTACK_FAMILIES], ATTACK_NAME_HINT)
 
 
 def compute_gradient(loss: Tensor, inputs: Tensor, grad_output: Tensor | None = None) -> Tensor:
-    """The gradient of a loss, or of any answer along a slope; zero where the model lets none through."""
+    """Compute a gradient, which is zero where the model lets none through.
+
+    Args:
+        loss: A scalar, or any output together with grad_output.
+        inputs: Tensor to differentiate by.
+        grad_output: Gradient with respect to the output.
+
+    Returns:
+        The gradient, shaped like inputs.
+    """
     if not loss.requires_grad:
         return torch.zeros_like(inputs)
     (grad,) = torch.autograd.grad(loss, inputs, grad_output, allow_unused=True, materialize_grads=True)
@@ -160,7 +252,19 @@ def correct_under_attack(
     threat: ThreatModel,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Which images are still classified correctly under an attack, (B,) bool on the device."""
+    """Return which images are still classified correctly under an attack.
+
+    Args:
+        model: Network that returns logits.
+        x: Images (B, ...).
+        y: Labels (B,).
+        attack: The attack.
+        threat: Threat model.
+        generator: Source of random starts; by default torch's own.
+
+    Returns:
+        (B,) bool, on the device.
+    """
     return is_correct(logits_under_attack(model, x, y, attack, threat, generator), y)
 
 
@@ -172,7 +276,19 @@ def logits_under_attack(
     threat: ThreatModel,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The logits of the attacked images; an example outside ball or box counts as no attack."""
+    """Return the logits of attacked images. An example outside the ball or the box is replaced by the clean image.
+
+    Args:
+        model: Network that returns logits.
+        x: Images (B, ...).
+        y: Labels (B,).
+        attack: The attack.
+        threat: Threat model.
+        generator: Source of random starts; by default torch's own.
+
+    Returns:
+        Logits (B, classes).
+    """
     adv = attack(model, x, y, threat, generator)
     adv = torch.where(broadcast_mask(threat.contains(x, adv), x), adv, x)
     with torch.no_grad(), eval_mode(model):

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.data import DataLike, Source, as_source
+from deat.data import DataLike, DataSplits, Source, as_source
+from deat.errors import DataError, UsageError
 from deat.evaluation.arguments import (
     EvaluationRequest,
     check_about,
@@ -58,9 +59,9 @@ SaveCallback = Callable[[Evaluation], None]
 
 def evaluate(
     model: nn.Module,
-    data: DataLike | None,
+    data: DataLike | DataSplits | None,
     *,
-    threat: str | ThreatModel,
+    threat: str | ThreatModel | None = None,
     attacks: str | Sequence[str | AttackLike] = DEFAULT_ATTACKS,
     n: int | None = None,
     seed: int = 0,
@@ -84,9 +85,10 @@ def evaluate(
 
     Args:
         model: A `torch.nn.Module` that maps float32 images in [0, 1] to logits. Its mode and weights are left as they are.
-        data: The test images: a `DataLoader`, a `Dataset`, a pair of tensors or arrays `(images, labels)`, or a
-            `deat.ImageSet`.
-        threat: Norm and radius, such as `deat.Linf(8 / 255)` or the text "l2:0.5".
+        data: What `deat.load_data` returns (its test part, or its val part where it has no test part), a `DataLoader`, a
+            `Dataset`, a pair of tensors or arrays `(images, labels)`, or a `deat.ImageSet`.
+        threat: Norm and radius, such as `deat.Linf(8 / 255)` or the text "l2:0.5". What `deat.load_data` returns has a
+            default; with other data it is required.
         attacks: Names that `deat list attacks` shows, such as "pgd-20" or "aa", in a list or in one text with commas; or
             attacks of your own, which are `deat.Attack` objects or callables as `AttackLike` describes.
         n: Use the first `n` images only.
@@ -128,11 +130,11 @@ def evaluate(
     check_evaluation_arguments(chosen, n, block, seed, threads)
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # NumPy numbers cannot be written as JSON
     check_model(model)
-    about = {"model": type(model).__name__, "data": type(data).__name__, **check_about(about)}
+    about = {"model": type(model).__name__, "data": _describe_data(data), **check_about(about)}
     distributed.run_on_main(lambda: check_output_files(resume_log, save))
-    radius = parse_threat(threat)
+    radius = parse_threat(_default_threat(data) if threat is None else threat)
     device = device_of(model)
-    source = as_source(data, batch_size=block, device=device, shuffle=False)
+    source = as_source(_get_evaluation_part(data), batch_size=block, device=device, shuffle=False)
     source.check()
     check_radius(radius, source.shape)
     for warning in get_tiny_radius_warnings(radius) if sanity and distributed.is_main else ():
@@ -150,6 +152,32 @@ def evaluate(
         save(evaluation) if callable(save) else evaluation.save(save)
     log.delete()  # only now that its results are saved elsewhere
     return evaluation
+
+
+def _get_evaluation_part(data: DataLike | DataSplits | None) -> DataLike | None:
+    """The test part of a data set, or its val part where it has no test part; other data as it is."""
+    if not isinstance(data, DataSplits):
+        return data
+    part = data.val if data.test is None else data.test
+    if part is None:
+        raise DataError(
+            f"{data.name!r} has neither a test part nor a val part to evaluate on. Put class folders into test/ or val/ "
+            "beside train/, or pass the images themselves."
+        )
+    return part
+
+
+def _default_threat(data: object) -> str:
+    if not isinstance(data, DataSplits):
+        raise UsageError(
+            "evaluate needs a threat model, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'. Only what load_data "
+            "returns has a default one."
+        )
+    return data.threat
+
+
+def _describe_data(data: object) -> str:
+    return data.name if isinstance(data, DataSplits) else type(data).__name__
 
 
 class EvaluationRun:

@@ -1,4 +1,4 @@
-"""Every method of the paper, one file per family; importing this package registers whatever files it holds."""
+"""Every method of the paper, one file a family. Importing this package registers all of its files."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -3,20 +3,37 @@
 Idea: k grows linearly from A to B over training while the step shrinks as 2.5 eps / k. The word is `A^k J`.
 Citation: Ye et al., "Amata: an annealing mechanism for adversarial training acceleration", AAAI 2021.
 Settings: A 2, B 10, zero start; the released code never reaches B. Cost: k + 1 backprops a batch.
-`m+amata-A-B`: k from M+, at most B, the step still 2.5 eps / k.
+`m+amata-A-B`: M+ chooses k, from 0 to B, and the step is still 2.5 eps / k. A is not used.
 """
+
+import warnings
 
 from deat.core.inner_attack import InnerAttack
 from deat.core.plays import Craft
 from deat.methods.method import Method
+from deat.methods.prefixes import mplus
 from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Linear
 
+FIRST_K = 2
 
-@register_method("amata-A-B", "m+")
-def amata(rules: Rules, a: int = 2, b: int = 10) -> Method:
-    """Amata from a to b steps."""
-    schedule = Linear(first=a, last=b, stretch=2.5, reaches_last=rules.amata_reaches_last)
-    ascent, probe = InnerAttack(start="zero", noisy=rules.noisy), rules.probe(crafts=True)
-    return Method("amata", Craft(), schedule, ascent, probe=probe, summary="ever more, ever finer steps")
+
+@register_method("amata-A-B")
+def amata(rules: Rules, a: int = FIRST_K, b: int = 10) -> Method:
+    """Build Amata, with a steps in the first epoch and b in the last one."""
+    schedule = Linear(first=a, last=b, stretch_eps=2.5, reaches_last=rules.amata_reaches_last)
+    attack, probe = InnerAttack(start="zero", noisy=rules.noisy), rules.make_probe(crafts=True)
+    return Method("amata", Craft(), schedule, attack, probe=probe, summary="ever more, ever finer steps")
+
+
+@register_method("m+amata-A-B")
+def m_amata(rules: Rules, a: int = FIRST_K, b: int = 10) -> Method:
+    """Build M+Amata, with k at most b; warn where a is not the default, since M+ does not use it."""
+    if a != FIRST_K:
+        warnings.warn(
+            f"m+amata-{a}-{b} is the same method as m+amata-{FIRST_K}-{b}: M+ starts at k = 0, so that A = {a} is not "
+            f"used. Write m+amata-{FIRST_K}-{b}.",
+            stacklevel=2,
+        )
+    return mplus(amata(rules, a, b), rules=rules)

@@ -1,4 +1,4 @@
-"""Single settings of a method changed by hand; a setting that the method does not have is refused."""
+"""Change single settings of a method; a setting that the method does not have is refused."""
 
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_type_hints
@@ -13,7 +13,7 @@ from deat.utils.numbers import check_int, check_number, to_python_number
 
 PROBE_SPACES = get_args(get_type_hints(MagnitudeProbe)["space"])
 MAX_ALPHA = 1e6
-"""A step no image is large enough for."""
+"""A step size that is larger than any image."""
 
 
 def configure_method(
@@ -30,18 +30,37 @@ def configure_method(
     compact: bool | None = None,
     space: str | None = None,
 ) -> Method:
-    """The method, or that of a name, with these settings; None leaves one as it is.
+    """Return a method with some of its settings changed. None leaves a setting as it is.
 
-    alpha is absolute, as the eps of the threat is, which it needs, and then the same at every k. space is where l_X is
-    measured.
+    Args:
+        method: A Method, or a name of one.
+        threat: Threat model, such as Linf(8 / 255) or "l2:0.5". Needed for alpha.
+        gamma: M+: k grows when l_X exceeds gamma times its value at the last growth.
+        max_steps: M+, DEAT-d and DEAT-p%: largest k.
+        alpha: Step size, absolute as the eps of the threat is, the same at every k.
+        beta: TRADES and MART: weight of the robust term.
+        tau: FAT and F+: steps granted after an example is misclassified.
+        start: Where the perturbation starts: zero, uniform, normal, bernoulli or jitter.
+        persistent: Carry the perturbation from batch to batch, as FREE originally does.
+        compact: FAT and F+: shrink the batch to the examples that still move, instead of masking the others.
+        space: Where l_X is measured: "pixel" or "normalised".
+
+    Returns:
+        The changed method.
+
+    Raises:
+        UsageError: If the method does not have a setting, or a value is not accepted.
+
+    Example:
+        >>> deat.configure_method("m+deat", "linf:8/255", gamma=1.1, alpha=12 / 255)
     """
     method = get_method(method)
     _check_values(method, beta, tau, start, space)
     schedule = {
         "gamma": gamma,
         "max_steps": max_steps,
-        "alpha": None if alpha is None else _to_units_of_eps(alpha, threat),
-        "stretch": None if alpha is None else 0.0,
+        "alpha_eps": None if alpha is None else _to_units_of_eps(alpha, threat),
+        "stretch_eps": None if alpha is None else 0.0,
         "level": None if tau is None else float(tau),
     }
     method = _replace_settings(method, "schedule", schedule, "gamma and max_steps belong to m+ methods, such as m+deat")
@@ -51,7 +70,7 @@ def configure_method(
 
 
 def _check_values(method: Method, beta: float | None, tau: int | None, start: str | None, space: str | None) -> None:
-    """Refuse values that no method takes; the others are checked by the part that they belong to."""
+    """Refuse values that no method takes. The part that a setting belongs to checks the others."""
     if beta is not None:
         check_number("beta", beta, lambda v: v >= 0, ">= 0")
     if tau is not None:
@@ -64,31 +83,39 @@ def _check_values(method: Method, beta: float | None, tau: int | None, start: st
         raise unknown_name_error("space", space, PROBE_SPACES)
 
 
-def _replace_settings(method: Method, part: str, values: dict[str, Any], hint: str) -> Method:
-    given = {name: to_python_number(value) for name, value in values.items() if value is not None}
-    if not given:
+def _replace_settings(method: Method, part_name: str, values: dict[str, Any], hint: str) -> Method:
+    changes = {name: to_python_number(value) for name, value in values.items() if value is not None}
+    if not changes:
         return method
-    held = getattr(method, part)
-    known = {f.name for f in fields(held)} if is_dataclass(held) else set()
-    for name in given:
+    part = getattr(method, part_name)
+    known = {f.name for f in fields(part)} if is_dataclass(part) else set()
+    for name in changes:
         if name not in known:
             raise UsageError(f"{method.name} has no setting {name!r}: {hint}.")
-    return replace(method, **{part: replace(held, **given)})
+    return replace(method, **{part_name: replace(part, **changes)})
 
 
 def check_alpha(alpha: float, threat: ThreatModel) -> None:
-    """Refuse a step that crosses a whole image, as whoever counts pixels from 0 to 255 would write it."""
+    """Refuse an Linf step size above 1, which is most likely meant in units of 1/255.
+
+    Args:
+        alpha: Absolute step size.
+        threat: Threat model.
+
+    Raises:
+        UsageError: If the step crosses a whole image.
+    """
     if isinstance(threat, Linf) and alpha > 1:
-        meant = f"{alpha:g}/255" if alpha <= 255 else "2/255"
+        suggestion = f"{alpha:g}/255" if alpha <= 255 else "2/255"
         raise UsageError(
-            f"alpha {alpha:g} is a step across all of an image, whose pixels are in [0, 1]: write {meant}."
+            f"alpha {alpha:g} is a step across all of an image, whose pixels are in [0, 1]: write {suggestion}."
         )
 
 
 def _to_units_of_eps(alpha: float, threat_spec: str | ThreatModel | None) -> float:
     if threat_spec is None:
         raise UsageError(
-            f"alpha {alpha!r} needs the threat that it is a step in: deat.configure_method(method, threat, alpha=...)."
+            f"alpha {alpha!r} is absolute and needs the threat: deat.configure_method(method, threat, alpha=...)."
         )
     threat = parse_threat(threat_spec)
     check_alpha(alpha, threat)

@@ -1,11 +1,11 @@
 """DAT: dynamic adversarial training by first-order stationarity.
 
-Idea: each example moves until its FOSC value falls to a level c_t that shrinks over training, so the adversary
+Idea: each example moves until its FOSC value falls to a level c_t that shrinks over training, so that the adversary
 converges better as epochs pass. The word is `A^k J` with a mask. It motivates M+ in the paper.
 Citation: Wang et al., "On the convergence and robustness of adversarial training", ICML 2019.
-Settings: 10 steps of 0.25 eps, c_t = 0.5 (1 - t / (5/6 T)), uniform start. The authors' code also re-weighs the
-loss from the second epoch on, which the method does not describe and this does not do. Cost: 11 backprops a batch,
-of which `active` examples really moved.
+Settings: 10 steps of 0.25 eps, c_t = 0.5 (1 - t / (5/6 T)), uniform start. The authors' code also re-weights the
+loss from the second epoch on. The paper does not describe this, and it is not done here. Cost: 11 backprops a batch;
+`active` counts the examples that moved.
 """
 
 from dataclasses import replace
@@ -20,8 +20,8 @@ from deat.schedules import Linear
 
 @register_method("dat")
 def dat(rules: Rules) -> Method:
-    """DAT with at most 10 steps."""
+    """Build DAT with at most 10 steps."""
     base = pgd(rules)
-    schedule = Linear(first=10, last=10, alpha=0.25, level=0.5, level_until=5 / 6)
-    ascent = replace(base.attack, freeze=Converged())
-    return replace(base, name="dat", schedule=schedule, attack=ascent, summary="steps until converged")
+    schedule = Linear(first=10, last=10, alpha_eps=0.25, level=0.5, level_until=5 / 6)
+    attack = replace(base.attack, freeze=Converged())
+    return replace(base, name="dat", schedule=schedule, attack=attack, summary="steps until converged")

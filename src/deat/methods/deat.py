@@ -1,8 +1,8 @@
-"""DEAT: batch replay whose number of replays grows while training goes on.
+"""DEAT: batch replay whose number of replays grows during training.
 
-Idea: early epochs need no strong adversary, so start from natural training and add replays when a criterion
-says so: every d epochs (DEAT-d), when training accuracy passes p % (DEAT-p%), or when the gradient magnitude
-l_X grows (M+DEAT). The word is `J^(k+1)`.
+Idea: early epochs need no strong adversary, so training starts naturally and adds replays when a criterion is met:
+every d epochs (DEAT-d), when training accuracy exceeds p % (DEAT-p%), or when the gradient magnitude l_X grows
+(M+DEAT). The word is `J^(k+1)`.
 Citation: Wang et al., "Dynamic efficient adversarial training guided by gradient magnitude", 2022.
 Settings: alpha 1.25 eps (10/255), uniform start; M+DEAT gamma 1.01, k at most 7. Cost: k + 1 backprops a batch.
 """
@@ -15,29 +15,29 @@ from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, Schedule
 
-ALPHA_IN_EPS = 1.25
+ALPHA_EPS = 1.25
 
 
 def _replay_method(rules: Rules, schedule: Schedule, summary: str) -> Method:
-    ascent = InnerAttack(noisy=rules.noisy)
-    return Method("deat", Replay(), schedule, ascent, probe=rules.probe(crafts=False), summary=summary)
+    attack = InnerAttack(noisy=rules.noisy)
+    return Method("deat", Replay(), schedule, attack, probe=rules.make_probe(crafts=False), summary=summary)
 
 
 @register_method("deat-D")
 def deat_d(rules: Rules, d: int = 3) -> Method:
-    """DEAT-d."""
-    schedule = EveryEpochs(period=d, alpha=ALPHA_IN_EPS, max_steps=rules.deat_d_max_steps)
+    """Build DEAT-d: one more replay every d epochs."""
+    schedule = EveryEpochs(period=d, alpha_eps=ALPHA_EPS, max_steps=rules.deat_d_max_steps)
     return _replay_method(rules, schedule, "one replay more every d epochs")
 
 
 @register_method("deat-P%")
 def deat_p(rules: Rules, p: int = 40) -> Method:
-    """DEAT-p%."""
-    schedule = AccuracyAbove(percent=p, alpha=ALPHA_IN_EPS, max_steps=rules.deat_p_max_steps)
+    """Build DEAT-p%: one more replay after each epoch with a training accuracy above p %."""
+    schedule = AccuracyAbove(percent=p, alpha_eps=ALPHA_EPS, max_steps=rules.deat_p_max_steps)
     return _replay_method(rules, schedule, "one replay more above p % accuracy")
 
 
 @register_method("m+deat")
 def m_deat(rules: Rules) -> Method:
-    """M+DEAT."""
-    return mplus(_replay_method(rules, Fixed(k=7, alpha=ALPHA_IN_EPS), "replays"), rules=rules)
+    """Build M+DEAT, with k at most 7."""
+    return mplus(_replay_method(rules, Fixed(k=7, alpha_eps=ALPHA_EPS), "replays"), rules=rules)

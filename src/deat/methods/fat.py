@@ -1,10 +1,10 @@
 """FAT: friendly adversarial training, PGD that stops early for each example.
 
-Idea: once an example is misclassified it needs little more; it moves tau steps further and stays. The word is
-`A^k J` with a mask. Implemented correctly: labels follow their examples.
+Idea: an example that is misclassified needs few more steps: it takes tau further ones and then stops. The word is
+`A^k J` with a mask. Labels follow their examples, unlike in the released code.
 Citation: Zhang et al., "Attacks which do not kill training make adversarial learning stronger", ICML 2020.
 Settings: k 5, alpha 0.25 eps (2/255), tau 3, uniform start, eval-mode crafting; `compact` shrinks the batch
-instead of masking it. Cost: k + 1 backprops a batch, of which `active` examples really moved.
+instead of masking it. Cost: k + 1 backprops a batch; `active` counts the examples that moved.
 """
 
 from deat.methods.method import Method
@@ -16,5 +16,5 @@ from deat.methods.rules import Rules
 
 @register_method("fat-K")
 def fat(rules: Rules, k: int = 5) -> Method:
-    """FAT with at most k steps."""
+    """Build FAT with at most k steps."""
     return friendly(pgd(rules, k))

@@ -1,10 +1,10 @@
 """U-FGSM: one step from a uniform start.
 
-Idea: a single ascent of 1.25 eps from a random point of the ball is almost as good as many small ones, until
+Idea: one step of 1.25 eps from a random point of the ball trains almost as well as many small ones, until
 it collapses (catastrophic overfitting). The word is `AJ`.
 Citation: Wong, Rice, Kolter, "Fast is better than free", ICLR 2020.
 Settings: alpha 1.25 eps (10/255), uniform start. Cost: 2 backprops a batch.
-`m+fgsm`, which the paper names without defining, is M+ over such steps, k at most 7.
+`m+fgsm`, which the paper names without defining it, is M+ over such steps, k at most 7.
 """
 
 from deat.core.inner_attack import InnerAttack
@@ -18,12 +18,13 @@ from deat.schedules import Fixed
 
 @register_method("fgsm")
 def fgsm(rules: Rules) -> Method:
-    """U-FGSM."""
-    ascent, probe = InnerAttack(noisy=rules.noisy), rules.probe(crafts=True)
-    return Method("fgsm", Craft(), Fixed(k=1, alpha=1.25), ascent, probe=probe, summary="one step, uniform start")
+    """Build U-FGSM."""
+    attack, probe = InnerAttack(noisy=rules.noisy), rules.make_probe(crafts=True)
+    schedule = Fixed(k=1, alpha_eps=1.25)
+    return Method("fgsm", Craft(), schedule, attack, probe=probe, summary="one step, uniform start")
 
 
 @register_method("m+fgsm")
 def m_fgsm(rules: Rules) -> Method:
-    """M+ over U-FGSM's step."""
+    """Build M+ over U-FGSM's step, with k at most 7."""
     return mplus(fgsm(rules), max_steps=7, rules=rules)

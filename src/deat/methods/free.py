@@ -17,9 +17,9 @@ from deat.schedules import Fixed
 
 @register_method("free-M")
 def free(rules: Rules, m: int = 8) -> Method:
-    """FREE with m replays."""
+    """Build FREE with m replays of each batch."""
     if m < 1:
-        raise UsageError(f"free-{m}: a batch is played at least once; use free-1 or more.")
-    ascent = InnerAttack(start="zero", noisy=rules.noisy)
-    probe = rules.probe(crafts=False)
-    return Method("free", Replay(), Fixed(k=m - 1, alpha=1.0), ascent, probe=probe, summary="m replays of a batch")
+        raise UsageError(f"free-{m}: a batch is played at least once. Use free-1 or more.")
+    attack, probe = InnerAttack(start="zero", noisy=rules.noisy), rules.make_probe(crafts=False)
+    schedule = Fixed(k=m - 1, alpha_eps=1.0)
+    return Method("free", Replay(), schedule, attack, probe=probe, summary="m replays of a batch")

@@ -1,7 +1,7 @@
 """MART: misclassification-aware adversarial training.
 
-Idea: minimise a boosted cross-entropy at x + delta and a KL that weighs the examples that are misclassified to
-begin with. The word is `A^k J`, its J with two branches.
+Idea: minimise a boosted cross-entropy at x + delta and a KL whose weight is larger for examples that are misclassified
+without an attack. The word is `A^k J`, its J with two branches.
 Citation: Wang et al., "Improving adversarial robustness requires revisiting misclassified examples", ICLR 2020.
 Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1), crafted with CE (F+MART too). Cost: 11
 backprops a batch. M+MART: k at most 10; F+MART: tau 3.
@@ -18,13 +18,13 @@ from deat.schedules import Fixed
 
 @register_method("mart[-K]", "m+", "f+")
 def mart(rules: Rules, k: int = 10) -> Method:
-    """MART."""
+    """Build MART with k steps."""
     return Method(
         "mart",
         Craft(),
-        Fixed(k=k, alpha=0.25),
+        Fixed(k=k, alpha_eps=0.25),
         InnerAttack(start="jitter", noisy=rules.noisy),
         Mart(beta=6.0),
-        rules.probe(crafts=True, clean_branch=True),
+        rules.make_probe(crafts=True, clean_branch=True),
         "boosted CE plus a weighted KL",
     )

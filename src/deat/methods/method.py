@@ -1,4 +1,4 @@
-"""A training method as data: who plays what, and how much."""
+"""A training method as data: how a batch is played, and how many steps each epoch takes."""
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -17,10 +17,22 @@ RECORDED_NAMES = {"InnerAttack": "Ascent", "MagnitudeProbe": "Probe", "attack": 
 
 @dataclass(frozen=True)
 class Method:
-    """A frozen declaration: the play, the adversary's ascent, the learner's objective, the schedule of k.
+    """A training method as frozen data.
 
-    Lengths in the schedule are in units of eps; bind() makes them absolute. probe says which gradient is
-    the magnitude l_X.
+    Args:
+        name: Name in records and tables.
+        play: How one batch is played: Craft, Replay, Relay, or a class of your own.
+        schedule: How many steps k of which size each epoch takes. Its lengths are in units of eps (alpha_eps).
+        attack: The adversary: its loss, start, batch-norm mode and freeze rule.
+        objective: The training loss.
+        probe: Which gradient is the magnitude l_X.
+        summary: One line for listings.
+
+    Raises:
+        UsageError: If a part is of another kind, or the schedule's lengths are absolute.
+
+    Example:
+        >>> deat.Method("bold", deat.Craft(), deat.schedules.Fixed(k=3, alpha_eps=0.5))
     """
 
     name: str
@@ -32,32 +44,51 @@ class Method:
     summary: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse parts that are of another kind, which a training would miss only once it has begun."""
-        lacking = [
+        missing = [
             name for name in ("__call__", "crafts_first", "records", "backprops") if not hasattr(self.play, name)
         ]
-        if lacking or isinstance(self.play, type):
+        if missing or isinstance(self.play, type):
             raise UsageError(
-                f"the play of method {self.name!r} is {_describe_part(self.play)}; give an object, as deat.Craft() or "
-                "deat.Replay() is, or one of a class of your own derived from those, with its __call__ and backprops."
+                f"the play of method {self.name!r} is {_describe_part(self.play)}. Give an object, such as "
+                "deat.Craft() or deat.Replay(), or one of a class derived from those, with its own __call__ and backprops."
             )
         for part, kind in (("schedule", Schedule), ("attack", InnerAttack), ("probe", MagnitudeProbe)):
-            if not isinstance(held := getattr(self, part), kind):
+            if not isinstance(value := getattr(self, part), kind):
                 raise UsageError(
-                    f"the {part} of method {self.name!r} is {_describe_part(held)}; make it a {kind.__name__}."
+                    f"the {part} of method {self.name!r} is {_describe_part(value)}. Make it a {kind.__name__}."
                 )
+        if self.schedule.is_absolute:
+            raise UsageError(
+                f"the schedule of method {self.name!r} is {self.schedule!r}, whose lengths are absolute. Give them in "
+                "units of eps: alpha_eps in place of alpha, stretch_eps in place of stretch."
+            )
 
     def bind(self, threat: ThreatModel, epochs: int) -> Schedule:
-        """The schedule in absolute numbers, for one threat model and number of epochs."""
+        """Return the schedule in absolute numbers, for one threat model and number of epochs.
+
+        Args:
+            threat: Threat model, whose eps is the unit of the declared lengths.
+            epochs: Number of epochs of the training.
+
+        Returns:
+            A schedule with alpha and stretch in place of alpha_eps and stretch_eps.
+
+        Example:
+            >>> deat.get_method("pgd-7").bind(deat.Linf(8 / 255), epochs=30).alpha * 255
+            2.0
+        """
         return self.schedule.bind(threat.eps, epochs)
 
     def describe(self) -> dict[str, Any]:
-        """The whole declaration as JSON, for run records and for comparing two runs."""
+        """Return the whole declaration as JSON, for run records and to compare two runs.
+
+        Returns:
+            A dictionary with the names that records use; the schedule's alpha and stretch are in units of eps.
+        """
         return dict(_to_json(self))
 
 
 def _describe_part(part: object) -> str:
-    """An object by its kind, a class or a function by its name too."""
     name = getattr(part, "__qualname__", None)
     return f"the {type(part).__name__.replace('type', 'class')} {name}" if name else repr(part)
 
@@ -66,7 +97,16 @@ def _to_json(value: Any) -> Any:
     if isinstance(value, str | int | float | bool | None):
         return value
     if is_dataclass(value):
-        parts = {RECORDED_NAMES.get(f.name, f.name): _to_json(getattr(value, f.name)) for f in fields(value)}
+        parts = {f.name: getattr(value, f.name) for f in fields(value)}
+        if isinstance(value, Schedule):
+            parts = _record_lengths(value, parts)
         kind = type(value).__name__
-        return {"kind": RECORDED_NAMES.get(kind, kind), **parts}
-    return getattr(value, "__qualname__", type(value).__qualname__)  # a loss or play of somebody's own
+        recorded = {RECORDED_NAMES.get(name, name): _to_json(part) for name, part in parts.items()}
+        return {"kind": RECORDED_NAMES.get(kind, kind), **recorded}
+    return getattr(value, "__qualname__", type(value).__qualname__)  # a play or a loss that is no dataclass
+
+
+def _record_lengths(schedule: Schedule, parts: dict[str, Any]) -> dict[str, Any]:
+    """A declared schedule's fields, with lengths in units of eps under the names without _eps."""
+    lengths = {name: parts.pop(f"{name}_eps") for name in schedule.LENGTHS}
+    return parts | {name: 0.0 if length is None else length for name, length in lengths.items()}

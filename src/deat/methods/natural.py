@@ -12,5 +12,5 @@ from deat.schedules import Fixed
 
 @register_method("natural")
 def natural() -> Method:
-    """No adversary."""
+    """Build natural training."""
     return Method("natural", Craft(), Fixed(k=0), summary="no adversary, the baseline")

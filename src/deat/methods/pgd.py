@@ -1,6 +1,6 @@
 """PGD-AT: craft with k projected gradient steps, then update.
 
-Idea: train on the worst point that k small steps find. The word is `A^k J`.
+Idea: train on the worst point that k small steps reach. The word is `A^k J`.
 Citation: Madry et al., "Towards deep learning models resistant to adversarial attacks", ICLR 2018.
 Settings: alpha 0.25 eps (2/255), uniform start. Cost: k + 1 backprops a batch.
 """
@@ -16,12 +16,21 @@ from deat.schedules import Fixed
 
 @register_method("pgd-K")
 def pgd(rules: Rules, k: int = 7) -> Method:
-    """PGD-AT with k steps."""
-    ascent, probe = InnerAttack(noisy=rules.noisy), rules.probe(crafts=True)
-    return Method("pgd", Craft(), Fixed(k=k, alpha=0.25), ascent, probe=probe, summary="k steps, then an update")
+    """Build PGD-AT.
+
+    Args:
+        rules: Rule set.
+        k: Number of steps.
+
+    Returns:
+        The method, which DAT and FAT build on.
+    """
+    attack, probe = InnerAttack(noisy=rules.noisy), rules.make_probe(crafts=True)
+    schedule = Fixed(k=k, alpha_eps=0.25)
+    return Method("pgd", Craft(), schedule, attack, probe=probe, summary="k steps, then an update")
 
 
 @register_method("m+pgd")
 def m_pgd(rules: Rules) -> Method:
-    """M+PGD, k at most 7."""
+    """Build M+PGD, with k at most 7."""
     return mplus(pgd(rules), rules=rules)

@@ -1,8 +1,8 @@
-"""Method names: registered patterns, the paper's spellings, and the prefixes m+ and f+.
+"""Methods by name: registered patterns, the paper's spellings, and the prefixes m+ and f+.
 
-A pattern's capital letters are whole numbers: ``pgd-K`` answers to ``pgd-7`` and ``pgd-10``, and to ``pgd``
-with the default of the builder's own parameter k. In brackets they are left out of the name at that default:
-``trades[-K]``. What a file registers is named behind its path, as in ``own.py:bold-2`` and ``own.py:m+bold``.
+A pattern's capital letters are whole numbers: ``pgd-K`` matches ``pgd-7`` and ``pgd-10``, and ``pgd`` with the default
+of the builder's parameter k. A part in brackets is left out of the name at that default: ``trades[-K]``. A method
+that a file registers is named after the file's path, as in ``own.py:bold-2`` and ``own.py:m+bold``.
 """
 
 import inspect
@@ -12,43 +12,40 @@ from dataclasses import dataclass, replace
 
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
-from deat.methods.prefixes import friendly, mplus
+from deat.methods.prefixes import PREFIXES
 from deat.methods.rules import Rules, get_rules
 from deat.utils.user_code import get_qualified_name, is_file_spec, load_module, no_such_name_error, split_spec
 
 MethodBuilder = Callable[..., Method]
-PREFIXES: dict[str, Callable[[Method, Rules], Method]] = {
-    "m+": lambda base, rules: mplus(base, rules=rules),
-    "f+": lambda base, rules: friendly(base),
-}
 METHOD_ALIASES = {r"u-fgsm": "fgsm", r"pgd-at": "pgd", r"free-at": "free", r"\bmdeat\b": "m+deat"}
+"""Spellings of the paper, as regular expressions, and the names that they stand for."""
 
 
 @dataclass(frozen=True)
 class RegisteredMethod:
-    """One registered pattern, the function that builds its methods, and the prefixes that it is known with."""
+    """A registered pattern, the function that builds its methods, and the prefixes that it is listed with."""
 
     pattern: str
     build: MethodBuilder
     prefixes: tuple[str, ...] = ()
 
     @property
-    def stem(self) -> str:
-        """The pattern without its parameters, such as pgd."""
+    def base_name(self) -> str:
+        """The pattern without its numbers, such as pgd."""
         return re.split(r"\[?-(?=[A-Z])", self.pattern)[0]
 
-    def name(self, **parameters: int) -> str:
-        """The pattern with parameters, or else the builder's defaults, filled in, such as pgd-7."""
+    def format_name(self, **parameters: int) -> str:
+        """The pattern with its numbers filled in, by default the builder's, such as pgd-7."""
         defaults = {p.name: p.default for p in inspect.signature(self.build).parameters.values()}
         if "[" in self.pattern and defaults | parameters == defaults:
-            return self.stem
+            return self.base_name
         return re.sub(r"[A-Z]", lambda m: str((defaults | parameters)[m[0].lower()]), self._pattern_without_brackets)
 
     def match(self, name: str) -> dict[str, int] | None:
-        """The parameters that a name gives, or None if it is not of this pattern."""
+        """The numbers in a name, or None for a name of another pattern."""
         expression = re.sub(r"[A-Z]", lambda m: f"(?P<{m[0].lower()}>\\d+)", re.escape(self._pattern_without_brackets))
-        found = re.fullmatch(expression, name)
-        return {key: int(value) for key, value in found.groupdict().items()} if found else None
+        match = re.fullmatch(expression, name)
+        return {key: int(value) for key, value in match.groupdict().items()} if match else None
 
     @property
     def _pattern_without_brackets(self) -> str:
@@ -59,46 +56,83 @@ _METHODS: dict[str, RegisteredMethod] = {}
 
 
 def register_method(pattern: str, *prefixes: str) -> Callable[[MethodBuilder], MethodBuilder]:
-    """Adds a method: decorates a function that returns a Method, with parameters for the pattern's letters.
+    """Register a method under a name: a decorator for a function that returns a Method.
 
-    A parameter called `rules`, if there is one, receives the rule set. Every method can be composed with m+ and f+;
-    the prefixes given are those with which it is listed as well.
+    A parameter of the function called `rules`, if there is one, receives the rule set. Every method can be composed
+    with m+ and f+.
+
+    Args:
+        pattern: Name of the method. Capital letters are whole numbers and parameters of the function, as in bold-K.
+        *prefixes: Prefixes with which the method is listed as well, "m+" or "f+".
+
+    Returns:
+        The decorator, which returns the function unchanged.
+
+    Raises:
+        UsageError: If the function lacks a parameter of the pattern, a prefix is unknown, or the name is taken.
+
+    Example:
+        >>> @deat.register_method("bold-K")
+        ... def bold(k: int = 3) -> deat.Method:
+        ...     return deat.Method("bold", deat.Craft(), deat.schedules.Fixed(k=k, alpha_eps=0.5))
     """
 
-    def add(build: MethodBuilder) -> MethodBuilder:
-        """Register the function, and give it back as it is."""
+    def register(build: MethodBuilder) -> MethodBuilder:
+        """Register the function and return it."""
         letters = {c.lower() for c in pattern if c.isupper()}
         missing = letters - set(inspect.signature(build).parameters)
         if missing:
-            raise UsageError(f"register({pattern!r}): {build.__name__} takes no parameter {sorted(missing)}.")
+            raise UsageError(f"register_method({pattern!r}): {build.__name__} lacks the parameters {sorted(missing)}.")
         for prefix in set(prefixes) - set(PREFIXES):
             raise unknown_name_error("prefix", prefix, PREFIXES)
         if pattern in _METHODS and get_qualified_name(_METHODS[pattern].build) != get_qualified_name(build):
-            raise UsageError(f"register({pattern!r}): a method with this pattern is registered already.")
+            raise UsageError(
+                f"register_method({pattern!r}): a method with this pattern is registered already. Choose another name."
+            )
         _METHODS[pattern] = RegisteredMethod(pattern, build, prefixes)
         return build
 
-    return add
+    return register
 
 
 def list_methods() -> list[str]:
-    """Every registered name, parameters at their defaults."""
-    return [prefix + entry.name() for entry in _METHODS.values() for prefix in ("", *entry.prefixes)]
+    """List every registered name.
+
+    Returns:
+        The names, with numbers at their defaults.
+    """
+    return [prefix + entry.format_name() for entry in _METHODS.values() for prefix in ("", *entry.prefixes)]
 
 
 def get_method(name: str | Method, *, rules: str | Rules = "paper") -> Method:
-    """The method of that name: registered, composed with m+ or f+, or from a file (``my_file.py:NAME``)."""
+    """Return the method of a name.
+
+    Args:
+        name: A registered name (numbers may change, m+ and f+ compose), a file's method as my_file.py:NAME, or a
+            Method, which is returned as it is.
+        rules: Rule set, "paper" or "released".
+
+    Returns:
+        The method.
+
+    Raises:
+        UsageError: If no method has this name, or its parts do not fit together.
+
+    Example:
+        >>> deat.get_method("m+pgd-10").schedule.max_steps
+        10
+    """
     if isinstance(name, Method):
         return name
     if not isinstance(name, str):
-        raise UsageError(f"{name!r} is no method; give a name, such as m+deat, or a deat.Method.")
+        raise UsageError(f"{name!r} is no method. Give a name, such as m+deat, or a deat.Method.")
     return _build_method(name.strip() if is_file_spec(name) else _normalize_name(name), get_rules(rules), name)
 
 
 def _build_method(name: str, rules: Rules, original_name: str) -> Method:
-    found = _build_registered(name, rules, list(_METHODS.values()))
-    if found:
-        return found
+    method = _build_registered(name, rules, list(_METHODS.values()))
+    if method:
+        return method
     for prefix, compose in PREFIXES.items():
         if name.lower().startswith(prefix):
             return compose(_build_method(name[len(prefix) :], rules, original_name), rules)
@@ -110,26 +144,26 @@ def _build_method(name: str, rules: Rules, original_name: str) -> Method:
 
 
 def _build_registered(name: str, rules: Rules, entries: list[RegisteredMethod]) -> Method | None:
-    """The method that one of these patterns builds for a name, if one does."""
+    """The method that one of these patterns builds for a name, or None."""
     for entry in entries:
         parameters = entry.match(name)
         if parameters is not None:
-            return replace(_call_builder(entry.build, rules, parameters), name=entry.name(**parameters))
-    stems = [entry for entry in entries if entry.stem == name]
-    if len(stems) == 1:  # "deat" alone would be ambiguous
-        return replace(_call_builder(stems[0].build, rules, {}), name=stems[0].name())
+            return replace(_call_builder(entry.build, rules, parameters), name=entry.format_name(**parameters))
+    same_base = [entry for entry in entries if entry.base_name == name]
+    if len(same_base) == 1:  # "deat" alone would be ambiguous
+        return replace(_call_builder(same_base[0].build, rules, {}), name=same_base[0].format_name())
     return None
 
 
 def _normalize_name(name: str) -> str:
     text = name.strip().lower().replace(" ", "")
-    for written, ours in METHOD_ALIASES.items():
-        text = re.sub(written, ours, text)
+    for spelling, registered_name in METHOD_ALIASES.items():
+        text = re.sub(spelling, registered_name, text)
     return text
 
 
 def _build_from_file(spec: str, rules: Rules) -> Method:
-    """What a file calls by that name, or has registered, behind any prefixes that stand before the name."""
+    """The method that a file defines or registers under a name, which may begin with prefixes."""
     file, name = split_spec(spec)
     for prefix, compose in PREFIXES.items():
         if name.lower().startswith(prefix):
@@ -137,18 +171,18 @@ def _build_from_file(spec: str, rules: Rules) -> Method:
     module = load_module(spec)
     if hasattr(module, name):
         return _to_method(getattr(module, name), rules, spec)
-    added = [entry for entry in _METHODS.values() if not str(entry.build.__module__).startswith("deat.")]
-    found = _build_registered(_normalize_name(name), rules, added)
-    if not found:
-        raise no_such_name_error(file, name, module, [entry.name() for entry in added])
-    return found
+    user_entries = [entry for entry in _METHODS.values() if not str(entry.build.__module__).startswith("deat.")]
+    method = _build_registered(_normalize_name(name), rules, user_entries)
+    if not method:
+        raise no_such_name_error(file, name, module, [entry.format_name() for entry in user_entries])
+    return method
 
 
 def _to_method(value: object, rules: Rules, spec: str) -> Method:
     if callable(value) and not isinstance(value, Method):
         value = _call_builder(value, rules, {})
     if not isinstance(value, Method):
-        raise UsageError(f"{spec} is a {type(value).__name__}; a deat.Method or a function that returns one is needed.")
+        raise UsageError(f"{spec} is a {type(value).__name__}. A deat.Method or a function that returns one is needed.")
     return value
 
 

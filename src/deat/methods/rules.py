@@ -1,4 +1,4 @@
-"""The two rule sets: the paper as written, and the code that made its tables. Nothing else forks."""
+"""The two rule sets: the paper as written, and the code that made its tables. Nothing else depends on them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,59 +9,89 @@ from deat.errors import unknown_name_error
 
 @dataclass(frozen=True)
 class Rules:
-    """Where the paper and the authors' released code differ.
+    """Differences between the paper and the authors' released code.
 
-    released sums l_X in normalised space, from the last A for methods that craft (TRADES and MART: of the
+    The released code sums l_X in normalised space, from the last A for methods that craft (TRADES and MART: of the
     last batch only), lets k ramp until k * alpha reaches eps instead of stretching the step, keeps the
-    random start in epochs with k = 0, stops Amata short of B and caps DEAT's own two criteria.
+    random start in epochs with k = 0, stops Amata short of B and caps k in DEAT-d and DEAT-p%.
+
+    Args:
+        name: "paper" or "released".
+        stretch_eps: Length that the k steps of M+ must be able to cover, in units of eps.
+        ramp_eps: M+ raises k until k * alpha reaches this length, in units of eps.
+        noisy: Keep the random start in epochs with k = 0.
+        amata_reaches_last: Amata reaches B in its last epoch.
+        deat_d_max_steps: Largest k of DEAT-d; None for no limit.
+        deat_p_max_steps: Largest k of DEAT-p%; None for no limit.
+        crafting_probe_move: Move that l_X is measured in, for methods that craft before they update.
+        probe_space: Space that l_X is measured in.
+        clean_branch_probe_over: What l_X is summed over, for methods with a clean branch (TRADES and MART).
     """
 
     name: str
-    stretch: float
-    ramp: float
+    stretch_eps: float
+    ramp_eps: float
     noisy: bool
     amata_reaches_last: bool
     deat_d_max_steps: int | None
     deat_p_max_steps: int | None
     crafting_probe_move: Literal["joint", "ascend"]
-    space: Literal["pixel", "normalised"]
+    probe_space: Literal["pixel", "normalised"]
     clean_branch_probe_over: Literal["epoch", "last_batch"]
 
-    def probe(self, *, crafts: bool, clean_branch: bool = False) -> MagnitudeProbe:
-        """The gradient that is measured, for a family of methods."""
+    def make_probe(self, *, crafts: bool, clean_branch: bool = False) -> MagnitudeProbe:
+        """Build the probe of a family of methods.
+
+        Args:
+            crafts: The method finishes delta before it updates the weights.
+            clean_branch: Its loss also has a term on the clean images, as TRADES and MART.
+
+        Returns:
+            The probe: which gradient is the magnitude l_X.
+        """
         over = self.clean_branch_probe_over if clean_branch else "epoch"
-        return MagnitudeProbe(self.crafting_probe_move if crafts else "joint", over, self.space)
+        return MagnitudeProbe(self.crafting_probe_move if crafts else "joint", over, self.probe_space)
 
 
 PAPER_RULES = Rules(
     name="paper",
-    stretch=1.0,
-    ramp=0.0,
+    stretch_eps=1.0,
+    ramp_eps=0.0,
     noisy=False,
     amata_reaches_last=True,
     deat_d_max_steps=None,
     deat_p_max_steps=None,
     crafting_probe_move="joint",
-    space="pixel",
+    probe_space="pixel",
     clean_branch_probe_over="epoch",
 )
 RELEASED_RULES = Rules(
     name="released",
-    stretch=0.0,
-    ramp=1.0,
+    stretch_eps=0.0,
+    ramp_eps=1.0,
     noisy=True,
     amata_reaches_last=False,
     deat_d_max_steps=4,
     deat_p_max_steps=3,
     crafting_probe_move="ascend",
-    space="normalised",
+    probe_space="normalised",
     clean_branch_probe_over="last_batch",
 )
 RULE_SETS = {rules.name: rules for rules in (PAPER_RULES, RELEASED_RULES)}
 
 
 def get_rules(rules: str | Rules) -> Rules:
-    """A rule set by name."""
+    """Return the rule set of a name.
+
+    Args:
+        rules: "paper", "released" or a rule set, which is returned as it is.
+
+    Returns:
+        The rule set.
+
+    Raises:
+        UsageError: If no rule set has this name.
+    """
     if isinstance(rules, Rules):
         return rules
     if rules not in RULE_SETS:

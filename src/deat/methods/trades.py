@@ -4,8 +4,8 @@ Idea: minimise CE(x) + beta * KL(p(x) || p(x + delta)), with delta crafted to ma
 `A^k J`, its J with two branches.
 Citation: Zhang et al., "Theoretically principled trade-off between robustness and accuracy", ICML 2019.
 Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1). Cost: 11 backprops a batch (24 forwards and
-backwards and one forward for the clean logits). M+TRADES: k at most 10; F+TRADES: tau 3. In half precision the first
-gradient is taken 16 times as far out as the start, which rounding would hide (`game/reach`).
+backwards and one forward for the clean logits). M+TRADES: k at most 10; F+TRADES: tau 3. In half precision, where
+rounding would hide so small a start, the first gradient is taken at 16 times its distance (`core/inner_attack.py`).
 """
 
 from deat.core.inner_attack import InnerAttack
@@ -19,13 +19,13 @@ from deat.schedules import Fixed
 
 @register_method("trades[-K]", "m+", "f+")
 def trades(rules: Rules, k: int = 10) -> Method:
-    """TRADES."""
+    """Build TRADES with k steps."""
     return Method(
         "trades",
         Craft(),
-        Fixed(k=k, alpha=0.25),
+        Fixed(k=k, alpha_eps=0.25),
         InnerAttack(loss="kl", start="jitter", noisy=rules.noisy),
         Trades(beta=6.0),
-        rules.probe(crafts=True, clean_branch=True),
+        rules.make_probe(crafts=True, clean_branch=True),
         "CE plus beta times KL to the neighbourhood",
     )

@@ -1,6 +1,6 @@
 """Networks by name, normalisation inside them, and their weights in files."""
 
-# These are imported for the models they register.
+# These modules register their models.
 from deat.models import densenet, preact_resnet, resnet, small_cnn, wide_resnet  # noqa: F401
 from deat.models.build import build_model, list_model_infos, list_models, register_model
 from deat.models.normalize import Normalize, add_normalization, get_input_std

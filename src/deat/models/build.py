@@ -1,4 +1,4 @@
-"""Models by name: deat's own, those of timm and torchvision, and those in a file of the user's."""
+"""Models by name: deat's own, those of timm and torchvision, and those in a file of your own."""
 
 import importlib
 import inspect
@@ -23,7 +23,14 @@ OTHER_SOURCES_HINT = "Also timm:NAME, torchvision:NAME and file.py:NAME."
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a listing shows of a model: `parameters` are counted at `input` (CxHxW), None when not known."""
+    """What a listing shows of a model.
+
+    Args:
+        name: Name of the model.
+        description: One line.
+        parameters: Number of parameters at `input`; None where it is not known.
+        input: Shape of an image, such as "3x32x32".
+    """
 
     name: str
     description: str
@@ -43,13 +50,30 @@ _MODELS: dict[str, _RegisteredModel] = {}
 def register_model(
     name: str, *, description: str = "", parameters: int | None = None, input: str = ""
 ) -> Callable[[ModelBuilder], ModelBuilder]:
-    """A decorator that gives a function or class returning a network a name that `build` knows.
+    """Register a model under a name: a decorator for a function or class that returns a network.
 
-    It is called with those of num_classes, in_channels and image_size that its signature names.
+    build_model calls it with those of num_classes, in_channels and image_size that its signature names.
+
+    Args:
+        name: Name for build_model, in lower case and without a colon.
+        description: One line for listings.
+        parameters: Number of parameters, for listings.
+        input: Shape of an image, such as "3x32x32", for listings.
+
+    Returns:
+        The decorator, which returns the function or class unchanged.
+
+    Raises:
+        UsageError: If the name is not accepted or already registered.
+
+    Example:
+        >>> @deat.register_model("tiny", description="one layer")
+        ... def tiny(num_classes: int, in_channels: int, image_size: int) -> nn.Module:
+        ...     return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
     """
 
     def register(builder: ModelBuilder) -> ModelBuilder:
-        """Register the builder, and give it back as it is."""
+        """Register the builder and return it."""
         _check_name_is_free(name, builder)
         _MODELS[name] = _RegisteredModel(ModelInfo(name, description, parameters, input), builder)
         return builder
@@ -58,12 +82,20 @@ def register_model(
 
 
 def list_models() -> tuple[str, ...]:
-    """The registered names, sorted."""
+    """List the registered names.
+
+    Returns:
+        The names, sorted.
+    """
     return tuple(sorted(_MODELS))
 
 
 def list_model_infos() -> tuple[ModelInfo, ...]:
-    """What a listing shows of each registered model, sorted by name."""
+    """List what a listing shows of each registered model.
+
+    Returns:
+        The models, sorted by name.
+    """
     return tuple(_MODELS[name].info for name in list_models())
 
 
@@ -74,18 +106,32 @@ def build_model(
     image_size: int = 32,
     normalize: Normalization | None = None,
 ) -> nn.Module:
-    """A freshly initialised network: a registered name, `timm:NAME`, `torchvision:NAME` or `file.py:NAME`.
+    """Build a network with new weights.
 
-    `normalize` is a pair (mean, std) put in front of it, unless the network already holds a Normalize.
+    Args:
+        name: A registered name, timm:NAME, torchvision:NAME or my_file.py:NAME.
+        num_classes: Number of classes.
+        in_channels: Number of channels of an image.
+        image_size: Height and width of an image in pixels.
+        normalize: (mean, std), one number per channel each, which become the first layer, unless the network already
+            contains a Normalize.
+
+    Returns:
+        The network.
+
+    Raises:
+        UsageError: If the name is unknown, or the model cannot be built for such images.
+
+    Example:
+        >>> deat.build_model("preact_resnet18", num_classes=100)
     """
-    given = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
-    _check_sizes(given)
-    shape = {what: int(value) for what, value in given.items()}
+    sizes = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    _check_sizes(sizes)
     if not isinstance(name, str):
         raise UsageError(
-            f"a model is built by its name, such as 'small', not {name!r}; one of your own needs no building"
+            f"a model is built by its name, such as 'small', not {name!r}; a network of your own is passed as it is"
         )
-    net = _build_network(name, shape)
+    net = _build_network(name, {size_name: int(value) for size_name, value in sizes.items()})
     if normalize is None or get_input_std(net) is not None:
         return net
     mean, std = normalize
@@ -95,18 +141,18 @@ def build_model(
 
 
 def _check_name_is_free(name: str, builder: Callable[..., nn.Module]) -> None:
-    """Refuse a name that is taken, except by an earlier run of the same definition, as notebooks do."""
+    """Refuse a name that is taken, except by an earlier run of the same definition, as in a notebook."""
     if not name or ":" in name or name != name.lower():
         raise UsageError(f"model name {name!r} must be lower case, not empty and without a colon: choose another")
-    old = _MODELS.get(name)
-    if old is not None and get_qualified_name(old.builder) != get_qualified_name(builder):
+    known = _MODELS.get(name)
+    if known is not None and get_qualified_name(known.builder) != get_qualified_name(builder):
         raise UsageError(f"model name {name!r} is already registered: choose another")
 
 
 def _check_sizes(sizes: dict[str, int]) -> None:
-    for what, value in sizes.items():
+    for size_name, value in sizes.items():
         if not is_int_at_least(value, 1):
-            raise UsageError(f"{what} {value!r} is not accepted: give a whole number of at least 1")
+            raise UsageError(f"{size_name} {value!r} is not accepted: give a whole number of at least 1")
 
 
 def _build_network(name: str, sizes: dict[str, int]) -> nn.Module:
@@ -122,7 +168,7 @@ def _build_network(name: str, sizes: dict[str, int]) -> nn.Module:
 
 
 def _select_accepted(builder: Callable[..., object], sizes: dict[str, int]) -> dict[str, int]:
-    """The part of `shape` a builder's signature takes; of **options only num_classes can be trusted."""
+    """The sizes that a builder's signature names; one with **options is given num_classes too."""
     try:
         parameters = inspect.signature(builder).parameters
     except ValueError:
@@ -139,12 +185,12 @@ def _select_accepted(builder: Callable[..., object], sizes: dict[str, int]) -> d
 
 
 def _build_from_file(spec: str, sizes: dict[str, int]) -> nn.Module:
-    thing = load_object(spec)
-    if isinstance(thing, nn.Module):
-        return thing
-    if not callable(thing):
-        raise _not_a_model_error(spec, thing)
-    net = _call_builder(spec, thing, **_select_accepted(thing, sizes))
+    value = load_object(spec)
+    if isinstance(value, nn.Module):
+        return value
+    if not callable(value):
+        raise _not_a_model_error(spec, value)
+    net = _call_builder(spec, value, **_select_accepted(value, sizes))
     if not isinstance(net, nn.Module):
         raise _not_a_model_error(f"{spec}(...)", net)
     return net
@@ -156,15 +202,15 @@ def _call_builder(name: str, builder: Callable[..., Any], **options: object) -> 
     except Exception as error:
         raise UsageError(
             f"{name} could not be built with {options}: {type(error).__name__}: {error}. "
-            "A model is given those of num_classes, in_channels and image_size that it has parameters for; the others "
-            "need defaults, or a function that calls it with them. Correct it where it is defined, or choose one that "
-            "takes such images"
+            "A model is called with those of num_classes, in_channels and image_size that it has parameters for. Other "
+            "parameters need defaults, or a function that passes them. Correct the model's definition, or choose one for "
+            "such images"
         ) from error
 
 
-def _not_a_model_error(spec: str, thing: object) -> UsageError:
+def _not_a_model_error(spec: str, value: object) -> UsageError:
     return UsageError(
-        f"{spec} is a {type(thing).__name__}, not a model: name an nn.Module, its class, or a function that returns one"
+        f"{spec} is a {type(value).__name__}, not a model: name an nn.Module, its class, or a function that returns one"
     )
 
 
@@ -173,7 +219,7 @@ def _build_from_timm(name: str, sizes: dict[str, int]) -> nn.Module:
     if not timm.is_model(name):
         raise _unknown_model_error("timm", name, timm.list_models())
     options: dict[str, Any] = {"num_classes": sizes["num_classes"], "in_chans": sizes["in_channels"]}
-    # Transformers are built for one image size, the others refuse to be told it.
+    # Transformers are built for one image size; other models refuse the argument.
     if getattr(timm.get_pretrained_cfg(name, allow_unregistered=True), "fixed_input_size", False):
         options["img_size"] = sizes["image_size"]
     net: nn.Module = _call_builder(f"timm:{name}", timm.create_model, model_name=name, **options)
@@ -202,7 +248,7 @@ _PACKAGE_BUILDERS: dict[str, Callable[[str, dict[str, int]], nn.Module]] = {
 
 
 def _import_package(name: str) -> ModuleType:
-    """The package, imported now: it is optional, slow to import, and broken beside some builds of torch."""
+    """Import an optional package, which is slow to import and fails with some builds of torch."""
     try:
         return importlib.import_module(name)
     except Exception as error:
@@ -212,10 +258,10 @@ def _import_package(name: str) -> ModuleType:
             ) from error
         raise UsageError(
             f"{name} is installed but cannot be imported ({type(error).__name__}: {error}): install builds "
-            "of torch and torchvision that belong together, or use one of deat's own models"
+            "of torch and torchvision that match, or use one of deat's own models"
         ) from error
 
 
 def _unknown_model_error(package: str, name: str, known: Sequence[str]) -> UsageError:
-    where = "timm.list_models()" if package == "timm" else "torchvision.models.list_models()"
-    return UsageError(f"unknown {package} model {name!r}.{did_you_mean(name, known)} {where} lists all {len(known)}.")
+    listing = "timm.list_models()" if package == "timm" else "torchvision.models.list_models()"
+    return UsageError(f"unknown {package} model {name!r}.{did_you_mean(name, known)} {listing} lists all {len(known)}.")

@@ -12,7 +12,7 @@ MIN_IMAGE_SIZE = 2 ** (len(LAYERS_PER_BLOCK) - 1)
 
 
 class DenseLayer(nn.Module):
-    """A 1x1 bottleneck of four times the growth and a 3x3 convolution, whose output joins the input."""
+    """A 1x1 bottleneck of four times the growth and a 3x3 convolution, whose output is concatenated to the input."""
 
     def __init__(self, width_in: int, growth_rate: int) -> None:
         super().__init__()
@@ -22,13 +22,13 @@ class DenseLayer(nn.Module):
         self.conv2 = nn.Conv2d(4 * growth_rate, growth_rate, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features (B, C + growth, H, W), for features (B, C, H, W)."""
+        """Return features (B, C + growth, H, W) for features (B, C, H, W)."""
         out = self.conv1(F.relu(self.bn1(x)))
         return torch.cat([x, self.conv2(F.relu(self.bn2(out)))], 1)
 
 
 class Transition(nn.Module):
-    """A 1x1 convolution and an average pool between two dense blocks: half the channels, half the side."""
+    """A 1x1 convolution and an average pool between two dense blocks, which halve channels, height and width."""
 
     def __init__(self, width_in: int) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class Transition(nn.Module):
         self.conv = nn.Conv2d(width_in, width_in // 2, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features (B, C // 2, H // 2, W // 2)."""
+        """Return features (B, C // 2, H // 2, W // 2) for features (B, C, H, W)."""
         return F.avg_pool2d(self.conv(F.relu(self.bn(x))), 2)
 
 
 class DenseNet(nn.Module):
-    """A bare 3x3 stem of twice the growth, four dense blocks, batch norm, average pool and a linear layer."""
+    """A 3x3 stem of twice the growth, four dense blocks, batch norm, average pool and a linear layer."""
 
     def __init__(self, growth_rate: int, num_classes: int, in_channels: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class DenseNet(nn.Module):
         self.linear = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, num_classes) of images with sides of at least 8 pixels."""
+        """Return logits (B, num_classes) for images of at least 8x8 pixels."""
         x = self.features(self.conv1(x))
         logits: Tensor = self.linear(F.relu(self.bn(x)).mean((2, 3)))
         return logits
@@ -71,7 +71,7 @@ def _make_dense_block(width: int, growth_rate: int, num_layers: int) -> nn.Seque
 def _make_densenet(growth_rate: int, num_classes: int, in_channels: int, image_size: int) -> DenseNet:
     if image_size < MIN_IMAGE_SIZE:
         raise UsageError(
-            f"a DenseNet halves the image three times, so image_size {image_size} is too small: "
+            f"image_size {image_size} is too small for a DenseNet, which halves the image three times: "
             f"use images of at least {MIN_IMAGE_SIZE} pixels or another model"
         )
     return DenseNet(growth_rate, num_classes, in_channels)
@@ -84,7 +84,7 @@ def _make_densenet(growth_rate: int, num_classes: int, in_channels: int, image_s
     input="3x32x32",
 )
 def densenet121_12(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> DenseNet:
-    """DenseNet-121 with growth rate 12: the paper's, a million parameters."""
+    """Build the paper's DenseNet-121, with growth rate 12 and a million parameters."""
     return _make_densenet(12, num_classes, in_channels, image_size)
 
 
@@ -95,5 +95,5 @@ def densenet121_12(num_classes: int = 10, in_channels: int = 3, image_size: int 
     input="3x32x32",
 )
 def densenet121_32(num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> DenseNet:
-    """DenseNet-121 with growth rate 32: seven million parameters."""
+    """Build DenseNet-121 with growth rate 32 and seven million parameters."""
     return _make_densenet(32, num_classes, in_channels, image_size)

@@ -1,4 +1,4 @@
-"""Normalisation inside the model, so that attacks and budgets always live in pixels of [0, 1]."""
+"""Normalisation inside the model, so that attacks and radii are always in pixels of [0, 1]."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,17 @@ from deat.errors import UsageError, check_is_instance
 class Normalize(nn.Module):
     """The map x -> (x - mean) / std, channel by channel, of images in [0, 1].
 
-    Both are persistent buffers, so a weights file carries the normalisation it was trained with.
+    Both are persistent buffers, so that a weights file contains the normalisation of its training.
+
+    Args:
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
+
+    Raises:
+        UsageError: If they are not numbers of [0, 1] pixels, one per channel each, with std above 0.
+
+    Example:
+        >>> deat.models.Normalize(mean=[0.4914, 0.4822, 0.4465], std=[0.2471, 0.2435, 0.2616])
     """
 
     mean: Tensor
@@ -27,12 +37,17 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.tensor(stds).view(1, -1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalised images (B, C, H, W)."""
+        """Return the normalised images (B, C, H, W)."""
         return (x - self.mean) / self.std
 
 
 class Normalized(nn.Module):
-    """A network that takes images in [0, 1]: `normalize` first, then `net`."""
+    """A network that takes images in [0, 1]: `normalize` first, then `net`.
+
+    Args:
+        net: Network for normalised images.
+        normalize: Layer that normalises them.
+    """
 
     def __init__(self, net: nn.Module, normalize: Normalize) -> None:
         super().__init__()
@@ -40,19 +55,44 @@ class Normalized(nn.Module):
         self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of images in [0, 1]."""
+        """Return logits for images in [0, 1]."""
         logits: Tensor = self.net(self.normalize(x))
         return logits
 
 
 def add_normalization(model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> Normalized:
-    """The model behind its own normalisation; it then takes images in [0, 1]."""
+    """Wrap a model that takes normalised images, so that it takes images in [0, 1].
+
+    Args:
+        model: Network for normalised images.
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
+
+    Returns:
+        The wrapped network, whose `net` is the model.
+
+    Raises:
+        UsageError: If mean and std are not numbers of [0, 1] pixels, one per channel each, with std above 0.
+
+    Example:
+        >>> model = deat.add_normalization(net, mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
+    """
     check_is_instance(model)
     return Normalized(model, Normalize(mean, std))
 
 
 def parse_mean_std(normalize: Any) -> tuple[Sequence[float], Sequence[float]] | None:
-    """The mean and standard deviation, or None; an error for what is no pair."""
+    """Check that a value is a pair of mean and standard deviation.
+
+    Args:
+        normalize: (mean, std), or None.
+
+    Returns:
+        The pair, or None.
+
+    Raises:
+        UsageError: If the value is no pair.
+    """
     if normalize is None:
         return None
     if isinstance(normalize, tuple | list) and len(normalize) == 2:
@@ -64,22 +104,28 @@ def parse_mean_std(normalize: Any) -> tuple[Sequence[float], Sequence[float]] | 
 
 
 def get_input_std(model: nn.Module) -> Tensor | None:
-    """The std (1, C, 1, 1) of the first Normalize in the model, None when there is none.
+    """Return the standard deviation that a model divides its inputs by.
 
-    It turns a gradient with respect to normalised inputs into one with respect to pixels and back.
+    It converts between gradients with respect to normalised inputs and gradients with respect to pixels.
+
+    Args:
+        model: Any network.
+
+    Returns:
+        The std (1, C, 1, 1) of the first Normalize in the model, or None where it has none.
     """
     return next((module.std for module in model.modules() if isinstance(module, Normalize)), None)
 
 
-def _to_finite_floats(what: str, values: Sequence[float]) -> list[float]:
+def _to_finite_floats(name: str, values: Sequence[float]) -> list[float]:
     try:
         numbers = [float(value) for value in values]
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"{what} {values!r} is not a list of numbers: give one number per channel, e.g. [0.5]"
+            f"{name} {values!r} is not a list of numbers: give one number per channel, e.g. [0.5]"
         ) from error
     if not numbers or not all(math.isfinite(number) for number in numbers):
-        raise UsageError(f"{what} {values!r} must hold one finite number per channel")
+        raise UsageError(f"{name} {values!r} must have one finite number per channel")
     return numbers
 
 
@@ -87,7 +133,7 @@ def _check_mean_and_std(means: list[float], stds: list[float]) -> None:
     if len(means) != len(stds):
         raise UsageError(f"mean has {len(means)} channels and std has {len(stds)}: give one number per channel to both")
     if min(stds) <= 0:
-        raise UsageError(f"std {stds!r} must be above 0 in every channel: it divides; use 1 to leave one as it is")
+        raise UsageError(f"std {stds!r} must be above 0 in every channel: inputs are divided by it; use 1 for none")
     if max(*means, *stds) > 1:
         raise UsageError(
             f"mean {means!r} and std {stds!r} look like numbers of 0-255 pixels, and images are in [0, 1]: divide both "

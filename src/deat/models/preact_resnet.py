@@ -1,4 +1,4 @@
-"""PreAct-ResNets for small images: 18, the network of the paper's main tables, and 8, which a CPU trains."""
+"""PreAct-ResNets for small images: 18, the network of the paper's main tables, and 8, which trains on a CPU."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -9,9 +9,9 @@ STAGE_CHANNELS = (64, 128, 256, 512)
 
 
 class PreActBlock(nn.Module):
-    """Two 3x3 convolutions, each after batch norm and ReLU, beside a shortcut.
+    """Two 3x3 convolutions, each after batch norm and ReLU, and a shortcut.
 
-    The projection takes the raw input of the block, not the pre-activated one, as the paper's runs did.
+    The shortcut's projection takes the raw input of the block, not the pre-activated one, as in the paper's runs.
     """
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
@@ -25,14 +25,14 @@ class PreActBlock(nn.Module):
             self.shortcut.append(nn.Conv2d(width_in, width, 1, stride=stride, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output, for features (B, C, H, W)."""
+        """Return the block's output for features (B, C, H, W)."""
         out = self.conv1(F.relu(self.bn1(x)))
         summed: Tensor = self.conv2(F.relu(self.bn2(out))) + self.shortcut(x)
         return summed
 
 
 class PreActResNet(nn.Module):
-    """A bare 3x3 stem, four stages of pre-activation blocks, batch norm, average pool and a linear layer."""
+    """A 3x3 stem, four stages of pre-activation blocks, batch norm, average pool and a linear layer."""
 
     def __init__(self, blocks_per_stage: tuple[int, ...], num_classes: int, in_channels: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class PreActResNet(nn.Module):
         self.linear = nn.Linear(STAGE_CHANNELS[3], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, num_classes) of images of any size."""
+        """Return logits (B, num_classes) for images of any size."""
         x = self.layer4(self.layer3(self.layer2(self.layer1(self.conv1(x)))))
         logits: Tensor = self.linear(F.relu(self.bn(x)).mean((2, 3)))
         return logits
@@ -63,7 +63,7 @@ def _make_stage(width_in: int, width: int, num_blocks: int, stride: int) -> nn.S
     input="3x32x32",
 )
 def preact_resnet18(num_classes: int = 10, in_channels: int = 3) -> PreActResNet:
-    """PreAct-ResNet-18: two blocks in each of four stages."""
+    """Build PreAct-ResNet-18, with two blocks in each of four stages."""
     return PreActResNet((2, 2, 2, 2), num_classes, in_channels)
 
 
@@ -74,7 +74,7 @@ def preact_resnet18(num_classes: int = 10, in_channels: int = 3) -> PreActResNet
     input="3x32x32",
 )
 def preact_resnet8(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
-    """A stem that halves the image, one block in each of three stages, and the head of the larger ones."""
+    """Build a small PreAct-ResNet: a stem that halves the image, three stages of one block, and the usual head."""
     return nn.Sequential(
         nn.Conv2d(in_channels, 32, 3, stride=2, padding=1, bias=False),
         _make_stage(32, 32, 1, stride=1),

@@ -1,6 +1,6 @@
 """ResNet-18 and ResNet-50 for ImageNet-sized images, with torchvision's parameter names.
 
-Weights go both ways: a torchvision state dict loads here, and one of these loads there.
+A state dict of torchvision's models loads into these, and one of these into torchvision's.
 """
 
 from typing import ClassVar
@@ -12,7 +12,7 @@ from deat.models.build import register_model
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions, each before batch norm, beside a shortcut: the block of ResNet-18."""
+    """Two 3x3 convolutions, each before batch norm, and a shortcut: the block of ResNet-18."""
 
     expansion: ClassVar[int] = 1
 
@@ -25,15 +25,15 @@ class BasicBlock(nn.Module):
         self.downsample = _make_shortcut(width_in, width * self.expansion, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output, for features (B, C, H, W)."""
+        """Return the block's output for features (B, C, H, W)."""
         out = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(out)) + self.downsample(x))
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution between two of 1x1, beside a shortcut: the block of ResNet-50.
+    """A 3x3 convolution between two of 1x1, and a shortcut: the block of ResNet-50.
 
-    The 3x3 convolution carries the stride, as in torchvision ("version 1.5").
+    The 3x3 convolution has the stride, as in torchvision ("version 1.5").
     """
 
     expansion: ClassVar[int] = 4
@@ -49,7 +49,7 @@ class Bottleneck(nn.Module):
         self.downsample = _make_shortcut(width_in, width * self.expansion, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output, for features (B, C, H, W)."""
+        """Return the block's output for features (B, C, H, W)."""
         out = F.relu(self.bn1(self.conv1(x)))
         out = F.relu(self.bn2(self.conv2(out)))
         return F.relu(self.bn3(self.conv3(out)) + self.downsample(x))
@@ -76,7 +76,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, num_classes) of images of any size."""
+        """Return logits (B, num_classes) for images of any size."""
         x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, stride=2, padding=1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         logits: Tensor = self.fc(x.mean((2, 3)))
@@ -84,7 +84,7 @@ class ResNet(nn.Module):
 
 
 def _make_shortcut(width_in: int, width: int, stride: int) -> nn.Sequential:
-    """The shortcut: empty, so the identity, where the shapes already agree."""
+    """The shortcut, which is empty (the identity) where the shapes agree."""
     if stride == 1 and width_in == width:
         return nn.Sequential()
     return nn.Sequential(nn.Conv2d(width_in, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width))
@@ -102,7 +102,7 @@ def _make_stage(block: BlockType, width_in: int, width: int, num_blocks: int, st
     input="3x224x224",
 )
 def resnet18(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
-    """ResNet-18 for ImageNet-sized images."""
+    """Build ResNet-18 for ImageNet-sized images."""
     return ResNet(BasicBlock, (2, 2, 2, 2), num_classes, in_channels)
 
 
@@ -113,5 +113,5 @@ def resnet18(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
     input="3x224x224",
 )
 def resnet50(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
-    """ResNet-50 for ImageNet-sized images: the network of the paper's ImageNet runs."""
+    """Build ResNet-50 for ImageNet-sized images, the network of the paper's ImageNet runs."""
     return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, in_channels)

@@ -1,4 +1,4 @@
-"""The small convolutional network for digits: quick on a CPU, and without batch norm."""
+"""The small convolutional network for digits: fast on a CPU, and without batch norm."""
 
 from torch import nn
 
@@ -12,7 +12,7 @@ from deat.models.build import register_model
     input="1x8x8",
 )
 def small(num_classes: int = 10, in_channels: int = 1, image_size: int = 8) -> nn.Sequential:
-    """Convolutions of 16, 32 and 64 channels, the last two halving the image, and one linear layer."""
+    """Build convolutions of 16, 32 and 64 channels, the last two of which halve the image, and a linear layer."""
     side = -(-image_size // 4)
     return nn.Sequential(
         nn.Conv2d(in_channels, 16, 3, padding=1),

@@ -1,4 +1,4 @@
-"""Weights in safetensors files: nothing in them can run, and a write is whole or not there at all."""
+"""Weights in safetensors files, which cannot contain code; a file is written whole or not at all."""
 
 import os
 from collections.abc import Iterable
@@ -24,59 +24,91 @@ from deat.utils.tensor_files import (
 
 PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".tar"})
 WEIGHTS_FILES = ("best/model.safetensors", "last/model.safetensors", "model.safetensors", INDEX_FILE_NAME)
+"""Files of weights in a folder, in the order of preference."""
 MAX_LISTED_KEYS = 5
 
 
 def save_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write the model's parameters and buffers to a safetensors file, whole or not at all.
+    """Write a model's parameters and buffers to a safetensors file, whole or not at all.
 
-    A tensor with several names is written once; the file's metadata holds the other names. A file that is there is
-    replaced if it is empty or one of weights, by its content or its name; any other is refused.
+    A tensor with several names is written once; the file's metadata contains the other names.
+
+    Args:
+        model: Network, or a wrapper of torch.compile or data-parallel training around one.
+        path: File to write. An existing file is replaced only if it is empty or contains safetensors weights.
+
+    Raises:
+        CheckpointError: If the file cannot be written, must not be replaced, or has the name of a pickle.
+
+    Example:
+        >>> deat.save_weights(model, "robust.safetensors")
     """
     target = Path(path)
     if target.suffix.lower() in PICKLE_SUFFIXES:
-        raise CheckpointError(f"{target} would hold safetensors under a pickle's name: end it in .safetensors")
+        raise CheckpointError(f"{target} has the name of a pickle, and weights are safetensors: end it in .safetensors")
     if not _can_overwrite(target):
-        raise CheckpointError(f"{target} exists and holds no safetensors weights, so it is not replaced: name another")
+        raise CheckpointError(f"{target} exists and is no safetensors file, so it is not replaced: choose another name")
     _write_weights(get_state_dict(model), target)
 
 
 def _can_overwrite(target: Path) -> bool:
-    """Whether nothing is lost but weights where a file of them is written."""
-    named = target.suffix.lower() == ".safetensors"
-    return named or not target.is_file() or not target.stat().st_size or is_safetensors_file(target)
+    """Whether a file does not exist, is empty, or is one of weights."""
+    has_suffix = target.suffix.lower() == ".safetensors"
+    return has_suffix or not target.is_file() or not target.stat().st_size or is_safetensors_file(target)
 
 
 def load_weights(
     model: nn.Module, path: str | os.PathLike[str], strict: bool = True, *, fresh_head: bool = False
 ) -> list[str]:
-    """Fill the model from a safetensors file, a run folder's best (else last) weights, or a folder that holds parts.
+    """Load weights into a model.
 
-    Weights of a bare network fit its Normalized wrapper, which keeps its own normalisation, and the other
-    way round. Without `strict`, keys that only one of the two has are skipped; shapes must always agree.
-    Weights that do not fit leave the model as it was. With fresh_head, one layer whose number of outputs differs, as it
-    does for other classes, keeps the model's own weights; their names are returned.
+    Weights of a bare network fit its Normalized wrapper, which keeps its own normalisation, and vice versa. Weights
+    that do not fit leave the model unchanged.
+
+    Args:
+        model: Network, or a wrapper of torch.compile or data-parallel training around one.
+        path: A safetensors file, a run folder (its best weights, or else its last ones), or a folder of sharded
+            weights with an index.
+        strict: Refuse names that only the file or only the model has. Shapes must always agree.
+        fresh_head: Let one layer whose number of outputs differs, as with other classes, keep the model's own weights.
+
+    Returns:
+        The names of the tensors that keep the model's own weights because of fresh_head.
+
+    Raises:
+        CheckpointError: If there are no weights, the file is damaged or a pickle, or the weights do not fit.
+
+    Example:
+        >>> deat.load_weights(model, "runs/digits-m+deat")
+        []
     """
     file = find_weights_file(Path(path))
     inner = unwrap_model(model)
     expected = get_state_dict(inner)
-    found = _restore_tied_weights(_match_wrapper_keys(read_tensors(file), inner, expected), expected)
-    left = _find_resized_head(found, expected) if fresh_head else []
-    found = {key: expected[key] if key in left else tensor for key, tensor in found.items()}
-    _check_fit(found, expected, file, strict)
-    inner.load_state_dict({key: found[key] for key in expected if key in found}, strict=False)
-    return left
+    loaded = _restore_tied_weights(_match_wrapper_keys(read_tensors(file), inner, expected), expected)
+    head = _find_resized_head(loaded, expected) if fresh_head else []
+    loaded = {key: expected[key] if key in head else tensor for key, tensor in loaded.items()}
+    _check_fit(loaded, expected, file, strict)
+    inner.load_state_dict({key: loaded[key] for key in expected if key in loaded}, strict=False)
+    return head
 
 
 def _find_resized_head(loaded: Tensors, expected: Tensors) -> list[str]:
-    """The tensors of the one layer that differs in its number of outputs alone, if there is just one."""
+    """The tensors of the layer that differs in its number of outputs alone, if there is exactly one."""
     differ = [key for key in expected if key in loaded and loaded[key].shape != expected[key].shape]
     rows_only = all(loaded[key].shape[1:] == expected[key].shape[1:] for key in differ)
     return differ if rows_only and len({key.rpartition(".")[0] for key in differ}) == 1 else []
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile's and the data-parallel wrappers, which prefix every key."""
+    """Return the network inside wrappers of torch.compile and data-parallel training, which prefix every key.
+
+    Args:
+        model: Network or wrapper.
+
+    Returns:
+        The network itself.
+    """
     check_is_instance(model)
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -88,13 +120,23 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 
 
 def get_state_dict(model: nn.Module) -> Tensors:
-    """The model's parameters and buffers under its own names, whatever it is wrapped in."""
+    """Return a model's parameters and buffers under the network's own names.
+
+    Args:
+        model: Network, or a wrapper of torch.compile or data-parallel training around one.
+
+    Returns:
+        The tensors by name.
+
+    Raises:
+        CheckpointError: If the model's state contains other things than tensors, or lazy layers without weights.
+    """
     state = unwrap_model(model).state_dict()
     others = [key for key, value in state.items() if not isinstance(value, Tensor)]
     if others:
         raise CheckpointError(
-            f"the model's state holds more than tensors ({_shorten_key_list(others)}), which safetensors cannot: "
-            "keep it in a buffer"
+            f"the model's state contains more than tensors ({_shorten_key_list(others)}), which safetensors cannot "
+            "store: keep it in a buffer"
         )
     if any(is_lazy(value) for value in state.values()):
         raise CheckpointError("the model has lazy layers without weights yet: run one batch through it first")
@@ -102,7 +144,7 @@ def get_state_dict(model: nn.Module) -> Tensors:
 
 
 def _restore_tied_weights(loaded: Tensors, expected: Tensors) -> Tensors:
-    """The found tensors, and the same again for every name the model ties to one of theirs."""
+    """The loaded tensors, also under the other names that the model has for them."""
     by_identity = {tensor_identity(expected[key]): tensor for key, tensor in loaded.items() if key in expected}
     tied = {key: by_identity[i] for key, tensor in expected.items() if (i := tensor_identity(tensor)) in by_identity}
     return tied | loaded
@@ -119,12 +161,24 @@ def _write_weights(tensors: Tensors, target: Path) -> None:
 
 
 def find_weights_file(path: Path) -> Path:
-    """The file of weights that a path means: itself, a run's best (else last) one, or the index of parts."""
+    """Return the file of weights that a path means.
+
+    Args:
+        path: A file, a run folder, or a folder of sharded weights.
+
+    Returns:
+        The file itself, the run's best weights (or else its last ones), or the index of the shards.
+
+    Raises:
+        CheckpointError: If there is no such file, or it has the name of a pickle.
+    """
     if path.is_dir():
         file = next((path / name for name in WEIGHTS_FILES if (path / name).is_file()), None)
         if file is None:
-            exported = f". Those of its checkpoints: deat export {quote(str(path))}" if any(path.glob("ckpt-*")) else ""
-            raise CheckpointError(f"no weights in folder {path}: it has none of {', '.join(WEIGHTS_FILES)}{exported}")
+            hint = (
+                f". Export those of its checkpoints: deat export {quote(str(path))}" if any(path.glob("ckpt-*")) else ""
+            )
+            raise CheckpointError(f"no weights in folder {path}: it has none of {', '.join(WEIGHTS_FILES)}{hint}")
         return file
     if not path.is_file():
         raise CheckpointError(f"no weights at {path}: give a .safetensors file or a run folder")
@@ -134,36 +188,36 @@ def find_weights_file(path: Path) -> Path:
 
 
 def _match_wrapper_keys(loaded: Tensors, model: nn.Module, expected: Tensors) -> Tensors:
-    """The tensors under the model's own keys, whether either of the two is Normalized or not."""
-    own = {key: tensor for key, tensor in expected.items() if key.startswith("normalize.")}
-    wrapped = {f"net.{key}": tensor for key, tensor in loaded.items()} | own
+    """The tensors under the model's own keys, whether the model or the saved one is Normalized or not."""
+    normalization = {key: tensor for key, tensor in expected.items() if key.startswith("normalize.")}
+    wrapped = {f"net.{key}": tensor for key, tensor in loaded.items()} | normalization
     unwrapped = {key.removeprefix("net."): t for key, t in loaded.items() if not key.startswith("normalize.")}
     other = wrapped if isinstance(model, Normalized) else unwrapped
-    # Its own keys win a tie, so that a model that fits as it is never gets renamed.
-    return max(loaded, other, key=lambda tensors: len((tensors.keys() & expected.keys()) - own.keys()))
+    # The file's own keys win a tie, so that weights that fit are never renamed.
+    return max(loaded, other, key=lambda tensors: len((tensors.keys() & expected.keys()) - normalization.keys()))
 
 
 def _check_fit(loaded: Tensors, expected: Tensors, file: Path, strict: bool) -> None:
     common = [key for key in expected if key in loaded]
-    misshapen = [
+    wrong_shapes = [
         f"{key} {tuple(loaded[key].shape)} for {tuple(expected[key].shape)}"
         for key in common
         if loaded[key].shape != expected[key].shape
     ]
-    problems = {"wrong shape": misshapen}
+    problems = {"wrong shape": wrong_shapes}
     if strict or not common:
         problems["missing"] = [key for key in expected if key not in loaded]
         problems["not in the model"] = [key for key in loaded if key not in expected]
-    told = [f"{what}: {_shorten_key_list(keys)}" for what, keys in problems.items() if keys]
-    if told:
+    lines = [f"{problem}: {_shorten_key_list(keys)}" for problem, keys in problems.items() if keys]
+    if lines:
         raise CheckpointError(
-            f"{file} does not fit the model ({'; '.join(told)}): build the model the weights were made with, "
+            f"{file} does not fit the model ({'; '.join(lines)}): build the model of these weights, "
             "with the same number of classes, channels and image size"
         )
 
 
 def _shorten_key_list(keys: Iterable[str]) -> str:
-    """A few of the keys and how many more there are."""
+    """The first keys, and how many more there are."""
     keys = list(keys)
-    rest = f" and {len(keys) - MAX_LISTED_KEYS} more" if len(keys) > MAX_LISTED_KEYS else ""
-    return ", ".join(keys[:MAX_LISTED_KEYS]) + rest
+    more = f" and {len(keys) - MAX_LISTED_KEYS} more" if len(keys) > MAX_LISTED_KEYS else ""
+    return ", ".join(keys[:MAX_LISTED_KEYS]) + more

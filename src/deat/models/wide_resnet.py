@@ -1,4 +1,4 @@
-"""Wide ResNet for small images, in the form TRADES made customary in robust training."""
+"""Wide ResNet for small images, in the form that TRADES uses and robust training has used since."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -7,7 +7,7 @@ from deat.models.build import register_model
 
 
 class WideBlock(nn.Module):
-    """Two 3x3 convolutions, each after batch norm and ReLU; a shortcut that widens starts pre-activated."""
+    """Two 3x3 convolutions, each after batch norm and ReLU; a shortcut that widens takes the pre-activated input."""
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class WideBlock(nn.Module):
         self.shortcut = nn.Conv2d(width_in, width, 1, stride=stride, bias=False) if widens else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output, for features (B, C, H, W)."""
+        """Return the block's output for features (B, C, H, W)."""
         active = F.relu(self.bn1(x))
         out: Tensor = self.conv2(F.relu(self.bn2(self.conv1(active))))
         return out + (x if self.shortcut is None else self.shortcut(active))
@@ -47,7 +47,7 @@ class WideResNet(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, num_classes) of images of any size."""
+        """Return logits (B, num_classes) for images of any size."""
         x = self.block3(self.block2(self.block1(self.conv1(x))))
         logits: Tensor = self.linear(F.relu(self.bn(x)).mean((2, 3)))
         return logits
@@ -65,5 +65,5 @@ def _make_stage(width_in: int, width: int, num_blocks: int, stride: int) -> nn.S
     input="3x32x32",
 )
 def wide_resnet34_10(num_classes: int = 10, in_channels: int = 3) -> WideResNet:
-    """WRN-34-10: 34 layers, ten times the width of a plain CIFAR ResNet, no dropout."""
+    """Build WRN-34-10: 34 layers, ten times the width of a plain CIFAR ResNet, no dropout."""
     return WideResNet(34, 10, num_classes, in_channels)

@@ -1,4 +1,4 @@
-"""The paper's setups, one file a recipe; importing this package registers whatever files it holds."""
+"""The paper's setups, one file a recipe. Importing this package registers all of its files."""
 
 from importlib import import_module
 from pkgutil import iter_modules

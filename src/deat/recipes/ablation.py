@@ -1,7 +1,7 @@
-"""Which of M+DEAT's tricks matter: learning rate, start and step size, one changed at a time, in seven rows.
+"""Which of M+DEAT's settings matter: learning rate, start and step size, one changed at a time, in seven rows.
 
-The standard setup. The authors' normal start had a mean of -8/255 by mistake and was not projected; ours has mean 0
-and is.
+The standard setup. The authors' normal start had a mean of -8/255 by mistake and was not projected; here its mean is 0
+and it is projected.
 """
 
 from dataclasses import replace
@@ -15,8 +15,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "alpha 12": {"alpha": 12 / 255},
     "zero start": {"start": "zero"},
     "normal start": {"start": "normal"},
-    "cyclic lr": {"rate": "cyclic"},
-    "flat lr": {"rate": "flat"},
+    "cyclic lr": {"lr_schedule": "cyclic"},
+    "flat lr": {"lr_schedule": "flat"},
 }
 
 
@@ -32,15 +32,17 @@ def ablation(method: str, model: str) -> list[RecipeRow]:
     """Learning rate, start and step size of M+DEAT changed one at a time."""
     rows = []
     for row in cifar10_standard(method, model):
-        plain = replace(row, evaluation=EvaluationPlan(("natural", "pgd-100", "cw-20")))
-        rows += [_make_variant(plain, model, name, change) for name, change in VARIANTS.items()]
-        rows.append(replace(plain, paper=("tab:ablation", f"{model} {row.label}")))
+        base = replace(row, evaluation=EvaluationPlan(("natural", "pgd-100", "cw-20")))
+        rows += [_make_variant(base, model, name, change) for name, change in VARIANTS.items()]
+        rows.append(replace(base, paper_row=("tab:ablation", f"{model} {row.label}")))
     return rows
 
 
 def _make_variant(row: RecipeRow, model: str, name: str, change: dict[str, Any]) -> RecipeRow:
     label = f"{row.label} {name}"
-    request = replace(row.request, **{key: value for key, value in change.items() if key != "rate"})
-    settings = {**row.settings, **{key: value for key, value in change.items() if key == "rate"}}
-    paper = ("tab:ablation", f"{model} {label}")
-    return replace(row, label=label, request=request, settings=settings, paper=paper, about=tuple(change))
+    request = replace(row.request, **{key: value for key, value in change.items() if key != "lr_schedule"})
+    settings = {**row.settings, **{key: value for key, value in change.items() if key == "lr_schedule"}}
+    paper_row = ("tab:ablation", f"{model} {label}")
+    return replace(
+        row, label=label, request=request, settings=settings, paper_row=paper_row, varied_settings=tuple(change)
+    )

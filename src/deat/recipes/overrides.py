@@ -1,4 +1,4 @@
-"""Settings of a recipe changed by hand: `--set epochs=5 --set lr=0.02`."""
+"""Change settings of a recipe: `--set epochs=5 --set lr=0.02`."""
 
 import re
 import types
@@ -23,37 +23,58 @@ DEDICATED_FLAGS = {
     "data_root": "--data-root",
     "download": "--download",
 }
-"""What has a flag of its own."""
+"""Settings with a flag of their own."""
 METHOD_SPECIFIC_SETTINGS = ("gamma", "max_steps", "beta", "tau", "compact")
-"""Settings that only some methods have: the other rows stay as they are."""
+"""Settings that only some methods have. The rows of other methods are left unchanged."""
 
 
 def apply_overrides(rows: Sequence[RecipeRow], overrides: dict[str, str]) -> list[RecipeRow]:
-    """The rows with these settings, each written as text; of rows that they make the same one stays."""
+    """Change settings in all rows.
+
+    Args:
+        rows: Rows of a recipe.
+        overrides: Values by the name of the setting, both as text.
+
+    Returns:
+        The changed rows. Of rows that become the same, one is kept.
+
+    Raises:
+        UsageError: If a setting is unknown, no method has it, or its value is not accepted.
+    """
     values = {name: _parse_setting(name, text) for name, text in overrides.items()}
     for name in set(values) & set(METHOD_SPECIFIC_SETTINGS):
         if not any(_has_setting(row, name, values[name]) for row in rows):
-            _check_has_setting(rows[0], name, values[name])  # whose refusal says why
+            _check_has_setting(rows[0], name, values[name])  # raises the error that says why
     changed = [_override_row(row, values) for row in rows]
-    others = [row for row in changed if not set(row.about) & set(values)]
-    kept: list[RecipeRow] = []
+    unaffected = [row for row in changed if not set(row.varied_settings) & set(values)]
+    distinct: list[RecipeRow] = []
     for row in changed:
-        if row in others:
-            kept.append(row)
-        elif not any(_is_same_run(row, other) for other in (*others, *kept)):
-            kept.append(_relabel_row(row, overrides))
-    return kept
+        if row in unaffected:
+            distinct.append(row)
+        elif not any(_is_same_run(row, other) for other in (*unaffected, *distinct)):
+            distinct.append(_relabel_row(row, overrides))
+    return distinct
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, str]:
-    """`key=value` texts as a dictionary."""
-    found: dict[str, str] = {}
+    """Parse texts of the form key=value.
+
+    Args:
+        texts: Such as "epochs=5".
+
+    Returns:
+        Values by name, both as text.
+
+    Raises:
+        UsageError: If a text has another form.
+    """
+    overrides: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise UsageError(f"--set {text!r} is not of the form key=value, such as epochs=5.")
-        found[name.strip().replace("-", "_")] = value.strip()
-    return found
+        overrides[name.strip().replace("-", "_")] = value.strip()
+    return overrides
 
 
 def _is_same_run(row: RecipeRow, other: RecipeRow) -> bool:
@@ -61,29 +82,29 @@ def _is_same_run(row: RecipeRow, other: RecipeRow) -> bool:
 
 
 def _relabel_row(row: RecipeRow, overrides: dict[str, str]) -> RecipeRow:
-    """A row that is about a setting, named by what this now is, which the paper does not have."""
+    """The row with the new values of its varied settings in its label; the paper has no such row."""
     label = row.label
-    for name in set(row.about) & set(overrides):
+    for name in set(row.varied_settings) & set(overrides):
         label = re.sub(rf"\b{name} \S+", f"{name} {overrides[name]}".replace("\\", r"\\"), label)
-    return replace(row, label=label, paper=None)
+    return replace(row, label=label, paper_row=None)
 
 
 def _override_row(row: RecipeRow, values: dict[str, Any]) -> RecipeRow:
-    mine = {
+    accepted = {
         name: value
         for name, value in values.items()
         if name not in METHOD_SPECIFIC_SETTINGS or _has_setting(row, name, value)
     }
-    request = replace(row.request, **_select_fields(Request, mine))
-    settings = {**row.settings, **_select_fields(TrainConfig, mine)}
-    if "epochs" in mine and "milestones" not in mine and row.settings.get("milestones"):
+    request = replace(row.request, **_select_fields(Request, accepted))
+    settings = {**row.settings, **_select_fields(TrainConfig, accepted)}
+    if "epochs" in accepted and "milestones" not in accepted and row.settings.get("milestones"):
         milestones = row.settings["milestones"]
-        settings["milestones"] = rescale_milestones(milestones, row.settings["epochs"], mine["epochs"])
+        settings["milestones"] = rescale_milestones(milestones, row.settings["epochs"], accepted["epochs"])
     return replace(
         row,
         request=request,
         settings=settings,
-        evaluation=replace(row.evaluation, **_select_fields(EvaluationPlan, mine)),
+        evaluation=replace(row.evaluation, **_select_fields(EvaluationPlan, accepted)),
     )
 
 
@@ -106,31 +127,30 @@ def _select_fields(dataclass_type: type[Any], values: dict[str, Any]) -> dict[st
 
 
 def _setting_types() -> dict[str, Any]:
-    """Everything that can be set, and its type."""
-    found = {
+    """The type of each setting that can be changed."""
+    types_by_name = {
         name: kind for part in (Request, TrainConfig, EvaluationPlan) for name, kind in get_type_hints(part).items()
     }
-    return {name: kind for name, kind in found.items() if name not in DEDICATED_FLAGS}
+    return {name: kind for name, kind in types_by_name.items() if name not in DEDICATED_FLAGS}
 
 
 def _parse_setting(name: str, text: str) -> Any:
     if name in DEDICATED_FLAGS:
-        raise UsageError(f"{name} is not for --set; use {DEDICATED_FLAGS[name]}.")
-    kinds = _setting_types()
-    if name not in kinds:
-        raise unknown_name_error("setting", name, kinds)
+        raise UsageError(f"{name} cannot be changed by --set. Use {DEDICATED_FLAGS[name]}.")
+    types_by_name = _setting_types()
+    if name not in types_by_name:
+        raise unknown_name_error("setting", name, types_by_name)
     try:
-        return _convert_value(text, kinds[name])
+        return _convert_value(text, types_by_name[name])
     except ValueError as error:
         raise UsageError(f"--set {name}={text}: {error}") from None
 
 
 def _convert_value(text: str, kind: Any) -> Any:
-    """A text as a value of a declared type."""
     if get_origin(kind) in (Union, types.UnionType):
-        inner = [k for k in get_args(kind) if k is not type(None)]
-        empty = type(None) in get_args(kind) and text.lower() in ("", "auto", "default")
-        return None if empty else _convert_value(text, inner[0])
+        alternatives = [k for k in get_args(kind) if k is not type(None)]
+        is_none = type(None) in get_args(kind) and text.lower() in ("", "auto", "default")
+        return None if is_none else _convert_value(text, alternatives[0])
     if get_origin(kind) is tuple:
         return tuple(_convert_value(part.strip(), get_args(kind)[0]) for part in text.split(",") if part.strip())
     return _PARSERS_BY_TYPE[kind](text)

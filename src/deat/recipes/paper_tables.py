@@ -1,4 +1,4 @@
-"""The paper's own numbers: every table that a recipe repeats, the misprints in them, and its numeric claims.
+"""The paper's own numbers: every table that a recipe repeats, their misprints, and claims on training time.
 
 Accuracies are in percent, as printed. A row's name is its model and the recipe's label, a column's the attack's or
 a cost: minutes, hours, or per_batch (backprops a batch over all of training, the paper's M).
@@ -9,7 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PaperValue:
-    """A number as printed; `logged` is what the authors' own log says where the table has it wrong."""
+    """A number of the paper.
+
+    Args:
+        printed: The number as printed.
+        logged: The number in the authors' own log, where the table is wrong.
+    """
 
     printed: float
     logged: float | None = None
@@ -17,7 +22,15 @@ class PaperValue:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of the paper: its number, its label in the LaTeX source, and its rows."""
+    """A table of the paper.
+
+    Args:
+        number: Such as "Table 3".
+        label: Label in the LaTeX source.
+        title: Title of the table.
+        columns: Names of the columns: attacks and costs.
+        rows: Numbers by the name of the row; None where the paper has none.
+    """
 
     number: str
     label: str
@@ -26,7 +39,15 @@ class PaperTable:
     rows: dict[str, tuple[float | None, ...]]
 
     def value(self, row: str, column: str) -> PaperValue | None:
-        """The number of a row and column; None where the paper has none."""
+        """Return the number in a row and column.
+
+        Args:
+            row: Name of a row.
+            column: Name of a column.
+
+        Returns:
+            The number, or None where the paper has none.
+        """
         cells = dict(zip(self.columns, self.rows.get(row, ()), strict=False))
         printed = cells.get(column)
         return None if printed is None else PaperValue(printed, MISPRINTS.get((self.label, row, column)))
@@ -34,20 +55,28 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class PaperClaim:
-    """A sentence of the paper: `fast` takes so many percent less time than `slow` (below 0: more), rows of a table."""
+    """A sentence of the paper on training time.
+
+    Args:
+        text: The sentence.
+        percent: By how many percent less time the faster row takes; below 0, more time.
+        table_label: Label of the table with the times.
+        faster_row: Name of the row that is said to be faster.
+        slower_row: Name of the row that it is compared with.
+    """
 
     text: str
     percent: float
-    table: str
+    table_label: str
     faster_row: str
     slower_row: str
 
     @property
     def percent_from_table(self) -> float:
-        """The same percentage by the times in that table, which the sentence does not always agree with."""
-        held = PAPER_TABLES[self.table]
-        unit = "hours" if "hours" in held.columns else "minutes"
-        fast, slow = (value.printed for row in (self.faster_row, self.slower_row) if (value := held.value(row, unit)))
+        """The same percentage by the times in the table, with which the sentence does not always agree."""
+        table = PAPER_TABLES[self.table_label]
+        unit = "hours" if "hours" in table.columns else "minutes"
+        fast, slow = (value.printed for row in (self.faster_row, self.slower_row) if (value := table.value(row, unit)))
         return 100 * (1 - fast / slow)
 
 
@@ -267,12 +296,29 @@ PAPER_CLAIMS = (
 
 
 def find_paper_value(table: str | None, row: str | None, column: str) -> PaperValue | None:
-    """What the paper has in a table's row and column, if anything."""
-    held = find_paper_table(table, row)
-    return held.value(row, column) if held and row else None
+    """Return the paper's number in a table's row and column.
+
+    Args:
+        table: Label of the table, or None.
+        row: Name of the row, or None.
+        column: Name of the column.
+
+    Returns:
+        The number, or None where the paper has none.
+    """
+    paper_table = find_paper_table(table, row)
+    return paper_table.value(row, column) if paper_table and row else None
 
 
 def find_paper_table(table: str | None, row: str | None) -> PaperTable | None:
-    """The paper's table of this label, if it has such a row."""
-    held = PAPER_TABLES.get(table) if table else None
-    return held if held and row in held.rows else None
+    """Return the paper's table of a label, if it has a row of this name.
+
+    Args:
+        table: Label of the table, or None.
+        row: Name of the row, or None.
+
+    Returns:
+        The table, or None.
+    """
+    paper_table = PAPER_TABLES.get(table) if table else None
+    return paper_table if paper_table and row in paper_table.rows else None

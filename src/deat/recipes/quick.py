@@ -5,7 +5,8 @@ a result. Its 16 runs take one core each, so one at a time they take about twice
 by CW-20 on held-out images, that of natural training by natural accuracy. The rules are the paper's as written.
 """
 
-from deat.recipes.recipe import EvaluationPlan, RecipeRow, get_method_name, register_recipe
+from deat.methods import get_method
+from deat.recipes.recipe import EvaluationPlan, RecipeRow, register_recipe
 from deat.runs.request import DATASET_DEFAULTS, Request
 
 
@@ -20,9 +21,6 @@ from deat.runs.request import DATASET_DEFAULTS, Request
 )
 def quick(method: str, model: str) -> list[RecipeRow]:
     """Eight methods on digits, in about three minutes on two cores (--jobs 2)."""
-    judging = EvaluationPlan(("natural", "fgsm", "pgd-20", "cw-20"))
-    return [
-        RecipeRow(
-            get_method_name(method), Request(model=model, method=method), dict(DATASET_DEFAULTS["digits"]), judging
-        )
-    ]
+    plan = EvaluationPlan(("natural", "fgsm", "pgd-20", "cw-20"))
+    request = Request(model=model, method=method)
+    return [RecipeRow(get_method(method).name, request, dict(DATASET_DEFAULTS["digits"]), plan)]

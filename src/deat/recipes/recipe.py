@@ -1,4 +1,4 @@
-"""A recipe: a function from method and model to the rows of a table, each a run and how it is judged."""
+"""A recipe: a function from method and model to the rows of a table, each a run and how it is evaluated."""
 
 import inspect
 import math
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deat.data import list_datasets as data_names
+from deat.data import list_datasets
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.arguments import check_evaluation_arguments
 from deat.evaluation.attack_registry import get_attack
@@ -23,21 +23,31 @@ from deat.training.cost_estimate import backprop_bounds
 from deat.utils.paths import anonymize_paths
 from deat.utils.user_code import is_file_spec, split_prefixes, split_spec
 
-HELD_OUT_FRACTION, TEST_FRACTION, ASSUMED_TEST_IMAGES = 0.1, 0.25, 10_000
-"""Guesses of what takes how long: held-out and test images as parts of the training set, and how many test images."""
+HELD_OUT_FRACTION, TEST_FRACTION = 0.1, 0.25
+"""Guesses for the time left: numbers of held-out and of test images, as fractions of the training set."""
+ASSUMED_TEST_IMAGES = 10_000
+
+RowBuilder = Callable[[str, str], "list[RecipeRow]"]
+"""A function from a method's and a model's name to rows."""
 
 
 @dataclass(frozen=True)
 class AttackRound:
-    """One judging of a run: of which epoch, by which attacks, on how many test images (None: all)."""
+    """One evaluation of a run.
+
+    Args:
+        epoch: "best" or "last".
+        attacks: Names of the attacks.
+        n: Number of test images; None for all.
+    """
 
     epoch: str
     attacks: tuple[str, ...]
     n: int | None
 
     @property
-    def weight(self) -> float:
-        """What it costs, in backprops a batch of training, very roughly."""
+    def relative_cost(self) -> float:
+        """A rough cost in backprops a batch of training."""
         return (
             TEST_FRACTION
             * min(1.0, (self.n or ASSUMED_TEST_IMAGES) / ASSUMED_TEST_IMAGES)
@@ -47,11 +57,19 @@ class AttackRound:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """How a run's weights are judged: by which attacks, on how many test images, and of which epoch.
+    """How a run's weights are evaluated.
 
-    epoch "best" judges the epoch chosen on held-out training images, and the last one beside it, without AutoAttack.
-    aa_n judges by AutoAttack on fewer images than by the rest, but for the seeds of aa_whole; there is then no "worst"
-    of all.
+    Args:
+        attacks: Names of the attacks.
+        epoch: "best" evaluates the epoch chosen on held-out training images, and also the last one, without
+            AutoAttack. "last" evaluates the last epoch alone.
+        n: Number of test images; None for all.
+        aa_n: Number of test images for AutoAttack, where it is smaller. There is then no worst case over all attacks.
+        aa_whole: Seeds for which AutoAttack runs on n images all the same.
+        block: Number of images that are attacked at once.
+
+    Raises:
+        UsageError: If a value is not accepted.
     """
 
     attacks: tuple[str, ...] = DEFAULT_ATTACKS
@@ -68,68 +86,107 @@ class EvaluationPlan:
         if self.aa_n is not None and self.aa_n < 1:
             raise UsageError(f"aa_n must be a number of images >= 1, not {self.aa_n}.")
         if self.aa_whole and self.aa_n is None:
-            raise UsageError("aa_whole names seeds that aa_n does not hold for; give aa_n too, such as aa_n=1000.")
+            raise UsageError("aa_whole names the seeds that aa_n does not apply to. Give aa_n too, such as aa_n=1000.")
 
     def rounds(self, seed: int) -> dict[str, AttackRound]:
-        """How a seed is judged: "" is the main round, "last" the last epoch's, "aa" AutoAttack's where it is apart."""
-        apart = self.aa_n is not None and "aa" in self.attacks
-        cheap = tuple(name for name in self.attacks if name != "aa")
-        found = {"": AttackRound(self.epoch, cheap if apart else self.attacks, self.n)}
+        """List the evaluations of one seed.
+
+        Args:
+            seed: Seed of the run.
+
+        Returns:
+            By name: "" is the main round, "last" the last epoch's, "aa" AutoAttack's where it has its own images.
+        """
+        has_own_aa_round = self.aa_n is not None and "aa" in self.attacks
+        without_aa = tuple(name for name in self.attacks if name != "aa")
+        rounds = {"": AttackRound(self.epoch, without_aa if has_own_aa_round else self.attacks, self.n)}
         if self.epoch == "best":
-            found["last"] = AttackRound("last", cheap, self.n)
-        if apart:
-            found["aa"] = AttackRound(self.epoch, ("natural", "aa"), self.n if seed in self.aa_whole else self.aa_n)
-        return found
+            rounds["last"] = AttackRound("last", without_aa, self.n)
+        if has_own_aa_round:
+            rounds["aa"] = AttackRound(self.epoch, ("natural", "aa"), self.n if seed in self.aa_whole else self.aa_n)
+        return rounds
 
 
 @dataclass(frozen=True)
 class RecipeRow:
-    """One row of a table: a run without its seed, how it is judged, and where in the paper it is.
+    """One row of a table: a run without its seed, how it is evaluated, and its row in the paper.
 
-    about names the settings that this row is there for; where one is set for all rows, it goes if another row is then
-    the same. seeds are those of the recipe's that it is run with where none are asked for, None for all of them.
+    Args:
+        label: Name of the row.
+        request: The run that is trained.
+        settings: Fields of TrainConfig that differ from the defaults.
+        evaluation: How the run's weights are evaluated.
+        paper_row: The paper's table and row; None where the paper has none.
+        varied_settings: Settings that distinguish this row from the others. Where one of them is set for all rows,
+            the row is dropped if another one is then the same.
+        seeds: Seeds of the recipe to run by default; None for all of them.
     """
 
     label: str
     request: Request
     settings: dict[str, Any] = field(default_factory=dict)
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
-    paper: tuple[str, str] | None = None
-    about: tuple[str, ...] = ()
+    paper_row: tuple[str, str] | None = None
+    varied_settings: tuple[str, ...] = ()
     seeds: tuple[int, ...] | None = None
 
     def check(self) -> "RecipeRow":
-        """Refuse what can be refused without any data."""
-        settings = TrainConfig(**self.settings)
+        """Check the row as far as possible without data.
+
+        Returns:
+            The row itself.
+
+        Raises:
+            UsageError: If a setting, method or threat model is not accepted.
+        """
+        config = TrainConfig(**self.settings)
         method = get_method(self.request.method, rules=self.request.rules)
-        radius = parse_threat(f"{self.request.norm or 'linf'}:{self.request.eps or 1.0!r}")
-        configure_method(method, radius, **self.request.method_options).bind(radius, settings.epochs)
+        threat = parse_threat(f"{self.request.norm or 'linf'}:{self.request.eps or 1.0!r}")
+        configure_method(method, threat, **self.request.method_options).bind(threat, config.epochs)
         return self
 
     def resolve(self, seed: int, budget: int | None = None, threads: int | None = None) -> Run:
-        """The run of one seed on its data; with a budget, of as many epochs as never spend more backprops."""
-        given = {**self.settings, "seed": seed}
-        run = resolve_request(self.request, **given if threads is None else {**given, "threads": threads})
+        """Load the data and resolve the run of one seed.
+
+        Args:
+            seed: Seed of the run.
+            budget: Most backprops that training may spend; it shortens the training.
+            threads: CPU threads; None for the default.
+
+        Returns:
+            The run.
+        """
+        settings = {**self.settings, "seed": seed}
+        run = resolve_request(self.request, **settings if threads is None else {**settings, "threads": threads})
         return run if budget is None else _limit_epochs_to_budget(run, budget)
 
     @property
-    def training(self) -> float:
-        """What training and validating cost, in backprops a batch, very roughly: to tell the time left."""
+    def training_cost(self) -> float:
+        """A rough cost of training and validation in backprops a batch, to estimate the time left."""
         method = get_method(self.request.method, rules=self.request.rules)
-        settings = TrainConfig(**self.settings)
-        few, many = backprop_bounds(method, method.bind(parse_threat("linf:1.0"), settings.epochs), settings.epochs)
-        validating = (
-            0.0 if settings.val_attack == "none" else settings.epochs * _estimate_attack_cost(settings.val_attack)
-        )
-        return (few + many) / 2 + HELD_OUT_FRACTION * validating
+        config = TrainConfig(**self.settings)
+        fewest, most = backprop_bounds(method, method.bind(parse_threat("linf:1.0"), config.epochs), config.epochs)
+        validation = 0.0 if config.val_attack == "none" else config.epochs * _estimate_attack_cost(config.val_attack)
+        return (fewest + most) / 2 + HELD_OUT_FRACTION * validation
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A setup of the paper: which table or figure it is, under which rules, with which methods, models and seeds."""
+    """A setup of the paper.
+
+    Args:
+        name: Name of the recipe.
+        row_builder: Function from a method's and a model's name to rows. Its module's docstring describes the setup.
+        paper: The paper's table or figure.
+        rules: Rule set, "paper" or "released".
+        methods: Names of the methods.
+        models: Names of the models.
+        data: Name of the data set; None where it has to be given.
+        seeds: Seeds of the runs.
+    """
 
     name: str
-    rows: Callable[[str, str], list[RecipeRow]] = field(repr=False)
+    row_builder: RowBuilder = field(repr=False)
     paper: str
     rules: str
     methods: tuple[str, ...]
@@ -139,29 +196,42 @@ class Recipe:
 
     @property
     def summary(self) -> str:
-        """What it is, in one line."""
-        return str(self.rows.__doc__).split("\n")[0].rstrip(".")
+        """The recipe in one line."""
+        return str(self.row_builder.__doc__).split("\n")[0].rstrip(".")
 
     @property
     def description(self) -> str:
-        """Its settings in words: its file's docstring."""
-        return inspect.cleandoc(str(sys.modules[self.rows.__module__].__doc__))
+        """The settings in words: the docstring of the recipe's file."""
+        return inspect.cleandoc(str(sys.modules[self.row_builder.__module__].__doc__))
 
-    def table(
+    def make_rows(
         self, methods: Sequence[str] = (), models: Sequence[str] = (), data: str | None = None, **request: Any
     ) -> list[RecipeRow]:
-        """The rows of these methods and models, or of the recipe's own, on its data or these."""
-        held = data or self.data
-        if held is None:
-            raise UsageError(f"recipe {self.name} brings no data: add --data folder:PATH.")
+        """Build the rows of a table.
+
+        Args:
+            methods: Names of methods; by default the recipe's.
+            models: Names of models; by default the recipe's.
+            data: Name of a data set; by default the recipe's.
+            **request: Other fields of Request for all rows.
+
+        Returns:
+            The rows.
+
+        Raises:
+            UsageError: If the recipe has no data set and none is given, or a method is unknown.
+        """
+        data_name = data or self.data
+        if data_name is None:
+            raise UsageError(f"recipe {self.name} has no data set of its own: add --data folder:PATH.")
         pairs = [(_normalize_method_name(m), model) for model in models or self.models for m in methods or self.methods]
-        rows = [replace(row, label=self._label_with_model(row)) for m, model in pairs for row in self.rows(m, model)]
-        if held != self.data and held in data_names():  # a folder may hold the paper's images in another form
-            rows = [replace(row, paper=None) for row in rows]
-        return [replace(r, request=replace(r.request, data=held, rules=self.rules, **request)) for r in rows]
+        rows = [row for method, model in pairs for row in self.row_builder(method, model)]
+        rows = [replace(row, label=self._label_with_model(row)) for row in rows]
+        if data_name != self.data and data_name in list_datasets():  # a folder may hold the paper's images
+            rows = [replace(row, paper_row=None) for row in rows]
+        return [replace(r, request=replace(r.request, data=data_name, rules=self.rules, **request)) for r in rows]
 
     def _label_with_model(self, row: RecipeRow) -> str:
-        """The row's label, with its model unless that is the recipe's first."""
         model = row.request.model
         return row.label if model == self.models[0] else f"{row.label} {anonymize_paths(model)}"
 
@@ -169,48 +239,72 @@ class Recipe:
 _RECIPES: dict[str, Recipe] = {}
 
 
-def register_recipe(
-    name: str, **about: Any
-) -> Callable[[Callable[[str, str], list[RecipeRow]]], Callable[[str, str], list[RecipeRow]]]:
-    """Adds a recipe: decorates a function (method, model) -> rows."""
+def register_recipe(name: str, **fields: Any) -> Callable[[RowBuilder], RowBuilder]:
+    """Register a recipe: a decorator for a function (method, model) -> rows.
 
-    def add(rows: Callable[[str, str], list[RecipeRow]]) -> Callable[[str, str], list[RecipeRow]]:
-        """Register the function as a recipe's rows."""
-        _RECIPES[name] = Recipe(name, rows, **about)
-        return rows
+    Args:
+        name: Name of the recipe.
+        **fields: The other fields of Recipe.
 
-    return add
+    Returns:
+        The decorator, which returns the function unchanged.
+    """
+
+    def register(row_builder: RowBuilder) -> RowBuilder:
+        """Register the function and return it."""
+        _RECIPES[name] = Recipe(name, row_builder, **fields)
+        return row_builder
+
+    return register
 
 
 def list_recipes() -> list[str]:
-    """Every recipe's name."""
+    """List the name of every recipe.
+
+    Returns:
+        The names.
+    """
     return list(_RECIPES)
 
 
 def get_recipe(name: str) -> Recipe:
-    """The recipe of that name."""
+    """Return the recipe of a name.
+
+    Args:
+        name: A name from list_recipes().
+
+    Returns:
+        The recipe.
+
+    Raises:
+        UsageError: If no recipe has this name.
+    """
     if name not in _RECIPES:
         raise unknown_name_error("recipe", name, _RECIPES)
     return _RECIPES[name]
 
 
-def get_method_name(method: str) -> str:
-    """A method's name as rows are called, also for one from a file."""
-    return get_method(method).name
-
-
 def rescale_milestones(milestones: tuple[int, ...] | None, epochs: int, new_epochs: int) -> tuple[int, ...] | None:
-    """Milestones of a run of so many epochs, moved to the same parts of a run of another length."""
+    """Move milestones to the same fractions of a training of another length.
+
+    Args:
+        milestones: Epochs at which the learning rate decays, or None.
+        epochs: Number of epochs that they are for.
+        new_epochs: Number of epochs of the other training.
+
+    Returns:
+        The moved milestones, or None.
+    """
     return milestones and tuple(max(1, round(m * new_epochs / epochs)) for m in milestones)
 
 
 def _estimate_attack_cost(attack: str) -> float:
-    """An attack's passes through the network, there and back, its last look included."""
+    """An attack's cost in backprops a batch, its final classification included."""
     return estimate_attack_cost(get_attack(attack)) + FORWARD_ONLY_COST
 
 
 def _normalize_method_name(method: str) -> str:
-    """A method's name in our spelling; a file's path made absolute, since workers may run elsewhere."""
+    """A method's registered name; the path of a file becomes absolute, since workers may run in another folder."""
     if not is_file_spec(method):
         return get_method(method).name
     get_method(method)
@@ -220,17 +314,20 @@ def _normalize_method_name(method: str) -> str:
 
 
 def _limit_epochs_to_budget(run: Run, budget: int) -> Run:
-    """The run with as many epochs as a budget of backprops allows, whatever its schedule comes to see."""
+    """The run with as many epochs as cannot spend more backprops than the budget."""
     batches = math.ceil((len(run.splits.train) - run.held_out) / run.config.batch_size)
 
-    def most(epochs: int) -> int:
-        """The most backprops that so many epochs may spend."""
+    def most_backprops(epochs: int) -> int:
+        """The most backprops that a number of epochs may spend."""
         return batches * backprop_bounds(run.method, run.method.bind(run.threat, epochs), epochs)[1]
 
-    if most(1) > budget:
-        raise UsageError(f"one epoch of {run.method.name} takes {most(1):,} backprops, more than the {budget:,} given.")
+    if most_backprops(1) > budget:
+        raise UsageError(
+            f"one epoch of {run.method.name} takes {most_backprops(1):,} backprops, more than the budget of "
+            f"{budget:,}. Give a larger one."
+        )
     epochs = 1
-    while most(epochs + 1) <= budget:
+    while most_backprops(epochs + 1) <= budget:
         epochs += 1
     milestones = rescale_milestones(run.config.milestones, run.config.epochs, epochs)
     return replace(run, config=replace(run.config, epochs=epochs, milestones=milestones))

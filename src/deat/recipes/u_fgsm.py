@@ -1,9 +1,9 @@
 """M+DEAT against U-FGSM under three setups: FAST on PreAct-ResNet 18 and on WRN-34-10, and standard on PreAct-ResNet
 18.
 
-Each row is that of `cifar10-fast` or `cifar10-standard`, so its settings, rules and selection are theirs. Under FAST
+Each row is that of `cifar10-fast` or `cifar10-standard`, with its settings, rules and selection. Under FAST
 the paper's numbers are means over three seeds, and so are ours; under the standard setup they are of a single seed, as
-ours are unless --seeds asks for more.
+ours are unless --seeds gives more.
 """
 
 from dataclasses import replace
@@ -32,4 +32,4 @@ def u_fgsm(method: str, model: str) -> list[RecipeRow]:
 
 def _relabel_row(row: RecipeRow, model: str, setup: str) -> RecipeRow:
     method = row.label.split()[0]
-    return replace(row, label=f"{row.label} {setup}", paper=("deat_vs_ufgsm", f"{model} {method} {setup}"))
+    return replace(row, label=f"{row.label} {setup}", paper_row=("deat_vs_ufgsm", f"{model} {method} {setup}"))

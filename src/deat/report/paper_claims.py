@@ -29,7 +29,7 @@ def check_claims(rows: Sequence[ReportRow]) -> list[CheckedClaim]:
     return [
         _check_claim(claim, rows)
         for claim in PAPER_CLAIMS
-        if any(_find_cost(rows, claim.table, n) for n in _compared_row_names(claim))
+        if any(_find_cost(rows, claim.table_label, n) for n in _compared_row_names(claim))
     ]
 
 
@@ -49,11 +49,11 @@ def _find_cost(rows: Sequence[ReportRow], table: str, name: str) -> RowCost | No
 
 
 def _check_claim(claim: PaperClaim, rows: Sequence[ReportRow]) -> CheckedClaim:
-    fast, slow = (_find_paper_row(rows, claim.table, name) for name in _compared_row_names(claim))
+    fast, slow = (_find_paper_row(rows, claim.table_label, name) for name in _compared_row_names(claim))
     spent, other = fast and summarize_cost(fast), slow and summarize_cost(slow)
     if not spent or not other:
         lacking = [name for name, found in ((claim.faster_row, spent), (claim.slower_row, other)) if not found]
-        place = f"{PAPER_TABLES[claim.table].number} ({PAPER_TABLES[claim.table].title})"
+        place = f"{PAPER_TABLES[claim.table_label].number} ({PAPER_TABLES[claim.table_label].title})"
         return CheckedClaim(claim, None, None, False, f"no finished run of {' and '.join(lacking)} of {place}")
     clock = _percent_saved(spent.minutes, other.minutes)
     differs = tuple(dict.fromkeys(text for row in (fast, slow) if row for text in row.differs))

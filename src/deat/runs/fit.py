@@ -63,43 +63,50 @@ def fit(
     distributed: Distributed = SINGLE_PROCESS,
     **config_fields: Any,
 ) -> TrainResult:
-    """Train a classifier, in place, to resist attacks of a threat model.
+    """Train a classifier in place, on any data, against a threat model.
+
+    Images are in [0, 1] or uint8. What load_data returns brings its threat model, its augmentation and its val part.
+    Anything else is trained on as it is: fit(model, photos.train) crops and flips nothing, unless augment is given.
 
     Args:
-        model: Any network that returns logits. One with a `deat.models.Normalize` keeps it.
-        train: A Dataset, a DataLoader, a pair of tensors, an ImageSet, or what `deat.load_data` returns. Images are in
-            [0, 1] or uint8. A DataLoader's images are checked as they come; it brings its own batches, and takes
-            neither `batch_size` nor `augment`.
+        model: Any network that returns logits for images in [0, 1]. One that is trained already needs a smaller
+            learning rate than the default, such as lr=0.01.
+        train: What load_data returns, a Dataset, a DataLoader, a pair of tensors or arrays (images, labels), or an
+            ImageSet. The images of a loader are checked as they first come; it brings its own batches and
+            augmentation, and takes neither batch_size nor augment.
         method: A name that `deat list methods` shows, or a Method.
-        threat: Linf(8 / 255), L2, L1 or text such as "l2:0.5". By default that of `deat.load_data`, else linf 8/255.
-        epochs: How often the training set is seen.
-        val: Held-out data to choose the best epoch by, or a fraction of `train` to hold out. By default the val/ part
-            that `deat.load_data` brings.
-        optimizer: A function from parameters to an optimizer; by default SGD.
-        normalize: (mean, std) of a new first layer, or "data" for those of the data: published, or measured on the
-            images that are trained on. By default there is none.
-        augment: Random crops and flips, such as Augment(4). By default those that `deat.load_data` brings.
+        threat: Linf(8 / 255), L2, L1, or text such as "l2:0.5"; by default that of the data set, or linf:8/255.
+        epochs: Number of passes over the training set.
+        val: Held-out images, in the forms of train, or the fraction of train to hold out. They choose the best epoch.
+        optimizer: Function from parameters to an optimizer; by default SGD.
+        normalize: (mean, std), which becomes the model's first layer, or "data" for those of the data, published or
+            measured on the training images. By default nothing is added. A model with a deat.models.Normalize keeps
+            its own.
+        augment: Random crops and flips of images in memory or in a folder, such as Augment(4).
         callbacks: Objects with a method on_epoch(trainer, stats, timing).
-        checkpoints: A folder in which the state is saved after every epoch. The same call resumes from there exactly,
-            or raises. SIGTERM and Ctrl-C then save first.
-        inexact: Resume also on another machine, thread count or version, to other numbers.
-        progress: Whether a line is printed for each epoch.
-        distributed: `Distributed.initialize()` trains with the processes that torchrun started.
-        **config_fields: Fields of :class:`TrainConfig`, such as batch_size, seed or lr (0.1; a trained model wants
-            less, such as 0.01).
+        checkpoints: Folder for the training's state, which is saved after every epoch. The same call resumes from it,
+            exactly or not at all. SIGTERM and Ctrl-C save first and raise Interrupted.
+        inexact: Resume on another machine, thread count or version too, with other numbers than an uninterrupted
+            training.
+        progress: Print a line for each epoch on standard error.
+        distributed: Distributed.initialize() trains with the processes of torchrun.
+        **config_fields: Fields of TrainConfig, such as batch_size, seed, lr or lr_schedule.
 
     Returns:
-        The model in eval mode, a record of each epoch, the best epoch on `val`, and notes.
+        The TrainResult: the model in eval mode, a record of each epoch, the best epoch on val, and notes.
 
     Raises:
-        UsageError: An argument is not accepted, or the checkpoints are of another training.
-        Interrupted: A signal came; with `checkpoints`, the training is saved.
-        NumericalError: A number stopped being finite, or memory ran out.
+        UsageError: If an argument is not accepted.
+        DataError: If the data cannot be trained on.
+        CheckpointError: If the state cannot be saved or read.
+        NumericalError: If training diverges or runs out of memory.
+        Interrupted: If training is stopped by a signal, after its state is saved.
 
     Example:
-        photos = deat.load_data("folder:photos")
-        result = deat.fit(net, photos, method="m+deat", epochs=30, checkpoints="kept")
-        net = result.load_best()
+        >>> digits = deat.load_data("digits")
+        >>> model = deat.build_model("small", in_channels=1, image_size=8)
+        >>> result = deat.fit(model, digits, method="m+deat", epochs=8, val=0.1, batch_size=64, lr=0.05)
+        >>> result.best.robust
     """
     _check_checkpoint_folder(checkpoints, distributed)
     lines = [EpochPrinter(sys.stderr)] if progress and distributed.is_main else []

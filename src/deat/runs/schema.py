@@ -15,7 +15,7 @@ from deat.errors import CheckpointError, DeatError
 from deat.models import Normalize
 from deat.runs.request import Request, Run
 from deat.threat import parse_threat
-from deat.training.config import TrainConfig
+from deat.training.config import TrainConfig, from_recorded_names
 from deat.training.model_checks import hash_weights
 from deat.training.resume_checks import collect_resume_config, hash_json, list_inexactness_reasons
 from deat.training.trainer import Trainer
@@ -69,7 +69,7 @@ def make_run_record(run: Run, trainer: Trainer) -> dict[str, Any]:
         "not_exact_because": doubts,
         "code": identity["code"],
         "request": {name: anonymize_paths(value) for name, value in asdict(run.request).items()},
-        "settings": asdict(run.config),
+        "settings": run.config.describe(),
         "method": run.method.describe(),
         "schedule": repr(trainer.schedule),
         "model": {"name": anonymize_paths(run.model_name), "parameters": trainer.num_parameters},
@@ -219,6 +219,7 @@ T = TypeVar("T", Request, TrainConfig)
 
 
 def _parse_config(settings: Any) -> TrainConfig:
+    settings = from_recorded_names(settings)
     milestones = settings.get("milestones")  # JSON has no tuples
     parsed = {**settings, "milestones": tuple(milestones)} if isinstance(milestones, list) else settings
     return _build_known_fields(TrainConfig, parsed)

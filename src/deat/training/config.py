@@ -1,8 +1,9 @@
-"""The numbers of a training run, checked before any work begins."""
+"""The settings of a training run, checked before any work begins."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,22 +18,72 @@ from deat.utils.torch_utils import choose_threads, use_threads
 MAX_THREADS, MAX_EPOCHS = 1024, 100_000
 
 
+RECORDED_NAMES = {"lr_schedule": "rate"}
+"""Settings that run records, bench records and checkpoints have under another name."""
+CURRENT_NAMES = {recorded: name for name, recorded in RECORDED_NAMES.items()}
+
+
+def to_recorded_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename settings to the names that records use.
+
+    Args:
+        settings: Values by the names of TrainConfig; others are left as they are.
+
+    Returns:
+        The same values by their recorded names.
+    """
+    return {RECORDED_NAMES.get(name, name): value for name, value in settings.items()}
+
+
+def from_recorded_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename recorded settings to the names of TrainConfig.
+
+    Args:
+        settings: Values by their recorded names.
+
+    Returns:
+        The same values by the names of TrainConfig.
+    """
+    return {CURRENT_NAMES.get(name, name): value for name, value in settings.items()}
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """How long, how fast and how exactly to train. None leaves a choice to the trainer.
 
-    lr is the highest learning rate (0.1, or that of an optimizer of one's own) and rate its shape over training:
-    cyclic, multistep, cosine or flat. milestones are the epochs at which the multistep one decays (by default 1/2 and
-    4/5 of them), peak is where the cyclic one turns, and cycle_momentum moves the momentum against it by a tenth.
-    val_attack is what held-out images are attacked by after every epoch; "none" switches validation off. workers are
-    processes that load a Dataset (0) or decode images (up to 8). deterministic makes a GPU give the same bits every
-    time, at some cost in speed; a CPU does so anyway. sync_bn takes batch-norm statistics over all processes of a run.
+    Args:
+        epochs: Number of passes over the training set.
+        batch_size: Images in a batch.
+        lr: Highest learning rate; by default 0.1, or the learning rate of an optimizer of your own.
+        lr_schedule: Shape of the learning rate over training: "cyclic" (a triangle that turns at `peak`), "multistep"
+            (decays at `milestones`), "cosine" or "flat".
+        milestones: Epochs at which the multistep schedule decays; by default 1/2 and 4/5 of training.
+        peak: Fraction of training at which the cyclic schedule turns.
+        cycle_momentum: Let the cyclic schedule lower the momentum by 0.1 while the learning rate rises.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of SGD.
+        precision: "fp32", "bf16" or "fp16"; "auto" is bf16 where the hardware is fast at it.
+        engine: How moves run: "eager", "graph" (recorded as CUDA graphs) or "compile"; "auto" records on a GPU and
+            compiles where that pays.
+        device: "cpu", "cuda", "cuda:1", ...; "auto" is the first GPU where there is one.
+        seed: Seed of every random draw.
+        threads: CPU threads; by default one for small networks.
+        workers: Processes that load a Dataset (by default 0) or decode images (by default up to 8).
+        val_attack: Attack on held-out images after every epoch; "none" switches validation off.
+        deterministic: Compute the same bits every time on a GPU, at some cost in speed. A CPU always does.
+        sync_bn: Take batch-norm statistics over all processes of a run.
+
+    Raises:
+        UsageError: If a value is not accepted.
+
+    Example:
+        >>> deat.TrainConfig(epochs=12, batch_size=64, lr=0.05, lr_schedule="cosine")
     """
 
     epochs: int = 30
     batch_size: int = 128
     lr: float | None = None
-    rate: str = "cyclic"
+    lr_schedule: str = "cyclic"
     milestones: tuple[int, ...] | None = None
     peak: float = 0.5
     cycle_momentum: bool = True
@@ -69,8 +120,8 @@ class TrainConfig:
             raise UsageError(f"milestones must be epochs, such as (25, 40) or (25,), not {self.milestones!r}.")
         for milestone in self.milestones or ():
             check_int("milestones", milestone, 1)
-        if self.rate not in LR_SCHEDULES:
-            raise unknown_name_error("learning-rate schedule", self.rate, LR_SCHEDULES)
+        if self.lr_schedule not in LR_SCHEDULES:
+            raise unknown_name_error("lr_schedule", self.lr_schedule, LR_SCHEDULES)
         if self.precision not in PRECISIONS:
             raise unknown_name_error("precision", self.precision, PRECISIONS)
         if self.engine not in ENGINES:
@@ -78,30 +129,62 @@ class TrainConfig:
         if self.val_attack != "none":
             parse_attack(self.val_attack)
 
+    def describe(self) -> dict[str, Any]:
+        """Return the settings under the names that records use.
+
+        Returns:
+            A dictionary that JSON can hold, for run records and checkpoints.
+        """
+        return to_recorded_names(asdict(self))
+
 
 def resolve_device(name: str) -> torch.device:
-    """The device of that name; "auto" is the first GPU where there is one. A missing one is an error."""
+    """Return the device of a name.
+
+    Args:
+        name: Such as "cpu" or "cuda:1"; "auto" is the first GPU where there is one, and else the CPU.
+
+    Returns:
+        The device.
+
+    Raises:
+        UsageError: If the device is not available here.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(0, dtype=torch.float64, device=device)  # which sums are kept in; Apple's GPUs have none
+        torch.empty(0, dtype=torch.float64, device=device)  # the type of sums; Apple's GPUs do not have it
         torch.Generator(device)
     except (RuntimeError, AssertionError, ImportError, NotImplementedError, TypeError) as error:
         reason = str(error).split("\n")[0]
-        there = "'cpu', 'cuda' or 'auto'" if torch.cuda.is_available() else "'cpu' or 'auto'"
-        raise UsageError(f"device {name!r} is not available here ({reason}). Use {there}.") from None
+        available = "'cpu', 'cuda' or 'auto'" if torch.cuda.is_available() else "'cpu' or 'auto'"
+        raise UsageError(f"device {name!r} is not available here ({reason}). Use {available}.") from None
     return device
 
 
 def choose_num_threads(config: TrainConfig, model: nn.Module) -> int:
-    """The threads that a network computes with: those asked for, or as many as do one of its size good."""
+    """Return the number of CPU threads to use.
+
+    Args:
+        config: Settings of the training.
+        model: Network that is trained.
+
+    Returns:
+        config.threads, or by default one for a small network and else what torch uses.
+    """
     return config.threads or choose_threads(model)
 
 
 @contextmanager
 def torch_backend_flags(threads: int, *, cudnn_benchmark: bool, deterministic: bool) -> Iterator[None]:
-    """Inside: so many threads, a search for the fastest convolutions, and the same bits every time, as asked for."""
+    """Set torch's threads and backend flags inside a with block, and restore them afterwards.
+
+    Args:
+        threads: CPU threads.
+        cudnn_benchmark: Search for the fastest convolutions, unless `deterministic` is set.
+        deterministic: Use deterministic algorithms only.
+    """
     before = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
     try:
         torch.backends.cudnn.benchmark = (before[0] or cudnn_benchmark) and not deterministic

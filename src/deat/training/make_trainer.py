@@ -140,11 +140,11 @@ def shard_source(source: Source, model: nn.Module, method: Method, distributed: 
     idle = find_unused_parameters(model, source)
     if idle:
         raise UsageError(
-            f"{', '.join(idle[:3])} get no gradient, for which processes would wait in vain. Use them in the model, or "
+            f"{', '.join(idle[:3])} get no gradient, and unused parameters would deadlock DDP. Use them in the model, or "
             "freeze them: requires_grad_(False)."
         )
     source.shard = distributed.shard
 
 
 def _default_threat(train: object) -> str:
-    return f"{train.norm}:{train.eps!r}" if isinstance(train, DataSplits) else "linf:8/255"
+    return train.threat if isinstance(train, DataSplits) else "linf:8/255"

@@ -146,8 +146,8 @@ class LRScheduler:
         self.lr_ratios = [float(group["lr"]) / self.base for group in groups]
         high = float(groups[0].get("momentum", 0.0))
         cycles = config.cycle_momentum and all("momentum" in group for group in groups)
-        self.rate = get_lr_schedule(
-            config.rate,
+        self.schedule = get_lr_schedule(
+            config.lr_schedule,
             config.lr or self.base,
             config.epochs,
             milestones=config.milestones,
@@ -157,11 +157,11 @@ class LRScheduler:
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a batch."""
-        return self.rate.at(step, self.total)[0]
+        return self.schedule.at(step, self.total)[0]
 
     def at(self, step: int) -> None:
         """Set the rates for a batch."""
-        lr, momentum = self.rate.at(step, self.total)
+        lr, momentum = self.schedule.at(step, self.total)
         # Asked anew every time: an optimiser that loads its state replaces its groups.
         for group, ratio in zip(self.optimizer.param_groups, self.lr_ratios, strict=True):
             _set_group_value(group, "lr", lr * ratio)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from deat.data import Augment, InMemorySource, Source, StreamingSource
 from deat.errors import CheckpointError, UsageError
 from deat.models.weights import get_state_dict
 from deat.training.best_epoch import Snapshot
+from deat.training.config import CURRENT_NAMES
 from deat.training.records import EpochStats
 from deat.training.trainer import Trainer
 from deat.version import get_versions
@@ -41,7 +41,7 @@ MORE_EPOCHS_HINT = (
 
 def collect_resume_config(trainer: Trainer) -> dict[str, Any]:
     """What determines a training's numbers, as JSON."""
-    settings = {name: value for name, value in asdict(trainer.config).items() if name not in SETTINGS_WITHOUT_EFFECT}
+    settings = {name: v for name, v in trainer.config.describe().items() if name not in SETTINGS_WITHOUT_EFFECT}
     tensors = {name: [list(t.shape), str(t.dtype)] for name, t in get_state_dict(trainer.model).items()}
     found = {
         "method": trainer.method.describe(),
@@ -127,7 +127,13 @@ def _describe_difference(name: str, old: Json, new: Json, code_files: Mapping[st
             else ""
         )
         return f"{name}: {what}{counts}"
-    return f"{name}: {_format_leaf(old, name)}, now {_format_leaf(new, name)}"
+    return f"{_current_name(name)}: {_format_leaf(old, name)}, now {_format_leaf(new, name)}"
+
+
+def _current_name(name: str) -> str:
+    """A recorded setting's name as people give it now."""
+    group, _, field = name.partition(".")
+    return f"{group}.{CURRENT_NAMES.get(field, field)}" if group == "settings" else name
 
 
 def check_resumable(

@@ -336,7 +336,7 @@ class Trainer:
 
     @property
     def _step_lengths(self) -> dict[str, float]:
-        return {"alpha": self.schedule.alpha, "stretch": self.schedule.stretch}
+        return {"alpha": self.schedule.alpha or 0.0, "stretch": self.schedule.stretch or 0.0}
 
     def _check_weights(self) -> float:
         """The bound on the network's Lipschitz constant, as log10; raises where weights went bad."""
