@@ -62,7 +62,7 @@ def test_recordings_do_not_grow_while_k_and_momentum_change(method: str, move: s
     came = 1 + trainer.method.attack.needs_reference  # TRADES asks its clean images as well
     assert counts == [4, *[2 * (2 + came)] * 3], "two moves and those that came, for each of two batch sizes"
     assert clocks[0].train_seconds > clocks[0].warm_up_seconds > 0 == clocks[3].warm_up_seconds
-    assert momenta == pytest.approx([trainer.lr_scheduler.rate.at(step, 12)[1] for step in range(12)])
+    assert momenta == pytest.approx([trainer.lr_scheduler.schedule.at(step, 12)[1] for step in range(12)])
     assert min(momenta) < 0.82 < 0.88 < min(momenta[0], momenta[-1]), "it goes down and comes back"
 
 
@@ -222,7 +222,7 @@ def test_a_training_goes_from_recorded_to_compiled_moves_and_back(method: str) -
     histories, paces = [], (Forced({}), Forced({2: True, 4: False}))
     for pace in paces:
         trainer = small_trainer(method, engine="auto", epochs=6, rate="flat")
-        trainer.pace = pace
+        trainer.compile_policy = pace
         with trainer.session():
             histories.append([trainer.run_epoch() for _ in range(6)])
     recorded, compiled = ("graph", False), ("compile", True)
