@@ -65,10 +65,10 @@ def interrupt_at(trainer: deat.Trainer, batches: int) -> None:
 def hand_over(first: deat.Trainer, second: deat.Trainer, batches: int, folder: Path) -> None:
     """Play so many batches with the first trainer and stop it; the second takes up what it left."""
     interrupt_at(first, batches)
-    Checkpoints(folder).follow(first)
+    Checkpoints(folder).resume_or_start(first)
     with pytest.raises(Interrupted):
         first.fit()
-    assert Checkpoints(folder).follow(second)
+    assert Checkpoints(folder).resume_or_start(second)
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +113,13 @@ def test_compiled_training_on_a_cpu_goes_on_exactly_at_a_short_last_batch(tmp_pa
 
     whole = build()
     interrupt_at(whole, 2)
-    Checkpoints(tmp_path).follow(whole)
+    Checkpoints(tmp_path).resume_or_start(whole)
     with pytest.raises(Interrupted):
         whole.fit()
     whole.checkpointer = None
     whole.fit()  # it goes on with what it has compiled
     second = build()
-    assert Checkpoints(tmp_path).follow(second)
+    assert Checkpoints(tmp_path).resume_or_start(second)
     assert second.step == 2
     second.fit()
     assert second.game.executor.compiled.shape == whole.game.executor.compiled.shape
@@ -150,10 +150,10 @@ def test_optimiser_of_one_s_own_goes_on_exactly_with_a_short_last_batch(name, tm
 
 def test_other_settings_of_one_s_own_optimiser_are_refused_with_the_difference(tmp_path):
     first, second = (fresh(METHODS["fgsm"], optimizer=partial(in_groups, lr=lr), epochs=1) for lr in (0.05, 0.5))
-    Checkpoints(tmp_path).follow(first)
+    Checkpoints(tmp_path).resume_or_start(first)
     first.fit()
     with pytest.raises(UsageError, match=r"own_optimizer\.1\.lr: \"0\.05\", now \"0\.5\""):
-        Checkpoints(tmp_path).follow(second)
+        Checkpoints(tmp_path).resume_or_start(second)
 
 
 def test_loader_of_one_s_own_is_taken_up_at_its_batch(tmp_path):
@@ -236,11 +236,11 @@ def test_decisions_of_m_plus_are_the_same_wherever_it_was_stopped(stop, tmp_path
     whole.callbacks.clear()
     whole.fit()
     assert len({stats.k for stats in whole.history}) >= 3  # it does decide
-    Checkpoints(tmp_path).follow(first)
+    Checkpoints(tmp_path).resume_or_start(first)
     with pytest.raises(Interrupted):
         first.fit()
     second.callbacks.clear()
-    Checkpoints(tmp_path).follow(second)
+    Checkpoints(tmp_path).resume_or_start(second)
     assert (second.state, second.schedule) == (first.state, first.schedule)
     second.fit()
     assert everything(second) == everything(whole)

@@ -188,11 +188,11 @@ def test_loader_in_another_order_goes_on():
 def keep_epoch(data: object, **options: object) -> None:
     """Train for an epoch of two, kept in kept/."""
     trainer = trainer_of("fgsm", conv_net(), data=data, epochs=2, **options)
-    Checkpoints("kept").follow(trainer)
-    trainer.checkpointer.begin(trainer)
+    Checkpoints("kept").resume_or_start(trainer)
+    trainer.checkpointer.on_train_begin(trainer)
     with trainer.session():
         trainer.run_epoch()
-    trainer.checkpointer.keep(trainer)
+    trainer.checkpointer.save_if_due(trainer)
 
 
 ELSEWHERE = {"threads": 4, "device": "cuda", "torch": "2.0.0", "processes": 8, "precision": "bf16", "cpu": "AVX3"}
@@ -384,7 +384,7 @@ def test_part_of_a_state_that_no_training_gives_is_refused_by_name(kind, tmp_pat
     found = NOT_GIVEN[kind]
     word, change = found if isinstance(found, tuple) else (kind, found)
     trainer = trainer_of("m+deat", conv_net(), epochs=3)
-    Checkpoints(tmp_path).follow(trainer)
+    Checkpoints(tmp_path).resume_or_start(trainer)
     trainer.fit()
     rewrite_state(tmp_path, change)
     with pytest.raises(CheckpointError, match=f"{word} (is|of)"):
@@ -395,7 +395,7 @@ def test_part_of_a_state_that_no_training_gives_is_refused_by_name(kind, tmp_pat
 @pytest.mark.parametrize("name", ["delta", "callbacks"])
 def test_files_that_a_manifest_does_not_name_are_not_looked_at(name, tmp_path):
     trainer = trainer_of("m+deat", conv_net(), epochs=3)
-    Checkpoints(tmp_path / "kept").follow(trainer)
+    Checkpoints(tmp_path / "kept").resume_or_start(trainer)
     trainer.fit()
     stray = find_newest_checkpoint(tmp_path / "kept").newest / f"{name}.safetensors"
     assert not stray.exists()

@@ -67,7 +67,7 @@ def test_bad_loss_ends_with_5_names_the_first_bad_step_and_leaves_the_last_good_
 def test_bad_loss_before_an_interruption_is_not_saved(tmp_path, monkeypatch):
     spoil_batch(monkeypatch, 5, math.nan)
     trainer = trainer_of("fgsm", conv_net())
-    Checkpoints(tmp_path).follow(trainer)
+    Checkpoints(tmp_path).resume_or_start(trainer)
     real = trainer.game.close
     trainer.game.close = lambda r: (real(r), trainer.interruption.request() if trainer.epoch and trainer.step else None)
     with pytest.raises(NumericalError, match="epoch 2, batch 2"):
@@ -89,7 +89,7 @@ def test_poisoned_state_is_never_saved(where, tmp_path):
                     target.view(-1)[0] = math.nan
 
     trainer.callbacks.append(Poison())
-    Checkpoints(tmp_path).follow(trainer)
+    Checkpoints(tmp_path).resume_or_start(trainer)
     with pytest.raises(NumericalError, match="stopped being finite"):
         trainer.fit()
     assert find_newest_checkpoint(tmp_path).newest.name == "ckpt-000001"

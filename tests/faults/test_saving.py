@@ -41,7 +41,7 @@ def saved(path: Path, epochs: int = 2, **options: object) -> Checkpoints:
     """Checkpoints of a few epochs of a small training."""
     trainer = trainer_of("fgsm", conv_net(batch_norm=True), epochs=epochs, **options)
     keeper = Checkpoints(path)
-    keeper.follow(trainer)
+    keeper.resume_or_start(trainer)
     trainer.fit()
     return keeper
 
@@ -82,7 +82,7 @@ def test_damaged_checkpoint_is_reported_and_training_goes_on_from_the_one_before
     (tmp_path / "ckpt-000003/optim.safetensors").write_bytes(b"")
     trainer, said = trainer_of("fgsm", conv_net(batch_norm=True), epochs=3), []
     keeper = Checkpoints(tmp_path, notify=said.append)
-    keeper.follow(trainer)
+    keeper.resume_or_start(trainer)
     assert trainer.epoch == 2
     assert "optim.safetensors" in said[0]
     assert "ckpt-000002" in said[0]
@@ -168,7 +168,7 @@ def same_meaning(data: bytes, other: bytes) -> bool:
 def test_full_disk_keeps_the_previous_checkpoint_and_is_tried_again(failing, tmp_path, monkeypatch):
     trainer, said = trainer_of("fgsm", conv_net(), epochs=3), []
     keeper = Checkpoints(tmp_path, notify=said.append)
-    keeper.follow(trainer)
+    keeper.resume_or_start(trainer)
     broken = [2]
 
     def full(*_: object) -> None:
@@ -189,14 +189,14 @@ def test_full_disk_keeps_the_previous_checkpoint_and_is_tried_again(failing, tmp
 
 def trainer_at(path: Path, epochs: int):
     trainer = trainer_of("fgsm", conv_net(), epochs=epochs)
-    Checkpoints(path).follow(trainer)
+    Checkpoints(path).resume_or_start(trainer)
     return trainer
 
 
 @pytest.mark.promise("P5")
 def test_third_failure_in_a_row_ends_training_with_the_last_whole_checkpoint_named(tmp_path, monkeypatch):
     trainer, said = trainer_of("fgsm", conv_net(), epochs=9), []
-    Checkpoints(tmp_path, notify=said.append).follow(trainer)
+    Checkpoints(tmp_path, notify=said.append).resume_or_start(trainer)
     real = store._write_file
 
     def full(path: Path, data: bytes) -> None:
@@ -213,7 +213,7 @@ def test_third_failure_in_a_row_ends_training_with_the_last_whole_checkpoint_nam
 
 def test_success_between_failures_starts_their_count_anew(tmp_path, monkeypatch):
     trainer, said = trainer_of("fgsm", conv_net(), epochs=6), []
-    Checkpoints(tmp_path, notify=said.append).follow(trainer)
+    Checkpoints(tmp_path, notify=said.append).resume_or_start(trainer)
     real = store._write_file
 
     def full(path: Path, data: bytes) -> None:
@@ -230,7 +230,7 @@ def test_success_between_failures_starts_their_count_anew(tmp_path, monkeypatch)
 @pytest.mark.promise("P5")
 def test_final_save_that_fails_is_an_error(tmp_path, monkeypatch):
     trainer = trainer_of("fgsm", conv_net(), epochs=1)
-    Checkpoints(tmp_path, notify=lambda text: None).follow(trainer)
+    Checkpoints(tmp_path, notify=lambda text: None).resume_or_start(trainer)
     real = store._write_file
 
     def full(path: Path, data: bytes) -> None:
@@ -277,7 +277,7 @@ def test_folder_that_vanishes_once_is_not_made_again_without_its_record(what, af
         if trainer.epoch == after and Path("run/run.json").exists():
             shutil.rmtree("run") if what == "run" else Path("run/run.json").unlink()
 
-    monkeypatch.setattr(Checkpoints, "keep", vanish)
+    monkeypatch.setattr(Checkpoints, "save_if_due", vanish)
     assert main([*SHORT, "--epochs", "5" if after == 1 else "3"]) == 4
     message = capsys.readouterr().err
     assert "Traceback" not in message
@@ -304,7 +304,7 @@ def test_pruning_that_fails_does_not_end_training(tmp_path, monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(store, "try_remove", lambda path: False)
     trainer = trainer_of("fgsm", conv_net(), epochs=4)
-    Checkpoints(tmp_path, notify=said.append).follow(trainer)
+    Checkpoints(tmp_path, notify=said.append).resume_or_start(trainer)
     trainer.fit()
     assert trainer.epoch == 4
     assert "cannot delete ckpt-000000" in said[0]
@@ -322,7 +322,7 @@ def test_last_two_and_the_best_are_kept(tmp_path, monkeypatch):
 
 def test_checkpoints_are_written_every_so_many_epochs_and_at_the_end(tmp_path):
     trainer, kept = trainer_of("fgsm", conv_net(batch_norm=True), epochs=5), list[int]()
-    Checkpoints(tmp_path, every=2, on_saved=lambda path, trainer: kept.append(trainer.epoch)).follow(trainer)
+    Checkpoints(tmp_path, every=2, on_saved=lambda path, trainer: kept.append(trainer.epoch)).resume_or_start(trainer)
     trainer.fit()
     assert kept == [0, 2, 4, 5]
 
@@ -332,7 +332,7 @@ def test_checkpoint_resumed_from_stays_until_there_are_two_newer_ones(tmp_path):
     saved(tmp_path, epochs=2)
     shutil.rmtree(tmp_path / "ckpt-000002")
     trainer = trainer_of("fgsm", conv_net(batch_norm=True), epochs=2)
-    Checkpoints(tmp_path).follow(trainer)
+    Checkpoints(tmp_path).resume_or_start(trainer)
     trainer.fit()
     assert [path.name for path in store.list_checkpoints(tmp_path)] == ["ckpt-000001", "ckpt-000002"]
 
@@ -491,7 +491,7 @@ def test_optimiser_state_that_cannot_be_written_down_is_refused_by_name(tmp_path
             return {**super().state_dict(), "closure": print}
 
     trainer = trainer_of("fgsm", conv_net(), optimizer=lambda p: Odd(p, lr=0.1))
-    Checkpoints(tmp_path).follow(trainer)
+    Checkpoints(tmp_path).resume_or_start(trainer)
     with pytest.raises(CheckpointError, match=r"closure is a builtin_function_or_method"):
         trainer.fit()
 
@@ -506,11 +506,11 @@ def test_any_optimiser_of_torch_goes_on_exactly(factory, tmp_path):
 
     straight, first, second = build(0), build(0), build(7)
     straight.fit()
-    Checkpoints(tmp_path).follow(first)
+    Checkpoints(tmp_path).resume_or_start(first)
     first.callbacks.append(Ask(first, 1))
     with pytest.raises(Exception, match="asked"):
         first.fit()
-    Checkpoints(tmp_path).follow(second)
+    Checkpoints(tmp_path).resume_or_start(second)
     second.fit()
     assert weights(second) == weights(straight)
 

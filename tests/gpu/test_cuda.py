@@ -184,10 +184,10 @@ def test_resumed_training_is_exact_where_it_is_deterministic(method: str, engine
             first.interruption.request()
 
     first.game.close = count  # type: ignore[method-assign]
-    Checkpoints(tmp_path).follow(first)
+    Checkpoints(tmp_path).resume_or_start(first)
     with pytest.raises(Interrupted):
         first.fit()
-    assert Checkpoints(tmp_path).follow(second)
+    assert Checkpoints(tmp_path).resume_or_start(second)
     assert (second.epoch, second.step) == (2, 1)
     second.fit()
     assert second.history == whole.history

@@ -222,7 +222,7 @@ def test_a_training_goes_from_recorded_to_compiled_moves_and_back(method: str) -
     histories, paces = [], (Forced({}), Forced({2: True, 4: False}))
     for pace in paces:
         trainer = small_trainer(method, engine="auto", epochs=6, lr_schedule="flat")
-        trainer.pace = pace
+        trainer.compile_policy = pace
         with trainer.session():
             histories.append([trainer.run_epoch() for _ in range(6)])
     recorded, compiled = ("graph", False), ("compile", True)

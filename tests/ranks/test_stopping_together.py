@@ -119,12 +119,12 @@ def in_parts(ranks: Distributed, folder: Path, name: str) -> list[Any]:
     for stop in (1, 2, 4):
         first, second = trainer(), trainer()
         _ask_after(first, stop)
-        Checkpoints(folder / f"{stop}").follow(first)
+        Checkpoints(folder / f"{stop}").resume_or_start(first)
         try:
             first.fit()
         except Interrupted:
             same.append("stopped")
-        Checkpoints(folder / f"{stop}").follow(second)
+        Checkpoints(folder / f"{stop}").resume_or_start(second)
         second.fit()
         same.append(end(second) == end(uninterrupted))
     return same
@@ -152,7 +152,7 @@ def unsaved(ranks: Distributed, folder: Path) -> list[str]:
     trainer = trainer_of("m+deat", data=learnable(24), epochs=3, distributed=ranks)
     said: list[str] = []
     keeper = Checkpoints(folder, notify=said.append)
-    real, calls = keeper._write, [0]
+    real, calls = keeper._write_checkpoint, [0]
 
     def full(*rest: Any) -> str:
         calls[0] += 1
@@ -160,8 +160,8 @@ def unsaved(ranks: Distributed, folder: Path) -> list[str]:
             raise CheckpointError("the disk is full")
         return real(*rest)
 
-    keeper._write = full  # type: ignore[method-assign]
-    keeper.follow(trainer)
+    keeper._write_checkpoint = full  # type: ignore[method-assign]
+    keeper.resume_or_start(trainer)
     trainer.fit()
     return [*said, str(len(trainer.history))]
 

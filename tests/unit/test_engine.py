@@ -258,7 +258,7 @@ def test_what_cannot_be_recorded_is_said_and_compiled(options, said, monkeypatch
     monkeypatch.setattr(engine_choice, "Engine", lambda _, *rest, **named: deat.Engine(CPU, *rest, **named))
     trainer = trainer_of(method, conv_net(), **options)
     assert re.search(said, trainer.engine_note)
-    assert isinstance(trainer.pace, AutoCompile) == ("once" in said)
+    assert isinstance(trainer.compile_policy, AutoCompile) == ("once" in said)
 
 
 def test_a_skipped_step_leaves_weights_and_momentum_as_they_were():

@@ -49,10 +49,10 @@ class Told:
         self.timings.append(timing)
         self.clock.now += 5
 
-    def begin(self, trainer: deat.Trainer) -> None:
+    def on_train_begin(self, trainer: deat.Trainer) -> None:
         self.clock.now += 20
 
-    def keep(self, trainer: deat.Trainer, *, force: bool = False) -> None:
+    def save_if_due(self, trainer: deat.Trainer, *, force: bool = False) -> None:
         self.clock.now += 7
 
 

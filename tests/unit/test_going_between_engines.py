@@ -48,11 +48,11 @@ def test_rates_from_a_state_of_the_host_are_device_values_that_a_recording_follo
     (group,) = device.optimizer.param_groups
     held = group["lr"], group["momentum"]
     assert all(isinstance(value, torch.Tensor) for value in held), "a recorded step would have frozen them"
-    device.lr_scheduler.at(8)
+    device.lr_scheduler.set_step(8)
     assert held[0] is group["lr"]
     assert held[1] is group["momentum"]
     assert (float(held[0]), float(held[1])) == pytest.approx(
-        device.lr_scheduler.schedule.at(8, device.lr_scheduler.total)
+        device.lr_scheduler.schedule.at(8, device.lr_scheduler.total_steps)
     )
 
 

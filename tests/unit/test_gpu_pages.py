@@ -94,7 +94,7 @@ def test_an_epoch_is_noted_by_the_engine_it_ran_by_and_not_by_the_next_ones(fast
             trainer.engine.records = True
 
     trainer = trainer_of("natural", epochs=2)
-    trainer.pace, noted = Switch(), fast.Noted()
+    trainer.compile_policy, noted = Switch(), fast.Noted()
     trainer.callbacks.append(noted)
     trainer.run_epoch()
     assert noted.engines == ["eager"]

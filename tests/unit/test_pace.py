@@ -26,16 +26,16 @@ def paced():
         trainer.game.executor.compiled = object() if yes else None
 
     trainer.game.executor.use_compiled = use
-    trainer.pace = AutoCompile()
+    trainer.compile_policy = AutoCompile()
     return trainer, wanted
 
 
 def after(trainer, epoch, seconds, warm_up=0.0):
     """An epoch of so many seconds has ended."""
     trainer.game.cost.backprops = 6 * (epoch - 1)
-    trainer.pace.before_epoch(trainer)
+    trainer.compile_policy.before_epoch(trainer)
     trainer.epoch, trainer.step, trainer.game.cost.backprops = epoch, 0, 6 * epoch
-    trainer.pace.after_epoch(trainer, EpochTiming(epoch - 1, seconds, 0.0, 1.0, warm_up_seconds=warm_up))
+    trainer.compile_policy.after_epoch(trainer, EpochTiming(epoch - 1, seconds, 0.0, 1.0, warm_up_seconds=warm_up))
 
 
 @pytest.mark.parametrize(("seconds", "compiled"), [(0.001, False), (1e4, True)])
@@ -61,7 +61,7 @@ def test_auto_compiles_sooner_where_kernels_were_built_before(paced, monkeypatch
     trainer, wanted = paced
     left = 8 * len(trainer.train) * 2  # backprops
     for built in (False, True):
-        trainer.pace = AutoCompile()
+        trainer.compile_policy = AutoCompile()
         after(trainer, 1, 6 * 6 / 0.3 / left)  # six seconds could be saved
         assert wanted == [True] * built
         (tmp_path / "A1").mkdir(exist_ok=True)
@@ -93,22 +93,22 @@ def test_auto_compiles_once_where_that_fell_back(paced):
 def test_what_was_spent_before_a_run_goes_on_does_not_make_it_look_faster(paced):
     trainer, wanted = paced
     trainer.game.cost.backprops = 10**9
-    trainer.pace.before_epoch(trainer)
+    trainer.compile_policy.before_epoch(trainer)
     trainer.epoch, trainer.game.cost.backprops = 1, 10**9 + 4
-    trainer.pace.after_epoch(trainer, EpochTiming(0, 3600.0, 0.0, 1.0))
+    trainer.compile_policy.after_epoch(trainer, EpochTiming(0, 3600.0, 0.0, 1.0))
     assert wanted == [True]
-    assert trainer.pace.recorded == 3600 / 4, "what was played of a broken-off epoch, and not all of it"
+    assert trainer.compile_policy.recorded_pace == 3600 / 4, "what was played of a broken-off epoch, and not all of it"
 
 
 def glances(trainer, monkeypatch, seconds, warm_up=0.0, batches=4):
     """So many batches of an epoch are played, so many seconds apart; the second one has something new."""
     monkeypatch.setattr(pacing, "perf_counter", itertools.count(0, seconds).__next__)
     trainer.game.cost.backprops = trainer.game.executor.warmed = 0
-    trainer.pace.before_epoch(trainer)
+    trainer.compile_policy.before_epoch(trainer)
     for step in range(1, batches + 1):
         trainer.step, trainer.game.cost.backprops = step, 2 * step
         trainer.game.executor.warmed += warm_up * (step == 2)
-        trainer.pace.after_batch(trainer)
+        trainer.compile_policy.after_batch(trainer)
 
 
 def test_auto_compiles_in_the_middle_of_an_epoch_that_is_long(paced, monkeypatch):
@@ -117,8 +117,8 @@ def test_auto_compiles_in_the_middle_of_an_epoch_that_is_long(paced, monkeypatch
     assert wanted == []
     glances(trainer, monkeypatch, seconds=8.0, batches=4)
     assert wanted == [True]
-    assert trainer.pace.recorded == 24 / 6, "seconds a backprop"
-    trainer.pace.after_epoch(trainer, EpochTiming(0, 1e6, 0.0, 1.0))  # of both kinds
+    assert trainer.compile_policy.recorded_pace == 24 / 6, "seconds a backprop"
+    trainer.compile_policy.after_epoch(trainer, EpochTiming(0, 1e6, 0.0, 1.0))  # of both kinds
     assert wanted == [True]
     after(trainer, 2, 1e6)
     assert wanted == [True, False]
@@ -127,12 +127,12 @@ def test_auto_compiles_in_the_middle_of_an_epoch_that_is_long(paced, monkeypatch
 def test_an_epochs_first_batch_with_which_workers_start_is_no_part_of_a_pace(paced, monkeypatch):
     trainer, wanted = paced
     monkeypatch.setattr(pacing, "perf_counter", iter((0.0, 900.0, 901.0, 902.0)).__next__)
-    trainer.pace.before_epoch(trainer)
+    trainer.compile_policy.before_epoch(trainer)
     for trainer.game.cost.backprops in (2, 4, 6):
-        trainer.pace.after_batch(trainer)
+        trainer.compile_policy.after_batch(trainer)
     trainer.epoch = 1
-    trainer.pace.after_epoch(trainer, EpochTiming(0, 1000.0, 0.0, 1.0))
-    assert trainer.pace.recorded == 100 / 4, "seconds a backprop since the first batch"
+    trainer.compile_policy.after_epoch(trainer, EpochTiming(0, 1000.0, 0.0, 1.0))
+    assert trainer.compile_policy.recorded_pace == 100 / 4, "seconds a backprop since the first batch"
     assert wanted == [True]
 
 
@@ -141,7 +141,7 @@ def test_a_single_epoch_is_compiled_if_its_rest_is_long(monkeypatch):
     wanted: list[bool] = []
     trainer.game.executor.use_compiled = wanted.append
     monkeypatch.setattr(type(trainer.train), "__len__", lambda self: 10**5)
-    trainer.pace = AutoCompile()
+    trainer.compile_policy = AutoCompile()
     glances(trainer, monkeypatch, seconds=8.0)
     assert wanted == [True]
 
@@ -160,13 +160,13 @@ def test_a_pace_is_of_one_epoch(paced, monkeypatch):
     glances(trainer, monkeypatch, seconds=0.1, batches=2)
     after(trainer, 1, 0.001)
     monkeypatch.setattr(pacing, "perf_counter", lambda: 1e6)  # validation took its time
-    trainer.pace.after_batch(trainer)
+    trainer.compile_policy.after_batch(trainer)
     assert wanted == []
 
 
 def test_whoever_follows_a_run_is_told_what_plays_it(paced, capsys, monkeypatch):
     trainer, _ = paced
-    trainer.pace = CompilePolicy()
+    trainer.compile_policy = CompilePolicy()
     how = ["graph"]
     monkeypatch.setattr(deat.Engine, "name", property(lambda self: how[0]))
     out = io.StringIO()

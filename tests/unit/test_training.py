@@ -262,7 +262,7 @@ AT_CHANCE = {
 def test_an_epoch_at_chance_never_beats_one_that_is_not(scores, expected, goes_on):
     best, net = BestEpoch(), nn.Linear(1, 1)
     for epoch, (robust, natural) in enumerate(scores):
-        best = BestEpoch(best.held) if goes_on else best
+        best = BestEpoch(best.snapshot_or_none) if goes_on else best
         best.update_if_better(stats_with(epoch, robust, natural), net, 0.25)
     assert best.snapshot.epoch == expected
 
@@ -422,7 +422,7 @@ def test_settings_lr_overrides_the_factory_s_and_keeps_the_ratio():
         return torch.optim.SGD([{"params": [first], "lr": 0.2}, {"params": rest, "lr": 0.1}])
 
     trainer = trainer_of("natural", lr=1.0, optimizer=factory)
-    trainer.lr_scheduler.at(0)
+    trainer.lr_scheduler.set_step(0)
     assert [g["lr"] for g in trainer.optimizer.param_groups] == [1.0, 0.5]
 
 

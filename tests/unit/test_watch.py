@@ -41,7 +41,7 @@ def verdict(
     readings: list[EpochWatch], rule: OverfitRule = RULE, images: int = MAX_SCORED_IMAGES, chance: float = 0.0
 ) -> str | None:
     """Why the last epoch is a collapse; None if it is not."""
-    return rule.judge(readings, images, chance)[1]
+    return rule.find_collapse(readings, images, chance)[1]
 
 
 def fired(readings: list[EpochWatch], rule: OverfitRule = RULE, *scored: float) -> list[int]:
@@ -347,17 +347,17 @@ HEALTH, LEAP, FALL = (0.56, 0.5, 1.0), (0.56, 0.5, 3.0), (0.9, 0.0, 30.0)
 def actions_on(epochs: int, readings: list[tuple[float, float, float]], action: str, **options) -> list[str | None]:
     """What a watch does about readings of (single, several, l_X), one for each epoch that is played."""
     watch, left = silent(action, **options), iter(readings)
-    watch._score = lambda trainer, stats: EpochWatch(stats.epoch, 2, 0.04, *next(left))
+    watch._score_epoch = lambda trainer, stats: EpochWatch(stats.epoch, 2, 0.04, *next(left))
     trainer_of("pgd-2", threat=THREAT, epochs=epochs, callbacks=[watch]).fit()
     return [event.action for event in watch.events]
 
 
 def test_the_epoch_put_back_is_the_last_healthy_one_and_none_that_had_begun_to_fall(monkeypatch):
-    judge = OverfitRule.judge
-    monkeypatch.setattr(OverfitRule, "judge", lambda self, held, images, chance: judge(self, held, 10, chance))
+    judge = OverfitRule.find_collapse
+    monkeypatch.setattr(OverfitRule, "find_collapse", lambda self, held, images, chance: judge(self, held, 10, chance))
     watch, dip = silent("rollback"), (0.3, 0.25, 1.0)  # of ten images, that may be chance
     left = iter([HEALTH, HEALTH, dip, FALL, HEALTH, HEALTH])
-    watch._score = lambda trainer, stats: EpochWatch(stats.epoch, 2, 0.04, *next(left))
+    watch._score_epoch = lambda trainer, stats: EpochWatch(stats.epoch, 2, 0.04, *next(left))
     trainer = trainer_of("pgd-2", threat=THREAT, epochs=4, callbacks=[watch])
     assert [stats.epoch for stats in trainer.fit().history] == [0, 1, 2, 3]
     events = [(event.epoch, event.action) for event in watch.events]
@@ -366,8 +366,10 @@ def test_the_epoch_put_back_is_the_last_healthy_one_and_none_that_had_begun_to_f
 
 
 def test_a_watch_judges_by_the_images_it_scores_and_the_answer_that_most_of_them_have(monkeypatch):
-    asked, judge = [], OverfitRule.judge
-    monkeypatch.setattr(OverfitRule, "judge", lambda self, *given: (asked.append(given[1:]), judge(self, *given))[1])
+    asked, judge = [], OverfitRule.find_collapse
+    monkeypatch.setattr(
+        OverfitRule, "find_collapse", lambda self, *given: (asked.append(given[1:]), judge(self, *given))[1]
+    )
     x = learnable(12)[0]
     for count, chance in ((12, 5 / 12), (300, 0.5)):
         labels = torch.tensor([0, 0, 1, 0, 2, 0, 1, 0, 2, 1, 2, 1]) if count == 12 else torch.arange(count) // 150
@@ -495,9 +497,9 @@ def test_log_is_written_anew_where_a_watch_goes_on(tmp_path):
     watch = silent("warn", log_path=tmp_path / "watch.jsonl")
     trainer_with(watch, epochs=2).fit()
     other = silent("warn", log_path=tmp_path / "other.jsonl")
-    other.log.write_text("what a later epoch left\n")
+    other.log_path.write_text("what a later epoch left\n")
     other.load_state_dict(watch.state_dict())
-    assert other.log.read_text() == watch.log.read_text()
+    assert other.log_path.read_text() == watch.log_path.read_text()
     assert len(other.events) == 2
 
 

@@ -135,7 +135,7 @@ class FolderTraining:
             self.store = trainer.checkpointer = Checkpoints(self.path, notify=notify)
             return
         if self.watch:
-            self.watch.log = self.path / WATCH_FILE if trainer.distributed.is_main else None
+            self.watch.log_path = self.path / WATCH_FILE if trainer.distributed.is_main else None
             trainer.callbacks.append(self.watch)
         identity = self.run.identity(trainer)
         self.store = RunFolder(self.path, extra_config=identity, code_files=self.run.code, notify=notify)

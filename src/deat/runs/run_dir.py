@@ -145,7 +145,7 @@ class RunFolder:
         """Write best/ and last/, and delete the run that this one replaces, now that there is an epoch."""
         if not (self.path / RUN_FILE).is_file():  # as while a folder is being removed: nothing could be resumed from it
             raise CheckpointError(f"{str(self.path / RUN_FILE)!r} is gone, without which the run cannot go on")
-        best = trainer.best.held
+        best = trainer.best.snapshot_or_none
         if best is None:
             return
         last = trainer.history[-1].epoch

@@ -58,27 +58,27 @@ class BestEpoch:
     """
 
     def __init__(self, snapshot: Snapshot | None = None, *, robust: bool = True) -> None:
-        self.held, self.robust = snapshot, robust
+        self.snapshot_or_none, self.robust = snapshot, robust
 
     @property
     def snapshot(self) -> Snapshot:
         """The best epoch so far."""
-        assert self.held is not None, "no epoch was offered"
-        return self.held
+        assert self.snapshot_or_none is not None, "no epoch was offered"
+        return self.snapshot_or_none
 
     def update_if_better(self, stats: EpochStats, model: nn.Module, chance_upper_bound: float | None = None) -> None:
         """Keep this epoch's weights if it beats the best so far; luck is the most that may be chance, if known."""
-        held = self.held
+        held = self.snapshot_or_none
         if (
             held is None
             or stats.val_robust is None
-            or self._score(stats.epoch, stats.val_robust, stats.val_natural, chance_upper_bound)
-            > self._score(held.epoch, held.robust, held.natural, chance_upper_bound)
+            or self._sort_key(stats.epoch, stats.val_robust, stats.val_natural, chance_upper_bound)
+            > self._sort_key(held.epoch, held.robust, held.natural, chance_upper_bound)
         ):
             weights = {name: value.detach().cpu().clone() for name, value in unwrap_model(model).state_dict().items()}
-            self.held = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, weights)
+            self.snapshot_or_none = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, weights)
 
-    def _score(
+    def _sort_key(
         self, epoch: int, robust: float | None, natural: float | None, chance_upper_bound: float | None
     ) -> tuple[bool, float, float]:
         able = (

@@ -24,10 +24,10 @@ class Callback(Protocol):
 class Checkpointer(Protocol):
     """Somebody who keeps a trainer's state where it survives the process; told when all callbacks have been."""
 
-    def begin(self, trainer: "Trainer") -> None:
+    def on_train_begin(self, trainer: "Trainer") -> None:
         """Training is about to begin or to go on."""
 
-    def keep(self, trainer: "Trainer", *, force: bool = False) -> None:
+    def save_if_due(self, trainer: "Trainer", *, force: bool = False) -> None:
         """An epoch has ended, or, with now, training stops here."""
 
 

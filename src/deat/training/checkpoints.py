@@ -75,19 +75,19 @@ class Checkpoints:
         on_saved: Callable[[Path, Trainer], None] | None = None,
     ) -> None:
         check_int("every", every, 1)
-        self.path, self.every, self.extra, self.files = Path(path), every, extra_config or {}, code_files
+        self.path, self.every, self.extra_config, self.code_files = Path(path), every, extra_config or {}, code_files
         self.notify, self.on_saved = notify or _warn, on_saved
         self._saved_position: tuple[int, int, int] | None = None
         self._saved_names: list[str] = []
         self._best_name: str | None = None
         self._failures = 0
 
-    def follow(self, trainer: Trainer, *, inexact: bool = False) -> bool:
+    def resume_or_start(self, trainer: Trainer, *, inexact: bool = False) -> bool:
         """Keep this trainer's checkpoints from now on, first going on from the newest; whether there was one."""
         trainer.checkpointer = self
         return self.resume(trainer, inexact=inexact)
 
-    def begin(self, trainer: Trainer) -> None:
+    def on_train_begin(self, trainer: Trainer) -> None:
         """Keep the state that training begins with, so that there always is one to go on from."""
         if self._saved_position is None:
             trainer.distributed.run_on_main(self._check_no_checkpoints)
@@ -102,7 +102,7 @@ class Checkpoints:
         if taken:
             raise UsageError(f"{str(self.path)!r} holds checkpoints already: resume, or choose another folder.")
 
-    def keep(self, trainer: Trainer, *, force: bool = False) -> None:
+    def save_if_due(self, trainer: Trainer, *, force: bool = False) -> None:
         """Save an epoch that is due, or whatever has not been saved yet; a save that fails is tried again."""
         due = force or trainer.epoch % self.every == 0
         if not due or self._saved_position == _position(trainer):
@@ -112,7 +112,7 @@ class Checkpoints:
         except CheckpointError as error:
             self._failures += 1
             if force or self._failures >= MAX_CONSECUTIVE_SAVE_FAILURES:
-                raise CheckpointError(f"{error}. {self._last()}") from error
+                raise CheckpointError(f"{error}. {self._describe_last()}") from error
             self.notify(f"{error}. Training goes on from memory, and the next epoch is saved again.")
         else:
             self._failures = 0
@@ -128,7 +128,7 @@ class Checkpoints:
             return False
         state = load_checkpoint(self.path / newest)
         moved = check_resumable(
-            self.path, state, self._resume_config(trainer), collect_environment(trainer), inexact, self.files
+            self.path, state, self._resume_config(trainer), collect_environment(trainer), inexact, self.code_files
         )
         trees = dict(state["state"])
         if moved:  # every draw is seeded anew, and another device's generator has another kind of state
@@ -179,13 +179,13 @@ class Checkpoints:
         """Let the first process write what all of them have; whether it could is then known to all."""
         state = trainer.state_dict()
         check_state_finite(trainer, state)
-        name = trainer.distributed.run_on_main(lambda: self._write(trainer, state))
+        name = trainer.distributed.run_on_main(lambda: self._write_checkpoint(trainer, state))
         self._saved_names, self._saved_position = (
             [*self._saved_names, name][-NUM_RECENT_CHECKPOINTS:],
             _position(trainer),
         )
 
-    def _write(self, trainer: Trainer, state: dict[str, Any]) -> str:
+    def _write_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> str:
         name = checkpoint_name(self._next_number())
         best = self._best_name
         if _is_best_epoch(trainer):
@@ -212,7 +212,7 @@ class Checkpoints:
         return name
 
     def _resume_config(self, trainer: Trainer) -> dict[str, Any]:
-        return {**collect_resume_config(trainer), **self.extra}
+        return {**collect_resume_config(trainer), **self.extra_config}
 
     def _next_number(self) -> int:
         numbers = [-1]
@@ -224,7 +224,7 @@ class Checkpoints:
             ]
         return max(numbers) + 1
 
-    def _last(self) -> str:
+    def _describe_last(self) -> str:
         held = [self.path / name for name in self._saved_names if (self.path / name).is_dir()]
         return f"The last whole checkpoint is {held[-1]}." if held else "There is no whole checkpoint."
 
@@ -327,7 +327,7 @@ def _stateful_callbacks(trainer: Trainer) -> dict[str, Any]:
 
 def _is_best_epoch(trainer: Trainer) -> bool:
     """Whether the trainer's weights are those of the best epoch."""
-    held = trainer.best.held
+    held = trainer.best.snapshot_or_none
     return bool(held and not trainer.step and trainer.history and held.epoch == trainer.history[-1].epoch)
 
 

@@ -28,7 +28,7 @@ class EngineChoice(NamedTuple):
     may_compile: bool
 
     @property
-    def news(self) -> str:
+    def fallback_note(self) -> str:
         """Why moves are not recorded, and what is done instead; empty where nothing stands against it."""
         if not self.no_recording_reason:
             return ""
@@ -70,7 +70,7 @@ class CompileCost(NamedTuple):
     cached_build_seconds: float
     seconds_per_layer: float
 
-    def seconds(self, model: nn.Module) -> float:
+    def estimate_seconds(self, model: nn.Module) -> float:
         """About how long a network takes."""
         layers = sum(any(True for _ in m.parameters(recurse=False)) for m in model.modules())
         return (
@@ -92,7 +92,7 @@ class TimingMark(NamedTuple):
     """A moment of an epoch: the clock, and what it had spent so far in seconds on what is new, and in backprops."""
 
     clock: float
-    warmed: float
+    warm_up_seconds: float
     backprops: int
 
 
@@ -116,14 +116,14 @@ class AutoCompile(CompilePolicy):
     """
 
     def __init__(self) -> None:
-        self.recorded: float | None = None
+        self.recorded_pace: float | None = None
         self._is_decided = self._is_mixed_epoch = False
-        self._start = TimingMark(perf_counter(), 0.0, 0)
-        self._since: TimingMark | None = None
+        self._epoch_start = TimingMark(perf_counter(), 0.0, 0)
+        self._measured_from: TimingMark | None = None
 
     def before_epoch(self, trainer: "Trainer") -> None:
         """Look at the clock."""
-        self._start, self._since, self._is_mixed_epoch = _mark_now(trainer), None, False
+        self._epoch_start, self._measured_from, self._is_mixed_epoch = _mark_now(trainer), None, False
 
     def after_batch(self, trainer: "Trainer") -> None:
         """After a while of an epoch, decide; several processes wait for its end, since they must decide together.
@@ -131,40 +131,42 @@ class AutoCompile(CompilePolicy):
         An epoch's first batch is no part of a pace: workers start with it, and what is new beside the moves is built.
         """
         now = _mark_now(trainer)
-        since = self._since = self._since or now
-        seconds = now.clock - since.clock - (now.warmed - since.warmed)
-        if seconds > MEASURE_SECONDS and self.recorded is None and not trainer.distributed.is_multiprocess:
+        since = self._measured_from = self._measured_from or now
+        seconds = now.clock - since.clock - (now.warm_up_seconds - since.warm_up_seconds)
+        if seconds > MEASURE_SECONDS and self.recorded_pace is None and not trainer.distributed.is_multiprocess:
             self._compile_if_worth_it(trainer, seconds / (now.backprops - since.backprops))
-            self._is_mixed_epoch, self._since = self.recorded is not None, now
+            self._is_mixed_epoch, self._measured_from = self.recorded_pace is not None, now
 
     def after_epoch(self, trainer: "Trainer", timing: EpochTiming) -> None:
         """Compare seconds a backprop; an epoch that was compiled in its middle says nothing."""
-        since, end = self._since or self._start, trainer.game.cost.backprops
+        since, end = self._measured_from or self._epoch_start, trainer.game.cost.backprops
         if since.backprops == end:
-            since = self._start  # it had a single batch
+            since = self._epoch_start  # it had a single batch
         if self._is_decided or self._is_mixed_epoch or since.backprops == end:
             return
-        before = since.clock - self._start.clock - (since.warmed - self._start.warmed)
+        before = since.clock - self._epoch_start.clock - (since.warm_up_seconds - self._epoch_start.warm_up_seconds)
         seconds = trainer.distributed.broadcast(
             timing.train_seconds - timing.warm_up_seconds - before
         )  # all do the same
         pace = seconds / (end - since.backprops)
-        if self.recorded is None:
+        if self.recorded_pace is None:
             self._compile_if_worth_it(trainer, pace)
         else:
-            self._settle(trainer, pace, self.recorded)
+            self._keep_or_revert(trainer, pace, self.recorded_pace)
 
     def _compile_if_worth_it(self, trainer: "Trainer", pace: float) -> None:
         """Compile if what is left earns it back; at today's k, which schedules hardly ever lower."""
         left = (trainer.config.epochs - trainer.epoch) * len(trainer.train) - trainer.step
         budget = trainer.schedule.budget(trainer.state, trainer.epoch)
         deal = TRITON_COMPILE_COST if trainer.engine.uses_own_kernels else TORCH_COMPILE_COST
-        wait = trainer.distributed.broadcast(deal.seconds(trainer.model))  # not every machine has the same cache
+        wait = trainer.distributed.broadcast(
+            deal.estimate_seconds(trainer.model)
+        )  # not every machine has the same cache
         if left * trainer.method.play.backprops(budget) * pace * deal.saving > wait:
-            self.recorded = pace
+            self.recorded_pace = pace
             trainer.game.executor.use_compiled(True)
 
-    def _settle(self, trainer: "Trainer", pace: float, recorded: float) -> None:
+    def _keep_or_revert(self, trainer: "Trainer", pace: float, recorded: float) -> None:
         self._is_decided = True
         if trainer.game.executor.compiled is not None and pace > recorded:  # else it could not be compiled
             trainer.game.executor.use_compiled(False)

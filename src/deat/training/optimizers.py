@@ -48,11 +48,11 @@ class DeviceSGD(torch.optim.Optimizer):
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
-        self._settle()
+        self._init_device_state()
         self._step_function = sgd_step
         self._weight_copies: dict[Tensor, Tensor] = {}
 
-    def _settle(self) -> None:
+    def _init_device_state(self) -> None:
         """Put learning rates and momenta on the device, and give every weight a velocity."""
         for group in self.param_groups:
             for name in ("lr", "momentum"):
@@ -64,7 +64,7 @@ class DeviceSGD(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there, also from a state of torch's own, whose rates would be frozen when a step is recorded."""
         super().load_state_dict(state_dict)
-        self._settle()
+        self._init_device_state()
 
     def use_compiled(self, wanted: bool) -> None:
         """Step in one pass over the weights rather than in several."""
@@ -90,7 +90,7 @@ class DeviceSGD(torch.optim.Optimizer):
     def step(self, closure: None = None, skip: Tensor | None = None) -> None:  # type: ignore[override]
         """v = momentum v + (g + decay w); w = w - lr v, over all parameters at once, unless `skip` is one."""
         for group in self.param_groups:
-            found = [(p, grad) for p in group["params"] if (grad := self._gradient(p)) is not None]
+            found = [(p, grad) for p in group["params"] if (grad := self._gradient_of(p)) is not None]
             weights, grads = [p for p, _ in found], [grad for _, grad in found]
             velocities = [self.state[p]["momentum_buffer"] for p in weights]
             lr, momentum = group["lr"], group["momentum"]
@@ -102,7 +102,7 @@ class DeviceSGD(torch.optim.Optimizer):
         for copy in self._weight_copies.values():
             copy.grad = None
 
-    def _gradient(self, p: Tensor) -> Tensor | None:
+    def _gradient_of(self, p: Tensor) -> Tensor | None:
         return p.grad if p.grad is not None or p not in self._weight_copies else self._weight_copies[p].grad
 
 
@@ -139,16 +139,16 @@ class LRScheduler:
     """Sets learning rate and momentum once a batch. Groups keep the ratio of their learning rates."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, config: TrainConfig, total_steps: int) -> None:
-        self.optimizer, self.total = optimizer, total_steps
+        self.optimizer, self.total_steps = optimizer, total_steps
         groups = optimizer.param_groups
-        self.base = float(groups[0]["lr"])
-        check_number("the optimiser's learning rate", self.base, lambda v: v > 0, "> 0, such as 0.01")
-        self.lr_ratios = [float(group["lr"]) / self.base for group in groups]
+        self.base_lr = float(groups[0]["lr"])
+        check_number("the optimiser's learning rate", self.base_lr, lambda v: v > 0, "> 0, such as 0.01")
+        self.lr_ratios = [float(group["lr"]) / self.base_lr for group in groups]
         high = float(groups[0].get("momentum", 0.0))
         cycles = config.cycle_momentum and all("momentum" in group for group in groups)
         self.schedule = get_lr_schedule(
             config.lr_schedule,
-            config.lr or self.base,
+            config.lr or self.base_lr,
             config.epochs,
             milestones=config.milestones,
             peak=config.peak,
@@ -157,11 +157,11 @@ class LRScheduler:
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a batch."""
-        return self.schedule.at(step, self.total)[0]
+        return self.schedule.at(step, self.total_steps)[0]
 
-    def at(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """Set the rates for a batch."""
-        lr, momentum = self.schedule.at(step, self.total)
+        lr, momentum = self.schedule.at(step, self.total_steps)
         # Asked anew every time: an optimiser that loads its state replaces its groups.
         for group, ratio in zip(self.optimizer.param_groups, self.lr_ratios, strict=True):
             _set_group_value(group, "lr", lr * ratio)

@@ -69,7 +69,9 @@ class OverfitRule:
         check_number("jump", self.jump, lambda v: v > 1, "> 1, such as 2")
         check_number("gap", self.gap, lambda v: -1 <= v < 1, "from -1 to below 1, such as 0.1")
 
-    def judge(self, history: Sequence[EpochWatch], num_images: int, chance: float) -> tuple[EpochWatch, str | None]:
+    def find_collapse(
+        self, history: Sequence[EpochWatch], num_images: int, chance: float
+    ) -> tuple[EpochWatch, str | None]:
         """The last healthy epoch, and why the last one is a collapse, if it is; one that fell is not healthy either.
 
         So many images were scored, of which one answer for all gets `chance`.
@@ -149,7 +151,7 @@ class OverfitWatch:
         self.images, self.threat = open_source(images, TrainConfig(device="cpu"), shuffle=False), parse_threat(threat)
         self.action, self.seed = action, seed
         self.rule, self.shrink, self.rollbacks = OverfitRule(fall, jump, gap), shrink, rollbacks
-        self.log, self.notify = log_path, notify or _warn
+        self.log_path, self.notify = log_path, notify or _warn
         self.events: list[EpochWatch] = []
         self.passes, self.seconds = 0, 0.0
         self._history: list[EpochWatch] = []
@@ -168,14 +170,14 @@ class OverfitWatch:
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Score the epoch, write it down, and act where it is a collapse."""
-        self._history.append(self._score(trainer, stats))
+        self._history.append(self._score_epoch(trainer, stats))
         scored = self._scored_images(trainer)
-        healthy, reason = self.rule.judge(self._history, scored.num_examples, majority_class_share(scored))
+        healthy, reason = self.rule.find_collapse(self._history, scored.num_examples, majority_class_share(scored))
         suspicion = None if reason else self.rule.find_jump(self._history)
         action = self._next_action() if reason else NOTE_ACTION if suspicion else None
         first = suspicion is not None and not self.alarms
         event = replace(self._history[-1], reason=reason or suspicion, action=action)
-        self._note(event)
+        self._record_event(event)
         if first:
             self.notify(f"{suspicion} in epoch {stats.epoch + 1}. {_noted_message(event)}")
         if reason:
@@ -203,8 +205,8 @@ class OverfitWatch:
             int(state["passes"]),
             float(state["seconds"]),
         )
-        if self.log:
-            write_records(self.log, self.events)
+        if self.log_path:
+            write_records(self.log_path, self.events)
 
     def summary(self) -> str | None:
         """All that it acted on, in one line; None if there was nothing."""
@@ -235,15 +237,15 @@ class OverfitWatch:
         alpha = trainer.schedule.budget(trainer.state, trainer.epoch).alpha
         return f"Back to epoch {trainer.epoch}, and on with alpha {format_eps(alpha)}."
 
-    def _note(self, event: EpochWatch) -> None:
+    def _record_event(self, event: EpochWatch) -> None:
         self.events.append(event)
-        if self.log:
+        if self.log_path:
             try:
-                append_record(self.log, event)
+                append_record(self.log_path, event)
             except OSError as error:
-                self.notify(f"cannot write {self.log.name} ({error.strerror})")
+                self.notify(f"cannot write {self.log_path.name} ({error.strerror})")
 
-    def _score(self, trainer: Trainer, stats: EpochStats) -> EpochWatch:
+    def _score_epoch(self, trainer: Trainer, stats: EpochStats) -> EpochWatch:
         started = perf_counter()
         single, multi = self._accuracies(trainer)
         self.seconds += perf_counter() - started

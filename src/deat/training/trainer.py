@@ -154,7 +154,7 @@ class Trainer:
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = choose_num_threads(config, model)
         chosen = choose_engine(config, method, self.num_parameters, distributed, custom_optimizer=optimizer is not None)
-        self.engine, self.engine_note, self.may_compile = chosen.engine, chosen.news, chosen.may_compile
+        self.engine, self.engine_note, self.may_compile = chosen.engine, chosen.fallback_note, chosen.may_compile
         self.model = self.engine.prepare(sync_batch_norm(model, config, self.engine.device, distributed))
         self.optimizer = (optimizer or make_sgd_factory(config, self.engine.records))(self.model.parameters())
         self.custom_param_groups = describe_param_groups(self.optimizer) if optimizer else None
@@ -171,7 +171,7 @@ class Trainer:
             distributed=distributed,
         )
         self.game.executor.full_batch_size = distributed.shard.count(train.batch_size)
-        self.pace = AutoCompile() if self.may_compile else CompilePolicy()
+        self.compile_policy = AutoCompile() if self.may_compile else CompilePolicy()
         self.random_streams = RandomStreams(config.seed, self.game.generator, distributed)
         self.interruption = Interruption(distributed)
         self.checkpointer: Checkpointer | None = None
@@ -190,20 +190,20 @@ class Trainer:
         self._stopping, self.is_finished, self._done = self.is_finished, False, perf_counter()
         with self.session():
             if self.checkpointer:
-                self.checkpointer.begin(self)
+                self.checkpointer.on_train_begin(self)
             try:
                 self._run_remaining_epochs()
             except Interrupted:
                 self.seconds += perf_counter() - self._started
-                self._keep(force=True)
-                self.interruption.reason = None  # whoever caught this may call fit again
+                self._save_if_due(force=True)
+                self.interruption.reason = None  # the caller may call fit again
                 raise
             except (RuntimeError, MemoryError) as error:
                 raise_if_nondeterministic(error)
                 if not is_out_of_memory(error):
                     raise
                 raise self.numerical_error(out_of_memory_message(self.epoch, self.train.batch_size)) from error
-            self._keep(force=True)
+            self._save_if_due(force=True)
         return TrainResult(
             self.model.eval(), self.history, self.best.snapshot, self.seconds, collect_result_notes(self)
         )
@@ -213,13 +213,13 @@ class Trainer:
             self._started = perf_counter()
             self.interruption.check()
             self.run_epoch()
-            self._keep()
+            self._save_if_due()
 
     def run_epoch(self) -> EpochStats:
         """Play every batch once, validate, let the schedule observe, keep the best, tell the callbacks."""
         started = perf_counter()
         self.game.executor.take_warm_up_seconds()  # what is left of an epoch that was broken off
-        self.pace.before_epoch(self)
+        self.compile_policy.before_epoch(self)
         self.budget = self.schedule.budget(self.state, self.epoch)
         record = self.train_epoch(self.budget)
         played = perf_counter()
@@ -230,7 +230,7 @@ class Trainer:
         self.history.append(stats)
         self.best.update_if_better(stats, self.model, self.validator.chance_upper_bound if self.validator else None)
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
-        self.pace.after_epoch(self, timing)
+        self.compile_policy.after_epoch(self, timing)
         for callback in self.callbacks:
             callback.on_epoch(self, stats, timing)
         return stats
@@ -246,14 +246,14 @@ class Trainer:
             self.prepare_step(self.epoch, step)
             self.method.play(self.game, x, y, budget)
             self.step = step + 1
-            self.pace.after_batch(self)
+            self.compile_policy.after_batch(self)
         self.distributed.broadcast_model_buffers(self.model)
         return self.read_meter()
 
     def prepare_step(self, epoch: int, step: int) -> None:
         """Put random streams, learning rate and the batch's length where a batch finds them."""
         self.random_streams.seek(epoch, step)
-        self.lr_scheduler.at(epoch * len(self.train) + step)
+        self.lr_scheduler.set_step(epoch * len(self.train) + step)
         if self.distributed.is_multiprocess:
             self.game.global_batch_size = num_images_in_batch(self.train.num_examples, self.train.batch_size, step)
 
@@ -277,9 +277,9 @@ class Trainer:
         now = self.state_dict()
         self.load_state_dict({**state, **{name: now[name] for name in STATE_KEPT_ON_REWIND}})
 
-    def _keep(self, *, force: bool = False) -> None:
+    def _save_if_due(self, *, force: bool = False) -> None:
         if self.checkpointer:
-            self.checkpointer.keep(self, force=force)
+            self.checkpointer.save_if_due(self, force=force)
 
     def read_meter(self) -> EpochRecord:
         """Read the meter, and raise where an epoch's numbers went bad."""
@@ -311,7 +311,7 @@ class Trainer:
             "active": self.active,
             "seconds": self.seconds,
             "history": list(self.history),
-            "best": self.best.held,
+            "best": self.best.snapshot_or_none,
             "scaler": self.engine.scaler.state_dict() if self.engine.scaler else None,
             "val_passes": self.validator.passes if self.validator else 0,
         }

@@ -24,13 +24,13 @@ class Validator:
     def __init__(
         self,
         source: Source,
-        val_attack: Attack,
+        attack: Attack,
         threat: ThreatModel,
         engine: Engine,
         seed: int,
         interruption: Interruption | None = None,
     ) -> None:
-        self.source, self.how, self.threat, self.engine, self.seed = source, val_attack, threat, engine, seed
+        self.source, self.attack, self.threat, self.engine, self.seed = source, attack, threat, engine, seed
         self.interruption = interruption or Interruption()
         self.passes = 0
 
@@ -50,14 +50,14 @@ class Validator:
 
     def __call__(self, net: nn.Module) -> tuple[float, float, float]:
         """(natural, robust) accuracy and the loss on natural images, in one host read."""
-        model, both = _AutocastModel(net, self.engine), ("natural", self.how)
+        model, both = _AutocastModel(net, self.engine), ("natural", self.attack)
         images = InterruptibleSource(self.source, self.interruption)
         found = compute_scores(
             model, images, both, self.threat, self.seed, self.engine.layout, self.interruption.distributed
         )
-        self.passes += (2 + 2 * self.how.steps) * len(self.source)
+        self.passes += (2 + 2 * self.attack.steps) * len(self.source)
         natural, loss = found["natural"]
-        return natural, found[self.how.name][0], loss
+        return natural, found[self.attack.name][0], loss
 
     @cached_property
     def chance(self) -> float:
