@@ -25,7 +25,8 @@ def draw(run: Path, picture: Path) -> None:
     twin = left.twinx()
     twin.plot(epochs, [h.magnitude for h in history], color="#888888", lw=1.2, label="l_X")
     limits = [(e, h.threshold) for e, h in zip(epochs, history, strict=True) if h.threshold is not None]
-    twin.step(*zip(*limits, strict=True), where="mid", color="#888888", lw=1, ls=":", label="threshold")
+    if limits:  # a short run, or one without M+, has no threshold
+        twin.step(*zip(*limits, strict=True), where="mid", color="#888888", lw=1, ls=":", label="threshold")
     twin.set(ylabel="l_X", ylim=(0, None))
     twin.legend(frameon=False, loc="lower right")
     for name, values, colour in (
