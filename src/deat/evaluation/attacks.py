@@ -7,7 +7,7 @@ that it works under no_grad and inference_mode, and it leaves the model's mode a
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -138,6 +138,14 @@ def is_natural(attack: object) -> bool:
     return type(attack) is Attack and attack.steps == 0 and attack.start == "zero"
 
 
+@runtime_checkable
+class HasExactModel(Protocol):
+    """A fast model whose claims an exact model confirms or rejects, such as `fast_model.FastModel`."""
+
+    def exact_correct(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return which images the exact model classifies correctly, (B,) bool."""
+
+
 def confirm_fooled(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor) -> Tensor:
     """Confirm misclassified images by the exact model, where the attack queries a fast one.
 
@@ -150,7 +158,7 @@ def confirm_fooled(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor) 
     Returns:
         Those of them that the exact model misclassifies too, (B,) bool.
     """
-    if not hasattr(model, "exact_correct"):
+    if not isinstance(model, HasExactModel):
         return fooled
     index = fooled.nonzero().squeeze(1)
     return (
@@ -169,10 +177,8 @@ def is_still_correct(model: nn.Module, images: Tensor, y: Tensor) -> Tensor:
     Returns:
         (B,) bool.
     """
-    exact_correct = getattr(model, "exact_correct", None)
-    if exact_correct is not None:
-        correct: Tensor = exact_correct(images, y)
-        return correct
+    if isinstance(model, HasExactModel):
+        return model.exact_correct(images, y)
     with torch.no_grad():
         return is_correct(model(images), y)
 

@@ -39,8 +39,8 @@ def test_another_threat_model_than_the_data_set_s_is_used_where_it_is_given(digi
 
 
 def test_a_data_set_without_test_images_is_evaluated_on_its_val_part(digits):
-    found = deat.evaluate(net(), replace(digits, test=None, val=digits.train), **OPTIONS)
-    assert found.labels == digits.train.labels.tolist()
+    evaluation = deat.evaluate(net(), replace(digits, test=None, val=digits.train), **OPTIONS)
+    assert evaluation.labels == digits.train.labels.tolist()
     both = replace(digits, val=digits.train)
     assert deat.evaluate(net(), both, **OPTIONS).labels == digits.test.labels.tolist()
 
@@ -58,6 +58,6 @@ def test_other_data_needs_a_threat_model(data):
 
 def test_fit_and_evaluate_take_the_same_data_set_with_the_same_threat_model(digits):
     result = deat.fit(net(), digits, method="fgsm", epochs=1, batch_size=8, progress=False)
-    found = deat.evaluate(result.model, digits, **OPTIONS)
-    assert found.settings["threat"] == {"norm": "linf", "eps": 0.15}
+    evaluation = deat.evaluate(result.model, digits, **OPTIONS)
+    assert evaluation.settings["threat"] == {"norm": "linf", "eps": 0.15}
     assert result.history[0].alpha == pytest.approx(1.25 * 0.15)
