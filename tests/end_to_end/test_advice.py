@@ -186,7 +186,7 @@ def test_a_run_of_several_processes_goes_on_in_as_many(monkeypatch: pytest.Monke
     said = "torchrun --standalone --nproc-per-node=2 -m -- deat resume run"
     assert format_command("resume", Path("run"), {}, Distributed(0, 2)) == said
     assert format_command("resume", Path("run"), {}, Distributed(0, 4)).startswith(
-        "(as this was started, in 4 processes) deat"
+        "(started as before, in 4 processes) deat"
     )
 
 
