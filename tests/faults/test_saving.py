@@ -282,7 +282,7 @@ def test_folder_that_vanishes_once_is_not_made_again_without_its_record(what, af
     message = capsys.readouterr().err
     assert "Traceback" not in message
     if what == "run":
-        assert "The last whole checkpoint is" not in message
+        assert "The last valid checkpoint is" not in message
         assert not Path("run").exists()
 
 
