@@ -119,7 +119,7 @@ def test_garbage_among_a_run_s_lines_is_named_and_a_resumed_run_writes_them_anew
     before = file.read_text()
     file.write_text("garbage\n" + before)
     assert main(["report", "run", "--no-figures", "--gallery", "0"]) == 3
-    assert f"line 1 of 'run/{name}' is none that deat wrote" in capsys.readouterr().err
+    assert f"line 1 of 'run/{name}' is not valid" in capsys.readouterr().err
     assert main(["resume", "run"]) == 0
     assert f"{name} held lines that deat did not write" in "".join(capsys.readouterr())
     assert file.read_text() == before
