@@ -70,7 +70,7 @@ class Checkpoints:
         on_saved: Called with the folder of each checkpoint that was written.
 
     Raises:
-        UsageError: `every` is no whole number >= 1.
+        UsageError: `every` is not a whole number >= 1.
 
     Example:
         >>> resumed = deat.Checkpoints("checkpoints", every=5).resume_or_start(trainer)

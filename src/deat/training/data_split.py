@@ -65,8 +65,8 @@ def _is_indexable(data: Any) -> bool:
 
 
 def _cannot_split_error(data: Any) -> DataError:
-    whole = isinstance(data, DataLoader) and _is_indexable(data.dataset)
-    other = ", or the loader's .dataset in place of the loader" if whole else ""
+    has_indexable_dataset = isinstance(data, DataLoader) and _is_indexable(data.dataset)
+    other = ", or the loader's .dataset in place of the loader" if has_indexable_dataset else ""
     return DataError(
         f"a fraction cannot be held out of a {type(data).__name__}, which has no fixed order. "
         f"Pass separate data as val={other}."

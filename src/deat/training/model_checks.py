@@ -109,7 +109,7 @@ def _run_two_images(model: nn.Module, source: Source, check_single_image: bool) 
             failing_norms.append(type(module).__name__)
 
     x = _make_two_images(model, source)
-    given = x.clone()
+    model_input = x.clone()
     hooks = [
         norm.register_forward_hook(check_values_per_channel)
         for norm in _batch_norms_in_training(model)
@@ -117,7 +117,7 @@ def _run_two_images(model: nn.Module, source: Source, check_single_image: bool) 
     ]
     try:
         with eval_mode(model):
-            output = model(given)
+            output = model(model_input)
     except Exception as error:  # the user's code may raise anything
         check_dtype(model, x, error)
         raise UsageError(
@@ -127,7 +127,7 @@ def _run_two_images(model: nn.Module, source: Source, check_single_image: bool) 
     finally:
         for hook in hooks:
             hook.remove()
-    check_input_unmodified(given, x)
+    check_input_unmodified(model_input, x)
     return output, failing_norms
 
 
