@@ -225,7 +225,7 @@ def test_the_command_line_judges_it_as_python_does(here: Path, normalize: str) -
 
 def test_weights_that_were_trained_behind_a_normalisation_are_not_taken_up_silently_without(here: Path) -> None:
     train("--model", "net.py:Net", "--normalize", "data")
-    with pytest.warns(UserWarning, match=r"trained behind a normalisation.*--normalize data"):
+    with pytest.warns(UserWarning, match=r"trained with a normalisation layer.*--normalize data"):
         run_of(model="net.py:Net", init="run").model()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

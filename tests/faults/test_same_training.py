@@ -206,7 +206,7 @@ def test_more_epochs_are_refused_with_what_trains_further(capsys):
     short = [*SHORT, "--epochs", "1"]
     assert main(short) == 0
     assert main([*short, "--resume", "auto", "--epochs", "2"]) == 2
-    assert "--init RUN and an --out of its own" in capsys.readouterr().err
+    assert "--init RUN with another --out" in capsys.readouterr().err
     assert main([*SHORT[:-1], "further", "--init", "run", "--epochs", "2"]) == 0
     model = fit().model
     with pytest.raises(UsageError, match=r"settings\.epochs: 2, now 3\..* fit with the trained model and another"):

@@ -420,7 +420,7 @@ def test_manifest_that_names_something_outside_is_rejected_and_nothing_is_read(n
     manifest = json.loads((path / store.MANIFEST_FILE).read_text())
     manifest["files"][name] = {"size": 2, "sha256": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}
     (path / store.MANIFEST_FILE).write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="no file of a checkpoint"):
+    with pytest.raises(CheckpointError, match="not a file of a checkpoint"):
         verify_checkpoint(path)
 
 
@@ -433,7 +433,7 @@ def test_links_in_a_checkpoint_are_not_followed(tmp_path):
     with pytest.raises(CheckpointError, match="plain file"):
         verify_checkpoint(path)
     (tmp_path / "run/ckpt-000002").symlink_to(path)
-    with pytest.raises(CheckpointError, match="folder of its own"):
+    with pytest.raises(CheckpointError, match="is not a folder"):
         verify_checkpoint(tmp_path / "run/ckpt-000002")
 
 
