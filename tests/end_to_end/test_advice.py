@@ -115,7 +115,7 @@ def test_interrupted_training_names_its_folder_and_the_command_that_goes_on(
 def test_an_unfinished_run_that_is_judged_names_the_command_that_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     Path("my run/report.md").unlink()
     assert give(f"{EVALUATE} --attacks natural --n 10") in (0, 6)
-    assert f"Go on with: {RESUME}" in capsys.readouterr().err
+    assert f"Resume it with: {RESUME}" in capsys.readouterr().err
 
 
 def test_a_report_names_the_command_that_fills_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,7 +186,7 @@ def test_a_run_of_several_processes_goes_on_in_as_many(monkeypatch: pytest.Monke
     said = "torchrun --standalone --nproc-per-node=2 -m -- deat resume run"
     assert format_command("resume", Path("run"), {}, Distributed(0, 2)) == said
     assert format_command("resume", Path("run"), {}, Distributed(0, 4)).startswith(
-        "(as this was started, in 4 processes) deat"
+        "(started as before, in 4 processes) deat"
     )
 
 

@@ -169,11 +169,11 @@ def test_a_bench_with_rows_at_chance_says_which_and_what_to_do_and_leaves_with_6
     assert main(order) == 6
     said = capsys.readouterr().out
     assert "FLAG at_chance of natural, seed 0: " in said
-    assert "not to be believed, for the flags above: every row" in said
+    assert "because of the flags above: every row" in said
     assert said.count("train longer, or with another --lr") == 1
     assert "docs/evaluation.md#at_chance" in said
     assert main([*order, "--json"]) == 6
-    assert any("not to be believed" in note for note in json.loads(capsys.readouterr().out)["notes"])
+    assert any("because of the flags above" in note for note in json.loads(capsys.readouterr().out)["notes"])
 
 
 @pytest.mark.promise("P6")
@@ -291,8 +291,8 @@ CASES = [
     (["quick", "--data", "digit"], 2, ["unknown data 'digit'", "digits"]),
     (["quick", "--seeds", "a"], 2, ["'a'", "0,1,2"]),
     (["quick", "--seeds", ","], 2, ["','", "0,1,2"]),
-    (["quick", "--methods", ","], 2, ["--methods ','", "names nothing"]),
-    (["quick", "--model", ","], 2, ["--model ','", "names nothing"]),
+    (["quick", "--methods", ","], 2, ["--methods ','", "has no name"]),
+    (["quick", "--model", ","], 2, ["--model ','", "has no name"]),
     (["quick", "--out", "x" * 300], 2, ["too long"]),
     (["quick", "--jobs", "0"], 2, ["--jobs"]),
     (["quick", "--budget-bp", "3"], 2, ["one epoch of natural", "20"]),

@@ -51,7 +51,7 @@ def test_the_table_says_which_weights_it_judged_on_what_and_where_autoattack_is_
 ) -> None:
     assert main(["evaluate", str(run), "--attacks", "natural", "--n", "20", "--epoch", "last"]) == 0
     said = capsys.readouterr().out
-    assert "judged: the last epoch's weights, " in said
+    assert "evaluated: the last epoch's weights, " in said
     assert "on 20 test images of digits" in said
     for classes, told in ((3, True), (4, False)):
         how = AutoAttack().describe(Linf(8 / 255), classes)
@@ -284,7 +284,7 @@ def test_an_evaluation_of_other_weights_is_kept_though_their_file_has_the_same_n
     weights.write_bytes((run / "last/model.safetensors").read_bytes())
     capsys.readouterr()
     assert main(command) == 0
-    assert "e.json is about other weights; it is kept as e-1.json" in capsys.readouterr().err
+    assert "e.json is of other weights; it was copied to e-1.json" in capsys.readouterr().err
     assert (tmp_path / "e-1.json").read_bytes() == first
     assert load_evaluation(out).accuracy != load_evaluation(tmp_path / "e-1.json").accuracy
 

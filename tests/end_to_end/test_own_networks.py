@@ -173,7 +173,7 @@ def test_what_a_run_was_normalised_by_is_never_measured_again(
         main(["evaluate", *how, "--out", "e.json"])
         accuracies.append(json.loads((here / "e.json").read_text())["accuracy"])
     assert accuracies == [accuracies[0]] * 3
-    assert "says nothing of normalisation" not in capsys.readouterr().err
+    assert "does not record its normalisation" not in capsys.readouterr().err
 
 
 def test_a_run_that_was_killed_goes_on_with_the_numbers_it_began_with(
@@ -225,7 +225,7 @@ def test_the_command_line_judges_it_as_python_does(here: Path, normalize: str) -
 
 def test_weights_that_were_trained_behind_a_normalisation_are_not_taken_up_silently_without(here: Path) -> None:
     train("--model", "net.py:Net", "--normalize", "data")
-    with pytest.warns(UserWarning, match=r"trained behind a normalisation.*--normalize data"):
+    with pytest.warns(UserWarning, match=r"trained with a normalisation layer.*--normalize data"):
         run_of(model="net.py:Net", init="run").model()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -236,7 +236,7 @@ def test_a_bare_files_normalisation_is_said(here: Path, capsys: pytest.CaptureFi
     deat.save_weights(deat.build_model("small", num_classes=2, in_channels=3, image_size=8), here / "w.safetensors")
     how = ["w.safetensors", "--data", "folder:photos", "--model", "small", "--attacks", "natural", "--out", "e.json"]
     main(["evaluate", *how])
-    assert "says nothing of normalisation, so the data's goes before the network" in capsys.readouterr().err
+    assert "does not record its normalisation, so the data's is used" in capsys.readouterr().err
     main(["evaluate", *how, "--normalize", "none"])
     assert "normalisation" not in capsys.readouterr().err
     kept, new = (json.loads((here / name).read_text())["settings"]["about"] for name in ("e-1.json", "e.json"))
@@ -339,7 +339,7 @@ def test_an_evaluation_is_replaced_by_one_that_says_as_much_and_kept_beside_any_
     for held in (asked(), asked(), asked(None, "best", "fgsm", "pgd-20")):
         judge(held)
     assert [p.name for p in tmp_path.iterdir()] == ["evaluation.json"]
-    assert "evaluation.json answers another question; it is kept as evaluation-1.json" in judge(asked(20))
+    assert "evaluation.json has other settings; it was copied to evaluation-1.json" in judge(asked(20))
     judge(asked(None, "last"))
     judge(asked(20))
     judge(asked(None, "last"))
@@ -347,4 +347,4 @@ def test_an_evaluation_is_replaced_by_one_that_says_as_much_and_kept_beside_any_
     assert kept == ["evaluation-1.json", "evaluation-2.json", "evaluation-3.json", "evaluation.json"]
     judge(asked(30))
     said = judge(asked(30, model="other"))
-    assert "evaluation.json is about other weights; it is kept as evaluation-4.json" in said
+    assert "evaluation.json is of other weights; it was copied to evaluation-4.json" in said

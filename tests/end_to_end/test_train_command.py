@@ -154,7 +154,7 @@ def test_a_method_and_a_model_come_from_files() -> None:
 def test_weights_for_other_classes_are_fine_tuned_with_a_fresh_last_layer() -> None:
     model = deat.build_model("small", num_classes=3, in_channels=1, image_size=8)
     deat.save_weights(model, "three.safetensors")
-    with pytest.warns(UserWarning, match="start anew"):
+    with pytest.warns(UserWarning, match="start from random weights"):
         assert main(["train", *QUICK, "--out", "run", "--baseline", "no", "--init", "three.safetensors"]) == 0
 
 

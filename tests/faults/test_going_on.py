@@ -264,7 +264,7 @@ class Gpu:
         ({"deterministic": True, "engine": "graph"}, []),
         ({"deterministic": True, "engine": "compile"}, ["--engine compile"]),
         ({"engine": "eager"}, ["without --deterministic"]),
-        ({}, ["without --deterministic", "--engine auto, which may begin to compile"]),
+        ({}, ["without --deterministic", "--engine auto, which may start to compile"]),
     ],
     ids=str,
 )

@@ -315,7 +315,7 @@ def test_weights_in_parts_are_weights_wherever_a_file_of_them_is(capsys):
         main(["evaluate", target, "--model", "small", *how])
         judged.add(json.loads(Path("e.json").read_text())["settings"]["model"])
     assert len(judged) == 1
-    assert "says nothing of normalisation" not in capsys.readouterr().err
+    assert "does not record its normalisation" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -626,7 +626,7 @@ def test_name_of_a_weights_file_does_not_reach_the_terminal_as_it_is(capsys):
     how = ["--data", "folder:set", "--data-root", "cache", "--attacks", "natural", "--out", "e.json"]
     main(["evaluate", "w\x1b[2J.safetensors", *how])
     message = capsys.readouterr().err
-    assert "deat: w?[2J.safetensors says nothing of normalisation" in message
+    assert "deat: w?[2J.safetensors does not record its normalisation" in message
     assert "\x1b" not in message
 
 

@@ -183,7 +183,7 @@ def test_operation_without_a_deterministic_form_is_named_with_the_way_out():
         )
 
     trainer.game.close = undetermined
-    with pytest.raises(UsageError, match=r"put_1 does not have .* Leave --deterministic away"):
+    with pytest.raises(UsageError, match=r"put_1 does not have .* Omit --deterministic"):
         trainer.fit()
     assert not torch.are_deterministic_algorithms_enabled()
 

@@ -206,12 +206,12 @@ def test_more_epochs_are_refused_with_what_trains_further(capsys):
     short = [*SHORT, "--epochs", "1"]
     assert main(short) == 0
     assert main([*short, "--resume", "auto", "--epochs", "2"]) == 2
-    assert "--init RUN and an --out of its own" in capsys.readouterr().err
+    assert "--init RUN with another --out" in capsys.readouterr().err
     assert main([*SHORT[:-1], "further", "--init", "run", "--epochs", "2"]) == 0
     model = fit().model
     with pytest.raises(UsageError, match=r"settings\.epochs: 2, now 3\..* fit with the trained model and another"):
         fit(epochs=3)
-    with pytest.raises(UsageError, match=r"start a run of its own\.$"):
+    with pytest.raises(UsageError, match=r"start a new run\.$"):
         fit(lr=0.01)
     assert deat.fit(model, learnable(24), epochs=1, batch_size=8, progress=False, checkpoints="further-on").history
 
@@ -230,7 +230,7 @@ def test_file_that_was_edited_since_is_named_without_its_hash(capsys):
     Path("mine.py").write_text(f"{MINE}# changed\n")
     assert main([*command, "--resume", "auto"]) == 2
     told = capsys.readouterr().err
-    assert "code.model: the file of mine.py:Net was edited since" in told
+    assert "code.model: the file of mine.py:Net has changed" in told
     assert not re.search(r"[0-9a-f]{16}", told)
 
 

@@ -119,7 +119,7 @@ def test_garbage_among_a_run_s_lines_is_named_and_a_resumed_run_writes_them_anew
     before = file.read_text()
     file.write_text("garbage\n" + before)
     assert main(["report", "run", "--no-figures", "--gallery", "0"]) == 3
-    assert f"line 1 of 'run/{name}' is none that deat wrote" in capsys.readouterr().err
+    assert f"line 1 of 'run/{name}' is not valid" in capsys.readouterr().err
     assert main(["resume", "run"]) == 0
     assert f"{name} held lines that deat did not write" in "".join(capsys.readouterr())
     assert file.read_text() == before
@@ -282,7 +282,7 @@ def test_folder_that_vanishes_once_is_not_made_again_without_its_record(what, af
     message = capsys.readouterr().err
     assert "Traceback" not in message
     if what == "run":
-        assert "The last whole checkpoint is" not in message
+        assert "The last valid checkpoint is" not in message
         assert not Path("run").exists()
 
 
@@ -403,7 +403,7 @@ def test_manifest_that_names_something_outside_is_rejected_and_nothing_is_read(n
     manifest = json.loads((path / store.MANIFEST_FILE).read_text())
     manifest["files"][name] = {"size": 2, "sha256": "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"}
     (path / store.MANIFEST_FILE).write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="no file of a checkpoint"):
+    with pytest.raises(CheckpointError, match="not a file of a checkpoint"):
         verify_checkpoint(path)
 
 
@@ -416,7 +416,7 @@ def test_links_in_a_checkpoint_are_not_followed(tmp_path):
     with pytest.raises(CheckpointError, match="plain file"):
         verify_checkpoint(path)
     (tmp_path / "run/ckpt-000002").symlink_to(path)
-    with pytest.raises(CheckpointError, match="folder of its own"):
+    with pytest.raises(CheckpointError, match="is not a folder"):
         verify_checkpoint(tmp_path / "run/ckpt-000002")
 
 

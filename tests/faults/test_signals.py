@@ -359,7 +359,7 @@ def test_signal_in_an_attack_keeps_what_was_judged_and_says_where(number, whole,
         send_after(patch, Attack, "__call__", 2, number)
         assert main(order) == 75
     said = capsys.readouterr().err
-    assert "interrupted; what was judged is kept beside run/evaluation.json; the same command goes on" in said
+    assert "interrupted; finished images are saved next to run/evaluation.json; the same command resumes" in said
     assert Path("run/.evaluation-rulings.jsonl").read_text().count("\n") == 2
     assert not Path("run/.evaluation-lock").exists()
     assert main(order) in (0, 6)

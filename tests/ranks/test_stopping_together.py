@@ -169,7 +169,7 @@ def unsaved(ranks: Distributed, folder: Path) -> list[str]:
 def test_a_save_that_fails_is_known_to_all(tmp_path: Path) -> None:
     first, second = together(unsaved, tmp_path)
     assert first == second
-    assert first[0].startswith("the disk is full. Training goes on")
+    assert first[0].startswith("the disk is full. Training continues")
     assert first[1] == "3"
 
 

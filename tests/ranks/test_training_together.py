@@ -354,11 +354,11 @@ def test_what_cannot_be_shared_is_refused() -> None:
     assert first == second
     assert [line.split(";")[0].split(":")[0] for line in first] == [
         "a batch of 1 cannot be shared by 2 processes",
-        "compact is for a single process",
+        "compact needs a single process",
         "23 images in batches of 10 leave a process with a batch of one, on which BatchNorm1d cannot train here. "
         "Use another batch size, or one image less.",
         "sync_bn needs GPUs",
-        "unused get no gradient, for which processes would wait in vain. Use them in the model, or freeze them",
+        "unused get no gradient: unused parameters would deadlock the processes. Use them in the model, or freeze them",
     ]
 
 

@@ -51,7 +51,7 @@ def test_progress_off_is_silent_and_callbacks_of_ones_own_are_told_either_way(ca
 
 def test_what_a_person_should_know_of_the_engine_is_said_first(capsys, monkeypatch):
     monkeypatch.setattr(
-        engine_choice.EngineChoice, "news", property(lambda self: "not every move is recorded: it is eager")
+        engine_choice.EngineChoice, "fallback_note", property(lambda self: "not every move is recorded: it is eager")
     )
     fit()
     assert capsys.readouterr().err.splitlines()[0] == "not every move is recorded: it is eager"

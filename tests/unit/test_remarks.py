@@ -120,10 +120,9 @@ def test_weights_at_chance_are_told_with_the_numbers_and_what_helps(monkeypatch)
     )
     held = learnable(4)[0], torch.tensor([0, 1, 1, 2])
     (said,) = trainer_of("pgd-2", val=held, val_attack="pgd-2").fit().notes
-    assert said.startswith(
-        "the weights that were kept (epoch 1) are at chance: without any attack 50.0% of 4 held-out images are right, "
-        "and one answer for all gets 50.0%."
-    )
+    assert said.startswith("the best weights (epoch 1) are at chance: ")
+    assert "50.0% of 4 held-out images" in said
+    assert "a constant answer gets 50.0%" in said
     assert all(way in said for way in ("--lr", "more epochs", "--held-out"))
 
 
@@ -139,7 +138,7 @@ def test_weights_at_chance_where_one_class_is_far_commoner_are_told_with_that(la
     held = learnable(len(labels))[0], torch.tensor(labels)
     (note, *_) = trainer_of("pgd-2", val=held, val_attack="pgd-2").fit().notes
     assert "are at chance" in note
-    assert ("One class has 67% of these, so that a network that only knows that one looks best" in note) == said
+    assert ("One class has 67% of these" in note) == said
 
 
 def judged(monkeypatch, *found, n=120):
@@ -171,7 +170,7 @@ def test_few_images_are_not_held_against_an_epoch_that_is_better_than_chance(mon
 
 def test_a_network_that_forgot_what_it_knew_is_told_from_where_to_where_and_what_helps(monkeypatch):
     (said,) = judged(monkeypatch, (0.99, 0.1), (0.6, 0.5)).fit().notes
-    assert said.startswith("natural accuracy fell from 99.0% (epoch 1) to 60.0% (epoch 2, which was kept")
+    assert said.startswith("natural accuracy fell from 99.0% (epoch 1) to 60.0% (epoch 2, ")
     assert all(way in said for way in ("--eps", "--lr"))
     assert judged(monkeypatch, (0.99, 0.1), (0.8, 0.5)).fit().notes == [], "robustness has its price"
     assert judged(monkeypatch, (0.6, 0.5), (0.99, 0.1)).fit().notes == []

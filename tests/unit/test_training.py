@@ -21,10 +21,10 @@ from deat.evaluation.attacks import parse_attack
 from deat.methods.configure import configure_method
 from deat.runs.request import Request, resolve_request
 from deat.training.best_epoch import BestEpoch
-from deat.training.callbacks import log10_lipschitz
 from deat.training.config import from_recorded_names
 from deat.training.cost_estimate import backprop_bounds
 from deat.training.data_split import open_source
+from deat.training.model_checks import log10_lipschitz
 from deat.training.records import EpochStats, append_record, read_history
 from deat.training.validation import majority_class_share
 from deat.utils.seeding import RandomStreams
@@ -310,7 +310,7 @@ def test_a_result_shows_itself_in_one_line_without_its_weights():
     result = deat.fit(conv_net(), learnable(24), val=learnable(8), method="fgsm", val_attack="fgsm", **QUICK)
     best = result.best
     shown = f"best.epoch {best.epoch}, natural {best.natural:.1%}, robust {best.robust:.1%})"
-    assert repr(result).startswith("Result(Sequential, 2 epochs, ")
+    assert repr(result).startswith("TrainResult(Sequential, 2 epochs, ")
     assert repr(result).endswith(shown)
     assert "tensor" not in repr(best)
 
@@ -583,7 +583,7 @@ REFUSED = {
     "other images": (lambda: conv_net(channels=3), "cannot read images of shape"),
     "an assertion": (lambda: Wrong(reject), "cannot read images of shape"),
     "changed images": (lambda: Wrong(lambda z, x: (x.sub_(0.1), z)[1]), "the model changes the images it is given"),
-    "no gradient": (lambda: Wrong(lambda z, x: z.detach()), "no gradient leads from the model's answer to a parameter"),
+    "no gradient": (lambda: Wrong(lambda z, x: z.detach()), "no gradient reaches a parameter"),
     "nothing to train": (lambda: conv_net().requires_grad_(False), "nothing to train"),
     "no parameters": (lambda: nn.Flatten(), "nothing to train"),
 }

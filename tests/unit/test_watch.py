@@ -327,7 +327,7 @@ def test_suspicion_fires_and_is_noted_aloud_once_but_nothing_is_put_back(action,
     watch = OverfitWatch(trainer.train, THREAT, action, notify=said.append)
     magnitudes = iter([1.0, 3.0, 9.0, 9.0])
     monkeypatch.setattr(
-        watch, "_score", lambda trainer, stats: EpochWatch(stats.epoch, 2, 0.04, 0.56, 0.5, next(magnitudes))
+        watch, "_score_epoch", lambda trainer, stats: EpochWatch(stats.epoch, 2, 0.04, 0.56, 0.5, next(magnitudes))
     )
     trainer.callbacks.append(watch)
     result = trainer.fit()

@@ -1,1 +1,1 @@
-"""Checkpoints: written whole or not at all, found by verification, read without running anything."""
+"""Checkpoint files: written atomically, verified before use, read without running code."""

@@ -1,4 +1,4 @@
-"""A nested state as JSON and named tensors, and back: exact to the last bit, and without pickle."""
+"""Encode a nested state as JSON and named tensors, and decode it, exactly and without pickle."""
 
 import types
 from dataclasses import fields, is_dataclass
@@ -12,7 +12,12 @@ T = TypeVar("T")
 
 
 def matches_type(value: Any, hint: Any) -> bool:
-    """Whether a value is of a declared type; a whole number passes for a float, and true for no number."""
+    """Return whether a value has a declared type. An int is accepted as a float, a bool is not accepted as a number.
+
+    Args:
+        value: The value.
+        hint: A class, a union, dict[key, item] or tuple[item, ...].
+    """
     if get_origin(hint) in (types.UnionType, Union):
         return any(matches_type(value, kind) for kind in get_args(hint))
     if get_origin(hint) is dict:
@@ -26,14 +31,33 @@ def matches_type(value: Any, hint: Any) -> bool:
 
 
 def check_list_of(kind: type[T], values: Any) -> list[T]:
-    """A list of values that are all of one kind."""
+    """Return a list after checking that all values are of one class.
+
+    Args:
+        kind: The class.
+        values: The list.
+
+    Raises:
+        TypeError: It is not a list, or a value is of another class.
+    """
     if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
-        raise TypeError(f"{str(values)[:80]!r} is no list of {kind.__name__}s")
+        raise TypeError(f"{str(values)[:80]!r} is not a list of {kind.__name__}s")
     return list(values)
 
 
 def build_dataclass(kind: type[T], values: dict[str, Any]) -> T:
-    """A dataclass from its parts; a TypeError that names the part which is of another kind."""
+    """Make a dataclass after checking the types of its fields.
+
+    Args:
+        kind: The dataclass.
+        values: Its fields by name.
+
+    Returns:
+        The instance.
+
+    Raises:
+        TypeError: A field has another type, or is unknown or missing.
+    """
     hints = get_type_hints(kind)
     wrong = [name for name, value in values.items() if name in hints and not matches_type(value, hints[name])]
     if wrong:
@@ -42,17 +66,40 @@ def build_dataclass(kind: type[T], values: dict[str, Any]) -> T:
 
 
 ClassesByName = dict[str, type[Any]]
-"""The dataclasses that a state may hold, by name: nothing else is ever built from a file."""
+"""The dataclasses that a state may contain, by name; no other class is made from a file."""
 
 
 def encode_state(value: Any, classes: ClassesByName) -> tuple[Any, dict[str, Tensor]]:
-    """The value's JSON, tensors replaced by their names and floats in hexadecimal, and its tensors."""
+    """Encode a state.
+
+    Args:
+        value: Tensors, numbers, strings and dataclasses, in lists, tuples and dicts.
+        classes: The dataclasses that may occur.
+
+    Returns:
+        The JSON, with floats in hexadecimal and names for tensors, and the tensors by name.
+
+    Raises:
+        CheckpointError: The state has a value of another type.
+    """
     tensors: dict[str, Tensor] = {}
     return _encode(value, classes, (), tensors), tensors
 
 
 def decode_state(encoded: Any, tensors: dict[str, Tensor], classes: ClassesByName) -> Any:
-    """The value that was split; a CheckpointError where the file is not what split writes."""
+    """Decode a state.
+
+    Args:
+        encoded: The JSON of :func:`encode_state`.
+        tensors: The tensors by name.
+        classes: The dataclasses that may occur.
+
+    Returns:
+        The state.
+
+    Raises:
+        CheckpointError: The JSON is not one of :func:`encode_state`.
+    """
     try:
         return _decode(encoded, tensors, classes)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
@@ -76,7 +123,7 @@ def _encode(value: Any, classes: ClassesByName, path: tuple[str, ...], tensors: 
         return {"$kind": type(value).__name__, "fields": _encode(parts, classes, path, tensors)}
     raise CheckpointError(
         f"{'.'.join(path) or 'the state'} is a {type(value).__name__}, which a checkpoint cannot hold: "
-        "it takes tensors, numbers, texts, and lists and dicts of them"
+        "it takes tensors, numbers, strings, and lists and dicts of them"
     )
 
 
@@ -85,7 +132,9 @@ def _encode_dict(
 ) -> Any:
     wrong = [key for key in value if not isinstance(key, str | int)]
     if wrong:
-        raise CheckpointError(f"{'.'.join(path)} has the key {wrong[0]!r}; a checkpoint takes texts and whole numbers")
+        raise CheckpointError(
+            f"{'.'.join(path)} has the key {wrong[0]!r}; a checkpoint takes strings and whole numbers"
+        )
     pairs = [(key, _encode(item, classes, (*path, str(key)), tensors)) for key, item in value.items()]
     if all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs):
         return dict(pairs)
@@ -94,7 +143,7 @@ def _encode_dict(
 
 def _add_tensor(path: tuple[str, ...], tensor: Tensor, tensors: dict[str, Tensor]) -> str:
     name = ".".join(path) or "value"
-    while name in tensors:  # "a.b" may also be the b of an a
+    while name in tensors:  # the key "a.b" and the key "b" in "a" have the same path
         name += "_"
     tensors[name] = tensor
     return name

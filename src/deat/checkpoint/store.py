@@ -1,6 +1,5 @@
-"""Writing a checkpoint: a folder that gets its name only when all of it, hashes included, is on the disk."""
+"""Folders of checkpoints. A checkpoint gets its name after all files and their hashes are on the disk."""
 
-import hashlib
 import json
 import os
 import re
@@ -10,7 +9,7 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from io import BufferedReader
 from pathlib import Path
 
@@ -23,45 +22,57 @@ TEMPORARY_PREFIX = ".tmp-"
 
 
 def checkpoint_name(number: int) -> str:
-    """The folder's name of a run's n-th checkpoint."""
+    """Return the folder name of a run's n-th checkpoint."""
     return f"ckpt-{number:06}"
 
 
 def list_checkpoints(parent: Path) -> list[Path]:
-    """Whatever is named as a checkpoint, oldest first, valid or not."""
-    found = [
+    """List all checkpoints of a folder by their names, oldest first, valid or not."""
+    numbered = [
         (int(match[1]), path) for path in parent.iterdir() if (match := CHECKPOINT_NAME_PATTERN.fullmatch(path.name))
     ]
-    return [path for _, path in sorted(found)]
+    return [path for _, path in sorted(numbered)]
 
 
 def write_checkpoint(parent: Path, name: str, files: Mapping[str, bytes]) -> Path:
-    """Write a checkpoint beside its place, wait until it is on the disk, then rename it; on failure nothing is left."""
+    """Write a checkpoint atomically: to a temporary folder, which is renamed after a sync.
+
+    Args:
+        parent: The folder of checkpoints.
+        name: The checkpoint's name.
+        files: The content of its files by name, without the manifest.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        CheckpointError: Writing failed; the temporary folder is deleted.
+    """
     temporary = parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
     try:
-        temporary.mkdir(0o700)  # fails where something is there already, a link included
+        temporary.mkdir(0o700)  # fails if the path exists, also as a link
         try:
             _write_files(temporary, files)
             _commit(temporary, parent / name)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    except (OSError, RuntimeError, ValueError) as error:  # a full disk shows itself in many ways
+    except (OSError, RuntimeError, ValueError) as error:  # a full disk raises several types
         raise CheckpointError(f"cannot write the checkpoint {str(parent / name)!r}: {error}") from error
     fault_point("after rename")
     return parent / name
 
 
 def remove_temporary_files(parent: Path) -> None:
-    """Delete what writers that were killed have left, here and one folder down."""
-    left = [path for path in parent.iterdir() if path.name.startswith(TEMPORARY_PREFIX)]
-    folders = [parent, *(path for path in parent.iterdir() if not path.is_symlink())]  # a link leads elsewhere
-    left += [path for folder in folders for path in folder.glob(".*.tmp")]
-    for path in left:
+    """Delete temporary files and folders that killed processes have left, also one folder down."""
+    leftovers = [path for path in parent.iterdir() if path.name.startswith(TEMPORARY_PREFIX)]
+    folders = [parent, *(path for path in parent.iterdir() if not path.is_symlink())]  # links may point elsewhere
+    leftovers += [path for folder in folders for path in folder.glob(".*.tmp")]
+    for path in leftovers:
         try_remove(path)
 
 
 def try_remove(path: Path) -> bool:
-    """Delete a folder and say whether it is gone; deleting never ends a run."""
+    """Delete a folder or file; return whether that worked, since it may not end a run."""
     try:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     except OSError:
@@ -70,14 +81,22 @@ def try_remove(path: Path) -> bool:
 
 
 def prune_checkpoints(parent: Path, keep_names: set[str]) -> list[str]:
-    """Delete all checkpoints but the kept ones; the names of those that could not be deleted."""
+    """Delete old checkpoints.
+
+    Args:
+        parent: The folder of checkpoints.
+        keep_names: The names of those to keep.
+
+    Returns:
+        The names of checkpoints that could not be deleted.
+    """
     with suppress(OSError):
         return [path.name for path in list_checkpoints(parent) if path.name not in keep_names and not try_remove(path)]
     return []
 
 
 def fault_point(name: str) -> None:
-    """Nothing: a moment of a save, named so that tests can put something in its place."""
+    """Do nothing; tests replace this to make a save fail at a named point."""
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -103,7 +122,7 @@ def _write_file(path: Path, data: bytes) -> None:
 
 def _commit(temporary: Path, target: Path) -> None:
     fault_point("before rename")
-    if target.exists():  # one that did not verify, or it would not be written again
+    if target.exists():  # it is damaged, or a new one would not have its number
         try_remove(target)
     temporary.rename(target)
     fsync_folder(target.parent)
@@ -116,14 +135,19 @@ MAX_MANIFEST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class CheckpointSearch:
-    """What was found in a folder: the newest whole checkpoint, if any, and what is wrong with newer ones."""
+    """The result of a search for the newest valid checkpoint.
+
+    Attributes:
+        newest: Its folder; None if there is none.
+        problems: What is wrong with each newer checkpoint.
+    """
 
     newest: Path | None = None
     problems: list[str] = field(default_factory=list)
 
 
 def find_newest_checkpoint(parent: Path) -> CheckpointSearch:
-    """Look for the newest checkpoint that verifies; every newer one is reported."""
+    """Find the newest checkpoint of a folder that is valid."""
     problems: list[str] = []
     for path in reversed(list_checkpoints(parent)):
         try:
@@ -136,7 +160,14 @@ def find_newest_checkpoint(parent: Path) -> CheckpointSearch:
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Raise unless every file of a checkpoint is there with the size and hash that its manifest says."""
+    """Check that a checkpoint has every file, with the size and hash of its manifest.
+
+    Args:
+        path: The checkpoint's folder.
+
+    Raises:
+        CheckpointError: A file is missing or damaged.
+    """
     files = _read_manifest(path)
     for name in (*REQUIRED_FILES, *files):
         if name not in files:
@@ -145,13 +176,13 @@ def verify_checkpoint(path: Path) -> None:
 
 
 def list_manifest_files(path: Path) -> set[str]:
-    """The files that a checkpoint's manifest names."""
+    """Return the names of the files in a checkpoint's manifest."""
     return set(_read_manifest(path))
 
 
 def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
     if path.is_symlink() or not path.is_dir():
-        raise CheckpointError(f"{path.name} is not a folder of its own")
+        raise CheckpointError(f"{path.name} is not a folder")
     data = _read_regular_file(path / MANIFEST_FILE, MAX_MANIFEST_BYTES)
     try:
         files = json.loads(data)["files"]
@@ -160,7 +191,7 @@ def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
         raise CheckpointError(f"{path.name}/{MANIFEST_FILE} is damaged") from None
     outside = [name for name in entries if not CHECKPOINT_FILE_PATTERN.fullmatch(name)]
     if outside:
-        raise CheckpointError(f"{path.name}/{MANIFEST_FILE} names {outside[0]!r}, which is no file of a checkpoint")
+        raise CheckpointError(f"{path.name}/{MANIFEST_FILE} names {outside[0]!r}, which is not a file of a checkpoint")
     return entries
 
 
@@ -174,24 +205,24 @@ def _read_regular_file(path: Path, max_bytes: int) -> bytes:
 
 
 def _verify_file(path: Path, expected: tuple[int, str]) -> None:
-    size, wanted = expected
+    size, expected_hash = expected
     _check_regular_file(path, size)
     with _open_without_links(path) as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != wanted:
+        digest = file_digest(file, "sha256").hexdigest()
+    if digest != expected_hash:
         raise CheckpointError(f"{path.parent.name}/{path.name} is damaged: its hash differs from the manifest's")
 
 
 def _check_regular_file(path: Path, size: int | None) -> None:
-    shown = f"{path.parent.name}/{path.name}"
+    name = f"{path.parent.name}/{path.name}"
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError as error:
-        raise CheckpointError(f"{shown} cannot be read ({error.strerror})") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise CheckpointError(f"{shown} is not a plain file")
-    if size is not None and found.st_size != size:
-        raise CheckpointError(f"{shown} has {found.st_size:,} bytes instead of {size:,}")
+        raise CheckpointError(f"{name} cannot be read ({error.strerror})") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(f"{name} is not a plain file")
+    if size is not None and status.st_size != size:
+        raise CheckpointError(f"{name} has {status.st_size:,} bytes instead of {size:,}")
 
 
 def _open_without_links(path: Path) -> BufferedReader:

@@ -1,4 +1,4 @@
-"""`deat bench`: a recipe's table, run by run, and what it found."""
+"""`deat bench`: train and evaluate every method and seed of a recipe, and print the table."""
 
 import json
 from collections import Counter
@@ -40,7 +40,14 @@ from deat.utils.text import format_duration, make_printable
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """A row's cost for one seed, and with how many seeds it is run."""
+    """The estimated cost of a row of the table.
+
+    Attributes:
+        label: The row's name.
+        seeds: The number of seeds.
+        epochs: The number of epochs of each run.
+        cost: The cost of one run.
+    """
 
     label: str
     seeds: int
@@ -49,7 +56,12 @@ class PlannedRow:
 
 
 def print_cost_estimate(cells: Sequence[GridCell], as_json: bool) -> None:
-    """Print what each row would cost, as soon as it is known, and what all would take together."""
+    """Print the estimated cost of each row, and of all rows.
+
+    Args:
+        cells: The runs of the bench.
+        as_json: Print one JSON document at the end instead of lines.
+    """
     rows = []
     for row in _estimate_rows(cells):
         rows.append(row)
@@ -60,18 +72,18 @@ def print_cost_estimate(cells: Sequence[GridCell], as_json: bool) -> None:
         print(json.dumps({"rows": [asdict(row) for row in rows], "seconds": (few, many)}))
         return
     print(
-        f"all rows and seeds, one at a time: {_format_range(format_duration(few), format_duration(many))}, validation and evaluation aside"
+        f"all rows and seeds, one at a time: {_format_range(format_duration(few), format_duration(many))}, without validation and evaluation"
     )
-    print("a dry run: nothing was created")
+    print("dry run: nothing was created")
 
 
 def _estimate_rows(cells: Sequence[GridCell]) -> Iterator[PlannedRow]:
-    """Each row's cost, from a few batches of its first cell, really played."""
-    seeds = Counter(cell.row.label for cell in cells)
-    firsts = {cell.row.label: cell for cell in reversed(cells)}
-    for cell in reversed(firsts.values()):
+    """Estimate each row's cost by training a few batches of its first cell."""
+    num_seeds = Counter(cell.row.label for cell in cells)
+    first_cells = {cell.row.label: cell for cell in reversed(cells)}
+    for cell in reversed(first_cells.values()):
         run = cell.row.resolve(cell.seed, cell.budget, cell.threads)
-        yield PlannedRow(cell.row.label, seeds[cell.row.label], run.config.epochs, estimate_cost(run.trainer()))
+        yield PlannedRow(cell.row.label, num_seeds[cell.row.label], run.config.epochs, estimate_cost(run.trainer()))
 
 
 def _format_planned_row(row: PlannedRow) -> str:
@@ -88,68 +100,82 @@ def _format_range(least: str, most: str) -> str:
 
 
 PIPED_TABLE_COLUMNS = 160
-"""Columns of a table that is piped."""
+"""The width of a table that is piped."""
 
 
 def print_results(results: BenchResults) -> None:
-    """Print the table, and what a reader must know to read it."""
+    """Print the table, notes about it, and the bench's folder."""
     console = PlainConsole(soft_wrap=True, width=None if is_stdout_terminal() else PIPED_TABLE_COLUMNS)
     if any(row.done for row in results.rows):
         console.print(build_results_table(results))
     for line in collect_notes(results):
         console.print(make_printable(line))
-    console.print(f"every run is in {results.path}")
+    console.print(f"all runs are in {results.path}")
 
 
 def build_results_table(results: BenchResults) -> Table:
-    """Mean and standard deviation over seeds, in percent, and the cost."""
+    """Make the table: mean and standard deviation over seeds, in percent, and the cost.
+
+    Args:
+        results: The results of the bench.
+
+    Returns:
+        The table, for rich.
+    """
     names = [name for name in results.columns if name not in COST_COLUMNS and not name.startswith("last ")]
-    shown = Table(title=f"{results.recipe}: accuracy in percent", title_justify="left", box=None, pad_edge=False)
-    shown.add_column("")
+    table = Table(title=f"{results.recipe}: accuracy in percent", title_justify="left", box=None, pad_edge=False)
+    table.add_column("")
     for name in (*names, "backprops", "time", "seeds"):
-        shown.add_column(make_printable(name), justify="right")
+        table.add_column(make_printable(name), justify="right")
     for row in results.rows:
         cells = [spread.percent if (spread := row.seed_statistics(name)) else "" for name in names]
         done = f"{len(row.done)}/{len(row.runs)}"
-        shown.add_row(
+        table.add_row(
             make_printable(row.name), *cells, _format_mean(row.seed_statistics("backprops")), _format_time(row), done
         )
-    return shown
+    return table
 
 
 def collect_notes(results: BenchResults) -> list[str]:
-    """What went wrong, what is unfinished, which times say little and which numbers should not be believed."""
-    said = [f"{row.name} failed: {row.why}" for row in results.rows if row.why]
-    said += [*describe_coverage(results.rows), *describe_samples(results.rows)]
+    """Collect notes on the results: failures, unfinished runs, shared machines and sanity flags.
+
+    Args:
+        results: The results of the bench.
+
+    Returns:
+        One line for each note.
+    """
+    notes = [f"{row.name} failed: {row.why}" for row in results.rows if row.why]
+    notes += [*describe_coverage(results.rows), *describe_samples(results.rows)]
     if any(row.crowded for row in results.rows):
-        said.append("* taken while other runs shared the machine")
-    open_runs = [run for row in results.rows for run in row.runs if run.status in ("waiting", "running")]
-    if open_runs:
-        said.append(f"{len(open_runs)} runs are not finished: they wait for another bench, or run in one")
+        notes.append("* measured while other runs shared the machine")
+    unfinished = [run for row in results.rows for run in row.runs if run.status in ("waiting", "running")]
+    if unfinished:
+        notes.append(f"{len(unfinished)} runs are not finished: they are waiting or running in another bench")
     for row in results.rows:
-        said += [f"FLAG {flag.name} of {row.name}, seed {seed}: {flag.seen}" for seed, flag in collect_flags(row)]
-        said += [f"sanity not checked: {row.name}, seed {seed}" for seed in list_unchecked_seeds(row)]
-    return [*said, *_describe_flagged_rows(results)]
+        notes += [f"FLAG {flag.name} of {row.name}, seed {seed}: {flag.seen}" for seed, flag in collect_flags(row)]
+        notes += [f"sanity not checked: {row.name}, seed {seed}" for seed in list_unchecked_seeds(row)]
+    return [*notes, *_describe_flagged_rows(results)]
 
 
 def find_flagged_rows(results: BenchResults) -> list[ReportRow]:
-    """The rows that carry a flag."""
+    """Return the rows with a sanity flag."""
     return [row for row in results.rows if collect_flags(row)]
 
 
 def _describe_flagged_rows(results: BenchResults) -> list[str]:
-    """Which rows not to believe, and what to do about each kind of flag that they carry."""
+    """List the rows with flags, and what to do about each kind of flag."""
     rows = find_flagged_rows(results)
     if not rows:
         return []
     names = dict.fromkeys(flag.name for row in rows for _, flag in collect_flags(row))
-    whose = "every row" if len(rows) == len(results.rows) else ", ".join(row.name for row in rows)
+    flagged = "every row" if len(rows) == len(results.rows) else ", ".join(row.name for row in rows)
     advice = [f"{name}: {FLAG_ADVICE[name]} ({docs_link(name)})" for name in names if name in FLAG_ADVICE]
-    return [f"not to be believed, for the flags above: {whose}", *advice]
+    return [f"not reliable, because of the flags above: {flagged}", *advice]
 
 
 def bench_to_json(results: BenchResults) -> dict[str, Any]:
-    """The table as one JSON document."""
+    """Return the results as one JSON document."""
     return {
         "out": str(results.path),
         "recipe": results.recipe,
@@ -176,94 +202,123 @@ def _format_mean(spread: SeedStatistics | None) -> str:
 
 
 def _format_time(row: ReportRow) -> str:
-    found = row.minutes
-    return "" if found is None else format_duration(60 * found) + ("*" if row.crowded else "")
+    minutes = row.minutes
+    return "" if minutes is None else format_duration(60 * minutes) + ("*" if row.crowded else "")
 
 
 EXIT_RUN_FAILED = 1
-"""Exit status of a bench some of whose runs failed."""
+"""The exit status of a bench with a failed run."""
 
 
 @dataclass(frozen=True)
 class BenchCommand:
-    """Run a recipe's whole table: every method and seed, trained and judged. The same command goes on where it was."""
+    """Train and evaluate every method and seed of a recipe. The same command resumes an interrupted bench."""
 
     is_resumable: ClassVar[bool] = True
 
     recipe: Annotated[Positional[str], arg(metavar="RECIPE")]
     """A name from `deat list recipes`."""
     methods: OptionalStr = None
-    """Other methods than the recipe's, with commas: names, or my_file.py:NAME."""
+    """Methods in place of the recipe's, separated by commas: names, or my_file.py:NAME."""
     seeds: OptionalStr = None
-    """Seeds, with commas: 0,1,2; each recipe has its own."""
+    """Seeds in place of the recipe's, separated by commas: 0,1,2."""
     data: OptionalStr = None
-    """Another data set, as for train."""
+    """The data set in place of the recipe's, as for train."""
     model: OptionalStr = None
-    """Other networks than the recipe's, with commas."""
+    """Networks in place of the recipe's, separated by commas."""
     set: UseAppendAction[tuple[str, ...]] = ()
-    """Any setting of the recipe, as key=value, such as epochs=5; may be given again and again."""
+    """A setting of the recipe, as key=value, such as epochs=5; may be repeated."""
     budget_bp: OptionalInt = None
-    """Train each method for as many epochs as cannot spend more backprops than this."""
+    """Limit the epochs of each method so that it spends at most this many backprops."""
     jobs: IntFlag = 1
-    """Runs at once, each with one thread; times are then marked."""
+    """The number of runs at once, each with one thread; times are then marked."""
     parallel: ParallelChoice = None
-    """ray: spread the runs over a Ray cluster ($RAY_ADDRESS, or this machine's cores and GPUs)."""
+    """ray: distribute the runs over a Ray cluster ($RAY_ADDRESS, or this machine's cores and GPUs)."""
     out: OptionalStr = None
     """The bench's folder (runs/bench-RECIPE)."""
     data_root: OptionalStr = None
-    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    """The folder of data sets ($DEAT_DATA, or ~/.cache/deat)."""
     download: bool = False
-    """Fetch the data set by name if it is not on disk."""
+    """Download the data set by its name if it is not on disk."""
     dry_run: bool = False
-    """Say what each row would cost in backprops and time, and create nothing."""
+    """Print each row's cost in backprops and time, and create nothing."""
     json: bool = False
     """Print one JSON document instead of lines."""
 
     def run(self) -> int:
-        """Run the table."""
+        """Run the command and return its exit status."""
         return run_bench(self)
 
 
 def run_bench(args: BenchCommand) -> int:
-    """Run a recipe's grid, or what is left of it, and show the table; 1 where a run failed, 6 where one is flagged."""
-    chosen = get_recipe(args.recipe)
-    cells, settings = plan_cells(chosen, args)
+    """Run the unfinished cells of a recipe's table, and print the table.
+
+    Args:
+        args: The command's flags.
+
+    Returns:
+        The exit status: 1 if a run failed, 6 if one has a sanity flag, that of Interrupted, else 0.
+
+    Raises:
+        UsageError: A flag has no valid value.
+    """
+    recipe = get_recipe(args.recipe)
+    cells, settings = plan_cells(recipe, args)
     if args.dry_run:
         print_cost_estimate(cells, args.json)
         return 0
-    grid = Grid(Path(args.out or f"runs/bench-{chosen.name}").expanduser())
+    grid = Grid(Path(args.out or f"runs/bench-{recipe.name}").expanduser())
     if not args.parallel and not grid.exists:
         _check_data_and_models(cells)
-    grid.open(chosen, cells, settings)
+    grid.open(recipe, cells, settings)
     try:
         with sigterm_as_keyboard_interrupt(), _show_progress(BenchProgress(grid, cells), args.json) as tick:
             _run_cells(grid, cells, args, tick)
     except (KeyboardInterrupt, Interrupted):
-        print_stderr(f"interrupted; what is done is in {grid.root}, and the same command goes on where it was.")
+        print_stderr(f"interrupted; finished runs are in {grid.root}, and the same command resumes.")
         return Interrupted.exit_code
-    found = load_bench(grid.root)
-    print(json.dumps(bench_to_json(found))) if args.json else print_results(found)
-    if any(row.why for row in found.rows):
+    results = load_bench(grid.root)
+    print(json.dumps(bench_to_json(results))) if args.json else print_results(results)
+    if any(row.why for row in results.rows):
         return EXIT_RUN_FAILED
-    return EXIT_FLAGGED if find_flagged_rows(found) else 0
+    return EXIT_FLAGGED if find_flagged_rows(results) else 0
 
 
 def plan_cells(selected_recipe: Recipe, args: BenchCommand) -> tuple[list[GridCell], dict[str, Any]]:
-    """Every cell, checked as far as can be without data, and the settings that make two benches the same."""
+    """Make the cells of a bench, checked as far as possible without data.
+
+    Args:
+        selected_recipe: The recipe.
+        args: The command's flags.
+
+    Returns:
+        The cells, and the settings that must be the same to resume the bench.
+
+    Raises:
+        UsageError: A flag has no valid value.
+    """
     for flag, value in (("--jobs", args.jobs), ("--budget-bp", args.budget_bp)):
         if value is not None and value < 1:
             raise UsageError(f"{flag} must be a whole number >= 1, not {value}.")
     if args.parallel and args.jobs > 1:
         raise UsageError("--jobs is for this machine; with --parallel ray the cluster says how many run at once.")
-    given = parse_overrides(args.set)
-    rows = apply_overrides(_recipe_rows(selected_recipe, args), given) if given else _recipe_rows(selected_recipe, args)
+    overrides = parse_overrides(args.set)
+    rows = (
+        apply_overrides(_recipe_rows(selected_recipe, args), overrides)
+        if overrides
+        else _recipe_rows(selected_recipe, args)
+    )
     rows = [row.check() for row in rows]
     if args.seeds is None:
         seeds = selected_recipe.seeds
     else:
         rows, seeds = [replace(row, seeds=None) for row in rows], _parse_seeds(args.seeds)
-    told = {name: anonymize_paths(value) for name, value in to_recorded_names(given).items()}
-    settings = {"data": anonymize_paths(rows[0].request.data), "rules": rows[0].request.rules, "set": told}
+    recorded_overrides = {name: anonymize_paths(value) for name, value in to_recorded_names(overrides).items()}
+    settings = {
+        "data": anonymize_paths(rows[0].request.data),
+        "rules": rows[0].request.rules,
+        "set": recorded_overrides,
+    }
     threads = 1 if args.jobs > 1 or args.parallel else None
     return make_cells(rows, seeds, args.budget_bp, threads), {**settings, "budget_bp": args.budget_bp}
 
@@ -274,7 +329,7 @@ def _recipe_rows(selected_recipe: Recipe, args: BenchCommand) -> list[RecipeRow]
 
 
 def _check_data_and_models(cells: list[GridCell]) -> None:
-    """Read the data and build each model once, so that what cannot be there fails before anything is created."""
+    """Read the data and build each model once, so that errors are raised before anything is created."""
     for cell in {cell.row.request.model: cell for cell in reversed(cells)}.values():
         cell.row.resolve(cell.seed, cell.budget).model()
 
@@ -290,19 +345,19 @@ def _run_cells(grid: Grid, cells: list[GridCell], args: BenchCommand, tick: Tick
 
 @contextmanager
 def _show_progress(progress: BenchProgress, quiet: bool) -> Iterator[TickCallback]:
-    """Whoever shows the bench: nobody, a live line, or one line for each run that ends."""
+    """Show the progress: a live line on a terminal, and one line for each run that ends."""
     console = PlainConsole(quiet=quiet, soft_wrap=not is_stdout_terminal())
 
-    def tell() -> None:
+    def print_finished_runs() -> None:
         """Print a line for each run that has ended."""
         for text in progress.news():
             console.print(make_printable(text))
 
     if quiet or not is_stdout_terminal():
-        yield tell
+        yield print_finished_runs
         return
     with Live(console=console, get_renderable=progress.line, refresh_per_second=2, transient=True):
-        yield tell
+        yield print_finished_runs
 
 
 def _split_names(text: str) -> list[str]:
@@ -310,17 +365,17 @@ def _split_names(text: str) -> list[str]:
 
 
 def _parse_names(flag: str, text: str | None) -> list[str]:
-    """The names after a flag; a flag that names nothing is no wish for the recipe's whole table."""
-    found = _split_names(text or "")
-    if text is not None and not found:
+    """Split the value of a flag into names."""
+    names = _split_names(text or "")
+    if text is not None and not names:
         raise UsageError(
-            f"{flag} {text!r} names nothing; give names with commas, or leave it away for the recipe's own."
+            f"{flag} {text!r} has no name; give names separated by commas, or omit {flag} for the recipe's own."
         )
-    return found
+    return names
 
 
 def _parse_seeds(text: str) -> tuple[int, ...]:
-    found = _split_names(text)
-    if not found or not all(name.isdecimal() for name in found):
-        raise UsageError(f"--seeds {text!r} must be whole numbers >= 0 with commas, such as 0,1,2.")
-    return tuple(dict.fromkeys(int(name) for name in found))
+    seeds = _split_names(text)
+    if not seeds or not all(seed.isdecimal() for seed in seeds):
+        raise UsageError(f"--seeds {text!r} must be whole numbers >= 0 separated by commas, such as 0,1,2.")
+    return tuple(dict.fromkeys(int(seed) for seed in seeds))

@@ -1,4 +1,4 @@
-"""`deat evaluate`: from a run's folder or a weights file to a table one can believe, or is told not to."""
+"""`deat evaluate`: attack a run's network or a weights file, and print a table of accuracies."""
 
 import json
 from collections import deque
@@ -39,20 +39,26 @@ from deat.utils.terminal import PlainConsole, is_all_output_terminal, is_stdout_
 from deat.utils.text import format_eps, format_seconds, make_printable
 
 MAX_TABLE_CLASSES = 20
-"""Classes above which the table by class stays in the file."""
+"""With more classes than this, accuracies by class are only in the file."""
 FIRST_TO_FOOL_NOTE = (
     "first to fool counts images that are wrong without any attack; name natural first to count them apart"
 )
-"""What is said where the first attack is given images that it did not have to fool."""
+"""The note for evaluations whose first attack is not `natural`."""
 FEW_CLASSES_NOTE = (
     "with fewer than four classes its targeted DLR loss is undefined and cross-entropy takes its place, "
     "so this is not the standard AutoAttack"
 )
-"""What is said of AutoAttack on two or three classes."""
+"""The note for AutoAttack on two or three classes."""
 
 
 def print_evaluation(evaluation: Evaluation, out: Path, printed_flags: Sequence[Flag] = ()) -> None:
-    """Print what was judged, the tables, and what a reader must know to believe them; flags told above, by name."""
+    """Print the tables of an evaluation, with notes and flags.
+
+    Args:
+        evaluation: The evaluation.
+        out: The file it is in.
+        printed_flags: Flags that were printed before; only their names are printed.
+    """
     console = PlainConsole(soft_wrap=not is_stdout_terminal())
     console.print(make_printable(_describe_target(evaluation)))
     console.print(_build_attack_table(evaluation))
@@ -64,34 +70,34 @@ def print_evaluation(evaluation: Evaluation, out: Path, printed_flags: Sequence[
         console.print(
             f"a sample of {len(evaluation.labels):,} images: not comparable with numbers on the whole test set"
         )
-    for name, how in evaluation.settings["attacks"].items():
-        if how.get("targeted_loss") == "ce" and "apgd-t" in how["parts"]:
+    for name, attack in evaluation.settings["attacks"].items():
+        if attack.get("targeted_loss") == "ce" and "apgd-t" in attack["parts"]:
             console.print(f"{name}: {FEW_CLASSES_NOTE}")
     for text in _describe_check_time(evaluation):
         console.print(text)
     for flag in evaluation.flags:
-        console.print(f"FLAG {flag.name}, as said above" if flag in printed_flags else flag.line, style="bold red")
-    console.print(f"every setting and verdict is in {out}")
+        console.print(f"FLAG {flag.name}, see above" if flag in printed_flags else flag.line, style="bold red")
+    console.print(f"all settings and verdicts are in {out}")
 
 
 def _describe_check_time(evaluation: Evaluation) -> list[str]:
-    """How the time was split, where most of it did not go into attacks."""
+    """Describe the time of the sanity checks, if they took longer than the attacks."""
     attacks = sum(r.seconds for r in evaluation.results)
     if evaluation.check_seconds <= attacks:
         return []
-    images = len(evaluation.labels)
-    seen = f"all {images} images" if images <= SANITY_IMAGES else f"{SANITY_IMAGES} images from all over the set"
+    num_images = len(evaluation.labels)
+    checked = f"all {num_images} images" if num_images <= SANITY_IMAGES else f"{SANITY_IMAGES} evenly spaced images"
     return [
         f"sanity checks took {format_seconds(evaluation.check_seconds)} s and the attacks {format_seconds(attacks)} s: the "
-        f"checks look at {seen}, and at no more than {SANITY_IMAGES} however many are judged"
+        f"checks use {checked}, and never more than {SANITY_IMAGES}"
     ]
 
 
 def _describe_target(evaluation: Evaluation) -> str:
-    """Whose weights the numbers are about, and on which images."""
+    """Describe which weights were evaluated, and on which images."""
     about = evaluation.settings["about"]
-    whose = f"the {about['epoch']} epoch's weights, " if about["epoch"] else ""
-    return f"judged: {whose}{about['weights']}, on {len(evaluation.labels):,} test images of {about['data']}"
+    weights = f"the {about['epoch']} epoch's weights, " if about["epoch"] else ""
+    return f"evaluated: {weights}{about['weights']}, on {len(evaluation.labels):,} test images of {about['data']}"
 
 
 def _build_attack_table(evaluation: Evaluation) -> Table:
@@ -135,7 +141,14 @@ EvaluationDict = dict[str, Any]
 
 
 def check_output_path(out: Path) -> None:
-    """Refuse to replace anything but an earlier evaluation, and to write through a link."""
+    """Check that a file may be written: it is new or an earlier evaluation, and no link.
+
+    Args:
+        out: The file.
+
+    Raises:
+        UsageError: It may not be written.
+    """
     check_no_symlinks([out])
     if not out.name or out.is_dir():
         raise UsageError(f"--out {str(out)!r} is a folder; name a file, such as evaluation.json.")
@@ -143,135 +156,161 @@ def check_output_path(out: Path) -> None:
 
 
 def save_evaluation(evaluation: Evaluation, out: Path) -> None:
-    """Write an evaluation, and keep another that is there by then."""
+    """Write an evaluation; a different one in the same file is backed up first.
+
+    Args:
+        evaluation: The evaluation.
+        out: The file.
+
+    Raises:
+        CheckpointError: The backup cannot be written.
+    """
     try:
         back_up_other_evaluation(out, {"settings": evaluation.settings, "images": len(evaluation.labels)})
     except OSError as error:
-        raise CheckpointError(f"cannot keep the {out.name} that is there: {error.strerror}.") from None
+        raise CheckpointError(f"cannot back up the existing {out.name}: {error.strerror}.") from None
     evaluation.save(out)
 
 
 def back_up_other_evaluation(out: Path, new_evaluation: EvaluationDict) -> None:
-    """Keep an earlier evaluation that the new one does not answer anew, under the next free number."""
-    held = read_evaluation_json(out) if out.exists() else None
-    if held is None or _is_covered(old := _evaluation_request(held), new := _evaluation_request(new_evaluation)):
+    """Copy an earlier evaluation that the new one does not include, under the next free number.
+
+    Args:
+        out: The file of the earlier evaluation.
+        new_evaluation: The new evaluation, with its settings and number of images.
+    """
+    existing = read_evaluation_json(out) if out.exists() else None
+    if existing is None:
         return
-    why = "answers another question" if old["model"] == new["model"] else "is about other weights"
+    old, new = _evaluation_request(existing), _evaluation_request(new_evaluation)
+    if _is_covered(old, new):
+        return
+    reason = "has other settings" if old["model"] == new["model"] else "is of other weights"
     data = out.read_bytes()
     for number in count(1):
         copy = out.with_name(f"{out.stem}-{number}{out.suffix}")
         if not copy.exists():
             write_atomic(copy, data)
-            print_stderr(f"{out.name} {why}; it is kept as {copy.name}.")
+            print_stderr(f"{out.name} {reason}; it was copied to {copy.name}.")
         if copy.read_bytes() == data:
             return
 
 
 def _evaluation_request(evaluation: EvaluationDict) -> EvaluationDict:
-    """What an evaluation was asked: of which weights, on which images and how many, by which attacks, and how.
-
-    Weights are known by their hash, since a file of the same name may hold others.
-    """
+    """Return what identifies an evaluation: its weights by their hash, images, attacks and options."""
     settings = evaluation.get("settings", {})
-    how = {name: settings.get(name) for name in ("model", "threat", "seed", "block", "cascade")}
+    options = {name: settings.get(name) for name in ("model", "threat", "seed", "block", "cascade")}
     about = {name: settings.get("about", {}).get(name) for name in ("epoch", "data", "size", "normalize")}
     n = evaluation.get("images") if settings.get("sample") else None
-    return {"attacks": settings.get("attacks", {}), "n": n, **how, **about}
+    return {"attacks": settings.get("attacks", {}), "n": n, **options, **about}
 
 
 def _is_covered(old: EvaluationDict, new: EvaluationDict) -> bool:
-    """Whether the new question is the old one, by the same attacks or by more."""
-    rest = [{name: value for name, value in asked.items() if name != "attacks"} for asked in (old, new)]
-    return rest[0] == rest[1] and old["attacks"].items() <= new["attacks"].items()
+    """Return whether a new evaluation has all attacks of an old one, with the same other settings."""
+    others = [{name: value for name, value in request.items() if name != "attacks"} for request in (old, new)]
+    return others[0] == others[1] and old["attacks"].items() <= new["attacks"].items()
 
 
 EXIT_FLAGGED = 6
-"""The exit status of an evaluation that finished but should not be believed."""
+"""The exit status of an evaluation that finished with a sanity flag."""
 
 
 @dataclass(frozen=True)
 class EvaluateCommand:
-    """Judge a run or a weights file by attacks. Exits with 6 where the number should not be believed."""
+    """Evaluate a run or a weights file with attacks. Exits with 6 if a sanity flag is raised."""
 
     is_resumable: ClassVar[bool] = True
 
     target: Annotated[Positional[str], arg(metavar="RUN_FILE")]
     """A run's folder, a .safetensors file, or a folder of them that `deat export --shard-size` made."""
     data: OptionalStr = None
-    """The data set, as for train; a run knows its own. Its test part is judged."""
+    """The data set, as for train; a run has its own. Its test split is used."""
     model: OptionalStr = None
-    """The network, as for train; a run knows its own, unless it came from a file."""
+    """The network, as for train; a run has its own, unless that is in a file."""
     attacks: str = ",".join(DEFAULT_ATTACKS)
-    """Names from `deat list attacks`, with commas: pgd-N, cw-N, apgd-ce, apgd-t, fab-t, square, aa, ..."""
+    """Names from `deat list attacks`, separated by commas: pgd-N, cw-N, apgd-ce, apgd-t, fab-t, square, aa, ..."""
     n: OptionalInt = None
-    """The first images only; the number is then marked as a sample."""
+    """Use only the first N images; the result is then marked as a sample."""
     eps: OptionalFloat = None
-    """Another radius than the run's or the data set's."""
+    """The radius, if not that of the run or the data set."""
     norm: NormChoice = None
-    """Another norm."""
+    """The norm, if not that of the run or the data set."""
     alpha: OptionalFloat = None
-    """The step of pgd and cw (a quarter of eps)."""
+    """The step length of pgd and cw (a quarter of eps)."""
     epoch: EpochChoice = "best"
-    """Which of a run's weights."""
+    """Which weights of a run."""
     normalize: Literal["auto", "data", "none"] = "auto"
-    """What goes before the network of a weights file that says nothing of it, as for train; a run knows."""
+    """The normalisation layer of a network whose weights file records none, as for train."""
     cascade: bool = False
-    """Send only survivors on to the next attack; faster, but single attacks then have no accuracy."""
+    """Run each attack only on images that resisted the earlier ones; faster, but attacks have no accuracy of their own."""
     seed: IntFlag = 0
-    """Where every random draw comes from."""
+    """The seed of all random draws."""
     block: IntFlag = DEFAULT_BLOCK_SIZE
-    """Images attacked at once; verdicts depend on it, so it is recorded."""
+    """The number of images attacked at once; results depend on it, so it is recorded."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
-    """What attacks compute in: auto is fp16 on a GPU and fp32 elsewhere. Verdicts are always settled in float32."""
+    """The precision of attacks: auto is fp16 on a GPU and fp32 elsewhere. Results are always verified in float32."""
     engine: Literal["auto", "eager", "graph", "compile"] = "auto"
-    """How attacks run on a GPU: graph records passes, compile compiles them too, eager neither; auto sees what pays."""
+    """How attacks run on a GPU: graph records passes, compile also compiles them, eager neither; auto decides."""
     device: str = "auto"
-    """cpu, cuda, cuda:1, ...; auto takes a GPU where there is one."""
+    """cpu, cuda, cuda:1, ...; auto uses a GPU if there is one."""
     out: OptionalStr = None
-    """The result's file (evaluation.json in the run's folder, or beside the weights)."""
+    """The output file (evaluation.json in the run's folder, or WEIGHTS.evaluation.json)."""
     data_root: OptionalStr = None
-    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    """The folder of data sets ($DEAT_DATA, or ~/.cache/deat)."""
     size: OptionalInt = None
-    """folder: side to which images are resized and cropped (their own where all have the same, else 224)."""
+    """folder: the size to which images are resized and cropped (their own if all have the same, else 224)."""
     json: bool = False
-    """Print evaluation.json instead of a table."""
+    """Print the JSON of evaluation.json instead of a table."""
 
     def run(self) -> int:
-        """Evaluate."""
+        """Run the command and return its exit status."""
         return run_evaluation(self)
 
 
 def run_evaluation(args: EvaluateCommand) -> int:
-    """Evaluate, write evaluation.json and show the table; 6 where a sanity flag was raised."""
-    named = get_attacks(args.attacks)
-    check_evaluation_arguments(named, args.n, args.block, args.seed)
-    ranks = Distributed.initialize(args.device)
-    with ranks.local_main_first():
+    """Evaluate, write evaluation.json and print the table.
+
+    Args:
+        args: The command's flags.
+
+    Returns:
+        The exit status: 6 if a sanity flag is raised, else 0.
+
+    Raises:
+        UsageError: A flag has no valid value.
+        Interrupted: The evaluation was interrupted.
+    """
+    requested = get_attacks(args.attacks)
+    check_evaluation_arguments(requested, args.n, args.block, args.seed)
+    distributed = Distributed.initialize(args.device)
+    with distributed.local_main_first():
         trained = _load_target(args)
     run, record, target = trained.run, trained.record, Path(args.target).expanduser()
-    chosen = [_with_step_size(how, args.alpha, run.threat) for how in named]
+    attacks = [_with_step_size(attack, args.alpha, run.threat) for attack in requested]
     out = Path(args.out).expanduser() if args.out is not None else _default_output_path(target)
-    ranks.run_on_main(lambda: check_output_path(out))
+    distributed.run_on_main(lambda: check_output_path(out))
     model = load_run_model(run, trained.weights)
-    if ranks.is_main:
+    if distributed.is_main:
         print_recorded_data_root(run.splits)
         if record:
             _warn_if_unfinished(target, record)
             _warn_if_classes_differ(record, run)
         _print_assumed_normalization(trained)
     about = run.about(trained.weights, args.epoch if record else None)
-    told: list[Flag] = []
+    printed_flags: list[Flag] = []
     with ExitStack() as stack:
-        ranks.run_on_main(lambda: stack.enter_context(lock_evaluation(out)))
+        distributed.run_on_main(lambda: stack.enter_context(lock_evaluation(out)))
         try:
-            found = _evaluate(args, run, model, chosen, out, about, ranks, told)
+            evaluation = _evaluate(args, run, model, attacks, out, about, distributed, printed_flags)
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; what was judged is kept beside {out}; the same command goes on") from None
-    if ranks.is_main:
-        print(json.dumps(found.as_json())) if args.json else print_evaluation(
-            found, out, told if is_all_output_terminal() else ()
-        )
-    return EXIT_FLAGGED if found.flags else 0
+            raise Interrupted(
+                f"interrupted; finished images are saved next to {out}; the same command resumes"
+            ) from None
+    if distributed.is_main and args.json:
+        print(json.dumps(evaluation.as_json()))
+    elif distributed.is_main:
+        print_evaluation(evaluation, out, printed_flags if is_all_output_terminal() else ())
+    return EXIT_FLAGGED if evaluation.flags else 0
 
 
 def _evaluate(
@@ -284,10 +323,10 @@ def _evaluate(
     distributed: Distributed,
     printed_flags: list[Flag],
 ) -> Evaluation:
-    """The evaluation that was ordered, with a line that says how far it is, and flags that are told at once."""
+    """Evaluate, showing progress and printing flags as soon as they are raised."""
 
-    def tell(flag: Flag) -> None:
-        """Say a flag before the first attack."""
+    def print_flag(flag: Flag) -> None:
+        """Print a flag and remember it."""
         printed_flags.append(flag)
         print_stderr(flag.line)
 
@@ -305,16 +344,16 @@ def _evaluate(
             engine=args.engine,
             threads=run.config.threads,
             resume_log=resume_log_path(out),
-            save=lambda found: save_evaluation(found, out),
+            save=lambda evaluation: save_evaluation(evaluation, out),
             about=about,
             progress=progress,
-            on_flag=tell,
+            on_flag=print_flag,
             distributed=distributed,
         )
 
 
 def _load_target(args: EvaluateCommand) -> TrainedRun:
-    """The run, or the file of weights, that the command names, with what its flags replace."""
+    """Load the run or weights file, with the settings that flags replace."""
     return load_trained_run(
         Path(args.target).expanduser(),
         epoch=args.epoch,
@@ -330,42 +369,42 @@ def _load_target(args: EvaluateCommand) -> TrainedRun:
 
 
 def _warn_if_unfinished(target: Path, record: RunRecord) -> None:
-    """A run that was cut short is judged like any other, but never taken for a finished one."""
+    """Print a warning if the run is not finished."""
     if not (target / SUMMARY_FILE).is_file():
-        done = (target / HISTORY_FILE).read_bytes().count(b"\n") if (target / HISTORY_FILE).is_file() else 0
-        going_on = format_command("resume", target, vars(record.request))
+        num_epochs = (target / HISTORY_FILE).read_bytes().count(b"\n") if (target / HISTORY_FILE).is_file() else 0
+        command = format_command("resume", target, vars(record.request))
         print_stderr(
-            f"this run is not finished: it is at {done} of {record.config.epochs} epochs. Go on with: {going_on}"
+            f"this run is not finished: it is at {num_epochs} of {record.config.epochs} epochs. Resume it with: {command}"
         )
 
 
 def _warn_if_classes_differ(record: RunRecord, run: Run) -> None:
-    """Labels are numbers, so classes of other names are matched by their order, which may not be meant."""
+    """Print a warning if the data names other classes than the run; they are matched by their order."""
     pairs = zip(record.classes, map(str, run.splits.train.classes), strict=False)
-    other = [f"{make_printable(seen)!r} for {make_printable(mine)!r}" for mine, seen in pairs if mine != seen]
-    if other:
-        shown = ", ".join(other[:3]) + (", ..." if len(other) > 3 else "")
-        print_stderr(f"this data names other classes than the run's, matched by their order: {shown}.")
+    differences = [f"{make_printable(new)!r} for {make_printable(old)!r}" for old, new in pairs if old != new]
+    if differences:
+        first = ", ".join(differences[:3]) + (", ..." if len(differences) > 3 else "")
+        print_stderr(f"this data names other classes than the run's, matched by their order: {first}.")
 
 
 def _print_assumed_normalization(trained: TrainedRun) -> None:
-    """A bare file of weights says nothing of normalisation, so what is put before the network is said."""
+    """Print the normalisation that is assumed for a weights file that records none."""
     run = trained.run
     if run.statistics and not run.recorded and run.request.normalize == "auto":
         print_stderr(
-            f"{trained.weights.name} says nothing of normalisation, so the data's goes before the network: "
-            f"{run.statistics.describe()}. With --normalize none it is taken as it is."
+            f"{trained.weights.name} does not record its normalisation, so the data's is used: "
+            f"{run.statistics.describe()}. Use --normalize none for a network without one."
         )
 
 
-def _with_step_size(attacker: AttackLike, alpha: float | None, threat: ThreatModel) -> AttackLike:
+def _with_step_size(attack: AttackLike, alpha: float | None, threat: ThreatModel) -> AttackLike:
     if alpha is not None and not 0 <= alpha <= MAX_ALPHA:
         raise UsageError(f"alpha must be a step size from 0 to {MAX_ALPHA:g}, such as 2/255, not {alpha!r}.")
     if alpha is not None:
         check_alpha(alpha, threat)
-    if alpha is None or not isinstance(attacker, Attack) or attacker.start == "zero" or not threat.eps:
-        return attacker  # from the image itself go natural, of no step, and FGSM, whose one step is eps
-    return replace(attacker, alpha=alpha / threat.eps)
+    if alpha is None or not isinstance(attack, Attack) or attack.start == "zero" or not threat.eps:
+        return attack  # natural has no step, and FGSM a single one of length eps
+    return replace(attack, alpha=alpha / threat.eps)
 
 
 def _default_output_path(target: Path) -> Path:
@@ -374,16 +413,16 @@ def _default_output_path(target: Path) -> Path:
 
 @contextmanager
 def _show_progress(quiet: bool) -> Iterator[ProgressCallback]:
-    """A line that rich redraws from the clock, however long a ruling takes; in a pipe, lines on standard error."""
+    """Show a progress line that is redrawn by time; in a pipe, print lines to standard error."""
     if quiet or not is_stdout_terminal():
-        yield (lambda pace: None) if quiet else ProgressPrinter()
+        yield (lambda progress: None) if quiet else ProgressPrinter()
         return
-    known: deque[EvaluationProgress] = deque(maxlen=1)
-    shown = Live(
-        get_renderable=lambda: Text(format_progress(known[-1]) if known else ""),
+    latest: deque[EvaluationProgress] = deque(maxlen=1)
+    live = Live(
+        get_renderable=lambda: Text(format_progress(latest[-1]) if latest else ""),
         transient=True,
         refresh_per_second=4,
-        redirect_stderr=is_all_output_terminal(),  # what goes into a file is left on its way
+        redirect_stderr=is_all_output_terminal(),  # stderr that goes to a file is not redirected
     )
-    with shown:
-        yield known.append
+    with live:
+        yield latest.append

@@ -1,4 +1,4 @@
-"""What training gives back, and how the best epoch is chosen."""
+"""The result of training, and the choice of the best epoch."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,14 @@ from deat.training.records import EpochStats
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The weights of one epoch, which is counted from 0, on the CPU, with what validation said of them."""
+    """The weights of one epoch, with its validation scores.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        natural: Accuracy on held-out images; None without validation.
+        robust: Accuracy on held-out images under attack; None without validation.
+        weights: The state dict, on the CPU.
+    """
 
     epoch: int
     natural: float | None
@@ -22,10 +29,18 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class TrainResult:
-    """The model at its last epoch, the history, the best epoch's weights, and what a person should know of them.
+    """The result of training.
 
-    history has an EpochStats for each epoch. best has the epoch, counted from 0, its natural and robust accuracy on
-    held-out images, None where there were none, and its weights. seconds are those of training.
+    Attributes:
+        model: The trained model, with the weights of the last epoch, in eval mode.
+        history: The statistics of each epoch.
+        best: The best epoch, its validation scores and its weights.
+        seconds: The duration of training, without validation.
+        notes: Remarks for the user, such as that the best weights are at chance level.
+
+    Example:
+        >>> result = deat.fit(model, train, method="n-fgsm", val=0.1)
+        >>> model = result.load_best()
     """
 
     model: nn.Module
@@ -35,26 +50,29 @@ class TrainResult:
     notes: Sequence[str] = ()
 
     def __repr__(self) -> str:
-        shares = {"natural": self.best.natural, "robust": self.best.robust}
-        held_out = "".join(f", {name} {share:.1%}" for name, share in shares.items() if share is not None)
+        scores = {"natural": self.best.natural, "robust": self.best.robust}
+        validation = "".join(f", {name} {score:.1%}" for name, score in scores.items() if score is not None)
         return (
-            f"Result({type(self.model).__name__}, {len(self.history)} epochs, {self.seconds:.1f} s of training, "
-            f"best.epoch {self.best.epoch}{held_out})"
+            f"TrainResult({type(self.model).__name__}, {len(self.history)} epochs, {self.seconds:.1f} s of training, "
+            f"best.epoch {self.best.epoch}{validation})"
         )
 
     def load_best(self) -> nn.Module:
-        """The model itself, which held the last epoch until then, with the best epoch's weights, in eval mode."""
+        """Load the best epoch's weights into `model` and return it, in eval mode."""
         unwrap_model(self.model).load_state_dict(self.best.weights)
         return self.model.eval()
 
 
 class BestEpoch:
-    """Keeps the epoch with the highest validation robustness; ties go to natural accuracy, then to the earlier.
+    """The epoch with the highest robust accuracy on held-out images.
 
-    An epoch at chance, whose natural accuracy cannot be told from what one answer for all gets, never beats one that is
-    not: no attack changes such an answer, and on few images it can look robust. Training that never meets an adversary
-    (robust=False) is after natural accuracy, and ties go to the later. Without validation the last epoch is the best. A
-    NaN never wins.
+    Ties are broken by natural accuracy, then by the earlier epoch. NaN counts as the lowest score. An epoch whose
+    natural accuracy is not above chance never beats one that is: a constant answer looks robust on few images.
+    Without validation the last epoch is the best.
+
+    Args:
+        snapshot: The best epoch of a training that is resumed.
+        robust: False for training without an adversary: compares natural accuracy, and ties go to the later epoch.
     """
 
     def __init__(self, snapshot: Snapshot | None = None, *, robust: bool = True) -> None:
@@ -62,18 +80,24 @@ class BestEpoch:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The best epoch so far."""
-        assert self.snapshot_or_none is not None, "no epoch was offered"
+        """The best epoch so far; there must be one."""
+        assert self.snapshot_or_none is not None, "no epoch is finished"
         return self.snapshot_or_none
 
     def update_if_better(self, stats: EpochStats, model: nn.Module, chance_upper_bound: float | None = None) -> None:
-        """Keep this epoch's weights if it beats the best so far; luck is the most that may be chance, if known."""
-        held = self.snapshot_or_none
+        """Copy this epoch's weights if it is the best so far.
+
+        Args:
+            stats: The epoch's statistics.
+            model: The model at the end of the epoch.
+            chance_upper_bound: The highest natural accuracy that may be chance, if known.
+        """
+        best = self.snapshot_or_none
         if (
-            held is None
+            best is None
             or stats.val_robust is None
             or self._sort_key(stats.epoch, stats.val_robust, stats.val_natural, chance_upper_bound)
-            > self._sort_key(held.epoch, held.robust, held.natural, chance_upper_bound)
+            > self._sort_key(best.epoch, best.robust, best.natural, chance_upper_bound)
         ):
             weights = {name: value.detach().cpu().clone() for name, value in unwrap_model(model).state_dict().items()}
             self.snapshot_or_none = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, weights)
@@ -81,16 +105,9 @@ class BestEpoch:
     def _sort_key(
         self, epoch: int, robust: float | None, natural: float | None, chance_upper_bound: float | None
     ) -> tuple[bool, float, float]:
-        able = (
-            chance_upper_bound is not None
-            and _nan_as_lowest(natural) > chance_upper_bound
-            and _nan_as_lowest(robust) > -math.inf
-        )
-        return (
-            (able, _nan_as_lowest(robust), _nan_as_lowest(natural))
-            if self.robust
-            else (able, _nan_as_lowest(natural), epoch)
-        )
+        robust, natural = _nan_as_lowest(robust), _nan_as_lowest(natural)
+        above_chance = chance_upper_bound is not None and natural > chance_upper_bound and robust > -math.inf
+        return (above_chance, robust, natural) if self.robust else (above_chance, natural, epoch)
 
 
 def _nan_as_lowest(value: float | None) -> float:

@@ -1,11 +1,8 @@
-"""Who may follow a training: those who are told of its epochs, and the one who keeps its state."""
+"""The interfaces of callbacks and checkpointers of a trainer."""
 
 import inspect
-import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
-
-import torch
-from torch import Tensor, nn
 
 from deat.errors import UsageError
 from deat.training.records import EpochStats, EpochTiming
@@ -15,58 +12,63 @@ if TYPE_CHECKING:
 
 
 class Callback(Protocol):
-    """Somebody who is told between epochs; there are no calls inside the batch loop."""
+    """Called after each epoch."""
 
     def on_epoch(self, trainer: "Trainer", stats: EpochStats, timing: EpochTiming) -> None:
-        """An epoch has ended and was recorded."""
+        """Handle the end of an epoch.
+
+        Args:
+            trainer: The trainer, whose `stop`, `rewind` and `scale_step_size` may be called here.
+            stats: The epoch's statistics.
+            timing: The epoch's duration.
+        """
 
 
 class Checkpointer(Protocol):
-    """Somebody who keeps a trainer's state where it survives the process; told when all callbacks have been."""
+    """Saves the state of a trainer."""
 
     def on_train_begin(self, trainer: "Trainer") -> None:
-        """Training is about to begin or to go on."""
+        """Handle the start of training, also of one that resumes."""
 
     def save_if_due(self, trainer: "Trainer", *, force: bool = False) -> None:
-        """An epoch has ended, or, with now, training stops here."""
+        """Save the state if it is due; called after each epoch, after all callbacks.
+
+        Args:
+            trainer: The trainer.
+            force: Save in any case: training ends here.
+        """
 
 
 def check_callbacks(callbacks: Any) -> list[Callback]:
-    """The callbacks, or the refusal of what could not be told of an epoch."""
-    needed = "callbacks is a list of objects with a method on_epoch(trainer, stats, timing)"
+    """Check that callbacks can be called after an epoch.
+
+    Args:
+        callbacks: A list of objects with a method on_epoch(trainer, stats, timing).
+
+    Returns:
+        The callbacks, as a new list.
+
+    Raises:
+        UsageError: It is not a list, or an entry has no such method.
+    """
+    expected = "callbacks is a list of objects with a method on_epoch(trainer, stats, timing)"
     if not isinstance(callbacks, list | tuple):
-        raise UsageError(f"callbacks is of type {type(callbacks).__name__}; {needed}.")
+        raise UsageError(f"callbacks is of type {type(callbacks).__name__}; {expected}.")
     for callback in callbacks:
-        told = getattr(callback, "on_epoch", None)
-        if isinstance(callback, type) or not callable(told):
+        on_epoch = getattr(callback, "on_epoch", None)
+        if isinstance(callback, type) or not callable(on_epoch):
             kind = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
-            raise UsageError(f"a callback is {kind}, which has no on_epoch to call; {needed}.")
-        if not _accepts_three_arguments(told):
-            raise UsageError(f"on_epoch of a {type(callback).__name__} does not take three arguments; {needed}.")
+            raise UsageError(f"a callback is {kind}, which has no on_epoch to call; {expected}.")
+        if not _accepts_three_arguments(on_epoch):
+            raise UsageError(f"on_epoch of a {type(callback).__name__} does not take three arguments; {expected}.")
     return list(callbacks)
 
 
-def _accepts_three_arguments(told: Any) -> bool:
+def _accepts_three_arguments(function: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(told).bind(None, None, None)
+        inspect.signature(function).bind(None, None, None)
     except TypeError:
         return False
-    except ValueError:  # of which Python does not know
+    except ValueError:  # Python knows no signature of some built-in functions
         return True
     return True
-
-
-WEIGHT_LAYER_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
-def log10_lipschitz(net: nn.Module) -> float:
-    """log10 of the product of the convolution and linear layers' Frobenius norms, in one host read.
-
-    Batch norm and shortcuts are left out, and a kernel's norm is not its convolution's: only the trend of
-    this number means something.
-    """
-    weights: list[Tensor] = [m.weight.detach() for m in net.modules() if isinstance(m, WEIGHT_LAYER_TYPES)]
-    if not weights:
-        return 0.0
-    norms = torch.stack([torch.linalg.vector_norm(w.float()) for w in weights]).double()
-    return float(norms.clamp_min(1e-300).log().sum()) / math.log(10)

@@ -1,4 +1,4 @@
-"""A trainer's state on the disk: kept after every epoch and on interruption, and taken up again exactly."""
+"""Checkpoints of a trainer: saved after every epoch and on interruption, and restored exactly."""
 
 import json
 import warnings
@@ -41,7 +41,7 @@ from deat.version import get_versions
 
 STATE_SCHEMA_VERSION = 1
 MAX_CONSECUTIVE_SAVE_FAILURES = 3
-"""Saves that may fail one after the other before training ends."""
+"""Training ends after this many consecutive saves have failed."""
 NUM_RECENT_CHECKPOINTS = 2
 TENSOR_FILE_STEMS = {
     "model": "model",
@@ -52,16 +52,29 @@ TENSOR_FILE_STEMS = {
     "best": "best",
     "callbacks": "callbacks",
 }
-"""The parts of a state whose tensors have a file of their own."""
+"""The parts of a state whose tensors are stored in a file, with its name."""
 STATE_CLASSES = {kind.__name__: kind for kind in (EpochStats, EpochTiming, EpochWatch, Snapshot)}
 
 
 class Checkpoints:
-    """Keeps a trainer's checkpoints in a folder: the last two and the best epoch's, each verified before it is used.
+    """Saves a trainer's state in a folder: the last two checkpoints and that of the best epoch.
 
-    every is the number of epochs between two saves; training that is interrupted or ends is saved at once. extra adds
-    to what must be the same when a run goes on, and files say which file each hash in it is of; published is told of
-    every checkpoint that was written.
+    Every checkpoint is verified before it is used. Training that ends or is interrupted is saved at once.
+
+    Args:
+        path: The folder. It may not have checkpoints of another training.
+        every: The number of epochs between two saves.
+        extra_config: More settings that must be the same when training resumes, as JSON.
+        code_files: For each entry of the configuration that is a hash of user code, the name of its file.
+        notify: Shows a message about a problem that does not end training; by default a RuntimeWarning.
+        on_saved: Called with the folder of each checkpoint that was written.
+
+    Raises:
+        UsageError: `every` is not a whole number >= 1.
+
+    Example:
+        >>> resumed = deat.Checkpoints("checkpoints", every=5).resume_or_start(trainer)
+        >>> result = trainer.fit()
     """
 
     def __init__(
@@ -83,12 +96,24 @@ class Checkpoints:
         self._failures = 0
 
     def resume_or_start(self, trainer: Trainer, *, inexact: bool = False) -> bool:
-        """Keep this trainer's checkpoints from now on, first going on from the newest; whether there was one."""
+        """Save this trainer's checkpoints from now on, and resume from the newest one if there is any.
+
+        Args:
+            trainer: A new trainer.
+            inexact: See `resume`.
+
+        Returns:
+            Whether training resumes.
+
+        Raises:
+            UsageError: See `resume`.
+            CheckpointError: See `resume`.
+        """
         trainer.checkpointer = self
         return self.resume(trainer, inexact=inexact)
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        """Keep the state that training begins with, so that there always is one to go on from."""
+        """Save the initial state of a training that does not resume."""
         if self._saved_position is None:
             trainer.distributed.run_on_main(self._check_no_checkpoints)
             self._save(trainer)
@@ -96,14 +121,23 @@ class Checkpoints:
     def _check_no_checkpoints(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            taken = list_checkpoints(self.path)
+            existing = list_checkpoints(self.path)
         except OSError as error:
-            raise CheckpointError(f"cannot keep checkpoints in {str(self.path)!r}: {error.strerror}.") from None
-        if taken:
-            raise UsageError(f"{str(self.path)!r} holds checkpoints already: resume, or choose another folder.")
+            raise CheckpointError(f"cannot save checkpoints in {str(self.path)!r}: {error.strerror}.") from None
+        if existing:
+            raise UsageError(f"{str(self.path)!r} has checkpoints already: resume, or choose another folder.")
 
     def save_if_due(self, trainer: Trainer, *, force: bool = False) -> None:
-        """Save an epoch that is due, or whatever has not been saved yet; a save that fails is tried again."""
+        """Save the state if the epoch is due; a save that fails is repeated after the next epoch.
+
+        Args:
+            trainer: The trainer.
+            force: Save in any case, unless this state was saved already.
+
+        Raises:
+            CheckpointError: A forced save failed, or three saves in a row.
+            NumericalError: The state has numbers that are not finite.
+        """
         due = force or trainer.epoch % self.every == 0
         if not due or self._saved_position == _position(trainer):
             return
@@ -113,29 +147,37 @@ class Checkpoints:
             self._failures += 1
             if force or self._failures >= MAX_CONSECUTIVE_SAVE_FAILURES:
                 raise CheckpointError(f"{error}. {self._describe_last()}") from error
-            self.notify(f"{error}. Training goes on from memory, and the next epoch is saved again.")
+            self.notify(f"{error}. Training continues, and saves again after the next epoch.")
         else:
             self._failures = 0
 
     def resume(self, trainer: Trainer, *, inexact: bool = False) -> bool:
-        """Put the newest whole checkpoint into the trainer; False where there is none at all.
+        """Load the newest valid checkpoint into a trainer.
 
-        One of another configuration is refused. So is one of another machine, thread count or version, unless
-        inexact says that the run need not be the one that an uninterrupted training would have given.
+        Args:
+            trainer: A new trainer.
+            inexact: Also resume with another machine, thread count or version, which changes the numbers.
+
+        Returns:
+            False if there is no checkpoint.
+
+        Raises:
+            UsageError: The checkpoint is of another configuration, or of another environment without `inexact`.
+            CheckpointError: No checkpoint is valid.
         """
         newest: str | None = trainer.distributed.run_on_main(self._newest_name)
         if newest is None:
             return False
         state = load_checkpoint(self.path / newest)
-        moved = check_resumable(
+        is_environment_changed = check_resumable(
             self.path, state, self._resume_config(trainer), collect_environment(trainer), inexact, self.code_files
         )
-        trees = dict(state["state"])
-        if moved:  # every draw is seeded anew, and another device's generator has another kind of state
-            trees["rng"] = trainer.random_streams.state_dict()
-        check_state(newest, trees, trainer)
+        parts = dict(state["state"])
+        if is_environment_changed:  # every draw has its own seed; generators of other devices have other states
+            parts["rng"] = trainer.random_streams.state_dict()
+        check_state(newest, parts, trainer)
         self._best_name = state.get("best_checkpoint")
-        self._load_into(trainer, trees)
+        self._load_into(trainer, parts)
         self._saved_names, self._saved_position = [newest], _position(trainer)
         return True
 
@@ -144,20 +186,20 @@ class Checkpoints:
         return newest.name if newest else None
 
     def _find_newest(self) -> CheckpointSearch:
-        """The newest whole checkpoint; what killed writers left is removed, and what is damaged is said."""
+        """Find the newest valid checkpoint, delete temporary files and report damaged checkpoints."""
         if not self.path.is_dir():
             return CheckpointSearch()
         remove_temporary_files(self.path)
-        found = find_newest_checkpoint(self.path)
-        if found.newest is None and found.problems:
+        search = find_newest_checkpoint(self.path)
+        if search.newest is None and search.problems:
             raise CheckpointError(
-                f"no checkpoint in {str(self.path)!r} is whole: {'; '.join(found.problems)}. Train again, with "
+                f"no checkpoint in {str(self.path)!r} is valid: {'; '.join(search.problems)}. Train again, with "
                 "--overwrite or in another folder (--out, or checkpoints= of fit)."
             )
-        for problem in found.problems:
-            assert found.newest is not None
-            self.notify(f"{problem}; going back to {found.newest.name}")
-        return found
+        for problem in search.problems:
+            assert search.newest is not None
+            self.notify(f"{problem}; using {search.newest.name}")
+        return search
 
     def _load_into(self, trainer: Trainer, state: dict[str, Any]) -> None:
         try:
@@ -176,39 +218,37 @@ class Checkpoints:
             ) from error
 
     def _save(self, trainer: Trainer) -> None:
-        """Let the first process write what all of them have; whether it could is then known to all."""
+        """Write the state in the main process; an error is raised in all processes."""
         state = trainer.state_dict()
         check_state_finite(trainer, state)
         name = trainer.distributed.run_on_main(lambda: self._write_checkpoint(trainer, state))
-        self._saved_names, self._saved_position = (
-            [*self._saved_names, name][-NUM_RECENT_CHECKPOINTS:],
-            _position(trainer),
-        )
+        self._saved_names = [*self._saved_names, name][-NUM_RECENT_CHECKPOINTS:]
+        self._saved_position = _position(trainer)
 
     def _write_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> str:
         name = checkpoint_name(self._next_number())
         best = self._best_name
         if _is_best_epoch(trainer):
             state["best"], best = "this", name
-        about = {
+        config = self._resume_config(trainer)
+        metadata = {
             "schema": STATE_SCHEMA_VERSION,
             "versions": get_versions(),
-            "config": (config := self._resume_config(trainer)),
+            "config": config,
             "config_digest": hash_json(config),
             "environment": collect_environment(trainer),
             "exact": not list_inexactness_reasons(trainer),
             "best_checkpoint": best,
         }
         state["callbacks"] = {name: callback.state_dict() for name, callback in _stateful_callbacks(trainer).items()}
-        path = write_checkpoint(self.path, name, _encode_files(state, about))
+        path = write_checkpoint(self.path, name, _encode_files(state, metadata))
         self._best_name = best
         if self.on_saved:
             self.on_saved(path, trainer)
-        left = prune_checkpoints(
-            self.path, {*self._saved_names[1 - NUM_RECENT_CHECKPOINTS :], name, *([best] if best else [])}
-        )
-        if left:
-            self.notify(f"cannot delete {', '.join(left)}; training goes on")
+        keep_names = {*self._saved_names[1 - NUM_RECENT_CHECKPOINTS :], name, *([best] if best else [])}
+        not_deleted = prune_checkpoints(self.path, keep_names)
+        if not_deleted:
+            self.notify(f"cannot delete {', '.join(not_deleted)}; training continues")
         return name
 
     def _resume_config(self, trainer: Trainer) -> dict[str, Any]:
@@ -217,34 +257,41 @@ class Checkpoints:
     def _next_number(self) -> int:
         numbers = [-1]
         with suppress(OSError):
-            numbers += [
-                int(match[1])
-                for path in list_checkpoints(self.path)
-                if (match := CHECKPOINT_NAME_PATTERN.fullmatch(path.name))
-            ]
+            matches = [CHECKPOINT_NAME_PATTERN.fullmatch(path.name) for path in list_checkpoints(self.path)]
+            numbers += [int(match[1]) for match in matches if match]
         return max(numbers) + 1
 
     def _describe_last(self) -> str:
-        held = [self.path / name for name in self._saved_names if (self.path / name).is_dir()]
-        return f"The last whole checkpoint is {held[-1]}." if held else "There is no whole checkpoint."
+        saved = [self.path / name for name in self._saved_names if (self.path / name).is_dir()]
+        return f"The last valid checkpoint is {saved[-1]}." if saved else "There is no valid checkpoint."
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A verified checkpoint's account, its state put together again under `state`."""
-    about, files = _read_state_json(path), list_manifest_files(path)  # what its manifest does not name is not looked at
+    """Read a checkpoint that was verified.
+
+    Args:
+        path: The checkpoint's folder.
+
+    Returns:
+        Its metadata (versions, configuration, environment), and the trainer's state under "state".
+
+    Raises:
+        CheckpointError: The files are not those of a checkpoint, or weights are not finite.
+    """
+    metadata, files = _read_state_json(path), list_manifest_files(path)  # files outside the manifest are ignored
     tensors: dict[str, dict[str, Tensor]] = {part: {} for part in TENSOR_FILE_STEMS}
     for part, file in TENSOR_FILE_STEMS.items():
         if f"{file}.safetensors" in files:
             tensors[part] = read_tensors(path / f"{file}.safetensors")
-    shapes = about["state"]
+    encoded = metadata["state"]
     try:
-        state = {part: decode_state(shape, tensors.get(part, {}), STATE_CLASSES) for part, shape in shapes.items()}
+        state = {part: decode_state(value, tensors.get(part, {}), STATE_CLASSES) for part, value in encoded.items()}
         bad = [name for part in ("model", "optimizer") for name in _non_finite_names(tensors[part])]
     except (AttributeError, TypeError) as error:
         raise CheckpointError(f"{path.name}/state.json is not a checkpoint's ({error})") from None
     if bad:
-        raise CheckpointError(f"{path.name} holds numbers that are not finite ({', '.join(bad[:3])}): it is not used")
-    return {**about, "state": state}
+        raise CheckpointError(f"{path.name} has numbers that are not finite ({', '.join(bad[:3])}): it is not used")
+    return {**metadata, "state": state}
 
 
 def load_checkpoint_weights(folder: Path, epoch: str) -> Tensors:
@@ -255,22 +302,30 @@ def load_checkpoint_weights(folder: Path, epoch: str) -> Tensors:
         epoch: "best" for those of the best epoch, "last" for the newest ones.
 
     Raises:
-        CheckpointError: No checkpoint is whole, or no epoch is finished.
+        CheckpointError: No checkpoint is valid, or no epoch is finished.
     """
     search = find_newest_checkpoint(folder)
     if search.newest is None:
-        raise CheckpointError(f"no checkpoint in {str(folder)!r} is whole: {'; '.join(search.problems)}.")
+        raise CheckpointError(f"no checkpoint in {str(folder)!r} is valid: {'; '.join(search.problems)}.")
     state = load_checkpoint(search.newest)["state"]
     if not state["history"]:
         raise CheckpointError(
-            f"no epoch of the training in {str(folder)!r} is finished yet, so it has no weights to give."
+            f"no epoch of the training in {str(folder)!r} is finished yet, so it has no trained weights."
         )
     best = state["best"]
     return dict(best.weights if epoch == "best" and isinstance(best, Snapshot) else state["model"])
 
 
 def check_state_finite(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Raise rather than let a NaN or an infinity reach the disk."""
+    """Check that a state has only finite numbers, before it is saved.
+
+    Args:
+        trainer: The trainer.
+        state: Its state_dict().
+
+    Raises:
+        NumericalError: A weight, a value of the optimizer or the epoch's loss is not finite.
+    """
     if trainer.step:
         trainer.read_meter()
     _, optimizer = encode_state(state["optimizer"], STATE_CLASSES)
@@ -282,57 +337,59 @@ def check_state_finite(trainer: Trainer, state: dict[str, Any]) -> None:
         )
 
 
-def _encode_files(state: dict[str, Any], about: dict[str, Any]) -> dict[str, bytes]:
-    """Every file of a checkpoint but its manifest."""
-    shapes, files = {}, {}
+def _encode_files(state: dict[str, Any], metadata: dict[str, Any]) -> dict[str, bytes]:
+    """Encode all files of a checkpoint but the manifest, by name."""
+    encoded, files = {}, {}
     for part, value in state.items():
-        shapes[part], tensors = encode_state(value, STATE_CLASSES)
+        encoded[part], tensors = encode_state(value, STATE_CLASSES)
         if part in TENSOR_FILE_STEMS and (tensors or part in ("model", "optimizer", "rng")):
             note = json.dumps({"epoch": state["epoch"], "step": state["step"]}) if part == "model" else None
             files[f"{TENSOR_FILE_STEMS[part]}.safetensors"] = encode_tensors(tensors, note)
         elif tensors:
             raise CheckpointError(f"{part} of the trainer's state holds tensors, which have no file")
-    text = json.dumps({**about, "state": shapes}, allow_nan=False) + "\n"
+    text = json.dumps({**metadata, "state": encoded}, allow_nan=False) + "\n"
     return {**files, "state.json": text.encode()}
 
 
 def _read_state_json(path: Path) -> dict[str, Any]:
     try:
-        about = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        schema = about["schema"]
-        named = all(isinstance(about[name], dict) for name in ("config", "environment", "state"))
-        named &= CHECKPOINT_NAME_PATTERN.fullmatch(about.get("best_checkpoint") or checkpoint_name(0)) is not None
+        metadata = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        schema = metadata["schema"]
+        is_complete = all(isinstance(metadata[name], dict) for name in ("config", "environment", "state"))
+        is_complete &= (
+            CHECKPOINT_NAME_PATTERN.fullmatch(metadata.get("best_checkpoint") or checkpoint_name(0)) is not None
+        )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path.name}/state.json is not a checkpoint's ({error})") from None
     if not isinstance(schema, int) or schema > STATE_SCHEMA_VERSION:
-        made = about.get("versions", {})
-        by = f" by deat {made['deat']}" if isinstance(made, dict) and "deat" in made else ""
+        versions = metadata.get("versions", {})
+        by = f" by deat {versions['deat']}" if isinstance(versions, dict) and "deat" in versions else ""
         raise CheckpointError(
             f"{path.name} was written{by} with schema {schema!r}; this deat reads up to {STATE_SCHEMA_VERSION}. Upgrade deat."
         )
-    if schema < 1 or not named:
+    if schema < 1 or not is_complete:
         raise CheckpointError(f"{path.name}/state.json is not a checkpoint's")
-    return dict(about)
+    return dict(metadata)
 
 
 def _stateful_callbacks(trainer: Trainer) -> dict[str, Any]:
-    """The callbacks that have a state to go on from, by name."""
-    found: dict[str, Any] = {}
+    """Return the callbacks that have a state, by their class name and number."""
+    stateful: dict[str, Any] = {}
     for callback in trainer.callbacks:
         if hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict"):
             name = type(callback).__name__
-            found[f"{name}-{sum(key.startswith(f'{name}-') for key in found)}"] = callback
-    return found
+            stateful[f"{name}-{sum(key.startswith(f'{name}-') for key in stateful)}"] = callback
+    return stateful
 
 
 def _is_best_epoch(trainer: Trainer) -> bool:
-    """Whether the trainer's weights are those of the best epoch."""
-    held = trainer.best.snapshot_or_none
-    return bool(held and not trainer.step and trainer.history and held.epoch == trainer.history[-1].epoch)
+    """Return whether the trainer's weights are those of the best epoch."""
+    best = trainer.best.snapshot_or_none
+    return bool(best and not trainer.step and trainer.history and best.epoch == trainer.history[-1].epoch)
 
 
 def _position(trainer: Trainer) -> tuple[int, int, int]:
-    """Where training is; a rollback returns to an epoch, but never to what was spent."""
+    """Return the position of training; backprops tell an epoch from its repetition after a rollback."""
     return trainer.epoch, trainer.step, trainer.game.cost.backprops
 
 
@@ -341,7 +398,7 @@ def _non_finite_names(tensors: dict[str, Tensor]) -> list[str]:
     if not floats:
         return []
     finite = torch.stack([t.detach().isfinite().all() for t in floats.values()]).tolist()
-    return [name for name, good in zip(floats, finite, strict=True) if not good]
+    return [name for name, is_finite in zip(floats, finite, strict=True) if not is_finite]
 
 
 def _clone_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

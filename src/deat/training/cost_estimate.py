@@ -1,4 +1,4 @@
-"""What a run will cost, before it begins: backprops exactly, time and memory from a few batches really played."""
+"""Estimate the cost of a run: backprops from its schedule, time and memory from a few batches."""
 
 import sys
 from dataclasses import dataclass
@@ -13,12 +13,20 @@ from deat.schedules import Schedule
 from deat.training.trainer import Trainer
 
 LONG_BATCH_SECONDS = 5.0
-"""Seconds after which a first batch is measurement enough."""
+"""If the first batch takes longer than this, no more are measured."""
 
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """A run's cost: at least and at most, since k may depend on what training shows."""
+    """The cost of a run; pairs are (lowest, highest), since k may depend on the training.
+
+    Attributes:
+        batches: The number of batches of an epoch.
+        backprops: Backprops of the run.
+        seconds_per_backprop: Seconds per backprop.
+        seconds: Seconds of training.
+        memory: Peak memory in bytes.
+    """
 
     batches: int
     backprops: tuple[int, int]
@@ -28,40 +36,56 @@ class CostEstimate:
 
 
 def estimate_cost(trainer: Trainer) -> CostEstimate:
-    """The cost of a trainer's run. A few batches are played on the trainer itself, which is then used up."""
+    """Estimate the cost of a run.
+
+    Args:
+        trainer: The run's trainer. A few batches are trained, so it cannot be used afterwards.
+
+    Returns:
+        The estimate.
+    """
     batches = len(trainer.train)
-    spent = [batches * n for n in backprop_bounds(trainer.method, trainer.schedule, trainer.config.epochs)]
+    backprops = [batches * n for n in backprop_bounds(trainer.method, trainer.schedule, trainer.config.epochs)]
     seconds, memory = _measure(trainer)
-    return CostEstimate(batches, (spent[0], spent[1]), seconds, (spent[0] * seconds, spent[1] * seconds), memory)
+    return CostEstimate(
+        batches, (backprops[0], backprops[1]), seconds, (backprops[0] * seconds, backprops[1] * seconds), memory
+    )
 
 
 def backprop_bounds(method: Method, schedule: Schedule, epochs: int) -> tuple[int, int]:
-    """A batch's backprops over all epochs, if the schedule sees no reason to add steps, or every reason."""
-    few, many = (_count_backprops(method, schedule, epochs, grow) for grow in (False, True))
-    return few, many
+    """Count the backprops of one batch position over all epochs.
+
+    Args:
+        method: The training method.
+        schedule: Its schedule.
+        epochs: The number of epochs.
+
+    Returns:
+        The lowest and the highest count: if the schedule never adds steps, or whenever it can.
+    """
+    return _count_backprops(method, schedule, epochs, False), _count_backprops(method, schedule, epochs, True)
 
 
 def _count_backprops(method: Method, schedule: Schedule, epochs: int, grow: bool) -> int:
-    state, spent = schedule.init(), 0
+    state, backprops = schedule.init(), 0
     for epoch in range(epochs):
-        spent += method.play.backprops(schedule.budget(state, epoch))
+        backprops += method.play.backprops(schedule.budget(state, epoch))
         state = schedule.observe(state, _make_record(epoch, epochs, grow))
-    return spent
+    return backprops
 
 
 def _make_record(epoch: int, epochs: int, grow: bool) -> EpochRecord:
-    """A record that makes every rule add a step, or none."""
+    """Make a record after which every schedule adds a step, or none does."""
     return EpochRecord(epoch, 0.0, float(grow), 10.0 ** (300 * epoch / epochs) if grow else 1.0, 1)
 
 
 def _measure(trainer: Trainer) -> tuple[float, int]:
-    """Seconds a backprop, and peak bytes, over a few batches."""
+    """Measure seconds per backprop, and peak memory in bytes, over a few batches."""
     with trainer.session():
         trainer.model.train()
         seconds = _time_batches(trainer, num_batches=1)
-        if trainer.distributed.all_reduce_any(
-            seconds * trainer.game.cost.backprops < LONG_BATCH_SECONDS
-        ):  # else set-up is a small part of it
+        is_short = seconds * trainer.game.cost.backprops < LONG_BATCH_SECONDS
+        if trainer.distributed.all_reduce_any(is_short):  # then set-up is a large part of the first batch
             seconds = _time_batches(trainer, num_batches=3)
     return seconds, _peak_memory_bytes(trainer.engine.device)
 
@@ -77,7 +101,7 @@ def _time_batches(trainer: Trainer, num_batches: int) -> float:
 
 
 def _attacking_budget(schedule: Schedule) -> Budget:
-    """A budget with an adversary in it, so that both moves are measured."""
+    """Return a budget with at least one step of the adversary, so that both moves are measured."""
     first = schedule.budget(schedule.init(), 0)
     return first if first.k else Budget(2, schedule.step_size(2), first.level)
 

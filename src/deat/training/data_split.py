@@ -1,4 +1,4 @@
-"""What is trained on, and what is held out to validate on, as sources of batches."""
+"""Split training and validation data, and open them as sources of batches."""
 
 import os
 from numbers import Real
@@ -16,7 +16,20 @@ from deat.training.config import TrainConfig, resolve_device
 
 
 def split_train_val(train: Any, val: Any, config: TrainConfig) -> tuple[Any, Any]:
-    """Training and validation data; a fraction is held out of the training data, fixed by the seed."""
+    """Split validation data from the training data if `val` is a fraction.
+
+    Args:
+        train: The training data.
+        val: The validation data, a fraction of the training data to hold out, or None.
+        config: The settings of training; the seed determines the split.
+
+    Returns:
+        The training data and the validation data.
+
+    Raises:
+        UsageError: The fraction is not between 0 and 1.
+        DataError: The training data cannot be split.
+    """
     check_not_data_name(train)
     if not isinstance(val, Real):
         return train, val
@@ -26,18 +39,18 @@ def split_train_val(train: Any, val: Any, config: TrainConfig) -> tuple[Any, Any
             "to hold out nothing."
         )
     images = train if isinstance(train, ImageSet | LazyImages) else as_image_set(train)
-    rest: Any
-    held: Any
+    train_part: Any
+    val_part: Any
     if images is not None:
-        images.check()  # while an image still goes by the number that it was given with
-        rest, held = images.split(_num_held_out(val, len(images)), config.seed)
+        images.check()  # before the split, so that messages name images by their original index
+        train_part, val_part = images.split(_num_held_out(val, len(images)), config.seed)
     elif _is_indexable(train):
         parts = split_indices(len(train), _num_held_out(val, len(train)), config.seed)
-        rest, held = (DatasetPart(train, part.tolist()) for part in parts)
+        train_part, val_part = (DatasetPart(train, part.tolist()) for part in parts)
     else:
         raise _cannot_split_error(train)
-    check_dataset_size(len(rest), config.batch_size, held_out=len(held))
-    return rest, held
+    check_dataset_size(len(train_part), config.batch_size, held_out=len(val_part))
+    return train_part, val_part
 
 
 def _num_held_out(fraction: Real, num_examples: int) -> int:
@@ -45,47 +58,68 @@ def _num_held_out(fraction: Real, num_examples: int) -> int:
 
 
 def _is_indexable(data: Any) -> bool:
-    """Whether images can be had by number."""
+    """Return whether images can be read by index."""
     if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         return False
     return isinstance(data, Dataset) or not hasattr(data, "__iter__")
 
 
 def _cannot_split_error(data: Any) -> DataError:
-    whole = isinstance(data, DataLoader) and _is_indexable(data.dataset)
-    other = ", or the loader's .dataset in place of the loader" if whole else ""
+    has_indexable_dataset = isinstance(data, DataLoader) and _is_indexable(data.dataset)
+    other = ", or the loader's .dataset in place of the loader" if has_indexable_dataset else ""
     return DataError(
-        f"a fraction cannot be held out of a {type(data).__name__}, which gives its images in an order of its own. "
-        f"Pass val= as data of its own{other}."
+        f"a fraction cannot be held out of a {type(data).__name__}, which has no fixed order. "
+        f"Pass separate data as val={other}."
     )
 
 
 def open_val_source(val: DataLike | Source | None, train: Source, config: TrainConfig) -> Source | None:
-    """The validation data as a source, checked against the training data's classes and shape."""
+    """Open the validation data as a source.
+
+    Args:
+        val: The validation data, or None.
+        train: The training source.
+        config: The settings of training.
+
+    Returns:
+        The source; None without validation data.
+
+    Raises:
+        DataError: The data are damaged, or have other classes or another shape than the training data.
+    """
     if val is None:
         return None
-    held = open_source(val, config, shuffle=False, num_classes=train.num_classes)
+    source = open_source(val, config, shuffle=False, num_classes=train.num_classes)
     try:
-        held.check()
+        source.check()
     except DataError as error:
-        if isinstance(val, DatasetPart):  # whose images go by their numbers in the training data
+        if isinstance(val, DatasetPart):  # then the message names images of the training data
             raise
         raise DataError(f"the validation data (val): {error}") from None
-    if held.num_classes > train.num_classes:
+    if source.num_classes > train.num_classes:
         raise DataError(
-            f"the validation data has {held.num_classes} classes, the training data {train.num_classes}; "
-            "both must number their classes alike."
+            f"the validation data has {source.num_classes} classes, the training data {train.num_classes}; "
+            "both must number their classes in the same way."
         )
-    if tuple(held.shape) != tuple(train.shape):
+    if tuple(source.shape) != tuple(train.shape):
         raise DataError(
-            f"the validation images (val) have shape {tuple(held.shape)}, the training images {tuple(train.shape)}; "
-            "give both one number of channels and one size."
+            f"the validation images (val) have shape {tuple(source.shape)}, the training images {tuple(train.shape)}; "
+            "both need the same number of channels and the same size."
         )
-    return held
+    return source
 
 
 def open_source(data: DataLike | Source, config: TrainConfig, **options: Any) -> Source:
-    """Batches of whatever `fit` accepts, under these settings; a Source is passed through."""
+    """Open data as a source of batches.
+
+    Args:
+        data: Any data that `deat.fit` accepts; a Source is returned as it is.
+        config: The settings of training.
+        **options: Further options of `as_source`, such as shuffle.
+
+    Returns:
+        The source.
+    """
     if hasattr(data, "epoch") and hasattr(data, "check"):
         check_no_augment(data, options.get("augment"))
         return data  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Which engine a training gets, and what a person is told of it."""
+"""The choice of the engine that runs training, and when `--engine auto` compiles."""
 
 import os
 from time import perf_counter
@@ -17,11 +17,17 @@ if TYPE_CHECKING:
     from deat.training.trainer import Trainer
 
 ENGINE_LABELS = {"eager": "", "graph": "recorded", "compile": "compiled"}
-"""How moves run."""
+"""How batches are run, in words, by the engine's name."""
 
 
 class EngineChoice(NamedTuple):
-    """An engine, what stands against recording every move, if anything, and whether a run may come to be compiled."""
+    """The engine of a training.
+
+    Attributes:
+        engine: The engine.
+        no_recording_reason: Why not every move is recorded as a CUDA graph; empty if none is to be, or all are.
+        may_compile: Whether moves may be compiled later in the run.
+    """
 
     engine: Engine
     no_recording_reason: str
@@ -29,7 +35,7 @@ class EngineChoice(NamedTuple):
 
     @property
     def fallback_note(self) -> str:
-        """Why moves are not recorded, and what is done instead; empty where nothing stands against it."""
+        """A message: why not every move is recorded, and how it runs instead; empty without a reason."""
         if not self.no_recording_reason:
             return ""
         instead = "compiled" if self.engine.use_compile else "compiled once that pays" if self.may_compile else "eager"
@@ -39,30 +45,47 @@ class EngineChoice(NamedTuple):
 def choose_engine(
     config: TrainConfig, method: Method, num_parameters: int, distributed: Distributed, custom_optimizer: bool
 ) -> EngineChoice:
-    """The engine that these settings ask for, on this device, for this method."""
+    """Choose the engine of a training.
+
+    Args:
+        config: The settings of training.
+        method: The training method.
+        num_parameters: The number of the network's parameters.
+        distributed: The processes that train together.
+        custom_optimizer: Whether the optimizer is the user's own.
+
+    Returns:
+        The engine, and why it does not record every move.
+
+    Raises:
+        UsageError: The settings do not fit the device or the method.
+    """
     device = resolve_device(config.device)
     if config.deterministic and device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    obstacles = {
+    reasons = {
         "this method's play cannot be recorded": not method.play.records,
         "a compact batch changes its shape": method.attack.compact,
         "an optimiser of your own may read the host": custom_optimizer,
         "batch-norm statistics meet those of other processes": config.sync_bn and distributed.is_multiprocess,
     }
-    records, obstacle = choose_recording(config.engine, device, next(filter(obstacles.get, obstacles), None))
+    records, reason = choose_recording(config.engine, device, next(filter(reasons.get, reasons), None))
     if records and distributed.is_multiprocess:
-        obstacle = "joint moves meet other processes; the others are recorded"
+        reason = "joint moves meet other processes; the others are recorded"
     precision = choose_precision(config.precision, device, num_parameters)
     may_compile = config.engine == "auto" and device.type == "cuda" and not config.deterministic
-    return EngineChoice(
-        Engine(device, precision, records, use_compile=config.engine == "compile"), obstacle, may_compile
-    )
+    engine = Engine(device, precision, records, use_compile=config.engine == "compile")
+    return EngineChoice(engine, reason, may_compile)
 
 
 class CompileCost(NamedTuple):
-    """What compiling is expected to save, as a share of a recorded backprop, and to cost, in seconds.
+    """The expected saving and cost of compiling.
 
-    once is for kernels that no process has built before, again for those that are in the cache.
+    Attributes:
+        saving: The part of a recorded backprop's time that is saved.
+        first_build_seconds: The time to build kernels that are not in the cache.
+        cached_build_seconds: The time to load kernels from the cache.
+        seconds_per_layer: The additional time for each layer with parameters.
     """
 
     saving: float
@@ -71,25 +94,23 @@ class CompileCost(NamedTuple):
     seconds_per_layer: float
 
     def estimate_seconds(self, model: nn.Module) -> float:
-        """About how long a network takes."""
+        """Estimate the seconds that compiling a network takes."""
         layers = sum(any(True for _ in m.parameters(recurse=False)) for m in model.modules())
-        return (
-            self.cached_build_seconds if has_cached_kernels() else self.first_build_seconds
-        ) + self.seconds_per_layer * layers
+        build_seconds = self.cached_build_seconds if has_cached_kernels() else self.first_build_seconds
+        return build_seconds + self.seconds_per_layer * layers
 
 
 TRITON_COMPILE_COST = CompileCost(saving=0.3, first_build_seconds=13, cached_build_seconds=0, seconds_per_layer=0.1)
-"""Our own kernels: docs/results/speed.md has what they gain, docs/results/fast.md what they cost, each time."""
+"""For our own kernels; the saving is measured in docs/results/speed.md, the cost in docs/results/fast.md."""
 TORCH_COMPILE_COST = CompileCost(saving=0.15, first_build_seconds=0, cached_build_seconds=0, seconds_per_layer=1)
-"""torch's compiler, which serves float32: what it brought to half precision; its seconds are a guess."""
-
+"""For torch.compile, used in float32; the saving was measured in half precision, the seconds are a guess."""
 
 MEASURE_SECONDS = 20
-"""Seconds after which the host, which runs ahead of the device, knows the pace of an epoch that is under way."""
+"""Seconds of an epoch that are measured; in fewer the host, which runs ahead of the device, measures too little."""
 
 
 class TimingMark(NamedTuple):
-    """A moment of an epoch: the clock, and what it had spent so far in seconds on what is new, and in backprops."""
+    """The clock at one moment of an epoch, with the warm-up seconds and the backprops spent so far."""
 
     clock: float
     warm_up_seconds: float
@@ -97,22 +118,23 @@ class TimingMark(NamedTuple):
 
 
 class CompilePolicy:
-    """Keeps to the engine that was asked for."""
+    """Never changes the engine; the base class of policies that do."""
 
     def before_epoch(self, trainer: "Trainer") -> None:
-        """An epoch begins, or goes on."""
+        """Called before an epoch starts or resumes."""
 
     def after_batch(self, trainer: "Trainer") -> None:
-        """A batch has been handed to the device."""
+        """Called after a batch was submitted to the device."""
 
     def after_epoch(self, trainer: "Trainer", timing: EpochTiming) -> None:
-        """An epoch has ended."""
+        """Called after an epoch."""
 
 
 class AutoCompile(CompilePolicy):
-    """Compiles a run that is long enough, and takes it back where that was no faster.
+    """Compiles moves if the rest of the run repays it, and reverts if compiled moves are no faster.
 
-    recorded is the pace, in seconds a backprop, that compiled moves must beat.
+    Attributes:
+        recorded_pace: Seconds per backprop before compiling; None until moves are compiled.
     """
 
     def __init__(self) -> None:
@@ -122,13 +144,13 @@ class AutoCompile(CompilePolicy):
         self._measured_from: TimingMark | None = None
 
     def before_epoch(self, trainer: "Trainer") -> None:
-        """Look at the clock."""
+        """Start the clock of the epoch."""
         self._epoch_start, self._measured_from, self._is_mixed_epoch = _mark_now(trainer), None, False
 
     def after_batch(self, trainer: "Trainer") -> None:
-        """After a while of an epoch, decide; several processes wait for its end, since they must decide together.
+        """Decide in the middle of a long epoch; several processes decide together at its end instead.
 
-        An epoch's first batch is no part of a pace: workers start with it, and what is new beside the moves is built.
+        The first batch of an epoch is not measured: in it, data workers start and other things are built.
         """
         now = _mark_now(trainer)
         since = self._measured_from = self._measured_from or now
@@ -138,16 +160,15 @@ class AutoCompile(CompilePolicy):
             self._is_mixed_epoch, self._measured_from = self.recorded_pace is not None, now
 
     def after_epoch(self, trainer: "Trainer", timing: EpochTiming) -> None:
-        """Compare seconds a backprop; an epoch that was compiled in its middle says nothing."""
+        """Compare seconds per backprop; an epoch in which moves were compiled is not measured."""
         since, end = self._measured_from or self._epoch_start, trainer.game.cost.backprops
         if since.backprops == end:
-            since = self._epoch_start  # it had a single batch
+            since = self._epoch_start  # the epoch had a single batch
         if self._is_decided or self._is_mixed_epoch or since.backprops == end:
             return
         before = since.clock - self._epoch_start.clock - (since.warm_up_seconds - self._epoch_start.warm_up_seconds)
-        seconds = trainer.distributed.broadcast(
-            timing.train_seconds - timing.warm_up_seconds - before
-        )  # all do the same
+        measured = timing.train_seconds - timing.warm_up_seconds - before
+        seconds = trainer.distributed.broadcast(measured)  # so that all processes decide alike
         pace = seconds / (end - since.backprops)
         if self.recorded_pace is None:
             self._compile_if_worth_it(trainer, pace)
@@ -155,20 +176,19 @@ class AutoCompile(CompilePolicy):
             self._keep_or_revert(trainer, pace, self.recorded_pace)
 
     def _compile_if_worth_it(self, trainer: "Trainer", pace: float) -> None:
-        """Compile if what is left earns it back; at today's k, which schedules hardly ever lower."""
-        left = (trainer.config.epochs - trainer.epoch) * len(trainer.train) - trainer.step
+        """Compile if the rest of the run, at the present k, saves more than compiling takes."""
+        batches_left = (trainer.config.epochs - trainer.epoch) * len(trainer.train) - trainer.step
         budget = trainer.schedule.budget(trainer.state, trainer.epoch)
-        deal = TRITON_COMPILE_COST if trainer.engine.uses_own_kernels else TORCH_COMPILE_COST
-        wait = trainer.distributed.broadcast(
-            deal.estimate_seconds(trainer.model)
-        )  # not every machine has the same cache
-        if left * trainer.method.play.backprops(budget) * pace * deal.saving > wait:
+        cost = TRITON_COMPILE_COST if trainer.engine.uses_own_kernels else TORCH_COMPILE_COST
+        # The processes' kernel caches may differ.
+        compile_seconds = trainer.distributed.broadcast(cost.estimate_seconds(trainer.model))
+        if batches_left * trainer.method.play.backprops(budget) * pace * cost.saving > compile_seconds:
             self.recorded_pace = pace
             trainer.game.executor.use_compiled(True)
 
     def _keep_or_revert(self, trainer: "Trainer", pace: float, recorded: float) -> None:
         self._is_decided = True
-        if trainer.game.executor.compiled is not None and pace > recorded:  # else it could not be compiled
+        if trainer.game.executor.compiled is not None and pace > recorded:  # None: compiling failed
             trainer.game.executor.use_compiled(False)
 
 

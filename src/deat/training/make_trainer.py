@@ -1,4 +1,4 @@
-"""Make a trainer of a classifier and its data, checked against each other."""
+"""Make a trainer for a model and its data, and check that they fit together."""
 
 import warnings
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def make_trainer(
         augment: Random crops and flips.
         callbacks: Objects with a method on_epoch(trainer, stats, timing).
         distributed: The processes that train together.
-        notify: Shows what is odd about the model's outputs or the radius; by default a RuntimeWarning.
+        notify: Shows remarks on the model's outputs or the radius; by default a RuntimeWarning.
 
     Returns:
         A trainer whose `fit` trains the model in place.
@@ -71,33 +71,33 @@ def make_trainer(
     check_model(model)
     check_callbacks(callbacks)
     config = config or TrainConfig()
-    chosen, radius = get_method(method), parse_threat(_default_threat(train) if threat is None else threat)
-    corpus = train if isinstance(train, DataSplits) else None
-    augment = check_augment(augment) or (corpus.augment if corpus else None)
-    val = corpus.val if corpus and val is None else val
-    rest, held_out = split_train_val(corpus.train if corpus else train, val, config)
-    source = open_source(rest, config, augment=augment)
-    source.check()
-    check_radius(radius, source.shape)
-    held = open_val_source(held_out, source, config)
-    front = None if get_input_std(model) is not None else _resolve_normalization(normalize, corpus, rest)
-    network = add_normalization(model, *front) if front else model
-    outputs = check_trainable(network, source, distributed.size, corpus.train if corpus else train)
-    odd = [
-        *find_output_problems(outputs, source.num_classes),
-        *get_radius_warnings(radius, chosen.schedule.has_adversary),
-    ]
-    for line in odd if distributed.is_main else ():
-        (notify or _warn)(line)
+    method, threat = get_method(method), parse_threat(_default_threat(train) if threat is None else threat)
+    splits = train if isinstance(train, DataSplits) else None
+    original_train = splits.train if splits else train
+    augment = check_augment(augment) or (splits.augment if splits else None)
+    val = splits.val if splits and val is None else val
+    train_data, val_data = split_train_val(original_train, val, config)
+    train_source = open_source(train_data, config, augment=augment)
+    train_source.check()
+    check_radius(threat, train_source.shape)
+    val_source = open_val_source(val_data, train_source, config)
+    has_normalization = get_input_std(model) is not None
+    mean_std = None if has_normalization else _resolve_normalization(normalize, splits, train_data)
+    model = add_normalization(model, *mean_std) if mean_std else model
+    outputs = check_trainable(model, train_source, distributed.size, original_train)
+    remarks = find_output_problems(outputs, train_source.num_classes)
+    remarks += get_radius_warnings(threat, method.schedule.has_adversary)
+    for remark in remarks if distributed.is_main else ():
+        (notify or _warn)(remark)
     if distributed.is_multiprocess:
-        shard_source(source, network, chosen, distributed)
+        shard_source(train_source, model, method, distributed)
     return Trainer(
-        network,
-        source,
-        method=chosen,
-        threat=radius,
+        model,
+        train_source,
+        method=method,
+        threat=threat,
         config=config,
-        val=held,
+        val=val_source,
         optimizer=optimizer,
         callbacks=callbacks,
         distributed=distributed,
@@ -107,7 +107,7 @@ def make_trainer(
 def _resolve_normalization(
     normalize: Normalization | str | None, splits: DataSplits | None, train: Any
 ) -> Normalization | None:
-    """The mean and standard deviation that go before the model, those of the data where they are asked for."""
+    """Return the mean and standard deviation of the normalisation layer; None without one."""
     if not isinstance(normalize, str):
         return parse_mean_std(normalize)
     if normalize == "none":
@@ -117,10 +117,10 @@ def _resolve_normalization(
     images = train if isinstance(train, ImageSet | LazyImages) else as_image_set(train)
     if images is None:
         raise UsageError(
-            f"normalize='data' measures images in memory or in a folder, no {data_type_name(train)}; give (mean, std)."
+            f"normalize='data' needs images in memory or in a folder, not a {data_type_name(train)}; give (mean, std)."
         )
-    found = splits.channel_stats(images) if splits else measure_channel_stats(images)
-    return (found.mean, found.std) if found else None
+    stats = splits.channel_stats(images) if splits else measure_channel_stats(images)
+    return (stats.mean, stats.std) if stats else None
 
 
 def _warn(text: str) -> None:
@@ -128,7 +128,17 @@ def _warn(text: str) -> None:
 
 
 def shard_source(source: Source, model: nn.Module, method: Method, distributed: Distributed) -> None:
-    """Make a source give this process's part of every batch; refuse what several processes cannot share."""
+    """Make a source return only this process's part of every batch.
+
+    Args:
+        source: The training source; changed in place.
+        model: The network.
+        method: The training method.
+        distributed: The processes that train together.
+
+    Raises:
+        UsageError: The source, the batch size, the method or the network cannot be used by several processes.
+    """
     if not hasattr(source, "shard"):
         raise UsageError(f"a {type(source).__name__} of your own cannot be shared by processes; pass the data itself.")
     if source.batch_size < distributed.size:
@@ -136,12 +146,12 @@ def shard_source(source: Source, model: nn.Module, method: Method, distributed: 
             f"a batch of {source.batch_size} cannot be shared by {distributed.size} processes; make it larger."
         )
     if method.attack.compact:
-        raise UsageError("compact is for a single process: each would shrink its batch by itself. Leave it out.")
-    idle = find_unused_parameters(model, source)
-    if idle:
+        raise UsageError("compact needs a single process: each would shrink its batch differently. Leave it out.")
+    unused = find_unused_parameters(model, source)
+    if unused:
         raise UsageError(
-            f"{', '.join(idle[:3])} get no gradient, and unused parameters would deadlock DDP. Use them in the model, or "
-            "freeze them: requires_grad_(False)."
+            f"{', '.join(unused[:3])} get no gradient: unused parameters would deadlock the processes. Use them in the model, "
+            "or freeze them with requires_grad_(False)."
         )
     source.shard = distributed.shard
 

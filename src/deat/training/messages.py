@@ -1,4 +1,4 @@
-"""What a person should know of a training beside its numbers: before it begins, and when it has ended."""
+"""Messages about a training: remarks before and after it, errors with their position, and command lines to resume it."""
 
 import math
 import os
@@ -26,55 +26,61 @@ if TYPE_CHECKING:
     from deat.training.validation import Validator
 
 FEW_HELD_OUT_IMAGES = 100
-"""Held-out images below which one is worth more than a point, and epochs differ by less than chance does."""
-
+"""With fewer held-out images than this, a remark is made: one image is more than a percentage point."""
 
 DOMINANT_CLASS_FACTOR = 1.5
-"""How many times its equal share of the held-out images makes a class one that hides all others."""
-
+"""A class with more than this many times an equal share of the held-out images dominates accuracy."""
 
 LARGE_NATURAL_DROP = 0.3
-"""A fall of natural accuracy, from one epoch to the one that is kept, that no training is meant to bring."""
+"""A fall of natural accuracy to the best epoch that calls for a remark."""
 
 
 def find_output_problems(outputs: Tensor, num_classes: int) -> list[str]:
-    """What is strange about a network's outputs, with which training works badly or not as it may be meant."""
-    found = []
+    """Find problems of a network's outputs that do not prevent training.
+
+    Args:
+        outputs: The outputs for a few images, images x outputs.
+        num_classes: The number of classes of the data.
+
+    Returns:
+        A message for each problem.
+    """
+    problems = []
     if are_probabilities(outputs):
-        found.append(
+        problems.append(
             "the model's outputs are probabilities: none is negative and each row sums to one. Return logits, without "
-            "the softmax, which the loss takes itself; twice, the loss hardly falls."
+            "the softmax: the loss applies it itself, and applied twice it hardly lets the loss fall."
         )
     if outputs.shape[1] > num_classes:
-        found.append(
-            f"the model has {outputs.shape[1]:,} outputs, and the data {num_classes:,} classes. That works, as the others "
-            "learn to be no answer; a last layer of as many outputs as classes learns faster."
+        problems.append(
+            f"the model has {outputs.shape[1]:,} outputs, and the data {num_classes:,} classes. That works, since the others "
+            "learn to be never chosen, but a last layer with one output per class learns faster."
         )
-    return found
+    return problems
 
 
 def collect_start_notes(trainer: "Trainer") -> list[str]:
-    """That few images choose the best epoch, where so few are held out."""
+    """Collect remarks to make before training: that few images are held out to choose the best epoch."""
     n = trainer.validator.source.num_examples if trainer.validator else FEW_HELD_OUT_IMAGES
     if n >= FEW_HELD_OUT_IMAGES:
         return []
-    told_apart = 100 * newcombe_interval(0.5, 0.5, n)[1]
+    resolution = 100 * newcombe_interval(0.5, 0.5, n)[1]
     return [
         f"only {n} images are held out to choose the best epoch: each is worth {100 / n:.1f} points, and epochs less "
-        f"than about {told_apart:.0f} points apart cannot be told apart. Hold out more (--held-out), or judge the last "
+        f"than about {resolution:.0f} points apart cannot be told apart. Hold out more (--held-out), or judge the last "
         "epoch too (--epoch last of deat evaluate)."
     ]
 
 
 def collect_result_notes(trainer: "Trainer") -> list[str]:
-    """That the kept weights are at chance or have lost what was known, or that k stood still, where that is so."""
+    """Collect remarks on a finished training: best weights at chance, lost natural accuracy, or a k that never grew."""
     records = [EpochRecord(s.epoch, s.loss, s.train_accuracy, s.magnitude, s.examples) for s in trainer.history]
-    found = (
+    notes = (
         _chance_level_note(trainer),
         _forgetting_note(trainer),
         trainer.schedule.explain_no_growth(trainer.state, records),
     )
-    return [line for line in found if line]
+    return [note for note in notes if note]
 
 
 def _chance_level_note(trainer: "Trainer") -> str | None:
@@ -83,62 +89,73 @@ def _chance_level_note(trainer: "Trainer") -> str | None:
         return None
     n = validator.source.num_examples
     return (
-        f"the weights that were kept (epoch {best.epoch + 1}) are at chance: without any attack {best.natural:.1%} of "
-        f"{n:,} held-out images are right, and one answer for all gets {validator.chance:.1%}. Train with a smaller "
+        f"the best weights (epoch {best.epoch + 1}) are at chance: without any attack {best.natural:.1%} of "
+        f"{n:,} held-out images are right, and a constant answer gets {validator.chance:.1%}. Train with a smaller "
         "learning rate (lr, --lr), for more epochs or in smaller batches, or hold out more images (val, --held-out)."
         f"{_class_imbalance_note(validator)}"
     )
 
 
 def _class_imbalance_note(validator: "Validator") -> str:
-    """That one class is so common that answering it always looks best, where it is."""
+    """Return a remark if one class is so common that always answering it looks best."""
     equal = 1 / validator.source.num_classes
     spread = math.sqrt(equal * (1 - equal) / validator.source.num_examples)
-    if validator.chance <= max(
-        DOMINANT_CLASS_FACTOR * equal, equal + 3 * spread
-    ):  # of few images one class has more by chance
+    # In a small sample the largest class exceeds an equal share by chance.
+    if validator.chance <= max(DOMINANT_CLASS_FACTOR * equal, equal + 3 * spread):
         return ""
     return (
-        f" One class has {validator.chance:.0%} of these, so that a network that only knows that one looks best: take "
-        "as many images of each class, to train on and to choose by (val/, or val and a loader's sampler in Python)."
+        f" One class has {validator.chance:.0%} of these, so a network that only answers that class looks best: take "
+        "as many images of each class, for training and for validation (val/, or val and a loader's sampler in Python)."
     )
 
 
 def _forgetting_note(trainer: "Trainer") -> str | None:
-    """That the kept weights know far less than an epoch before them did, as where weights that were given are lost."""
+    """Return a remark if natural accuracy fell far before the best epoch, as when initial weights are lost."""
     best = trainer.best.snapshot
-    known = [s for s in trainer.history[: best.epoch] if s.val_natural is not None]
-    once = max(known, key=lambda s: s.val_natural or 0.0, default=None)
-    if once is None or best.natural is None or (once.val_natural or 0.0) - best.natural <= LARGE_NATURAL_DROP:
+    validated = [s for s in trainer.history[: best.epoch] if s.val_natural is not None]
+    peak = max(validated, key=lambda s: s.val_natural or 0.0, default=None)
+    if peak is None or best.natural is None or (peak.val_natural or 0.0) - best.natural <= LARGE_NATURAL_DROP:
         return None
     return (
-        f"natural accuracy fell from {once.val_natural:.1%} (epoch {once.epoch + 1}) to {best.natural:.1%} (epoch "
-        f"{best.epoch + 1}, which was kept for its robustness), so training lost most of what the network knew. A "
-        "smaller radius (--eps) or learning rate (lr, --lr) keeps more of it."
+        f"natural accuracy fell from {peak.val_natural:.1%} (epoch {peak.epoch + 1}) to {best.natural:.1%} (epoch "
+        f"{best.epoch + 1}, the most robust one), so training lost most of what the network had learnt. Take a smaller "
+        "radius (--eps) or learning rate (lr, --lr)."
     )
 
 
 def make_numerical_error(
     message: str, *, epoch: int, batch: int, budget: Budget, lr: float, seed: int
 ) -> NumericalError:
-    """An error that says where training was, in words and as facts for the run's record; epoch counts from 0."""
-    where = f"k {budget.k}, alpha {format_eps(budget.alpha)}, lr {lr:.4g}, seed {seed}"
+    """Make an error that names the position in training.
+
+    Args:
+        message: What is wrong, and what to do.
+        epoch: The epoch, from 0.
+        batch: The batch of the epoch, from 1.
+        budget: The number and the length of the adversary's steps.
+        lr: The learning rate.
+        seed: The seed of the run.
+
+    Returns:
+        The error; the position is in its message and in its facts, which are recorded with the run.
+    """
+    position = f"k {budget.k}, alpha {format_eps(budget.alpha)}, lr {lr:.4g}, seed {seed}"
     facts = {"epoch": epoch + 1, "batch": batch, "k": budget.k, "alpha": budget.alpha, "lr": lr, "seed": seed}
-    return NumericalError(f"{message} It happened at {where}.", **facts)
+    return NumericalError(f"{message} It happened at {position}.", **facts)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error means that there was no memory left."""
+    """Return whether an error means that memory ran out."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def is_dead_worker(error: Exception) -> bool:
-    """Whether a process that loads images is gone, which torch says wherever its parent happens to be."""
+    """Return whether an error means that a process that loads images died; torch raises it at any point."""
     return re.match(r"DataLoader worker \(pid.*\) (exited unexpectedly|is killed by signal)", str(error)) is not None
 
 
 def out_of_memory_message(epoch: int, batch_size: int) -> str:
-    """What to do when memory ran out; a smaller batch is another experiment, so only the user chooses it."""
+    """Return what to do after memory ran out. The batch size is never changed automatically: it changes the results."""
     return (
         f"out of memory in epoch {epoch + 1} with batch_size {batch_size}. Start a run with a smaller batch_size, a "
         "smaller model or precision bf16."
@@ -146,52 +163,66 @@ def out_of_memory_message(epoch: int, batch_size: int) -> str:
 
 
 def raise_if_nondeterministic(error: Exception) -> None:
-    """Say what to do where torch has no deterministic form of an operation of the network."""
+    """Raise a helpful error if torch has no deterministic form of an operation of the network.
+
+    Raises:
+        UsageError: That is what `error` means.
+    """
     text = str(error)
     if "deterministic" in text and "use_deterministic_algorithms" in text:
         reason = text.strip().split("\n")[0].split(". ")[0]
         raise UsageError(
-            f"this network cannot be trained deterministically: {reason}. Leave --deterministic away; a resumed run is "
-            "then not exact."
+            f"this network cannot be trained deterministically: {reason}. Omit --deterministic; a resumed run "
+            "is then not exact."
         ) from error
 
 
 CODE_FLAGS = {"resume": ("method", "model"), "evaluate": ("model",)}
-"""What each command takes that may be code."""
+"""The flags of each command that may name a file of code."""
 
 
 def format_command(
     verb: str, folder: Path, request: Mapping[str, Any], distributed: Distributed = SINGLE_PROCESS
 ) -> str:
-    """The command that does this to a run of that request, started by as many processes as work on it now."""
-    named = {what: str(request.get(what)) for what in CODE_FLAGS[verb]}
-    flags = [format_code_flag(what, spec) for what, spec in named.items() if is_file_spec(spec)]
+    """Format the command line that resumes or evaluates a run.
+
+    Args:
+        verb: The command: "resume" or "evaluate".
+        folder: The run's folder.
+        request: The run's recorded request.
+        distributed: The present processes; the command starts as many.
+
+    Returns:
+        The command line, quoted for a shell.
+    """
+    specs = {name: str(request.get(name)) for name in CODE_FLAGS[verb]}
+    flags = [format_code_flag(name, spec) for name, spec in specs.items() if is_file_spec(spec)]
     return " ".join([_launcher_prefix(distributed), verb, shlex.quote(str(folder)), *flags])
 
 
-def format_code_flag(what: str, spec: str) -> str:
-    """The flag that names code of the user's, as it is recorded."""
-    return f"--{what} {shlex.quote(restore_user_paths(spec))}"
+def format_code_flag(name: str, spec: str) -> str:
+    """Format a flag that names a file of the user's code, from its recorded form."""
+    return f"--{name} {shlex.quote(restore_user_paths(spec))}"
 
 
 def describe_stop_position(trainer: "Trainer") -> str:
-    """Where a training was when it was interrupted; nothing of one that was over."""
+    """Describe where training was interrupted; empty after the last epoch."""
     batch = f", after batch {trainer.step}" if trainer.step else ""
     epochs = trainer.config.epochs
     return f" in epoch {trainer.epoch + 1} of {epochs}{batch}" if trainer.epoch < epochs else ""
 
 
 def describe_resume_position(trainer: "Trainer") -> str:
-    """Where a training goes on that has been taken up."""
-    where = f"batch {trainer.step + 1}" if trainer.step < len(trainer.train) else "its validation"
-    return f"epoch {trainer.epoch + 1}" + (f", {where}" if trainer.step else "")
+    """Describe where a training resumes."""
+    part = f"batch {trainer.step + 1}" if trainer.step < len(trainer.train) else "its validation"
+    return f"epoch {trainer.epoch + 1}" + (f", {part}" if trainer.step else "")
 
 
 def _launcher_prefix(distributed: Distributed) -> str:
-    """deat, as torchrun starts it where there are several processes; `--` keeps our flags from torchrun."""
+    """Return how deat is started; for several processes by torchrun, where `--` ends torchrun's own flags."""
     if not distributed.is_multiprocess:
         return "deat"
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", distributed.size))
-    if here < distributed.size:
-        return f"(as this was started, in {distributed.size} processes) deat"
-    return f"torchrun --standalone --nproc-per-node={here} -m -- deat"
+    num_local = int(os.environ.get("LOCAL_WORLD_SIZE", distributed.size))
+    if num_local < distributed.size:
+        return f"(started as before, in {distributed.size} processes) deat"
+    return f"torchrun --standalone --nproc-per-node={num_local} -m -- deat"

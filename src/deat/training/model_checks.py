@@ -1,5 +1,6 @@
-"""Whether a network can be trained on a source: its answers, its weights and its gradients, before any training."""
+"""Checks before training that a network can be trained on a source: its outputs, its weights and its gradients."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,36 +24,55 @@ from deat.utils.user_code import describe_error
 
 
 def find_unused_parameters(model: nn.Module, source: Source) -> list[str]:
-    """The parameters that want a gradient and that the model's answer does not depend on."""
-    learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    """Find the parameters that require a gradient but do not change the model's output.
+
+    Args:
+        model: The network.
+        source: The training data.
+
+    Returns:
+        Their names.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with eval_mode(model):
-        found = torch.autograd.grad(
-            model(_make_two_images(model, source)).sum(), list(learning.values()), allow_unused=True
-        )
-    return [name for name, grad in zip(learning, found, strict=True) if grad is None]
+        output = model(_make_two_images(model, source)).sum()
+        grads = torch.autograd.grad(output, list(trained.values()), allow_unused=True)
+    return [name for name, grad in zip(trained, grads, strict=True) if grad is None]
 
 
 def check_trainable(model: nn.Module, source: Source, num_processes: int, original_data: object) -> Tensor:
-    """Refuse a model that has nothing to train or does not give one logit per class; its answer to two images.
+    """Check that a model can be trained on a source.
 
-    given is the data that the source is made of, before images were held out, by whose numbers they are named.
+    Args:
+        model: The network.
+        source: The training data.
+        num_processes: The number of processes that share each batch.
+        original_data: The data before images were held out; messages name images by their index in it.
+
+    Returns:
+        The outputs for two images of noise.
+
+    Raises:
+        UsageError: The model has no trainable parameter, its weights are not finite, no gradient reaches them, or it
+            does not return one logit per class.
+        DataError: The data has a single class, or leaves a batch too small for batch norm.
     """
     _check_preconditions(model, source)
-    logits, lone = _run_two_images(model, source, _has_single_image_batch(source, num_processes))
+    logits, failing_norms = _run_two_images(model, source, _has_single_image_batch(source, num_processes))
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
         raise UsageError(
-            f"the model answers two images with {describe_output(logits)}; let it return logits of shape "
+            f"the model's output for two images is {describe_output(logits)}; let it return logits of shape "
             f"(2, {source.num_classes}), one for each class.{logits_hint(logits, (2, source.num_classes))}"
             f"{_classes_hint(logits, source, original_data)}"
         )
-    _check_single_image_batches(lone, source, num_processes)
+    _check_single_image_batches(failing_norms, source, num_processes)
     _check_gradient(logits)
     _check_finite_weights(model)
     return logits.detach()
 
 
 def _check_preconditions(model: nn.Module, source: Source) -> None:
-    """Refuse what cannot be trained whatever the model answers."""
+    """Check what does not depend on the model's output."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("the model has no parameter that requires a gradient; there is nothing to train.")
     if not torch.is_grad_enabled():
@@ -60,41 +80,45 @@ def _check_preconditions(model: nn.Module, source: Source) -> None:
             "gradients are switched off here: call fit outside torch.no_grad() and torch.inference_mode()."
         )
     if source.num_classes < 2:
-        raise DataError("the data has a single class; there is nothing to tell apart.")
+        raise DataError("the data has a single class; training needs at least two.")
 
 
 def _check_single_image_batches(failing_norms: list[str], source: Source, num_processes: int) -> None:
-    """Refuse a batch of one image for batch norms that an image alone is too few for."""
+    """Raise if batch norms would fail on a batch of one image."""
     if failing_norms:
-        whose = "a process with a batch" if num_processes > 1 else "a batch"
+        batch = "a process with a batch" if num_processes > 1 else "a batch"
         raise DataError(
-            f"{source.num_examples} images in batches of {source.batch_size} leave {whose} of one, on which {failing_norms[0]} "
+            f"{source.num_examples} images in batches of {source.batch_size} leave {batch} of one, on which {failing_norms[0]} "
             "cannot train here. Use another batch size, or one image less."
         )
 
 
 def _has_single_image_batch(source: Source, num_processes: int) -> bool:
-    """Whether a process has a batch of one image."""
+    """Return whether some process gets a batch of one image or none."""
     lengths = {source.batch_size, source.num_examples % source.batch_size} - {0}
     return any(length // num_processes <= 1 for length in lengths)
 
 
 def _run_two_images(model: nn.Module, source: Source, check_single_image: bool) -> tuple[Any, list[str]]:
-    """What the model answers to two images, and the kinds of batch norm in it that an image alone is too few for."""
-    lone: list[str] = []
+    """Return the model's output for two images, and the types of batch norm that would fail on a single image."""
+    failing_norms: list[str] = []
 
-    def look(module: nn.Module, inputs: object, output: Tensor) -> None:
-        """Note a batch norm that has one value of each image and channel, and so of one image no deviation."""
+    def check_values_per_channel(module: nn.Module, inputs: object, output: Tensor) -> None:
+        """A batch norm with one value per image and channel has no variance in a batch of one."""
         if output.numel() == 2 * output.shape[1]:
-            lone.append(type(module).__name__)
+            failing_norms.append(type(module).__name__)
 
     x = _make_two_images(model, source)
-    seen = x.clone()
-    hooks = [norm.register_forward_hook(look) for norm in _batch_norms_in_training(model) if check_single_image]
+    model_input = x.clone()
+    hooks = [
+        norm.register_forward_hook(check_values_per_channel)
+        for norm in _batch_norms_in_training(model)
+        if check_single_image
+    ]
     try:
         with eval_mode(model):
-            answer = model(seen)
-    except Exception as error:  # whatever the user's own code may raise
+            output = model(model_input)
+    except Exception as error:  # the user's code may raise anything
         check_dtype(model, x, error)
         raise UsageError(
             f"the model cannot read images of shape {tuple(source.shape)}: {describe_error(error)}"
@@ -103,40 +127,40 @@ def _run_two_images(model: nn.Module, source: Source, check_single_image: bool) 
     finally:
         for hook in hooks:
             hook.remove()
-    check_input_unmodified(seen, x)
-    return answer, lone
+    check_input_unmodified(model_input, x)
+    return output, failing_norms
 
 
 def _batch_norms_in_training(model: nn.Module) -> list[nn.Module]:
-    """The batch norms that take statistics of a batch while the model trains, which one that is frozen does not."""
+    """Return the batch norms that use batch statistics while the model trains; frozen ones do not."""
     with eval_mode(model):
-        model.train()  # which a model may override; modes are put back
+        model.train()  # a model may override train() to freeze layers; eval_mode restores the modes
         norms = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
         return [norm for norm in norms if norm.training]
 
 
 def _check_gradient(logits: Tensor) -> None:
-    """Refuse an answer that does not depend on any parameter that learns, as one that was detached."""
+    """Raise if the output depends on no trainable parameter, as after detach()."""
     if not logits.requires_grad:
         raise UsageError(
-            "no gradient leads from the model's answer to a parameter that requires one, so nothing can be learnt. "
-            "Take detach(), .data, torch.no_grad() or NumPy out of its forward, or let parameters learn that it uses."
+            "no gradient reaches a parameter from the model's output, so nothing can be learnt. Remove detach(), .data, "
+            "torch.no_grad() or NumPy from its forward, or set requires_grad on parameters that it uses."
         )
 
 
 def _check_finite_weights(model: nn.Module) -> None:
-    """Refuse weights that are broken already; a buffer may hold an infinity, as masks do."""
-    bad = [name for name, held in model.named_parameters() if not bool(held.detach().isfinite().all())]
-    bad += [name for name, held in model.named_buffers() if held.is_floating_point() and bool(held.isnan().any())]
+    """Raise if weights are not finite; buffers may be infinite, as masks are, but not NaN."""
+    bad = [name for name, p in model.named_parameters() if not bool(p.detach().isfinite().all())]
+    bad += [name for name, b in model.named_buffers() if b.is_floating_point() and bool(b.isnan().any())]
     if bad:
         raise UsageError(
             f"the model's weights are not finite before any training, in {', '.join(bad[:3])}. Load or initialise them "
-            "again, and look at what made them."
+            "again."
         )
 
 
 def _classes_hint(logits: object, source: Source, original_data: object) -> str:
-    """The classes where they have names, else which labels are too large and what to do about them."""
+    """Return a hint that names the classes, or else the labels that are too large and what to do about them."""
     classes = source.num_classes
     named = tuple(getattr(getattr(source, "images", None), "classes", ()))
     if named and named != tuple(map(str, range(classes))):
@@ -149,14 +173,14 @@ def _classes_hint(logits: object, source: Source, original_data: object) -> str:
 
 
 def _make_two_images(model: nn.Module, source: Source) -> Tensor:
-    """Noise, of which a network makes something, drawn from a stream of its own."""
+    """Draw two images of noise without touching the global random state."""
     dtype = torch.promote_types(torch.float32, next(model.parameters()).dtype)
     noise = torch.rand(2, *source.shape, generator=torch.Generator().manual_seed(0))
     return noise.to(device_of(model), dtype)
 
 
 def _channel_order_hint(shape: Sequence[int]) -> str:
-    """What to do about images whose channels seem to come last."""
+    """Return what to do about images whose channels seem to come last."""
     if shape[-1] not in (1, 3) or shape[0] in (1, 3):
         return ""
     return (
@@ -166,30 +190,69 @@ def _channel_order_hint(shape: Sequence[int]) -> str:
 
 
 def read_channel_stats(weights: str | Path) -> ChannelStats | None:
-    """The statistics that a file or a folder of weights says its network was trained behind."""
-    carried = read_normalization(find_weights_file(Path(weights)))
-    if not carried:
+    """Read the channel statistics of the normalisation that a network was trained with.
+
+    Args:
+        weights: A weights file, or a folder with one.
+
+    Returns:
+        The mean and standard deviation, or None if the file has none.
+    """
+    recorded = read_normalization(find_weights_file(Path(weights)))
+    if not recorded:
         return None
-    front = Normalize(**carried)  # which refuses what is none
-    return ChannelStats(tuple(front.mean.flatten().tolist()), tuple(front.std.flatten().tolist()))
+    layer = Normalize(**recorded)  # raises if the numbers are not valid
+    return ChannelStats(tuple(layer.mean.flatten().tolist()), tuple(layer.std.flatten().tolist()))
 
 
 def hash_weights(weights: str | Path) -> str:
-    """A hash of the tensors in a file or a folder of weights, by which they are known again."""
-    found = read_tensors(find_weights_file(Path(weights)))
-    return fingerprint(sorted(found), *(found[name] for name in sorted(found)))
+    """Hash the tensors of a weights file, or of a folder with one."""
+    tensors = read_tensors(find_weights_file(Path(weights)))
+    return fingerprint(sorted(tensors), *(tensors[name] for name in sorted(tensors)))
 
 
 def load_initial_weights(model: nn.Module, weights: str) -> None:
-    """Put weights into a network, and say where they do not quite belong."""
+    """Load initial weights into a network; a last layer of another size is kept as it is, with a warning.
+
+    Args:
+        model: The network.
+        weights: A weights file, or a folder with one.
+
+    Raises:
+        DataError: The weights do not fit the network, or are not finite.
+    """
     file = find_weights_file(Path(weights))
     check_finite_tensors(read_tensors(file), file)
     fresh = load_weights(model, weights, fresh_head=True)
     if get_input_std(model) is None and read_normalization(file):
         warnings.warn(
-            f"{weights} was trained behind a normalisation, and this network stands behind none; if that is not meant, "
-            "--normalize data puts it there.",
+            f"{weights} was trained with a normalisation layer, and this network has none; --normalize data adds one.",
             stacklevel=3,
         )
     if fresh:
-        warnings.warn(f"{', '.join(fresh)} start anew: the weights are for another number of classes.", stacklevel=3)
+        warnings.warn(
+            f"{', '.join(fresh)} start from random weights: the weights are for another number of classes.",
+            stacklevel=3,
+        )
+
+
+WEIGHT_LAYER_TYPES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def log10_lipschitz(net: nn.Module) -> float:
+    """Compute log10 of the product of the Frobenius norms of all convolution and linear layers.
+
+    Batch norm and shortcuts are left out, and a kernel's norm is not its convolution's, so only the trend of this
+    number is meaningful.
+
+    Args:
+        net: The network.
+
+    Returns:
+        The logarithm, read from the device once; 0 for a network without such layers.
+    """
+    weights: list[Tensor] = [m.weight.detach() for m in net.modules() if isinstance(m, WEIGHT_LAYER_TYPES)]
+    if not weights:
+        return 0.0
+    norms = torch.stack([torch.linalg.vector_norm(w.float()) for w in weights]).double()
+    return float(norms.clamp_min(1e-300).log().sum()) / math.log(10)

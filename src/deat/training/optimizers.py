@@ -1,4 +1,4 @@
-"""The learner's optimiser, and the hand that sets its learning rate before every batch."""
+"""The optimizer of the network's weights, and the scheduler of its learning rate and momentum."""
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -19,7 +19,14 @@ DEFAULT_LR = 0.1
 
 
 def check_optimizer_factory(optimizer: Any) -> None:
-    """Refuse an optimizer itself, or anything else that cannot be called with parameters to make one."""
+    """Check that `optimizer` is a function from parameters to an optimizer.
+
+    Args:
+        optimizer: The function; None is accepted.
+
+    Raises:
+        UsageError: It is an optimizer itself, or anything else that cannot be called.
+    """
     if optimizer is not None and not callable(optimizer):
         raise UsageError(
             f"optimizer is of type {type(optimizer).__name__}; it must be a function from parameters to an optimizer, "
@@ -28,10 +35,18 @@ def check_optimizer_factory(optimizer: Any) -> None:
 
 
 def make_sgd_factory(config: TrainConfig, on_device: bool) -> OptimizerFactory:
-    """SGD with momentum and weight decay on all parameters, as every method of the paper uses it."""
+    """Make the default optimizer: SGD with momentum and weight decay on all parameters, as in the paper.
+
+    Args:
+        config: The settings of training.
+        on_device: Keep learning rate and momentum on the device, for steps that are recorded.
+
+    Returns:
+        A function from parameters to the optimizer.
+    """
 
     def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimiser of these parameters."""
+        """Make the optimizer of these parameters."""
         lr, momentum, decay = config.lr or DEFAULT_LR, config.momentum, config.weight_decay
         if on_device:
             return DeviceSGD(parameters, lr, momentum, decay)
@@ -41,9 +56,15 @@ def make_sgd_factory(config: TrainConfig, on_device: bool) -> OptimizerFactory:
 
 
 class DeviceSGD(torch.optim.Optimizer):
-    """SGD whose learning rate and momentum are device values, so that a recorded step follows them.
+    """SGD whose learning rate and momentum are tensors on the device, so that a recorded step uses their present values.
 
-    torch's own takes a tensor as its learning rate, but its momentum is frozen when a step is recorded.
+    torch.optim.SGD accepts a tensor as its learning rate, but a recorded step of it keeps its momentum.
+
+    Args:
+        parameters: The parameters.
+        lr: The learning rate.
+        momentum: The momentum.
+        weight_decay: The weight decay.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
@@ -53,7 +74,7 @@ class DeviceSGD(torch.optim.Optimizer):
         self._weight_copies: dict[Tensor, Tensor] = {}
 
     def _init_device_state(self) -> None:
-        """Put learning rates and momenta on the device, and give every weight a velocity."""
+        """Move learning rates and momenta to the device, and make a velocity for every weight."""
         for group in self.param_groups:
             for name in ("lr", "momentum"):
                 group[name] = torch.tensor(float(group[name]), device=group["params"][0].device)
@@ -62,41 +83,50 @@ class DeviceSGD(torch.optim.Optimizer):
                     self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there, also from a state of torch's own, whose rates would be frozen when a step is recorded."""
+        """Load a state, which may be one of torch.optim.SGD."""
         super().load_state_dict(state_dict)
         self._init_device_state()
 
     def use_compiled(self, wanted: bool) -> None:
-        """Step in one pass over the weights rather than in several."""
+        """Switch between a compiled step, one pass over the weights, and the default one."""
         self._step_function = compile_sgd_step() if wanted else sgd_step
 
     def follow(self, copies: dict[Tensor, Tensor]) -> None:
-        """Step copies of some weights with them; where a weight has no gradient, its copy's serves."""
+        """Update copies of weights in each step too.
+
+        Args:
+            copies: The copy of each weight that has one; its gradient is used if the weight has none.
+        """
         self._weight_copies = copies
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody looks at weights and their gradients before or after a step: then copies cannot follow."""
-        own = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks
-        return any(map(bool, (*own, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)))
+        """Whether step hooks are registered; they read weights and gradients, so copies cannot be used."""
+        own_hooks = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks
+        return any(map(bool, (*own_hooks, _global_optimizer_pre_hooks, _global_optimizer_post_hooks)))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, those of copies too."""
+        """Reset the gradients, also those of copies."""
         super().zero_grad(set_to_none)
         for copy in self._weight_copies.values():
             copy.grad = None
 
     @torch.no_grad()
     def step(self, closure: None = None, skip: Tensor | None = None) -> None:  # type: ignore[override]
-        """v = momentum v + (g + decay w); w = w - lr v, over all parameters at once, unless `skip` is one."""
+        """Update all parameters: v = momentum v + (g + decay w); w = w - lr v.
+
+        Args:
+            closure: Not supported.
+            skip: A tensor on the device; 1 leaves weights and velocities as they are.
+        """
         for group in self.param_groups:
-            found = [(p, grad) for p in group["params"] if (grad := self._gradient_of(p)) is not None]
-            weights, grads = [p for p, _ in found], [grad for _, grad in found]
+            pairs = [(p, grad) for p in group["params"] if (grad := self._gradient_of(p)) is not None]
+            weights, grads = [p for p, _ in pairs], [grad for _, grad in pairs]
             velocities = [self.state[p]["momentum_buffer"] for p in weights]
             lr, momentum = group["lr"], group["momentum"]
             if skip is not None:
                 lr, momentum = lr * (1 - skip), torch.where(skip > 0, torch.ones_like(momentum), momentum)
-                grads = [torch.where(skip > 0, -group["weight_decay"] * p, grad) for p, grad in found]
+                grads = [torch.where(skip > 0, -group["weight_decay"] * p, grad) for p, grad in pairs]
             copies = [self._weight_copies.get(p) for p in weights]
             self._step_function(weights, velocities, grads, lr, momentum, group["weight_decay"], copies)
         for copy in self._weight_copies.values():
@@ -115,18 +145,28 @@ def sgd_step(
     decay: float,
     copies: list[Any],
 ) -> None:
-    """v = momentum v + (g + decay w); w = w - lr v, and copies of it."""
+    """Update weights in place: v = momentum v + (g + decay w); w = w - lr v.
+
+    Args:
+        weights: The weights.
+        velocities: Their velocities, updated in place.
+        grads: Their gradients.
+        lr: The learning rate.
+        momentum: The momentum.
+        decay: The weight decay.
+        copies: For each weight a copy to update, or None.
+    """
     grads = [grad.to(w.dtype) for grad, w in zip(grads, weights, strict=True)]
     torch._foreach_mul_(velocities, momentum)
     torch._foreach_add_(velocities, torch._foreach_add(grads, weights, alpha=decay))
     torch._foreach_sub_(weights, torch._foreach_mul(velocities, lr))
-    kept = [(copy, w) for copy, w in zip(copies, weights, strict=True) if copy is not None]
-    if kept:
-        torch._foreach_copy_([copy for copy, _ in kept], [w for _, w in kept])
+    copied = [(copy, w) for copy, w in zip(copies, weights, strict=True) if copy is not None]
+    if copied:
+        torch._foreach_copy_([copy for copy, _ in copied], [w for _, w in copied])
 
 
 def compile_sgd_step() -> Callable[..., None]:
-    """The same in one pass: our own kernel, or torch's compiler where it cannot be built."""
+    """Return a form of `sgd_step` that makes one pass: our own kernel, or torch.compile without Triton."""
     if not has_triton():
         compiled: Callable[..., None] = torch.compile(sgd_step, dynamic=False)
         return compiled
@@ -136,7 +176,16 @@ def compile_sgd_step() -> Callable[..., None]:
 
 
 class LRScheduler:
-    """Sets learning rate and momentum once a batch. Groups keep the ratio of their learning rates."""
+    """Sets the learning rate and the momentum before each batch. Groups keep the ratio of their learning rates.
+
+    Args:
+        optimizer: The optimizer.
+        config: The settings of training.
+        total_steps: The number of batches of the whole training.
+
+    Raises:
+        UsageError: The optimizer's learning rate is not > 0.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer, config: TrainConfig, total_steps: int) -> None:
         self.optimizer, self.total_steps = optimizer, total_steps
@@ -156,13 +205,13 @@ class LRScheduler:
         )
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of a batch."""
+        """Return the learning rate of a batch; `step` counts from the start of training."""
         return self.schedule.at(step, self.total_steps)[0]
 
     def set_step(self, step: int) -> None:
-        """Set the rates for a batch."""
+        """Set learning rate and momentum for a batch; `step` counts from the start of training."""
         lr, momentum = self.schedule.at(step, self.total_steps)
-        # Asked anew every time: an optimiser that loads its state replaces its groups.
+        # Groups are read each time: an optimizer that loads a state replaces them.
         for group, ratio in zip(self.optimizer.param_groups, self.lr_ratios, strict=True):
             _set_group_value(group, "lr", lr * ratio)
             if momentum is not None:
@@ -170,7 +219,7 @@ class LRScheduler:
 
 
 def describe_param_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, str]]:
-    """The settings of each group of an optimiser, by which a run that goes on knows it again."""
+    """Return the settings of each parameter group as text, to compare when a run resumes."""
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     return [{name: _format_value(value) for name, value in group.items()} for group in groups]
 
@@ -180,10 +229,15 @@ def _format_value(value: Any) -> str:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Go on from a state, which SGD on the device and SGD on the host take from each other."""
-    own = [dict(group) for group in optimizer.param_groups]
-    optimizer.load_state_dict(deepcopy(state))  # it would train on the tensors it is given
-    for group, before in zip(optimizer.param_groups, own, strict=True):
+    """Load an optimizer's state; DeviceSGD and torch.optim.SGD accept each other's.
+
+    Args:
+        optimizer: The optimizer.
+        state: A state_dict(); it is copied.
+    """
+    own_groups = [dict(group) for group in optimizer.param_groups]
+    optimizer.load_state_dict(deepcopy(state))  # it would update the given tensors in place
+    for group, before in zip(optimizer.param_groups, own_groups, strict=True):
         for name, value in before.items():
             on_host = isinstance(value, float) and torch.is_tensor(group.get(name))
             group[name] = float(group[name]) if on_host else group.get(name, value)
@@ -191,7 +245,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
 
 
 def align_state_with_parameters(optimizer: torch.optim.Optimizer) -> None:
-    """Put a loaded state where its parameters are, laid out as they are: fused steps walk through both at once."""
+    """Give a loaded state the device and memory layout of its parameters, which fused steps need."""
     for group in optimizer.param_groups:
         for name, value in group.items():
             if torch.is_tensor(value):
@@ -203,7 +257,7 @@ def align_state_with_parameters(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _set_group_value(group: dict[str, Any], name: str, value: float) -> None:
-    """Set a group's value where it lives: on the device, or on the host."""
+    """Set a value of a group, on the device or on the host."""
     if isinstance(group[name], torch.Tensor):
         group[name].fill_(value)
     else:

@@ -1,8 +1,8 @@
-"""A watch for catastrophic overfitting: training that learns to withstand its own adversary and nothing else.
+"""Detection of catastrophic overfitting: training that only resists its own adversary.
 
-It happens within an epoch. Accuracy against a single step rises towards 100 % while accuracy against several
-falls to nothing, and l_X leaps, only to fall again while the network stays broken; adding steps then does not
-undo it. So every epoch is scored both ways on a few held-out images, and a fall or a leap is an alarm.
+Within one epoch, accuracy against a single step rises towards 100 %, accuracy against several steps falls to zero and
+l_X jumps. l_X falls again later, but the network stays broken, even if steps are added. The watch therefore scores
+every epoch against a single step and against several on a few held-out images, and looks for a fall or a jump.
 """
 
 import copy
@@ -40,23 +40,29 @@ REMEDIES = {
     COLLAPSE: "A single step sees it too, so it is no overfitting to one: take a smaller learning rate (lr, --lr)",
 }
 NOTE_ACTION = "note"
-"""What is done about a leap of l_X that the accuracies do not bear out."""
+"""The action for a jump of l_X that the accuracies do not confirm."""
 MAX_SCORED_IMAGES = 256
-"""Held-out images that are scored, at most."""
+"""The largest number of held-out images that are scored."""
 
 WatchAction = Literal["warn", "stop", "rollback"]
 
 
 @dataclass(frozen=True)
 class OverfitRule:
-    """When an epoch is a collapse, told from the epochs so far alone.
+    """The rule that decides whether an epoch is a collapse. It only uses the epochs so far.
 
-    It is one where accuracy against several steps lies more than `fall` below the last healthy epoch's, further than
-    chance can make it on so few images (95 %), or where l_X is more than `jump` times the epoch before's, both of the
-    same k. Without an adversary (k = 0) nothing can overfit to it; what one answer for all would get too is nothing to
-    fall from. A leap is a collapse if it opened the gap between a single step and several by more than `gap`, and a
-    suspicion otherwise: when a network begins to learn, and when its loss is almost nothing, l_X leaps in good health.
-    gap = -1 takes every leap at its word.
+    An epoch is a collapse if one of these holds:
+
+    * Accuracy against several steps is more than `fall` below that of the last healthy epoch, significantly (95 %)
+      for the number of images. This needs k > 0 and a healthy accuracy above chance.
+    * l_X is more than `jump` times that of the previous epoch, with the same k, and the gap between single-step and
+      multi-step accuracy has grown by more than `gap`. A jump without such a gap is only a suspicion: l_X also jumps
+      when a network begins to learn and when its loss is almost zero.
+
+    Args:
+        fall: The largest fall of multi-step accuracy of a healthy epoch.
+        jump: The largest factor by which l_X may grow in a healthy epoch.
+        gap: The largest growth of the gap; -1 treats every jump as a collapse.
     """
 
     fall: float = 0.20
@@ -72,32 +78,45 @@ class OverfitRule:
     def find_collapse(
         self, history: Sequence[EpochWatch], num_images: int, chance: float
     ) -> tuple[EpochWatch, str | None]:
-        """The last healthy epoch, and why the last one is a collapse, if it is; one that fell is not healthy either.
+        """Find out whether the last epoch of a history is a collapse.
 
-        So many images were scored, of which one answer for all gets `chance`.
+        Args:
+            history: The scored epochs; the first one counts as healthy.
+            num_images: The number of images scored.
+            chance: The accuracy of the best constant answer on them.
+
+        Returns:
+            The last healthy epoch, and why the last epoch is a collapse; None if it is not.
         """
         healthy, reason = history[0], None
         for before, now in pairwise(history):
-            # 0.9 - 0.7 is more than 0.2 in floating point
+            # 1e-9: 0.9 - 0.7 is more than 0.2 in floating point
             fell = now.k > 0 and healthy.multi > chance and healthy.multi - now.multi > self.fall + 1e-9
-            surely = newcombe_interval(healthy.multi, now.multi, num_images)[0] > 0
-            reason = self._collapse_reason(healthy, before, now, fell and surely)
+            is_significant = newcombe_interval(healthy.multi, now.multi, num_images)[0] > 0
+            reason = self._collapse_reason(healthy, before, now, fell and is_significant)
             healthy = healthy if fell or reason else now
         return healthy, reason
 
     def find_jump(self, history: Sequence[EpochWatch]) -> str | None:
-        """That l_X leapt in the last epoch of a history, whatever the accuracies say; None if it did not."""
+        """Describe a jump of l_X in the last epoch of a history, whatever the accuracies are.
+
+        Args:
+            history: The scored epochs.
+
+        Returns:
+            The jump in words; None if there is none.
+        """
         if len(history) < 2 or not self._has_jumped(*history[-2:]):
             return None
         return _describe_jump(*history[-2:])
 
     def _collapse_reason(self, healthy: EpochWatch, before: EpochWatch, now: EpochWatch, fell: bool) -> str | None:
-        found = []
+        signs = []
         if fell:
-            found.append(f"{MULTI_STEP_ATTACK} accuracy fell from {healthy.multi:.1%} to {now.multi:.1%}")
+            signs.append(f"{MULTI_STEP_ATTACK} accuracy fell from {healthy.multi:.1%} to {now.multi:.1%}")
         if self._has_jumped(before, now) and now.gap - healthy.gap > self.gap:
-            found.append(_describe_jump(before, now))
-        return f"{' and '.join(found)}, with {SINGLE_STEP_ATTACK} accuracy at {now.single:.1%}" if found else None
+            signs.append(_describe_jump(before, now))
+        return f"{' and '.join(signs)}, with {SINGLE_STEP_ATTACK} accuracy at {now.single:.1%}" if signs else None
 
     def _has_jumped(self, before: EpochWatch, now: EpochWatch) -> bool:
         return before.k == now.k >= 1 and now.magnitude > self.jump * before.magnitude
@@ -108,25 +127,48 @@ def _describe_jump(before: EpochWatch, now: EpochWatch) -> str:
 
 
 def classify_collapse(event: EpochWatch, gap: float = OverfitRule.gap) -> str:
-    """What a collapse is called: one that a single step sees too is no overfitting to it."""
+    """Name the kind of a collapse.
+
+    Args:
+        event: The epoch of the collapse.
+        gap: The gap between single-step and multi-step accuracy above which it is overfitting to a single step.
+
+    Returns:
+        Catastrophic overfitting, or a collapse of the whole network.
+    """
     return OVERFITTING if event.gap > gap else COLLAPSE
 
 
 class OverfitWatch:
-    """Scores a held-out slice after every epoch, and fires when training collapses; a callback of the trainer.
+    """Scores held-out images after every epoch and acts when training collapses. A callback of the trainer.
 
-    warn says so and goes on. stop puts the last healthy epoch back and ends training. rollback puts it back
-    and goes on from there with steps `shrink` times as long, at most `rollbacks` times; then it stops. What
-    was spent stays spent. Where other callbacks write epochs down, it comes before them.
+    Put it before callbacks that record epochs. Costs are not reset when weights are restored.
 
-    images are held-out ones, in any form that fit takes.
+    Args:
+        images: Held-out images, in any form that `deat.fit` takes.
+        threat: The threat model, or its text such as "linf:8/255".
+        action: "warn" reports a collapse; "stop" restores the last healthy epoch and ends training; "rollback"
+            restores it and continues with shorter steps.
+        fall: See :class:`OverfitRule`.
+        jump: See :class:`OverfitRule`.
+        gap: See :class:`OverfitRule`.
+        shrink: The factor of the step length after a rollback.
+        rollbacks: The largest number of rollbacks; the next collapse stops training.
+        seed: The seed of the attacks.
+        log_path: A file to which every scored epoch is added as a line of JSON.
+        notify: Shows a message when an epoch is a collapse, and at the first suspicion; by default a RuntimeWarning.
 
-    A leap of l_X that the accuracies do not bear out fires as well, but only to be noted: the first one is
-    said aloud, and nothing is put back.
+    Attributes:
+        events: Every epoch scored, those that were undone included.
+        passes: The forward and backward passes of the watch, per image.
+        seconds: The seconds that scoring took.
 
-    events has one entry for each epoch played, those put back included; `log` is a file they are added to.
-    `say` is told in words when the watch fires, and is a RuntimeWarning by default. passes and seconds are
-    the watch's own cost.
+    Raises:
+        UsageError: An option has no valid value.
+
+    Example:
+        >>> watch = OverfitWatch(held_out_images, "linf:8/255", action="rollback")
+        >>> deat.fit(model, train, method="fgsm", callbacks=[watch])
     """
 
     def __init__(
@@ -160,25 +202,25 @@ class OverfitWatch:
 
     @property
     def alarms(self) -> list[EpochWatch]:
-        """The events at which it fired, suspicions among them."""
+        """The collapses and suspicions."""
         return [event for event in self.events if event.reason]
 
     @property
     def collapses(self) -> list[EpochWatch]:
-        """The events that it acted on."""
+        """The collapses."""
         return [event for event in self.alarms if event.action != NOTE_ACTION]
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
-        """Score the epoch, write it down, and act where it is a collapse."""
+        """Score the epoch, record it, and act if it is a collapse."""
         self._history.append(self._score_epoch(trainer, stats))
         scored = self._scored_images(trainer)
         healthy, reason = self.rule.find_collapse(self._history, scored.num_examples, majority_class_share(scored))
         suspicion = None if reason else self.rule.find_jump(self._history)
         action = self._next_action() if reason else NOTE_ACTION if suspicion else None
-        first = suspicion is not None and not self.alarms
+        is_first_suspicion = suspicion is not None and not self.alarms
         event = replace(self._history[-1], reason=reason or suspicion, action=action)
         self._record_event(event)
-        if first:
+        if is_first_suspicion:
             self.notify(f"{suspicion} in epoch {stats.epoch + 1}. {_noted_message(event)}")
         if reason:
             self.notify(
@@ -188,7 +230,7 @@ class OverfitWatch:
             self._healthy_state = _copy_state(trainer.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has seen, and the healthy epoch it would go back to."""
+        """Return the events and the state of the last healthy epoch."""
         return {
             "events": list(self.events),
             "standing": list(self._history),
@@ -198,23 +240,20 @@ class OverfitWatch:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on watching from there; the log is written anew."""
+        """Resume from a result of `state_dict`; the log file is rewritten."""
         self.events, self._history = (check_list_of(EpochWatch, state[name]) for name in ("events", "standing"))
-        self._healthy_state, self.passes, self.seconds = (
-            dict(state["healthy"]),
-            int(state["passes"]),
-            float(state["seconds"]),
-        )
+        self._healthy_state = dict(state["healthy"])
+        self.passes, self.seconds = int(state["passes"]), float(state["seconds"])
         if self.log_path:
             write_records(self.log_path, self.events)
 
     def summary(self) -> str | None:
-        """All that it acted on, in one line; None if there was nothing."""
-        fired = self.collapses
-        if not fired:
+        """Describe all collapses in one line; None if there were none."""
+        collapses = self.collapses
+        if not collapses:
             return None
-        where = ", ".join(f"{event.epoch + 1} ({event.action})" for event in fired)
-        return f"{self._collapse_kind(fired[0])} in epoch {where}; first: {fired[0].reason}"
+        epochs = ", ".join(f"{event.epoch + 1} ({event.action})" for event in collapses)
+        return f"{self._collapse_kind(collapses[0])} in epoch {epochs}; first: {collapses[0].reason}"
 
     def _collapse_kind(self, event: EpochWatch) -> str:
         return classify_collapse(event, self.rule.gap)
@@ -224,18 +263,18 @@ class OverfitWatch:
         return "stop" if self.action == "rollback" and exhausted else self.action
 
     def _apply_action(self, trainer: Trainer, event: EpochWatch) -> str:
-        """Do what the event says; what was done, in words."""
+        """Do the event's action, and return a message about it."""
         if event.action == "warn":
-            also = "the watch can also stop or roll back (action, --watch stop or --watch rollback)."
-            return f"{REMEDIES[self._collapse_kind(event)]}; {also}"
+            others = "the watch can also stop or roll back (action, --watch stop or --watch rollback)."
+            return f"{REMEDIES[self._collapse_kind(event)]}; {others}"
         trainer.rewind(self._healthy_state)
-        self._history = [held for held in self._history if held.epoch < trainer.epoch]
+        self._history = [epoch for epoch in self._history if epoch.epoch < trainer.epoch]
         if event.action == "stop":
             trainer.stop()
             return f"Stopped at the weights of epoch {trainer.epoch}."
         trainer.scale_step_size(self.shrink)
         alpha = trainer.schedule.budget(trainer.state, trainer.epoch).alpha
-        return f"Back to epoch {trainer.epoch}, and on with alpha {format_eps(alpha)}."
+        return f"Back to epoch {trainer.epoch}, continuing with alpha {format_eps(alpha)}."
 
     def _record_event(self, event: EpochWatch) -> None:
         self.events.append(event)
@@ -252,34 +291,35 @@ class OverfitWatch:
         return EpochWatch(stats.epoch, stats.k, stats.alpha, single, multi, stats.magnitude)
 
     def _accuracies(self, trainer: Trainer) -> tuple[float, float]:
-        """Accuracy against a single step and several, in float32, from the same starts in every epoch."""
-        images, both = self._scored_images(trainer), (parse_attack(SINGLE_STEP_ATTACK), parse_attack(MULTI_STEP_ATTACK))
-        found = compute_accuracies(
-            trainer.model, images, both, self.threat, self.seed, trainer.engine.layout, trainer.distributed
+        """Return accuracy against a single step and several, in float32, with the same random starts in every epoch."""
+        images = self._scored_images(trainer)
+        attacks = parse_attack(SINGLE_STEP_ATTACK), parse_attack(MULTI_STEP_ATTACK)
+        accuracies = compute_accuracies(
+            trainer.model, images, attacks, self.threat, self.seed, trainer.engine.layout, trainer.distributed
         )
-        self.passes += sum(1 + 2 * how.steps for how in both) * len(images)
-        return found[SINGLE_STEP_ATTACK], found[MULTI_STEP_ATTACK]
+        self.passes += sum(1 + 2 * attack.steps for attack in attacks) * len(images)
+        return accuracies[SINGLE_STEP_ATTACK], accuracies[MULTI_STEP_ATTACK]
 
     def _scored_images(self, trainer: Trainer) -> InMemorySource:
-        """The images that every epoch is scored on, read once."""
+        """Return the images that every epoch is scored on; they are read once."""
         self._image_slice = self._image_slice or _make_image_slice(self.images, trainer.engine.device)
         return self._image_slice
 
 
 def _noted_message(event: EpochWatch) -> str:
-    seen = f"{MULTI_STEP_ATTACK} leaves {event.multi:.1%} and {SINGLE_STEP_ATTACK} {event.single:.1%}"
-    return f"That can be the onset of catastrophic overfitting, but {seen}, so it is only noted."
+    accuracies = f"{MULTI_STEP_ATTACK} leaves {event.multi:.1%} and {SINGLE_STEP_ATTACK} {event.single:.1%}"
+    return f"That can be the onset of catastrophic overfitting, but {accuracies}, so it is only noted."
 
 
 def _make_image_slice(source: Source, device: torch.device) -> InMemorySource:
-    """At most MOST of a source's images, from all over it."""
+    """Read at most MAX_SCORED_IMAGES images, evenly spaced over a source."""
     x, y = sample_images(source, source.num_examples, MAX_SCORED_IMAGES, device)
     classes = tuple(str(c) for c in range(source.num_classes))
     return InMemorySource(ImageSet(x, y, classes), source.batch_size, device=device, shuffle=False)
 
 
 def _copy_state(state: dict[str, Any]) -> dict[str, Any]:
-    """A state_dict() that training cannot reach; the best epoch's weights are a copy already."""
+    """Copy a state_dict() deeply, but for the best epoch's weights, which are a copy already."""
     return {name: value if name == "best" else copy.deepcopy(value) for name, value in state.items()}
 
 

@@ -1,4 +1,4 @@
-"""What each epoch leaves: a record that is a pure function of configuration and seed, and its clock apart."""
+"""Records of epochs, and the JSON lines files that hold them. Timing is separate, since it is not reproducible."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -15,13 +15,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class EpochStats:
-    """One line of history.jsonl. epoch counts from 0, magnitude is l_X, threshold the one it was compared with.
+    """The statistics of one epoch: a line of history.jsonl.
 
-    k and alpha are the number and the length of the adversary's steps. train_accuracy is that at x + delta;
-    val_natural and val_robust are held-out images', None where there are none. level is FAT's tau and DAT's c_t.
-    skipped are steps that fp16's loss scale left out; of log10_lipschitz, the paper's bound, only the trend means much.
-    backprops, passes, active and the validation's passes count from the beginning of the run. val_loss is the mean
-    cross-entropy on natural held-out images; older runs do not have it.
+    Attributes:
+        epoch: The epoch, from 0.
+        k: The number of the adversary's steps.
+        alpha: The length of a step.
+        level: The level of the schedule: FAT's tau or DAT's c_t.
+        magnitude: l_X.
+        threshold: What l_X was compared with; None without a threshold.
+        loss: The mean training loss.
+        train_accuracy: Accuracy on perturbed training images.
+        val_natural: Accuracy on held-out images; None without validation.
+        val_robust: Accuracy on held-out images under attack; None without validation.
+        log10_lipschitz: log10 of the paper's bound on the Lipschitz constant; only its trend is meaningful.
+        lr: The learning rate of the last batch.
+        examples: The number of training images.
+        skipped: Steps that were skipped by loss scaling in fp16.
+        active: Images attacked since the start of the run.
+        backprops: Backprops since the start of the run.
+        passes: Forward and backward passes since the start of the run.
+        val_passes: Passes of validation since the start of the run.
+        val_loss: Mean cross-entropy on natural held-out images; None in older runs.
     """
 
     epoch: int
@@ -47,11 +62,16 @@ class EpochStats:
 
 @dataclass(frozen=True)
 class EpochTiming:
-    """One line of timing.jsonl.
+    """The duration of one epoch: a line of timing.jsonl. Older runs lack the last three.
 
-    other_seconds went by between the epoch before, or the beginning, and this one: what callbacks such as the watch
-    took, the records and the checkpoint. warm_up_seconds are those of train_seconds in which moves were new: compiled,
-    recorded, or called on a GPU for the first time; engine played them at the epoch's end. Older runs have less.
+    Attributes:
+        epoch: The epoch, from 0.
+        train_seconds: The time of training.
+        val_seconds: The time of validation.
+        images_per_second: Training images per second of training.
+        other_seconds: The time between the previous epoch and this one: callbacks, records and checkpoints.
+        warm_up_seconds: The part of train_seconds in which moves were compiled, recorded or first run on a GPU.
+        engine: The engine at the end of the epoch.
     """
 
     epoch: int
@@ -64,15 +84,23 @@ class EpochTiming:
 
     @property
     def seconds(self) -> float:
-        """All that went by since the epoch before."""
+        """The time since the end of the previous epoch."""
         return self.train_seconds + self.val_seconds + self.other_seconds
 
 
 @dataclass(frozen=True)
 class EpochWatch:
-    """One line of watch.jsonl: an epoch's accuracy on a held-out slice, against a single step and several.
+    """The scores of one epoch by the overfitting watch: a line of watch.jsonl.
 
-    reason says why it is a collapse and action what was done; both are None for a healthy epoch.
+    Attributes:
+        epoch: The epoch, from 0.
+        k: The number of the adversary's steps.
+        alpha: The length of a step.
+        single: Accuracy of held-out images against a single step.
+        multi: Accuracy of held-out images against several steps.
+        magnitude: l_X.
+        reason: Why the epoch is a collapse or a suspicion; None for a healthy one.
+        action: What was done; None for a healthy epoch.
     """
 
     epoch: int
@@ -86,7 +114,7 @@ class EpochWatch:
 
     @property
     def gap(self) -> float:
-        """How much more a single step leaves than several: wide where training overfitted to it."""
+        """Single-step minus multi-step accuracy; large after overfitting to a single step."""
         return self.single - self.multi
 
 
@@ -94,54 +122,75 @@ JsonLine = EpochStats | EpochTiming | EpochWatch
 
 
 def append_record(path: Path, record: JsonLine) -> None:
-    """Add one line to a file of JSON lines."""
+    """Append a record to a JSON lines file."""
     append_text(path, _to_json_line(record))
 
 
 def write_records(path: Path, records: Iterable[JsonLine]) -> None:
-    """Replace a file of JSON lines, whole or not at all; a folder that is gone stays gone, as for `append`."""
+    """Replace a JSON lines file atomically; its folder must exist, as for `append_record`."""
     write_atomic(path, "".join(map(_to_json_line, records)).encode(), make_folder=False)
 
 
 def read_history(path: Path) -> list[EpochStats]:
-    """The history of a run."""
-    return parse_json_lines(path, lambda held: EpochStats(**held))
+    """Read a run's history.jsonl.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The statistics of each epoch; empty if there is no file.
+
+    Raises:
+        DataError: A line is not valid.
+    """
+    return parse_json_lines(path, lambda fields: EpochStats(**fields))
 
 
 def parse_json_lines(path: Path, convert: Callable[[Any], T]) -> list[T]:
-    """What `make` makes of each of a file's lines; the first of another form is named."""
-    found: list[T] = []
+    """Parse a JSON lines file.
+
+    Args:
+        path: The file; an incomplete last line is ignored.
+        convert: Makes a value of each line's JSON.
+
+    Returns:
+        The values; empty if there is no file.
+
+    Raises:
+        DataError: A line is not valid.
+    """
+    values: list[T] = []
     for number, line in enumerate(read_complete_lines(path), 1):
         try:
-            found.append(convert(json.loads(line)))
+            values.append(convert(json.loads(line)))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(
-                f"line {number} of {str(path)!r} is none that deat wrote ({summarize_error(error)}). Leave that run out, or "
-                "let `deat resume` write the file anew from the run's checkpoint."
+                f"line {number} of {str(path)!r} is not valid ({summarize_error(error)}). Leave that run out, or let "
+                "`deat resume` rewrite the file from the run's checkpoint."
             ) from None
-    return found
+    return values
 
 
 def read_watch(path: Path) -> list[EpochWatch]:
-    """What the watch saw in a run, epoch by epoch; empty where there was none."""
+    """Read a run's watch.jsonl; empty if there is none."""
     return [EpochWatch(**json.loads(line)) for line in read_complete_lines(path)]
 
 
 def read_complete_lines(path: Path) -> list[str]:
-    """The lines of a file, none where there is no file; a torn last one is dropped."""
+    """Return the complete lines of a file, without an unfinished last one; empty if there is no file."""
     return path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
 
 
 def is_valid_json_lines(path: Path) -> bool:
-    """Whether every whole line of a file is a JSON object."""
+    """Return whether every complete line of a file is a JSON object."""
     try:
-        return all(isinstance(held, dict) for held in parse_json_lines(path, lambda held: held))
+        return all(isinstance(value, dict) for value in parse_json_lines(path, lambda value: value))
     except (OSError, ValueError):
         return False
 
 
 def has_incomplete_last_line(path: Path) -> bool:
-    """Whether a file of JSON lines ends in the middle of one."""
+    """Return whether a file ends with an unfinished line."""
     try:
         data = path.read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether a training that goes on is the one that was interrupted: its configuration, and where it runs."""
+"""Checks before training resumes: its configuration, its environment and the state of the checkpoint."""
 
 import hashlib
 import json
@@ -22,28 +22,35 @@ from deat.version import get_versions
 
 Json = dict[str, Any]
 SETTINGS_WITHOUT_EFFECT = ("workers", "threads", "device", "engine", "deterministic", "sync_bn")
-"""Settings that change no number by themselves; what they come to is compared as the environment."""
+"""Settings that change no results by themselves; their effect is compared as the environment."""
 OPTIONAL_KEYS = ("data.augment", "data.content", "data.held_out_content", "compiled", "steps", "cpu", "gpu")
-"""What not every checkpoint says of itself; it is compared where both sides do."""
+"""Entries that older checkpoints lack; they are compared if both sides have them."""
 HASH_MESSAGES = {
     "data.content": ("other training images or labels than before", "data.train"),
     "data.held_out_content": ("other held-out images or labels than before", "data.held_out"),
     "images.digest": ("the data set has other images or labels than before", ""),
     "model.tensors": ("weights of other names or sizes than before", "model.parameters"),
 }
-"""What differs where a hash does, and by which name it is counted."""
+"""For each entry that is a hash: what a difference means, and the entry that counts it."""
 MORE_EPOCHS_HINT = (
-    " To train further than it was meant to, start that run from these weights: --init RUN and an --out of its own, or "
-    "in Python fit with the trained model and another checkpoints folder."
+    " To train for more epochs, start a new run from these weights: --init RUN with another --out, or in Python fit "
+    "with the trained model and another checkpoints folder."
 )
-"""What is said to those who ask for other epochs, by which the learning rates of all of them would change."""
+"""The hint for another number of epochs, which would change the learning rates of all epochs."""
 
 
 def collect_resume_config(trainer: Trainer) -> dict[str, Any]:
-    """What determines a training's numbers, as JSON."""
+    """Collect all that determines a training's results.
+
+    Args:
+        trainer: The trainer.
+
+    Returns:
+        The configuration, as JSON.
+    """
     settings = {name: v for name, v in trainer.config.describe().items() if name not in SETTINGS_WITHOUT_EFFECT}
     tensors = {name: [list(t.shape), str(t.dtype)] for name, t in get_state_dict(trainer.model).items()}
-    found = {
+    config = {
         "method": trainer.method.describe(),
         "threat": {"norm": trainer.threat.name, "eps": trainer.threat.eps},
         "settings": settings,
@@ -59,47 +66,70 @@ def collect_resume_config(trainer: Trainer) -> dict[str, Any]:
         },
     }
     if trainer.custom_param_groups is not None:
-        found["own_optimizer"] = {str(i): group for i, group in enumerate(trainer.custom_param_groups)}
-    return dict(json.loads(json.dumps(found)))
+        config["own_optimizer"] = {str(i): group for i, group in enumerate(trainer.custom_param_groups)}
+    return dict(json.loads(json.dumps(config)))
 
 
 def collect_environment(trainer: Trainer) -> dict[str, Any]:
-    """Where a training runs, as far as its last bits depend on it."""
-    made, device = get_versions(), trainer.engine.device.type
+    """Collect what the last bits of a training's results depend on, such as versions and the processor.
+
+    Args:
+        trainer: The trainer.
+
+    Returns:
+        The environment, as JSON.
+    """
+    versions, device = get_versions(), trainer.engine.device.type
     return {
         "device": device,
         "precision": trainer.engine.precision,
         "deterministic": trainer.config.deterministic,
-        "compiled": trainer.config.engine == "compile",  # moves that are recorded have the bits of eager ones
-        "steps": type(trainer.optimizer).__name__,  # but not the optimiser's
+        "compiled": trainer.config.engine == "compile",  # recorded moves give the same bits as eager ones,
+        "steps": type(trainer.optimizer).__name__,  # but recorded optimizer steps do not
         **_processor_name(trainer.engine.device),
         "threads": trainer.threads if device == "cpu" else None,
         "processes": trainer.distributed.size,
         **({"sync_bn": True} if trainer.config.sync_bn and trainer.distributed.is_multiprocess else {}),
-        "torch": made["torch"],
-        "deat": made["deat"],
+        "torch": versions["torch"],
+        "deat": versions["deat"],
     }
 
 
 def list_inexactness_reasons(trainer: Trainer) -> list[str]:
-    """Why a training that goes on may differ from an uninterrupted one; empty where it may not."""
+    """List why a resumed training may differ from an uninterrupted one.
+
+    Args:
+        trainer: The trainer.
+
+    Returns:
+        The reasons; empty if resuming is exact.
+    """
     if trainer.engine.device.type == "cpu":
         return []
-    doubts = {
+    reasons = {
         "a GPU without --deterministic": not trainer.config.deterministic,
         "--engine compile on a GPU": trainer.config.engine == "compile",
-        "--engine auto, which may begin to compile in the middle of a run": trainer.may_compile,
+        "--engine auto, which may start to compile during a run": trainer.may_compile,
     }
-    return [reason for reason, stands in doubts.items() if stands]
+    return [reason for reason, applies in reasons.items() if applies]
 
 
 def hash_json(value: Any) -> str:
-    """A hash of a JSON value."""
+    """Hash a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def list_differences(before: Json, now: Json, code_files: Mapping[str, str] | None = None) -> list[str]:
-    """Every difference in words, such as "settings.lr: 0.1, now 0.2"; files are what hashes of code stand for."""
+    """Describe every difference between two configurations or environments.
+
+    Args:
+        before: The saved one.
+        now: The present one.
+        code_files: For each entry that is a hash of user code, the name of its file.
+
+    Returns:
+        A text for each difference, such as "settings.lr: 0.1, now 0.2".
+    """
     old, new = dict(_flatten(before)), dict(_flatten(now))
     names = [
         name
@@ -107,31 +137,25 @@ def list_differences(before: Json, now: Json, code_files: Mapping[str, str] | No
         if _format_leaf(old, name) != _format_leaf(new, name)
         and (name not in OPTIONAL_KEYS or (name in old and name in new))
     ]
-    whole = "data.content" in names  # which says what the set's own hash would say again
-    return [
-        _describe_difference(name, old, new, code_files or {})
-        for name in names
-        if not (whole and name == "images.digest")
-    ]
+    if "data.content" in names:  # the data set's own hash would repeat it
+        names = [name for name in names if name != "images.digest"]
+    return [_describe_difference(name, old, new, code_files or {}) for name in names]
 
 
 def _describe_difference(name: str, old: Json, new: Json, code_files: Mapping[str, str]) -> str:
-    """One difference; of what is known by its hash alone, that there is one."""
+    """Describe one difference; hashes are not shown."""
     if name in code_files and name in old and name in new:
-        return f"{name}: the file of {code_files[name]} was edited since, or is another one"
+        return f"{name}: the file of {code_files[name]} has changed, or is another one"
     if name in HASH_MESSAGES and name in old and name in new:
-        what, count = HASH_MESSAGES[name]
-        counts = (
-            f" ({_format_leaf(old, count)} then, {_format_leaf(new, count)} now)"
-            if count in old and count in new
-            else ""
-        )
-        return f"{name}: {what}{counts}"
+        message, count = HASH_MESSAGES[name]
+        is_counted = count in old and count in new
+        counts = f" ({_format_leaf(old, count)} then, {_format_leaf(new, count)} now)" if is_counted else ""
+        return f"{name}: {message}{counts}"
     return f"{_current_name(name)}: {_format_leaf(old, name)}, now {_format_leaf(new, name)}"
 
 
 def _current_name(name: str) -> str:
-    """A recorded setting's name as people give it now."""
+    """A recorded setting's name as users give it now."""
     group, _, field = name.partition(".")
     return f"{group}.{CURRENT_NAMES.get(field, field)}" if group == "settings" else name
 
@@ -139,48 +163,65 @@ def _current_name(name: str) -> str:
 def check_resumable(
     path: Path, state: Json, config: Json, environment: Json, inexact: bool, code_files: Mapping[str, str] | None
 ) -> bool:
-    """Refuse to go on with another training than the one that is kept in a folder; whether it goes on elsewhere."""
+    """Check that a training may resume from a checkpoint.
+
+    Args:
+        path: The folder of checkpoints, for messages.
+        state: A checkpoint, as read by `load_checkpoint`.
+        config: The present configuration.
+        environment: The present environment.
+        inexact: Accept another environment.
+        code_files: For each entry of the configuration that is a hash of user code, the name of its file.
+
+    Returns:
+        Whether the environment differs.
+
+    Raises:
+        UsageError: The configuration differs, or the environment without `inexact`.
+    """
     changed = list_differences(state["config"], config, code_files)
     if changed:
         raise different_config_error(path, changed)
-    moved = list_differences(state["environment"], environment)
-    if moved and not inexact:
+    environment_changes = list_differences(state["environment"], environment)
+    if environment_changes and not inexact:
         raise UsageError(
-            f"the run in {str(path)!r} cannot go on exactly here: {'; '.join(moved)}. Restore that, or add --inexact "
+            f"the run in {str(path)!r} cannot be resumed exactly here: {'; '.join(environment_changes)}. Restore that, or add --inexact "
             "(inexact=True) and accept other numbers than an uninterrupted run's."
         )
-    return bool(moved)
+    return bool(environment_changes)
 
 
 def different_config_error(path: Path, changed: list[str]) -> UsageError:
-    """The refusal to go on with a run that these differences make another one."""
-    longer = any(line.startswith("settings.epochs: ") for line in changed)
+    """Make the error for a run whose configuration differs from the saved one."""
+    other_epochs = any(line.startswith("settings.epochs: ") for line in changed)
     return UsageError(
-        f"the run in {str(path)!r} has another configuration: {'; '.join(changed)}. Go on with the same settings, or "
-        f"start a run of its own.{MORE_EPOCHS_HINT if longer else ''}"
+        f"the run in {str(path)!r} has another configuration: {'; '.join(changed)}. Resume with the same settings, or "
+        f"start a new run.{MORE_EPOCHS_HINT if other_epochs else ''}"
     )
 
 
 def _processor_name(device: torch.device) -> dict[str, str]:
-    """What computes: a CPU's widest instructions, which torch chooses its code by, or a GPU's name."""
+    """Return the GPU's name, or the CPU's instruction set, by which torch chooses its code."""
     if device.type == "cuda":
         return {"gpu": torch.cuda.get_device_name(device)}
     return {"cpu": torch.backends.cpu.get_cpu_capability()} if device.type == "cpu" else {}
 
 
 def _content_hashes(trainer: Trainer) -> dict[str, str]:
-    """The hashes of the training and the held-out data, where a source has one."""
+    """Return the hashes of the training and the held-out data, of sources that have one."""
     sources = {"content": trainer.train, "held_out_content": trainer.val}
-    found = {name: getattr(source, "digest", None) for name, source in sources.items()}
-    return {name: value for name, value in found.items() if isinstance(value, str)}
+    hashes = {name: getattr(source, "digest", None) for name, source in sources.items()}
+    return {name: value for name, value in hashes.items() if isinstance(value, str)}
 
 
 def _augment_entry(source: Source) -> dict[str, str]:
-    """What is done to images at random, where a source of ours does it; a loader's own doings are not known."""
+    """Return the augmentation of our own sources; that of a user's loader is unknown."""
     if not isinstance(source, InMemorySource | StreamingSource):
         return {}
-    how = source.augment
-    return {"augment": (repr(how) if isinstance(how, Augment) else "crops and flips") if how else "none"}
+    augment = source.augment
+    if not augment:
+        return {"augment": "none"}
+    return {"augment": repr(augment) if isinstance(augment, Augment) else "crops and flips"}
 
 
 def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -200,15 +241,24 @@ MOMENTUM_KEY = "momentum_buffer"
 
 
 def check_state(name: str, state: State, trainer: Trainer) -> None:
-    """Raise where a part of a state is none that this trainer could go on from."""
-    for part, is_good in STATE_CHECKS.items():
+    """Check every part of a checkpoint's state before a trainer loads it.
+
+    Args:
+        name: The checkpoint's name, for messages.
+        state: The state.
+        trainer: The trainer that is to load it.
+
+    Raises:
+        CheckpointError: A part is missing or does not fit the trainer.
+    """
+    for part, check in STATE_CHECKS.items():
         try:
-            good = is_good(state[part], state, trainer)
-        except Exception:  # whatever a rule says to a state that is not its own
-            good = False
-        if not good:
-            found = repr(state[part])[:80] if part in state else "missing"
-            raise CheckpointError(f"{name}/state.json is not a checkpoint's: its {part} is {found}. It is not used.")
+            is_valid = check(state[part], state, trainer)
+        except Exception:  # checks call user code, such as a schedule's, which may raise anything
+            is_valid = False
+        if not is_valid:
+            value = repr(state[part])[:80] if part in state else "missing"
+            raise CheckpointError(f"{name}/state.json is not a checkpoint's: its {part} is {value}. It is not used.")
 
 
 def _is_count(value: Any, *_: Any) -> bool:
@@ -232,15 +282,15 @@ def _is_cost(value: Any, state: State, trainer: Trainer) -> bool:
 
 
 def _is_history(value: Any, state: State, trainer: Trainer) -> bool:
-    told = [stats.epoch for stats in value if isinstance(stats, EpochStats)]
-    return isinstance(value, list) and len(told) == len(value) and told == list(range(state["epoch"]))
+    epochs = [stats.epoch for stats in value if isinstance(stats, EpochStats)]
+    return isinstance(value, list) and len(epochs) == len(value) and epochs == list(range(state["epoch"]))
 
 
 def _is_schedule_state(value: Any, state: State, trainer: Trainer) -> bool:
-    """Whether the schedule, which is a pure rule, can play and observe an epoch from there."""
+    """Return whether the schedule, which is a pure function, accepts the state."""
     epoch = min(state["epoch"], trainer.config.epochs - 1)
-    seen = EpochRecord(epoch, loss=1.0, accuracy=0.5, magnitude=1.0, examples=1)
-    trainer.schedule.observe(value, seen)
+    record = EpochRecord(epoch, loss=1.0, accuracy=0.5, magnitude=1.0, examples=1)
+    trainer.schedule.observe(value, record)
     k = trainer.schedule.budget(value, epoch).k
     return _is_count(k) and matches_type(value.get("threshold"), float | None)
 
@@ -253,16 +303,15 @@ def _is_best_snapshot(value: Any, state: State, trainer: Trainer) -> bool:
 
 
 def _is_optimizer_state(value: Any, state: State, trainer: Trainer) -> bool:
-    """Whether groups are those of this optimiser, and every weight has the same entries, of its own shape."""
-    held, weights = trainer.optimizer.state_dict()["param_groups"], trainer.optimizer.param_groups
+    """Return whether groups are this optimizer's, and all weights have the same entries, in their own shape."""
+    expected_groups, param_groups = trainer.optimizer.state_dict()["param_groups"], trainer.optimizer.param_groups
     groups, entries = value["param_groups"], value["state"]
-    shapes = dict(enumerate(p.shape for group in weights for p in group["params"]))
-    alike = len(groups) == len(held) and all(map(_is_param_group, groups, held))
-    known = len({frozenset(entry) for entry in entries.values()}) <= 1
+    shapes = dict(enumerate(p.shape for group in param_groups for p in group["params"]))
     return (
-        alike
-        and known
-        and all(_is_state_entry(name, v, shapes[i]) for i, e in entries.items() for name, v in e.items())
+        len(groups) == len(expected_groups)
+        and all(map(_is_param_group, groups, expected_groups))
+        and len({frozenset(entry) for entry in entries.values()}) <= 1
+        and all(_is_state_entry(name, v, shapes[i]) for i, entry in entries.items() for name, v in entry.items())
     )
 
 
@@ -273,7 +322,7 @@ def _is_param_group(group: Any, expected: Any) -> bool:
 
 
 def _value_type(value: Any) -> type[Any]:
-    """A value's type; numbers are all of one."""
+    """Return a value's type; all numbers count as float."""
     return float if isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool) else type(value)
 
 
@@ -284,7 +333,7 @@ def _is_state_entry(name: str, value: Any, shape: torch.Size) -> bool:
 
 
 def _is_rng_state(value: Any, state: State, trainer: Trainer) -> bool:
-    torch.Generator().set_state(value["torch"])  # which refuses any other
+    torch.Generator().set_state(value["torch"])  # raises if it is not one
     return True
 
 

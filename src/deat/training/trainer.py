@@ -1,4 +1,4 @@
-"""The training loop, in plain sight. It knows neither which method it runs nor what a method is made of."""
+"""The training loop. It is the same for every method."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,14 @@ from deat.core.objectives import Objective
 from deat.data.batch_order import num_images_in_batch
 from deat.data.sources import SeekableSource, Source, stopping_workers
 from deat.engine.cuda_graphs import device_context
-from deat.errors import Interrupted, NumericalError, UsageError
+from deat.errors import Interrupted, NumericalError
 from deat.methods import Method, get_method
 from deat.models import get_input_std
 from deat.models.interface_checks import check_model
 from deat.models.weights import get_state_dict, unwrap_model
 from deat.threat import ThreatModel, parse_threat
 from deat.training.best_epoch import BestEpoch, TrainResult
-from deat.training.callbacks import Callback, Checkpointer, check_callbacks, log10_lipschitz
+from deat.training.callbacks import Callback, Checkpointer, check_callbacks
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
 from deat.training.engine_choice import AutoCompile, CompilePolicy, choose_engine
 from deat.training.messages import (
@@ -34,6 +34,7 @@ from deat.training.messages import (
     out_of_memory_message,
     raise_if_nondeterministic,
 )
+from deat.training.model_checks import log10_lipschitz
 from deat.training.optimizers import (
     LRScheduler,
     OptimizerFactory,
@@ -42,6 +43,7 @@ from deat.training.optimizers import (
     load_optimizer_state,
     make_sgd_factory,
 )
+from deat.training.process_state import gather_process_state, restore_process_state, sync_batch_norm
 from deat.training.records import EpochStats, EpochTiming
 from deat.training.validation import Validator
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
@@ -50,87 +52,40 @@ from deat.utils.signals import Interruption
 
 Batch = tuple[Tensor, Tensor]
 
-
-def remaining_batches(source: Source, epoch: int, step: int, interruption: Interruption) -> Iterator[tuple[int, Batch]]:
-    """An epoch's batches from `step` on, each with its number; asked to stop, it stops before the next one.
-
-    A source that can begin there does. Any other draws its first batches again, and they are left out.
-    """
-    first, batches = _start_batches(source, epoch, step)
-    for number, batch in enumerate(batches, first):
-        interruption.check()
-        if number >= step:
-            yield number, batch
-
-
-def _start_batches(source: Source, epoch: int, step: int) -> tuple[int, Iterator[Batch]]:
-    """The number of the first batch that is drawn, and the batches from it on."""
-    if step and isinstance(source, SeekableSource) and source.can_seek:
-        return step, source.epoch(epoch, step)
-    return 0, source.epoch(epoch)
-
-
-def gather_process_state(game: Game, step: int) -> dict[str, Any]:
-    """Every process's sums and buffers, and the carried delta of the whole batch; all must ask for it."""
-    ranks, buffers = game.distributed, {}
-    if step and ranks.is_multiprocess:  # between epochs they are everybody's
-        buffers = {name: torch.stack(ranks.all_gather_tensor(b)) for name, b in game.net.named_buffers()}
-    return {
-        "meter": ranks.all_gather(game.meter.state_dict()) if step else None,
-        "carry": None if game.carried_delta is None else _interleave_rows(ranks.all_gather_tensor(game.carried_delta)),
-        "buffers": buffers,
-    }
-
-
-def restore_process_state(game: Game, state: dict[str, Any]) -> None:
-    """Take this process's part of such a state up again."""
-    rank, size, carry = game.distributed.rank, game.distributed.size, state["carry"]
-    if state["meter"]:
-        game.meter.load_state_dict(_select_own_sums(state["meter"], rank, size))
-    game.carried_delta = None if carry is None else carry[rank::size].to(game.engine.device, copy=True)
-    with torch.no_grad():
-        for name, buffer in game.net.named_buffers():
-            rows = state.get("buffers", {}).get(name, ())
-            if len(rows) == size:  # else as many processes as now did not save it, and the first one's are in the model
-                buffer.copy_(rows[rank])
-
-
-def sync_batch_norm(model: nn.Module, config: TrainConfig, device: torch.device, distributed: Distributed) -> nn.Module:
-    """The model, its batch norms taking their statistics over all processes where that was asked for."""
-    if not config.sync_bn:
-        return model
-    if device.type != "cuda":
-        raise UsageError("sync_bn needs GPUs: torch has no synchronised batch norm on a CPU. Leave it out.")
-    return distributed.to_sync_batch_norm(model)
-
-
-def _select_own_sums(saved: list[dict[str, list[float]]], rank: int, size: int) -> dict[str, list[float]]:
-    """This process's sums; where another number of processes saved them, those it now stands for."""
-    mine = saved[rank::size]
-    sums = [sum(column) for column in zip(*(part["sums"] for part in mine), strict=True)]
-    common, active = saved[0]["counts"][:3], sum(part["counts"][3] for part in mine)
-    return {"sums": sums or [0.0] * 4, "counts": [*common, active]}
-
-
-def _interleave_rows(parts: list[Tensor]) -> Tensor:
-    """A batch's rows in their order, from every process's."""
-    whole = torch.cat([torch.empty_like(part) for part in parts])
-    for rank, part in enumerate(parts):
-        whole[rank :: len(parts)] = part
-    return whole
-
-
 STATE_KEPT_ON_REWIND = ("cost", "active", "seconds", "val_passes", "lengths")
-"""What a trainer keeps when it goes back to an earlier state: what was spent, and how long its steps are."""
+"""Entries of the state that a rewind does not change: what was spent, and the step lengths."""
 
 
 class Trainer:
-    """Trains one network by one method against one threat model, on sources of batches.
+    """Trains one network with one method against one threat model.
 
-    Weights, optimiser, the schedule's state, the game's carried delta, the meter's sums and the position are all
-    there is to continue from: state_dict() has them, and a keeper saves them. interruption ends training between
-    two batches. ended says that the state which was loaded has nothing left to play. engine_news is what a person
-    should know of how moves run, if anything.
+    :func:`deat.fit` makes a trainer and runs it. Use one directly to add checkpoints or to call single epochs.
+    `state_dict` has all that is needed to resume, also in the middle of an epoch.
+
+    Args:
+        model: A network that returns logits. It is trained in place.
+        train: The source of training batches.
+        method: The training method, or its name.
+        threat: The threat model, or its text such as "linf:8/255".
+        config: The settings of training.
+        val: The source of held-out images that choose the best epoch.
+        optimizer: A function from parameters to an optimizer; SGD by default.
+        callbacks: Objects with a method on_epoch(trainer, stats, timing).
+        distributed: The processes that train together.
+
+    Attributes:
+        epoch: The number of finished epochs.
+        step: The number of batches done in the current epoch.
+        history: The statistics of every finished epoch.
+        best: The best epoch so far.
+        engine_note: Why batches are not all recorded as CUDA graphs; empty if they are, or if that is as configured.
+        is_finished: Whether the loaded state has no epochs left to train.
+        checkpointer: Saves the state after epochs and on interruption; None for no saving.
+        interruption: Ends training between two batches.
+
+    Example:
+        >>> trainer = deat.Trainer(model, source, method="n-fgsm", threat="linf:8/255", config=deat.TrainConfig())
+        >>> result = trainer.fit()
     """
 
     def __init__(
@@ -153,8 +108,8 @@ class Trainer:
         self.train, self.val, self.config, self.distributed = train, val, config, distributed
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = choose_num_threads(config, model)
-        chosen = choose_engine(config, method, self.num_parameters, distributed, custom_optimizer=optimizer is not None)
-        self.engine, self.engine_note, self.may_compile = chosen.engine, chosen.fallback_note, chosen.may_compile
+        choice = choose_engine(config, method, self.num_parameters, distributed, custom_optimizer=optimizer is not None)
+        self.engine, self.engine_note, self.may_compile = choice.engine, choice.fallback_note, choice.may_compile
         self.model = self.engine.prepare(sync_batch_norm(model, config, self.engine.device, distributed))
         self.optimizer = (optimizer or make_sgd_factory(config, self.engine.records))(self.model.parameters())
         self.custom_param_groups = describe_param_groups(self.optimizer) if optimizer else None
@@ -180,23 +135,31 @@ class Trainer:
         self.state = self.schedule.init()
         self.budget = self.schedule.budget(self.state, 0)
         self.epoch, self.step, self.seconds = 0, 0, 0.0
-        self._started = self._done = perf_counter()
+        self._epoch_started = self._last_epoch_ended = perf_counter()
         self.active, self._stopping, self.is_finished = 0, False, False
         self.history: list[EpochStats] = []
         self.best = BestEpoch(robust=self.schedule.has_adversary)
 
     def fit(self) -> TrainResult:
-        """Train until the last epoch; where training is interrupted, its state is kept first."""
-        self._stopping, self.is_finished, self._done = self.is_finished, False, perf_counter()
+        """Train until the last epoch.
+
+        Returns:
+            The trained model, in eval mode, the history and the best epoch.
+
+        Raises:
+            Interrupted: Training was interrupted. Its state was saved first, if there is a checkpointer.
+            NumericalError: The loss or the weights are not finite, or memory ran out.
+        """
+        self._stopping, self.is_finished, self._last_epoch_ended = self.is_finished, False, perf_counter()
         with self.session():
             if self.checkpointer:
                 self.checkpointer.on_train_begin(self)
             try:
                 self._run_remaining_epochs()
             except Interrupted:
-                self.seconds += perf_counter() - self._started
+                self.seconds += perf_counter() - self._epoch_started
                 self._save_if_due(force=True)
-                self.interruption.reason = None  # the caller may call fit again
+                self.interruption.reason = None  # so that fit can be called again
                 raise
             except (RuntimeError, MemoryError) as error:
                 raise_if_nondeterministic(error)
@@ -210,22 +173,30 @@ class Trainer:
 
     def _run_remaining_epochs(self) -> None:
         while self.epoch < self.config.epochs and not self._stopping:
-            self._started = perf_counter()
+            self._epoch_started = perf_counter()
             self.interruption.check()
             self.run_epoch()
             self._save_if_due()
 
     def run_epoch(self) -> EpochStats:
-        """Play every batch once, validate, let the schedule observe, keep the best, tell the callbacks."""
+        """Train one epoch, validate, update the schedule and the best epoch, and call the callbacks.
+
+        Returns:
+            The epoch's statistics, which were also appended to `history`.
+
+        Raises:
+            NumericalError: The loss, the weights or the validation loss are not finite.
+        """
         started = perf_counter()
-        self.game.executor.take_warm_up_seconds()  # what is left of an epoch that was broken off
+        self.game.executor.take_warm_up_seconds()  # drops those of an interrupted epoch
         self.compile_policy.before_epoch(self)
         self.budget = self.schedule.budget(self.state, self.epoch)
         record = self.train_epoch(self.budget)
-        played = perf_counter()
-        bound = self._check_weights()
+        train_ended = perf_counter()
+        lipschitz_bound = self._check_weights()
         validated = self._validate(self.validator) if self.validator else (None, None, None)
-        stats, timing = self._make_stats(record, bound, *validated), self._make_timing(record, started, played)
+        stats = self._make_stats(record, lipschitz_bound, *validated)
+        timing = self._make_timing(record, started, train_ended)
         self.state = self.schedule.observe(self.state, record)
         self.history.append(stats)
         self.best.update_if_better(stats, self.model, self.validator.chance_upper_bound if self.validator else None)
@@ -236,7 +207,14 @@ class Trainer:
         return stats
 
     def train_epoch(self, budget: Budget) -> EpochRecord:
-        """One epoch of games; the device is read once, at its end."""
+        """Train on the batches of an epoch that are left. The device is read once, at the end.
+
+        Args:
+            budget: The number and the length of the adversary's steps.
+
+        Returns:
+            The means over the epoch.
+        """
         self.model.train()
         self.game.refresh()
         self.game.clear_gradients()
@@ -251,52 +229,70 @@ class Trainer:
         return self.read_meter()
 
     def prepare_step(self, epoch: int, step: int) -> None:
-        """Put random streams, learning rate and the batch's length where a batch finds them."""
+        """Set the random streams, the learning rate and the batch size for one batch.
+
+        Args:
+            epoch: The epoch, from 0.
+            step: The batch in the epoch, from 0.
+        """
         self.random_streams.seek(epoch, step)
         self.lr_scheduler.set_step(epoch * len(self.train) + step)
         if self.distributed.is_multiprocess:
             self.game.global_batch_size = num_images_in_batch(self.train.num_examples, self.train.batch_size, step)
 
     def set_interruption(self, interruption: Interruption) -> None:
-        """Stop when this one asks to."""
+        """Use another interruption, such as one that several trainings share."""
         self.interruption = interruption
         if self.validator:
             self.validator.interruption = interruption
 
     def stop(self) -> None:
-        """End training after the epoch that is running; for callbacks."""
+        """End training after the current epoch. For callbacks."""
         self._stopping = True
 
     def scale_step_size(self, factor: float) -> None:
-        """Multiply the schedule's lengths, and so the adversary's steps, from the next epoch on; for callbacks."""
+        """Multiply the length of the adversary's steps by `factor` from the next epoch on. For callbacks."""
         lengths = {name: factor * length for name, length in self._step_lengths.items()}
         self.schedule = replace(self.schedule, **lengths)
 
     def rewind(self, state: dict[str, Any]) -> None:
-        """Go back to an earlier state_dict(); what was spent since stays spent, and short steps stay short."""
-        now = self.state_dict()
-        self.load_state_dict({**state, **{name: now[name] for name in STATE_KEPT_ON_REWIND}})
+        """Return to an earlier state; costs and step lengths are not reset.
+
+        Args:
+            state: An earlier result of `state_dict`.
+        """
+        current = self.state_dict()
+        self.load_state_dict({**state, **{name: current[name] for name in STATE_KEPT_ON_REWIND}})
 
     def _save_if_due(self, *, force: bool = False) -> None:
         if self.checkpointer:
             self.checkpointer.save_if_due(self, force=force)
 
     def read_meter(self) -> EpochRecord:
-        """Read the meter, and raise where an epoch's numbers went bad."""
+        """Read the epoch's means so far.
+
+        Raises:
+            NumericalError: A batch's loss was not finite.
+        """
         try:
             return self.game.meter.read(self.epoch)
         except NumericalError as error:
             raise self.numerical_error(str(error), error.batch) from None
 
     def numerical_error(self, message: str, batch: int | None = None) -> NumericalError:
-        """An error that says where training was: at the first bad batch if it is known, else at the last one."""
+        """Make an error that names the position in training.
+
+        Args:
+            message: What is wrong, and what to do.
+            batch: The first bad batch of the epoch, from 1; by default the last one.
+        """
         batch = max(1, self.step) if batch is None else batch
         lr = self.lr_scheduler.lr_at(self.epoch * len(self.train) + batch - 1)
         seed = self.config.seed
         return make_numerical_error(message, epoch=self.epoch, batch=batch, budget=self.budget, lr=lr, seed=seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to continue from between two batches."""
+        """Return all that is needed to resume between two batches. A collective call for several processes."""
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -317,10 +313,10 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state_dict()."""
+        """Resume from a result of `state_dict`."""
         unwrap_model(self.model).load_state_dict(state["model"])
         load_optimizer_state(self.optimizer, state["optimizer"])
-        self.game.executor.clear_recordings()  # the optimiser has new tensors
+        self.game.executor.clear_recordings()  # they refer to tensors that the optimizer has replaced
         self.schedule = replace(self.schedule, **state["lengths"])
         self.epoch, self.state, self.seconds = state["epoch"], dict(state["schedule"]), state["seconds"]
         self.step, self.is_finished = state["step"], state["stopping"] or state["epoch"] >= self.config.epochs
@@ -339,22 +335,22 @@ class Trainer:
         return {"alpha": self.schedule.alpha or 0.0, "stretch": self.schedule.stretch or 0.0}
 
     def _check_weights(self) -> float:
-        """The bound on the network's Lipschitz constant, as log10; raises where weights went bad."""
+        """Return log10 of the bound on the network's Lipschitz constant; raise if weights are not finite."""
         bound = log10_lipschitz(self.model)
-        finite = torch.stack([p.detach().isfinite().all() for p in self.model.parameters() if p.requires_grad]).all()
-        if not (math.isfinite(bound) and finite):
+        trained = [p.detach() for p in self.model.parameters() if p.requires_grad]
+        if not (math.isfinite(bound) and torch.stack([p.isfinite().all() for p in trained]).all()):
             raise self.numerical_error(
-                f"weights stopped being finite in epoch {self.epoch + 1}. Lower the learning rate."
+                f"the weights are not finite after epoch {self.epoch + 1}. Lower the learning rate."
             )
         return bound
 
     def _validate(self, validator: Validator) -> tuple[float, float, float]:
-        """Natural and robust accuracy and the loss on held-out images; raises where answers went bad."""
+        """Return natural and robust accuracy and the loss on held-out images; raise if the loss is not finite."""
         natural, robust, loss = validator(self.model)
         if not math.isfinite(loss):
             raise self.numerical_error(
                 f"the loss on held-out images is {loss} in epoch {self.epoch + 1}: in eval mode, where batch norms use "
-                "their running statistics, the network's answers stopped being finite. Lower the learning rate."
+                "their running statistics, the network's outputs are not finite. Lower the learning rate."
             )
         return natural, robust, loss
 
@@ -390,23 +386,49 @@ class Trainer:
         )
 
     def _make_timing(self, record: EpochRecord, started: float, train_ended: float) -> EpochTiming:
-        before, self._done = self._done, perf_counter()
-        training, validation, other = train_ended - started, self._done - train_ended, started - before
-        pace, warm_up = record.examples / training, self.game.executor.take_warm_up_seconds()
-        return EpochTiming(self.epoch, training, validation, pace, other, warm_up, self.engine.name)
+        previous_ended, self._last_epoch_ended = self._last_epoch_ended, perf_counter()
+        train_seconds = train_ended - started
+        return EpochTiming(
+            epoch=self.epoch,
+            train_seconds=train_seconds,
+            val_seconds=self._last_epoch_ended - train_ended,
+            images_per_second=record.examples / train_seconds,
+            other_seconds=started - previous_ended,
+            warm_up_seconds=self.game.executor.take_warm_up_seconds(),
+            engine=self.engine.name,
+        )
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Threads and torch's random state are the trainer's inside, and the caller's again afterwards; workers end."""
-        # A recording is made once and played often, so the fastest convolutions are worth a search.
-        modes = torch_backend_flags(
-            self.threads, cudnn_benchmark=self.engine.records, deterministic=self.config.deterministic
+        """Set threads, backend flags and random state for training; on exit restore them and end data workers."""
+        flags = torch_backend_flags(
+            self.threads,
+            cudnn_benchmark=self.engine.records,  # a recording is replayed often, which repays the search
+            deterministic=self.config.deterministic,
         )
         device = self.engine.device
         with (
             device_context(device),
-            modes,
+            flags,
             stopping_workers(self.train, self.val),
             self.random_streams.isolated_rng(device),
         ):
             yield
+
+
+def remaining_batches(source: Source, epoch: int, step: int, interruption: Interruption) -> Iterator[tuple[int, Batch]]:
+    """Yield the batches of an epoch from `step` on, each with its number, until an interruption is requested.
+
+    A source that cannot seek draws its first batches again; they are skipped.
+    """
+    first, batches = _start_batches(source, epoch, step)
+    for number, batch in enumerate(batches, first):
+        interruption.check()
+        if number >= step:
+            yield number, batch
+
+
+def _start_batches(source: Source, epoch: int, step: int) -> tuple[int, Iterator[Batch]]:
+    if step and isinstance(source, SeekableSource) and source.can_seek:
+        return step, source.epoch(epoch, step)
+    return 0, source.epoch(epoch)

@@ -1,4 +1,4 @@
-"""Accuracy and loss on held-out images, natural and under attack: what the best epoch is chosen by."""
+"""Validation: accuracy and loss on held-out images, natural and under attack, which choose the best epoch."""
 
 from bisect import bisect_right
 from functools import cached_property
@@ -19,7 +19,19 @@ from deat.utils.signals import Interruption
 
 
 class Validator:
-    """Scores a network on a held-out source; its passes are counted apart from training's."""
+    """Scores a network on held-out images.
+
+    Args:
+        source: The held-out images.
+        attack: The attack of robust accuracy.
+        threat: The threat model.
+        engine: The engine, for its precision.
+        seed: The seed of the attack.
+        interruption: Ends validation between two batches.
+
+    Attributes:
+        passes: Forward and backward passes so far, per image; not part of training's.
+    """
 
     def __init__(
         self,
@@ -43,30 +55,37 @@ class Validator:
         engine: Engine,
         interruption: Interruption,
     ) -> "Validator | None":
-        """The validator that the settings ask for, if any; it can be interrupted between two batches."""
+        """Make the validator of a configuration; None without held-out images or with val_attack `none`."""
         if source is None or config.val_attack == "none":
             return None
         return cls(source, parse_attack(config.val_attack), threat, engine, config.seed, interruption)
 
     def __call__(self, net: nn.Module) -> tuple[float, float, float]:
-        """(natural, robust) accuracy and the loss on natural images, in one host read."""
-        model, both = _AutocastModel(net, self.engine), ("natural", self.attack)
+        """Score a network.
+
+        Args:
+            net: The network.
+
+        Returns:
+            Natural accuracy, robust accuracy and the loss on natural images.
+        """
+        model, attacks = _AutocastModel(net, self.engine), ("natural", self.attack)
         images = InterruptibleSource(self.source, self.interruption)
-        found = compute_scores(
-            model, images, both, self.threat, self.seed, self.engine.layout, self.interruption.distributed
+        scores = compute_scores(
+            model, images, attacks, self.threat, self.seed, self.engine.layout, self.interruption.distributed
         )
         self.passes += (2 + 2 * self.attack.steps) * len(self.source)
-        natural, loss = found["natural"]
-        return natural, found[self.attack.name][0], loss
+        natural, loss = scores["natural"]
+        return natural, scores[self.attack.name][0], loss
 
     @cached_property
     def chance(self) -> float:
-        """The natural accuracy of a network that gives one answer for all."""
+        """The highest natural accuracy of a constant answer."""
         return majority_class_share(self.source)
 
     @cached_property
     def chance_upper_bound(self) -> float:
-        """The most that, on so many images, cannot be told from chance (95 %); chance itself where they are few."""
+        """The highest natural accuracy that does not differ significantly (95 %) from chance; chance itself for few images."""
         n = self.source.num_examples
         if n < MIN_IMAGES_FOR_CHANCE:
             return self.chance
@@ -74,23 +93,23 @@ class Validator:
 
 
 def majority_class_share(source: Source) -> float:
-    """The share of a source's commonest label, which is what one answer for all gets at most."""
-    held = getattr(source, "images", None)
-    known = held.labels if isinstance(held, ImageSet | LazyImages) else None
+    """Return the share of a source's most common label: the highest accuracy of a constant answer."""
+    images = getattr(source, "images", None)
+    known = images.labels if isinstance(images, ImageSet | LazyImages) else None
     labels = torch.cat([y for _, y in source.epoch(0)]) if known is None else known
     return int(labels.bincount().max()) / len(labels)
 
 
 class _AutocastModel(nn.Module):
-    """The network as it is trained: inside the engine's autocast."""
+    """A network that runs inside the engine's autocast, as it is trained."""
 
     def __init__(self, net: nn.Module, engine: Engine) -> None:
         super().__init__()
         self.net, self.engine = net, engine
-        self.training = net.training  # not train(), which would reach into the net
+        self.training = net.training  # not train(), which would change the network's modules
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits, computed in the engine's precision."""
+        """Return the logits, computed in the engine's precision."""
         with self.engine.autocast():
             logits: Tensor = self.net(x)
         return logits
