@@ -103,7 +103,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, idle_device: None) -> Broken:
 @pytest.fixture
 def recording_engine(monkeypatch: pytest.MonkeyPatch, idle_device: None) -> deat.Engine:
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices: nullcontext())
-    return deat.Engine(records=True)
+    return deat.Engine(use_cuda_graphs=True)
 
 
 def test_a_game_and_its_recordings_go_with_the_last_who_holds_them(recording_engine: deat.Engine) -> None:

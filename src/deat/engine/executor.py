@@ -52,7 +52,7 @@ class Executor:
     ) -> None:
         self.engine, self.single_process = engine, single_process
         self._net, self._optimizer = net, optimizer
-        self.recorder = GraphRecorder(net) if engine.records else None
+        self.recorder = GraphRecorder(net) if engine.use_cuda_graphs else None
         self.compiled: Any = None
         self.full_batch_size = 0
         self._guarded_values, self._optimizer_steps_half_weights = self._read_guarded_values(), False
@@ -230,7 +230,7 @@ class Executor:
             self.use_compiled(False)
             return
         warnings.warn(f"this network cannot be recorded as a CUDA graph, so it runs eagerly: {reason}", stacklevel=4)
-        self.recorder, self.engine.records = None, False
+        self.recorder, self.engine.use_cuda_graphs = None, False
 
 
 def compile_function(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:

@@ -34,7 +34,7 @@ class Method:
     def __post_init__(self) -> None:
         """Refuse parts that are of another kind, which a training would miss only once it has begun."""
         lacking = [
-            name for name in ("__call__", "crafts_first", "records", "backprops") if not hasattr(self.play, name)
+            name for name in ("__call__", "crafts_first", "can_record", "backprops") if not hasattr(self.play, name)
         ]
         if lacking or isinstance(self.play, type):
             raise UsageError(

@@ -44,7 +44,7 @@ def choose_engine(
     if config.deterministic and device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     obstacles = {
-        "this method's play cannot be recorded": not method.play.records,
+        "this method's play cannot be recorded": not method.play.can_record,
         "a compact batch changes its shape": method.attack.compact,
         "an optimiser of your own may read the host": custom_optimizer,
         "batch-norm statistics meet those of other processes": config.sync_bn and distributed.is_multiprocess,

@@ -122,8 +122,8 @@ def make_numerical_error(
     message: str, *, epoch: int, batch: int, budget: Budget, lr: float, seed: int
 ) -> NumericalError:
     """An error that says where training was, in words and as facts for the run's record; epoch counts from 0."""
-    where = f"k {budget.k}, alpha {format_eps(budget.alpha)}, lr {lr:.4g}, seed {seed}"
-    facts = {"epoch": epoch + 1, "batch": batch, "k": budget.k, "alpha": budget.alpha, "lr": lr, "seed": seed}
+    where = f"k {budget.k}, alpha {format_eps(budget.step_size)}, lr {lr:.4g}, seed {seed}"
+    facts = {"epoch": epoch + 1, "batch": batch, "k": budget.k, "alpha": budget.step_size, "lr": lr, "seed": seed}
     return NumericalError(f"{message} It happened at {where}.", **facts)
 
 

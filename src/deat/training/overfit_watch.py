@@ -232,7 +232,7 @@ class OverfitWatch:
             trainer.stop()
             return f"Stopped at the weights of epoch {trainer.epoch}."
         trainer.scale_step_size(self.shrink)
-        alpha = trainer.schedule.budget(trainer.state, trainer.epoch).alpha
+        alpha = trainer.schedule.budget(trainer.state, trainer.epoch).step_size
         return f"Back to epoch {trainer.epoch}, and on with alpha {format_eps(alpha)}."
 
     def _note(self, event: EpochWatch) -> None:
@@ -253,7 +253,7 @@ class OverfitWatch:
         """Accuracy against a single step and several, in float32, from the same starts in every epoch."""
         images, both = self._scored_images(trainer), (parse_attack(SINGLE_STEP_ATTACK), parse_attack(MULTI_STEP_ATTACK))
         found = compute_accuracies(
-            trainer.model, images, both, self.threat, self.seed, trainer.engine.layout, trainer.distributed
+            trainer.model, images, both, self.threat, self.seed, trainer.engine.to_memory_format, trainer.distributed
         )
         self.passes += sum(1 + 2 * how.steps for how in both) * len(images)
         return found[SINGLE_STEP_ATTACK], found[MULTI_STEP_ATTACK]

@@ -156,7 +156,7 @@ class Trainer:
         chosen = choose_engine(config, method, self.num_parameters, distributed, custom_optimizer=optimizer is not None)
         self.engine, self.engine_note, self.may_compile = chosen.engine, chosen.news, chosen.may_compile
         self.model = self.engine.prepare(sync_batch_norm(model, config, self.engine.device, distributed))
-        self.optimizer = (optimizer or make_sgd_factory(config, self.engine.records))(self.model.parameters())
+        self.optimizer = (optimizer or make_sgd_factory(config, self.engine.use_cuda_graphs))(self.model.parameters())
         self.custom_param_groups = describe_param_groups(self.optimizer) if optimizer else None
         self.lr_scheduler = LRScheduler(self.optimizer, config, total_steps=config.epochs * len(train))
         self.game = Game(
@@ -370,7 +370,7 @@ class Trainer:
         return EpochStats(
             epoch=self.epoch,
             k=budget.k,
-            alpha=budget.alpha,
+            alpha=budget.step_size,
             level=budget.level,
             magnitude=record.magnitude,
             threshold=self.state.get("threshold"),
@@ -400,7 +400,7 @@ class Trainer:
         """Threads and torch's random state are the trainer's inside, and the caller's again afterwards; workers end."""
         # A recording is made once and played often, so the fastest convolutions are worth a search.
         modes = torch_backend_flags(
-            self.threads, cudnn_benchmark=self.engine.records, deterministic=self.config.deterministic
+            self.threads, cudnn_benchmark=self.engine.use_cuda_graphs, deterministic=self.config.deterministic
         )
         device = self.engine.device
         with (

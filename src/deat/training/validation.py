@@ -53,7 +53,7 @@ class Validator:
         model, both = _AutocastModel(net, self.engine), ("natural", self.how)
         images = InterruptibleSource(self.source, self.interruption)
         found = compute_scores(
-            model, images, both, self.threat, self.seed, self.engine.layout, self.interruption.distributed
+            model, images, both, self.threat, self.seed, self.engine.to_memory_format, self.interruption.distributed
         )
         self.passes += (2 + 2 * self.how.steps) * len(self.source)
         natural, loss = found["natural"]
