@@ -171,4 +171,4 @@ class AutoCompile(CompilePolicy):
 
 
 def _mark_now(trainer: "Trainer") -> TimingMark:
-    return TimingMark(perf_counter(), trainer.game.executor.warmed, trainer.game.cost.backprops)
+    return TimingMark(perf_counter(), trainer.game.executor.warm_up_seconds, trainer.game.cost.backprops)

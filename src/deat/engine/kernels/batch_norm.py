@@ -144,8 +144,8 @@ class BatchNormFunction(torch.autograd.Function):
             "MOMENTUM": momentum,
             "EPS": eps,
         }
-        tensors = (*tensors, mean, spread, *running, weight, bias)
-        _launch("batch_norm_forward_kernel", x, tensors, options, needs_sums=use_batch_statistics)
+        vectors = (mean, spread, *running, weight, bias)
+        _launch("batch_norm_forward_kernel", x, (*tensors, *vectors), options, needs_sums=use_batch_statistics)
         gate = y if relu and residual is not None else None
         ctx.save_for_backward(total, gate, sums, mean, spread, weight, bias)
         ctx.options = {"RELU": relu, "GATED": gate is not None, "BATCH": use_batch_statistics, "EPS": eps}
