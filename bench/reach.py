@@ -75,7 +75,7 @@ def asked(
     budget, found = Budget(k, length * threat.eps), []
     for step, (x, y) in enumerate(trainer.train.epoch(0)):
         trainer.prepare_step(0, step)
-        r = trainer.game.open(x, y, budget)
+        r = trainer.game.begin_batch(x, y, budget)
         trainer.game.ascend(r)
         first = r.grad.clone()
         for _ in range(k - 1):

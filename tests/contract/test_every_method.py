@@ -106,7 +106,7 @@ def test_crafting_moves_batch_norm_statistics_only_in_train_mode(name):
         return
     game, budget = game_of(method, net), busy_budget(method)
     before = {k: v.clone() for k, v in net.named_buffers()}
-    r = game.open(*images(), budget)
+    r = game.begin_batch(*images(), budget)
     for _ in range(budget.k):
         game.ascend(r)
     unchanged = all(torch.equal(before[k], v) for k, v in net.named_buffers())
@@ -160,7 +160,7 @@ def test_same_seed_gives_the_same_history_byte_for_byte_and_another_seed_does_no
 def test_crafting_leaves_weights_and_their_gradients_alone(name):
     method, net = deat.get_method(name), conv_net()
     game, before = game_of(method, net), weights(net)
-    r = game.open(*images(), busy_budget(method))
+    r = game.begin_batch(*images(), busy_budget(method))
     game.ascend(r)
     assert same(before, weights(net))
     assert all(p.grad is None for p in net.parameters())

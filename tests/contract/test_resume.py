@@ -58,8 +58,8 @@ def interrupt_at(trainer: deat.Trainer, batches: int) -> None:
         if len(plays) == batches:
             trainer.interruption.request()
 
-    real = trainer.game.close
-    trainer.game.close = lambda r: (real(r), count())
+    real = trainer.game.end_batch
+    trainer.game.end_batch = lambda r: (real(r), count())
 
 
 def hand_over(first: deat.Trainer, second: deat.Trainer, batches: int, folder: Path) -> None:

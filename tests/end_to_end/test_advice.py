@@ -92,7 +92,7 @@ def test_a_folder_that_is_no_run_is_not_said_to_be_one(capsys: pytest.CaptureFix
 def test_interrupted_training_names_its_folder_and_the_command_that_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real, seen = Game.close, []
+    real, seen = Game.end_batch, []
 
     def close(self: Game, *args: Any) -> Any:
         seen.append(1)
@@ -102,7 +102,7 @@ def test_interrupted_training_names_its_folder_and_the_command_that_goes_on(
 
     shutil.rmtree("my run")
     with monkeypatch.context() as patch:
-        patch.setattr(Game, "close", close)
+        patch.setattr(Game, "end_batch", close)
         assert main(TRAIN) == 75
     said = capsys.readouterr().err.strip()
     assert said.endswith(

@@ -68,8 +68,11 @@ def test_bad_loss_before_an_interruption_is_not_saved(tmp_path, monkeypatch):
     spoil_batch(monkeypatch, 5, math.nan)
     trainer = trainer_of("fgsm", conv_net())
     Checkpoints(tmp_path).resume_or_start(trainer)
-    real = trainer.game.close
-    trainer.game.close = lambda r: (real(r), trainer.interruption.request() if trainer.epoch and trainer.step else None)
+    real = trainer.game.end_batch
+    trainer.game.end_batch = lambda r: (
+        real(r),
+        trainer.interruption.request() if trainer.epoch and trainer.step else None,
+    )
     with pytest.raises(NumericalError, match="epoch 2, batch 2"):
         trainer.fit()
     assert find_newest_checkpoint(tmp_path).newest.name == "ckpt-000001"
@@ -182,7 +185,7 @@ def test_operation_without_a_deterministic_form_is_named_with_the_way_out():
             "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
         )
 
-    trainer.game.close = undetermined
+    trainer.game.end_batch = undetermined
     with pytest.raises(UsageError, match=r"put_1 does not have .* Omit --deterministic"):
         trainer.fit()
     assert not torch.are_deterministic_algorithms_enabled()
@@ -190,7 +193,7 @@ def test_operation_without_a_deterministic_form_is_named_with_the_way_out():
 
 def test_other_errors_of_the_runtime_are_not_taken_for_a_lack_of_memory():
     trainer = trainer_of("fgsm", conv_net())
-    trainer.game.close = lambda r: (_ for _ in ()).throw(RuntimeError("something else"))
+    trainer.game.end_batch = lambda r: (_ for _ in ()).throw(RuntimeError("something else"))
     with pytest.raises(RuntimeError, match="something else"):
         trainer.fit()
 

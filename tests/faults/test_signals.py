@@ -55,9 +55,9 @@ def send_after(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, times:
 
 
 MOMENTS = {
-    "in the first batch": (Game, "close", 1),
-    "in a batch": (Game, "close", BATCHES + 2),
-    "in the last batch of an epoch": (Game, "close", 2 * BATCHES),
+    "in the first batch": (Game, "end_batch", 1),
+    "in a batch": (Game, "end_batch", BATCHES + 2),
+    "in the last batch of an epoch": (Game, "end_batch", 2 * BATCHES),
     "in a save": (store, "_write_files", 2),
     "after validation": (Validator, "__call__", 2),
 }
@@ -102,7 +102,7 @@ def test_signal_in_validation_is_obeyed_before_its_next_batch(monkeypatch):
 def test_interrupted_baseline_or_scoring_is_taken_up_again(monkeypatch, capsys):
     command = [*SHORT, "--test-images", "60", "--baseline", "yes"]
     with monkeypatch.context() as patch:
-        send_after(patch, Game, "close", 3 * BATCHES + 2, signal.SIGTERM)  # the run itself is over by then
+        send_after(patch, Game, "end_batch", 3 * BATCHES + 2, signal.SIGTERM)  # the run itself is over by then
         assert main(command) == 75
     assert not Path("run/scores.json").exists()
     assert main(["resume", "run"]) == 0
@@ -372,7 +372,7 @@ def test_signal_to_a_bench_saves_the_run_and_the_same_command_goes_on_to_the_sam
     order = ["bench", "quick", "--methods", "fgsm", "--seeds", "0", *small]
     assert main([*order, "--out", "straight"]) == 0
     with monkeypatch.context() as patch:
-        send_after(patch, Game, "close", BATCHES + 2, number)
+        send_after(patch, Game, "end_batch", BATCHES + 2, number)
         assert main([*order, "--out", "bench"]) == 75
     newest = find_newest_checkpoint(Path("bench/fgsm/seed-0")).newest
     assert newest
@@ -405,7 +405,7 @@ def test_rolled_back_run_goes_on_to_the_same_bytes(monkeypatch):
     assert main([*command[:-1], "rollback", "--out", "straight"]) == 0
     for batch in (3 * BATCHES + 2, 4 * BATCHES + 2):
         with monkeypatch.context() as patch:
-            send_after(patch, Game, "close", batch, signal.SIGTERM)
+            send_after(patch, Game, "end_batch", batch, signal.SIGTERM)
             assert main([*command, "--out", f"run-{batch}"]) == 75
         assert main(["resume", f"run-{batch}"]) == 0
         assert_same_run(Path(f"run-{batch}"), Path("straight"))
@@ -423,7 +423,7 @@ def test_fit_with_checkpoints_saves_on_a_signal_and_the_same_call_goes_on(monkey
 
     straight = fit(None)
     with monkeypatch.context() as patch:
-        send_after(patch, Game, "close", 5, signal.SIGINT)
+        send_after(patch, Game, "end_batch", 5, signal.SIGINT)
         with pytest.raises(Interrupted):
             fit("kept")
     again = fit("kept")

@@ -82,7 +82,7 @@ def deterministic_run(engine: str, method: str) -> tuple[dict[str, torch.Tensor]
     with trainer.session():
         torch.backends.cudnn.benchmark = False
         history = [trainer.run_epoch() for _ in range(7)]  # of three steps each, a short one among them
-    assert trainer.engine.records == (engine == "graph")
+    assert trainer.engine.use_cuda_graphs == (engine == "graph")
     assert engine == "eager" or trainer.game.executor.recorder is not None, "the recording fell back"
     return {name: value.clone() for name, value in trainer.model.state_dict().items()}, history
 
@@ -175,7 +175,7 @@ def test_resumed_training_is_exact_where_it_is_deterministic(method: str, engine
     whole, first, second = fresh(), fresh(), fresh()
     assert list_inexactness_reasons(whole) == []
     whole.fit()
-    close, played = first.game.close, []
+    close, played = first.game.end_batch, []
 
     def count(r: Buffers) -> None:
         close(r)
@@ -183,7 +183,7 @@ def test_resumed_training_is_exact_where_it_is_deterministic(method: str, engine
         if len(played) == 7:  # in the third epoch of three batches each
             first.interruption.request()
 
-    first.game.close = count  # type: ignore[method-assign]
+    first.game.end_batch = count  # type: ignore[method-assign]
     Checkpoints(tmp_path).resume_or_start(first)
     with pytest.raises(Interrupted):
         first.fit()

@@ -45,13 +45,13 @@ def test_recordings_do_not_grow_while_k_and_momentum_change(method: str, move: s
     trainer = small_trainer(growing(method), engine="graph")
     counts, ks, clocks = [], [], list[EpochTiming]()
     trainer.callbacks.append(Clocked(clocks))
-    momentum, momenta, close = trainer.optimizer.param_groups[0]["momentum"], [], trainer.game.close
+    momentum, momenta, close = trainer.optimizer.param_groups[0]["momentum"], [], trainer.game.end_batch
 
     def note(r: Buffers) -> None:
         close(r)
         momenta.append(float(momentum))
 
-    trainer.game.close = note  # type: ignore[method-assign]
+    trainer.game.end_batch = note  # type: ignore[method-assign]
     with trainer.session():
         for _ in range(4):
             ks.append(trainer.run_epoch().k)
@@ -127,8 +127,8 @@ def test_a_recorded_ascent_of_trades_follows_how_far_out_it_is_to_look(engine: s
     game = trainer.game
     with trainer.session():
         trainer.run_epoch()
-        r = game.open(*next(iter(trainer.train.epoch(1))), Budget(2, 2 / 255))
-        start, times = r.delta.clone(), game.delta_scale.times
+        r = game.begin_batch(*next(iter(trainer.train.epoch(1))), Budget(2, 2 / 255))
+        start, times = r.delta.clone(), game.delta_scale.factor
         assert times is not None
         assert float(times) == inner_attack.FIRST_GRADIENT_SCALE, "a batch begins"
         game.ascend(r)

@@ -60,8 +60,8 @@ class WatchedGame(deat.Game):
     def _look(self, r: Buffers) -> None:
         self.seen.append((r.x.clone(), r.delta.clone()))
 
-    def open(self, x: Tensor, y: Tensor, budget: Budget) -> Buffers:
-        r = super().open(x, y, budget)
+    def begin_batch(self, x: Tensor, y: Tensor, budget: Budget) -> Buffers:
+        r = super().begin_batch(x, y, budget)
         self._look(r)
         return r
 

@@ -123,9 +123,9 @@ def counted(ranks: Distributed, name: str) -> dict[str, int]:
     trainer.state = {**trainer.state, **({"k": 2} if "k" in trainer.state else {})}
 
     class Watched(type(trainer.game)):  # type: ignore[misc]
-        def _play(self, move: str, *rest: Any) -> None:
+        def _run_move(self, move: str, *rest: Any) -> None:
             where[0] = move
-            super()._play(move, *rest)
+            super()._run_move(move, *rest)
             where[0] = "other"
 
     trainer.game.__class__ = Watched
@@ -251,7 +251,7 @@ def drawn(ranks: Distributed) -> list[list[list[float]]]:
     trainer = trainer_of("pgd-2", data=learnable(20), epochs=1, batch_size=20, distributed=ranks)
     for x, y in trainer.train.epoch(0):
         trainer.prepare_step(0, 0)
-        r = trainer.game.open(x, y, deat.schedules.Budget(1, 0.1))
+        r = trainer.game.begin_batch(x, y, deat.schedules.Budget(1, 0.1))
     return [r.delta.flatten(1).tolist(), r.x.flatten(1).tolist()]
 
 

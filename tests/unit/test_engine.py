@@ -158,7 +158,7 @@ def test_half_precision_lays_convolutions_out_channels_last():
     engine.prepare(net)
     assert net[2].weight.is_contiguous(memory_format=torch.channels_last)
     game = game_of(deat.get_method("pgd-2"), net, engine=engine)
-    r = game.open(*images(channels=3), Budget(1, 0.1))
+    r = game.begin_batch(*images(channels=3), Budget(1, 0.1))
     assert r.x.is_contiguous(memory_format=torch.channels_last)
     assert r.delta.is_contiguous(memory_format=torch.channels_last)
 

@@ -59,7 +59,7 @@ class Told:
 def test_an_epoch_s_seconds_add_up_to_all_that_went_by(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(training, "perf_counter", clock)
-    clock.after(Game, "close", 1, monkeypatch)
+    clock.after(Game, "end_batch", 1, monkeypatch)
     clock.after(Validator, "__call__", 3, monkeypatch)
     told = Told(clock)
     trainer = trainer_of("fgsm", conv_net(), data=learnable(12), val=learnable(4), epochs=3, batch_size=4)

@@ -137,8 +137,8 @@ def test_finding_the_first_layer_leaves_the_network_as_it_was(build, expected):
 def test_first_layer_gradient_is_the_input_gradient_where_the_costate_was_taken(build, expected):
     net, method = seeded(build).double().eval(), deat.get_method("yopo-5-3")
     (x, y), game = images(), game_of(method, net)
-    r = game.open(x.double(), y, Budget(4, 0.05))
-    layer = game.first_layer(r)
+    r = game.begin_batch(x.double(), y, Budget(4, 0.05))
+    layer = game.prepare_first_layer(r)
     costates = _compute_costates(game, r, layer)
     delta = r.delta.clone().requires_grad_()
     (true,) = torch.autograd.grad(cross_entropy(net(r.x + delta), y).sum(), delta)
@@ -162,8 +162,8 @@ def test_clean_branch_of_an_objective_does_not_disturb_the_costates():
     net = seeded(TwoStems).double()
     method = replace(deat.get_method("yopo-5-3"), objective=deat.Trades(beta=6.0))
     (x, y), game = images(), game_of(method, net)
-    r = game.open(x.double(), y, Budget(4, 0.05))
-    layer = game.first_layer(r)
+    r = game.begin_batch(x.double(), y, Budget(4, 0.05))
+    layer = game.prepare_first_layer(r)
     costates = _compute_costates(game, r, layer)
     torch.testing.assert_close(_first_layer_gradient(game, r, layer, costates), r.grad)
 
@@ -222,8 +222,8 @@ def test_first_layer_steps_run_no_other_layer():
     net, method = conv_net(), deat.get_method("yopo-3-4")
     calls = {0: 0, len(net) - 1: 0}
     game = game_of(method, net)
-    r = game.open(*images(), busy_budget(method))
-    game.first_layer(r)
+    r = game.begin_batch(*images(), busy_budget(method))
+    game.prepare_first_layer(r)
     for index in calls:
         net[index].register_forward_hook(lambda *_, i=index: calls.__setitem__(i, calls[i] + 1))
     method.play(game, *images(), busy_budget(method))

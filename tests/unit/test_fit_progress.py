@@ -84,7 +84,7 @@ class Stopped:
 
 
 def stop_after(monkeypatch, batches, stop):
-    real, seen = Game.close, []
+    real, seen = Game.end_batch, []
 
     def close(self, *args):
         seen.append(1)
@@ -92,7 +92,7 @@ def stop_after(monkeypatch, batches, stop):
             stop()
         return real(self, *args)
 
-    monkeypatch.setattr(Game, "close", close)
+    monkeypatch.setattr(Game, "end_batch", close)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def one_by_one(net: nn.Module, x: Tensor, y: Tensor, threat: deat.ThreatModel, b
             (grad,) = torch.autograd.grad(cross_entropy(net(image + delta), label).sum(), delta)
             delta = delta.detach()
             measured = threat.dual_norm(grad).item()
-            delta = threat.pgd_step(image, delta, grad, budget.alpha)
+            delta = threat.pgd_step(image, delta, grad, budget.step_size)
         total += measured
     return total
 
@@ -72,7 +72,7 @@ def test_magnitude_in_normalised_space_is_taken_after_multiplying_by_std(threat)
     found = {}
     for space in ("pixel", "normalised"):
         game = game_of(replace(ZERO_START, probe=deat.MagnitudeProbe(space=space)), net, threat, lr=0.0)
-        r = game.open(x, y, Budget(0, 0.0))
+        r = game.begin_batch(x, y, Budget(0, 0.0))
         game.joint_update(r)
         found[space] = r.magnitude.clone()
         grad = r.grad.clone()
@@ -98,13 +98,13 @@ def test_bf16_keeps_images_and_delta_in_float32_and_inside_the_ball(threat):
     answers = []
     net[-1].register_forward_hook(lambda m, i, out: answers.append(out.dtype))
     for played in (game, exact):
-        r = played.open(*images(), Budget(3, 0.4 * threat.eps))
+        r = played.begin_batch(*images(), Budget(3, 0.4 * threat.eps))
         for _ in range(3):
             played.ascend(r)
         played.joint_update(r)
         assert {b.dtype for b in (r.x, r.delta, r.grad, r.magnitude, r.loss)} == {torch.float32}
         assert threat.contains(r.x, r.x.double() + r.delta.double()).all()
-        played.close(r)
+        played.end_batch(r)
     assert set(answers) == {torch.bfloat16}
     assert {x.dtype for x in inputs.seen} == {torch.float32}
     assert game.meter.read(0).magnitude == pytest.approx(exact.meter.read(0).magnitude, rel=0.05)
@@ -114,7 +114,7 @@ def test_bf16_keeps_images_and_delta_in_float32_and_inside_the_ball(threat):
 def test_ascend_gives_parameters_no_gradient_and_leaves_them_alone(name):
     method, net = deat.get_method(name), conv_net()
     game, before = game_of(method, net), weights(net)
-    r = game.open(*images(), busy_budget(method))
+    r = game.begin_batch(*images(), busy_budget(method))
     start = r.delta.clone()
     for _ in range(3):
         game.ascend(r)
@@ -132,7 +132,7 @@ def trades_loss(net: nn.Module, x: Tensor, delta: Tensor, y: Tensor, clean_grad:
 def test_joint_gives_the_weights_and_delta_the_gradients_of_plain_autograd(name):
     method, net = deat.get_method(name), conv_net().double()
     (x, y), game = images(), game_of(method, net)
-    r = game.open(x.double(), y, Budget(1, 0.05))
+    r = game.begin_batch(x.double(), y, Budget(1, 0.05))
     game.ascend(r)
     game.accumulate_gradients(r, game.compute_both_gradients)
     delta = r.delta.clone().requires_grad_()
@@ -148,7 +148,7 @@ def test_joint_gives_the_weights_and_delta_the_gradients_of_plain_autograd(name)
 def test_trades_gradient_flows_into_both_branches():
     method, net = deat.get_method("trades"), conv_net().double()
     (x, y), game = images(), game_of(method, net)
-    r = game.open(x.double(), y, Budget(1, 0.05))
+    r = game.begin_batch(x.double(), y, Budget(1, 0.05))
     game.ascend(r)
     game.accumulate_gradients(r, game.compute_both_gradients)
     one_branch = torch.autograd.grad(trades_loss(net, r.x, r.delta, y, clean_grad=False), list(net.parameters()))
@@ -180,7 +180,7 @@ def test_joint_steps_the_weights_by_plain_sgd_and_forgets_the_gradient():
     game = game_of(ZERO_START, net, lr=0.3)
     grads = torch.autograd.grad(cross_entropy(net(x), y).mean(), list(net.parameters()))
     expected = [p.detach() - 0.3 * g for p, g in zip(net.parameters(), grads, strict=True)]
-    r = game.open(x, y, Budget(0, 0.0))
+    r = game.begin_batch(x, y, Budget(0, 0.0))
     game.joint_update(r)
     torch.testing.assert_close(weights(net), expected)
     assert all(p.grad is None for p in net.parameters())
@@ -317,7 +317,7 @@ def friendly_one_by_one(net: nn.Module, x: Tensor, y: Tensor, start: Tensor, thr
                 if left == 0:
                     break
                 left -= 1
-            delta = threat.pgd_step(image, delta, grad, budget.alpha)
+            delta = threat.pgd_step(image, delta, grad, budget.step_size)
         finished.append(delta)
     return torch.cat(finished)
 
@@ -335,7 +335,7 @@ def converged_one_by_one(net: nn.Module, x: Tensor, y: Tensor, start: Tensor, th
             fosc = threat.eps * threat.dual_norm(grad).item() - (grad * (delta - begun)).sum().item()
             if fosc <= budget.level:
                 break
-            delta = threat.pgd_step(image, delta, grad, budget.alpha)
+            delta = threat.pgd_step(image, delta, grad, budget.step_size)
         finished.append(delta)
     return torch.cat(finished)
 
@@ -357,7 +357,7 @@ def frozen_game(name: str, threat: deat.ThreatModel, **ascent: bool) -> tuple[de
 def test_freeze_rule_equals_a_loop_over_single_images(name, threat, level):
     x, y = EASY[0].double(), EASY[1]
     _, game = frozen_game(name, threat)
-    r = game.open(x, y, Budget(5, 0.3 * threat.eps, level))
+    r = game.begin_batch(x, y, Budget(5, 0.3 * threat.eps, level))
     start, budget = r.delta.clone(), Budget(5, 0.3 * threat.eps, level)
     if name == "dat":  # a part of the images is below this level at once, others come to it later
         moving = start.clone().requires_grad_()
@@ -365,7 +365,7 @@ def test_freeze_rule_equals_a_loop_over_single_images(name, threat, level):
         fosc = threat.eps * threat.dual_norm(grad)
         budget = Budget(5, 0.3 * threat.eps, fosc.quantile(0.21 + 0.3 * level).item())
         game.generator.manual_seed(0)
-        r = game.open(x, y, budget)
+        r = game.begin_batch(x, y, budget)
     assert torch.equal(r.delta, start)
     for _ in range(budget.k):
         game.ascend(r)
@@ -379,13 +379,13 @@ def test_active_counts_the_examples_that_really_moved():
     x, y = EASY[0].double(), EASY[1]
     _, game = frozen_game("fat-5", THREATS[0])
     budget, moved = Budget(5, 0.03, 1.0), 0
-    r = game.open(x, y, budget)
+    r = game.begin_batch(x, y, budget)
     for _ in range(budget.k):
         before = r.delta.clone()
         game.ascend(r)
         moved += int((r.delta != before).flatten(1).any(1).sum())
     game.joint_update(r)
-    game.close(r)
+    game.end_batch(r)
     assert game.meter.read(0).active == moved
     assert 0 < moved < 5 * len(y)
 
@@ -456,9 +456,9 @@ def test_recordings_on_images_of_ever_new_sizes_do_not_fill_the_memory(monkeypat
             pass
 
     monkeypatch.setattr(GraphRecorder, "_record", lambda *_: Graph())
-    game = game_of(deat.get_method("pgd-1"), conv_net(), engine=deat.Engine(records=True))
+    game = game_of(deat.get_method("pgd-1"), conv_net(), engine=deat.Engine(use_cuda_graphs=True))
     for size in range(1, 9):
-        r = game.open(torch.rand(size, 1, 8, 8), torch.zeros(size, dtype=torch.long), Budget(1, 0.1))
+        r = game.begin_batch(torch.rand(size, 1, 8, 8), torch.zeros(size, dtype=torch.long), Budget(1, 0.1))
         game.ascend(r)
         game.joint_update(r)
     assert len(game.executor.recorder) <= 2 * 4
@@ -468,7 +468,7 @@ def test_warm_up_is_what_new_moves_took_since_it_was_asked_last_recorded_or_not(
     monkeypatch.setattr(executor, "perf_counter", itertools.count(0, 3).__next__)
     monkeypatch.setattr(Executor, "_run_with_fallback", lambda *_: None)
     game = game_of(deat.get_method("pgd-1"), conv_net())
-    r = game.open(*EASY, Budget(1, 0.1))
+    r = game.begin_batch(*EASY, Budget(1, 0.1))
     game.engine.use_compile = True
     for move, seconds in ((game.ascend, 3), (game.ascend, 0), (game.joint_update, 3)):
         move(r)
@@ -477,7 +477,7 @@ def test_warm_up_is_what_new_moves_took_since_it_was_asked_last_recorded_or_not(
     game.ascend(r)
     assert game.executor.take_warm_up_seconds() == 3, "what is compiled anew is new"
     game = game_of(deat.get_method("pgd-1"), conv_net())
-    game.ascend(game.open(*EASY, Budget(1, 0.1)))
+    game.ascend(game.begin_batch(*EASY, Budget(1, 0.1)))
     assert game.executor.take_warm_up_seconds() == 0, "on a CPU a first call is like any other"
 
 
@@ -485,11 +485,11 @@ def test_gradients_that_stay_in_their_place_are_given_anew_when_others_learn():
     net = conv_net(seed=1).double()
     game = game_of(deat.get_method("yopo-5-3"), net)
     x, y = EASY[0].double(), EASY[1]
-    game.open(x, y, Budget(2, 0.01))
+    game.begin_batch(x, y, Budget(2, 0.01))
     game._allocate_gradients()
-    game.open(x, y, Budget(2, 0.01))
+    game.begin_batch(x, y, Budget(2, 0.01))
     assert game.has_static_gradients
     next(net.parameters()).requires_grad_(False)
     game.refresh()
-    game.open(x, y, Budget(2, 0.01))
+    game.begin_batch(x, y, Budget(2, 0.01))
     assert not game.has_static_gradients

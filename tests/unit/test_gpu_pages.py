@@ -91,7 +91,7 @@ def test_every_engines_first_epoch_holds_a_warm_up(
 def test_an_epoch_is_noted_by_the_engine_it_ran_by_and_not_by_the_next_ones(fast: ModuleType) -> None:
     class Switch(CompilePolicy):
         def after_epoch(self, trainer: deat.Trainer, timing: object) -> None:
-            trainer.engine.records = True
+            trainer.engine.use_cuda_graphs = True
 
     trainer = trainer_of("natural", epochs=2)
     trainer.compile_policy, noted = Switch(), fast.Noted()

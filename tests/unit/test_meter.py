@@ -31,7 +31,7 @@ def test_record_weighs_every_example_the_same_whatever_its_batch():
 def test_reset_begins_an_epoch():
     meter = Meter("cpu")
     meter.add(finished(6))
-    meter.skip(torch.tensor(True))
+    meter.count_skipped(torch.tensor(True))
     meter.count_active(torch.ones(3, dtype=torch.bool))
     meter.reset()
     assert meter.read(0) == EpochRecord(0, 0.0, 0.0, 0.0, 0)
@@ -50,7 +50,7 @@ def test_skipped_round_adds_nothing_and_the_skip_is_counted():
     meter = Meter("cpu")
     meter.add(finished(6))
     before = meter.sums.clone()
-    meter.skip(torch.tensor(True))
+    meter.count_skipped(torch.tensor(True))
     meter.add(finished(4, loss=float("inf"), hits=4, magnitude=float("nan"), valid=False))
     assert torch.equal(meter.sums, before)
     record = meter.read(0)

@@ -315,10 +315,10 @@ def test_replays_neither_stretch_nor_ramp(name):
 
 def test_paper_step_of_the_craft_family_is_the_larger_of_eps_over_k_and_alpha():
     schedule = paper("m+pgd").bind(EPS, 50)
-    steps = [schedule.budget({"k": k, "threshold": 1.0}, 9).alpha * 255 for k in range(1, 8)]
+    steps = [schedule.budget({"k": k, "threshold": 1.0}, 9).step_size * 255 for k in range(1, 8)]
     assert steps == pytest.approx([8, 4, 8 / 3, 2, 2, 2, 2])
     fixed = released("m+pgd").bind(EPS, 50)
-    steps = [fixed.budget({"k": k, "threshold": 1.0}, 9).alpha * 255 for k in range(1, 8)]
+    steps = [fixed.budget({"k": k, "threshold": 1.0}, 9).step_size * 255 for k in range(1, 8)]
     assert steps == pytest.approx([2] * 7)
     coarse = paper("m+fgsm").bind(EPS, 50)
     assert [coarse.step_size(k) * 255 for k in range(1, 8)] == pytest.approx([10] * 7)
@@ -327,7 +327,7 @@ def test_paper_step_of_the_craft_family_is_the_larger_of_eps_over_k_and_alpha():
 @pytest.mark.parametrize("rules", ["paper", "released"])
 def test_m_amata_keeps_its_steps_at_two_and_a_half_eps_over_k(rules):
     schedule = deat.get_method("m+amata-2-10", rules=rules).bind(EPS, 50)
-    steps = [schedule.budget({"k": k, "threshold": 1.0}, 9).alpha * 255 for k in range(1, 11)]
+    steps = [schedule.budget({"k": k, "threshold": 1.0}, 9).step_size * 255 for k in range(1, 11)]
     assert steps == pytest.approx([20 / k for k in range(1, 11)])
     assert schedule.ramp == 0
 

@@ -103,11 +103,11 @@ def test_what_was_spent_before_a_run_goes_on_does_not_make_it_look_faster(paced)
 def glances(trainer, monkeypatch, seconds, warm_up=0.0, batches=4):
     """So many batches of an epoch are played, so many seconds apart; the second one has something new."""
     monkeypatch.setattr(pacing, "perf_counter", itertools.count(0, seconds).__next__)
-    trainer.game.cost.backprops = trainer.game.executor.warmed = 0
+    trainer.game.cost.backprops = trainer.game.executor.warm_up_seconds = 0
     trainer.compile_policy.before_epoch(trainer)
     for step in range(1, batches + 1):
         trainer.step, trainer.game.cost.backprops = step, 2 * step
-        trainer.game.executor.warmed += warm_up * (step == 2)
+        trainer.game.executor.warm_up_seconds += warm_up * (step == 2)
         trainer.compile_policy.after_batch(trainer)
 
 

@@ -21,7 +21,7 @@ def ascended(
 ) -> tuple[Tensor, Buffers]:
     """The start of a batch's game, and its board after so many ascents."""
     game = game_of(TRADES, net, threat, engine=deat.Engine(precision=precision))  # type: ignore[arg-type]
-    r = game.open(*images(64), Budget(ascents, threat.eps / 4))
+    r = game.begin_batch(*images(64), Budget(ascents, threat.eps / 4))
     start = r.delta.clone()
     for _ in range(ascents):
         game.ascend(r)
@@ -64,7 +64,7 @@ def test_an_ascent_after_another_step_of_delta_looks_where_it_stands() -> None:
     net = conv_net()
     seen = seen_by(net)
     game = game_of(TRADES, net, THREAT, engine=deat.Engine(precision="bf16"))
-    r = game.open(*images(), Budget(2, THREAT.eps / 4))
+    r = game.begin_batch(*images(), Budget(2, THREAT.eps / 4))
     game.joint_update(r)
     game.step(r)
     stood = r.x + r.delta

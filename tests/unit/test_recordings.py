@@ -57,7 +57,7 @@ class Graph:
 @pytest.fixture
 def idle_device(monkeypatch: pytest.MonkeyPatch, no_pools: None) -> None:
     """Recordings are made, and do nothing."""
-    monkeypatch.setattr(recordings, "_get_side_stream", cache(Stream))
+    monkeypatch.setattr(recordings, "get_side_stream", cache(Stream))
     for name in ("Stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
@@ -102,7 +102,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, idle_device: None) -> Broken:
 @pytest.fixture
 def recording_engine(monkeypatch: pytest.MonkeyPatch, idle_device: None) -> deat.Engine:
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices: nullcontext())
-    return deat.Engine(records=True)
+    return deat.Engine(use_cuda_graphs=True)
 
 
 def test_a_game_and_its_recordings_go_with_the_last_who_holds_them(recording_engine: deat.Engine) -> None:
@@ -270,7 +270,7 @@ def test_each_gpu_is_recorded_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyP
         asked.append(stream)
         return nullcontext()
 
-    monkeypatch.setattr(recordings, "_get_side_stream", lambda device, use: (device, use))
+    monkeypatch.setattr(recordings, "get_side_stream", lambda device, use: (device, use))
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
     monkeypatch.setattr(torch.cuda, "graph", note)
     for name in ("cuda:0", "cuda:1"):

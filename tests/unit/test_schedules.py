@@ -217,7 +217,7 @@ def test_ramp_of_quarter_steps_stops_at_4_for_every_radius(eps):
 
 def test_step_covers_the_stretch_and_is_at_least_alpha():
     stretched = GradientMagnitude(alpha=2 / 255, stretch=8 / 255, max_steps=7)
-    sizes = [stretched.budget({"k": k, "threshold": 1.0}, 5).alpha * 255 for k in range(8)]
+    sizes = [stretched.budget({"k": k, "threshold": 1.0}, 5).step_size * 255 for k in range(8)]
     assert sizes == pytest.approx([2, 8, 4, 8 / 3, 2, 2, 2, 2])
 
 
@@ -225,7 +225,7 @@ def test_linear_shrinks_its_step_as_k_grows():
     amata = Linear(first=2, last=10, epochs=9, stretch=20 / 255)
     budgets = [amata.budget({}, epoch) for epoch in range(9)]
     assert [b.k for b in budgets] == list(range(2, 11))
-    assert all(b.k * b.alpha == pytest.approx(20 / 255) for b in budgets)
+    assert all(b.k * b.step_size == pytest.approx(20 / 255) for b in budgets)
 
 
 def test_linear_without_reaching_last_spreads_over_all_epochs():

@@ -582,7 +582,7 @@ def test_every_epoch_is_scored_by_one_step_and_by_ten_of_the_watch_s_own_threat_
     trainer = trainer_with(watch, method="m+pgd-3", threat=deat.Linf(0.03), epochs=3)
     history = trainer.fit().history
     both = parse_attack("fgsm"), parse_attack("pgd-10")
-    assert asked == [(both, THREAT, 7, trainer.engine.layout, trainer.distributed)] * 3
+    assert asked == [(both, THREAT, 7, trainer.engine.to_memory_format, trainer.distributed)] * 3
     assert [(e.epoch, e.k, e.alpha, e.magnitude) for e in watch.events] == [
         (s.epoch, s.k, s.alpha, s.magnitude) for s in history
     ]

@@ -1,4 +1,4 @@
-"""One batch's static device buffers: what the moves read and write, and what a captured move needs."""
+"""The static device tensors of one batch, its budget, and the cost counters."""
 
 from dataclasses import dataclass, fields
 
@@ -8,16 +8,27 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Budget:
-    """What one minibatch may spend: k iterations of size alpha; level is FAT's tau or DAT's c_t."""
+    """How many attack steps one batch gets, and how large they are.
+
+    Args:
+        k: The number of steps of delta.
+        step_size: The size of a step, in the units of the images (not in eps).
+        level: FAT's tau (extra steps) or DAT's c_t (convergence threshold); other methods ignore it.
+    """
 
     k: int
-    alpha: float
+    step_size: float
     level: float = 0.0
 
 
 @dataclass
 class Cost:
-    """What was spent: backprops (the paper's unit), and forwards and backwards of the whole network."""
+    """The work done so far.
+
+    Attributes:
+        backprops: Backprops, the unit of the paper's tables.
+        passes: Forward and backward passes of the whole network.
+    """
 
     backprops: int = 0
     passes: int = 0
@@ -25,18 +36,31 @@ class Cost:
 
 @dataclass(eq=False)
 class Buffers:
-    """The board of one minibatch game.
+    """The static device tensors of one batch, which the moves read and write in place.
 
-    x and delta stay float32 in any precision. grad holds the gradient of each example's own loss by its
-    own delta, undone from batch mean and loss scale. magnitude is its per-example dual norm at the probed
-    move. reference, start, counter and active serve TRADES' crafting, DAT and FAT.
+    They stay at the same memory address from batch to batch, so that a move can be recorded as a CUDA graph. Images,
+    delta and its gradient have at least float32 precision, whatever precision the network computes in.
+
+    Attributes:
+        x: The clean images.
+        y: The labels.
+        delta: The perturbation.
+        grad: The gradient of each example's own loss by its own delta: not divided by the batch size, not scaled.
+        initial_delta: The perturbation at the start, for DAT.
+        reference_logits: The logits of the clean images, for the TRADES attack.
+        steps_left: The steps that FAT still allows each example.
+        active: Which examples still move, under a freeze rule.
+        loss: The mean training loss of the last update.
+        num_correct: How many perturbed images were classified correctly in the last update.
+        magnitude: The dual norm of each example's gradient, at the move that the `MagnitudeProbe` names.
+        valid: Whether the last update was made; a loss scaler skips those that overflow.
     """
 
     x: Tensor
     y: Tensor
     delta: Tensor
     grad: Tensor
-    start: Tensor
+    initial_delta: Tensor
     reference_logits: Tensor
     steps_left: Tensor
     active: Tensor
@@ -47,20 +71,28 @@ class Buffers:
 
     @classmethod
     def allocate(cls, x: Tensor, y: Tensor) -> "Buffers":
-        """Buffers for batches shaped like (x, y)."""
-        n, image, scalar = len(y), torch.zeros_like(x), x.new_zeros(())
+        """Allocate buffers for batches of one shape.
+
+        Args:
+            x: Images of that shape, dtype, device and memory format; their values are not used.
+            y: Labels.
+
+        Returns:
+            Buffers filled with zeros, with every example active.
+        """
+        batch_size, image, scalar = len(y), torch.zeros_like(x), x.new_zeros(())
         return cls(
             x=image,
             y=torch.zeros_like(y),
             delta=image.clone(),
             grad=image.clone(),
-            start=image.clone(),
-            reference_logits=x.new_zeros(n, 0),
-            steps_left=x.new_zeros(n),
+            initial_delta=image.clone(),
+            reference_logits=x.new_zeros(batch_size, 0),
+            steps_left=x.new_zeros(batch_size),
             active=torch.ones_like(y, dtype=torch.bool),
             loss=scalar,
             num_correct=scalar.clone(),
-            magnitude=x.new_zeros(n),
+            magnitude=x.new_zeros(batch_size),
             valid=torch.ones_like(scalar, dtype=torch.bool),
         )
 
@@ -68,10 +100,17 @@ class Buffers:
         return len(self.y)
 
     def tensors(self) -> list[Tensor]:
-        """All buffers."""
+        """Return all buffers."""
         return [getattr(self, f.name) for f in fields(self)]
 
-    def rows(self, index: Tensor) -> "Buffers":
-        """A copy of some examples' part of every per-example buffer."""
-        pick = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Buffers(**{name: b.index_select(0, index) if b.dim() else b for name, b in pick.items()})
+    def select_rows(self, index: Tensor) -> "Buffers":
+        """Copy some examples' rows of every buffer.
+
+        Args:
+            index: The indices of the examples.
+
+        Returns:
+            New buffers for these examples; scalars are shared with this object.
+        """
+        by_name = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Buffers(**{name: b.index_select(0, index) if b.dim() else b for name, b in by_name.items()})

@@ -1,6 +1,6 @@
-"""The first layer of any network: every parametric module that sees the input before any other.
+"""The first layer of a network: the modules with parameters that see the input before any others do.
 
-YOPO steps delta through it alone. It is found by one traced forward, so it needs to know no network.
+YOPO's cheap steps of delta use it alone. One forward pass finds it, for any network.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,61 +25,89 @@ FirstLayerForward = Callable[[Tensor, Tensor], list[Tensor]]
 
 
 class _FirstLayerDone(Exception):
-    """Leaves a forward pass once the last first-layer call has answered."""
+    """Ends a forward pass after the last first-layer call."""
 
 
 @dataclass(eq=False)
 class FirstLayer:
     """The modules of the first layer, and which of their calls in a forward pass see the input itself.
 
-    `probes` are zeros to be added to its outputs: the loss's gradient by one is its costate. Each call of the layer by
-    the objective has one, or None if it does not see the perturbed input.
-    What `probed` and `replayed` make is called inside `adding` and `leaving`: a compiler sees hooks, but places none.
+    The functions that `objective_with_offsets` and `first_layer_forward` return must be called inside `add_offsets` and
+    `stop_after_first_layer`: hooks can be compiled, but a compiled function cannot register them.
+
+    Attributes:
+        modules: The modules, in the order of their first calls.
+        sees_input: Whether each call of these modules in one forward pass sees the input.
+        output_offsets: Zeros to be added to the modules' outputs, for each batch's buffers: the gradient of the loss by
+            an offset is its costate. There is one for each call by the objective, None if the call does not see the
+            perturbed input.
     """
 
     modules: tuple[nn.Module, ...]
     sees_input: tuple[bool, ...]
     output_offsets: WeakKeyDictionary[Buffers, OutputOffsets] = field(default_factory=WeakKeyDictionary)
-    _left: list[Any] = field(default_factory=list)
+    _pending_calls: list[Any] = field(default_factory=list)
     _outputs: list[Tensor] = field(default_factory=list)
 
-    def probe(self, objective: nn.Module, buffers: Buffers, to_memory_format: Callable[[Tensor], Tensor]) -> None:
-        """Make a round's probes, laid out in memory as wanted, as one forward of the objective shows them."""
+    def make_offsets(
+        self, objective: nn.Module, buffers: Buffers, to_memory_format: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Make the offsets for a batch's buffers, by one forward pass of the objective.
+
+        Args:
+            objective: The training loss, without DDP around it.
+            buffers: The batch's buffers.
+            to_memory_format: Lays a tensor out in memory as the engine wants it.
+        """
         outputs: list[Tensor] = []
-        note: ForwardHook = lambda module, inputs, named, output: outputs.append(_require_tensor(module, output))  # noqa: E731
-        with _forward_hooks(self.modules, note), eval_mode(objective), torch.no_grad():
+        collect: ForwardHook = lambda module, inputs, named, output: outputs.append(_require_tensor(module, output))  # noqa: E731
+        with _forward_hooks(self.modules, collect), eval_mode(objective), torch.no_grad():
             objective(buffers.x, buffers.delta, buffers.y)
-        clean = len(outputs) - len(self.sees_input)  # an objective with a clean branch runs it first
-        sees = (*[False] * clean, *self.sees_input)
-        blank = [torch.zeros_like(to_memory_format(output)) for output in outputs]
+        num_clean_calls = len(outputs) - len(self.sees_input)  # an objective with a clean branch runs it first
+        is_perturbed = (*[False] * num_clean_calls, *self.sees_input)
+        zeros = [torch.zeros_like(to_memory_format(output)) for output in outputs]
         self.output_offsets[buffers] = [
-            zero.requires_grad_() if seen else None for zero, seen in zip(blank, sees, strict=True)
+            zero.requires_grad_() if perturbed else None for zero, perturbed in zip(zeros, is_perturbed, strict=True)
         ]
 
     def objective_with_offsets(self, objective_fn: ObjectiveFunction) -> OffsetObjective:
-        """An objective that is given probes as well."""
+        """Return the objective as a function that also takes the offsets.
 
-        def call(x: Tensor, delta: Tensor, y: Tensor, probes: OutputOffsets) -> LossOutput:
-            """The objective's outcome, with the probes added."""
-            self._left = list(probes)
+        Args:
+            objective_fn: The objective.
+
+        Returns:
+            A function of (x, delta, y, offsets), to be called inside `add_offsets`.
+        """
+
+        def call(x: Tensor, delta: Tensor, y: Tensor, offsets: OutputOffsets) -> LossOutput:
+            """The objective's loss and logits, with the offsets added."""
+            self._pending_calls = list(offsets)
             return objective_fn(x, delta, y)
 
         return call
 
     def add_offsets(self) -> AbstractContextManager[None]:
-        """Inside, probes are added."""
+        """Add the offsets to the first layer's outputs inside."""
         return _forward_hooks(self.modules, self._add_offset)
 
     def _add_offset(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> Tensor:
-        probe = self._left.pop(0)
-        return output if probe is None else output + probe
+        offset = self._pending_calls.pop(0)
+        return output if offset is None else output + offset
 
     def first_layer_forward(self, net: Callable[[Tensor], Tensor]) -> FirstLayerForward:
-        """The first layer's outputs on perturbed images; the rest of the network does not run."""
+        """Return a function that computes the first layer's outputs; the rest of the network does not run.
+
+        Args:
+            net: The network.
+
+        Returns:
+            A function of (x, delta), to be called inside `stop_after_first_layer`.
+        """
 
         def call(x: Tensor, delta: Tensor) -> list[Tensor]:
-            """The outputs that see the input."""
-            self._left, self._outputs = list(self.sees_input), []
+            """The outputs of the calls that see the input."""
+            self._pending_calls, self._outputs = list(self.sees_input), []
             with suppress(_FirstLayerDone):
                 net(x + delta)
             outputs, self._outputs = self._outputs, []
@@ -88,51 +116,62 @@ class FirstLayer:
         return call
 
     def stop_after_first_layer(self) -> AbstractContextManager[None]:
-        """Inside, forward passes are left once the last first-layer call that sees the input has answered."""
+        """End forward passes inside after the last first-layer call that sees the input."""
         return _forward_hooks(self.modules, self._collect_output)
 
     def _collect_output(
         self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Tensor
     ) -> Tensor:
-        if self._left.pop(0):
+        if self._pending_calls.pop(0):
             self._outputs.append(output)
-        if not any(self._left):
+        if not any(self._pending_calls):
             raise _FirstLayerDone
-        return output.detach()  # a costate already holds what reaches the loss through later first-layer modules
+        return output.detach()  # its costate includes the paths through later first-layer modules
 
 
 def find_first_layer(net: nn.Module, x: Tensor) -> FirstLayer:
-    """The first layer of a network, as one forward of x shows it; leaves the network as it was."""
+    """Find the first layer of a network by one forward pass, which changes nothing.
+
+    Args:
+        net: The network.
+        x: One or more images.
+
+    Returns:
+        The first layer.
+
+    Raises:
+        UsageError: If no module with parameters sees the input.
+    """
     calls: list[tuple[nn.Module, bool]] = []
 
-    def cut(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
-        """Note who is called on what depends on x, and cut its output off."""
-        seen = (*inputs, *named.values())
-        calls.append((module, any(isinstance(i, Tensor) and i.requires_grad for i in seen)))
+    def detach_output(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
+        """Note whether the module sees x, and detach its output."""
+        arguments = (*inputs, *named.values())
+        calls.append((module, any(isinstance(a, Tensor) and a.requires_grad for a in arguments)))
         return output.detach() if isinstance(output, Tensor) else output
 
-    # With the weights frozen and every parametric output cut off, only what sees x itself needs a gradient.
+    # With frozen weights and detached outputs, only the arguments that depend on x directly require a gradient.
     with (
         frozen_parameters(net),
         eval_mode(net),
-        _forward_hooks(_innermost_parametric_modules(net), cut),
+        _forward_hooks(_innermost_parametric_modules(net), detach_output),
         torch.enable_grad(),
     ):
         net(x.detach().clone().requires_grad_())
-    modules = {module: None for module, sees in calls if sees}
+    modules = {module: None for module, sees_x in calls if sees_x}
     if not modules:
         raise UsageError("yopo found no layer with parameters that sees the input; use free-M or m+deat instead.")
-    return FirstLayer(tuple(modules), tuple(sees for module, sees in calls if module in modules))
+    return FirstLayer(tuple(modules), tuple(sees_x for module, sees_x in calls if module in modules))
 
 
 def _require_tensor(module: nn.Module, output: Any) -> Tensor:
     if not isinstance(output, Tensor):
-        raise UsageError(f"yopo needs a first layer that answers with one tensor; {type(module).__name__} does not.")
+        raise UsageError(f"yopo needs a first layer that returns one tensor; {type(module).__name__} does not.")
     return output
 
 
 def _innermost_parametric_modules(net: nn.Module) -> list[nn.Module]:
-    """The innermost modules that hold parameters; a parametrised layer counts as one."""
+    """The innermost modules with parameters; a parametrised layer counts as one."""
     return [
         m
         for m in net.modules()

@@ -1,4 +1,4 @@
-"""What the adversary maximises: inner loss, start, batch-norm mode, freeze rule. All frozen data."""
+"""The attack inside training: its loss, start, batch-norm mode and freeze rule."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,30 +19,45 @@ INNER_LOSSES: dict[str, InnerLoss] = {
     "kl": lambda logits, y, reference: kl_divergence(reference, logits),
     "margin": lambda logits, y, reference: margin_loss(logits, y),
 }
-"""Per-example losses of (logits, labels, reference) by name; for "kl" the reference is the clean logits."""
+"""Per-example losses of (logits, labels, reference logits), by name; only "kl" uses the reference logits."""
 
 
 class FreezeRule(Protocol):
-    """A rule that lets single examples stop moving, kept as a mask on the device."""
+    """A rule that stops single examples from moving, by a mask on the device (`Buffers.active`)."""
 
-    def open(self, buffers: Buffers, level: Tensor) -> None:
-        """Set the round's freeze buffers for a new batch."""
+    def reset(self, buffers: Buffers, level: Tensor) -> None:
+        """Begin a batch: make every example active.
+
+        Args:
+            buffers: The batch's buffers, with delta at its start.
+            level: The budget's `level`, as a device scalar.
+        """
 
     def update(self, buffers: Buffers, logits: Tensor, level: Tensor, threat: ThreatModel) -> None:
-        """Narrow r.active, from the logits and the gradient at the current iterate."""
+        """Freeze examples, by clearing their `buffers.active`.
+
+        Args:
+            buffers: The batch's buffers, with delta and its gradient before the step.
+            logits: The logits at x + delta.
+            level: The budget's `level`, as a device scalar.
+            threat: The threat model.
+        """
 
 
 @dataclass(frozen=True)
 class Friendly:
-    """FAT: once an iterate is misclassified, level (tau) more steps are granted, then the example stays."""
+    """The rule of FAT: a misclassified example may make tau more steps, then it is frozen.
 
-    def open(self, buffers: Buffers, level: Tensor) -> None:
-        """Every example is active and has tau steps to spend."""
+    The budget's `level` is tau.
+    """
+
+    def reset(self, buffers: Buffers, level: Tensor) -> None:
+        """Make every example active, with tau steps left."""
         buffers.active.fill_(True)
         buffers.steps_left.copy_(level.expand_as(buffers.steps_left))
 
     def update(self, buffers: Buffers, logits: Tensor, level: Tensor, threat: ThreatModel) -> None:
-        """Stop the fooled examples with nothing left to spend; charge the other fooled ones."""
+        """Freeze misclassified examples without steps left; charge one step to the other misclassified ones."""
         fooled = logits.argmax(1) != buffers.y
         buffers.active.logical_and_(~(fooled & (buffers.steps_left <= 0)))
         buffers.steps_left.sub_((fooled & buffers.active).to(buffers.steps_left.dtype))
@@ -50,29 +65,42 @@ class Friendly:
 
 @dataclass(frozen=True)
 class Converged:
-    """DAT: an example stays once its first-order stationarity (FOSC) is at most level (c_t).
+    """The rule of DAT: an example is frozen once its first-order stationarity (FOSC) is at most c_t.
 
-    FOSC = eps * ||g||_dual - <delta - delta_0, g>, with delta_0 the random start, as in the authors' code.
+    FOSC = eps * ||g||_dual - <delta - delta_0, g>, with delta_0 the random start, as in the authors' code. The budget's
+    `level` is c_t.
     """
 
-    def open(self, buffers: Buffers, level: Tensor) -> None:
-        """Every example is active; remember the start."""
+    def reset(self, buffers: Buffers, level: Tensor) -> None:
+        """Make every example active, and copy the start."""
         buffers.active.fill_(True)
-        buffers.start.copy_(buffers.delta)
+        buffers.initial_delta.copy_(buffers.delta)
 
     def update(self, buffers: Buffers, logits: Tensor, level: Tensor, threat: ThreatModel) -> None:
-        """Stop the examples that have converged."""
-        moved = ((buffers.delta - buffers.start) * buffers.grad).flatten(1).sum(1)
-        buffers.active.logical_and_(threat.eps * threat.dual_norm(buffers.grad) - moved > level)
+        """Freeze the examples that have converged."""
+        gain = ((buffers.delta - buffers.initial_delta) * buffers.grad).flatten(1).sum(1)
+        buffers.active.logical_and_(threat.eps * threat.dual_norm(buffers.grad) - gain > level)
 
 
 @dataclass(frozen=True)
 class InnerAttack:
-    """The adversary's declaration.
+    """The attack inside training. The number and size of its steps come from the `Budget`.
 
-    batch_norm is the mode of the network while A runs and is always restored. noisy keeps the random start
-    in epochs with k = 0, which are clean otherwise. persistent carries delta from batch to batch (true
-    FREE). compact shrinks the batch to the examples that still move instead of masking them.
+    Args:
+        loss: The loss to maximise: "ce" (cross-entropy), "kl" (divergence from the clean prediction) or "margin".
+        start: Where delta starts: "zero", "uniform" or "jitter".
+        batch_norm: The mode of the network during attack steps; its own mode is restored afterwards.
+        freeze: The rule that stops single examples from moving, if any.
+        noisy: Whether epochs with k = 0 use the random start; without it they are clean.
+        persistent: Whether delta is carried from batch to batch, as in the original FREE.
+        compact: Whether attack steps run on the active examples only, instead of masking the frozen ones. This reads
+            the device at every step.
+
+    Raises:
+        UsageError: If the loss is unknown, or `compact` is set without a freeze rule or in train mode.
+
+    Example:
+        >>> attack = deat.InnerAttack(loss="kl", start="jitter", batch_norm="eval")
     """
 
     loss: str = "ce"
@@ -88,58 +116,62 @@ class InnerAttack:
             raise unknown_name_error("inner loss", self.loss, INNER_LOSSES)
         if self.compact and (self.batch_norm != "eval" or self.freeze is None):
             raise UsageError(
-                "compact needs a method with a freeze rule that crafts in eval mode (fat-K, f+trades, f+mart): "
+                "compact needs a freeze rule and an attack in eval mode (fat-K, f+trades, f+mart): "
                 "in train mode, batch norm would see a different batch."
             )
 
     @property
     def needs_reference(self) -> bool:
-        """Whether crafting compares with the clean logits."""
+        """Whether the loss needs the logits of the clean images."""
         return self.loss == "kl"
 
     @property
     def has_tiny_start(self) -> bool:
-        """Whether it starts so near the clean image that half precision hardly tells their answers apart."""
+        """Whether delta starts so small that half precision hardly changes the logits from the clean ones."""
         return self.needs_reference and self.start == "jitter" and not self.persistent
 
     @property
-    def inner(self) -> InnerLoss:
-        """The per-example loss that A ascends."""
+    def loss_fn(self) -> InnerLoss:
+        """The per-example loss to maximise."""
         return INNER_LOSSES[self.loss]
 
     def active_indices(self, buffers: Buffers) -> Tensor:
-        """The indices of the examples that still move; reads the host, so only `compact` asks."""
+        """Return the indices of the active examples. Reads the device; used by `compact` only."""
         return torch.nonzero(buffers.active).squeeze(1)
 
 
 FIRST_GRADIENT_SCALE = 16.0
-"""So that noise of 0.001 is 0.016: several steps of bf16 between 1/2 and 1, and still near. A power of two is exact."""
+"""Enlarges a start of 0.001 to 0.016: several steps of bf16 between 1/2 and 1. A power of two scales exactly."""
 
 
 class DeltaScale:
-    """How often the start's distance the next gradient is taken at: FAR times for the first one, then once.
+    """Enlarges delta for the first gradient after a tiny start, which half precision would lose.
 
-    It is a device value, so that a recorded ascent follows it. Where it is not `wanted`, nothing is computed.
+    The factor is a device value, so that recorded moves read the current one.
+
+    Args:
+        device: The device of the game.
+        enabled: Whether to scale; if not, nothing is computed.
     """
 
     def __init__(self, device: torch.device, enabled: bool) -> None:
-        self.times = torch.ones((), device=device) if enabled else None
+        self.factor = torch.ones((), device=device) if enabled else None
 
-    def extend(self) -> None:
-        """A batch begins: look far."""
-        if self.times is not None:
-            self.times.fill_(FIRST_GRADIENT_SCALE)
+    def magnify(self) -> None:
+        """Begin a batch: enlarge delta for the next gradient."""
+        if self.factor is not None:
+            self.factor.fill_(FIRST_GRADIENT_SCALE)
 
     def restore(self) -> None:
-        """Delta has moved: the next ascent looks where it stands."""
-        if self.times is not None:
-            self.times.fill_(1.0)
+        """Take the following gradients at delta itself."""
+        if self.factor is not None:
+            self.factor.fill_(1.0)
 
-    def point(self, delta: Tensor) -> Tensor:
-        """Where to take the gradient, as a leaf."""
-        return (delta if self.times is None else delta * self.times).detach().requires_grad_()
+    def scaled_delta(self, delta: Tensor) -> Tensor:
+        """Return the point at which to take the gradient, as a leaf tensor."""
+        return (delta if self.factor is None else delta * self.factor).detach().requires_grad_()
 
-    def undo(self, grad: Tensor) -> None:
-        """Make a gradient that was taken there, in its place, the one at delta."""
-        if self.times is not None:
-            grad.div_(self.times)
+    def unscale_gradient(self, grad: Tensor) -> None:
+        """Divide a gradient that was taken at the scaled delta by the factor, in place."""
+        if self.factor is not None:
+            grad.div_(self.factor)

@@ -1,7 +1,7 @@
 """Per-example losses of logits.
 
-Logits are (B, classes), labels (B,) int64, losses (B,). Half-precision logits are widened to float32 first,
-where the small constants below do not underflow; float64 stays float64.
+Half-precision logits are converted to float32 first, where the small constants below do not underflow; float64 stays
+float64.
 """
 
 import torch
@@ -10,12 +10,28 @@ from torch.nn import functional as F
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """Surprise at the true class: -log p[y]."""
+    """Compute the cross-entropy: -log p[y].
+
+    Args:
+        logits: The logits, of shape (batch, classes).
+        y: The labels, of shape (batch,).
+
+    Returns:
+        The losses, of shape (batch,).
+    """
     return F.cross_entropy(_at_least_float32(logits), y, reduction="none")
 
 
 def kl_divergence(reference_logits: Tensor, logits: Tensor) -> Tensor:
-    """Divergence of a prediction from its reference: KL(p_reference || p), differentiable in both."""
+    """Compute KL(p_reference || p), differentiable in both arguments.
+
+    Args:
+        reference_logits: The logits of the reference, of shape (batch, classes).
+        logits: The logits of p, of shape (batch, classes).
+
+    Returns:
+        The divergences, of shape (batch,).
+    """
     log_reference, log_p = (
         F.log_softmax(_at_least_float32(reference_logits), 1),
         F.log_softmax(_at_least_float32(logits), 1),
@@ -24,24 +40,49 @@ def kl_divergence(reference_logits: Tensor, logits: Tensor) -> Tensor:
 
 
 def margin_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """Lead of the strongest wrong class over the true one, in logits; positive means misclassified (CW)."""
+    """Compute the margin of Carlini and Wagner: the largest wrong logit minus the true one.
+
+    It is positive where the example is misclassified.
+
+    Args:
+        logits: The logits, of shape (batch, classes).
+        y: The labels, of shape (batch,).
+
+    Returns:
+        The losses, of shape (batch,).
+    """
     logits = _at_least_float32(logits)
     return _largest_wrong_value(logits, y) - _value_at_label(logits, y)
 
 
 def boosted_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """MART's cross-entropy, which also pushes the strongest wrong class w down.
+    """Compute MART's cross-entropy, which also lowers the largest wrong probability p[w].
 
     -log p[y] - log(1.0001 - p[w] + 1e-12)
+
+    Args:
+        logits: The logits, of shape (batch, classes).
+        y: The labels, of shape (batch,).
+
+    Returns:
+        The losses, of shape (batch,).
     """
     wrong = _largest_wrong_value(F.softmax(_at_least_float32(logits), 1), y)
     return cross_entropy(logits, y) - torch.log(1.0001 - wrong + 1e-12)
 
 
 def mart_regulariser(natural_logits: Tensor, logits: Tensor, y: Tensor) -> Tensor:
-    """MART's divergence, weighted by how unsure the network is of the clean example.
+    """Compute MART's divergence, weighted by how uncertain the network is about the clean example.
 
     KL(p_nat || p_adv) (1.0000001 - p_nat[y]), with log(p_adv + 1e-12) for the log of p_adv
+
+    Args:
+        natural_logits: The logits of the clean examples, of shape (batch, classes).
+        logits: The logits of the perturbed examples, of shape (batch, classes).
+        y: The labels, of shape (batch,).
+
+    Returns:
+        The losses, of shape (batch,).
     """
     log_natural, p_adv = F.log_softmax(_at_least_float32(natural_logits), 1), F.softmax(_at_least_float32(logits), 1)
     natural = log_natural.exp()
@@ -54,10 +95,10 @@ def _at_least_float32(logits: Tensor) -> Tensor:
 
 
 def _value_at_label(values: Tensor, y: Tensor) -> Tensor:
-    """Each row's value at its label, (B,)."""
+    """The value of each row at its label."""
     return values.gather(1, y.unsqueeze(1)).squeeze(1)
 
 
 def _largest_wrong_value(values: Tensor, y: Tensor) -> Tensor:
-    """Each row's largest value away from its label, (B,); of equals, one takes the gradient."""
+    """The largest value of each row except at its label; among equal ones, one receives the gradient."""
     return values.scatter(1, y.unsqueeze(1), -torch.inf).max(1).values

@@ -1,4 +1,4 @@
-"""Sums kept on the device over one epoch, and the one host read that turns them into a record."""
+"""The sums of one epoch on the device, and the single read that turns them into a record."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +13,17 @@ from deat.utils.distributed import SINGLE_PROCESS, Distributed
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """What one epoch showed: plain floats, read from the device once. Magnitude is the paper's l_X."""
+    """The results of one epoch, as plain numbers.
+
+    Attributes:
+        epoch: The epoch, counted from 0.
+        loss: The mean training loss.
+        accuracy: The share of perturbed training images that were classified correctly.
+        magnitude: The gradient magnitude, l_X in the paper.
+        examples: The number of images counted.
+        skipped: The number of updates that a loss scaler skipped.
+        active: The number of image steps of delta under a freeze rule.
+    """
 
     epoch: int
     loss: float
@@ -25,10 +35,18 @@ class EpochRecord:
 
 
 class Meter:
-    """Loss, hits, l_X and examples of an epoch, with skipped steps and ascended examples, in float64.
+    """Sums loss, accuracy and l_X of an epoch on the device, in float64.
 
-    `over` says whether l_X is summed over the epoch or is the last batch's. first_bad is the 1-based batch
-    at which loss or gradient first stopped being finite, 0 while all is well. `remedy` is what may help then.
+    Args:
+        device: Where to sum.
+        over: Whether l_X is summed over the epoch or taken from its last batch.
+        distributed: The processes whose sums `read` adds.
+        non_finite_hint: What the error message suggests where a loss or gradient is not finite.
+
+    Attributes:
+        sums: Loss, correct predictions, l_X and images.
+        counts: Batches, the first batch with a non-finite value (from 1; 0 if none), skipped updates, and image steps
+            under a freeze rule.
     """
 
     def __init__(
@@ -39,57 +57,80 @@ class Meter:
         non_finite_hint: str = "Lower the learning rate.",
     ) -> None:
         self.distributed, self.non_finite_hint = distributed, non_finite_hint
-        self._keep = torch.tensor([1, 1, float(over == "epoch"), 1], dtype=torch.float64, device=device)
-        self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, hits, magnitude, examples
-        self.counts = torch.zeros(4, dtype=torch.float64, device=device)  # rounds, first_bad, skipped, active
+        self._carry_over_factors = torch.tensor([1, 1, float(over == "epoch"), 1], dtype=torch.float64, device=device)
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, num_correct, magnitude, examples
+        self.counts = torch.zeros(4, dtype=torch.float64, device=device)  # batches, first_bad, skipped, active
 
     def reset(self) -> None:
-        """Begin an epoch."""
+        """Begin an epoch: set all sums to zero."""
         self.sums.zero_()
         self.counts.zero_()
 
     def add(self, buffers: Buffers, has_own_images: bool = True) -> None:
-        """Count one finished round; one whose last step was skipped adds nothing, nor does a stand-in."""
+        """Add one batch; nothing but its number is added if its last update was skipped.
+
+        Args:
+            buffers: The batch's buffers, after its last update.
+            has_own_images: Whether this process has images of the batch; if not, its placeholders add zeros.
+        """
         ones = torch.full_like(buffers.loss, len(buffers))
         row = torch.stack((buffers.loss * ones, buffers.num_correct, buffers.magnitude.sum(), ones)).double()
         row = row if has_own_images else row * 0
-        self.sums.copy_(torch.where(buffers.valid, self.sums * self._keep + row, self.sums))
-        rounds, first_bad = self.counts[0], self.counts[1]
-        rounds.add_(1)
+        self.sums.copy_(torch.where(buffers.valid, self.sums * self._carry_over_factors + row, self.sums))
+        batches, first_bad = self.counts[0], self.counts[1]
+        batches.add_(1)
         bad = buffers.valid & ~torch.isfinite(row).all() & (first_bad == 0)
-        first_bad.copy_(torch.where(bad, rounds, first_bad))
+        first_bad.copy_(torch.where(bad, batches, first_bad))
 
-    def skip(self, skipped: Tensor) -> None:
-        """Count an optimiser step that the gradient scaler skipped."""
+    def count_skipped(self, skipped: Tensor) -> None:
+        """Count an update if the loss scaler skipped it.
+
+        Args:
+            skipped: Whether it did, as a device value.
+        """
         self.counts[2].add_(skipped)
 
     def count_active(self, active: Tensor) -> None:
-        """Count the examples that one ascent moved."""
+        """Count the images that one attack step moved.
+
+        Args:
+            active: Which images moved.
+        """
         self.counts[3].add_(active.sum())
 
     def state_dict(self) -> dict[str, list[float]]:
-        """The sums of an epoch that is under way; reads the device."""
+        """Return the sums of an unfinished epoch, for a checkpoint; reads the device."""
         return {"sums": self.sums.tolist(), "counts": self.counts.tolist()}
 
     def load_state_dict(self, state: dict[str, list[float]]) -> None:
-        """Go on summing from there, in the same memory."""
+        """Restore the sums of an unfinished epoch, in place."""
         self.sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
         self.counts.copy_(torch.tensor(state["counts"], dtype=torch.float64))
 
     def read(self, epoch: int) -> EpochRecord:
-        """The epoch's record: the one host read, and where several processes share the epoch their one meeting.
+        """Read the sums from the device, and add those of all processes.
 
-        Non-finite sums raise, naming the first bad batch, in every process alike.
+        Args:
+            epoch: The epoch, counted from 0.
+
+        Returns:
+            The record of the epoch.
+
+        Raises:
+            NumericalError: If a loss or gradient was not finite; the message names the first such batch. With several
+                processes it is raised in all of them.
         """
         rows = self.distributed.all_gather(torch.cat((self.sums, self.counts)).tolist())
-        loss, hits, magnitude, examples, _, _, _, active = map(sum, zip(*rows, strict=True))
-        rounds, skipped = rows[0][4], rows[0][6]  # which are everybody's
+        loss, num_correct, magnitude, examples, _, _, _, active = map(sum, zip(*rows, strict=True))
+        batches, skipped = rows[0][4], rows[0][6]  # the same in all processes
         first_bad = min((row[5] for row in rows if row[5]), default=0)
         if first_bad:
             raise NumericalError(
-                f"loss or gradient stopped being finite in epoch {epoch + 1}, batch {int(first_bad)} of {int(rounds)}. "
+                f"loss or gradient stopped being finite in epoch {epoch + 1}, batch {int(first_bad)} of {int(batches)}. "
                 + self.non_finite_hint,
                 batch=int(first_bad),
             )
-        n = max(1.0, examples)
-        return EpochRecord(epoch, loss / n, hits / n, magnitude, int(examples), int(skipped), int(active))
+        divisor = max(1.0, examples)
+        return EpochRecord(
+            epoch, loss / divisor, num_correct / divisor, magnitude, int(examples), int(skipped), int(active)
+        )

@@ -1,7 +1,7 @@
-"""The game of one minibatch: an adversary who moves delta and a learner who moves theta.
+"""The moves of one batch: attack steps on the perturbation delta and updates of the weights theta.
 
-Two moves cost one backprop each: A (ascend) takes delta's gradient alone and steps delta; J (joint) takes
-both gradients in one pass and steps theta. Nothing here reads the device.
+Each move costs one backprop. A (`Game.ascend`) computes the gradient by delta and steps delta. J (`Game.joint_update`)
+computes both gradients in one pass and steps theta. Nothing here reads the device, except for compact attacks.
 """
 
 from collections import OrderedDict
@@ -28,15 +28,20 @@ from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.torch_utils import broadcast_mask, eval_mode
 
 SYNCHRONISED_MOVES = ("joint", "close")
-"""Moves that meet other processes, or count what they share; with several processes these are never recorded."""
-
+"""Moves that communicate with other processes, or count what these share: not recorded with several processes."""
 
 Move = Callable[[Buffers], None]
 
 
 @dataclass(frozen=True)
 class MagnitudeProbe:
-    """Which gradient is the magnitude l_X: of the last J or the last A, over what, in which space."""
+    """Which gradient is measured as l_X, the gradient magnitude that DEAT's schedule watches.
+
+    Args:
+        move: The move whose gradient is measured: the last "joint" (J) or the last "ascend" (A) of a batch.
+        over: Whether l_X is summed over the "epoch" or taken from its "last_batch".
+        space: Whether the gradient is by pixels or by "normalised" inputs, as in the paper's released code.
+    """
 
     move: Literal["joint", "ascend"] = "joint"
     over: Literal["epoch", "last_batch"] = "epoch"
@@ -44,12 +49,40 @@ class MagnitudeProbe:
 
 
 class Game:
-    """One minibatch's players and their moves, over a round's static buffers.
+    """The state and the moves of adversarial training on one batch at a time.
 
-    `carry` is the perturbation that a persistent ascent hands from batch to batch. pixel_scale is the
-    normalisation's std, by which the released code multiplied the gradient before measuring it. Where several
-    processes share a batch, `among` is how many images it has in all, to be set before a round opens; only J
-    waits for the others.
+    A `Play` calls the moves: `begin_batch`, then `ascend`, `joint_update`, `step` or `accumulate_gradients`, then
+    `end_batch`.
+
+    Args:
+        net: The network.
+        objective: The training loss around the network, wrapped by DDP or not.
+        threat: The threat model.
+        attack: The attack inside training.
+        optimizer: The optimiser of the network's weights.
+        probe: Which gradient is measured as l_X.
+        engine: Device, precision, and whether to record CUDA graphs and to compile; fp32 on the CPU by default.
+        pixel_scale: The std by which the network normalises its input; used where `probe.space` is "normalised".
+        distributed: The processes that share the batches.
+
+    Attributes:
+        meter: The sums of the epoch.
+        cost: The work done so far.
+        generator: The random numbers of delta's starts.
+        calls: The calls of the network.
+        executor: Runs the moves.
+        carried_delta: The perturbation that a persistent attack carries from batch to batch.
+        global_batch_size: How many images the batch has in all processes together; set it before `begin_batch` where
+            several processes share a batch.
+        has_static_gradients: Whether the weights' gradients stay in the same memory, so that recordings can add to
+            them.
+
+    Example:
+        >>> game = deat.Game(net, deat.Objective(net, method.objective), threat, method.attack, optimizer)
+        >>> buffers = game.begin_batch(x, y, deat.Budget(k=1, step_size=0.01))
+        >>> game.ascend(buffers)
+        >>> game.joint_update(buffers)
+        >>> game.end_batch(buffers)
     """
 
     def __init__(
@@ -73,54 +106,63 @@ class Game:
         self.pixel_scale = pixel_scale if self.probe.space == "normalised" else None
         self.meter = Meter(device, self.probe.over, distributed, self.engine.non_finite_hint)
         self.generator = torch.Generator(device)
-        self.alpha, self.level = (torch.zeros((), dtype=self.dtype, device=device) for _ in range(2))
+        self.step_size, self.level = (torch.zeros((), dtype=self.dtype, device=device) for _ in range(2))
         self.delta_scale = DeltaScale(device, attack.has_tiny_start and self.engine.precision != "fp32")
         self.cost = Cost()
         self.carried_delta: Tensor | None = None
         self.global_batch_size: int | None = None
         self.executor = Executor(net, optimizer, self.engine, single_process=not distributed.is_multiprocess)
-        self.calls = NetworkCalls(net, objective, attack.inner, threat, self.executor)
+        self.calls = NetworkCalls(net, objective, attack.loss_fn, threat, self.executor)
         self.has_static_gradients = False
         self._first_layer: FirstLayer | None = None
         self._buffers_by_shape: OrderedDict[torch.Size, Buffers] = OrderedDict()
 
     def refresh(self) -> None:
-        """Adapt to changed layers; call it in a loop of your own after changing modes, dropout or what learns.
+        """Adapt to changed layers. In a loop of your own, call it after changing modes, dropout or what learns.
 
-        The trainer calls it at the beginning of an epoch.
+        The trainer calls it at the beginning of each epoch.
         """
         if self.executor.refresh():
             self.has_static_gradients = False
 
-    def open(self, x: Tensor, y: Tensor, budget: Budget) -> Buffers:
-        """A round on this batch, with delta at its start."""
-        r = self._buffers_for(x, y)
-        if self.executor.begin_batch(r.x, self.calls.compile_for):
+    def begin_batch(self, x: Tensor, y: Tensor, budget: Budget) -> Buffers:
+        """Copy a batch into its static buffers, and set delta to its start.
+
+        Args:
+            x: The images.
+            y: The labels.
+            budget: The number and the size of the attack's steps.
+
+        Returns:
+            The buffers, to be given to the moves. Batches of one shape share them.
+        """
+        buffers = self._buffers_for(x, y)
+        if self.executor.begin_batch(buffers.x, self.calls.compile_for):
             self.has_static_gradients = False
-        r.x.copy_(x)
-        r.y.copy_(y)
-        r.magnitude.zero_()
-        r.valid.fill_(True)
-        self.alpha.fill_(budget.alpha)
+        buffers.x.copy_(x)
+        buffers.y.copy_(y)
+        buffers.magnitude.zero_()
+        buffers.valid.fill_(True)
+        self.step_size.fill_(budget.step_size)
         self.level.fill_(budget.level)
-        self.delta_scale.extend()
-        r.delta.copy_(self._start(r, budget))
+        self.delta_scale.magnify()
+        buffers.delta.copy_(self._initial_delta(buffers, budget))
         if self.attack.freeze is not None:
-            self.attack.freeze.open(r, self.level)
-            if not self._own:
-                r.active.fill_(False)
+            self.attack.freeze.reset(buffers, self.level)
+            if not self._has_own_images:
+                buffers.active.fill_(False)
         if self.attack.needs_reference and budget.k:
-            self._compute_reference_logits(r)
-        return r
+            self._compute_reference_logits(buffers)
+        return buffers
 
     def _buffers_for(self, x: Tensor, y: Tensor) -> Buffers:
         if x.shape not in self._buffers_by_shape:
-            if len(self._buffers_by_shape) == 4:  # images of ever new sizes must not fill the memory
+            if len(self._buffers_by_shape) == 4:  # otherwise images of many sizes would fill the memory
                 self.executor.drop(self._buffers_by_shape.popitem(last=False)[1])
-            self._buffers_by_shape[x.shape] = Buffers.allocate(self.engine.layout(x.to(self.dtype)), y)
+            self._buffers_by_shape[x.shape] = Buffers.allocate(self.engine.to_memory_format(x.to(self.dtype)), y)
         return self._buffers_by_shape[x.shape]
 
-    def _start(self, buffers: Buffers, budget: Budget) -> Tensor:
+    def _initial_delta(self, buffers: Buffers, budget: Budget) -> Tensor:
         if not budget.k and not self.attack.noisy:
             return torch.zeros_like(buffers.x)
         rows = slice(None) if self.global_batch_size is None else self.distributed.shard.rows(self.global_batch_size)
@@ -128,14 +170,14 @@ class Game:
             buffers.x, self.attack.start, self.generator, full_batch_size=self.global_batch_size, rows=rows
         )
         if self.carried_delta is not None and self.carried_delta.shape[1:] == buffers.x.shape[1:]:
-            kept = self.carried_delta[: len(buffers)]  # a batch longer than any before starts its other rows anew
-            start[: len(kept)] = self.threat.project(buffers.x[: len(kept)], kept)
+            carried = self.carried_delta[: len(buffers)]  # the other rows of a larger batch keep their random start
+            start[: len(carried)] = self.threat.project(buffers.x[: len(carried)], carried)
         return start
 
     def _compute_reference_logits(self, buffers: Buffers) -> None:
         self.cost.passes += 1
         self.executor.prepare_forward(buffers.x)
-        self._play("refer", self._store_reference_logits, buffers)
+        self._run_move("refer", self._store_reference_logits, buffers)
 
     def _store_reference_logits(self, buffers: Buffers) -> None:
         with torch.no_grad(), self.attack_mode(), self.engine.autocast():
@@ -145,28 +187,32 @@ class Game:
         buffers.reference_logits.copy_(logits)
 
     def ascend(self, buffers: Buffers) -> None:
-        """A: the gradient of the inner loss by delta alone, then a projected step of delta."""
+        """Make an attack step (A): compute the gradient of the attack's loss by delta alone, and step delta.
+
+        Args:
+            buffers: The batch's buffers.
+        """
         if self.attack.compact:
             self._ascend_active_rows(buffers)
         else:
             self._count_backprop()
             self.executor.prepare_forward(buffers.x)
-            self._play("ascend", self._ascend, buffers)
+            self._run_move("ascend", self._ascend, buffers)
         self.delta_scale.restore()
         if self.probe.move == "ascend":
-            self._play("measure", self._measure_magnitude, buffers)
+            self._run_move("measure", self._measure_magnitude, buffers)
 
     def _ascend(self, buffers: Buffers) -> None:
         self._compute_delta_gradient(buffers)
         self.step_delta(buffers)
 
     def _compute_delta_gradient(self, buffers: Buffers) -> None:
-        delta = self.delta_scale.point(buffers.delta)
+        delta = self.delta_scale.scaled_delta(buffers.delta)
         with self.attack_mode(), self.engine.autocast():
             loss, logits = self.calls.attack_loss(buffers.x, delta, buffers.y, buffers.reference_logits)
         (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
         self.engine.unscale_into(buffers.grad, grad, len(buffers))
-        self.delta_scale.undo(buffers.grad)
+        self.delta_scale.unscale_gradient(buffers.grad)
         if self.attack.freeze is not None:
             self.attack.freeze.update(buffers, logits.detach(), self.level, self.threat)
 
@@ -174,18 +220,24 @@ class Game:
         index = self.attack.active_indices(buffers)
         if len(index) == 0:
             return
-        part = buffers.rows(index)
+        active_part = buffers.select_rows(index)
         self._count_backprop()
-        self.executor.prepare_forward(part.x)
-        self.executor.run("ascend", self._ascend, part, self.mutable_tensors, recorded=False)
+        self.executor.prepare_forward(active_part.x)
+        self.executor.run("ascend", self._ascend, active_part, self.mutable_tensors, recorded=False)
         for name in ("delta", "grad", "steps_left", "active"):
-            getattr(buffers, name).index_copy_(0, index, getattr(part, name))
+            getattr(buffers, name).index_copy_(0, index, getattr(active_part, name))
 
     def joint_update(self, buffers: Buffers) -> None:
-        """J: one pass for both gradients; the optimiser steps theta, delta's gradient comes free."""
+        """Update the weights (J): compute both gradients in one pass, and step theta.
+
+        Delta's gradient is left in `buffers.grad`, for `step`.
+
+        Args:
+            buffers: The batch's buffers.
+        """
         self._count_backprop(self._num_forwards)
         self.executor.prepare_forward(buffers.x)
-        self._play("joint", self._joint_update, buffers)
+        self._run_move("joint", self._joint_update, buffers)
         self.executor.weights_changed(by_optimizer=True)
 
     def _joint_update(self, buffers: Buffers) -> None:
@@ -195,22 +247,33 @@ class Game:
             buffers.valid.logical_and_(finite)
 
     def compute_both_gradients(self, buffers: Buffers, layer: FirstLayer | None = None) -> Tensor | None:
-        """Both gradients, and those by a layer's probes; under a loss scaler, whether delta's did not overflow."""
+        """Compute the gradients by theta and by delta, as a part of a move.
+
+        Args:
+            buffers: The batch's buffers; delta's gradient is written to `buffers.grad`.
+            layer: The first layer, if the gradients by its output offsets are needed as well (YOPO). The loss, accuracy
+                and magnitude are not recorded then.
+
+        Returns:
+            Under a loss scaler, whether delta's gradient is finite, as a device value; otherwise None.
+
+        Raises:
+            UsageError: If the loss does not depend on the input.
+        """
         delta = buffers.delta.detach().requires_grad_()
         with self.engine.autocast():
             if layer is None:
                 loss, logits = self.calls.objective(buffers, delta)
             else:
                 loss, logits = self.calls.objective_with_offsets(buffers, delta, layer)
-        torch.autograd.backward(
-            self.engine.scale(self._weight_by_share(loss, buffers))
-        )  # autograd.grad would not meet others
+        # Not autograd.grad, for which DDP would not average the gradients.
+        torch.autograd.backward(self.engine.scale(self._weight_by_share(loss, buffers)))
         self.executor.merge_gradients(keep_for_optimizer=True)
         if delta.grad is None:
-            raise UsageError("the loss does not depend on the input: the model detaches or rounds it away.")
+            raise UsageError("the loss does not depend on the input: the model detaches it or rounds it away.")
         self.engine.unscale_into(buffers.grad, delta.grad, self.effective_batch_size(buffers))
         if layer is not None:
-            return None  # the rest is read of a round's last pass alone
+            return None  # the rest is recorded in the last pass of a batch only
         finite = self.engine.is_finite(delta.grad)
         buffers.loss.copy_(loss.detach())
         buffers.num_correct.copy_((logits.detach().argmax(1) == buffers.y).sum())
@@ -219,68 +282,81 @@ class Game:
         return finite
 
     def _weight_by_share(self, loss: Tensor, buffers: Buffers) -> Tensor:
-        """A mean over this process's images, weighed by how many they are; nothing is done where shares are equal."""
-        weight = len(buffers) * self._own / self.effective_batch_size(buffers)
+        """Weight a mean over this process's images by their number, so that DDP's average is the batch mean."""
+        weight = len(buffers) * self._has_own_images / self.effective_batch_size(buffers)
         return loss if weight == 1 else loss * weight
 
     def _step_weights(self, buffers: Buffers) -> None:
-        """Step theta along its accumulated gradient and forget it."""
-        taken = self.engine.step(self.optimizer)
+        """Step theta along its accumulated gradient, and clear the gradient."""
+        is_taken = self.engine.step(self.optimizer)
         self.clear_gradients()
-        if taken is not None:
-            buffers.valid.copy_(taken)
-            self.meter.skip(~taken)
+        if is_taken is not None:
+            buffers.valid.copy_(is_taken)
+            self.meter.count_skipped(~is_taken)
 
     def accumulate_gradients(self, buffers: Buffers, move: Move) -> None:
-        """J without its update, as `move` spells it: theta's gradient is added to what has accumulated."""
+        """Run a move that adds to theta's gradient without stepping theta.
+
+        Args:
+            buffers: The batch's buffers.
+            move: The move; it calls `compute_both_gradients` once.
+        """
         self._count_backprop(self._num_forwards)
-        if self.engine.records and not self.has_static_gradients:
+        if self.engine.use_cuda_graphs and not self.has_static_gradients:
             self._allocate_gradients()
         self.executor.prepare_forward(buffers.x)
-        self._play("accumulate", partial(self._accumulate_move, move), buffers)
+        self._run_move("accumulate", partial(self._accumulate_move, move), buffers)
 
     def _accumulate_move(self, move: Move, buffers: Buffers) -> None:
         move(buffers)
         self.executor.merge_gradients()
 
     def _allocate_gradients(self) -> None:
-        """Give every weight a gradient that stays in its place, for recordings to add to."""
+        """Give every weight a gradient in static memory, for recordings to add to."""
         for p in self.net.parameters():
             p.grad = torch.zeros_like(p) if p.requires_grad else None
         self.has_static_gradients = True
-        self.executor.clear_recordings()  # what was recorded made its gradients anew
+        self.executor.clear_recordings()  # these allocate gradients of their own
 
     def clear_gradients(self) -> None:
-        """Drop what has accumulated; where recordings add to it, it stays in its place."""
+        """Clear theta's gradients: zero them if recordings add to them, else drop them."""
         self.optimizer.zero_grad(set_to_none=not self.has_static_gradients)
 
     def step(self, buffers: Buffers) -> None:
-        """Step delta along the round's last gradient, project it, and leave frozen examples in place."""
-        self._play("step", self.step_delta, buffers)
+        """Step delta along the last gradient, and project it; frozen examples do not move.
+
+        Args:
+            buffers: The batch's buffers.
+        """
+        self._run_move("step", self.step_delta, buffers)
         self.delta_scale.restore()
 
     def step_delta(self, buffers: Buffers) -> None:
-        """Step delta, as a part of a move."""
+        """Step delta as `step` does, as a part of a move."""
         if self.attack.freeze is None:
-            self.calls.projected_step(buffers.x, buffers.delta, buffers.grad, self.alpha, out=buffers.delta)
+            self.calls.projected_step(buffers.x, buffers.delta, buffers.grad, self.step_size, out=buffers.delta)
             return
-        moved = self.calls.projected_step(
-            buffers.x, buffers.delta, buffers.grad, self.alpha, out=torch.empty_like(buffers.delta)
+        next_delta = self.calls.projected_step(
+            buffers.x, buffers.delta, buffers.grad, self.step_size, out=torch.empty_like(buffers.delta)
         )
         self.meter.count_active(buffers.active)
-        buffers.delta.copy_(torch.where(broadcast_mask(buffers.active, buffers.x), moved, buffers.delta))
+        buffers.delta.copy_(torch.where(broadcast_mask(buffers.active, buffers.x), next_delta, buffers.delta))
 
     def _measure_magnitude(self, buffers: Buffers) -> None:
         grad = buffers.grad if self.pixel_scale is None else buffers.grad * self.pixel_scale
         buffers.magnitude.copy_(self.threat.dual_norm(grad))
 
-    def close(self, buffers: Buffers) -> None:
-        """Feed the meter once, and keep delta where it is carried over."""
-        self._play("close", partial(self.meter.add, has_own_images=self._own), buffers)
-        if self.attack.persistent and self._own:
-            self._keep(buffers.delta)
+    def end_batch(self, buffers: Buffers) -> None:
+        """Add the batch to the meter, and store delta if it is carried to the next batch.
 
-    def _keep(self, delta: Tensor) -> None:
+        Args:
+            buffers: The batch's buffers.
+        """
+        self._run_move("close", partial(self.meter.add, has_own_images=self._has_own_images), buffers)
+        if self.attack.persistent and self._has_own_images:
+            self._store_carried_delta(buffers.delta)
+
+    def _store_carried_delta(self, delta: Tensor) -> None:
         if (
             self.carried_delta is None
             or self.carried_delta.shape[1:] != delta.shape[1:]
@@ -292,23 +368,33 @@ class Game:
 
     @contextmanager
     def attack_mode(self) -> Iterator[None]:
-        """The ascent's batch-norm mode; every module's own mode is restored."""
+        """Put the network into the attack's batch-norm mode inside, and restore every module's mode afterwards."""
         if self.attack.batch_norm == "train":
             yield
             return
         with eval_mode(self.net):
             yield
 
-    def first_layer(self, buffers: Buffers) -> FirstLayer:
-        """The network's first layer, found once, with probes for this round."""
+    def prepare_first_layer(self, buffers: Buffers) -> FirstLayer:
+        """Find the network's first layer (once), and make output offsets for these buffers.
+
+        Args:
+            buffers: The batch's buffers.
+
+        Returns:
+            The first layer.
+
+        Raises:
+            UsageError: If no layer with parameters sees the input.
+        """
         layer = self._first_layer = self._first_layer or find_first_layer(self.net, buffers.x[:1])
         if buffers not in layer.output_offsets:
             with self.engine.autocast():
-                layer.probe(self.calls.unwrapped_objective, buffers, self.engine.layout)
+                layer.make_offsets(self.calls.unwrapped_objective, buffers, self.engine.to_memory_format)
         return layer
 
     def mutable_tensors(self) -> Iterator[Tensor]:
-        """Every tensor that a move may change, beside a round's own."""
+        """Yield every tensor that a move may change, apart from the buffers'."""
         yield from (*self.net.parameters(), *self.net.buffers(), self.meter.sums, self.meter.counts)
         yield from self.executor.half_weight_tensors()
         yield from (p.grad for p in self.net.parameters() if self.has_static_gradients and p.grad is not None)
@@ -317,23 +403,23 @@ class Game:
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def effective_batch_size(self, buffers: Buffers) -> float:
-        """How many images J's mean is over here, so that the processes' average is the mean of the whole batch."""
+        """Return the size to divide this process's sum of losses by, so that DDP's average is the batch mean."""
         return len(buffers) if self.global_batch_size is None else self.global_batch_size / self.distributed.size
 
     @property
-    def _own(self) -> bool:
-        """Whether this process has images of its own in the batch, rather than a stand-in."""
+    def _has_own_images(self) -> bool:
+        """Whether this process has images of the batch; otherwise it computes on placeholders that do not count."""
         return self.global_batch_size is None or self.distributed.shard.count(self.global_batch_size) > 0
 
     @property
     def _num_forwards(self) -> int:
-        loss = getattr(getattr(self.objective, "module", self.objective), "loss", None)
+        loss = getattr(self.calls.unwrapped_objective, "loss", None)
         return int(getattr(loss, "num_forwards", 1))
 
-    def _count_backprop(self, branches: int = 1) -> None:
+    def _count_backprop(self, num_forwards: int = 1) -> None:
         self.cost.backprops += 1
-        self.cost.passes += 2 * branches
+        self.cost.passes += 2 * num_forwards
 
-    def _play(self, name: str, move: Move, buffers: Buffers) -> None:
+    def _run_move(self, name: str, move: Move, buffers: Buffers) -> None:
         recorded = not (self.distributed.is_multiprocess and name in SYNCHRONISED_MOVES)
         self.executor.run(name, move, buffers, self.mutable_tensors, recorded=recorded)

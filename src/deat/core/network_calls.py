@@ -102,7 +102,7 @@ class NetworkCalls:
         )
 
     def objective(self, buffers: Buffers, delta: Tensor) -> LossOutput:
-        """The training loss at x + delta; with several processes, this is where they meet."""
+        """The training loss at x + delta; with several processes, this is where DDP synchronises."""
         compiled = self._compiled_for(buffers.x)
         function: ObjectiveFunction = compiled.objective if compiled else self._objective
         return function(buffers.x, delta, buffers.y)

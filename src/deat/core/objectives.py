@@ -1,4 +1,4 @@
-"""What the learner minimises: losses of (net, x, delta, y), and the module that DDP and compile wrap."""
+"""The training losses, and the module of network and loss that DDP and torch.compile wrap."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,65 +10,105 @@ from deat.core.losses import boosted_cross_entropy, cross_entropy, kl_divergence
 
 
 class LossOutput(NamedTuple):
-    """What a move asks the network for: the batch-mean loss and the logits at x + delta."""
+    """The result of a loss on one batch.
+
+    Attributes:
+        loss: The mean over the batch.
+        logits_adv: The logits at x + delta.
+    """
 
     loss: Tensor
     logits_adv: Tensor
 
 
 ObjectiveFunction = Callable[[Tensor, Tensor, Tensor], LossOutput]
-"""An objective as a function of (x, delta, y): the module itself, compiled, or with halved weights."""
+"""An objective as a function of (x, delta, y): the module itself, compiled, or with half-precision weights."""
 
 
 class TrainingLoss(Protocol):
-    """A training loss as frozen data; `branches` is how many forwards (and backwards) it executes."""
+    """A training loss. Frozen dataclasses are described in full in run.json.
+
+    Attributes:
+        num_forwards: How many forward (and backward) passes of the network it executes.
+    """
 
     num_forwards: ClassVar[int]
 
     def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> LossOutput:
-        """The outcome of a joint move on one batch."""
+        """Compute the loss on one batch.
+
+        Args:
+            net: The network.
+            x: The images.
+            delta: The perturbation.
+            y: The labels.
+
+        Returns:
+            The mean loss and the logits at x + delta.
+        """
 
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Madry et al.: the cross-entropy at x + delta."""
+    """The cross-entropy at x + delta (Madry et al. 2018)."""
 
     num_forwards: ClassVar[int] = 1
 
     def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> LossOutput:
-        """mean CE(x + delta, y)."""
+        """Compute the mean of CE(x + delta, y)."""
         logits = net(x + delta)
         return LossOutput(cross_entropy(logits, y).mean(), logits)
 
 
 @dataclass(frozen=True)
 class Trades:
-    """Zhang et al. 2019: CE(x) + beta * KL(p(x) || p(x + delta)); the gradient flows into both branches."""
+    """The loss of TRADES (Zhang et al. 2019): CE(x, y) + beta * KL(p(x) || p(x + delta)).
+
+    The gradient flows through both forward passes.
+
+    Args:
+        beta: The weight of the divergence.
+    """
 
     beta: float = 6.0
     num_forwards: ClassVar[int] = 2
 
     def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> LossOutput:
-        """mean CE(x, y) + beta * KL."""
+        """Compute the mean of CE(x, y) + beta * KL(p(x) || p(x + delta))."""
         clean, adv = net(x), net(x + delta)
         return LossOutput((cross_entropy(clean, y) + self.beta * kl_divergence(clean, adv)).mean(), adv)
 
 
 @dataclass(frozen=True)
 class Mart:
-    """Wang et al. 2020: boosted CE at x + delta, and a KL weighted by how unsure the clean answer is."""
+    """The loss of MART (Wang et al. 2020): BCE(x + delta, y) + beta * KL(p(x) || p(x + delta)) * (1 - p_y(x)).
+
+    BCE is the boosted cross-entropy, see `boosted_cross_entropy`.
+
+    Args:
+        beta: The weight of the divergence.
+    """
 
     beta: float = 6.0
     num_forwards: ClassVar[int] = 2
 
     def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> LossOutput:
-        """mean BCE(x + delta, y) + beta * KL * (1 - p_y(x))."""
+        """Compute the mean of BCE(x + delta, y) + beta * KL * (1 - p_y(x))."""
         clean, adv = net(x), net(x + delta)
         return LossOutput((boosted_cross_entropy(adv, y) + self.beta * mart_regulariser(clean, adv, y)).mean(), adv)
 
 
 class Objective(nn.Module):
-    """A network together with the loss it is trained by."""
+    """A network together with its training loss, as one module.
+
+    Args:
+        net: The network.
+        loss: The training loss.
+
+    Example:
+        >>> objective = deat.Objective(net, deat.Trades(beta=6.0))
+        >>> objective(x, delta, y).loss.backward()
+    """
 
     def __init__(self, net: nn.Module, loss: TrainingLoss) -> None:
         super().__init__()
@@ -76,5 +116,5 @@ class Objective(nn.Module):
         self.loss = loss
 
     def forward(self, x: Tensor, delta: Tensor, y: Tensor) -> LossOutput:
-        """The loss's outcome on one batch."""
+        """Compute the loss on one batch; the arguments are those of the loss."""
         return self.loss(self.net, x, delta, y)

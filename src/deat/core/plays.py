@@ -1,4 +1,4 @@
-"""The word each family spells with the moves A and J; its length is its cost in backprops."""
+"""How each family of methods orders the moves A and J of a batch. Each move costs one backprop."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -13,105 +13,117 @@ from deat.core.moves import Game
 
 
 class Play(Protocol):
-    """How one minibatch is played.
+    """The order of the moves of one batch.
 
-    crafts says that delta is finished before theta first moves, which is what M+ stretches its step for and
-    F+ needs. records says that its moves may be CUDA graphs.
+    Attributes:
+        crafts_first: Whether delta is complete before theta first changes. M+ stretches its step size only then, and F+
+            requires it.
+        can_record: Whether the moves may be recorded as CUDA graphs.
     """
 
     crafts_first: ClassVar[bool]
-    records: ClassVar[bool]
+    can_record: ClassVar[bool]
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
-        """Play one minibatch."""
+        """Train on one batch.
+
+        Args:
+            game: The game whose moves to call.
+            x: The images.
+            y: The labels.
+            budget: The number and the size of the attack's steps.
+        """
 
     def backprops(self, budget: Budget) -> int:
-        """The exact cost of one minibatch."""
+        """Return the number of backprops of one batch."""
 
 
 @dataclass(frozen=True)
 class Craft:
-    """A^k J: craft an adversarial example, then update. PGD-k, U-FGSM, TRADES, MART, FAT, Amata, DAT."""
+    """A^k J: make k attack steps, then update the weights. PGD-k, U-FGSM, TRADES, MART, FAT, Amata, DAT."""
 
     crafts_first: ClassVar[bool] = True
-    records: ClassVar[bool] = True
+    can_record: ClassVar[bool] = True
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
-        """k ascents, one joint move."""
-        r = game.open(x, y, budget)
+        """Train on one batch: k attack steps, then one update."""
+        buffers = game.begin_batch(x, y, budget)
         for _ in range(budget.k):
-            game.ascend(r)
-        game.joint_update(r)
-        game.close(r)
+            game.ascend(buffers)
+        game.joint_update(buffers)
+        game.end_batch(buffers)
 
     def backprops(self, budget: Budget) -> int:
-        """k ascents and one joint move."""
+        """Return k + 1."""
         return budget.k + 1
 
 
 @dataclass(frozen=True)
 class Replay:
-    """J^(k+1): every pass updates both delta and theta. FREE-m (m = k + 1), DEAT."""
+    """J^(k+1): every pass updates both delta and the weights. FREE-m (m = k + 1), DEAT."""
 
     crafts_first: ClassVar[bool] = False
-    records: ClassVar[bool] = True
+    can_record: ClassVar[bool] = True
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
-        """k + 1 joint moves, delta stepping between them."""
-        r = game.open(x, y, budget)
+        """Train on one batch: k + 1 updates, with a step of delta between them."""
+        buffers = game.begin_batch(x, y, budget)
         for _ in range(budget.k):
-            game.joint_update(r)
-            game.step(r)
-        game.joint_update(r)
+            game.joint_update(buffers)
+            game.step(buffers)
+        game.joint_update(buffers)
         if game.attack.persistent and budget.k:
-            game.step(r)  # nobody looks at the last delta unless it is carried over
-        game.close(r)
+            game.step(buffers)  # otherwise the last delta is not used
+        game.end_batch(buffers)
 
     def backprops(self, budget: Budget) -> int:
-        """k + 1 joint moves."""
+        """Return k + 1."""
         return budget.k + 1
 
 
 @dataclass(frozen=True)
 class Relay:
-    """(J0 a^n)^k J, theta stepping once, on the summed gradients. YOPO-m-n (m = k + 1).
+    """(J0 a^n)^k J: full passes with first-layer steps after them, and one update at the end. YOPO-m-n (m = k + 1).
 
-    Steps of delta after the last full pass would go unseen, so they are not taken.
+    J0 is J without its step of theta: the gradients of all full passes are summed. Each of the n cheap steps "a" of
+    delta uses the first layer only. There are none after the last full pass, since its delta is not used.
+
+    Args:
+        inner: n, the number of steps of delta after each full pass but the last.
     """
 
     inner: int = 3
     crafts_first: ClassVar[bool] = False
-    records: ClassVar[bool] = True
+    can_record: ClassVar[bool] = True
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
-        """k + 1 full passes, each but the last followed by first-layer steps."""
-        r = game.open(x, y, budget)
-        layer = game.first_layer(r)
+        """Train on one batch: k + 1 full passes, with first-layer steps after each but the last."""
+        buffers = game.begin_batch(x, y, budget)
+        layer = game.prepare_first_layer(buffers)
         for _ in range(budget.k):
-            game.accumulate_gradients(r, partial(self._full_pass_and_first_layer_steps, game, layer))
-        game.joint_update(r)
-        game.close(r)
+            game.accumulate_gradients(buffers, partial(self._full_pass_and_first_layer_steps, game, layer))
+        game.joint_update(buffers)
+        game.end_batch(buffers)
 
     def backprops(self, budget: Budget) -> int:
-        """k + 1 full passes; first-layer steps are not counted, as in the paper."""
+        """Return k + 1, the number of full passes; first-layer steps do not count, as in the paper."""
         return budget.k + 1
 
     def _full_pass_and_first_layer_steps(self, game: Game, layer: FirstLayer, buffers: Buffers) -> None:
-        """J0 a^n."""
         costates = _compute_costates(game, buffers, layer)
-        game.step_delta(buffers)  # the full pass has just taken the gradient of the first step
+        game.step_delta(buffers)  # the full pass has computed the gradient of the first step
         for _ in range(self.inner - 1):
             buffers.grad.copy_(_first_layer_gradient(game, buffers, layer, costates))
             game.step_delta(buffers)
 
 
 def _compute_costates(game: Game, buffers: Buffers, layer: FirstLayer) -> list[Tensor]:
-    """J0: accumulate theta's gradient, and the loss's gradient by the first layer's outputs."""
-    probes = [probe for probe in layer.output_offsets[buffers] if probe is not None]
-    for probe in probes:
-        probe.grad = None
+    """J0: accumulate theta's gradient, and return the loss's gradient by the first layer's outputs."""
+    offsets = [offset for offset in layer.output_offsets[buffers] if offset is not None]
+    for offset in offsets:
+        offset.grad = None
     game.compute_both_gradients(buffers, layer)
-    return [probe.grad for probe in probes if probe.grad is not None]
+    return [offset.grad for offset in offsets if offset.grad is not None]
 
 
 def _first_layer_gradient(game: Game, buffers: Buffers, layer: FirstLayer, costates: list[Tensor]) -> Tensor:

@@ -3,26 +3,32 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from deat.engine.kernels.kernel_utils import get_side_stream
+
 
 def device_context(device: torch.device) -> AbstractContextManager[Any]:
-    """Inside, a GPU is the current one: recordings and our own kernels are launched there, wherever tensors are."""
+    """Make a GPU the current one inside, since recordings and our own kernels are launched on the current GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def capture_graph(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = None) -> Iterator[None]:
-    """What is launched inside becomes the graph; other threads, such as one that pins memory, may go on meanwhile.
+    """Record what is launched inside as a graph. Other threads, such as one that pins memory, may run meanwhile.
 
-    Where that fails, streams and random numbers are as before, and what is raised is what went wrong inside.
+    If recording fails, streams and random number generators are restored, and the error from inside is raised.
+
+    Args:
+        graph: The graph to record.
+        device: The GPU.
+        pool: The memory pool to share with other graphs, if any.
     """
-    # torch's own stream is of whichever GPU was recorded on first: on another one, nothing would be recorded.
-    here, stream = torch.cuda.current_stream(device), _get_side_stream(device, "record")
+    # Not torch's own capture stream: it belongs to the first GPU that was recorded on.
+    here, stream = torch.cuda.current_stream(device), get_side_stream(device, "record")
     inside: Exception | None = None
     try:
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
@@ -32,21 +38,21 @@ def capture_graph(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any =
                 inside = error
                 raise
     except Exception as error:
-        if error is not inside:  # else it ended as it should, and other recordings know these random numbers
+        if error is not inside:  # otherwise the capture ended properly, and other recordings use this generator state
             _reset_after_failed_capture(here)
         raise inside or error from None
 
 
 def _reset_after_failed_capture(stream: torch.cuda.Stream) -> None:
-    """A recording that breaks leaves its stream the current one, and the random numbers' state as if it went on."""
+    """Restore the current stream, and a generator state that is not in capture mode."""
     torch.cuda.set_stream(stream)
-    numbers = torch.cuda.default_generators[stream.device_index]
-    numbers.graphsafe_set_state(numbers.clone_state())
+    generator = torch.cuda.default_generators[stream.device_index]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 @contextmanager
 def forbid_synchronisation() -> Iterator[None]:
-    """Inside, what waits for the device raises. A recording that it happens in would be past mending."""
+    """Raise where something inside waits for the device: in a recording, that could not be recovered from."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
@@ -59,19 +65,14 @@ def forbid_synchronisation() -> Iterator[None]:
 
 @contextmanager
 def warm_up_stream(device: torch.device) -> Iterator[None]:
-    """What is launched inside runs on a stream of its own: always the same, since cuBLAS keeps memory for each."""
-    beside, here = _get_side_stream(device, "warm up"), torch.cuda.current_stream()
-    beside.wait_stream(here)
+    """Run what is inside on a side stream: always the same one, since cuBLAS allocates memory for each stream."""
+    side_stream, here = get_side_stream(device, "warm up"), torch.cuda.current_stream()
+    side_stream.wait_stream(here)
     try:
-        with torch.cuda.stream(beside):
+        with torch.cuda.stream(side_stream):
             yield
     finally:
-        here.wait_stream(beside)
-
-
-@cache
-def _get_side_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        here.wait_stream(side_stream)
 
 
 WARM_UP_CALLS = 2
@@ -79,12 +80,12 @@ WARM_UP_CALLS = 2
 
 
 class StaticBuffers(Protocol):
-    """Device tensors that stay in their place: what a recording reads and writes."""
+    """Device tensors at fixed addresses, which a recording reads and writes."""
 
     x: Tensor
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor."""
+        """Return every tensor."""
 
 
 BuffersT = TypeVar("BuffersT", bound=StaticBuffers)
@@ -126,7 +127,7 @@ class GraphRecorder:
         recording[0].replay()
 
     def graph(self, name: str) -> torch.cuda.CUDAGraph:
-        """The first recording of a function."""
+        """Return the first recording of a function."""
         return next(graph for (function, _), (graph, _) in self._graphs.items() if function == name)
 
     def clear_recordings(self) -> None:
@@ -160,7 +161,7 @@ class GraphRecorder:
 
 @contextmanager
 def _restore_tensors(device: torch.device, tensors: list[Tensor]) -> Iterator[None]:
-    """Run the inside on a stream of its own, then restore these tensors and every random stream."""
+    """Run the inside on a side stream, then restore these tensors and the random number generators."""
     copies = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
         with torch.random.fork_rng(devices=[device]), warm_up_stream(device):

@@ -27,7 +27,7 @@ class CompiledForShape(Protocol):
 
 
 class Executor:
-    """Runs functions of static buffers as an engine wants it, with a fallback where a network does not allow it.
+    """Runs functions of static buffers as the engine says, with a fallback where a network does not allow it.
 
     It knows nothing of adversarial training. A function and every tensor that it may change are given to `run`, which
     records them as a CUDA graph and replays it. `begin_batch` is given a function that compiles the calls made inside;
@@ -35,7 +35,7 @@ class Executor:
 
     Args:
         net: The network whose layers are guarded.
-        optimizer: The optimiser that steps its weights. One with `use_compiled` is told to compile its step, one with
+        optimizer: The optimiser that steps its weights. One with `use_compiled` is made to compile its step, one with
             `follow` to step the half-precision copies together with the weights.
         engine: Device, precision, and whether to record and to compile.
         single_process: Whether no other process shares the batches. A failed call that has communicated with others is
@@ -52,16 +52,16 @@ class Executor:
     ) -> None:
         self.engine, self.single_process = engine, single_process
         self._net, self._optimizer = net, optimizer
-        self.recorder = GraphRecorder(net) if engine.records else None
+        self.recorder = GraphRecorder(net) if engine.use_cuda_graphs else None
         self.compiled: Any = None
         self.full_batch_size = 0
         self._guarded_values, self._optimizer_steps_half_weights = self._read_guarded_values(), False
         self._seen: set[tuple[str, torch.Size]] = set()
-        self.warmed = 0.0
+        self.warm_up_seconds = 0.0
 
     def take_warm_up_seconds(self) -> float:
         """Return the seconds spent on first calls (compiling, recording, set-up) since this was last called."""
-        seconds, self.warmed = self.warmed, 0.0
+        seconds, self.warm_up_seconds = self.warm_up_seconds, 0.0
         return seconds
 
     def refresh(self) -> bool:
@@ -82,7 +82,7 @@ class Executor:
         return True
 
     def begin_batch(self, x: Tensor, compile_for: Callable[[torch.Size], CompiledForShape]) -> bool:
-        """Prepare for a batch: compile for its shape if the engine asks for it.
+        """Prepare for a batch: compile for its shape if the engine compiles.
 
         Args:
             x: The batch's static input.
@@ -127,7 +127,7 @@ class Executor:
         self._run_with_fallback(name, function, buffers, mutable_tensors, recorded)
         if is_new and (self.engine.use_compile or self.engine.device.type == "cuda"):  # eager first calls cost nothing
             self._seen.add((name, buffers.x.shape))
-            self.warmed += perf_counter() - started
+            self.warm_up_seconds += perf_counter() - started
 
     def _run_with_fallback(
         self,
@@ -195,7 +195,7 @@ class Executor:
         return [*learns, *decays, *(_number_or_none(v.get(name)) for v in layers for name in GUARDED_LAYER_ATTRIBUTES)]
 
     def _configure_optimizer(self, compiled: bool) -> None:
-        """Tell the optimiser, if it is one that can, whether to compile its step and which copies to step."""
+        """Set whether the optimiser compiles its step and which copies it steps, if it supports that."""
         if use := getattr(self._optimizer, "use_compiled", None):
             use(compiled)
         can_follow = self.single_process and self.engine.scaler is None and not self._has_optimizer_hooks()
@@ -230,7 +230,7 @@ class Executor:
             self.use_compiled(False)
             return
         warnings.warn(f"this network cannot be recorded as a CUDA graph, so it runs eagerly: {reason}", stacklevel=4)
-        self.recorder, self.engine.records = None, False
+        self.recorder, self.engine.use_cuda_graphs = None, False
 
 
 def compile_function(function: Callable[..., Any], backend: Any) -> Callable[..., Any]:

@@ -45,7 +45,7 @@ class Method:
 
     def __post_init__(self) -> None:
         missing = [
-            name for name in ("__call__", "crafts_first", "records", "backprops") if not hasattr(self.play, name)
+            name for name in ("__call__", "crafts_first", "can_record", "backprops") if not hasattr(self.play, name)
         ]
         if missing or isinstance(self.play, type):
             raise UsageError(

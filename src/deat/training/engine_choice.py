@@ -64,7 +64,7 @@ def choose_engine(
     if config.deterministic and device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     reasons = {
-        "this method's play cannot be recorded": not method.play.records,
+        "this method's play cannot be recorded": not method.play.can_record,
         "a compact batch changes its shape": method.attack.compact,
         "an optimiser of your own may read the host": custom_optimizer,
         "batch-norm statistics meet those of other processes": config.sync_bn and distributed.is_multiprocess,
@@ -193,4 +193,4 @@ class AutoCompile(CompilePolicy):
 
 
 def _mark_now(trainer: "Trainer") -> TimingMark:
-    return TimingMark(perf_counter(), trainer.game.executor.warmed, trainer.game.cost.backprops)
+    return TimingMark(perf_counter(), trainer.game.executor.warm_up_seconds, trainer.game.cost.backprops)

@@ -139,8 +139,8 @@ def make_numerical_error(
     Returns:
         The error; the position is in its message and in its facts, which are recorded with the run.
     """
-    position = f"k {budget.k}, alpha {format_eps(budget.alpha)}, lr {lr:.4g}, seed {seed}"
-    facts = {"epoch": epoch + 1, "batch": batch, "k": budget.k, "alpha": budget.alpha, "lr": lr, "seed": seed}
+    position = f"k {budget.k}, alpha {format_eps(budget.step_size)}, lr {lr:.4g}, seed {seed}"
+    facts = {"epoch": epoch + 1, "batch": batch, "k": budget.k, "alpha": budget.step_size, "lr": lr, "seed": seed}
     return NumericalError(f"{message} It happened at {position}.", **facts)
 
 

@@ -273,7 +273,7 @@ class OverfitWatch:
             trainer.stop()
             return f"Stopped at the weights of epoch {trainer.epoch}."
         trainer.scale_step_size(self.shrink)
-        alpha = trainer.schedule.budget(trainer.state, trainer.epoch).alpha
+        alpha = trainer.schedule.budget(trainer.state, trainer.epoch).step_size
         return f"Back to epoch {trainer.epoch}, continuing with alpha {format_eps(alpha)}."
 
     def _record_event(self, event: EpochWatch) -> None:
@@ -295,7 +295,7 @@ class OverfitWatch:
         images = self._scored_images(trainer)
         attacks = parse_attack(SINGLE_STEP_ATTACK), parse_attack(MULTI_STEP_ATTACK)
         accuracies = compute_accuracies(
-            trainer.model, images, attacks, self.threat, self.seed, trainer.engine.layout, trainer.distributed
+            trainer.model, images, attacks, self.threat, self.seed, trainer.engine.to_memory_format, trainer.distributed
         )
         self.passes += sum(1 + 2 * attack.steps for attack in attacks) * len(images)
         return accuracies[SINGLE_STEP_ATTACK], accuracies[MULTI_STEP_ATTACK]

@@ -111,7 +111,7 @@ class Trainer:
         choice = choose_engine(config, method, self.num_parameters, distributed, custom_optimizer=optimizer is not None)
         self.engine, self.engine_note, self.may_compile = choice.engine, choice.fallback_note, choice.may_compile
         self.model = self.engine.prepare(sync_batch_norm(model, config, self.engine.device, distributed))
-        self.optimizer = (optimizer or make_sgd_factory(config, self.engine.records))(self.model.parameters())
+        self.optimizer = (optimizer or make_sgd_factory(config, self.engine.use_cuda_graphs))(self.model.parameters())
         self.custom_param_groups = describe_param_groups(self.optimizer) if optimizer else None
         self.lr_scheduler = LRScheduler(self.optimizer, config, total_steps=config.epochs * len(train))
         self.game = Game(
@@ -366,7 +366,7 @@ class Trainer:
         return EpochStats(
             epoch=self.epoch,
             k=budget.k,
-            alpha=budget.alpha,
+            alpha=budget.step_size,
             level=budget.level,
             magnitude=record.magnitude,
             threshold=self.state.get("threshold"),
@@ -403,7 +403,7 @@ class Trainer:
         """Set threads, backend flags and random state for training; on exit restore them and end data workers."""
         flags = torch_backend_flags(
             self.threads,
-            cudnn_benchmark=self.engine.records,  # a recording is replayed often, which repays the search
+            cudnn_benchmark=self.engine.use_cuda_graphs,  # a recording is replayed often, which repays the search
             deterministic=self.config.deterministic,
         )
         device = self.engine.device

@@ -72,7 +72,7 @@ class Validator:
         model, attacks = _AutocastModel(net, self.engine), ("natural", self.attack)
         images = InterruptibleSource(self.source, self.interruption)
         scores = compute_scores(
-            model, images, attacks, self.threat, self.seed, self.engine.layout, self.interruption.distributed
+            model, images, attacks, self.threat, self.seed, self.engine.to_memory_format, self.interruption.distributed
         )
         self.passes += (2 + 2 * self.attack.steps) * len(self.source)
         natural, loss = scores["natural"]

@@ -1,11 +1,10 @@
-"""Batch norm, a sum before or behind it and a ReLU, as two Triton kernels over rows of channels: forth and back.
+"""Batch norm, the sums around it and a ReLU as two Triton kernels over rows of channels: forward and backward.
 
-A batch in channels-last order is a matrix of N·H·W rows and C columns, which these kernels walk in tiles. Either one is
-launched twice: to gather sums over the rows, by column, and to write a matrix that needs them, from the last tile to
-the first, since what was read last is nearest. Programs that write begin EARLY where they can: they fetch their first
-tile while the last sums are gathered. Every program adds its sums to what the others have, in whatever order they
-come. Sums are taken in float32 (float64 for float64), of differences to the first row, since squares of large numbers
-would swallow small variances.
+A batch in channels-last order is a matrix of N·H·W rows and C columns, which the kernels process in tiles. Each kernel is
+launched twice: first to gather sums over the rows, by column, then to write its output, from the last tile to the first,
+since the last tile is still in the cache. With EARLY, the programs that write start before the sums are complete, and
+load their first tile meanwhile. Programs add their sums atomically, in any order. Sums are float32 (float64 for
+float64), of differences to the first row, since squares of large numbers would hide small variances.
 """
 
 import triton
@@ -23,7 +22,7 @@ def batch_norm_forward_kernel(
 ) -> None:  # fmt: skip
     """y = relu((total - mean) / deviation * weight + bias + beside), where total = x + other, or x.
 
-    mean and 1 / deviation are the batch's own, gathered first and written down, or the running ones.
+    mean and 1 / deviation are those of the batch, which are gathered first and stored, or the running ones.
     """
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
@@ -65,10 +64,10 @@ def batch_norm_forward_kernel(
                 v += tl.load(beside + at, mask=ok, other=0).to(ACC)
             if RELU:
                 v = tl.maximum(v, 0.0, propagate_nan=tl.PropagateNan.ALL)
-            here, there = at, ok
+            stored_at, stored_ok = at, ok
             at, ok = _tile_offsets(rows - 2 * BM - start, rows, M, C, cols, inside, BM)
             ahead = tl.load(source + at, mask=ok, other=0)
-            tl.store(y + here, v.to(y.dtype.element_ty), mask=there)
+            tl.store(y + stored_at, v.to(y.dtype.element_ty), mask=stored_ok)
 
 
 @triton.jit
@@ -78,10 +77,10 @@ def batch_norm_backward_kernel(
     BATCH: tl.constexpr, EPS: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr, EARLY: tl.constexpr, ACC: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The gradient by x, with `more` added; where the statistics were the batch's own, through them as well.
+    """The gradient by x, plus `more`; with the statistics of the batch, the gradient flows through them as well.
 
-    It needs the gradients by bias and by weight: sums by column of dy before the ReLU, and of it times normalised x.
-    The ReLU was open where the batch norm is positive, or where `gate`, its output, is.
+    It needs the gradients by bias and by weight: the sums by column of dy before the ReLU, and of that times the
+    normalised x. The ReLU passes the gradient where the batch norm, or `gate`, the ReLU's output, is positive.
     """
     cols = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = cols < C
@@ -114,23 +113,23 @@ def batch_norm_backward_kernel(
             grad = grad * r * w
             if ADD:
                 grad += tl.load(more + at, mask=ok, other=0).to(ACC)
-            here, there = at, ok
+            stored_at, stored_ok = at, ok
             at, ok = _tile_offsets(rows - 2 * BM - start, rows, M, C, cols, inside, BM)
             ahead_dy, ahead_x = tl.load(dy + at, mask=ok, other=0), tl.load(x + at, mask=ok, other=0)
-            tl.store(dx + here, grad.to(dx.dtype.element_ty), mask=there)
+            tl.store(dx + stored_at, grad.to(dx.dtype.element_ty), mask=stored_ok)
 
 
 @triton.jit
 def _tile_offsets(start, rows, M, C, cols, inside, BM: tl.constexpr) -> "Tile":
-    """Where a tile's numbers lie, and which of them there are."""
-    own = start + tl.arange(0, BM)
-    row = tl.program_id(0) * rows + own
-    return row[:, None] * C + cols[None, :], ((own >= 0) & (row < M))[:, None] & inside[None, :]
+    """The offsets of a tile's numbers, and the mask of those inside the matrix."""
+    line = start + tl.arange(0, BM)
+    row = tl.program_id(0) * rows + line
+    return row[:, None] * C + cols[None, :], ((line >= 0) & (row < M))[:, None] & inside[None, :]
 
 
 @triton.jit
 def _add_and_store(tile, other, total, at, ok, ADD: tl.constexpr, ACC: tl.constexpr) -> "tl.tensor":
-    """A tile of x, or of x + other, which is written down as it is rounded."""
+    """A tile of x, or of x + other, which is rounded and stored."""
     v = tile.to(ACC)
     if ADD:
         v += tl.load(other + at, mask=ok, other=0).to(ACC)
@@ -144,7 +143,7 @@ def _add_and_store(tile, other, total, at, ok, ADD: tl.constexpr, ACC: tl.conste
 def _gradient_before_relu(
     dy, x, gate, at, ok, m, r, w, c, RELU: tl.constexpr, GATED: tl.constexpr, ACC: tl.constexpr
 ) -> "Tile":  # fmt: skip
-    """A tile of dy before the ReLU, and of normalised x."""
+    """A tile of dy before the ReLU, and of the normalised x."""
     grad, v = dy.to(ACC), (x.to(ACC) - m) * r
     if GATED:
         grad = tl.where(tl.load(gate + at, mask=ok, other=0) > 0, grad, 0.0)
@@ -158,7 +157,7 @@ def _finish_statistics(
     sums, origin, mean, spread, running_mean, running_var, M, C, cols, inside,
     MOMENTUM: tl.constexpr, EPS: tl.constexpr, TRACK: tl.constexpr,
 ) -> "Tile":  # fmt: skip
-    """mean and 1 / deviation from the sums; one program writes them down, and lets the running ones follow."""
+    """mean and 1 / deviation from the sums; one program stores them, and updates the running statistics."""
     a, b = _load_sums(sums, cols, inside, C)
     a, b = a / M, b / M
     var = tl.maximum(b - a * a, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -194,20 +193,20 @@ def _load_affine(weight, bias, cols, inside, ACC: tl.constexpr) -> "Tile":
 
 @triton.jit
 def _add_sums(sums, first, second, cols, inside, C) -> None:
-    """Add this program's two sums to everybody's."""
+    """Add this program's two sums to those of all programs."""
     tl.atomic_add(sums + cols, tl.sum(first, 0), mask=inside, sem="relaxed")
     tl.atomic_add(sums + C + cols, tl.sum(second, 0), mask=inside, sem="relaxed")
 
 
 @triton.jit
 def _load_sums(sums, cols, inside, C) -> "Tile":
-    """Everybody's two sums."""
+    """The two sums of all programs."""
     return tl.load(sums + cols, mask=inside, other=0), tl.load(sums + C + cols, mask=inside, other=0)
 
 
 @triton.jit
 def _allow_dependent_launch(EARLY: tl.constexpr) -> None:
-    """Let the launch behind this one begin beside it, once what came before this one has ended."""
+    """Let the next launch begin during this one, after the previous one has ended."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -215,6 +214,6 @@ def _allow_dependent_launch(EARLY: tl.constexpr) -> None:
 
 @triton.jit
 def _wait_for_previous_launch(EARLY: tl.constexpr) -> None:
-    """Wait until the launch before this one has ended."""
+    """Wait until the previous launch has ended."""
     if EARLY:
         tl.extra.cuda.gdc_wait()

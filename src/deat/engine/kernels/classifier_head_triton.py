@@ -1,6 +1,6 @@
-"""A network's end, the mean over pixels and a linear layer, as three Triton kernels: forth, back, and by the weights.
+"""Global average pooling and a linear layer as three Triton kernels: forward, input gradient, weight gradient.
 
-A program reads an image's last features once. The classes are few, so a tile holds them all.
+A program reads an image's last features once. There are few classes, so a tile holds them all.
 """
 
 from typing import Any
@@ -10,8 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deat.engine.kernels.kernel_utils import ceil_div, next_power_of_two
+
 FORWARD_TILE_CHANNELS, BACKWARD_TILE_CHANNELS, TILE_IMAGES, TILE_PIXELS = 512, 128, 64, 16
-"""Channels of a tile forth, and back; images of a tile by the weights; pixels of a tile."""
+"""Sizes of tiles: channels in the forward and the input-gradient kernel, images for the weight gradient, pixels."""
 
 
 @triton.jit
@@ -19,7 +21,7 @@ def head_forward_kernel(
     x, weight, bias, pooled, y, HW, C,
     CO: tl.constexpr, BIAS: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr,
 ) -> None:  # fmt: skip
-    """An image's means over pixels, which are written down, and its logits."""
+    """Write an image's means over pixels and its logits."""
     n, out, pixel = tl.program_id(0), tl.arange(0, BO), tl.arange(0, BH)
     acc = tl.zeros((BO,), tl.float32)
     for start in range(0, C, BC):
@@ -44,7 +46,7 @@ def head_forward_kernel(
 def head_input_gradient_kernel(
     dy, weight, dx, HW, C, CO: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr
 ) -> None:  # fmt: skip
-    """The gradient by an image's last features: the same for all of its pixels."""
+    """Write the gradient by an image's last features: the same for all of its pixels."""
     n, out, pixel = tl.program_id(0), tl.arange(0, BO), tl.arange(0, BH)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     known = (out < CO)[:, None] & (c < C)[None, :]
@@ -63,7 +65,7 @@ def head_weight_gradient_kernel(
     dy, pooled, by_weight, by_bias, N, C,
     CO: tl.constexpr, BIAS: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BO: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The gradients by weight and by bias, over all images."""
+    """Write the gradients by weight and by bias, summed over all images."""
     out, c = tl.arange(0, BO), tl.program_id(0) * BC + tl.arange(0, BC)
     acc, total = tl.zeros((BO, BC), tl.float32), tl.zeros((BO, BN), tl.float32)
     for first in range(0, N, BN):
@@ -71,17 +73,17 @@ def head_weight_gradient_kernel(
         slope = tl.load(dy + n[None, :] * CO + out[:, None], mask=(n < N)[None, :] & (out < CO)[:, None], other=0)
         mean = tl.load(pooled + n[:, None] * C + c[None, :], mask=(n < N)[:, None] & (c < C)[None, :], other=0)
         slope = slope.to(tl.float32)
-        acc = tl.dot(slope, mean.to(tl.float32), acc)  # exact in TF32, which halves fit
+        acc = tl.dot(slope, mean.to(tl.float32), acc)  # exact in TF32, whose mantissa holds those of half precision
         total += slope
     ok = (out < CO)[:, None] & (c < C)[None, :]
     tl.store(by_weight + out[:, None] * C + c[None, :], acc.to(by_weight.dtype.element_ty), mask=ok)
-    if BIAS:  # noqa: SIM102 - it is not built otherwise
+    if BIAS:  # noqa: SIM102 - a constexpr condition must stand alone
         if tl.program_id(0) == 0:
             tl.store(by_bias + out, tl.sum(total, 1).to(by_bias.dtype.element_ty), mask=out < CO)
 
 
 def head_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(logits, means over pixels) of features, channels last, in their type."""
+    """Return (logits, means over pixels) of channels-last features, in their dtype."""
     pooled, y = x.new_empty((len(x), x.shape[1])), x.new_empty((len(x), len(weight)))
     sizes = _constexpr_sizes(weight, FORWARD_TILE_CHANNELS) | {"BIAS": bias is not None, "BH": TILE_PIXELS}
     head_forward_kernel[(len(x),)](
@@ -91,10 +93,10 @@ def head_forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor
 
 
 def head_input_gradient(dy: Tensor, weight: Tensor, shape: torch.Size) -> Tensor:
-    """The gradient by features of a shape, channels last."""
+    """Return the gradient by features of a shape, in channels-last order."""
     dx = torch.empty(shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
     sizes = _constexpr_sizes(weight, BACKWARD_TILE_CHANNELS) | {"BH": TILE_PIXELS}
-    grid = len(dx), -(-shape[1] // sizes["BC"])
+    grid = len(dx), ceil_div(shape[1], sizes["BC"])
     head_input_gradient_kernel[grid](dy, weight, dx, shape[2] * shape[3], shape[1], **sizes)
     return dx
 
@@ -102,18 +104,15 @@ def head_input_gradient(dy: Tensor, weight: Tensor, shape: torch.Size) -> Tensor
 def head_weight_gradient(
     dy: Tensor, pooled: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradients by weight and by bias, in their types."""
+    """Return the gradients by weight and by bias, in their dtypes."""
     by_weight, by_bias = torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
     sizes = _constexpr_sizes(weight, TILE_IMAGES) | {"BIAS": bias is not None, "BN": TILE_IMAGES}
     tensors = dy, pooled, by_weight, by_weight if by_bias is None else by_bias
-    head_weight_gradient_kernel[(-(-weight.shape[1] // sizes["BC"]),)](*tensors, len(dy), weight.shape[1], **sizes)
+    head_weight_gradient_kernel[(ceil_div(weight.shape[1], sizes["BC"]),)](*tensors, len(dy), weight.shape[1], **sizes)
     return by_weight, by_bias
 
 
 def _constexpr_sizes(weight: Tensor, max_channels: int) -> dict[str, Any]:
-    classes, channels = (max(16, 1 << (size - 1).bit_length()) for size in weight.shape)
-    return {
-        "CO": len(weight),
-        "BC": min(max_channels * 16 // classes, channels),
-        "BO": classes,
-    }  # more would not fit registers
+    classes, channels = (max(16, next_power_of_two(size)) for size in weight.shape)
+    # Larger tiles would not fit the registers.
+    return {"CO": len(weight), "BC": min(max_channels * 16 // classes, channels), "BO": classes}

@@ -1,6 +1,6 @@
-"""A convolution whose weight gradient is taken beside the rest of the backward pass, on a stream of its own.
+"""Convolutions that run on side streams: weight gradients, and branches whose results are needed later.
 
-Nothing but the optimiser waits for a weight's gradient, and matrix units are idle while batch norms wait for memory.
+Only the optimiser needs a weight's gradient, and matrix units are idle while batch norms wait for memory.
 """
 
 from typing import Any, NamedTuple
@@ -14,37 +14,42 @@ SIDE_STREAM_FLAG = "_gradient_is_taken_beside"
 
 
 def mark_for_side_stream(leaf: Tensor) -> None:
-    """Let a weight's gradient be taken beside; whoever needs it calls `join` first."""
+    """Allow a weight's gradient to be computed on the side stream.
+
+    Args:
+        leaf: The weight. Call `wait_for_gradients` before reading its gradient.
+    """
     setattr(leaf, SIDE_STREAM_FLAG, True)
 
 
 def wait_for_gradients() -> None:
-    """Wait for every weight gradient that is on its way; a recording may only wait for what it began itself."""
+    """Wait for the pending weight gradients, and add them to `.grad`. Call it in the recording that started them."""
     for device in list(_pending):
         torch.cuda.current_stream(device).wait_stream(get_side_stream(device, "gradients"))
-        for leaf, grad in _pending.pop(device).found.items():
+        for leaf, grad in _pending.pop(device).by_weight.items():
             leaf.grad = grad if leaf.grad is None else leaf.grad + grad
 
 
 class PendingGradients(NamedTuple):
-    """What is done beside: which gradients are read, and what was found for each weight.
+    """The work of a side stream: the gradients that it reads, and the gradient of each weight.
 
-    Both are kept from autograd until `join`, which would add to them in their place.
+    References to both are kept until `wait_for_gradients`, since autograd adds in place to gradients that nothing else
+    references.
     """
 
-    read: list[Tensor]
-    found: dict[Tensor, Tensor]
+    gradients_in_use: list[Tensor]
+    by_weight: dict[Tensor, Tensor]
 
 
 _pending: dict[torch.device, PendingGradients] = {}
 
 
 class SideStreamConvFunction(torch.autograd.Function):
-    """conv2d without a bias; a weight that learns, a leaf, finds its gradient in .grad once `join` was called."""
+    """conv2d without a bias; the gradient of its weight, a leaf, is in `.grad` after `wait_for_gradients`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, leaf: Tensor, *sizes: Any) -> Tensor:
-        """The convolution; sizes are stride, padding, dilation and groups."""
+        """Compute the convolution; sizes are stride, padding, dilation and groups."""
         ctx.save_for_backward(x, leaf)
         ctx.leaf, ctx.sizes = leaf, sizes
         return torch.conv2d(x, leaf, None, *sizes)
@@ -52,7 +57,7 @@ class SideStreamConvFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        """The gradient by x; the weight's is on its way."""
+        """Compute the gradient by x, and start that of the weight."""
         x, weight = ctx.saved_tensors
         if ctx.needs_input_grad[1]:
             _start_weight_gradient(dy, x, weight, ctx)
@@ -61,23 +66,23 @@ class SideStreamConvFunction(torch.autograd.Function):
 
 
 def _start_weight_gradient(dy: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> None:
-    """Take a weight's gradient beside."""
-    beside = get_side_stream(x.device, "gradients")
-    beside.wait_stream(torch.cuda.current_stream(x.device))
-    read, found = _pending.setdefault(x.device, PendingGradients([], {}))
-    read.append(dy)
-    with torch.cuda.stream(beside):
+    """Start a weight's gradient on the side stream."""
+    side_stream = get_side_stream(x.device, "gradients")
+    side_stream.wait_stream(torch.cuda.current_stream(x.device))
+    gradients_in_use, by_weight = _pending.setdefault(x.device, PendingGradients([], {}))
+    gradients_in_use.append(dy)
+    with torch.cuda.stream(side_stream):
         grad = _conv_gradient(dy, x, weight, ctx.sizes, by_x=False)
-        found[ctx.leaf] = found[ctx.leaf] + grad if ctx.leaf in found else grad
-    x.record_stream(beside)
+        by_weight[ctx.leaf] = by_weight[ctx.leaf] + grad if ctx.leaf in by_weight else grad
+    x.record_stream(side_stream)
 
 
 def _conv_gradient(dy: Tensor, x: Tensor, weight: Tensor, sizes: Any, by_x: bool) -> Tensor:
     stride, padding, dilation, groups = sizes
-    found = torch.ops.aten.convolution_backward(
+    gradients = torch.ops.aten.convolution_backward(
         dy, x, weight, None, stride, padding, dilation, False, [0, 0], groups, [by_x, not by_x, False]
     )
-    gradient: Tensor = found[0] if by_x else found[1]
+    gradient: Tensor = gradients[0] if by_x else gradients[1]
     return gradient
 
 
@@ -90,9 +95,9 @@ def conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """conv2d, on a GPU forked where the weight learns and `take_beside` was told of it."""
-    known = weight.requires_grad and hasattr(weight, SIDE_STREAM_FLAG)
-    if not known or not _can_use_side_stream(x, weight, bias, padding):
+    """Apply conv2d; on a GPU, the gradient of a weight marked by `mark_for_side_stream` uses the side stream."""
+    is_marked = weight.requires_grad and hasattr(weight, SIDE_STREAM_FLAG)
+    if not is_marked or not _can_use_side_stream(x, weight, bias, padding):
         return torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
     pairs = [list(as_pair(sizes)) for sizes in (stride, padding, dilation)]
     out: Tensor = SideStreamConvFunction.apply(x, weight, *pairs, groups)  # type: ignore[no-untyped-call]
@@ -100,34 +105,34 @@ def conv2d(
 
 
 def _can_use_side_stream(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Any) -> bool:
-    """Whether gradients will be asked for, on a GPU, of a convolution that nothing is added to."""
-    plain = bias is None and not isinstance(padding, str) and x.dtype == weight.dtype
-    return plain and on_gpu(x) and torch.is_grad_enabled()
+    """Whether a gradient can be needed, on a GPU, by a convolution without a bias."""
+    is_plain = bias is None and not isinstance(padding, str) and x.dtype == weight.dtype
+    return is_plain and on_gpu(x) and torch.is_grad_enabled()
 
 
 _gradients_in_use: list[Tensor] = []
-"""Gradients that are read beside. Nobody may add to them in their place, as autograd does with what it alone holds."""
+"""Gradients that a side stream reads. This reference keeps autograd from adding to them in place."""
 
 
 def start_conv2d(x: Tensor, *rest: Any, **named: Any) -> Tensor:
-    """A convolution that is begun beside; nobody but `arrived` may look at its result."""
+    """Start a convolution on a side stream; only `wait_for_conv2d` may read its result."""
     if not on_gpu(x):
         return conv2d(x, *rest, **named)
     _gradients_in_use.clear()
-    beside = get_side_stream(x.device, "branches")
-    beside.wait_stream(torch.cuda.current_stream(x.device))
-    with torch.cuda.stream(beside):
+    side_stream = get_side_stream(x.device, "branches")
+    side_stream.wait_stream(torch.cuda.current_stream(x.device))
+    with torch.cuda.stream(side_stream):
         y = conv2d(x, *rest, **named)
-    x.record_stream(beside)
+    x.record_stream(side_stream)
     if y.requires_grad:
         y.register_hook(_gradients_in_use.append)  # type: ignore[no-untyped-call]
     return y
 
 
 def wait_for_conv2d(y: Tensor) -> Tensor:
-    """The result of such a convolution, which is waited for."""
+    """Wait for the result of `start_conv2d`."""
     if on_gpu(y):
-        here = torch.cuda.current_stream(y.device)
-        here.wait_stream(get_side_stream(y.device, "branches"))
-        y.record_stream(here)
+        stream = torch.cuda.current_stream(y.device)
+        stream.wait_stream(get_side_stream(y.device, "branches"))
+        y.record_stream(stream)
     return y

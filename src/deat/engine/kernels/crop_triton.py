@@ -1,21 +1,22 @@
-"""A batch cut out of a set of images, turned to float32 in [0, 1] by the way, as one Triton kernel."""
+"""Crop and flip a batch of images and convert it to float32 in [0, 1], as one Triton kernel."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from deat.engine.kernels.kernel_utils import ceil_div
+
 BLOCK_NUMBERS = 1024
-"""Numbers of an image that a program writes."""
+"""How many numbers of an image a program writes."""
 
 
-@triton.jit(
-    do_not_specialize=["pad", "every"], do_not_specialize_on_alignment=["index"]
-)  # one build serves all batches
+# Without specialisation, one build serves all batches.
+@triton.jit(do_not_specialize=["pad", "every"], do_not_specialize_on_alignment=["index"])
 def crop_kernel(
     x, index, top, left, flip, out, pad, every, xn, xc, xh, xw,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out's images are x's at index, with a border of zeros, cut at their corners and mirrored where flip says so."""
+    """Write to out the images of x at index, padded with zeros, cropped, and flipped where flip is set."""
     place, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     n = tl.load(index + place * every)
     c, h, w = at // (H * W), at // W % H, at % W
@@ -29,7 +30,7 @@ def crop_kernel(
 
 
 def launch_crop(x: Tensor, index: Tensor, top: Tensor, left: Tensor, flip: Tensor, out: Tensor, pad: int) -> None:
-    """Write the crops of x's images at index; corners and flips are of all images of x."""
+    """Write the crops to out; the arguments are those of `crop.crop`."""
     sizes = {"C": x.shape[1], "H": x.shape[2], "W": x.shape[3], "BLOCK": BLOCK_NUMBERS}
-    grid = len(index), -(-x[0].numel() // BLOCK_NUMBERS)
+    grid = len(index), ceil_div(x[0].numel(), BLOCK_NUMBERS)
     crop_kernel[grid](x, index, top, left, flip, out, pad, index.stride(0), *x.stride(), **sizes)

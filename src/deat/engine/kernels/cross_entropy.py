@@ -1,4 +1,4 @@
-"""Cross-entropy of each image, or of a batch on average, as one differentiable function."""
+"""The cross-entropy of each image, or its mean over a batch, as one differentiable function."""
 
 from typing import Any
 
@@ -9,33 +9,33 @@ from torch.nn import functional as F
 from deat.engine.kernels.kernel_utils import HALF_DTYPES, on_gpu
 
 MAX_CLASSES = 1024
-"""As many as a tile takes."""
+"""The limit of a tile."""
 MAX_FUSED_MEAN_LOGITS = 4096
-"""Logits whose mean is taken with them, by one program."""
+"""Up to this many logits, one program computes the losses and their mean."""
 
 
 def fused_cross_entropy(logits: Tensor, y: Tensor, *, mean: bool = False) -> Tensor:
-    """-log p[y] in float32, of half-precision logits, for each image or on average; on a GPU by our own kernels."""
+    """Compute -log p[y] of half-precision logits in float32, for each image or its mean; on a GPU with our kernels."""
     if not is_supported(logits, y):
         losses = F.cross_entropy(logits.float(), y, reduction="none")
         return losses.mean() if mean else losses
-    within = mean and logits.numel() <= MAX_FUSED_MEAN_LOGITS
-    found: Tensor = CrossEntropyFunction.apply(logits, y, within)  # type: ignore[no-untyped-call]
-    return found.mean() if mean and not within else found
+    fuse_mean = mean and logits.numel() <= MAX_FUSED_MEAN_LOGITS
+    loss: Tensor = CrossEntropyFunction.apply(logits, y, fuse_mean)  # type: ignore[no-untyped-call]
+    return loss.mean() if mean and not fuse_mean else loss
 
 
 def is_supported(logits: Tensor, y: Tensor) -> bool:
-    """Whether our kernels can take these."""
-    plain = on_gpu(logits) and logits.dim() == 2 and logits.is_contiguous() and y.is_contiguous()
-    return plain and logits.dtype in HALF_DTYPES and 0 < logits.shape[1] <= MAX_CLASSES and len(logits) > 0
+    """Whether our kernels support these: contiguous half-precision logits on a GPU, with few classes."""
+    is_plain = on_gpu(logits) and logits.dim() == 2 and logits.is_contiguous() and y.is_contiguous()
+    return is_plain and logits.dtype in HALF_DTYPES and 0 < logits.shape[1] <= MAX_CLASSES and len(logits) > 0
 
 
 class CrossEntropyFunction(torch.autograd.Function):
-    """The function and its gradient."""
+    """The autograd function of `fused_cross_entropy`."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, y: Tensor, mean: bool) -> Tensor:
-        """Each image's, or their mean."""
+        """Compute each image's loss, or their mean."""
         from deat.engine.kernels.cross_entropy_triton import cross_entropy_forward
 
         ctx.save_for_backward(logits, y)
@@ -46,7 +46,7 @@ class CrossEntropyFunction(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
-        """The gradient by the logits."""
+        """Compute the gradient by the logits."""
         from deat.engine.kernels.cross_entropy_triton import cross_entropy_backward
 
         logits, y = ctx.saved_tensors

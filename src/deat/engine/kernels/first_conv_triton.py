@@ -1,8 +1,8 @@
-"""A convolution of images of few channels, standardised by the way, as two Triton kernels: forth and back.
+"""The convolution of standardised images with few channels as two Triton kernels: forward and input gradient.
 
-A pixel's patch of a few channels is a short row, so a tile of output pixels is one small matrix product of rows read
-straight from the images. Back, a tile of gradients is multiplied once for each row of the kernel, with the taps of that
-row side by side in columns; the products are then moved to the pixels they belong to, and summed.
+A pixel's patch of a few channels is a short row, so a tile of output pixels is one small matrix product of rows that are
+read directly from the images. For the input gradient, a tile of gradients is multiplied once for each row of the kernel,
+with the taps of that row as columns; the products are then moved to their pixels and summed.
 """
 
 from typing import Any
@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deat.engine.kernels.kernel_utils import Size2d, ceil_div, next_power_of_two
+
 FORWARD_TILE_PIXELS, BACKWARD_TILE_PIXELS = 128, 64
 """Pixels of a tile."""
-Size2d = tuple[int, int]
 
 
 @triton.jit
@@ -23,7 +24,7 @@ def first_conv_forward_kernel(
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """y's M pixels of CO channels: patches of (x - shift) / scale, zero outside, times weight, and bias."""
+    """Write y, M pixels of CO channels: patches of (x - shift) / scale, padded with zeros, times weight, plus bias."""
     pixel, out = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     n, top, left = pixel // (OH * OW), pixel // OW % OH - PH, pixel % OW - PW
     acc = tl.zeros((BM, BN), tl.float32)
@@ -55,9 +56,9 @@ def first_conv_input_gradient_kernel(
     PH: tl.constexpr, PW: tl.constexpr, SPAN: tl.constexpr, TAPS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The gradient by x, over M pixels of lines that are SPAN long, x's width or dy's, whichever is larger.
+    """Write the gradient by x, over M pixels in lines of length SPAN, the larger of the widths of x and dy.
 
-    Column c TAPS + t of a product is channel c by way of tap t. Tiles overlap by what taps reach.
+    Column c * TAPS + t of a product is channel c through tap t. Tiles overlap by KW - 1 pixels.
     """
     row, column = tl.arange(0, BM), tl.arange(0, BN)
     pixel = tl.program_id(0) * (BM - KW + 1) + row - (KW - 1 - PW)
@@ -88,7 +89,7 @@ def first_conv_input_gradient_kernel(
 
 @triton.jit
 def _pick_by_channel(values, c, CI: tl.constexpr, OVER: tl.constexpr) -> "tl.tensor":
-    """values[c], or one over it: CI numbers are picked from, since a load for each column would cost more."""
+    """Return values[c] or its reciprocal. Picking from CI numbers costs less than a load for each column."""
     picked = tl.zeros_like(c).to(tl.float32)
     for i in tl.static_range(CI):
         value = tl.load(values + i).to(tl.float32)
@@ -105,44 +106,40 @@ def first_conv_forward(
     y: Tensor,
     padding: Size2d,
 ) -> None:
-    """Write the convolution of (x - shift) / scale into y, which is channels last."""
+    """Write the convolution of (x - shift) / scale to y, which is in channels-last order."""
     rows, columns, sizes = len(y) * y[0, 0].numel(), _tile_side(y.shape[1], 64), _constexpr_sizes(x, weight, y, padding)
     sizes |= {"BM": FORWARD_TILE_PIXELS, "BN": columns, "BK": _tile_side(weight[0].numel(), 32)}
     flags = {"BIAS": bias is not None, "SHIFT": shift is not None, "SCALE": scale is not None}
     tensors = x, weight, *(x if t is None else t for t in (bias, shift, scale)), y
-    grid = -(-rows // FORWARD_TILE_PIXELS), -(-y.shape[1] // columns)
+    grid = ceil_div(rows, FORWARD_TILE_PIXELS), ceil_div(y.shape[1], columns)
     first_conv_forward_kernel[grid](*tensors, rows, *x.stride(), *weight.stride(), **flags, **sizes)
 
 
 def first_conv_input_gradient(dy: Tensor, weight: Tensor, scale: Tensor | None, dx: Tensor, padding: Size2d) -> None:
-    """Write the gradient by x into dx; dy is channels last, and each padding less than the kernel's size."""
-    span, taps = max(dx.shape[3], dy.shape[3]), _next_power_of_two(weight.shape[3])
+    """Write the gradient by x to dx; dy is in channels-last order, and the padding smaller than the kernel."""
+    span, taps = max(dx.shape[3], dy.shape[3]), next_power_of_two(weight.shape[3])
     sizes = _constexpr_sizes(dx, weight, dy, padding) | {"SPAN": span, "TAPS": taps, "SCALE": scale is not None}
     sizes |= {
         "BM": BACKWARD_TILE_PIXELS,
-        "BN": max(16, _next_power_of_two(dx.shape[1]) * taps),
+        "BN": max(16, next_power_of_two(dx.shape[1]) * taps),
         "BK": _tile_side(dy.shape[1], 64),
     }
     rows = len(dx) * dx.shape[2] * span
-    grid = (-(-rows // (BACKWARD_TILE_PIXELS - weight.shape[3] + 1)),)
+    grid = (ceil_div(rows, BACKWARD_TILE_PIXELS - weight.shape[3] + 1),)
     tensors = dy, weight, dy if scale is None else scale, dx
     first_conv_input_gradient_kernel[grid](*tensors, rows, *dx.stride(), *weight.stride(), **sizes)
 
 
 def _constexpr_sizes(x: Tensor, weight: Tensor, y: Tensor, padding: Size2d) -> dict[str, Any]:
-    """What both kernels are built for."""
+    """The sizes for which both kernels are compiled."""
     names = "CI", "H", "W", "CO", "OH", "OW", "KH", "KW", "PH", "PW"
     values = *x.shape[1:], *y.shape[1:], *weight.shape[2:], *padding
     return dict(zip(names, values, strict=True))
 
 
 def _tile_side(size: int, max_side: int) -> int:
-    """A side of a tile: a power of two that matrix units take."""
-    return min(max_side, max(16, _next_power_of_two(size)))
-
-
-def _next_power_of_two(size: int) -> int:
-    return 1 << (size - 1).bit_length()
+    """A side of a tile: a power of two from 16, as matrix units require."""
+    return min(max_side, max(16, next_power_of_two(size)))
 
 
 COPY_TILE_ROWS = 512
@@ -153,7 +150,7 @@ def _copy_channels_kernel(
     x, out, shift, scale, M,
     CX: tl.constexpr, CO: tl.constexpr, SHIFT: tl.constexpr, SCALE: tl.constexpr, BC: tl.constexpr, ROWS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """out's rows of CO columns are x's of CX, less shift and over scale; what x lacks is zero."""
+    """Write (x - shift) / scale, rows of CX columns, to out, rows of CO columns; additional columns are zero."""
     row, col = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BC)
     there, known = (row < M)[:, None], (col < CX) & (col < CO)
     v = tl.load(x + row[:, None] * CX + col[None, :], mask=there & known[None, :], other=0)
@@ -165,10 +162,10 @@ def _copy_channels_kernel(
 
 
 def copy_channels(x: Tensor, out: Tensor, shift: Tensor | None = None, scale: Tensor | None = None) -> None:
-    """Copy x into out, both channels last."""
-    rows, most = x.numel() // x.shape[1], max(x.shape[1], out.shape[1])
-    sizes = {"CX": x.shape[1], "CO": out.shape[1], "BC": 1 << (most - 1).bit_length(), "ROWS": COPY_TILE_ROWS}
+    """Copy (x - shift) / scale to out, which may have another number of channels; both in channels-last order."""
+    rows, max_channels = x.numel() // x.shape[1], max(x.shape[1], out.shape[1])
+    sizes = {"CX": x.shape[1], "CO": out.shape[1], "BC": next_power_of_two(max_channels), "ROWS": COPY_TILE_ROWS}
     flags = {"SHIFT": shift is not None, "SCALE": scale is not None}
-    _copy_channels_kernel[(-(-rows // COPY_TILE_ROWS),)](
+    _copy_channels_kernel[(ceil_div(rows, COPY_TILE_ROWS),)](
         x, out, x if shift is None else shift, x if scale is None else scale, rows, **flags, **sizes
     )

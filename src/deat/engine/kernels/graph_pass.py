@@ -1,4 +1,4 @@
-"""Finds batch norms in a network's graph, with the sums and the ReLU beside them, and makes each one call."""
+"""The graph pass that replaces batch norms, convolutions and losses of a network by calls of our own kernels."""
 
 import inspect
 import operator
@@ -26,7 +26,7 @@ IN_PLACE_OPERATORS = (
 
 
 def can_delay_until(node: fx.Node, until: fx.Node) -> bool:
-    """Whether it may as well run at a later node: in between nothing but counts changes in its place, and no mode."""
+    """Whether a node may run at a later one: in between no mode changes, and only batch counters change in place."""
     while (node := node.next) is not until:
         if (is_in_place(node) and not is_batch_counter(node)) or _changes_mode(node):
             return False
@@ -34,12 +34,12 @@ def can_delay_until(node: fx.Node, until: fx.Node) -> bool:
 
 
 def _changes_mode(node: fx.Node) -> bool:
-    """Whether gradients, autocasting or another mode are switched on or off."""
+    """Whether a node switches gradients, autocasting or another mode."""
     return str(getattr(node.target, "__name__", "")).startswith(("_set_", "_enter_", "_exit_"))
 
 
 def is_in_place(node: fx.Node) -> bool:
-    """Whether it changes a tensor in its place."""
+    """Whether a node changes a tensor in place."""
     name = str(getattr(node.target, "__name__", node.target))
     return (
         name.endswith("_") or node.target in IN_PLACE_OPERATORS or "out" in node.kwargs or _has_inplace_argument(node)
@@ -47,55 +47,55 @@ def is_in_place(node: fx.Node) -> bool:
 
 
 def _has_inplace_argument(node: fx.Node) -> bool:
-    """Whether a function is called with `inplace`, by that name or by position."""
+    """Whether a function is called with `inplace`, by name or by position."""
     try:
-        given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments  # type: ignore[arg-type]
-    except (TypeError, ValueError):  # a method's name, or written in C
+        arguments = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # the name of a method, or a function written in C
         return False
-    return bool(given.get("inplace"))
+    return bool(arguments.get("inplace"))
 
 
 def is_batch_counter(node: fx.Node) -> bool:
-    """Whether it adds one to a batch norm's count of batches."""
+    """Whether a node adds one to a batch norm's count of batches."""
     if (node.op, node.target, *node.args[1:]) != ("call_method", "add_", 1) or node.users:
         return False
-    held = get_example_tensor(node.args[0])
-    return held is not None and held.dtype == torch.int64 and held.dim() == 0
+    counter = get_example_tensor(node.args[0])
+    return counter is not None and counter.dtype == torch.int64 and counter.dim() == 0
 
 
 def get_only_user(node: Any) -> fx.Node | None:
-    """Who asks for it, if one does."""
+    """Return the user of a node, if there is exactly one."""
     users = list(node.users)
     return users[0] if len(users) == 1 else None
 
 
 def get_example_tensor(node: Any) -> torch.Tensor | None:
-    """A tensor like the one that it will be, if it is known to be one."""
-    found = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    return found if isinstance(found, torch.Tensor) else None
+    """Return the example of a node's value that torch.compile recorded, if it is a tensor."""
+    example = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return example if isinstance(example, torch.Tensor) else None
 
 
 MIN_OVERLAPPING_CONVOLUTIONS = 2
-"""How many other convolutions must fit between where one could begin and where its result is needed."""
+"""How many other convolutions there must be between the earliest start of one and the first use of its result."""
 
 
 def replace_convolutions(graph: fx.Graph) -> None:
-    """Convolutions of a few channels run with more, of zeros; the others take their weights' gradients beside."""
+    """Replace convolutions of few channels by our own, and the others by those with weight gradients on a side stream."""
     for node in list(graph.nodes):
-        held = get_example_tensor(node.args[0]) if node.target is torch.conv2d and node.args else None
-        if held is not None and held.dim() == 4:
-            node.target = conv2d_few_channels if held.shape[1] < PADDED_CHANNELS else conv_streams.conv2d
+        x = get_example_tensor(node.args[0]) if node.target is torch.conv2d and node.args else None
+        if x is not None and x.dim() == 4:
+            node.target = conv2d_few_channels if x.shape[1] < PADDED_CHANNELS else conv_streams.conv2d
             if node.target is conv2d_few_channels:
                 _fuse_standardisation(graph, node)
 
 
 def overlap_branches(graph: fx.Graph) -> None:
-    """Convolutions that can begin long before their results are needed do so, beside the others."""
+    """Start convolutions on a side stream if their results are needed much later."""
     convolutions = [node for node in graph.nodes if node.target is conv_streams.conv2d]
     for conv in convolutions:
         start, end = max(conv.all_input_nodes), min(conv.users, default=conv)
-        meanwhile = [other for other in convolutions if other is not conv and start < other < end]
-        if len(meanwhile) >= MIN_OVERLAPPING_CONVOLUTIONS and _can_start_early(conv, start, end):
+        overlapping = [other for other in convolutions if other is not conv and start < other < end]
+        if len(overlapping) >= MIN_OVERLAPPING_CONVOLUTIONS and _can_start_early(conv, start, end):
             start.append(conv)
             conv.target = start_conv2d
             with graph.inserting_before(end):
@@ -105,21 +105,21 @@ def overlap_branches(graph: fx.Graph) -> None:
 
 
 def _can_start_early(conv: fx.Node, start: fx.Node, end: fx.Node) -> bool:
-    """Whether a convolution may run from one node to another beside the others.
+    """Whether a convolution may run on a side stream between two nodes.
 
-    A float32 weight that others ask for too would be halved for all of them by whoever comes first. One that does not
-    learn leaves the matrix units busy enough: there, waiting for each other costs more than it brings.
+    Autocast casts a float32 weight with several users once, on the stream of the first. Without weight gradients the
+    matrix units are busy enough, so that waiting for each other costs more than it saves.
     """
     weight: Any = conv.args[1] if len(conv.args) > 1 else None
-    held = get_example_tensor(weight)
-    if held is None or not held.requires_grad:
+    example = get_example_tensor(weight)
+    if example is None or not example.requires_grad:
         return False
-    own = held.dtype in HALF_DTYPES or get_only_user(weight) is conv
-    return own and start.op != "placeholder" and can_delay_until(start, end)
+    needs_no_shared_cast = example.dtype in HALF_DTYPES or get_only_user(weight) is conv
+    return needs_no_shared_cast and start.op != "placeholder" and can_delay_until(start, end)
 
 
 def replace_classifier_head(graph: fx.Graph) -> None:
-    """A mean over pixels and the linear layer of few classes behind it become one call."""
+    """Replace a mean over pixels and the linear layer of few classes after it by one call."""
     for node in list(graph.nodes):
         weight = get_example_tensor(node.args[1]) if node.target is F.linear and len(node.args) > 1 else None
         if weight is None or len(weight) > MAX_CLASSES:
@@ -132,41 +132,41 @@ def replace_classifier_head(graph: fx.Graph) -> None:
 
 
 def _find_global_mean(node: Any) -> list[fx.Node]:
-    """The nodes that take a mean over pixels and end in this one, the last one first; none if there is no such mean."""
+    """The nodes of a mean over pixels that ends in this node, the last one first; empty if there is no such mean."""
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
         return []
     before: Any = node.args[0] if node.args else None
-    how, held = _integer_arguments(node), get_example_tensor(before)
-    if held is None or held.dim() != 4:
+    numbers, x = _integer_arguments(node), get_example_tensor(before)
+    if x is None or x.dim() != 4:
         return []
-    if node.target in ("flatten", torch.flatten) and how in ([1], [1, -1]):
-        pool = before.target is F.adaptive_avg_pool2d and _integer_arguments(before) in ([1], [1, 1])
-        return [node, before] if pool else []
-    return [node] if node.target in ("mean", torch.mean) and sorted(side % 4 for side in how) == [2, 3] else []
+    if node.target in ("flatten", torch.flatten) and numbers in ([1], [1, -1]):
+        is_pooling = before.target is F.adaptive_avg_pool2d and _integer_arguments(before) in ([1], [1, 1])
+        return [node, before] if is_pooling else []
+    return [node] if node.target in ("mean", torch.mean) and sorted(dim % 4 for dim in numbers) == [2, 3] else []
 
 
 def _integer_arguments(node: fx.Node) -> list[int]:
-    """The numbers that a node is given beside its tensor, which stand for themselves or in a list; none for others."""
+    """The integers after a node's first argument, given one by one or as a list; empty if anything else is given."""
     rest: Any = node.args[1:]
-    given = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
-    return list(given) if not node.kwargs and all(isinstance(number, int) for number in given) else []
+    numbers = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) else rest
+    return list(numbers) if not node.kwargs and all(isinstance(number, int) for number in numbers) else []
 
 
 def replace_losses(graph: fx.Graph) -> None:
-    """Cross-entropies of half-precision logits, which are widened first, become one call each, as do their means."""
+    """Replace cross-entropies of half-precision logits that are cast to float32, and their means, by one call each."""
     for node in list(graph.nodes):
         if node.target is not F.cross_entropy or len(node.args) != 2 or node.kwargs != {"reduction": "none"}:
             continue
-        wide, label = node.args
-        if _is_cast_from_half(wide) and _are_labels(label) and can_delay_until(wide, node):
-            node.target, node.args, node.kwargs = fused_cross_entropy, (wide.args[0], label), {}
-            if not wide.users:
-                graph.erase_node(wide)
+        logits, label = node.args
+        if _is_cast_from_half(logits) and _are_labels(label) and can_delay_until(logits, node):
+            node.target, node.args, node.kwargs = fused_cross_entropy, (logits.args[0], label), {}
+            if not logits.users:
+                graph.erase_node(logits)
             _fuse_mean(graph, node)
 
 
 def _fuse_mean(graph: fx.Graph, losses: fx.Node) -> None:
-    """Where nobody asks for losses but their mean, let that be taken with them."""
+    """Compute the mean in the same call if it is the only use of the losses."""
     mean = get_only_user(losses)
     if mean is not None and (mean.target, mean.args, mean.kwargs) == ("mean", (losses,), {}):
         losses.kwargs, losses.meta = {"mean": True}, dict(mean.meta)
@@ -175,20 +175,20 @@ def _fuse_mean(graph: fx.Graph, losses: fx.Node) -> None:
 
 
 def _is_cast_from_half(node: Any) -> bool:
-    """Whether it is a half-precision tensor in float32."""
+    """Whether a node casts a half-precision tensor to float32."""
     if not isinstance(node, fx.Node) or node.target != "float" or len(node.args) != 1:
         return False
-    held = get_example_tensor(node.args[0])
-    return held is not None and held.dtype in HALF_DTYPES
+    x = get_example_tensor(node.args[0])
+    return x is not None and x.dtype in HALF_DTYPES
 
 
 def _are_labels(node: Any) -> bool:
-    held = get_example_tensor(node)
-    return held is not None and held.dtype == torch.int64 and held.dim() == 1
+    labels = get_example_tensor(node)
+    return labels is not None and labels.dtype == torch.int64 and labels.dim() == 1
 
 
 def _fuse_standardisation(graph: fx.Graph, conv: fx.Node) -> None:
-    """Where (x - shift) / scale goes into a convolution of few channels alone, let that do it."""
+    """Let a convolution of few channels compute (x - shift) / scale if it is the only user."""
     quotient: Any = conv.args[0]
     difference = quotient.args[0] if quotient.target is operator.truediv else None
     if not isinstance(difference, fx.Node) or difference.target is not operator.sub:
@@ -210,11 +210,12 @@ def _fuse_standardisation(graph: fx.Graph, conv: fx.Node) -> None:
 
 
 def _is_channel_constant(node: Any, images: Any) -> bool:
-    """Whether it is a constant for each channel of some images, of their type."""
-    a, x = get_example_tensor(node), get_example_tensor(images)
-    if a is None or x is None or x.dim() != 4 or a.dtype != x.dtype or a.requires_grad:
+    """Whether a node is a constant for each channel of the images, of their dtype."""
+    constant, x = get_example_tensor(node), get_example_tensor(images)
+    if constant is None or x is None or x.dim() != 4 or constant.dtype != x.dtype or constant.requires_grad:
         return False
-    return tuple(a.shape[-3:]) == (x.shape[1], 1, 1) and a.numel() == x.shape[1] and a.is_contiguous()
+    has_channel_shape = tuple(constant.shape[-3:]) == (x.shape[1], 1, 1) and constant.numel() == x.shape[1]
+    return has_channel_shape and constant.is_contiguous()
 
 
 ADD_FUNCTIONS = (operator.add, torch.add, operator.iadd)
@@ -223,16 +224,22 @@ RELU_METHODS = ("relu", "relu_")
 
 
 def fused_backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-    """A backend for torch.compile: batch norms become calls of our kernels and the rest runs as it is.
+    """A torch.compile backend that replaces parts of a graph by our own kernels and runs the rest as it is.
 
-    A graph without any is handed on to torch's own compiler, and so is one with graphs inside it, such as those of
-    checkpointed activations, which cannot run as it is.
+    Graphs without batch norms, and graphs with subgraphs (such as checkpointed activations), are compiled by Inductor.
+
+    Args:
+        graph: The graph.
+        inputs: Example inputs.
+
+    Returns:
+        The compiled function.
     """
     return graph.forward if not _has_subgraphs(graph) and fuse_graph(graph) else _compile_with_inductor(graph, inputs)
 
 
 def first_layer_backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-    """A backend for a first layer alone: its convolution becomes a call of our kernels and the rest runs as it is."""
+    """A torch.compile backend for a first layer alone: replaces its convolution and runs the rest as it is."""
     if _has_subgraphs(graph):
         return _compile_with_inductor(graph, inputs)
     replace_convolutions(graph.graph)
@@ -251,7 +258,14 @@ def _compile_with_inductor(graph: fx.GraphModule, inputs: list[Any]) -> Callable
 
 
 def fuse_graph(graph: fx.GraphModule) -> int:
-    """Fuse every batch norm in place; how many there were. A graph without any stays as it is."""
+    """Replace parts of a graph by our own kernels, in place; a graph without batch norms is not changed.
+
+    Args:
+        graph: The graph.
+
+    Returns:
+        The number of batch norms.
+    """
     norms = [node for node in graph.graph.nodes if node.target is F.batch_norm and node.args]
     if not norms:
         return 0
@@ -270,42 +284,44 @@ def fuse_graph(graph: fx.GraphModule) -> int:
 def _fuse_batch_norm(graph: fx.Graph, norm: fx.Node) -> fx.Node:
     x, *rest = norm.args
     assert isinstance(x, fx.Node)
-    summed = x if _is_fusable_add(x) and all(user >= norm for user in x.users) and can_delay_until(x, norm) else None
-    sum_behind = _find_add_after(norm) if summed is None else None
-    end = sum_behind or norm
+    sum_before = (
+        x if _is_fusable_add(x) and all(user >= norm for user in x.users) and can_delay_until(x, norm) else None
+    )
+    sum_after = _find_add_after(norm) if sum_before is None else None
+    end = sum_after or norm
     relu = _find_relu_after(end)
     with graph.inserting_before(end):
-        terms = summed.args if summed is not None else (x, None)
-        kwargs = {**norm.kwargs, "residual": _other_operand(sum_behind, norm), "relu": relu is not None}
-        found = graph.call_function(fused_batch_norm, (*terms, *rest), kwargs)
-        y, total = (graph.call_function(operator.getitem, (found, i)) for i in range(2))
+        terms = sum_before.args if sum_before is not None else (x, None)
+        kwargs = {**norm.kwargs, "residual": _other_operand(sum_after, norm), "relu": relu is not None}
+        fused_call = graph.call_function(fused_batch_norm, (*terms, *rest), kwargs)
+        y, total = (graph.call_function(operator.getitem, (fused_call, i)) for i in range(2))
     _replace_node(relu or end, y)
-    if summed is not None:
-        _replace_node(summed, total)
+    if sum_before is not None:
+        _replace_node(sum_before, total)
     else:
-        _reroute_other_users(x, found, total)
-    for old in (relu, sum_behind, norm, summed):
+        _reroute_other_users(x, fused_call, total)
+    for old in (relu, sum_after, norm, sum_before):
         if old is not None:
             graph.erase_node(old)
     if not total.users:
         graph.erase_node(total)
-    found.meta = dict(x.meta)
-    return found
+    fused_call.meta = dict(x.meta)
+    return fused_call
 
 
 def _allocate_sums_together(graph: fx.Graph, calls: list[fx.Node]) -> None:
-    """Zero every batch norm's sums at once, before the first of them."""
+    """Zero the sums of all batch norms by one launch, before the first of them."""
     first = min(calls)
     channels = [int(call.meta["example_value"].shape[1]) for call in calls]
     with graph.inserting_before(first):
-        room = graph.call_function(allocate_sums, (first.args[0], *channels))
+        all_sums = graph.call_function(allocate_sums, (first.args[0], *channels))
         for i, call in enumerate(calls):
-            sums = graph.call_function(operator.getitem, (room, i))
+            sums = graph.call_function(operator.getitem, (all_sums, i))
             call.kwargs = {**call.kwargs, "sums": sums}
 
 
 def _reroute_other_users(x: fx.Node, fused_call: fx.Node, total: fx.Node) -> None:
-    """Whoever else asks for x later asks for it behind the call, whose gradient then adds theirs by the way."""
+    """Let later users of x use the call's second output, so that its backward kernel adds their gradients."""
     others = [user for user in x.users if user is not fused_call and user.target is not F.batch_norm]
     if all(user > fused_call and not is_in_place(user) for user in others):
         total.meta = dict(x.meta)
@@ -319,47 +335,47 @@ def _replace_node(old: fx.Node, new: fx.Node) -> None:
 
 
 def _merge_batch_counters(graph: fx.Graph) -> None:
-    """Batch norms count their batches, each with a launch of its own: let one launch do it for all."""
+    """Increment the batch counters of all batch norms by one launch."""
     counts = [node for node in graph.nodes if is_batch_counter(node)]
     if counts:
-        times = Counter(node.args[0] for node in counts)  # one launch must not add to a count twice at once
+        increments = Counter(node.args[0] for node in counts)  # one launch must not add to a counter twice
         with graph.inserting_before(counts[-1]):
-            graph.call_function(torch._foreach_add_, (list(times), list(times.values())))
+            graph.call_function(torch._foreach_add_, (list(increments), list(increments.values())))
     for node in counts:
         graph.erase_node(node)
 
 
 def _is_fusable_add(node: fx.Node) -> bool:
-    """Whether it adds two tensors of one shape and type, neither of which is needed as it was before."""
+    """Whether a node adds two tensors of one shape and dtype, and overwrites neither for other users."""
     if node.op != "call_function" or node.target not in ADD_FUNCTIONS or node.kwargs or len(node.args) != 2:
         return False
     a, b = (get_example_tensor(term) for term in node.args)
-    alike = a is not None and b is not None and a.shape == b.shape and a.dtype == b.dtype
-    return alike and (node.target is not operator.iadd or _is_only_seen_by(node.args[0], node))
+    have_same_type = a is not None and b is not None and a.shape == b.shape and a.dtype == b.dtype
+    return have_same_type and (node.target is not operator.iadd or _is_only_seen_by(node.args[0], node))
 
 
 def _find_add_after(norm: fx.Node) -> fx.Node | None:
-    """The sum of a batch norm and something else, with a ReLU behind it, if the batch norm can wait for it."""
+    """The sum after a batch norm that has a ReLU after it, if the batch norm can be delayed until there."""
     after = get_only_user(norm)
     if after is None or not _is_fusable_add(after) or _find_relu_after(after) is None:
         return None
-    waits = can_delay_until(norm, after) and not _shares_statistics_until(norm, after)
-    return after if after.args[0] is not after.args[1] and waits else None
+    can_wait = can_delay_until(norm, after) and not _shares_statistics_until(norm, after)
+    return after if after.args[0] is not after.args[1] and can_wait else None
 
 
 def _shares_statistics_until(norm: fx.Node, after: fx.Node) -> bool:
-    """Whether another batch norm before that node has the same running statistics, which know who came first."""
+    """Whether another batch norm in between updates the same running statistics, so that the order matters."""
     mean: Any = norm.args[1] if len(norm.args) > 1 else norm.kwargs.get("running_mean")
     return isinstance(mean, fx.Node) and any(norm < user < after for user in mean.users)
 
 
 def _is_only_seen_by(node: Any, user: fx.Node) -> bool:
-    """Whether nobody but its user sees it, neither here nor outside."""
+    """Whether a node has no other user, inside the graph or outside."""
     return node.op != "placeholder" and get_only_user(node) is user
 
 
 def _other_operand(add_node: fx.Node | None, term: fx.Node) -> Any:
-    """What a sum adds to a term."""
+    """The other operand of a sum, None without a sum."""
     return None if add_node is None else add_node.args[1] if add_node.args[0] is term else add_node.args[0]
 
 

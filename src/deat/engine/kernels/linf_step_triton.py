@@ -1,15 +1,17 @@
-"""A step of projected gradient ascent in the Linf ball as one pass over the images."""
+"""One step of projected gradient ascent in the Linf ball, in one pass over the images."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from deat.engine.kernels.kernel_utils import ceil_div
 
 BLOCK_NUMBERS = 2048
 
 
 @triton.jit
 def linf_step_kernel(x, delta, grad, alpha, out, n, EPS: tl.constexpr, BLOCK: tl.constexpr) -> None:
-    """clamp(delta + alpha sign(grad)) to the ball and, with x, to the box."""
+    """Clamp delta + alpha sign(grad) to the ball, and x plus it to [0, 1]."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = at < n
     g = tl.load(grad + at, mask=ok, other=0)
@@ -22,7 +24,7 @@ def linf_step_kernel(x, delta, grad, alpha, out, n, EPS: tl.constexpr, BLOCK: tl
 
 
 def linf_projected_step(x: Tensor, delta: Tensor, grad: Tensor, alpha: Tensor, *, out: Tensor, eps: float) -> Tensor:
-    """The next delta, written to `out`, which may be delta itself; all must lie in memory alike."""
-    grid = (-(-x.numel() // BLOCK_NUMBERS),)
+    """Write the next delta to `out`, which may be delta itself; all tensors must have the same memory layout."""
+    grid = (ceil_div(x.numel(), BLOCK_NUMBERS),)
     linf_step_kernel[grid](x, delta, grad, alpha, out, x.numel(), EPS=eps, BLOCK=BLOCK_NUMBERS, num_warps=8)
     return out

@@ -1,4 +1,4 @@
-"""SGD's step as one pass over each large weight, rather than five, and one over all small ones."""
+"""SGD as one kernel launch for each large weight, instead of five, and one for all small weights."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,13 +8,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from deat.engine.kernels.kernel_utils import ceil_div
+
 SMALL_BLOCK_NUMBERS, TABLE_COLUMNS = 1024, 5
 TableRows = tuple[tuple[int, ...], ...]
 TRITON_DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 class WeightUpdate(NamedTuple):
-    """A weight, its velocity, its gradient, and its copy in half precision, if it has one."""
+    """A weight, its velocity, its gradient, and its half-precision copy, if it has one."""
 
     weight: Tensor
     velocity: Tensor
@@ -26,7 +28,7 @@ class WeightUpdate(NamedTuple):
 def sgd_small_weights_kernel(
     table, g, lr, momentum, DECAY: tl.constexpr, COPY: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:  # fmt: skip
-    """v = momentum v + (g + decay w); w = w - lr v, and a copy of it where there is one, over one row of the table."""
+    """v = momentum v + (g + decay w); w = w - lr v, and its copy if it has one, for the block of one table row."""
     row = table + tl.program_id(0) * COLUMNS
     w, v = tl.load(row).to(tl.pointer_type(tl.float32)), tl.load(row + 1).to(tl.pointer_type(tl.float32))
     copy, at = tl.load(row + 2), tl.arange(0, BLOCK)
@@ -42,19 +44,27 @@ def sgd_small_weights_kernel(
 
 
 class SmallWeightSGD:
-    """Steps small weights together. Every table it made is kept: recordings know where it is."""
+    """Steps small weights together. Its tables are never freed, since recordings hold their addresses."""
 
     def __init__(self) -> None:
         self._tables: dict[TableRows, Tensor] = {}
 
     def step(self, steps: list[WeightUpdate], lr: Tensor, momentum: Tensor, decay: float) -> None:
-        """A step of each weight, and of its copy."""
+        """Step each weight, and its copy."""
         for dtype in dict.fromkeys(step.grad.dtype for step in steps):
-            alike = [step for step in steps if step.grad.dtype == dtype]
-            copy = next((step.copy.dtype for step in alike if step.copy is not None), torch.float32)
-            table, grads = self._table(alike), torch.cat([flatten_in_memory_order(step.grad) for step in alike])
-            how = {"DECAY": decay, "COPY": TRITON_DTYPES[copy], "COLUMNS": TABLE_COLUMNS, "BLOCK": SMALL_BLOCK_NUMBERS}
-            sgd_small_weights_kernel[(len(table),)](table, grads, lr, momentum, **how)
+            same_dtype = [step for step in steps if step.grad.dtype == dtype]
+            copy = next((step.copy.dtype for step in same_dtype if step.copy is not None), torch.float32)
+            table, grads = (
+                self._table(same_dtype),
+                torch.cat([flatten_in_memory_order(step.grad) for step in same_dtype]),
+            )
+            constants = {
+                "DECAY": decay,
+                "COPY": TRITON_DTYPES[copy],
+                "COLUMNS": TABLE_COLUMNS,
+                "BLOCK": SMALL_BLOCK_NUMBERS,
+            }
+            sgd_small_weights_kernel[(len(table),)](table, grads, lr, momentum, **constants)
 
     def _table(self, steps: list[WeightUpdate]) -> Tensor:
         rows = build_table_rows(steps)
@@ -64,38 +74,40 @@ class SmallWeightSGD:
 
 
 def build_table_rows(steps: list[WeightUpdate]) -> TableRows:
-    """A row for each block of each weight: three addresses, where its gradients begin, and how many numbers it has."""
-    rows, begin = [], 0
+    """Return a row for each block of each weight: three addresses, the offset of its gradient, and its size."""
+    rows, offset = [], 0
     for step in steps:
-        held = (step.weight, step.velocity, step.copy)
+        tensors = (step.weight, step.velocity, step.copy)
         for start in range(0, step.weight.numel(), SMALL_BLOCK_NUMBERS):
-            places = [0 if t is None else t.data_ptr() + start * t.element_size() for t in held]
-            rows.append((*places, begin + start, min(SMALL_BLOCK_NUMBERS, step.weight.numel() - start)))
-        begin += step.weight.numel()
+            addresses = [0 if t is None else t.data_ptr() + start * t.element_size() for t in tensors]
+            rows.append((*addresses, offset + start, min(SMALL_BLOCK_NUMBERS, step.weight.numel() - start)))
+        offset += step.weight.numel()
     return tuple(rows)
 
 
 def can_step_together(step: WeightUpdate) -> bool:
-    """Whether a weight can be listed: in float32, with gradients and a copy of types that are known."""
-    kinds = {step.grad.dtype, step.grad.dtype if step.copy is None else step.copy.dtype} <= set(TRITON_DTYPES)
-    return kinds and step.weight.dtype == step.velocity.dtype == torch.float32
+    """Whether a weight can be stepped with others: float32, with gradient and copy of supported dtypes."""
+    has_supported_dtypes = {step.grad.dtype, step.grad.dtype if step.copy is None else step.copy.dtype} <= set(
+        TRITON_DTYPES
+    )
+    return has_supported_dtypes and step.weight.dtype == step.velocity.dtype == torch.float32
 
 
 def flatten_in_memory_order(x: Tensor) -> Tensor:
-    """A dense tensor's numbers as they lie in memory."""
+    """Return a dense tensor's numbers in the order of memory."""
     return x.as_strided((x.numel(),), (1,))
 
 
 BLOCK_NUMBERS = 4096
 MIN_LARGE_WEIGHT_NUMBERS = 1 << 15
-"""Weights of fewer numbers are stepped all together."""
+"""Weights with fewer numbers are stepped together."""
 
 
 @triton.jit
 def sgd_kernel(
     w, v, g, copy, lr, momentum, n, DECAY: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr
 ) -> None:  # fmt: skip
-    """v = momentum v + (g + decay w); w = w - lr v, and a copy of it in another type."""
+    """v = momentum v + (g + decay w); w = w - lr v, and its copy in another dtype."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = at < n
     weight = tl.load(w + at, mask=ok)
@@ -109,7 +121,11 @@ def sgd_kernel(
 
 
 class FusedSGD:
-    """A step of every weight, and of its copy if it has one: a launch for each large one, one for all small ones."""
+    """Steps weights and their copies: one launch for each large weight, one for all small weights.
+
+    Args:
+        fallback: Steps the weights whose memory layout differs from that of their gradients, with the same arguments.
+    """
 
     def __init__(self, fallback: Callable[..., None]) -> None:
         self.fallback, self._small_weight_sgd = fallback, SmallWeightSGD()
@@ -124,7 +140,17 @@ class FusedSGD:
         decay: float,
         copies: list[Tensor | None],
     ) -> None:
-        """Step them; `rest` steps those whose numbers lie in another order than their gradients'."""
+        """Step the weights, their velocities and their copies in place.
+
+        Args:
+            weights: The weights.
+            velocities: The velocity of each weight.
+            grads: The gradient of each weight.
+            lr: The learning rate, as a device scalar.
+            momentum: The momentum, as a device scalar.
+            decay: The weight decay.
+            copies: The half-precision copy of each weight, or None.
+        """
         steps = list(map(WeightUpdate, weights, velocities, grads, copies))
         aligned = [step for step in steps if _has_same_layout(step)]
         small = [step for step in aligned if step.weight.numel() < MIN_LARGE_WEIGHT_NUMBERS and can_step_together(step)]
@@ -134,25 +160,25 @@ class FusedSGD:
         if small:
             self._small_weight_sgd.step(small, lr, momentum, decay)
         done = {id(step) for step in (*small, *large)}
-        if odd := [step for step in steps if id(step) not in done]:
-            *columns, kept = (list(column) for column in zip(*odd, strict=True))
-            self.fallback(*columns, lr, momentum, decay, kept)
+        if remaining := [step for step in steps if id(step) not in done]:
+            *columns, remaining_copies = (list(column) for column in zip(*remaining, strict=True))
+            self.fallback(*columns, lr, momentum, decay, remaining_copies)
 
 
 def _step_large_weight(step: WeightUpdate, lr: Tensor, momentum: Tensor, decay: float) -> None:
-    w, copies = step.weight, step.copy is not None
-    held = (w, step.velocity, step.grad, step.copy if step.copy is not None else w)
-    grid, how = (-(-w.numel() // BLOCK_NUMBERS),), {"DECAY": decay, "COPY": copies, "BLOCK": BLOCK_NUMBERS}
-    sgd_kernel[grid](*held, lr, momentum, w.numel(), num_warps=8, **how)
+    w, has_copy = step.weight, step.copy is not None
+    tensors = (w, step.velocity, step.grad, step.copy if step.copy is not None else w)
+    grid, constants = (ceil_div(w.numel(), BLOCK_NUMBERS),), {"DECAY": decay, "COPY": has_copy, "BLOCK": BLOCK_NUMBERS}
+    sgd_kernel[grid](*tensors, lr, momentum, w.numel(), num_warps=8, **constants)
 
 
 def _has_same_layout(step: WeightUpdate) -> bool:
-    """Whether the same place in memory is the same number in all."""
+    """Whether all tensors are dense and store their numbers in the same order."""
     tensors = [t for t in step if t is not None]
-    dense = all(t.is_contiguous() or t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
-    return dense and len({_memory_order(t) for t in tensors}) == 1 and step.weight.dtype == step.velocity.dtype
+    is_dense = all(t.is_contiguous() or t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
+    return is_dense and len({_memory_order(t) for t in tensors}) == 1 and step.weight.dtype == step.velocity.dtype
 
 
 def _memory_order(x: Tensor) -> tuple[int, ...]:
-    """How a tensor's numbers lie; along a side of one number there is no order."""
+    """The strides of a tensor, without those of dimensions of size 1, which have no order."""
     return tuple(stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1)
