@@ -3,6 +3,7 @@
 import html
 import unicodedata
 from itertools import groupby
+from typing import Any
 
 from deat.utils.text import make_printable
 
@@ -88,3 +89,22 @@ def _escape_latex_character(character: str) -> str | None:
 def escape_html(text: str) -> str:
     """Text for HTML, in an element or a quoted attribute."""
     return html.escape(make_printable(text), quote=True)
+
+
+FORMULA_STARTS = frozenset("=+-@＝＋－＠")
+"""First characters of a text that a spreadsheet may run as a formula."""
+
+
+def escape_csv(value: Any) -> Any:
+    """Escape a field for CSV, so that no spreadsheet runs it as a formula.
+
+    Args:
+        value: A number, a text or None. Only texts change.
+
+    Returns:
+        The value; a text without control characters, after an apostrophe if it begins like a formula.
+    """
+    if not isinstance(value, str):
+        return value
+    text = make_printable(value)
+    return f"'{text}" if text.lstrip()[:1] in FORMULA_STARTS else text

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deat.recipes.paper_tables import PaperValue, find_paper_table, find_paper_value
+from deat.report.escape import escape_csv
 from deat.report.grouping import OTHER_SETUP_MARK, ReportData, collect_flags, list_run_problems, list_unchecked_seeds
 from deat.report.held_out import collect_held_out_results, get_held_out_csv_fields
 from deat.report.load import ReportRow, RunResults
@@ -117,7 +118,7 @@ def render_csv_table(results: ResultsTable) -> str:
 def format_csv(rows: Iterable[Sequence[Any]]) -> str:
     """Rows as a CSV file."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator="\n").writerows([escape_csv(field) for field in row] for row in rows)
     return text.getvalue()
 
 
