@@ -28,8 +28,8 @@ from deat.evaluation.sanity import FLAG_ADVICE
 from deat.evaluation.sanity.flags import docs_link
 from deat.recipes import Recipe, RecipeRow, apply_overrides, get_recipe
 from deat.recipes.overrides import parse_overrides
-from deat.report.grouping import collect_flags, list_unchecked_seeds
 from deat.report.load import COST_COLUMNS, BenchResults, ReportRow, SeedStatistics, load_bench
+from deat.report.problems import collect_flags, list_unchecked_seeds
 from deat.report.stats import describe_coverage, describe_samples
 from deat.training.config import to_recorded_names
 from deat.training.cost_estimate import CostEstimate, estimate_cost
@@ -94,7 +94,7 @@ PIPED_TABLE_COLUMNS = 160
 def print_results(results: BenchResults) -> None:
     """Print the table, and what a reader must know to read it."""
     console = PlainConsole(soft_wrap=True, width=None if is_stdout_terminal() else PIPED_TABLE_COLUMNS)
-    if any(row.done for row in results.rows):
+    if any(row.finished_runs for row in results.rows):
         console.print(build_results_table(results))
     for line in collect_notes(results):
         console.print(make_printable(line))
@@ -109,8 +109,8 @@ def build_results_table(results: BenchResults) -> Table:
     for name in (*names, "backprops", "time", "seeds"):
         shown.add_column(make_printable(name), justify="right")
     for row in results.rows:
-        cells = [spread.percent if (spread := row.seed_statistics(name)) else "" for name in names]
-        done = f"{len(row.done)}/{len(row.runs)}"
+        cells = [spread.percent_text if (spread := row.seed_statistics(name)) else "" for name in names]
+        done = f"{len(row.finished_runs)}/{len(row.runs)}"
         shown.add_row(
             make_printable(row.name), *cells, _format_mean(row.seed_statistics("backprops")), _format_time(row), done
         )
@@ -119,9 +119,9 @@ def build_results_table(results: BenchResults) -> Table:
 
 def collect_notes(results: BenchResults) -> list[str]:
     """What went wrong, what is unfinished, which times say little and which numbers should not be believed."""
-    said = [f"{row.name} failed: {row.why}" for row in results.rows if row.why]
+    said = [f"{row.name} failed: {row.failure_summary}" for row in results.rows if row.failure_summary]
     said += [*describe_coverage(results.rows), *describe_samples(results.rows)]
-    if any(row.crowded for row in results.rows):
+    if any(row.ran_concurrently for row in results.rows):
         said.append("* taken while other runs shared the machine")
     open_runs = [run for row in results.rows for run in row.runs if run.status in ("waiting", "running")]
     if open_runs:
@@ -166,7 +166,7 @@ def _row_to_json(row: ReportRow) -> dict[str, Any]:
         "method": row.method,
         "model": row.model,
         "runs": [{"seed": run.seed, "status": run.status, "why": run.why} for run in row.runs],
-        "crowded": row.crowded,
+        "crowded": row.ran_concurrently,
         "numbers": {n: {"mean": s.mean, "sd": s.sd, "values": list(s.values)} for n, s in spreads.items() if s},
     }
 
@@ -177,7 +177,7 @@ def _format_mean(spread: SeedStatistics | None) -> str:
 
 def _format_time(row: ReportRow) -> str:
     found = row.minutes
-    return "" if found is None else format_duration(60 * found) + ("*" if row.crowded else "")
+    return "" if found is None else format_duration(60 * found) + ("*" if row.ran_concurrently else "")
 
 
 EXIT_RUN_FAILED = 1
@@ -243,7 +243,7 @@ def run_bench(args: BenchCommand) -> int:
         return Interrupted.exit_code
     found = load_bench(grid.root)
     print(json.dumps(bench_to_json(found))) if args.json else print_results(found)
-    if any(row.why for row in found.rows):
+    if any(row.failure_summary for row in found.rows):
         return EXIT_RUN_FAILED
     return EXIT_FLAGGED if find_flagged_rows(found) else 0
 
