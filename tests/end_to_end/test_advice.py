@@ -129,7 +129,7 @@ def test_a_report_names_the_command_that_fills_its_columns(capsys: pytest.Captur
     assert give(f"{judging} --attacks natural,fgsm --n 20") in (0, 6)
     assert main(["report", "my run", "--no-figures", "--gallery", "0"]) == 0
     assert "held-out" not in capsys.readouterr().out
-    assert set(load_run_results("my run").numbers) >= {"natural", "fgsm", "worst"}
+    assert set(load_run_results("my run").metrics) >= {"natural", "fgsm", "worst"}
 
 
 def test_code_that_must_be_named_is_named_as_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ def test_a_doubtful_score_names_the_command_that_tells_more(
     )
     shutil.rmtree("my run")
     assert main(TRAIN) == 0
-    told = f"this tells more: {EVALUATE} --attacks natural,pgd-20,aa"
+    told = f": {EVALUATE} --attacks natural,pgd-20,aa"
     assert told in capsys.readouterr().out
     assert told in Path("my run/report.md").read_text()
     assert give(f"{EVALUATE} --attacks natural,pgd-2 --n 10") in (0, 6)

@@ -126,7 +126,7 @@ def test_gallery_shows_test_images_by_their_numbers_and_what_becomes_of_them(rep
     assert [row["prediction"] == row["label"] for row in rows] == [found.verdicts["natural"][n] for n in shown]
     text = (report / "index.html").read_text()
     assert text.count("data:image/png;base64,") == 6
-    assert "to show both sides, not in proportion: " in text
+    assert "not in proportion: " in text
 
 
 def test_images_of_a_run_that_was_judged_on_others_are_among_the_first(run, tmp_path):
@@ -184,7 +184,7 @@ def test_a_bench_folder_is_reported_and_the_alpha_gamma_panels_are_drawn(tmp_pat
     assert "· in the paper: Figure &lt;3&gt;</p>" in (tmp_path / "report" / "index.html").read_text()
     table = (tmp_path / "report" / "table.md").read_text()
     assert "# alpha-gamma\n\nIn the paper: Figure &lt;3&gt;.\n" in table
-    assert "All rows: given the network small, epochs=4 in place of the recipe's own." in table
+    assert "All rows: with network small, epochs=4 instead" in table
     assert main(["report", str(bench), "--no-figures"]) == 0  # again, into the same folder
     assert {p.suffix for p in (tmp_path / "report" / "figures").iterdir()} == {".csv"}
 

@@ -160,10 +160,10 @@ def test_filtering_keeps_the_rows_that_have_every_word(shown):
     assert shown.js("return document.querySelector('#shown').textContent") == "1 of 5 rows"
     shown.type("#filter", " nowhere")
     assert names(shown) == []
-    assert "No row is left" in shown.js("return document.querySelector('.results').innerText")
+    assert "No row matches" in shown.js("return document.querySelector('.results').innerText")
     shown.click("#clear")
     assert len(names(shown)) == 5
-    assert "No row is left" not in shown.js("return document.querySelector('.results').innerText")
+    assert "No row matches" not in shown.js("return document.querySelector('.results').innerText")
     shown.type("#filter", "FREE")
     assert names(shown) == ["2"]
     shown.js("const f = document.querySelector('#filter'); f.value = ''; f.dispatchEvent(new Event('input'))")
@@ -250,7 +250,7 @@ def test_a_flagged_row_is_never_on_the_front_unless_all_are_flagged(window, tmp_
     assert window.js(line) == (0 if len(doubted) > 1 else 1)
     window.hover("#cost-chart .point[data-row='1'] .dot")
     assert ("on the Pareto front" in window.js(TIP)) == (len(doubted) > 1)
-    assert "not to be believed" in window.js("return document.querySelector('.point[data-row=\"1\"]').ariaLabel")
+    assert "do not rely on it" in window.js("return document.querySelector('.point[data-row=\"1\"]').ariaLabel")
     quiet(window)
 
 
@@ -289,7 +289,7 @@ def test_a_row_far_below_does_not_squeeze_the_others_and_no_name_is_lost(window,
     shown = window.js("return [...document.querySelectorAll('#cost-chart .name')].map(n => n.textContent)")
     assert "natural ↓ 10.00 %" in shown
     note = window.js("return document.querySelector('#cost-note').textContent")
-    assert "below this axis" in note
+    assert "below the axis" in note
     lost = len(shares) - len(shown)
     assert (f"no room for {lost} names" if lost > 1 else "no room for one name") in note
     buttons = window.js("return [...document.querySelectorAll('.chip[data-row]')].map(n => n.innerText)")
@@ -392,7 +392,7 @@ def test_flags_failures_and_every_setting_can_be_read(shown):
     for setting in ("settings.epochs", "threat.eps", "method.schedule.alpha", "evaluation.block"):
         assert setting in text
     assert shown.js("return document.querySelectorAll('.pill.flag').length") >= 1
-    assert "0 of 1 whole" in shown.js("return document.querySelector('tr[data-row=\"4\"]').innerText")
+    assert "0 of 1 complete" in shown.js("return document.querySelector('tr[data-row=\"4\"]').innerText")
 
 
 TIP = "return document.querySelector('#tip').textContent"  # whether or not the mouse, which lies elsewhere, hides it

@@ -51,13 +51,13 @@ def test_mean_and_standard_deviation_are_over_finished_seeds(tmp_path):
     assert row.seed_statistics("natural").mean == pytest.approx(0.95)
     assert row.seed_statistics("pgd-20").sd == pytest.approx(0.1 * 2**0.5)
     assert row.seed_statistics("pgd-20").values == (0.8, 0.6)
-    assert row.why == "seed 2: weights stopped being finite"
+    assert row.failure_summary == "seed 2: weights stopped being finite"
     assert (row.table, row.paper_row) == ("t", "small a")
 
 
 def test_cost_is_in_backprops_backprops_a_batch_and_minutes_of_training(tmp_path):
     write_run(tmp_path / "run", 0, (10, 8), backprops=40)
-    numbers = load_run_results(tmp_path / "run").numbers
+    numbers = load_run_results(tmp_path / "run").metrics
     assert (numbers["backprops"], numbers["per_batch"], numbers["minutes"]) == (40, 10, 1.0)
 
 
@@ -66,9 +66,9 @@ def test_the_last_epoch_and_autoattack_on_fewer_images_stand_beside(tmp_path):
     judge(tmp_path / "run", (9, 9), "evaluation-last.json")
     judge(tmp_path / "run", (5, 4), "evaluation-aa.json", ("natural", "aa"))
     found = load_run_results(tmp_path / "run")
-    assert found.numbers["natural"] == 1.0  # not the sample's
-    assert (found.numbers["aa"], found.numbers["last pgd-20"]) == (0.4, 0.9)
-    assert found.images["aa"] == 10
+    assert found.metrics["natural"] == 1.0  # not the sample's
+    assert (found.metrics["aa"], found.metrics["last pgd-20"]) == (0.4, 0.9)
+    assert found.images_by_attack["aa"] == 10
 
 
 def test_a_single_seed_has_no_standard_deviation_and_an_open_run_no_numbers(tmp_path):
@@ -80,8 +80,13 @@ def test_a_single_seed_has_no_standard_deviation_and_an_open_run_no_numbers(tmp_
     write_bench(tmp_path, [("a", None, runs), ("b", None, [{**runs[1], "folder": "b/seed-1"}])])
     done, waiting = load_bench(tmp_path).rows
     assert done.seed_statistics("natural").sd is None
-    assert done.crowded
-    assert (len(done.done), waiting.done, waiting.seed_statistics("natural"), waiting.crowded) == (1, [], None, False)
+    assert done.ran_concurrently
+    assert (
+        len(done.finished_runs),
+        waiting.finished_runs,
+        waiting.seed_statistics("natural"),
+        waiting.ran_concurrently,
+    ) == (1, [], None, False)
     assert load_bench(tmp_path).columns == ["natural", "pgd-20", "worst", "backprops", "per_batch", "minutes"]
 
 
@@ -89,7 +94,7 @@ def test_warm_up_is_no_training_time(tmp_path):
     write_run(tmp_path / "run", 0, (10, 8))
     append_record(tmp_path / "run" / "timing.jsonl", EpochTiming(2, 30.0, 5.0, 1.0, warm_up_seconds=24.0))
     found = load_run_results(tmp_path / "run")
-    assert (found.seconds, found.warm_up) == (66.0, 24.0)
+    assert (found.train_seconds, found.warm_up_seconds) == (66.0, 24.0)
 
 
 def test_minutes_are_those_of_the_seeds_that_ran_alone_where_some_did(tmp_path):
@@ -102,17 +107,17 @@ def test_minutes_are_those_of_the_seeds_that_ran_alone_where_some_did(tmp_path):
     ]
     write_bench(tmp_path, [("a", None, runs)])
     (row,) = load_bench(tmp_path).rows
-    assert (row.minutes, row.crowded) == (1.5, False)
+    assert (row.minutes, row.ran_concurrently) == (1.5, False)
     write_bench(tmp_path, [("a", None, [{**run, "concurrent_jobs": 2} for run in runs])])
     (row,) = load_bench(tmp_path).rows
-    assert (row.minutes, row.crowded) == (2.0, True)
+    assert (row.minutes, row.ran_concurrently) == (2.0, True)
 
 
 def test_a_torn_last_line_of_the_clock_is_dropped(tmp_path):
     write_run(tmp_path / "run", 0, (10, 8))
     with (tmp_path / "run" / "timing.jsonl").open("a") as file:
         file.write(json.dumps(asdict(EpochTiming(2, 30.0, 5.0, 1.0)))[:20])
-    assert load_run_results(tmp_path / "run").seconds == 60
+    assert load_run_results(tmp_path / "run").train_seconds == 60
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"rows": []}'])

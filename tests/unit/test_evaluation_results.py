@@ -22,7 +22,7 @@ from deat.evaluation.results import (
     unpack_labels,
 )
 from deat.evaluation.sanity import Flag
-from deat.report.load import load_run
+from deat.report.load import load_run_results
 from helpers.eval_attackers import Own
 from helpers.eval_nets import THREAT, digits, robust, softmax
 from helpers.nets import conv_net, images
@@ -366,6 +366,6 @@ def test_a_file_that_was_tampered_with_is_refused_and_fills_no_memory(bad, tmp_p
         data |= bad
     (folder / "evaluation.json").write_text(json.dumps(data))
     with pytest.raises(DataError, match=r"evaluation\.json"):
-        load_run(folder)
+        load_run_results(folder)
     with pytest.raises(DataError, match=r"evaluation\.json' is not an evaluation\.json"):
         deat.load_evaluation(str(folder / "evaluation.json"))

@@ -1,4 +1,4 @@
-"""What the overfit watch saw, in every table that a reader may open."""
+"""Collapses that the overfit watch logged are in every table of a report."""
 
 import json
 
@@ -6,21 +6,16 @@ import pytest
 
 from deat.cli.main import main
 from deat.errors import DataError
-from deat.report.grouping import list_run_problems, load_report_data
-from deat.report.html import render_results_table, render_warnings
+from deat.report.html import build_table, build_warnings, render_section
 from deat.report.latex import render_latex_table
-from deat.report.tables import (
-    build_results_table,
-    describe_noted_leaps,
-    list_watch_alarms,
-    render_csv_table,
-    render_markdown_table,
-)
+from deat.report.problems import describe_noted_jumps, list_run_problems, list_watch_alarms
+from deat.report.report_data import load_report_data
+from deat.report.tables import build_results_table, render_csv_table, render_markdown_table
 from deat.training.records import EpochWatch, append_record
 from helpers.runs import make_bench, make_run, one_run
 
 FELL = "pgd-10 accuracy fell from 65.5% to 43.2%, with fgsm accuracy at 63.3%"
-SAID = "catastrophic overfitting in epoch 3 (warned, and went on)"
+SAID = "catastrophic overfitting in epoch 3 (warning only)"
 
 
 def epoch(n, single=0.6, multi=0.55, reason=None, action=None):
@@ -29,7 +24,7 @@ def epoch(n, single=0.6, multi=0.55, reason=None, action=None):
 
 @pytest.fixture
 def subject(tmp_path):
-    """A bench of a row that collapsed in its second seed, and of one whose l_X leapt twice."""
+    """A bench of a row that collapsed in its second seed, and of one whose l_X jumped twice."""
     rows = []
     for name in ("m+deat", "fgsm"):
         for seed in (0, 1):
@@ -43,32 +38,32 @@ def subject(tmp_path):
     return load_report_data([str(make_bench(tmp_path, rows))])
 
 
-def test_a_collapse_is_told_with_its_epoch_and_what_was_done_wherever_the_row_is(subject):
+def test_every_table_has_a_collapse_with_its_epoch_and_the_watch_s_action(subject):
     of = build_results_table(subject, None)
     assert [list_watch_alarms(row) for row in subject.rows] == [[f"seed 1: {SAID}: {FELL}"], []]
     assert f"seed 1: {SAID}: {FELL} |" in render_markdown_table(of)
     assert f"seed 1: {SAID}: {FELL}" in render_csv_table(of)
-    assert f"<b>m+deat</b>, seed 1: {SAID}: {FELL}" in render_warnings(subject)
-    assert f'<small class="why">seed 1: {SAID}</small>' in render_results_table(of)
-    assert list_run_problems(subject.rows[0]) == []  # the run is whole all the same
+    assert f"<b>m+deat</b>, seed 1: {SAID}: {FELL}" in render_section("warnings", build_warnings(subject))
+    assert f'<small class="why">seed 1: {SAID}</small>' in render_section("results_table", build_table(of))
+    assert list_run_problems(subject.rows[0]) == []  # the run is complete all the same
 
 
-def test_leaps_that_were_only_noted_are_one_line_below_the_table_and_no_warning(subject):
+def test_jumps_that_were_only_logged_are_one_line_below_the_table_and_no_warning(subject):
     of = build_results_table(subject, None)
-    (line,) = describe_noted_leaps(subject.rows)
-    assert line.endswith("and did nothing: fgsm seed 0 in epochs 2, 3.")
-    for text in (render_markdown_table(of), render_results_table(of)):
+    (line,) = describe_noted_jumps(subject.rows)
+    assert line.endswith(": fgsm seed 0 in epochs 2, 3.")
+    for text in (render_markdown_table(of), render_section("results_table", build_table(of))):
         assert line in text
     assert "fgsm seed 0 in epochs 2, 3" in render_latex_table(of)
-    assert "l_X" not in render_warnings(subject)
+    assert "l_X" not in str(build_warnings(subject))
 
 
 @pytest.mark.parametrize(
     ("single", "action", "said"),
     [
-        (0.9, "stop", "catastrophic overfitting in epoch 2 (stopped)"),
-        (0.9, "rollback", "catastrophic overfitting in epoch 2 (rolled back, and went on)"),
-        (0.1, "warn", "a collapse of the whole network in epoch 2 (warned, and went on)"),
+        (0.9, "stop", "catastrophic overfitting in epoch 2 (training stopped)"),
+        (0.9, "rollback", "catastrophic overfitting in epoch 2 (rolled back and continued)"),
+        (0.1, "warn", "a collapse of the whole network in epoch 2 (warning only)"),
     ],
 )
 def test_each_kind_of_collapse_and_each_action_has_its_words(tmp_path, single, action, said):
@@ -77,10 +72,11 @@ def test_each_kind_of_collapse_and_each_action_has_its_words(tmp_path, single, a
     append_record(folder / "watch.jsonl", epoch(1, single, 0.05, FELL, action))
     (row,) = load_report_data([str(folder)]).rows
     assert list_watch_alarms(row, short=True) == [f"seed 0: {said}"]
-    assert ("stopped by the watch, at the weights of epoch 1 of 4" in str(list_run_problems(row))) == (action == "stop")
+    (problem,) = list_run_problems(row)
+    assert "epoch 1 of 4" in problem if action == "stop" else problem == "seed 0: 1 of 4 epochs"
 
 
-def test_a_report_tells_collapses_on_the_terminal_and_in_its_document(tmp_path, capsys):
+def test_a_report_prints_collapses_on_the_terminal_and_in_its_json(tmp_path, capsys):
     folder = make_run(tmp_path / "a", shares={"natural": 0.9})
     append_record(folder / "watch.jsonl", epoch(2, 0.633, 0.432, FELL, "warn"))
     call = ["report", str(folder), "--no-figures", "--gallery", "0"]

@@ -1,4 +1,4 @@
-"""Runs that were trained and not evaluated: their held-out figures are shown, and never taken for test figures."""
+"""Runs that were trained and not evaluated: their validation results are shown, and never taken for test results."""
 
 import csv
 import io
@@ -11,21 +11,19 @@ import torch
 from deat.cli.main import main
 from deat.cli.report import ReportCommand, build_report, report_to_json
 from deat.report.figures import build_trade_off_figure
-from deat.report.grouping import list_run_problems, load_report_data
-from deat.report.held_out import collect_held_out_results, list_evaluate_commands
-from deat.report.html import (
+from deat.report.held_out import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_TITLE,
-    find_front_indices,
+    collect_held_out_results,
     format_held_out_cells,
     get_held_out_header,
-    rank_rows,
-    render_held_out_html,
+    list_evaluate_commands,
     render_held_out_markdown,
-    render_page,
-    render_warnings,
 )
+from deat.report.html import build_held_out, build_warnings, find_front_indices, rank_rows, render_page, render_section
 from deat.report.load import load_run_results
+from deat.report.problems import list_run_problems
+from deat.report.report_data import load_report_data
 from deat.report.stats import list_attacks
 from deat.report.tables import build_results_table, render_csv_table, render_markdown_table
 from deat.utils.tensor_files import encode_tensors
@@ -42,6 +40,10 @@ def mixed(tmp_path):
     return tmp_path
 
 
+def held_out_html(rows):
+    return render_section("held_out", build_held_out(rows))
+
+
 def reported(folder):
     return build_results_table(load_report_data([str(path) for path in sorted(folder.iterdir())]), None)
 
@@ -50,10 +52,10 @@ def test_held_out_figures_are_those_of_the_epochs_whose_weights_were_kept_as_the
     of = reported(mixed)
     (one,) = collect_held_out_results(of.rows)
     best = [load_run_results(mixed / f"c{seed}").history[1 + seed] for seed in (0, 1)]
-    assert (one.row, one.seeds, one.attack, one.images, one.asked) == ("free-4", (0, 1), "pgd-20", 64, 4)
+    assert (one.row, one.seeds, one.attack, one.images, one.total_epochs) == ("free-4", (0, 1), "pgd-20", 64, 4)
     assert one.natural.values == tuple(b.val_natural for b in best)
     assert one.robust.values == tuple(b.val_robust for b in best)
-    assert one.epochs == (2, 3)
+    assert one.best_epochs == (2, 3)
     shown = format_held_out_cells(one, [one])
     assert shown[1] == f"{100 * one.robust.mean:.2f} ± {100 * one.robust.sd:.2f}"
     assert get_held_out_header([one])[:3] == ["row", "held-out natural", "held-out PGD-20"]
@@ -80,16 +82,16 @@ def test_held_out_figures_stand_in_no_test_column_and_win_nothing(mixed):
 def test_markdown_and_page_show_them_under_their_own_heading_with_the_command_that_fills_the_columns(mixed):
     of = reported(mixed)
     command = f"deat evaluate {mixed / 'c0'} --attacks natural,pgd-20"
-    text, part = render_held_out_markdown(of.rows), render_held_out_html(of.rows)
+    text, part = render_held_out_markdown(of.rows), held_out_html(of.rows)
     assert f"## {HELD_OUT_TITLE}" in text
     assert command in text.split("```")[1].splitlines()
     for told in (text, part):
-        assert "no test figures" in told
+        assert "not test results" in told
         assert EVALUATE_COMMANDS_INTRO in told
     assert command in part
     whole = render_page(build_report(of.data, ReportCommand((str(mixed),), gallery=0, no_figures=True)))
-    assert part in whole
-    assert "Runs that are not whole" not in render_warnings(of.data)  # nothing is wrong with them
+    assert "".join(part.split()) in "".join(whole.split())
+    assert "Incomplete runs" not in [box["title"] for box in build_warnings(of.data)]  # nothing is wrong with them
 
 
 def test_json_has_them_apart(mixed):
@@ -152,12 +154,13 @@ def test_runs_that_failed_or_were_not_validated_have_no_held_out_figures(tmp_pat
     make_bench(tmp_path / ".", rows)
     failed, blind = load_report_data([str(tmp_path), str(tmp_path / "blind")]).rows
     assert collect_held_out_results([failed, blind]) == []
-    assert render_held_out_markdown([failed]) == render_held_out_html([failed]) == ""
+    assert render_held_out_markdown([failed]) == ""
+    assert build_held_out([failed]) is None
     assert (list_run_problems(failed), list_run_problems(blind)) == (
         ["seed 0: out of memory"],
         ["seed 0: not evaluated"],
     )
-    assert EVALUATE_COMMANDS_INTRO in render_held_out_html([blind])
+    assert EVALUATE_COMMANDS_INTRO in held_out_html([blind])
 
 
 def test_a_hostile_name_in_a_record_is_harmless(tmp_path, capsys):
@@ -171,9 +174,9 @@ def test_a_hostile_name_in_a_record_is_harmless(tmp_path, capsys):
     assert main(["report", str(tmp_path / "a"), "--no-figures", "--out", str(tmp_path / "r")]) == 0
     said = capsys.readouterr()
     assert "\x1b" not in said.out + said.err
-    for told in (render_held_out_markdown(of.rows), render_held_out_html(of.rows)):
+    for told in (render_held_out_markdown(of.rows), held_out_html(of.rows)):
         assert "\x1b" not in told
-    assert "<b>" not in render_held_out_html(of.rows)
+    assert "<b>" not in held_out_html(of.rows)
     assert render_held_out_markdown(of.rows).count("```") == 2
 
 

@@ -1,12 +1,12 @@
-"""Runs of one name that are not of one kind, and rows that cannot be compared."""
+"""Runs of one name that were trained differently, and rows that cannot be compared."""
 
 import json
 
 import pytest
 
 from deat.report.figures import PARETO_FRONT_NAME, build_trade_off_figure
-from deat.report.grouping import load_report_data
-from deat.report.html import find_front_indices, render_winner_cards
+from deat.report.html import build_winner_cards, find_front_indices
+from deat.report.report_data import load_report_data
 from deat.report.tables import build_results_table
 from helpers.runs import make_bench, make_run, one_run
 
@@ -74,7 +74,7 @@ def test_the_same_images_from_another_place_and_of_older_records_are_of_one_row(
     for seed, (folder, digest) in enumerate((("a", "1" * 16), ("b", "1" * 16), ("c", None))):
         make_run(tmp_path / folder, seed=seed, shares=SHARES, record=data(folder, digest))
     (row,) = load_report_data([str(tmp_path / folder) for folder in "abc"]).rows
-    assert [run.seed for run in row.done] == [0, 1, 2]
+    assert [run.seed for run in row.finished_runs] == [0, 1, 2]
 
 
 def test_seeds_of_a_bench_whose_method_was_changed_in_between_are_not_averaged(tmp_path):
@@ -87,8 +87,9 @@ def test_seeds_by_different_versions_of_a_file_that_declare_the_same_are_noted(t
     records = [{**method(0.5), "code": {"method": letter * 64}} for letter in "ab"]
     subject = load_report_data([str(bench(tmp_path, records))])
     assert [row.name for row in subject.rows] == ["bold"]
-    note = "bold was trained by different versions of a file (method aaaaaaaa, method bbbbbbbb)."
-    assert note in subject.notes
+    (note,) = [note for note in subject.notes if "different versions" in note]
+    assert note.startswith("bold ")
+    assert "(method aaaaaaaa, method bbbbbbbb)" in note
 
 
 def test_verdicts_on_other_images_are_not_paired_though_their_labels_agree(tmp_path):
@@ -103,15 +104,15 @@ def test_verdicts_on_other_images_are_not_paired_though_their_labels_agree(tmp_p
 @pytest.mark.parametrize(
     "apart", [{"threat": {"norm": "linf", "eps": 0.05}}, {"about": {"data": "folder:elsewhere"}}], ids=["eps", "data"]
 )
-def test_of_rows_that_were_not_judged_alike_none_is_the_best(tmp_path, apart):
+def test_of_rows_that_were_evaluated_differently_none_is_the_best(tmp_path, apart):
     names = ("pgd-7", "free-4", "fgsm")
     folders = [make_run(tmp_path / name, name, shares=SHARES) for name in names]
     alike = build_results_table(load_report_data([str(folder) for folder in folders]), None)
-    assert "Most robust under PGD-20" in render_winner_cards(alike)
+    assert build_winner_cards(alike)["cards"][0]["title"] == "Most robust under PGD-20"
     assert find_front_indices(alike) == {0, 1, 2}
     of = build_results_table(load_report_data([*map(str, folders[:2]), judged(folders[2], **apart)]), None)
-    assert "so none of them is the best" in render_winner_cards(of)
-    assert "Most robust" not in render_winner_cards(of)
+    assert build_winner_cards(of)["cards"] == []
+    assert "none of them is the best" in build_winner_cards(of)["note"]
     assert find_front_indices(of) == set()
     lines = [line for panel in build_trade_off_figure(of.rows, "pgd-20").panels for line in panel.lines]
     assert {line.row for line in lines} == set(names)
@@ -127,11 +128,12 @@ def test_minutes_of_different_hardware_are_not_to_be_compared(tmp_path):
     assert not any("hardware" in note for note in load_report_data([str(tmp_path / name) for name in "acd"]).notes)
 
 
-def test_rows_that_stand_on_one_seed_beside_others_are_named(tmp_path):
-    said = "One seed alone stands behind {}: what another one would change there is not measured."
+def test_rows_of_one_seed_are_named_where_several_rows_are_compared(tmp_path):
+    said = "One seed only for {}: "
     for name, seed in (("a", 0), ("a", 1), ("b", 0), ("c", 0)):
         make_run(tmp_path / f"{name}{seed}", name, seed=seed, shares=SHARES)
     folders = {name: str(tmp_path / name) for name in ("a0", "a1", "b0", "c0")}
-    assert said.format("b, c") in load_report_data([*folders.values()]).notes
-    assert said.format("all rows") in load_report_data([folders["b0"], folders["c0"]]).notes
-    assert not any("seed alone" in note for note in load_report_data([folders["b0"]]).notes), "nothing is compared"
+    assert any(note.startswith(said.format("b, c")) for note in load_report_data([*folders.values()]).notes)
+    two_rows = load_report_data([folders["b0"], folders["c0"]])
+    assert any(note.startswith(said.format("all rows")) for note in two_rows.notes)
+    assert not any("One seed" in note for note in load_report_data([folders["b0"]]).notes), "nothing is compared"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deat.report.grouping import load_report_data
+from deat.report.report_data import load_report_data
 from deat.report.significance import combine_p_values, compare_rows, holm, mcnemar, one_sided_p_value
 from deat.report.tables import build_results_table, render_markdown_table
 from helpers.runs import make_run
@@ -86,12 +86,16 @@ def test_rows_are_compared_on_the_images_both_were_judged_on(tmp_path):
         make_run(tmp_path / f"a{seed}", "pgd-7", seed=seed, shares={"pgd-20": 0.5})
         make_run(tmp_path / f"b{seed}", "free-4", seed=seed, shares={"pgd-20": 0.4})
     subject = load_report_data([str(p) for p in sorted(tmp_path.iterdir())])
-    (found,) = compare_rows(subject.rows, subject.row("pgd-7"), "pgd-20").values()
+    (found,) = compare_rows(subject.rows, subject.get_row("pgd-7"), "pgd-20").values()
     tables = []
-    for ours, theirs in zip(subject.row("free-4").runs, subject.row("pgd-7").runs, strict=True):
+    for ours, theirs in zip(subject.get_row("free-4").runs, subject.get_row("pgd-7").runs, strict=True):
         pairs = list(zip(ours.evaluation.verdicts["pgd-20"], theirs.evaluation.verdicts["pgd-20"], strict=True))
         tables.append((pairs.count((True, False)), pairs.count((False, True))))
-    assert found.raw == mcnemar(tables) == min(1, 2 * sum(one_sided_p_value(lost, gained) for gained, lost in tables))
+    assert (
+        found.uncorrected_p
+        == mcnemar(tables)
+        == min(1, 2 * sum(one_sided_p_value(lost, gained) for gained, lost in tables))
+    )
     assert found.difference == pytest.approx(-0.1)
     assert (found.gained, found.lost) == tuple(map(sum, zip(*tables, strict=True)))
     assert found.seeds == 2
@@ -103,7 +107,7 @@ def test_rows_judged_on_other_images_or_by_other_settings_are_not_compared(tmp_p
     make_run(tmp_path / "b", "free-4", shares={"pgd-20": 0.4}, classes=("0", "1", "2"))
     make_run(tmp_path / "c", "free-8", seed=5, shares={"pgd-20": 0.4})
     subject = load_report_data([str(p) for p in sorted(tmp_path.iterdir())])
-    assert compare_rows(subject.rows, subject.row("pgd-7"), "pgd-20") == {}
+    assert compare_rows(subject.rows, subject.get_row("pgd-7"), "pgd-20") == {}
 
 
 def test_a_difference_over_fewer_seeds_or_images_than_the_rows_have_says_so(tmp_path):
@@ -112,8 +116,8 @@ def test_a_difference_over_fewer_seeds_or_images_than_the_rows_have_says_so(tmp_
     make_run(tmp_path / "b0", "b", shares={"natural": 0.9, "pgd-20": 0.4})
     make_run(tmp_path / "c0", "c", shares={"natural": 0.9, "pgd-20": 0.4}, images=100)
     of = build_results_table(load_report_data([str(tmp_path / name) for name in ("a0", "a1", "a2", "b0", "c0")]), "a")
-    shared = {name: versus.shared for name, versus in of.comparisons["pgd-20"].items()}
+    shared = {name: versus.shared_note for name, versus in of.comparisons["pgd-20"].items()}
     assert shared == {"b": "1 shared seed", "c": "1 shared seed, 100 shared images"}
     assert ", 1 shared seed |" in render_markdown_table(of)
     alike = build_results_table(load_report_data([str(tmp_path / name) for name in ("a0", "b0")]), "a")
-    assert alike.comparisons["pgd-20"]["b"].shared == ""
+    assert alike.comparisons["pgd-20"]["b"].shared_note == ""

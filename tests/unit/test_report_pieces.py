@@ -1,4 +1,4 @@
-"""Reports of grids that are not whole: seeds judged on fewer images, pieces of a bench run apart."""
+"""Reports of incomplete benches: seeds with fewer images, pieces that ran separately; sweeps and galleries."""
 
 import csv
 import io
@@ -20,10 +20,11 @@ from deat.report.figures import (
     build_training_process_figure,
 )
 from deat.report.gallery import Gallery, Tile, select_candidates, select_tiles
-from deat.report.grouping import collect_flags, load_report_data
-from deat.report.html import render_settings
+from deat.report.html import build_settings, render_section
 from deat.report.latex import render_latex_table
 from deat.report.plots import ROW_COLORS, _draw_legend, draw_figure, draw_gallery
+from deat.report.problems import collect_flags
+from deat.report.report_data import load_report_data
 from deat.report.tables import build_results_table, render_csv_table, render_markdown_table
 from deat.runs.run_dir import FIGURE_NAMES
 from deat.threat import L2, Linf
@@ -44,10 +45,10 @@ def test_each_accuracy_says_on_how_many_images_and_seeds_it_stands_where_they_ar
     assert (record["aa images"], record["aa images_each"]) == ("50", "200 50 50")
     assert record["pgd-20 images_each"] == "200 200 200 200"
     text = render_markdown_table(of)
-    assert "40.00 ± 0.00 (27.6 to 53.8; seeds 0, 1, 2 alone, 200 + 2 × 50 images) |" in text
-    assert "On the first 50 test images alone, a sample: AA of seeds 1, 2 of m+deat. Where another seed" in text
+    assert "40.00 ± 0.00 (27.6 to 53.8; seeds 0, 1, 2 only, 200 + 2 × 50 images) |" in text
+    assert "the first 50 test images: AA of seeds 1, 2 of m+deat. Where another seed" in text
     assert "images) |" not in text.replace("2 × 50 images) |", "")
-    aside = r"\deatinterval{seeds 0, 1, 2 alone, 200 + 2 $\times$ 50 images} & \deatinterval{seed 3 alone}"
+    aside = r"\deatinterval{seeds 0, 1, 2 only, 200 + 2 $\times$ 50 images} & \deatinterval{seed 3 only}"
     assert rf"\quad\deatinterval{{from}} &  &  & {aside} &  &  &  \\" in render_latex_table(of).split("\n")
 
 
@@ -59,8 +60,8 @@ def test_pieces_of_a_bench_run_apart_make_one_table_and_repetitions_do_not(tmp_p
         aa = {"aa_n": "1000"} if piece == "p1" else {}  # tells of images, not of another row
         make_bench(tmp_path / piece, rows, set={"epochs": "4", **aa})
     folders = [str(tmp_path / piece) for piece in pieces]
-    assert [[run.seed for run in row.done] for row in load_report_data(folders[:4]).rows] == [[0, 1, 2]]
-    assert [[run.seed for run in row.done] for row in load_report_data(folders).rows] == [[0, 1, 2], [1]]
+    assert [[run.seed for run in row.finished_runs] for row in load_report_data(folders[:4]).rows] == [[0, 1, 2]]
+    assert [[run.seed for run in row.finished_runs] for row in load_report_data(folders).rows] == [[0, 1, 2], [1]]
     make_bench(tmp_path / "p1", json.loads((tmp_path / "p1" / "bench.json").read_text())["rows"], set={"epochs": "5"})
     assert [row.name for row in load_report_data(folders[:2]).rows] == ["a", "a (2)"]
 
@@ -80,7 +81,7 @@ def test_the_page_tells_how_autoattack_apart_was_asked_where_it_differs_from_the
     found = json.loads((tmp_path / "b" / "evaluation.json").read_text())
     found["settings"]["sample"] = True
     (folder / "evaluation-aa.json").write_text(json.dumps(found))
-    text = render_settings(load_report_data([str(folder)]).rows)
+    text = render_section("settings", build_settings(load_report_data([str(folder)]).rows))
     assert "<dt>evaluation.sample</dt><dd>False</dd>" in text
     assert "<dt>evaluation of aa.sample</dt><dd>True</dd>" in text
     assert "<dt>evaluation of aa.seed</dt>" not in text  # it is the same
@@ -103,7 +104,7 @@ def test_a_figure_is_laid_out_by_what_it_says_of_itself_whatever_its_name(tmp_pa
         assert mine == usual != other
 
 
-def test_a_gallery_is_of_the_best_row_that_may_be_believed(tmp_path, monkeypatch):
+def test_a_gallery_is_of_the_best_row_without_a_flag(tmp_path, monkeypatch):
     flag = Flag("masked", "x", "y")
     make_run(tmp_path / "a", "free-4", shares={"natural": 0.6, "pgd-20": 0.6}, flags=(flag,), kept=3)
     make_run(tmp_path / "b", "pgd-7", shares={"natural": 0.9, "pgd-20": 0.4}, kept=3)
@@ -131,10 +132,10 @@ def test_examples_show_what_fools_a_network_and_what_does_not():
         (stand[:1] + fooled, [0, 1, 2, 3, 4, 10]),
         (fooled[:2] + wrong, [0, 1, 20, 21, 22, 23]),
     ):
-        assert [t.number for t in select_tiles(held, 6)] == expected
-    told = Gallery(tiles=select_tiles(stand + fooled[:1] + wrong, 6)).choice
-    assert told.endswith("not in proportion: 1 that the attack fools and 5 that withstand it")
-    assert Gallery(tiles=tuple(wrong[:2])).choice.endswith(": 2 that are wrong even without it")
+        assert [t.image_index for t in select_tiles(held, 6)] == expected
+    told = Gallery(tiles=select_tiles(stand + fooled[:1] + wrong, 6)).selection_note
+    assert told.endswith("1 that the attack fools and 5 that withstand it")
+    assert "2 that are misclassified" in Gallery(tiles=tuple(wrong[:2])).selection_note
 
 
 @pytest.mark.parametrize("threat", [Linf(0.4), L2(0.4 * nets.SIDE)], ids=lambda t: t.name)
@@ -184,8 +185,8 @@ def test_a_network_that_all_rows_share_is_told_once_and_not_behind_each_name(tmp
     make_bench(tmp_path, rows("one"))
     subject = load_report_data([str(tmp_path)])
     assert [row.name for row in subject.rows] == ["free-4", "m+deat"]
-    assert "All rows: given the network one in place of the recipe's own." in subject.notes
-    assert subject.row("m+deat one") is subject.row("m+deat")
+    assert any(note.startswith("All rows: with network one instead") for note in subject.notes)
+    assert subject.get_row("m+deat one") is subject.get_row("m+deat")
     make_bench(tmp_path, rows("one", "two"))
     assert [row.name for row in load_report_data([str(tmp_path)]).rows] == [row["name"] for row in rows("one", "two")]
 

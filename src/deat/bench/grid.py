@@ -43,7 +43,7 @@ PARSE_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, Ari
 def has_readable_results(path: Path) -> bool:
     """Whether a finished cell's results can be read."""
     try:
-        return not find_damaged_evaluations(path) and bool(load_run_results(path).numbers)
+        return not find_damaged_evaluations(path) and bool(load_run_results(path).metrics)
     except NewerVersionError:
         raise  # it is whole, and to be judged again by nobody
     except (DeatError, *PARSE_ERRORS):

@@ -99,5 +99,5 @@ def _round_work_done(cell: GridCell, attack_round: AttackRound, out: Path, num_i
 
 def _format_run_results(run: RunResults) -> str:
     hidden = (*COST_COLUMNS, "worst")
-    shown = [f"{n} {v:.1%}" for n, v in run.numbers.items() if n not in hidden and not n.startswith("last ")]
-    return f"{', '.join(shown)}, {run.history[-1].backprops:,} backprops, {run.seconds:.1f} s"
+    shown = [f"{n} {v:.1%}" for n, v in run.metrics.items() if n not in hidden and not n.startswith("last ")]
+    return f"{', '.join(shown)}, {run.history[-1].backprops:,} backprops, {run.train_seconds:.1f} s"

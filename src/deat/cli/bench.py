@@ -28,8 +28,8 @@ from deat.evaluation.sanity import FLAG_ADVICE
 from deat.evaluation.sanity.flags import docs_link
 from deat.recipes import Recipe, RecipeRow, apply_overrides, get_recipe
 from deat.recipes.overrides import parse_overrides
-from deat.report.grouping import collect_flags, list_unchecked_seeds
 from deat.report.load import COST_COLUMNS, BenchResults, ReportRow, SeedStatistics, load_bench
+from deat.report.problems import collect_flags, list_unchecked_seeds
 from deat.report.stats import describe_coverage, describe_samples
 from deat.training.config import to_recorded_names
 from deat.training.cost_estimate import CostEstimate, estimate_cost
@@ -106,7 +106,7 @@ PIPED_TABLE_COLUMNS = 160
 def print_results(results: BenchResults) -> None:
     """Print the table, notes about it, and the bench's folder."""
     console = PlainConsole(soft_wrap=True, width=None if is_stdout_terminal() else PIPED_TABLE_COLUMNS)
-    if any(row.done for row in results.rows):
+    if any(row.finished_runs for row in results.rows):
         console.print(build_results_table(results))
     for line in collect_notes(results):
         console.print(make_printable(line))
@@ -128,8 +128,8 @@ def build_results_table(results: BenchResults) -> Table:
     for name in (*names, "backprops", "time", "seeds"):
         table.add_column(make_printable(name), justify="right")
     for row in results.rows:
-        cells = [spread.percent if (spread := row.seed_statistics(name)) else "" for name in names]
-        done = f"{len(row.done)}/{len(row.runs)}"
+        cells = [spread.percent_text if (spread := row.seed_statistics(name)) else "" for name in names]
+        done = f"{len(row.finished_runs)}/{len(row.runs)}"
         table.add_row(
             make_printable(row.name), *cells, _format_mean(row.seed_statistics("backprops")), _format_time(row), done
         )
@@ -145,9 +145,9 @@ def collect_notes(results: BenchResults) -> list[str]:
     Returns:
         One line for each note.
     """
-    notes = [f"{row.name} failed: {row.why}" for row in results.rows if row.why]
+    notes = [f"{row.name} failed: {row.failure_summary}" for row in results.rows if row.failure_summary]
     notes += [*describe_coverage(results.rows), *describe_samples(results.rows)]
-    if any(row.crowded for row in results.rows):
+    if any(row.ran_concurrently for row in results.rows):
         notes.append("* measured while other runs shared the machine")
     unfinished = [run for row in results.rows for run in row.runs if run.status in ("waiting", "running")]
     if unfinished:
@@ -192,7 +192,7 @@ def _row_to_json(row: ReportRow) -> dict[str, Any]:
         "method": row.method,
         "model": row.model,
         "runs": [{"seed": run.seed, "status": run.status, "why": run.why} for run in row.runs],
-        "crowded": row.crowded,
+        "crowded": row.ran_concurrently,
         "numbers": {n: {"mean": s.mean, "sd": s.sd, "values": list(s.values)} for n, s in spreads.items() if s},
     }
 
@@ -203,7 +203,7 @@ def _format_mean(spread: SeedStatistics | None) -> str:
 
 def _format_time(row: ReportRow) -> str:
     minutes = row.minutes
-    return "" if minutes is None else format_duration(60 * minutes) + ("*" if row.crowded else "")
+    return "" if minutes is None else format_duration(60 * minutes) + ("*" if row.ran_concurrently else "")
 
 
 EXIT_RUN_FAILED = 1
@@ -279,7 +279,7 @@ def run_bench(args: BenchCommand) -> int:
         return Interrupted.exit_code
     results = load_bench(grid.root)
     print(json.dumps(bench_to_json(results))) if args.json else print_results(results)
-    if any(row.why for row in results.rows):
+    if any(row.failure_summary for row in results.rows):
         return EXIT_RUN_FAILED
     return EXIT_FLAGGED if find_flagged_rows(results) else 0
 

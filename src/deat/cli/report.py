@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -20,38 +20,36 @@ from deat.evaluation.evaluator import evaluate
 from deat.evaluation.judge import derive_block_seed
 from deat.evaluation.resume_log import fingerprint_model
 from deat.report.figures import Figure, Panel, PlotLine, build_figures, figure_to_csv_rows
-from deat.report.gallery import Gallery, Tile, image_to_uint8, select_candidates, select_tiles
-from deat.report.gallery import gallery_to_csv_rows as gallery_table
-from deat.report.grouping import (
-    UNEVALUATED,
-    ReportData,
-    collect_flags,
-    exclude_flagged_rows,
-    list_run_problems,
-    list_unchecked_seeds,
-    load_report_data,
-)
-from deat.report.held_out import collect_held_out_results, list_evaluate_commands
-from deat.report.html import (
+from deat.report.gallery import Gallery, Tile, gallery_to_csv_rows, image_to_uint8, select_candidates, select_tiles
+from deat.report.held_out import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_TITLE,
-    Report,
+    collect_held_out_results,
     format_held_out_cells,
     get_held_out_header,
+    list_evaluate_commands,
     render_held_out_markdown,
-    render_page,
 )
+from deat.report.html import Report, render_page
 from deat.report.latex import render_latex_table
 from deat.report.load import ReportRow, RunResults
 from deat.report.paper_claims import check_claims
 from deat.report.plots import check_matplotlib, draw_figure, draw_gallery
+from deat.report.problems import (
+    UNEVALUATED,
+    collect_flags,
+    collect_remarks,
+    exclude_flagged_rows,
+    list_run_problems,
+    list_unchecked_seeds,
+    list_watch_alarms,
+)
+from deat.report.report_data import ReportData, load_report_data
 from deat.report.stats import get_mean_accuracy, summarize_accuracy, summarize_cost
 from deat.report.tables import (
     ResultsTable,
     build_results_table,
-    collect_remarks,
     format_csv,
-    list_watch_alarms,
     render_claims_table,
     render_csv_table,
     render_markdown_table,
@@ -115,7 +113,7 @@ def make_sweep_figure(rows: Sequence[ReportRow], num_images: int, options: LoadO
     """PGD-20 accuracy by radius, on the first test images, of each row's first finished run."""
     lines, lacking, counts = [], [], set()
     for row in rows:
-        for run in row.done[:1]:
+        for run in row.finished_runs[:1]:
             try:
                 loaded = load_evaluated_run(run, options)
                 lines.append(_make_sweep_line(row.name, run.seed, loaded, num_images))
@@ -143,10 +141,10 @@ def _describe_seeds(lines: Sequence[PlotLine]) -> str:
 def make_gallery(row: ReportRow, count: int, options: LoadOptions) -> Gallery:
     """A few test images, some fooled and some not if there are such, attacked through a row's first finished run."""
     try:
-        model, part, threat = load_evaluated_run(row.done[0], options)
+        model, part, threat = load_evaluated_run(row.finished_runs[0], options)
     except (DeatError, OSError) as error:
         return Gallery(missing=anonymize_paths(str(error)))
-    numbers, x, y = _select_images(row.done[0], model, part, count)
+    numbers, x, y = _select_images(row.finished_runs[0], model, part, count)
     how = parse_attack(REPORT_ATTACK)
     generator = torch.Generator(x.device).manual_seed(derive_block_seed(0, how.name, 0))
     adv = how(model, x, y, threat, generator)
@@ -337,7 +335,7 @@ def _format_heading(subject: ReportData) -> str:
 
 def _make_best_row_gallery(results_sheet: ResultsTable, args: ReportCommand) -> Gallery:
     """Examples against the most robust row that kept its weights, of those that may be believed if there are any."""
-    able = [row for row in results_sheet.rows if row.done and has_weights(row.done[0])]
+    able = [row for row in results_sheet.rows if row.finished_runs and has_weights(row.finished_runs[0])]
     if not args.gallery or not able or not results_sheet.ranking_attack:
         return Gallery(missing="an evaluated run with its weights")
     best = max(exclude_flagged_rows(able), key=lambda row: get_mean_accuracy(row, results_sheet.ranking_attack or ""))
@@ -364,9 +362,9 @@ def _write_files(story: Report, out: Path, args: ReportCommand) -> None:
 
 def _format_markdown(story: Report) -> str:
     of = story.results
-    place = f"In the paper: {escape_markdown('; '.join(of.data.tables))}.\n\n" if of.data.tables else ""
-    results = render_markdown_table(of) if any(row.done for row in of.rows) else _format_unevaluated(of)
-    table = f"# {story.heading}\n\n{place}{results}{render_held_out_markdown(of.rows)}{render_scores_tables(of.rows)}"
+    place = f"In the paper: {escape_markdown('; '.join(of.data.paper_tables))}.\n\n" if of.data.paper_tables else ""
+    results = render_markdown_table(of) if any(row.finished_runs for row in of.rows) else _format_unevaluated(of)
+    table = f"# {escape_markdown(story.heading)}\n\n{place}{results}{render_held_out_markdown(of.rows)}{render_scores_tables(of.rows)}"
     return f"{table}\n## The paper's claims\n\n{render_claims_table(story.claims)}" if story.claims else table
 
 
@@ -390,7 +388,7 @@ def _draw_figures(story: Report, folder: Path) -> None:
 def _figure_tables(story: Report) -> Iterator[tuple[str, Sequence[Sequence[Any]]]]:
     yield from ((figure.name, figure_to_csv_rows(figure)) for figure in story.figures if figure.panels)
     if story.gallery.tiles:
-        yield "gallery", gallery_table(story.gallery)
+        yield "gallery", gallery_to_csv_rows(story.gallery)
 
 
 def _print_report(story: Report, out: Path, args: ReportCommand) -> None:
@@ -427,12 +425,9 @@ def report_to_json(story: Report) -> dict[str, Any]:
     """The report's numbers as one document."""
     return {
         "headline": story.results.ranking_attack,
-        "against": story.results.against and story.results.against.name,
+        "against": story.results.baseline and story.results.baseline.name,
         "rows": [_row_to_json(story.results, row) for row in story.results.rows],
-        "claims": [
-            {**asdict(c), "claim": c.claim.text, "paper": c.claim.percent, "paper_tables": c.claim.percent_from_table}
-            for c in story.claims
-        ],
+        "claims": [checked.as_json() for checked in story.claims],
         "figures": [figure.name for figure in story.figures if figure.panels],
         "notes": list(story.results.data.notes),
         "left_out": list(story.missing),
@@ -444,20 +439,20 @@ def _row_to_json(results_sheet: ResultsTable, row: ReportRow) -> dict[str, Any]:
     spent = summarize_cost(row)
     cells = {attack: found for attack in results_sheet.attacks if (found := summarize_accuracy(row, attack))}
     versus = {
-        a: asdict(pair) for a in results_sheet.attacks if (pair := results_sheet.comparisons.get(a, {}).get(row.name))
+        a: pair.as_json() for a in results_sheet.attacks if (pair := results_sheet.comparisons.get(a, {}).get(row.name))
     }
     return {
         "name": row.name,
         "method": row.method,
         "model": row.model,
-        "seeds": [run.seed for run in row.done],
-        "accuracy": {attack: asdict(found) for attack, found in cells.items()},
-        "cost": asdict(spent) if spent else None,
+        "seeds": [run.seed for run in row.finished_runs],
+        "accuracy": {attack: found.as_json() for attack, found in cells.items()},
+        "cost": spent.as_json() if spent else None,
         "versus": versus,
         "held_out": next((one.as_json() for one in collect_held_out_results([row])), None),
         "flags": sorted({flag.name for _, flag in collect_flags(row)}),
         "unchecked": list_unchecked_seeds(row),
-        "given": list(row.differs),
+        "given": list(row.deviations),
         "alarms": list_watch_alarms(row),
         "troubles": list_run_problems(row),
         "remarks": collect_remarks(row),

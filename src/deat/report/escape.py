@@ -1,8 +1,11 @@
-"""Names that strangers chose, made harmless for the kinds of file that only a report writes."""
+"""Escapes names from other people's files for LaTeX and CSV.
 
-import html
+The page's templates escape HTML, and `deat.utils.text.escape_markdown` escapes Markdown.
+"""
+
 import unicodedata
 from itertools import groupby
+from typing import Any
 
 from deat.utils.text import make_printable
 
@@ -13,7 +16,7 @@ LATEX_ASCII_ESCAPES = {
     "|": r"\textbar{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
-    "*": "{*}",  # at the start of a row, this and a bracket would belong to the end of the line before
+    "*": "{*}",  # at the start of a row, LaTeX reads this and a bracket as arguments of the line break before
     "[": "{[}",
     "]": "{]}",
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -53,7 +56,7 @@ LATEX_ACCENT_COMMANDS = {
     **{"\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0304": "=", "\u0306": "u", "\u0307": "."},
     **{"\u0308": '"', "\u030a": "r", "\u030b": "H", "\u030c": "v", "\u0323": "d", "\u0327": "c"},
 }
-"""Marks above and below a letter, by the commands that every font encoding has."""
+"""Commands for combining marks that every font encoding has."""
 LATEX_ESCAPES = {
     **LATEX_ASCII_ESCAPES,
     **{c: f"$\\{name}$" for c, name in LATEX_MATH_COMMANDS.items()},
@@ -63,28 +66,48 @@ LATEX_ESCAPES = {
 }
 
 
-def escape_latex(text: str) -> str:
-    """Text for LaTeX, in which nothing is a command and which pdflatex sets with its own fonts.
+FORMULA_STARTS = frozenset("=+-@＝＋－＠")
+"""First characters of a text that a spreadsheet may run as a formula."""
 
-    What those lack is written by its number, such as U+65E5.
+
+def escape_latex(text: str) -> str:
+    """Escape a text for LaTeX, so that nothing in it is a command and pdflatex can set it with its own fonts.
+
+    Args:
+        text: Any text.
+
+    Returns:
+        ASCII. Characters that the fonts lack are written by their number, such as U+65E5.
     """
-    written = [(_escape_latex_character(c), c) for c in unicodedata.normalize("NFC", make_printable(text))]
+    escaped = [(_escape_latex_character(c), c) for c in unicodedata.normalize("NFC", make_printable(text))]
     parts = []
-    for known, group in groupby(written, lambda one: one[0] is not None):
-        held = list(group)
-        numbers = " ".join(f"U+{ord(c):04X}" for _, c in held)
-        parts.append("".join(str(shown) for shown, _ in held) if known else f"\\texttt{{{numbers}}}")
+    for is_known, group in groupby(escaped, lambda pair: pair[0] is not None):
+        pairs = list(group)
+        if is_known:
+            parts.append("".join(str(latex) for latex, _ in pairs))
+        else:
+            parts.append(f"\\texttt{{{' '.join(f'U+{ord(c):04X}' for _, c in pairs)}}}")
     return "".join(parts)
 
 
+def escape_csv(value: Any) -> Any:
+    """Escape a field for CSV, so that no spreadsheet runs it as a formula.
+
+    Args:
+        value: A number, a text or None. Only texts change.
+
+    Returns:
+        The value; a text without control characters, after an apostrophe if it begins like a formula.
+    """
+    if not isinstance(value, str):
+        return value
+    text = make_printable(value)
+    return f"'{text}" if text.lstrip()[:1] in FORMULA_STARTS else text
+
+
 def _escape_latex_character(character: str) -> str | None:
-    """A character in LaTeX; None where the usual fonts do not have it."""
+    """A character in LaTeX; None if the usual fonts lack it."""
     if character in LATEX_ESCAPES or character.isascii():
         return LATEX_ESCAPES.get(character, character)
     base, mark = unicodedata.normalize("NFD", character)[0], unicodedata.normalize("NFD", character)[1:]
     return f"\\{LATEX_ACCENT_COMMANDS[mark]}{{{base}}}" if mark in LATEX_ACCENT_COMMANDS and base.isascii() else None
-
-
-def escape_html(text: str) -> str:
-    """Text for HTML, in an element or a quoted attribute."""
-    return html.escape(make_printable(text), quote=True)

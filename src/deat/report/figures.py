@@ -1,4 +1,4 @@
-"""The data of every figure: panels of lines, which are drawn, written as CSV and embedded into the page alike."""
+"""The data of every figure: panels of lines, which matplotlib draws, CSV files contain and the page embeds."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from deat.report.grouping import collect_flags
 from deat.report.load import ReportRow, RunResults
+from deat.report.problems import collect_flags
 from deat.report.significance import select_rankable_rows
 from deat.report.stats import (
     find_low_outliers,
@@ -19,13 +19,26 @@ from deat.report.stats import (
 from deat.training.records import EpochStats
 from deat.utils.text import format_eps
 
+PARETO_FRONT_NAME = "Pareto front"
+"""The name of the line that belongs to no row."""
+EpochMetric = Callable[[EpochStats], float | None]
+PointsByGammaAlpha = dict[float, dict[float, list[tuple[float, float]]]]
+"""(cost, error) pairs by gamma and alpha."""
+
 
 @dataclass(frozen=True)
 class PlotLine:
-    """One run's values in a panel; a value that is not there is None. spans are the values' 95 % intervals, if told.
+    """One run's values in a panel, or one row's point.
 
-    Of a row's point, good says that it is on the Pareto front, low that it lies far below the others, and flagged that
-    a sanity flag speaks against it.
+    Attributes:
+        row: The row's name.
+        seed: The run's seed; None for a whole row.
+        x: The positions.
+        y: The values; None where there is none.
+        intervals: The values' 95 % intervals, if known.
+        on_front: Whether the point is on the Pareto front.
+        is_low_outlier: Whether the point lies far below the others.
+        is_flagged: Whether a sanity flag was raised for the row.
     """
 
     row: str
@@ -34,39 +47,46 @@ class PlotLine:
     y: list[float | None]
     intervals: list[tuple[float, float]] = field(default_factory=list)
     on_front: bool = False
-    low: bool = False
+    is_low_outlier: bool = False
     is_flagged: bool = False
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. kind is line, step, bar or point; percent says that y is a share."""
+    """One pair of axes.
+
+    Attributes:
+        title: The panel's title.
+        x_label: What the x axis shows.
+        y_label: What the y axis shows, without a unit.
+        lines: The lines or points.
+        kind: line, step, bar or point.
+        percent: Whether values are shares, to be shown in percent.
+    """
 
     title: str
-    x: str
-    y: str
+    x_label: str
+    y_label: str
     lines: list[PlotLine]
     kind: str = "line"
     percent: bool = False
 
-    @property
-    def has_front(self) -> bool:
-        """Whether its points are compared with each other."""
-        return any(line.row == PARETO_FRONT_NAME for line in self.lines)
-
 
 @dataclass(frozen=True)
 class FigureLayout:
-    """How a figure's panels stand: side by side, unless tall says one over the other, above one x axis.
+    """How a figure's panels are arranged.
 
-    alike panels have the same axes, to be compared; named ones have each point's name beside it. A figure that is
-    apart has a section of the page's own, with a chart that answers, in place of its panels.
+    Attributes:
+        stacked: Below each other with one x axis, instead of next to each other.
+        shared_axes: All panels have the same axes, so that they can be compared.
+        label_points: Each point has its row's name next to it.
+        has_own_section: The page shows an interactive chart in a section of its own instead of the panels.
     """
 
     stacked: bool = False
     shared_axes: bool = False
     label_points: bool = False
-    apart: bool = False
+    has_own_section: bool = False
 
 
 DEFAULT_LAYOUT = FigureLayout()
@@ -74,9 +94,15 @@ DEFAULT_LAYOUT = FigureLayout()
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure; without panels, `missing` says what they would need, if anybody looks for them.
+    """One figure of a report.
 
-    titled says what it is called where only some of its panels are shown, if that is not its title.
+    Attributes:
+        name: The name of its files.
+        title: Its title.
+        panels: Its panels; none if there is no data.
+        missing: What data the figure lacks; empty if there is nothing to say.
+        layout: How the panels are arranged.
+        title_for_panels: Gives the title where only some panels are shown, if it depends on them.
     """
 
     name: str
@@ -87,15 +113,16 @@ class Figure:
     title_for_panels: Callable[[Sequence[Panel]], str] | None = None
 
 
-PARETO_FRONT_NAME = "Pareto front"
-"""What the line is called that stands for no row."""
-EpochMetric = Callable[[EpochStats], float | None]
-PointsByGammaAlpha = dict[float, dict[float, list[tuple[float, float]]]]
-"""Costs and errors by gamma and alpha."""
-
-
 def build_figures(rows: Sequence[ReportRow], attack: str | None) -> list[Figure]:
-    """Every figure that can be drawn from records alone."""
+    """Build every figure that needs only the records of runs.
+
+    Args:
+        rows: The rows of a report.
+        attack: The attack that rows are ranked by; None if there are no accuracies.
+
+    Returns:
+        The figures; those without data have no panels.
+    """
     return [
         build_training_process_figure(rows),
         build_validation_figure(rows),
@@ -106,19 +133,19 @@ def build_figures(rows: Sequence[ReportRow], attack: str | None) -> list[Figure]
 
 
 def build_training_process_figure(rows: Sequence[ReportRow]) -> Figure:
-    """The paper's six rows: how training accuracy, robustness, its gain, l_X and the Lipschitz bound go by epoch."""
-    how = _validation_attack_name(rows)
+    """Build the paper's six panels by epoch: training and validation accuracy, robustness gain, l_X, Lipschitz bound."""
+    attack = _validation_attack_name(rows)
     panels = [
-        build_epoch_panel(rows, "training accuracy", "accuracy", lambda h: h.train_accuracy, percent=True),
-        build_epoch_panel(rows, "natural accuracy, held out", "accuracy", lambda h: h.val_natural, percent=True),
-        build_epoch_panel(rows, f"{how} accuracy, held out", "accuracy", lambda h: h.val_robust, percent=True),
+        build_epoch_panel(rows, "training accuracy", "accuracy", lambda e: e.train_accuracy, percent=True),
+        build_epoch_panel(rows, "natural accuracy, held out", "accuracy", lambda e: e.val_natural, percent=True),
+        build_epoch_panel(rows, f"{attack} accuracy, held out", "accuracy", lambda e: e.val_robust, percent=True),
         build_gain_panel(
-            build_epoch_panel(rows, "robustness gain", "change, points", lambda h: h.val_robust, percent=True)
+            build_epoch_panel(rows, "robustness gain", "change, points", lambda e: e.val_robust, percent=True)
         ),
         build_epoch_panel(
-            rows, "gradient magnitude l_X", "l_X per image", lambda h: h.magnitude / h.examples if h.k else None
+            rows, "gradient magnitude l_X", "l_X per image", lambda e: e.magnitude / e.examples if e.k else None
         ),
-        build_epoch_panel(rows, "Lipschitz bound", "log10", lambda h: h.log10_lipschitz),
+        build_epoch_panel(rows, "Lipschitz bound", "log10", lambda e: e.log10_lipschitz),
     ]
     return _build_figure(
         "training-process", "The training process", panels, "runs with a history", FigureLayout(stacked=True)
@@ -126,91 +153,98 @@ def build_training_process_figure(rows: Sequence[ReportRow]) -> Figure:
 
 
 def build_validation_figure(rows: Sequence[ReportRow]) -> Figure:
-    """Accuracy and loss on held-out images, and the training loss."""
-    how = _validation_attack_name(rows)
+    """Build validation accuracy and loss and the training loss by epoch."""
+    attack = _validation_attack_name(rows)
     panels = [
-        build_epoch_panel(rows, "natural accuracy, held out", "accuracy", lambda h: h.val_natural, percent=True),
-        build_epoch_panel(rows, f"{how} accuracy, held out", "accuracy", lambda h: h.val_robust, percent=True),
-        build_epoch_panel(rows, "natural loss, held out", "loss", lambda h: h.val_loss),
-        build_epoch_panel(rows, "training loss", "loss", lambda h: h.loss),
+        build_epoch_panel(rows, "natural accuracy, held out", "accuracy", lambda e: e.val_natural, percent=True),
+        build_epoch_panel(rows, f"{attack} accuracy, held out", "accuracy", lambda e: e.val_robust, percent=True),
+        build_epoch_panel(rows, "natural loss, held out", "loss", lambda e: e.val_loss),
+        build_epoch_panel(rows, "training loss", "loss", lambda e: e.loss),
     ]
-    return replace(
-        _build_figure("validation", _validation_title(panels), panels, "runs with a history"),
-        title_for_panels=_validation_title,
-    )
-
-
-def get_figure_title(figure: Figure, panels: Sequence[Panel]) -> str:
-    """What a figure is called where these of its panels are shown."""
-    return figure.title_for_panels(panels) if figure.title_for_panels else figure.title
-
-
-def _validation_title(panels: Sequence[Panel]) -> str:
-    """What the figure on validation is called: what its panels show."""
-    held = {panel.y for panel in panels if panel.lines and panel.title.endswith(", held out")}
-    names = {
-        ("accuracy", "loss"): "Validation accuracy and loss",
-        ("accuracy",): "Validation accuracy and training loss",
-        ("loss",): "Validation and training loss",
-    }
-    return names.get(tuple(sorted(held)), "Training loss")
+    figure = _build_figure("validation", _validation_title(panels), panels, "runs with a history")
+    return replace(figure, title_for_panels=_validation_title)
 
 
 def build_backprops_figure(rows: Sequence[ReportRow]) -> Figure:
-    """k's staircase, and what it adds up to."""
+    """Build the adversarial steps k and the backprops so far, by epoch."""
     panels = [
-        build_epoch_panel(rows, "adversarial steps k", "k", lambda h: h.k, kind="step"),
-        build_epoch_panel(rows, "backprops so far", "backprops", lambda h: h.backprops),
+        build_epoch_panel(rows, "adversarial steps k", "k", lambda e: e.k, kind="step"),
+        build_epoch_panel(rows, "backprops so far", "backprops", lambda e: e.backprops),
     ]
     return _build_figure("backprops", "Backprops by epoch", panels, "runs with a history")
 
 
 def build_trade_off_figure(rows: Sequence[ReportRow], attack: str | None) -> Figure:
-    """Robustness against cost; a line's points are one row, and "Pareto front" are the believed ones none beats.
+    """Build robustness against cost, in backprops and in minutes.
 
-    Rows that were not judged alike have no front.
+    Args:
+        rows: The rows of a report.
+        attack: The attack on the y axis.
+
+    Returns:
+        A figure with one point for each row and a line for the Pareto front. Rows with a sanity flag are not on the
+        front, and rows that cannot be compared have none.
     """
     panels = []
-    for name in ("backprops", "minutes"):
+    for unit in ("backprops", "minutes"):
         points = [
-            (row, spent, found)
+            (row, cost, cell)
             for row in rows
-            if attack and (found := summarize_accuracy(row, attack)) and (spent := _get_cost(row, name))
+            if attack and (cell := summarize_accuracy(row, attack)) and (cost := _get_cost(row, unit))
         ]
-        sound = {id(row) for row in select_rankable_rows([row for row, _, _ in points])}
-        costs = [(c, found.mean) for row, c, found in points if id(row) in sound]
-        best = sorted(point for point, is_good in zip(costs, find_pareto_front(costs), strict=True) if is_good)
-        below = find_low_outliers([found.mean for _, _, found in points])
-        lines = []
-        for (row, c, a), low in zip(points, below, strict=True):
-            good = id(row) in sound and (c, a.mean) in best
-            lines.append(
-                PlotLine(row.name, None, [c], [a.mean], [(a.low, a.high)], good, low, bool(collect_flags(row)))
+        rankable = {id(row) for row in select_rankable_rows([row for row, _, _ in points])}
+        candidates = [(cost, cell.mean) for row, cost, cell in points if id(row) in rankable]
+        front = sorted(
+            point for point, is_best in zip(candidates, find_pareto_front(candidates), strict=True) if is_best
+        )
+        outliers = find_low_outliers([cell.mean for _, _, cell in points])
+        lines = [
+            PlotLine(
+                row.name,
+                None,
+                [cost],
+                [cell.mean],
+                [(cell.low, cell.high)],
+                on_front=id(row) in rankable and (cost, cell.mean) in front,
+                is_low_outlier=is_outlier,
+                is_flagged=bool(collect_flags(row)),
             )
-        if best:
-            lines.append(PlotLine(PARETO_FRONT_NAME, None, [c for c, _ in best], [a for _, a in best]))
-        about = f"{format_attack_name(attack or '')} accuracy against {name}{_describe_crowding(rows) if name == 'minutes' else ''}"
-        panels.append(Panel(about, name, "accuracy", lines, "point", True))
-    return _build_figure(
-        "cost", "Robustness against cost", panels, "evaluated runs", FigureLayout(label_points=True, apart=True)
-    )
+            for (row, cost, cell), is_outlier in zip(points, outliers, strict=True)
+        ]
+        if front:
+            lines.append(PlotLine(PARETO_FRONT_NAME, None, [cost for cost, _ in front], [mean for _, mean in front]))
+        concurrency = _describe_concurrency(rows) if unit == "minutes" else ""
+        title = f"{format_attack_name(attack or '')} accuracy against {unit}{concurrency}"
+        panels.append(Panel(title, unit, "accuracy", lines, "point", True))
+    layout = FigureLayout(label_points=True, has_own_section=True)
+    return _build_figure("cost", "Robustness against cost", panels, "evaluated runs", layout)
 
 
 def build_alpha_gamma_figure(rows: Sequence[ReportRow], attack: str | None) -> Figure:
-    """M+'s error against its cost, a panel for each gamma, a line for each alpha, a point for each seed."""
-    several = {
-        m: found for m, found in _collect_alpha_gamma_points(rows, attack).items() if sum(map(len, found.values())) > 1
+    """Build the error of M+ methods against cost: a panel for each gamma, a line for each alpha, a point for each seed.
+
+    Args:
+        rows: The rows of a report.
+        attack: The attack of the error on the y axis.
+
+    Returns:
+        A figure with the methods that have several values of alpha or gamma.
+    """
+    points_by_method = {
+        method: points
+        for method, points in _collect_alpha_gamma_points(rows, attack).items()
+        if sum(map(len, points.values())) > 1
     }
-    y = f"{format_attack_name(attack or '')} error"
+    y_label = f"{format_attack_name(attack or '')} error"
     panels = [
-        Panel(f"{method}, gamma {gamma:g}", "backprops", y, list(_build_alpha_lines(held)), "point", True)
-        for method, found in several.items()
-        for gamma, held in sorted(found.items(), reverse=True)
+        Panel(f"{method}, gamma {gamma:g}", "backprops", y_label, list(_build_alpha_lines(points)), "point", True)
+        for method, points_by_gamma in points_by_method.items()
+        for gamma, points in sorted(points_by_gamma.items(), reverse=True)
     ]
-    chosen = {(row.method, row.model, found) for row in rows for run in row.runs if (found := _read_alpha_gamma(run))}
-    wanted = len(chosen) > len({about[:2] for about in chosen})  # else nobody varied them
-    what = "evaluated M+ runs of one method with different alpha or gamma" if wanted and not panels else ""
-    return Figure("alpha-gamma", "Step size alpha and gamma", panels, what, FigureLayout(shared_axes=True))
+    settings = {(row.method, row.model, pair) for row in rows for run in row.runs if (pair := _read_alpha_gamma(run))}
+    is_varied = len(settings) > len({(method, model) for method, model, _ in settings})
+    missing = "evaluated M+ runs of one method with different alpha or gamma" if is_varied and not panels else ""
+    return Figure("alpha-gamma", "Step size alpha and gamma", panels, missing, FigureLayout(shared_axes=True))
 
 
 def build_epoch_panel(
@@ -222,20 +256,51 @@ def build_epoch_panel(
     kind: str = "line",
     percent: bool = False,
 ) -> Panel:
-    """A panel of something that every epoch's record tells."""
-    lines = [_build_epoch_line(row.name, run, metric) for row in rows for run in row.runs if run.history]
-    return Panel(title, "epoch", y_label, [line for line in lines if any(v is not None for v in line.y)], kind, percent)
+    """Build a panel of a value by epoch.
+
+    Args:
+        rows: The rows of a report.
+        title: The panel's title.
+        y_label: What the y axis shows.
+        metric: Gives an epoch's value, or None if there is none.
+        kind: How the panel is drawn: line, step or bar.
+        percent: Whether values are shares.
+
+    Returns:
+        A panel with a line for each run that has such values.
+    """
+    lines = [
+        PlotLine(
+            row.name,
+            run.seed,
+            [float(epoch.epoch + 1) for epoch in run.history],
+            [_finite_or_none(metric(epoch)) for epoch in run.history],
+        )
+        for row in rows
+        for run in row.runs
+    ]
+    lines = [line for line in lines if any(value is not None for value in line.y)]
+    return Panel(title, "epoch", y_label, lines, kind, percent)
 
 
 def build_gain_panel(panel: Panel) -> Panel:
-    """The same panel's changes from one epoch to the next."""
-    lines = [PlotLine(m.row, m.seed, m.x[1:], [_subtract(b, a) for a, b in pairwise(m.y)]) for m in panel.lines]
-    return Panel(panel.title, panel.x, panel.y, [line for line in lines if line.x], "bar", panel.percent)
+    """Build a panel of bars with a panel's changes from one epoch to the next."""
+    lines = []
+    for line in panel.lines:
+        changes = [None if a is None or b is None else b - a for a, b in pairwise(line.y)]
+        lines.append(PlotLine(line.row, line.seed, line.x[1:], changes))
+    return replace(panel, lines=[line for line in lines if line.x], kind="bar")
+
+
+def get_figure_title(figure: Figure, panels: Sequence[Panel]) -> str:
+    """Return a figure's title where only these of its panels are shown."""
+    return figure.title_for_panels(panels) if figure.title_for_panels else figure.title
 
 
 def figure_to_csv_rows(figure: Figure) -> list[list[Any]]:
-    """A figure's data as rows of a CSV file; an empty field is a value that is not there."""
-    ends = ["low", "high"] if any(line.intervals for panel in figure.panels for line in panel.lines) else []
+    """Return a figure's data as rows of a CSV file; a missing value is an empty field."""
+    has_intervals = any(line.intervals for panel in figure.panels for line in panel.lines)
+    ends = ["low", "high"] if has_intervals else []
     return [["panel", "row", "seed", "x", "y", *ends], *(row[: 5 + len(ends)] for row in _iter_csv_rows(figure))]
 
 
@@ -243,48 +308,60 @@ def _iter_csv_rows(figure: Figure) -> Iterator[list[Any]]:
     for panel in figure.panels:
         for line in panel.lines:
             for n, (x, y) in enumerate(zip(line.x, line.y, strict=True)):
-                span = line.intervals[n] if line.intervals else ("", "")
-                yield [panel.title, line.row, "" if line.seed is None else line.seed, x, "" if y is None else y, *span]
-
-
-def _build_epoch_line(row_name: str, run: RunResults, metric: EpochMetric) -> PlotLine:
-    return PlotLine(
-        row_name, run.seed, [float(h.epoch + 1) for h in run.history], [_finite_or_none(metric(h)) for h in run.history]
-    )
+                interval = line.intervals[n] if line.intervals else ("", "")
+                seed = "" if line.seed is None else line.seed
+                yield [panel.title, line.row, seed, x, "" if y is None else y, *interval]
 
 
 def _build_figure(
     name: str, title: str, panels: list[Panel], requirement: str, layout: FigureLayout = DEFAULT_LAYOUT
 ) -> Figure:
-    kept = [panel for panel in panels if panel.lines]
-    return Figure(name, title, kept, "" if kept else requirement, layout)
+    panels = [panel for panel in panels if panel.lines]
+    return Figure(name, title, panels, "" if panels else requirement, layout)
+
+
+def _validation_title(panels: Sequence[Panel]) -> str:
+    """The title of the validation figure where these panels are shown."""
+    labels = {panel.y_label for panel in panels if panel.lines and panel.title.endswith(", held out")}
+    titles = {
+        ("accuracy", "loss"): "Validation accuracy and loss",
+        ("accuracy",): "Validation accuracy and training loss",
+        ("loss",): "Validation and training loss",
+    }
+    return titles.get(tuple(sorted(labels)), "Training loss")
+
+
+def _validation_attack_name(rows: Sequence[ReportRow]) -> str:
+    attacks = {run.record["settings"]["val_attack"] for row in rows for run in row.runs if run.record and run.history}
+    return format_attack_name(attacks.pop()) if len(attacks) == 1 else "robust"
 
 
 def _get_cost(row: ReportRow, unit: str) -> float | None:
-    spent = summarize_cost(row)
-    if spent is None:
+    cost = summarize_cost(row)
+    if cost is None:
         return None
-    return spent.backprops if unit == "backprops" else spent.minutes
+    return cost.backprops if unit == "backprops" else cost.minutes
 
 
-def _describe_crowding(rows: Sequence[ReportRow]) -> str:
-    """What a title says of minutes that were taken while other jobs ran."""
-    crowded = [row.crowded for row in rows if row.done]
-    return "" if not any(crowded) else f", {'' if all(crowded) else 'some '}taken with several jobs at once"
+def _describe_concurrency(rows: Sequence[ReportRow]) -> str:
+    """The part of a title that says which minutes were measured while other jobs ran."""
+    concurrent = [row.ran_concurrently for row in rows if row.finished_runs]
+    return f", {'' if all(concurrent) else 'some '}taken with several jobs at once" if any(concurrent) else ""
 
 
 def _collect_alpha_gamma_points(rows: Sequence[ReportRow], attack: str | None) -> dict[str, PointsByGammaAlpha]:
-    """Every M+ run's cost and error, by its method on its network, gamma and alpha."""
-    several = len({row.model for row in rows}) > 1
-    found: dict[str, PointsByGammaAlpha] = {}
+    """Cost and error of each M+ run by method (with the network's name if there are several), gamma and alpha."""
+    has_several_models = len({row.model for row in rows}) > 1
+    points: dict[str, PointsByGammaAlpha] = {}
     for row in rows:
-        for run in row.done:
-            chosen = _read_alpha_gamma(run)
-            if chosen and attack and attack in run.numbers:
-                points = found.setdefault(f"{row.method}, {row.model}" if several else row.method, {})
-                point = (run.numbers["backprops"], 1 - run.numbers[attack])
-                points.setdefault(chosen[1], {}).setdefault(chosen[0], []).append(point)
-    return found
+        method = f"{row.method}, {row.model}" if has_several_models else row.method
+        for run in row.finished_runs:
+            alpha_gamma = _read_alpha_gamma(run)
+            if alpha_gamma and attack and attack in run.metrics:
+                alpha, gamma = alpha_gamma
+                point = (run.metrics["backprops"], 1 - run.metrics[attack])
+                points.setdefault(method, {}).setdefault(gamma, {}).setdefault(alpha, []).append(point)
+    return points
 
 
 def _read_alpha_gamma(run: RunResults) -> tuple[float, float] | None:
@@ -297,18 +374,9 @@ def _read_alpha_gamma(run: RunResults) -> tuple[float, float] | None:
 
 def _build_alpha_lines(points_by_alpha: dict[float, list[tuple[float, float]]]) -> Iterator[PlotLine]:
     for alpha, points in sorted(points_by_alpha.items()):
-        points.sort()
-        yield PlotLine(f"alpha {format_eps(alpha)}", None, [c for c, _ in points], [e for _, e in points])
-
-
-def _validation_attack_name(rows: Sequence[ReportRow]) -> str:
-    used = {run.record["settings"]["val_attack"] for row in rows for run in row.runs if run.record and run.history}
-    return format_attack_name(used.pop()) if len(used) == 1 else "robust"
+        points = sorted(points)
+        yield PlotLine(f"alpha {format_eps(alpha)}", None, [cost for cost, _ in points], [err for _, err in points])
 
 
 def _finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _subtract(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a - b

@@ -1,4 +1,4 @@
-"""A few test images with what an attack makes of them, ready to be shown."""
+"""The gallery of a report: a few test images, and what an attack makes of them."""
 
 import base64
 import io
@@ -12,28 +12,36 @@ from PIL import Image
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """One test image: as it is, the perturbation (grey is none, the radius black or white), and the sum of both."""
+    """One test image under attack.
 
-    number: int
+    Attributes:
+        image_index: The image's index in the test set.
+        label: Its class.
+        natural_prediction: The class that the network predicts for it.
+        adversarial_prediction: The class that the network predicts for the attacked image.
+        images: The image, the perturbation (grey is no change) and the attacked image, as bytes (H, W, 3).
+    """
+
+    image_index: int
     label: str
-    before: str
-    after: str
+    natural_prediction: str
+    adversarial_prediction: str
     images: tuple[Any, Any, Any]
 
     @property
     def is_robust(self) -> bool:
-        """Whether the attacked image is still classified correctly."""
-        return self.after == self.label
+        """Whether the attacked image is classified correctly."""
+        return self.adversarial_prediction == self.label
 
     @property
     def is_fooled(self) -> bool:
-        """Whether it is the attack that made the classification wrong."""
-        return self.before == self.label != self.after
+        """Whether the image is classified correctly and the attacked one is not."""
+        return self.natural_prediction == self.label != self.adversarial_prediction
 
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Adversarial examples against one row's network; without tiles, `missing` says what they would need."""
+    """Adversarial examples against one row's network; without tiles, `missing` says what they need."""
 
     row: str = ""
     attack: str = ""
@@ -41,57 +49,74 @@ class Gallery:
     missing: str = ""
 
     @property
-    def choice(self) -> str:
-        """How its images were chosen, for people."""
-        fooled, stand = sum(t.is_fooled for t in self.tiles), sum(t.is_robust for t in self.tiles)
-        kinds = [
+    def selection_note(self) -> str:
+        """How the images were chosen."""
+        fooled, robust = sum(tile.is_fooled for tile in self.tiles), sum(tile.is_robust for tile in self.tiles)
+        counts = [
             (fooled, "that the attack fools"),
-            (stand, "that withstand it"),
-            (len(self.tiles) - fooled - stand, "that are wrong even without it"),
+            (robust, "that withstand it"),
+            (len(self.tiles) - fooled - robust, "that are misclassified even without it"),
         ]
-        told = " and ".join(f"{count} {kind}" for count, kind in kinds if count)
-        return f"chosen among the first test images to show both sides, not in proportion: {told}"
+        text = " and ".join(f"{count} {kind}" for count, kind in counts if count)
+        return f"chosen from the first test images to show both cases, not in proportion: {text}"
 
 
 def select_candidates(natural_correct: Sequence[bool], robust_correct: Sequence[bool], count: int) -> list[int]:
-    """The images worth attacking again, given which are classified rightly, natural and under some attack.
+    """Select the images to attack for a gallery, from the verdicts of an evaluation.
 
-    They are the first that were fooled, twice as many as are wanted, since another attack may not fool them, and the
-    first that stood; then whichever come first, where these are too few to show.
+    Args:
+        natural_correct: Whether each image is classified correctly.
+        robust_correct: Whether each image is classified correctly under some attack.
+        count: How many images the gallery shows.
+
+    Returns:
+        Indices in rising order: the first fooled images, twice as many as are shown since another attack may not fool
+        them, and the first robust ones; then other images if these are too few.
     """
-    numbers = range(len(natural_correct))
-    fooled = [n for n in numbers if natural_correct[n] and not robust_correct[n]][: 2 * _fooled_quota(count)]
-    held = [*fooled, *[n for n in numbers if natural_correct[n] and robust_correct[n]][:count]]
-    return sorted(held + [n for n in numbers if n not in held][: max(0, count - len(held))])
+    indices = range(len(natural_correct))
+    fooled = [n for n in indices if natural_correct[n] and not robust_correct[n]][: 2 * _fooled_quota(count)]
+    selected = [*fooled, *[n for n in indices if natural_correct[n] and robust_correct[n]][:count]]
+    return sorted(selected + [n for n in indices if n not in selected][: max(0, count - len(selected))])
 
 
 def select_tiles(tiles: Sequence[Tile], count: int) -> tuple[Tile, ...]:
-    """So many of these: two thirds that the attack fools and then some that withstand it, as far as there are any."""
-    fooled, stand = [t for t in tiles if t.is_fooled], [t for t in tiles if t.is_robust]
-    first = fooled[: max(_fooled_quota(count), count - len(stand))] + stand
-    rest = [t for t in tiles if not t.is_fooled and not t.is_robust]
-    return tuple((first + rest)[:count])
+    """Select the tiles to show: two thirds that the attack fools, then some that it does not, as far as there are any.
 
+    Args:
+        tiles: The attacked images.
+        count: How many to show.
 
-def _fooled_quota(count: int) -> int:
-    """How many of the images shown should be fooled."""
-    return max(1, 2 * count // 3)
+    Returns:
+        At most `count` tiles, the fooled ones first.
+    """
+    fooled, robust = [tile for tile in tiles if tile.is_fooled], [tile for tile in tiles if tile.is_robust]
+    wrong = [tile for tile in tiles if not tile.is_fooled and not tile.is_robust]
+    num_fooled = max(_fooled_quota(count), count - len(robust))
+    return tuple((fooled[:num_fooled] + robust + wrong)[:count])
 
 
 def image_to_uint8(image: Any) -> Any:
-    """A (C, H, W) image in [0, 1] as bytes, (H, W, 3)."""
-    shown = np.clip(np.asarray(image, dtype=np.float64), 0, 1).transpose(1, 2, 0)
-    return np.repeat(np.rint(255 * shown).astype(np.uint8), 3 if shown.shape[2] == 1 else 1, axis=2)[..., :3]
+    """Convert a (C, H, W) image in [0, 1] to bytes of shape (H, W, 3)."""
+    pixels = np.clip(np.asarray(image, dtype=np.float64), 0, 1).transpose(1, 2, 0)
+    return np.repeat(np.rint(255 * pixels).astype(np.uint8), 3 if pixels.shape[2] == 1 else 1, axis=2)[..., :3]
 
 
 def image_to_data_uri(image: Any) -> str:
-    """An image as a data: URI, so that a page needs no other file."""
+    """Encode an image as a data: URI, so that a page needs no other file."""
     file = io.BytesIO()
     Image.fromarray(image).save(file, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def gallery_to_csv_rows(gallery: Gallery) -> list[list[Any]]:
-    """What the gallery shows, as rows of a CSV file."""
-    body = [[gallery.row, gallery.attack, t.number, t.label, t.before, t.after] for t in gallery.tiles]
-    return [["row", "attack", "image", "label", "prediction", "prediction under attack"], *body]
+    """Return the gallery's predictions as rows of a CSV file."""
+    rows: list[list[Any]] = [["row", "attack", "image", "label", "prediction", "prediction under attack"]]
+    for tile in gallery.tiles:
+        predictions = [tile.natural_prediction, tile.adversarial_prediction]
+        rows.append([gallery.row, gallery.attack, tile.image_index, tile.label, *predictions])
+    return rows
+
+
+def _fooled_quota(count: int) -> int:
+    """How many of the images shown should be fooled."""
+    return max(1, 2 * count // 3)

@@ -1,4 +1,4 @@
-"""A folder of `deat bench` read back: rows of runs, and the mean and standard deviation of each over its seeds."""
+"""Reads the folders of `deat train` and `deat bench`: one run, or a bench's rows of runs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,8 +12,7 @@ from deat.errors import DataError, DeatError
 from deat.evaluation.results import Evaluation, load_evaluation
 from deat.runs.schema import (
     BENCH_FILE,
-    EVALUATION_FILE,
-    EXTRA_EVALUATION_FILES,
+    EVALUATION_FILES,
     HISTORY_FILE,
     RUN_FILE,
     SCORES_FILE,
@@ -25,7 +24,7 @@ from deat.runs.schema import (
 )
 from deat.runs.scores import ModelScore, read_scores
 from deat.training.records import EpochStats, EpochWatch, parse_json_lines, read_history
-from deat.utils.text import summarize_error
+from deat.utils.text import format_percent, summarize_error
 
 T = TypeVar("T")
 COST_COLUMNS = ("backprops", "per_batch", "minutes")
@@ -33,7 +32,7 @@ COST_COLUMNS = ("backprops", "per_batch", "minutes")
 
 @dataclass(frozen=True)
 class SeedStatistics:
-    """A number over seeds; sd is None for a single one."""
+    """One number's values over seeds."""
 
     values: tuple[float, ...]
 
@@ -44,20 +43,33 @@ class SeedStatistics:
 
     @property
     def sd(self) -> float | None:
-        """The standard deviation over seeds, of a sample."""
+        """The sample standard deviation over seeds; None for a single seed."""
         return stdev(self.values) if len(self.values) > 1 else None
 
     @property
-    def percent(self) -> str:
-        """A share in percent, with its deviation where there is one."""
-        return f"{100 * self.mean:.2f}" + ("" if self.sd is None else f" ± {100 * self.sd:.2f}")
+    def percent_text(self) -> str:
+        """The mean in percent, with the standard deviation if there is one."""
+        return format_percent(self.mean) + ("" if self.sd is None else f" ± {format_percent(self.sd)}")
 
 
 @dataclass(frozen=True, eq=False)
 class RunResults:
-    """One run of a row: how it ended, and what its folder holds. Parts that are not there yet are None or empty.
+    """What the folder of one run contains. Parts that do not exist yet are None or empty.
 
-    watch is read for reports alone: nothing that a bench does depends on it.
+    Attributes:
+        seed: The run's seed.
+        path: Its folder.
+        status: waiting, running, done or failed, as in bench.json; a report adds incomplete and unevaluated.
+        why: Why the run is not complete, or why it failed.
+        concurrent_jobs: How many jobs ran on the machine at once.
+        record: run.json.
+        history: One entry for each finished epoch.
+        train_seconds: Training time, without warm-up.
+        warm_up_seconds: Time in which moves were compiled and recorded.
+        evaluation: The main evaluation.
+        extra_evaluations: Other evaluations by their key in `EVALUATION_FILES`.
+        scores: The table that `deat train` ended with.
+        watch: What the overfit watch logged. Only reports read it.
     """
 
     seed: int
@@ -67,60 +79,68 @@ class RunResults:
     concurrent_jobs: int = 1
     record: dict[str, Any] | None = None
     history: list[EpochStats] = field(default_factory=list)
-    seconds: float = 0.0
-    warm_up: float = 0.0
+    train_seconds: float = 0.0
+    warm_up_seconds: float = 0.0
     evaluation: Evaluation | None = None
     extra_evaluations: dict[str, Evaluation] = field(default_factory=dict)
     scores: list[ModelScore] = field(default_factory=list)
     watch: tuple[EpochWatch, ...] = ()
 
     @cached_property  # counted from thousands of verdicts
-    def numbers(self) -> dict[str, float]:
-        """Accuracies by attack ("last pgd-20": of the last epoch), "worst", and the cost; none unless it is done.
+    def metrics(self) -> dict[str, float]:
+        """Accuracies by attack ("last pgd-20" is the last epoch's), "worst", and the cost; empty unless done.
 
-        Where AutoAttack was run apart there is no "worst": without the strongest attack it would mislead.
+        There is no "worst" if AutoAttack was run separately: without the strongest attack it would mislead.
         """
         if self.status != "done" or not self.evaluation or not self.history:
             return {}
-        found = {**self.evaluation.accuracy, **self._last(self.evaluation)}
-        if self.apart:
-            told = {name: share for name, share in found.items() if not name.endswith("worst")}
-            found = {**told, "aa": self.extra_evaluations["aa"].accuracy["aa"]}
-        return {**found, **self._cost_columns()}
+        accuracies = {**self.evaluation.accuracy, **self._last_epoch_accuracy(self.evaluation)}
+        if self.has_separate_autoattack:
+            accuracies = {name: share for name, share in accuracies.items() if not name.endswith("worst")}
+            accuracies["aa"] = self.extra_evaluations["aa"].accuracy["aa"]
+        return {**accuracies, **self._cost_columns()}
 
     @property
-    def apart(self) -> bool:
-        """Whether AutoAttack has an evaluation of its own, on as many images as the rest or fewer."""
-        main, held = self.evaluation, self.extra_evaluations.get("aa")
-        return main is not None and held is not None and "aa" in held.accuracy and "aa" not in main.accuracy
+    def has_separate_autoattack(self) -> bool:
+        """Whether only an extra evaluation, maybe on fewer images, has AutoAttack's accuracy."""
+        main, extra = self.evaluation, self.extra_evaluations.get("aa")
+        return main is not None and extra is not None and "aa" in extra.accuracy and "aa" not in main.accuracy
 
     @property
-    def images(self) -> dict[str, int]:
-        """How many test images stand behind each accuracy."""
-        held = {"": self.evaluation, "last ": self.extra_evaluations.get("last")}
-        found = {f"{key}{name}": len(e.labels) for key, e in held.items() if e for name in e.accuracy}
-        return found | ({"aa": len(self.extra_evaluations["aa"].labels)} if self.apart else {})
+    def images_by_attack(self) -> dict[str, int]:
+        """The number of test images that each accuracy was computed on."""
+        evaluations = {"": self.evaluation, "last ": self.extra_evaluations.get("last")}
+        counts = {f"{prefix}{name}": len(e.labels) for prefix, e in evaluations.items() if e for name in e.accuracy}
+        return counts | ({"aa": len(self.extra_evaluations["aa"].labels)} if self.has_separate_autoattack else {})
 
-    def _last(self, main: Evaluation) -> dict[str, float]:
-        """The last epoch's accuracies; "worst" only where it is over the same attacks and images as the main one."""
-        held = self.extra_evaluations.get("last")
-        if held is None:
+    def _last_epoch_accuracy(self, main: Evaluation) -> dict[str, float]:
+        """The last epoch's accuracies; "worst" only if it is over the main evaluation's attacks and images."""
+        last = self.extra_evaluations.get("last")
+        if last is None:
             return {}
-        same = held.labels == main.labels and held.verdicts.keys() == main.verdicts.keys()
-        return {f"last {name}": value for name, value in held.accuracy.items() if same or name != "worst"}
+        is_comparable = last.labels == main.labels and last.verdicts.keys() == main.verdicts.keys()
+        return {f"last {name}": value for name, value in last.accuracy.items() if is_comparable or name != "worst"}
 
     def _cost_columns(self) -> dict[str, float]:
-        batch = self.record["settings"]["batch_size"] if self.record else 1
-        batches = math.ceil(self.history[-1].examples / batch)
-        spent = self.history[-1].backprops
-        return {"backprops": spent, "per_batch": spent / batches, "minutes": self.seconds / 60}
+        batch_size = self.record["settings"]["batch_size"] if self.record else 1
+        batches = math.ceil(self.history[-1].examples / batch_size)
+        backprops = self.history[-1].backprops
+        return {"backprops": backprops, "per_batch": backprops / batches, "minutes": self.train_seconds / 60}
 
 
 @dataclass(frozen=True, eq=False)
 class ReportRow:
-    """One row of a table: its runs, one a seed. table and paper_row say where in the paper it is, if anywhere.
+    """One row of a table: runs that differ in their seed alone.
 
-    differs is what it was given in place of its recipe's own, budget how many backprops it might spend, if bounded.
+    Attributes:
+        name: The row's name in tables.
+        method: The method's name.
+        model: The network's name.
+        runs: One run for each seed.
+        table: The label of the paper's table that has this row, if one has.
+        paper_row: The row's name in that table.
+        deviations: Settings that differ from the recipe's.
+        budget: The most backprops that a run could spend, if that was limited.
     """
 
     name: str
@@ -129,45 +149,48 @@ class ReportRow:
     runs: tuple[RunResults, ...]
     table: str | None = None
     paper_row: str | None = None
-    differs: tuple[str, ...] = ()
+    deviations: tuple[str, ...] = ()
     budget: int | None = None
 
     @property
-    def done(self) -> list[RunResults]:
+    def finished_runs(self) -> list[RunResults]:
         """The runs that were trained and evaluated."""
-        return [run for run in self.runs if run.numbers]
+        return [run for run in self.runs if run.metrics]
 
     @property
     def columns(self) -> list[str]:
-        """The names of the numbers that its finished runs have."""
-        return list(dict.fromkeys(name for run in self.done for name in run.numbers))
+        """The names of the metrics that its finished runs have."""
+        return list(dict.fromkeys(name for run in self.finished_runs for name in run.metrics))
 
     def seed_statistics(self, column: str) -> SeedStatistics | None:
-        """A number over the row's finished seeds; None where no run has it."""
-        values = tuple(run.numbers[column] for run in self.done if column in run.numbers)
+        """Return a metric over the row's finished seeds; None if no run has it."""
+        values = tuple(run.metrics[column] for run in self.finished_runs if column in run.metrics)
         return SeedStatistics(values) if values else None
 
     @property
-    def crowded(self) -> bool:
-        """Whether all of its times were taken while other jobs ran, so that they say little."""
-        return bool(self.done) and all(run.concurrent_jobs > 1 for run in self.done)
+    def ran_concurrently(self) -> bool:
+        """Whether all of its times were measured while other jobs ran, so that they say little about speed."""
+        return bool(self.finished_runs) and all(run.concurrent_jobs > 1 for run in self.finished_runs)
 
     @property
     def minutes(self) -> float | None:
-        """The mean over seeds, over those that ran alone where some did; None where no clock was kept."""
-        clocks = [run for run in self.done if run.seconds > 0 and (self.crowded or run.concurrent_jobs == 1)]
-        return sum(run.seconds for run in clocks) / len(clocks) / 60 if clocks else None
+        """The mean training time over seeds; over those that ran alone if some did. None if no time was logged."""
+        timed = [
+            run
+            for run in self.finished_runs
+            if run.train_seconds > 0 and (self.ran_concurrently or run.concurrent_jobs == 1)
+        ]
+        return sum(run.train_seconds for run in timed) / len(timed) / 60 if timed else None
 
     @property
-    def why(self) -> str | None:
-        """What went wrong, for the seeds that failed."""
-        failed = [f"seed {run.seed}: {run.why}" for run in self.runs if run.status == "failed"]
-        return "; ".join(failed) or None
+    def failure_summary(self) -> str | None:
+        """Why seeds failed; None if none did."""
+        return "; ".join(f"seed {run.seed}: {run.why}" for run in self.runs if run.status == "failed") or None
 
 
 @dataclass(frozen=True, eq=False)
 class BenchResults:
-    """A whole folder of `deat bench`."""
+    """A folder of `deat bench`: its recipe, that recipe's table in the paper, its settings and its rows."""
 
     path: Path
     recipe: str
@@ -177,18 +200,28 @@ class BenchResults:
 
     @property
     def columns(self) -> list[str]:
-        """The names of all numbers, accuracies before the cost."""
+        """The names of all metrics, accuracies before costs."""
         return collect_columns(self.rows)
 
 
 def collect_columns(rows: Sequence[ReportRow]) -> list[str]:
-    """The names of the rows' numbers, in the order in which they come, accuracies before the cost."""
+    """Return the names of the rows' metrics in the order of their appearance, accuracies before costs."""
     names = list(dict.fromkeys(name for row in rows for name in row.columns))
     return [n for n in names if n not in COST_COLUMNS] + [n for n in COST_COLUMNS if n in names]
 
 
 def load_bench(folder: str | Path) -> BenchResults:
-    """Read a folder that `deat bench` wrote, finished or not."""
+    """Read a folder that `deat bench` wrote; the bench need not be finished.
+
+    Args:
+        folder: The folder with bench.json.
+
+    Returns:
+        The bench's rows, each with the results of its runs.
+
+    Raises:
+        DataError: A file is missing, or deat did not write it.
+    """
     path = Path(folder)
     try:
         bench = _read_json(read_bench_record, path, BENCH_FILE)
@@ -201,7 +234,19 @@ def load_bench(folder: str | Path) -> BenchResults:
 
 
 def load_run_results(folder: str | Path, seed: int | None = None, **bench_fields: Any) -> RunResults:
-    """Read one run's folder; `about` is what bench.json says of it."""
+    """Read the folder of one run.
+
+    Args:
+        folder: The run's folder. Files that are missing leave their part of the result empty.
+        seed: The run's seed; by default it is read from run.json.
+        **bench_fields: What bench.json says about the run: status, why and concurrent_jobs.
+
+    Returns:
+        The run's results.
+
+    Raises:
+        DataError: A file was not written by deat.
+    """
     try:
         return _load_run_results(Path(folder), seed, bench_fields)
     except DeatError:
@@ -213,25 +258,24 @@ def load_run_results(folder: str | Path, seed: int | None = None, **bench_fields
 
 
 def _load_run_results(path: Path, seed: int | None, bench_fields: dict[str, Any]) -> RunResults:
-    record, own_seed = None, 0
+    record, recorded_seed = None, 0
     if (path / RUN_FILE).is_file():
         record = _read_json(read_run_json, path, RUN_FILE)
         check_run_format(record)
-        own_seed = int(record["settings"]["seed"])
-    main = load_evaluation(path / EVALUATION_FILE) if (path / EVALUATION_FILE).is_file() else None
-    seconds, warm_up = _read_train_seconds(path / TIMING_FILE)
-    beside = {
-        key: load_evaluation(path / name) for key, name in EXTRA_EVALUATION_FILES.items() if (path / name).is_file()
+        recorded_seed = int(record["settings"]["seed"])
+    evaluations = {
+        key: load_evaluation(path / name) for key, name in EVALUATION_FILES.items() if (path / name).is_file()
     }
+    train_seconds, warm_up_seconds = _read_train_seconds(path / TIMING_FILE)
     return RunResults(
-        own_seed if seed is None else seed,
+        recorded_seed if seed is None else seed,
         path,
         record=record,
         history=read_history(path / HISTORY_FILE),
-        seconds=seconds,
-        warm_up=warm_up,
-        evaluation=main,
-        extra_evaluations=beside,
+        train_seconds=train_seconds,
+        warm_up_seconds=warm_up_seconds,
+        evaluation=evaluations.pop("", None),
+        extra_evaluations=evaluations,
         scores=read_scores(path / SCORES_FILE) if (path / SCORES_FILE).is_file() else [],
         **bench_fields,
     )
@@ -253,12 +297,12 @@ def _load_row(path: Path, row: BenchRowEntry) -> ReportRow:
 
 
 def _read_train_seconds(path: Path) -> tuple[float, float]:
-    """The clock of training alone, and of the warm-up that is not in it, which older runs did not keep apart."""
-    clocks = parse_json_lines(
+    """Return training time without warm-up, and warm-up time, which older runs did not log."""
+    timings = parse_json_lines(
         path, lambda line: (float(line["train_seconds"]), float(line.get("warm_up_seconds", 0.0)))
     )
-    warm_up = sum((warm for _, warm in clocks), 0.0)
-    return sum((seconds for seconds, _ in clocks), 0.0) - warm_up, warm_up
+    warm_up = sum((warm_up for _, warm_up in timings), 0.0)
+    return sum((seconds for seconds, _ in timings), 0.0) - warm_up, warm_up
 
 
 def _read_json(read: Callable[[Path], T], folder: Path, name: str) -> T:

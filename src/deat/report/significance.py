@@ -1,44 +1,80 @@
-"""Whether one row really beats another: exact McNemar tests on the same images, seed by seed, put together."""
+"""Whether one row is really better than another: exact McNemar tests image by image, combined over seeds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deat.report.grouping import can_compare_rows, exclude_flagged_rows, has_same_test_images
+from deat.report.grouping import can_compare_rows, has_same_test_images
 from deat.report.load import ReportRow, RunResults
-from deat.report.stats import summarize_accuracy, summarize_cost
+from deat.report.problems import exclude_flagged_rows
+from deat.report.stats import format_interval, get_mean_accuracy, summarize_accuracy, summarize_cost
 
 TEST_DESCRIPTION = (
-    "Each row is compared with {against} image by image: for every seed that both have, an exact McNemar test on the "
-    "verdicts that differ, once for better and once for worse. Where either row has more seeds or images than both "
-    "share, the difference is of the shared ones alone, and p says of how many. Seeds share their test images, so "
-    "their tests are not independent; those of one direction are put together as twice the mean of their p-values, "
-    "which holds however they depend on each other (a single seed's is taken as it is), and p is twice the smaller of "
-    "the two directions', at most 1. Then Holm's correction for the number of rows. A small p says that these trained "
-    "networks differ beyond the choice of test images; what another training seed would change is the standard "
-    "deviation's to tell."
+    "Each row is compared with {baseline} image by image. For every seed that both rows have, an exact McNemar test "
+    "counts the images that only one of the two classifies correctly, once for better and once for worse. Where a row "
+    "has more seeds or images than both share, the difference is over the shared ones only, and the p-value says how "
+    "many they are. Seeds share their test images, so their tests are not independent: for each direction, their "
+    "p-values are combined as twice their mean, which is valid under any dependence (a single seed's p-value is used as "
+    "it is). p is twice the smaller of the two directions' p-values, at most 1, with Holm's correction for the number "
+    "of rows. A small p means that these trained networks differ by more than the choice of test images explains; how "
+    "much another training seed would change is shown by the standard deviation."
 )
+DEFAULT_BASELINE = "m+deat"
+"""The method that rows are compared with if one row uses it: the method of the paper."""
+SIGNIFICANCE_LEVEL = 0.05
+"""From this p-value on, two rows are statistically indistinguishable."""
+MAX_NAMED_ROWS = 3
+"""The most rows that a sentence names before it counts the others."""
 
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """A row against another: the mean difference in accuracy, and the p-value after and before Holm's correction.
+    """A row compared with a baseline, over the seeds and images that both have.
 
-    Both are of the seeds and images that both rows have; shared says of how many, where either has others.
+    Attributes:
+        difference: The row's mean accuracy less the baseline's.
+        p: The p-value after Holm's correction.
+        uncorrected_p: The p-value before it.
+        seeds: How many seeds both have.
+        images: How many images both have, on average over these seeds.
+        gained: Images that only the row classifies correctly, summed over seeds.
+        lost: Images that only the baseline classifies correctly.
+        shared_note: How many seeds and images both share, where one has more.
     """
 
     difference: float
     p: float
-    raw: float
+    uncorrected_p: float
     seeds: int
     images: int
     gained: int
     lost: int
-    shared: str = ""
+    shared_note: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as `deat report --json` prints it."""
+        return {
+            "difference": self.difference,
+            "p": self.p,
+            "raw": self.uncorrected_p,
+            "seeds": self.seeds,
+            "images": self.images,
+            "gained": self.gained,
+            "lost": self.lost,
+            "shared": self.shared_note,
+        }
 
 
 def one_sided_p_value(gained: int, lost: int) -> float:
-    """The exact one-sided p-value of winning so many and losing so few: a fair coin's, computed in whole numbers."""
+    """Return the exact one-sided p-value of a sign test, computed in integers.
+
+    Args:
+        gained: Images that only the first of two models classifies correctly.
+        lost: Images that only the second one classifies correctly.
+
+    Returns:
+        The probability that a fair coin falls on the second side at most `lost` times.
+    """
     n = gained + lost
     term = total = 1
     for i in range(lost):
@@ -48,9 +84,15 @@ def one_sided_p_value(gained: int, lost: int) -> float:
 
 
 def mcnemar(counts: Sequence[tuple[int, int]]) -> float:
-    """The two-sided p-value of verdicts won and lost, seed by seed: exact for one seed, for several a bound.
+    """Return the two-sided p-value of McNemar's test over several seeds.
 
-    Wins and losses are put together apart from each other, so that seeds which contradict each other show nothing.
+    The two directions are combined separately, so that seeds which contradict each other show nothing.
+
+    Args:
+        counts: (gained, lost) for each seed.
+
+    Returns:
+        The p-value: exact for one seed, an upper bound for several.
     """
     better = combine_p_values([one_sided_p_value(gained, lost) for gained, lost in counts])
     worse = combine_p_values([one_sided_p_value(lost, gained) for gained, lost in counts])
@@ -58,49 +100,118 @@ def mcnemar(counts: Sequence[tuple[int, int]]) -> float:
 
 
 def combine_p_values(p_values: Sequence[float]) -> float:
-    """One p-value of several that may depend on each other in any way: twice their mean, or the only one."""
+    """Combine p-values that may depend on each other in any way: twice their mean, or the only one."""
     return p_values[0] if len(p_values) == 1 else min(1.0, 2 * sum(p_values) / len(p_values))
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """p-values corrected for how many there are (Holm 1979)."""
-    found, least = {}, 0.0
-    for place, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        least = max(least, min(1.0, (len(p_values) - place) * p))
-        found[name] = least
-    return {name: found[name] for name in p_values}
+    """Correct p-values for their number (Holm 1979)."""
+    corrected, least = {}, 0.0
+    for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        least = max(least, min(1.0, (len(p_values) - rank) * p))
+        corrected[name] = least
+    return {name: corrected[name] for name in p_values}
 
 
 def compare_rows(rows: Sequence[ReportRow], baseline: ReportRow, attack: str) -> dict[str, PairedComparison]:
-    """Every other row that can be compared with `against` under an attack, by name."""
-    found = {
-        row.name: versus for row in rows if row is not baseline and (versus := _compare_pair(row, baseline, attack))
+    """Compare rows with a baseline under one attack.
+
+    Args:
+        rows: The rows; the baseline may be among them.
+        baseline: The row to compare with.
+        attack: The attack's name, "natural" or "worst".
+
+    Returns:
+        By name, the comparison of every row that shares seeds and test images with the baseline.
+    """
+    comparisons = {
+        row.name: comparison
+        for row in rows
+        if row is not baseline and (comparison := _compare_pair(row, baseline, attack))
     }
-    corrected = holm({name: versus.raw for name, versus in found.items()})
-    return {name: replace(versus, p=corrected[name]) for name, versus in found.items()}
+    corrected = holm({name: comparison.uncorrected_p for name, comparison in comparisons.items()})
+    return {name: replace(comparison, p=corrected[name]) for name, comparison in comparisons.items()}
+
+
+def choose_baseline(rows: Sequence[ReportRow], attack: str | None) -> ReportRow | None:
+    """Choose the row that others are compared with if the user names none.
+
+    This is the row of M+DEAT, or the most robust row if there is none or there are several. Rows with a sanity flag
+    are left out unless all have one. Of several rows of M+DEAT, one with exactly this name is chosen.
+
+    Args:
+        rows: The rows of a report.
+        attack: The attack that rows are ranked by.
+
+    Returns:
+        The baseline; None if no row has finished runs.
+    """
+    candidates = exclude_flagged_rows([row for row in rows if row.finished_runs])
+    named = [row for row in candidates if row.name == DEFAULT_BASELINE]
+    defaults = named or [row for row in candidates if row.method == DEFAULT_BASELINE]
+    return defaults[0] if len(defaults) == 1 else find_most_robust(candidates, attack)
+
+
+def select_rankable_rows(rows: Sequence[ReportRow]) -> list[ReportRow]:
+    """Select the rows that may be called the best: those without a flag, or none if they cannot be compared."""
+    candidates = exclude_flagged_rows(rows)
+    return candidates if can_compare_rows(candidates) else []
+
+
+def find_most_robust(rows: Sequence[ReportRow], attack: str | None) -> ReportRow | None:
+    """Find the row with the highest accuracy under an attack; of equal rows the cheaper one."""
+    return max(rows, key=lambda row: _rank_key(row, attack), default=None)
+
+
+def describe_ties(best: ReportRow, candidates: Sequence[ReportRow], attack: str) -> str:
+    """Describe which rows are statistically indistinguishable from the best one.
+
+    Args:
+        best: The best row.
+        candidates: The rows that it was chosen from.
+        attack: The attack that it is the best under.
+
+    Returns:
+        A phrase with the rows' names, empty if there are none. It has the best row's 95 % interval if some rows share
+        no images with it, so that they cannot be tested.
+    """
+    others = [row for row in candidates if row is not best and summarize_accuracy(row, attack)]
+    comparisons = compare_rows([best, *others], best, attack)
+    ties = [name for name, comparison in comparisons.items() if comparison.p >= SIGNIFICANCE_LEVEL]
+    cell = summarize_accuracy(best, attack)
+    parts = [f"statistically indistinguishable from {_join_names(ties)} (p ≥ {SIGNIFICANCE_LEVEL})"] if ties else []
+    if cell and len(comparisons) < len(others):
+        parts.append(f"95 % interval {format_interval(cell)}")
+    return "; ".join(parts)
 
 
 def _compare_pair(row: ReportRow, baseline: ReportRow, attack: str) -> PairedComparison | None:
-    theirs = {run.seed: run for run in baseline.done}
-    tables = [t for run in row.done if run.seed in theirs and (t := _count_discordant(run, theirs[run.seed], attack))]
-    if not tables:
+    runs_by_seed = {run.seed: run for run in baseline.finished_runs}
+    counts = [
+        count
+        for run in row.finished_runs
+        if run.seed in runs_by_seed and (count := _count_discordant(run, runs_by_seed[run.seed], attack))
+    ]
+    if not counts:
         return None
-    raw = mcnemar([(gained, lost) for gained, lost, _, _ in tables])
-    difference = sum((gained - lost) / images for gained, lost, images, _ in tables) / len(tables)
-    gained, lost, images, left = (sum(column) for column in zip(*tables, strict=True))
-    seeds, images = len(tables), images // len(tables)
-    others = sum(attack in run.numbers for held in (row, baseline) for run in held.done) > 2 * seeds
-    told = [f"{seeds} shared seed{'' if seeds == 1 else 's'}"] if others else []
-    told += [f"{images:,} shared images"] if left else []
-    return PairedComparison(difference, raw, raw, seeds, images, gained, lost, ", ".join(told))
+    p = mcnemar([(gained, lost) for gained, lost, _, _ in counts])
+    difference = sum((gained - lost) / images for gained, lost, images, _ in counts) / len(counts)
+    gained, lost, images, unshared = (sum(column) for column in zip(*counts, strict=True))
+    seeds, images = len(counts), images // len(counts)
+    num_results = sum(attack in run.metrics for r in (row, baseline) for run in r.finished_runs)
+    notes = [f"{seeds} shared seed{'' if seeds == 1 else 's'}"] if num_results > 2 * seeds else []
+    notes += [f"{images:,} shared images"] if unshared else []
+    return PairedComparison(difference, p, p, seeds, images, gained, lost, ", ".join(notes))
 
 
 def _count_discordant(run: RunResults, other: RunResults, attack: str) -> tuple[int, int, int, int] | None:
-    """Verdicts won and lost on the images that both were judged on in the same way; None where there are none.
+    """Count the images that only one of two runs classifies correctly.
 
-    Behind them stand how many images these are, and how many more only one of the two was judged on.
+    Returns:
+        How many only `run` and only `other` classifies correctly, how many images both were evaluated on, and how many
+        more one of them was; None if they were not evaluated in the same way on the same images.
     """
-    mine, theirs = get_verdicts(run, attack), get_verdicts(other, attack)
+    mine, theirs = _get_verdicts(run, attack), _get_verdicts(other, attack)
     if mine is None or theirs is None or mine[2] != theirs[2] or not has_same_test_images(run, other):
         return None
     images, most = sorted((len(mine[0]), len(theirs[0])))
@@ -110,66 +221,21 @@ def _count_discordant(run: RunResults, other: RunResults, attack: str) -> tuple[
     return sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs), images, most - images
 
 
-def get_verdicts(run: RunResults, attack: str) -> tuple[list[bool], list[int], Any] | None:
-    """Verdict and label of each image under an attack, and what a fair comparison must have in common."""
-    for found in (run.evaluation, run.extra_evaluations.get("aa") if attack == "aa" else None):
-        if found and attack in found.accuracy:
-            settings = found.settings
-            how = settings["attacks"] if attack == "worst" else settings["attacks"].get(attack)
-            return found.verdicts[attack], found.labels, (settings["threat"], how)
+def _get_verdicts(run: RunResults, attack: str) -> tuple[list[bool], list[int], Any] | None:
+    """Each image's verdict and label under an attack, and the settings that a fair comparison must share."""
+    for evaluation in (run.evaluation, run.extra_evaluations.get("aa") if attack == "aa" else None):
+        if evaluation and attack in evaluation.accuracy:
+            settings = evaluation.settings
+            attack_settings = settings["attacks"] if attack == "worst" else settings["attacks"].get(attack)
+            return evaluation.verdicts[attack], evaluation.labels, (settings["threat"], attack_settings)
     return None
 
 
-DEFAULT_BASELINE = "m+deat"
-"""The method that rows are tested against where it is among them: the one that all this is about."""
-SIGNIFICANCE_LEVEL = 0.05
-"""The p-value from which on two rows are not told apart."""
-MAX_NAMED_ROWS = 3
-"""Rows that are named, at most, before the others are counted."""
-
-
-def choose_baseline(rows: Sequence[ReportRow], attack: str | None) -> ReportRow | None:
-    """The row that others are tested against unless one is named: M+DEAT's, or else the most robust one.
-
-    Both only among those that may be believed. Of several rows of M+DEAT it is the one that is called just so, if any.
-    """
-    sound = exclude_flagged_rows([row for row in rows if row.done])
-    called = [row for row in sound if row.name == DEFAULT_BASELINE]
-    mine = called or [row for row in sound if row.method == DEFAULT_BASELINE]
-    return mine[0] if len(mine) == 1 else find_most_robust(sound, attack)
-
-
-def select_rankable_rows(rows: Sequence[ReportRow]) -> list[ReportRow]:
-    """The rows one of which is the best: those that may be believed, or none where these were not judged alike."""
-    sound = exclude_flagged_rows(rows)
-    return sound if can_compare_rows(sound) else []
-
-
-def find_most_robust(rows: Sequence[ReportRow], attack: str | None) -> ReportRow | None:
-    """The row with the highest accuracy under an attack, the cheaper of equals; the first where none has one."""
-    return max(rows, key=lambda row: _rank_key(row, attack), default=None)
-
-
-def describe_ties(best: ReportRow, candidates: Sequence[ReportRow], attack: str) -> str:
-    """Which rivals the paired test does not tell from the best one, for people; empty where it tells all.
-
-    Where there are rivals that it cannot test, since no verdicts on the same images are there, the interval speaks.
-    """
-    others = [row for row in candidates if row is not best and summarize_accuracy(row, attack)]
-    tested = compare_rows([best, *others], best, attack)
-    alike = [row.name for row in others if row.name in tested and tested[row.name].p >= SIGNIFICANCE_LEVEL]
-    found = summarize_accuracy(best, attack)
-    parts = [f"not told apart from {_join_names(alike)} (p ≥ {SIGNIFICANCE_LEVEL})"] if alike else []
-    if found and len(tested) < len(others):
-        parts.append(f"95 % interval {100 * found.low:.1f} to {100 * found.high:.1f}")
-    return "; ".join(parts)
-
-
 def _join_names(names: Sequence[str]) -> str:
-    rest = len(names) - MAX_NAMED_ROWS
-    return ", ".join(names) if rest <= 1 else f"{', '.join(names[:MAX_NAMED_ROWS])} and {rest} others"
+    others = len(names) - MAX_NAMED_ROWS
+    return ", ".join(names) if others <= 1 else f"{', '.join(names[:MAX_NAMED_ROWS])} and {others} others"
 
 
 def _rank_key(row: ReportRow, attack: str | None) -> tuple[float, float]:
-    found, spent = summarize_accuracy(row, attack) if attack else None, summarize_cost(row)
-    return (found.mean if found else -1.0), -(spent.backprops if spent else 0.0)
+    cost = summarize_cost(row)
+    return get_mean_accuracy(row, attack) if attack else -1.0, -(cost.backprops if cost else 0.0)

@@ -1,27 +1,38 @@
-"""The numbers of a report's table: each with its spread over seeds, its interval and the paper's value."""
+"""The numbers of a report's table, summarised over seeds, and how they are formatted for people."""
 
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from deat.evaluation.intervals import wilson_interval_of_share
 from deat.report.load import COST_COLUMNS, ReportRow, RunResults, collect_columns
+from deat.utils.text import format_percent
 
 MIXED_SAMPLES_NOTE = (
-    "Where another seed of a row has more of them, the deviation over seeds holds the choice of images too."
+    "Where another seed of the row has more images, the standard deviation also reflects the choice of images."
 )
 ATTACKS_BY_STRENGTH = ("fgsm", "square", "pgd", "apgd-ce", "cw", "fab-t", "apgd-t", "aa")
-"""Attacks from weak to strong, by what their name begins with."""
+"""Prefixes of attacks' names, from weak to strong."""
+CONCURRENT_MARK = "*"
+"""Marks minutes that were measured while several jobs ran at once."""
 
 
 @dataclass(frozen=True)
 class AccuracyCell:
-    """An accuracy: mean and standard deviation over seeds, and the 95 % interval that the choice of images leaves.
+    """A row's accuracy under one attack.
 
-    each is how many images stand behind each seed's, images the fewest of them, which the interval is for. behind says
-    what of this is not as in the rest of the row; it is empty where all is.
+    Attributes:
+        mean: The mean over seeds.
+        sd: The standard deviation over seeds; None for a single seed.
+        low: The lower end of the 95 % interval for the choice of test images.
+        high: Its upper end.
+        seeds: The number of seeds.
+        images: The smallest number of test images of a seed, which the interval is for.
+        images_per_seed: The number of test images of each seed.
+        sample_note: Which seeds and images this is from, where they are fewer than in the rest of the row.
     """
 
     mean: float
@@ -30,161 +41,244 @@ class AccuracyCell:
     high: float
     seeds: int
     images: int
-    each: tuple[int, ...]
-    behind: str
+    images_per_seed: tuple[int, ...]
+    sample_note: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the accuracy as `deat report --json` prints it."""
+        return {
+            "mean": self.mean,
+            "sd": self.sd,
+            "low": self.low,
+            "high": self.high,
+            "seeds": self.seeds,
+            "images": self.images,
+            "each": self.images_per_seed,
+            "behind": self.sample_note,
+        }
 
 
 @dataclass(frozen=True)
 class RowCost:
-    """What a row cost: means over seeds. minutes is None where no clock was kept."""
+    """What a row cost: means over seeds.
+
+    Attributes:
+        backprops: Backward passes.
+        minutes: Training time; None if no time was logged.
+        ran_concurrently: Whether the times were measured while other jobs ran.
+    """
 
     backprops: float
     minutes: float | None
-    crowded: bool
+    ran_concurrently: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the cost as `deat report --json` prints it."""
+        return {"backprops": self.backprops, "minutes": self.minutes, "crowded": self.ran_concurrently}
 
 
 def list_attacks(rows: Sequence[ReportRow]) -> list[str]:
-    """The attacks that some row has an accuracy for, natural first, then from weak to strong, worst of all last."""
+    """List the attacks that rows have accuracies for: natural first, then from weak to strong, worst of all last."""
     names = [n for n in collect_columns(rows) if n not in COST_COLUMNS and not n.startswith("last ")]
     return sorted(names, key=_strength_key)
 
 
 def choose_ranking_attack(rows: Sequence[ReportRow]) -> str | None:
-    """By what rows are ranked: the worst of all attacks, or else the strongest that most rows were judged by.
+    """Choose the accuracy that rows are ranked by.
 
-    The worst is it where every finished run was judged by the same attacks, several and the strongest among them.
+    This is "worst" if every finished run was evaluated with the same attacks, at least two, and the strongest is
+    among them. Otherwise it is the strongest attack that most rows have.
+
+    Args:
+        rows: The rows of a report.
+
+    Returns:
+        The attack's name; None if no row has an accuracy.
     """
-    held = {name: sum(name in row.columns for row in rows) for name in list_attacks(rows)}
-    robust = [name for name in held if name not in ("natural", "worst")] or list(held)
-    strongest = max(robust, key=lambda name: (held[name], _strength_key(name)), default=None)
-    judged = {frozenset(r.name for r in run.evaluation.results) for row in rows for run in row.done if run.evaluation}
-    alike = next(iter(judged)) - {"natural"} if len(judged) == 1 else frozenset()
-    return "worst" if len(alike) > 1 and strongest in alike and "worst" in held else strongest
+    num_rows = {name: sum(name in row.columns for row in rows) for name in list_attacks(rows)}
+    robust = [name for name in num_rows if name not in ("natural", "worst")] or list(num_rows)
+    strongest = max(robust, key=lambda name: (num_rows[name], _strength_key(name)), default=None)
+    attack_sets = {
+        frozenset(result.name for result in run.evaluation.results)
+        for row in rows
+        for run in row.finished_runs
+        if run.evaluation
+    }
+    shared_attacks = next(iter(attack_sets)) - {"natural"} if len(attack_sets) == 1 else frozenset()
+    is_worst_fair = len(shared_attacks) > 1 and strongest in shared_attacks and "worst" in num_rows
+    return "worst" if is_worst_fair else strongest
+
+
+def summarize_accuracy(row: ReportRow, attack: str) -> AccuracyCell | None:
+    """Summarise a row's accuracy over its finished seeds; None if no seed has it.
+
+    The interval is Wilson's for the mean accuracy on the fewest images of any seed. Seeds share their test images, so
+    more seeds do not narrow it.
+    """
+    statistics = row.seed_statistics(attack)
+    if statistics is None or not math.isfinite(statistics.mean):
+        return None
+    images_per_seed = tuple(run.images_by_attack[attack] for run in row.finished_runs if attack in run.metrics)
+    images = min(images_per_seed)
+    low, high = wilson_interval_of_share(statistics.mean, images)
+    note = _describe_sample(row, attack, images_per_seed)
+    return AccuracyCell(statistics.mean, statistics.sd, low, high, len(images_per_seed), images, images_per_seed, note)
+
+
+def summarize_cost(row: ReportRow) -> RowCost | None:
+    """Summarise what a row's finished runs cost; None if no run is finished."""
+    backprops = row.seed_statistics("backprops")
+    return RowCost(backprops.mean, row.minutes, row.ran_concurrently) if backprops else None
+
+
+def get_mean_accuracy(row: ReportRow, attack: str) -> float:
+    """Return a row's mean accuracy for ranking: -1 if it has none, so that it ranks last."""
+    cell = summarize_accuracy(row, attack)
+    return cell.mean if cell else -1.0
+
+
+def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Find the points that no other point beats.
+
+    Args:
+        points: (cost, accuracy) pairs.
+
+    Returns:
+        For each point, whether no other one is at least as cheap and as accurate, and better in one of the two.
+    """
+    return [not any(c <= cost and a >= acc and (c, a) != (cost, acc) for c, a in points) for cost, acc in points]
+
+
+def find_low_outliers(accuracies: Sequence[float]) -> list[bool]:
+    """Find the accuracies that would leave little room for all others on one axis.
+
+    Args:
+        accuracies: Accuracies in [0, 1].
+
+    Returns:
+        For each, whether it is below half of the best, with a gap to the rest that is wider than the rest's range.
+        The rest must be at least two.
+    """
+    half = max(accuracies, default=0.0) / 2
+    high, low = [a for a in accuracies if a >= half], [a for a in accuracies if a < half]
+    if len(high) < 2 or not low or min(high) - max(low) <= max(high) - min(high):
+        return [False] * len(accuracies)
+    return [a in low for a in accuracies]
 
 
 def format_attack_name(attack: str) -> str:
-    """An attack's name as the paper writes it."""
+    """Format an attack's name as the paper writes it: pgd-50x10 is PGD-50×10."""
     if attack in ("natural", "worst"):
         return attack
     return re.sub(r"(\d)X(\d)", r"\1×\2", attack.upper()).replace("-LAST", ", last iterate")
 
 
-def summarize_accuracy(row: ReportRow, attack: str) -> AccuracyCell | None:
-    """A row's accuracy under an attack; None where no finished run has it."""
-    spread = row.seed_statistics(attack)
-    if spread is None or not math.isfinite(spread.mean):
-        return None
-    each = tuple(run.images[attack] for run in row.done if attack in run.numbers)
-    low, high = wilson_interval_of_share(spread.mean, min(each))
-    return AccuracyCell(
-        spread.mean, spread.sd, low, high, len(each), min(each), each, _describe_sample(row, attack, each)
-    )
+def format_seeds(seeds: Sequence[int]) -> str:
+    """Format a list of seeds: seed 1, or seeds 1, 2."""
+    return f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}"
+
+
+def format_mean(cell: AccuracyCell) -> str:
+    """Format a mean accuracy in percent."""
+    return format_percent(cell.mean)
+
+
+def format_deviation(cell: AccuracyCell) -> str:
+    """Format the standard deviation that follows a mean; empty for a single seed."""
+    return "" if cell.sd is None else f" ± {format_percent(cell.sd)}"
+
+
+def format_interval(cell: AccuracyCell) -> str:
+    """Format an interval in percent."""
+    return f"{100 * cell.low:.1f} to {100 * cell.high:.1f}"
+
+
+def format_minutes(cost: RowCost | None) -> str:
+    """Format minutes, with a mark if several jobs ran at once; a dash if there are none."""
+    if cost is None or cost.minutes is None:
+        return "—"
+    minutes = f"{cost.minutes:.1f}" if cost.minutes >= 10 else f"{cost.minutes:#.2g}"
+    return minutes + (CONCURRENT_MARK if cost.ran_concurrently else "")
 
 
 def describe_coverage(rows: Sequence[ReportRow]) -> Iterator[str]:
-    """What "worst" is the worst of, where there is none, and which attacks the last epoch was not judged by."""
+    """Describe which attacks "worst" covers or why it is missing, and which attacks the last epoch lacks."""
     groups: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        for told in dict.fromkeys(_describe_worst(run) for run in row.done):
-            groups.setdefault(told, []).append(row.name)
-    for (what, how), names in groups.items():
-        whose = "" if len(groups) == 1 else f" of {', '.join(names)}"
-        yield f"{what}{whose} {how}"
-    both = [row for row in rows if "last natural" in row.columns]
-    spared = [n for n in list_attacks(both) if any(n in r.columns and f"last {n}" not in r.columns for r in both)]
-    if attacks := [format_attack_name(name) for name in spared if name != "worst"]:
-        hence = ", so its worst would be another and is not shown" if "worst" in spared else ""
-        yield f"The last epoch was not judged by {', '.join(attacks)}{hence}."
+        for description in dict.fromkeys(_describe_worst(run) for run in row.finished_runs):
+            groups.setdefault(description, []).append(row.name)
+    for (subject, predicate), names in groups.items():
+        rows_text = "" if len(groups) == 1 else f" of {', '.join(names)}"
+        yield f"{subject}{rows_text} {predicate}"
+    rows_with_last = [row for row in rows if "last natural" in row.columns]
+    missing = [
+        name
+        for name in list_attacks(rows_with_last)
+        if any(name in row.columns and f"last {name}" not in row.columns for row in rows_with_last)
+    ]
+    if attacks := [format_attack_name(name) for name in missing if name != "worst"]:
+        consequence = ", so its worst is not comparable and not shown" if "worst" in missing else ""
+        yield f"The last epoch was not evaluated with {', '.join(attacks)}{consequence}."
 
 
 def describe_samples(rows: Sequence[ReportRow]) -> Iterator[str]:
-    """Which accuracies come from the first images of the test set alone."""
-    found: dict[tuple[str, int], dict[str, list[str]]] = {}
+    """Describe which accuracies are from the first images of the test set only."""
+    rows_by_sample: dict[tuple[str, int], dict[str, list[str]]] = {}
     for row in rows:
-        held: dict[tuple[str, int], list[int]] = {}
-        for run in row.done:
-            for name, one in (("", run.evaluation), ("AA of ", run.extra_evaluations["aa"] if run.apart else None)):
-                if one and one.settings["sample"]:
-                    held.setdefault((name, len(one.labels)), []).append(run.seed)
-        for key, seeds in held.items():
-            found.setdefault(key, {}).setdefault(_format_seeds(seeds), []).append(row.name)
-    for (name, images), groups in found.items():
-        told = "; ".join(f"{seeds} of {', '.join(names)}" for seeds, names in groups.items())
-        mixed = f" {MIXED_SAMPLES_NOTE}" if name and _has_mixed_samples(rows, images) else ""
-        yield f"On the first {images:,} test images alone, a sample: {name}{told}.{mixed}"
+        seeds_by_sample: dict[tuple[str, int], list[int]] = {}
+        for run in row.finished_runs:
+            separate = run.extra_evaluations["aa"] if run.has_separate_autoattack else None
+            for prefix, evaluation in (("", run.evaluation), ("AA of ", separate)):
+                if evaluation and evaluation.settings["sample"]:
+                    seeds_by_sample.setdefault((prefix, len(evaluation.labels)), []).append(run.seed)
+        for sample, seeds in seeds_by_sample.items():
+            rows_by_sample.setdefault(sample, {}).setdefault(format_seeds(seeds), []).append(row.name)
+    for (prefix, images), names_by_seeds in rows_by_sample.items():
+        where = "; ".join(f"{seeds} of {', '.join(names)}" for seeds, names in names_by_seeds.items())
+        mixed = f" {MIXED_SAMPLES_NOTE}" if prefix and _has_mixed_samples(rows, images) else ""
+        yield f"Evaluated on a sample, the first {images:,} test images: {prefix}{where}.{mixed}"
 
 
 def describe_single_seeds(rows: Sequence[ReportRow]) -> Iterator[str]:
-    """Which of several rows stand on one training alone, so that nothing tells what another seed would change."""
-    done = [row for row in rows if row.done]
-    alone = [row.name for row in done if len(row.done) == 1]
-    if alone and len(done) > 1:
-        who = "all rows" if len(alone) == len(done) else ", ".join(alone)
-        yield f"One seed alone stands behind {who}: what another one would change there is not measured."
+    """Describe which of several rows have one seed only, so that nothing shows how much seeds vary."""
+    finished = [row for row in rows if row.finished_runs]
+    single = [row.name for row in finished if len(row.finished_runs) == 1]
+    if single and len(finished) > 1:
+        names = "all rows" if len(single) == len(finished) else ", ".join(single)
+        yield f"One seed only for {names}: the variation between seeds is not measured there."
 
 
 def _has_mixed_samples(rows: Sequence[ReportRow], images: int) -> bool:
-    """Whether some row's AutoAttack was run on so many images for one seed and on more for another."""
-    held = [[run.images["aa"] for run in row.done if run.apart] for row in rows]
-    return any(images in counts and images < max(counts) for counts in held)
-
-
-def get_mean_accuracy(row: ReportRow, attack: str) -> float:
-    """A row's accuracy to rank it by: below all others where it has none."""
-    found = summarize_accuracy(row, attack)
-    return found.mean if found else -1.0
-
-
-def summarize_cost(row: ReportRow) -> RowCost | None:
-    """A row's cost; None where no run is finished."""
-    spent = row.seed_statistics("backprops")
-    if spent is None:
-        return None
-    return RowCost(spent.mean, row.minutes, row.crowded)
-
-
-def find_pareto_front(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Which points (cost, accuracy) no other one beats: none is at least as cheap and as good, and better in one."""
-    return [not any(c <= cost and a >= acc and (c, a) != (cost, acc) for c, a in points) for cost, acc in points]
-
-
-def find_low_outliers(shares: Sequence[float]) -> list[bool]:
-    """Which accuracies would squeeze all others together on one axis.
-
-    They are below half of the best, and further below the rest than the rest, two at least, are apart.
-    """
-    half = max(shares, default=0.0) / 2
-    rest, below = [share for share in shares if share >= half], [share for share in shares if share < half]
-    if len(rest) < 2 or not below or min(rest) - max(below) <= max(rest) - min(rest):
-        return [False] * len(shares)
-    return [share in below for share in shares]
+    """Whether some row's separate AutoAttack ran on this many images for one seed and on more for another."""
+    counts_by_row = [
+        [run.images_by_attack["aa"] for run in row.finished_runs if run.has_separate_autoattack] for row in rows
+    ]
+    return any(images in counts and images < max(counts) for counts in counts_by_row)
 
 
 def _describe_worst(run: RunResults) -> tuple[str, str]:
-    """What one run's "worst" is, or why there is none."""
-    if run.apart:
-        return "AA", "was run apart from the other attacks, so no worst of all is shown."
-    names = [r.name for r in run.evaluation.results] if run.evaluation else []
-    return "worst", f"counts an image only if it stands against all of {', '.join(map(format_attack_name, names))}."
+    """Subject and predicate of a sentence that says what a run's "worst" is, or why it has none."""
+    if run.has_separate_autoattack:
+        return "AA", "was run separately from the other attacks, so worst is not shown."
+    names = [result.name for result in run.evaluation.results] if run.evaluation else []
+    attacks = ", ".join(map(format_attack_name, names))
+    return "worst", f"counts an image as correct only if it is classified correctly under all of {attacks}."
 
 
 def _describe_sample(row: ReportRow, attack: str, images_per_seed: Sequence[int]) -> str:
-    """The seeds and images behind an accuracy, where they are fewer than behind the rest of its row."""
-    seeds = [run.seed for run in row.done if attack in run.numbers]
-    usual = [len(run.evaluation.labels) for run in row.done if run.evaluation and attack in run.numbers]
-    fewer = f"{_format_seeds(seeds)} alone" if len(seeds) < len(row.done) else ""
+    """Name the seeds and images of an accuracy where they are fewer than in the rest of its row."""
+    seeds = [run.seed for run in row.finished_runs if attack in run.metrics]
+    main_images = [len(run.evaluation.labels) for run in row.finished_runs if run.evaluation and attack in run.metrics]
+    fewer_seeds = f"{format_seeds(seeds)} only" if len(seeds) < len(row.finished_runs) else ""
     counts = Counter(images_per_seed)
     images = " + ".join(f"{n:,}" if times == 1 else f"{times} × {n:,}" for n, times in counts.items())
-    return ", ".join(filter(None, (fewer, f"{images} images" if list(images_per_seed) != usual else "")))
-
-
-def _format_seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'' if len(seeds) == 1 else 's'} {', '.join(map(str, seeds))}"
+    fewer_images = f"{images} images" if list(images_per_seed) != main_images else ""
+    return ", ".join(filter(None, (fewer_seeds, fewer_images)))
 
 
 def _strength_key(name: str) -> tuple[int, int, str]:
     if name in ("natural", "worst"):
         return (-1 if name == "natural" else len(ATTACKS_BY_STRENGTH) + 1), 0, name
-    family = max((i for i, known in enumerate(ATTACKS_BY_STRENGTH) if name.startswith(known)), default=0)
+    family = max((i for i, prefix in enumerate(ATTACKS_BY_STRENGTH) if name.startswith(prefix)), default=0)
     steps = re.search(r"\d+", name)
     return family, int(steps[0]) if steps else 0, name

@@ -1,4 +1,4 @@
-"""A run's report in Markdown: the scores, what was trained, and every epoch."""
+"""report.md of one run: its scores, what was trained, and every epoch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ from deat.evaluation.sanity import accuracy_tolerance
 from deat.runs.scores import ModelScore
 from deat.training.records import EpochStats
 from deat.utils.files import write_atomic
-from deat.utils.text import escape_markdown, format_eps
+from deat.utils.text import escape_markdown, format_eps, format_markdown_table
 
 
 def write_summary(
@@ -23,82 +23,94 @@ def write_summary(
     """Write report.md.
 
     Args:
-        path: The file.
-        record: What run.json says of the run.
-        scores: The scores of its networks.
-        history: Its epochs.
+        path: The file to write. Its folder must exist.
+        record: The run's record, as in run.json.
+        scores: The scores at the end of training; may be empty.
+        history: The finished epochs.
         evaluate_command: The command that evaluates the run.
-        watch_message: What the overfit watch saw, if it fired.
-        notes: What else a reader should know.
+        watch_message: What the overfit watch acted on, if anything.
+        notes: Other sentences for the reader.
+
+    Raises:
+        OSError: The file cannot be written.
     """
-    parts = [escape_markdown(f"# {record['method']['name']} on {record['data']['name']}"), *_describe_setup(record)]
+    parts = [f"# {record['method']['name']} on {record['data']['name']}", _describe_setup(record)]
+    parts = list(map(escape_markdown, parts))
     if scores:
-        parts += [
-            "## Scores",
-            render_score_table(scores),
-            _describe_scores(record, scores),
-            *map(escape_markdown, list_gradient_masking_warnings(scores, evaluate_command)),
-        ]
-    parts += [*map(escape_markdown, notes), "## Epochs", render_epoch_table(history)]
-    parts += (
-        [f"The watch saw {escape_markdown(watch_message)}. Every epoch's reading is in watch.jsonl."]
-        if watch_message
-        else []
-    )
+        warnings = list_gradient_masking_warnings(scores, evaluate_command)
+        parts += ["## Scores", render_score_table(scores), _describe_scores(record, scores)]
+        parts += map(escape_markdown, warnings)
+    parts += [*map(escape_markdown, notes), "## Epochs", _render_epoch_table(history)]
+    if watch_message:
+        parts += [escape_markdown(f"Overfit watch: {watch_message}. Every epoch's measurements are in watch.jsonl.")]
     write_atomic(path, ("\n\n".join(parts) + "\n").encode(), make_folder=False)
 
 
 def list_gradient_masking_warnings(scores: Sequence[ModelScore], evaluate_command: str) -> list[str]:
-    """A line for each model whose longer attack is the weaker one, so that its gradients mislead, and what to do."""
+    """List the models whose gradients are masked: the weaker attack leaves less accuracy than the stronger one.
+
+    Args:
+        scores: The scores at the end of training.
+        evaluate_command: The command that evaluates the run.
+
+    Returns:
+        One line for each such model, with the command to check it.
+    """
     return [
-        f"{s.name}: FGSM leaves less than PGD-20, so gradients are masked and PGD-20's number is too high; "
-        f"this tells more: {evaluate_command} --attacks natural,pgd-20,aa"
-        for s in scores
-        if s.accuracy.get("fgsm", 1.0) + accuracy_tolerance(s.images) < s.accuracy.get("pgd-20", 0.0)
+        f"{score.name}: accuracy is lower under FGSM than under PGD-20, so gradients are masked and PGD-20's number is "
+        f"too high. Check it: {evaluate_command} --attacks natural,pgd-20,aa"
+        for score in scores
+        if score.accuracy.get("fgsm", 1.0) + accuracy_tolerance(score.images) < score.accuracy.get("pgd-20", 0.0)
     ]
 
 
 def render_score_table(scores: Sequence[ModelScore]) -> str:
-    """Scores as a Markdown table."""
+    """Render scores as a Markdown table."""
     attacks = list(scores[0].accuracy)
-    rows = [["model", *attacks, "backprops", "seconds"]]
-    for s in scores:
-        rows.append([s.name, *(f"{s.accuracy[a]:.1%}" for a in attacks), f"{s.backprops:,}", f"{s.seconds:.1f}"])
-    return _render_markdown_table(rows)
+    rows = [
+        [
+            score.name,
+            *(f"{score.accuracy[attack]:.1%}" for attack in attacks),
+            f"{score.backprops:,}",
+            f"{score.seconds:.1f}",
+        ]
+        for score in scores
+    ]
+    return format_markdown_table(["model", *attacks, "backprops", "seconds"], rows)
 
 
-def render_epoch_table(history: Sequence[EpochStats]) -> str:
-    """The history as a Markdown table."""
-    rows = [["epoch", "k", "alpha", "l_X", "threshold", "loss", "train", "val natural", "val robust", "backprops"]]
-    for h in history:
-        shares = [_format_percent(v) for v in (h.train_accuracy, h.val_natural, h.val_robust)]
-        numbers = [format_eps(h.alpha), f"{h.magnitude:.5g}", "" if h.threshold is None else f"{h.threshold:.5g}"]
-        rows.append([str(h.epoch + 1), str(h.k), *numbers, f"{h.loss:.4f}", *shares, f"{h.backprops:,}"])
-    return _render_markdown_table(rows)
+def _render_epoch_table(history: Sequence[EpochStats]) -> str:
+    header = ["epoch", "k", "alpha", "l_X", "threshold", "loss", "train", "val natural", "val robust", "backprops"]
+    rows = []
+    for stats in history:
+        accuracies = (stats.train_accuracy, stats.val_natural, stats.val_robust)
+        rows.append(
+            [
+                str(stats.epoch + 1),
+                str(stats.k),
+                format_eps(stats.alpha),
+                f"{stats.magnitude:.5g}",
+                "" if stats.threshold is None else f"{stats.threshold:.5g}",
+                f"{stats.loss:.4f}",
+                *("" if share is None else f"{share:.1%}" for share in accuracies),
+                f"{stats.backprops:,}",
+            ]
+        )
+    return format_markdown_table(header, rows)
 
 
-def _describe_setup(record: dict[str, Any]) -> list[str]:
+def _describe_setup(record: dict[str, Any]) -> str:
     model, threat, settings = record["model"], record["threat"], record["settings"]
-    return [
-        f"{escape_markdown(model['name'])} ({model['parameters']:,} parameters), {threat['norm']} eps {format_eps(threat['eps'])}, "
+    return (
+        f"{model['name']} ({model['parameters']:,} parameters), {threat['norm']} eps {format_eps(threat['eps'])}, "
         f"{settings['epochs']} epochs of {record['data']['train']:,} images in batches of {settings['batch_size']}, "
         f"{record['data']['held_out']:,} images held out to choose the best epoch, seed {settings['seed']}, "
         f"{record['precision']} on {record['device']}. Every setting is in run.json."
-    ]
-
-
-def _describe_scores(record: dict[str, Any], scores: Sequence[ModelScore]) -> str:
-    return (
-        f"Accuracy on {scores[0].images:,} images of the test part, which neither training nor selection reads. One "
-        f"seed; attacks are {record['threat']['norm']} with one start. PGD-20 is not the strongest attack there is."
     )
 
 
-def _format_percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
-def _render_markdown_table(rows: list[list[str]]) -> str:
-    cells = [[escape_markdown(cell) for cell in row] for row in rows]
-    lines = ["| " + " | ".join(row) + " |" for row in cells]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+def _describe_scores(record: dict[str, Any], scores: Sequence[ModelScore]) -> str:
+    return escape_markdown(
+        f"Accuracy on {scores[0].images:,} test images, which neither training nor the choice of the best epoch uses. "
+        f"One seed; attacks are {record['threat']['norm']} with one start. PGD-20 is not the strongest attack there is."
+    )

@@ -1,7 +1,7 @@
 """Text for people: names and errors from elsewhere made safe and short, numbers as people write them, messages."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 MAX_EXCERPT_CHARS = 200
@@ -69,6 +69,32 @@ def escape_markdown(text: str) -> str:
     """Make a text printable and escape it for Markdown: HTML, table cells, code and links."""
     marks = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "\\": "\\\\", "|": "\\|", "`": "\\`", "[": "\\[", "]": "\\]"}
     return "".join(marks.get(c, c) for c in make_printable(text))
+
+
+def format_markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Format a Markdown table: cells are escaped, all columns but the first are aligned to the right.
+
+    Args:
+        header: The columns' names.
+        rows: One text for each column of each row.
+
+    Returns:
+        The table's lines.
+
+    Example:
+        >>> print(format_markdown_table(["row", "loss"], [["a", "0.5"]]))
+        | row | loss |
+        | --- | ---: |
+        | a | 0.5 |
+    """
+    lines = [[escape_markdown(cell) for cell in row] for row in (header, *rows)]
+    lines.insert(1, ["---"] + ["---:"] * (len(header) - 1))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def format_percent(share: float) -> str:
+    """Format a share in percent with two decimals and without a sign: 0.435 is 43.50."""
+    return f"{100 * share:.2f}"
 
 
 def format_eps(value: float) -> str:

@@ -21,7 +21,7 @@
     return node;
   };
   const hue = (i) => `h${i % 10}`;
-  const shape = (i) => i % 3; // so that colours which some eyes take for each other differ in it
+  const shape = (i) => i % 3; // for readers who cannot distinguish some colours
   const mark = (i) => html("i", `mark ${hue(i)} m${shape(i)}`);
   const compact = (v) => {
     const size = Math.abs(v);
@@ -63,7 +63,7 @@
     tip.replaceChildren(...lines);
     tip.hidden = false;
     const box = tip.getBoundingClientRect();
-    const left = x + 16 + box.width > innerWidth ? x - box.width - 16 : x + 16; // beside the pointer, where there is room
+    const left = x + 16 + box.width > innerWidth ? x - box.width - 16 : x + 16; // next to the pointer, where there is room
     tip.style.left = `${Math.max(6, Math.min(left, innerWidth - box.width - 6))}px`;
     tip.style.top = `${Math.max(6, Math.min(y - box.height / 2, innerHeight - box.height - 6))}px`;
     if (left < 6) tip.style.top = `${Math.max(6, y - box.height - 18 < 6 ? y + 22 : y - box.height - 18)}px`;
@@ -117,15 +117,15 @@
   };
 
   // ---- robustness against cost --------------------------------------------------------------------------------
-  const believed = (points) => { const sound = points.filter((p) => !p.row.flags.length); return sound.length ? sound : points; };
-  const rivals = (points) => { const sound = believed(points); return sound.every((p) => p.row.setup === sound[0].row.setup) ? sound : []; };
+  const unflagged = (points) => { const candidates = points.filter((p) => !p.row.flags.length); return candidates.length ? candidates : points; };
+  const rankable = (points) => { const candidates = unflagged(points); return candidates.every((p) => p.row.setup === candidates[0].row.setup) ? candidates : []; };
   const beaten = (a, points) => points.some((b) => b.x <= a.x && b.y >= a.y && (b.x < a.x || b.y > a.y));
-  const farBelow = (points) => { // as in the static figure: what would squeeze all others together
+  const farBelow = (points) => { // outliers, as in the static figure: they would leave little room for the others
     const half = Math.max(...points.map((p) => p.y)) / 2, rest = points.filter((p) => p.y >= half), below = points.filter((p) => p.y < half);
     const low = Math.min(...rest.map((p) => p.y));
     return rest.length > 1 && below.length && low - Math.max(...below.map((p) => p.y)) > 2 * half - low ? below : [];
   };
-  const place = (node, points, width, pad) => { // gives back how many names found no room
+  const place = (node, points, width, pad) => { // returns how many names have no room
     let unnamed = 0;
     const taken = points.map((p) => [p.px - 7, p.py - 7, p.px + 7, p.py + 7]);
     const free = (box) => box[0] >= pad.left - 4 && box[2] <= width && box[1] > 12 && taken.every((t) => box[2] < t[0] || box[0] > t[2] || box[3] < t[1] || box[1] > t[3]);
@@ -151,7 +151,7 @@
     const attack = $("#cost-attack").value, unit = $("#cost-unit").value;
     const points = data.rows.flatMap((row, i) => (off.has(i) || !row.accuracy[attack] || !row[unit] ? [] : [{ i, row, x: row[unit], y: row.accuracy[attack].mean, cell: row.accuracy[attack] }]));
     $("#cost-note").textContent = "";
-    if (!points.length) { home.replaceChildren(html("p", "empty", "No row that is switched on has both numbers.")); return; }
+    if (!points.length) { home.replaceChildren(html("p", "empty", "No visible row has both numbers.")); return; }
     const width = Math.max(home.clientWidth, 280), height = width < 560 ? 320 : 400, pad = { left: 40, right: 24, top: 26, bottom: 36 };
     const xs = points.map((p) => p.x);
     if (each()) points.forEach((p) => { p.seeds = p.row.seeds.filter((s) => s[unit] && s.accuracy[attack] !== undefined); xs.push(...p.seeds.map((s) => s[unit])); });
@@ -166,8 +166,8 @@
     const node = frame(width, height, pad, log ? logTicks(left, right) : ticks(left, right, 6), ticks(bottom, top, 6), px, py, `${unitText}${log ? " (log)" : ""} →`, `${data.titles[attack]} accuracy, %`, true);
     node.setAttribute("role", "group");
     node.setAttribute("aria-label", `${data.titles[attack]} accuracy against ${unitText}`);
-    const sound = rivals(points); // who alone may be on the front
-    points.forEach((p) => { p.px = px(p.x); p.py = p.low ? height - pad.bottom - 16 : py(p.y); p.beaten = sound.includes(p) && !beaten(p, sound) ? 0 : 1; });
+    const candidates = rankable(points); // only these may be on the front
+    points.forEach((p) => { p.px = px(p.x); p.py = p.low ? height - pad.bottom - 16 : py(p.y); p.beaten = candidates.includes(p) && !beaten(p, candidates) ? 0 : 1; });
     const best = points.filter((p) => !p.beaten).sort((a, b) => a.x - b.x);
     const steps = best.map((p, n) => (n ? `H${p.px}V${p.py}` : `M${p.px} ${p.py}`)).join("");
     if (best.length) node.append(svg("path", { class: "front", d: `${steps}H${width - pad.right}` }));
@@ -180,7 +180,7 @@
     }
     for (const p of points) {
       const group = svg("g", { class: `point ${hue(p.i)}${p.beaten ? " beaten" : ""}`, "data-row": p.i, tabindex: "0", role: "img" });
-      const said = `${p.row.name}: ${p.cell.said} ${data.titles[attack]}, ${p.row.said[unit]} ${unitText}${p.beaten ? "" : ", on the Pareto front"}${p.row.flags.length ? ", flagged: not to be believed" : ""}`;
+      const said = `${p.row.name}: ${p.cell.said} ${data.titles[attack]}, ${p.row.said[unit]} ${unitText}${p.beaten ? "" : ", on the Pareto front"}${p.row.flags.length ? ", flagged: do not rely on it" : ""}`;
       group.setAttribute("aria-label", said);
       group.append(svg("circle", { cx: p.px, cy: p.py, r: 14, fill: "transparent" }), marker(p.i, p.px, p.py, 6));
       const short = p.row.name.length > 28 ? `${p.row.name.slice(0, 14)}…${p.row.name.slice(-13)}` : p.row.name;
@@ -190,8 +190,8 @@
         pair(data.titles[attack], p.cell.said), ...(p.seeds ?? []).map((s) => seedLine(s.seed, s.said[attack])),
         pair("95 % interval", p.cell.interval), ...(p.cell.behind ? [pair("from", p.cell.behind)] : []), pair("backprops", p.row.said.backprops),
         pair("minutes", `${p.row.said.minutes}${p.row.crowded ? " several jobs at once" : ""}`),
-        ...p.row.flags.map((flag) => pair(`⚑ ${flag}`, "not to be believed")),
-        pair(!p.beaten ? "on the Pareto front" : sound.includes(p) ? "another row is as good and cheaper" : "not compared with the front", ""),
+        ...p.row.flags.map((flag) => pair(`⚑ ${flag}`, "do not rely on it")),
+        pair(!p.beaten ? "on the Pareto front" : candidates.includes(p) ? "another row is as good and cheaper" : "not compared with the front", ""),
       ];
       group.addEventListener("pointerenter", (event) => showTip(event.clientX, event.clientY, lines()));
       group.addEventListener("focus", () => { const box = group.getBoundingClientRect(); showTip(box.x + box.width / 2, box.y, lines()); });
@@ -203,25 +203,25 @@
     home.replaceChildren(node);
     const unnamed = place(node, points, width, pad);
     $("#cost-note").textContent = [
-      unit === "minutes" && points.some((p) => p.row.crowded) && "some times were taken while several jobs ran at once",
-      below.length && "↓ lies below this axis",
-      unnamed && `no room for ${unnamed === 1 ? "one name" : `${unnamed} names`}: their marks are those of the buttons above`,
+      unit === "minutes" && points.some((p) => p.row.crowded) && "some times were measured while several jobs ran at once",
+      below.length && "↓ lies below the axis",
+      unnamed && `no room for ${unnamed === 1 ? "one name" : `${unnamed} names`}: see their markers on the buttons above`,
     ].filter(Boolean).join("; ");
   };
   ["#cost-attack", "#cost-unit"].forEach((id) => $(id)?.addEventListener("change", costChart));
 
   // ---- curves -------------------------------------------------------------------------------------------------
   const merged = (panel) => {
-    const held = new Map();
+    const setsByRow = new Map();
     for (const line of panel.lines) {
       const i = rowOf.has(line.row) ? rowOf.get(line.row) : null;
       if (i !== null && off.has(i)) continue;
-      if (!held.has(line.row)) held.set(line.row, { i: i ?? held.size, row: line.row, own: i !== null, at: new Map(), seeds: [] });
-      if (line.seed !== null) held.get(line.row).seeds.push({ seed: line.seed, points: line.x.map((x, n) => ({ x, y: line.y[n] })).filter((p) => p.y !== null) });
-      const at = held.get(line.row).at;
+      if (!setsByRow.has(line.row)) setsByRow.set(line.row, { i: i ?? setsByRow.size, row: line.row, own: i !== null, at: new Map(), seeds: [] });
+      if (line.seed !== null) setsByRow.get(line.row).seeds.push({ seed: line.seed, points: line.x.map((x, n) => ({ x, y: line.y[n] })).filter((p) => p.y !== null) });
+      const at = setsByRow.get(line.row).at;
       line.x.forEach((x, n) => { if (line.y[n] !== null) (at.get(x) ?? at.set(x, []).get(x)).push(line.y[n]); });
     }
-    return [...held.values()].map((s) => ({
+    return [...setsByRow.values()].map((s) => ({
       ...s, points: [...s.at].sort((a, b) => a[0] - b[0]).map(([x, v]) => ({ x, y: v.reduce((a, b) => a + b) / v.length, low: Math.min(...v), high: Math.max(...v) })),
     })).filter((s) => s.points.length);
   };
@@ -252,9 +252,9 @@
   const curve = (home, panel) => {
     const sets = merged(panel);
     if (!sets.length) { home.replaceChildren(html("p", "empty", "Every run with these values is switched off.")); return; }
-    const told = new Set(sets.map((s) => s.row.slice(0, 11))).size === sets.length; // also by as much of a name as there is room for
+    const distinct = new Set(sets.map((s) => s.row.slice(0, 11))).size === sets.length; // even if names are cut
     const bars = panel.kind === "bar", lane = Math.max(16, Math.min(149, 176 / sets.length)); // of bars, a lane for each row
-    const named = sets.length > 1 && (bars || (panel.kind === "step" && sets.length <= 12 && told)); // steps' values are few: lines lie on each other
+    const named = sets.length > 1 && (bars || (panel.kind === "step" && sets.length <= 12 && distinct)); // steps' values are few: lines lie on each other
     const width = Math.max(home.clientWidth, 240), pad = { left: bars ? 22 : 44, right: named ? 96 : 10, top: 22, bottom: 34 };
     const height = bars ? pad.top + pad.bottom + lane * sets.length : 205;
     const all = sets.flatMap((s) => s.points), xs = all.map((p) => p.x);
@@ -301,8 +301,8 @@
       const spread = (p) => (p.high > p.low ? ` (${bare(p.low, panel)} to ${bare(p.high, panel)})` : "");
       const gap = (e) => Math.abs(e.s.up(bars ? 0 : e.p.y) - near);
       chosen = near === undefined ? Math.max(0, Math.min(here.length - 1, chosen)) : here.reduce((best, e, m) => (gap(e) < gap(here[best]) ? m : best), 0);
-      const told = here.map((e, m) => [pair(e.s.row, number(e.p.y, panel) + spread(e.p), e.s.i), ...(m === chosen && several(e.s) ? seedsAt(e.s, stops[n]) : [])]);
-      showTip(x, y, [pair(`${panel.x} ${compact(stops[n])}`, ""), ...told.flat()]);
+      const tipLines = here.map((e, m) => [pair(e.s.row, number(e.p.y, panel) + spread(e.p), e.s.i), ...(m === chosen && several(e.s) ? seedsAt(e.s, stops[n]) : [])]);
+      showTip(x, y, [pair(`${panel.x} ${compact(stops[n])}`, ""), ...tipLines.flat()]);
     };
     const leave = () => { cross.setAttribute("visibility", "hidden"); hideTip(); };
     node.addEventListener("pointermove", (event) => {
@@ -345,7 +345,7 @@
       const sign = way === "ascending" ? 1 : -1;
       const sorted = $$("tr", body).sort((a, b) => {
         const [x, y] = [key(a, column), key(b, column)];
-        if (x === null || y === null) return (x === null) - (y === null); // what is not there comes last either way
+        if (x === null || y === null) return (x === null) - (y === null); // missing values come last in both directions
         return sign * (x < y ? -1 : x > y ? 1 : 0);
       });
       body.append(...sorted);
@@ -374,11 +374,11 @@
   theme.addEventListener("click", () => { document.documentElement.dataset.theme = dark() ? "light" : "dark"; label(); });
   system.addEventListener("change", label);
 
-  // ---- what stays in sight ------------------------------------------------------------------------------------
+  // ---- what stays visible -------------------------------------------------------------------------------------
   const fit = () => {
     const box = $(".results"), style = document.documentElement.style;
     style.setProperty("--legend", `${$(".legend")?.offsetHeight ?? 0}px`);
-    if (!box) return; // nothing is evaluated
+    if (!box) return; // no run is evaluated
     box.classList.remove("fits"); // a box that scrolls keeps the head at its own top, one that does not at the window's
     box.classList.toggle("fits", box.scrollWidth <= box.clientWidth);
   };
