@@ -71,9 +71,8 @@ def print_cost_estimate(cells: Sequence[GridCell], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "seconds": (few, many)}))
         return
-    print(
-        f"all rows and seeds, one at a time: {_format_range(format_duration(few), format_duration(many))}, without validation and evaluation"
-    )
+    duration = _format_range(format_duration(few), format_duration(many))
+    print(f"all rows and seeds, one at a time: {duration}, without validation and evaluation")
     print("dry run: nothing was created")
 
 

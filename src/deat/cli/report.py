@@ -364,7 +364,8 @@ def _format_markdown(story: Report) -> str:
     of = story.results
     place = f"In the paper: {escape_markdown('; '.join(of.data.paper_tables))}.\n\n" if of.data.paper_tables else ""
     results = render_markdown_table(of) if any(row.finished_runs for row in of.rows) else _format_unevaluated(of)
-    table = f"# {escape_markdown(story.heading)}\n\n{place}{results}{render_held_out_markdown(of.rows)}{render_scores_tables(of.rows)}"
+    tables = f"{results}{render_held_out_markdown(of.rows)}{render_scores_tables(of.rows)}"
+    table = f"# {escape_markdown(story.heading)}\n\n{place}{tables}"
     return f"{table}\n## The paper's claims\n\n{render_claims_table(story.claims)}" if story.claims else table
 
 

@@ -76,8 +76,8 @@ def describe_run(run: Run, trainer: Trainer) -> str:
     engine = trainer.engine
     return (
         f"{method} on {data}: {model} ({trainer.num_parameters:,} parameters), {run.threat.name} eps "
-        f"{format_eps(run.threat.eps)}, {run.config.epochs} epochs, {engine.precision} on {engine.device}\n{_describe_images(run)}"
-        f"{_describe_init(run)}"
+        f"{format_eps(run.threat.eps)}, {run.config.epochs} epochs, {engine.precision} on {engine.device}\n"
+        f"{_describe_images(run)}{_describe_init(run)}"
     )
 
 

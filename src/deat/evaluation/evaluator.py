@@ -84,13 +84,14 @@ def evaluate(
     result is in its `flags`. A long evaluation prints its progress to standard error.
 
     Args:
-        model: A `torch.nn.Module` that maps float32 images in [0, 1] to logits. Its mode and weights are left as they are.
-        data: What `deat.load_data` returns (its test part, or its val part where it has no test part), a `DataLoader`, a
-            `Dataset`, a pair of tensors or arrays `(images, labels)`, or a `deat.ImageSet`.
+        model: A `torch.nn.Module` that maps float32 images in [0, 1] to logits. Its mode and weights are left as they
+            are.
+        data: What `deat.load_data` returns (its test part, or its val part where it has no test part), a
+            `DataLoader`, a `Dataset`, a pair of tensors or arrays `(images, labels)`, or a `deat.ImageSet`.
         threat: Norm and radius, such as `deat.Linf(8 / 255)` or the text "l2:0.5". What `deat.load_data` returns has a
             default; with other data it is required.
-        attacks: Names that `deat list attacks` shows, such as "pgd-20" or "aa", in a list or in one text with commas; or
-            attacks of your own, which are `deat.Attack` objects or callables as `AttackLike` describes.
+        attacks: Names that `deat list attacks` shows, such as "pgd-20" or "aa", in a list or in one text with commas;
+            or attacks of your own, which are `deat.Attack` objects or callables as `AttackLike` describes.
         n: Use the first `n` images only.
         seed: The seed of all random draws.
         block: How many images are attacked at once. Random starts are drawn for a block, so verdicts depend on it.
@@ -99,17 +100,18 @@ def evaluate(
         sanity: Run the sanity checks. Without them only a few flags can be raised.
         precision: What attacks compute in: "fp32", "tf32", "bf16", "fp16", or "auto" for fp16 on a GPU and fp32
             elsewhere. Images are always classified in float32 in the end.
-        engine: How attacks run the model on a GPU: "graph" (CUDA graphs), "compile" (compiled, and CUDA graphs), "eager",
-            or "auto", which compiles for long evaluations and otherwise uses graphs.
+        engine: How attacks run the model on a GPU: "graph" (CUDA graphs), "compile" (compiled, and CUDA graphs),
+            "eager", or "auto", which compiles for long evaluations and otherwise uses graphs.
         threads: The number of CPU threads. Default: one for a small network, and what torch uses for others.
         resume_log: A file to which each result is written at once, so that the same call after an interruption resumes.
             It is removed at the end.
         save: The evaluation.json to write, or a function that is called with the `Evaluation` to save it.
         about: JSON values that describe model and data, for evaluation.json.
-        progress: True to print progress lines, False for none, or a function that is called with an `EvaluationProgress`.
+        progress: True to print progress lines, False for none, or a function that is called with an
+            `EvaluationProgress`.
         on_flag: Called with each flag about the model itself, before the first attack.
-        distributed: From `deat.Distributed.initialize()` in processes that torchrun started. They share the blocks, and all
-            return the same result; the first one writes files and prints.
+        distributed: From `deat.Distributed.initialize()` in processes that torchrun started. They share the blocks,
+            and all return the same result; the first one writes files and prints.
 
     Returns:
         Accuracies with intervals, each image's verdict under each attack, flags, and all settings.

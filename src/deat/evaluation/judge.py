@@ -117,8 +117,8 @@ class Judge:
     """Classifies blocks of images under attack.
 
     A result depends only on the model, the seed, the attack, the block and the precision of the attacks. Adversarial
-    examples are verified (inside the ball, inside [0, 1], finite) and classified by the exact model in float32, whatever
-    model the attack was given. Images that are misclassified without attack are not attacked.
+    examples are verified (inside the ball, inside [0, 1], finite) and classified by the exact model in float32,
+    whatever model the attack was given. Images that are misclassified without attack are not attacked.
 
     Args:
         model: The model to evaluate.

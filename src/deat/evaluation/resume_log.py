@@ -2,8 +2,8 @@
 
 Each line is a JSON object with the result of an attack, or of one stage of it, on one block, flushed to disk. An
 incomplete last line is ignored. A line is used only by an evaluation of the same model with the same threat model,
-attack, seed and block size on the same images. A model's code cannot be compared completely, so a model is identified by
-its weights, by the files that define its layers, and by its logits on a few images.
+attack, seed and block size on the same images. A model's code cannot be compared completely, so a model is identified
+by its weights, by the files that define its layers, and by its logits on a few images.
 """
 
 import json

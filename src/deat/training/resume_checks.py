@@ -185,8 +185,8 @@ def check_resumable(
     environment_changes = list_differences(state["environment"], environment)
     if environment_changes and not inexact:
         raise UsageError(
-            f"the run in {str(path)!r} cannot be resumed exactly here: {'; '.join(environment_changes)}. Restore that, or add --inexact "
-            "(inexact=True) and accept other numbers than an uninterrupted run's."
+            f"the run in {str(path)!r} cannot be resumed exactly here: {'; '.join(environment_changes)}. Restore that, or add "
+            "--inexact (inexact=True) and accept other numbers than an uninterrupted run's."
         )
     return bool(environment_changes)
 

@@ -1,7 +1,9 @@
 """Batch norm, the sums around it and a ReLU as two Triton kernels over rows of channels: forward and backward.
 
-A batch in channels-last order is a matrix of N·H·W rows and C columns, which the kernels process in tiles. Each kernel is
-launched twice: first to gather sums over the rows, by column, then to write its output, from the last tile to the first,
+A batch in channels-last order is a matrix of N·H·W rows and C columns, which the kernels process in tiles. Each
+kernel is
+launched twice: first to gather sums over the rows, by column, then to write its output, from the last tile to the
+first,
 since the last tile is still in the cache. With EARLY, the programs that write start before the sums are complete, and
 load their first tile meanwhile. Programs add their sums atomically, in any order. Sums are float32 (float64 for
 float64), of differences to the first row, since squares of large numbers would hide small variances.

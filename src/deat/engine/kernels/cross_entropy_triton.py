@@ -39,7 +39,7 @@ def cross_entropy_backward_kernel(
     v, mine, n, counts = _load_tile(logits, label, 0, N, rows, CO, BN, BO)
     p = tl.exp(v - tl.max(v, 1)[:, None])
     p = p / tl.sum(p, 1)[:, None] - tl.where(mine, 1.0, 0.0)
-    if MEAN:  # noqa: SIM108 - Triton compiles only one branch
+    if MEAN:
         weight = tl.zeros((BN,), tl.float32) + tl.load(slope) / N
     else:
         weight = tl.load(slope + n, mask=n < N, other=0)

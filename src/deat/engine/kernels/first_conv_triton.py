@@ -1,8 +1,8 @@
 """The convolution of standardised images with few channels as two Triton kernels: forward and input gradient.
 
-A pixel's patch of a few channels is a short row, so a tile of output pixels is one small matrix product of rows that are
-read directly from the images. For the input gradient, a tile of gradients is multiplied once for each row of the kernel,
-with the taps of that row as columns; the products are then moved to their pixels and summed.
+A pixel's patch of a few channels is a short row, so a tile of output pixels is one small matrix product of rows that
+are read directly from the images. For the input gradient, a tile of gradients is multiplied once for each row of the
+kernel, with the taps of that row as columns; the products are then moved to their pixels and summed.
 """
 
 from typing import Any

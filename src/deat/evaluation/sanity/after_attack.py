@@ -56,7 +56,8 @@ def estimate_check_passes(attacks: Sequence[Any]) -> int:
     """Estimate how many passes `check_after_attacks` makes for each image.
 
     Args:
-        attacks: The attacks of the evaluation. Each of deat's own is repeated from two starts, and with twice the steps.
+        attacks: The attacks of the evaluation. Each of deat's own is repeated from two starts, and with twice the
+            steps.
     """
     steps = [claimed_steps(a) * a.restarts for a in attacks if isinstance(a, Attack) and claimed_steps(a) > 1]
     return 4 * sum(steps) + (BASE_CHECK_PASSES if steps else BASE_CHECK_PASSES + 20)
