@@ -87,6 +87,17 @@ def test_every_page_is_in_the_navigation_or_linked_from_the_architecture():
     assert [page for page in pages if page not in named] == []
 
 
+@pytest.mark.parametrize(
+    "page",
+    [DOCS / "architecture.md", ROOT / "CONTRIBUTING.md", *sorted((DOCS / "decisions").glob("*.md"))],
+    ids=page_id,
+)
+def test_every_python_file_that_a_page_on_the_code_names_exists(page):
+    files = [file.as_posix() for folder in ("src", "tests", "bench", "docs") for file in (ROOT / folder).rglob("*.py")]
+    named = re.findall(r"[\w/]+\.py\b", page.read_text(encoding="utf-8"))
+    assert [name for name in named if name != "my_file.py" and not any(f.endswith(f"/{name}") for f in files)] == []
+
+
 def test_the_api_reference_has_every_public_name():
     pages = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     documented = re.findall(r"^::: deat\.(\w+)$", pages, flags=re.MULTILINE)
