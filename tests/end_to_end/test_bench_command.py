@@ -117,7 +117,7 @@ def test_an_interrupted_bench_goes_on_where_it_was(
     with monkeypatch.context() as patch:
         patch.setattr(cells, "evaluate", interrupted)
         assert main(BENCH) == 75
-    assert "goes on" in capsys.readouterr().err
+    assert "resumes" in capsys.readouterr().err
     trained = written()
     assert {run["status"] for run in runs_of().values()} == {"waiting"}
     assert main(BENCH) == 0
@@ -207,7 +207,7 @@ def test_a_bench_asked_to_stop_keeps_what_it_has_and_goes_on_however_often(
     order = ["bench", "quick", "--methods", "bad.py:ask", "--seeds", "0", "--jobs", jobs, *SMALL]
     for _ in range(times):
         assert main(order) == 75
-        assert "goes on" in capsys.readouterr().err
+        assert "resumes" in capsys.readouterr().err
         assert runs_of()["ask/seed-0"]["status"] == "waiting"
         Path("asked").unlink()
     (newest,) = sorted(Path("runs/bench-quick/ask/seed-0").glob("ckpt-*"))[-1:]

@@ -210,7 +210,7 @@ def test_on_one_screen_a_flag_is_explained_once(
     assert main(judge_quantised) == 6
     screen = "".join("".join(capsys.readouterr()).split())
     assert screen.count("docs/evaluation.md#zero_gradients") == 1
-    assert screen.count("FLAGzero_gradients,assaidabove") == 1
+    assert screen.count("FLAGzero_gradients,seeabove") == 1
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
     assert main(judge_quantised) == 6
     for text in capsys.readouterr():
