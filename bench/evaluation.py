@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import deat
 from deat.models import load_weights
-from deat.models.import_export import read_normalization
+from deat.models.weights_import_export import read_normalization
 
 THREAT = deat.Linf(8 / 255)
 TENTH = 10

@@ -35,7 +35,7 @@ from deat.core.buffers import Buffers
 from deat.data import ImageSet
 from deat.engine.kernels import has_cached_kernels
 from deat.recipes import get_recipe
-from deat.training.records import EpochTiming
+from deat.training.epoch_records import EpochTiming
 from gpu import DEVICE
 
 SIDES: dict[str, dict[str, Any]] = {

@@ -25,7 +25,7 @@ import deat
 from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli.main import main as command
 from deat.runs.run_dir import has_checkpoint
-from deat.utils.files import write_atomic, write_json
+from deat.utils.safe_write import write_atomic, write_json
 from deat.version import get_versions
 
 TRAIN = """train --method m+deat --batch-size 256 --held-out 200 --val-attack pgd-2 --threads 1

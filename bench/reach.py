@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import deat
 from deat.core.buffers import Budget
-from deat.core.inner_attack import FIRST_GRADIENT_SCALE, DeltaScale
-from deat.core.losses import kl_divergence
+from deat.core.inner_attack_settings import FIRST_GRADIENT_SCALE, DeltaScale
+from deat.core.loss_terms import kl_divergence
 from deat.data import Augment
 from deat.data.streaming import AnyImageSet
 from deat.version import get_versions

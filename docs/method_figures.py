@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor, nn
 
-from deat.core.losses import cross_entropy
+from deat.core.loss_terms import cross_entropy
 from deat.models import load_weights
 from deat.report.load import BenchResults, ReportRow, RunResults, load_bench
 from deat.runs.request import Request, Run, resolve_request

@@ -11,7 +11,7 @@ import matplotlib as mpl
 mpl.use("svg")
 import matplotlib.pyplot as plt
 
-from deat.training.records import read_history
+from deat.training.epoch_records import read_history
 
 
 def draw(run: Path, picture: Path) -> None:

@@ -24,25 +24,25 @@ from deat.core import (
     TrainingLoss,
 )
 from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Source, as_source, load_data
-from deat.engine.precision import Engine
+from deat.engine.engine import Engine
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.judge import AttackLike
 from deat.evaluation.results import Evaluation, load_evaluation
+from deat.evaluation.verified_attack import AttackLike
 from deat.methods import Method, Rules, friendly, get_method, mplus, register_method
 from deat.methods.configure import configure_method
 from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
 from deat.runs.fit import fit
 from deat.schedules import Schedule, ScheduleState
 from deat.threat import L1, L2, Linf, ThreatModel
-from deat.training.best_epoch import TrainResult
 from deat.training.callbacks import Callback
 from deat.training.checkpoints import Checkpoints
 from deat.training.config import TrainConfig
+from deat.training.epoch_records import EpochStats, EpochTiming
 from deat.training.make_trainer import make_trainer
 from deat.training.optimizers import OptimizerFactory
 from deat.training.overfit_watch import OverfitWatch
-from deat.training.records import EpochStats, EpochTiming
+from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.distributed import Distributed
 from deat.version import VERSION

@@ -3,7 +3,7 @@
 import pytest
 
 from deat import recipes
-from deat.recipes.paper_tables import PAPER_TABLES
+from deat.recipes.paper_numbers import PAPER_TABLES
 
 CASES = [(name, method) for name in recipes.list_recipes() for method in recipes.get_recipe(name).methods]
 MODELS = ("preact_resnet18", "wide_resnet34_10", "densenet121_12")

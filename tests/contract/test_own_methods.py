@@ -6,7 +6,7 @@ import pytest
 
 import deat
 from deat.errors import UsageError
-from deat.methods import registry
+from deat.methods import method_registry
 from deat.recipes import get_recipe
 from deat.schedules import Fixed
 from deat.utils.user_code import hash_code_file
@@ -48,19 +48,19 @@ def method_file(tmp_path, monkeypatch):
 @pytest.fixture
 def registering(monkeypatch):
     """Lets a test register methods, and forgets them afterwards."""
-    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+    monkeypatch.setattr(method_registry, "_METHODS", dict(method_registry._METHODS))
 
 
 @pytest.mark.parametrize("name", ["TWICE", "careful", "plain"])
 def test_method_from_a_file_trains_without_being_registered(method_file, name):
-    before = registry.list_methods()
+    before = method_registry.list_methods()
     method = deat.get_method(f"{method_file}:{name}")
     net = conv_net()
     start = weights(net)
     history = trainer_of(method, net).fit().history
     assert [stats.k for stats in history] == [method.schedule.k] * 3
     assert not same(start, weights(net))
-    assert registry.list_methods() == before
+    assert method_registry.list_methods() == before
 
 
 def test_function_in_a_file_receives_the_rule_set(method_file):
@@ -151,7 +151,7 @@ def test_registered_method_is_found_by_name_and_number_and_composes():
     def bold(rules, k: int = 4):
         return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha_eps=0.5), deat.InnerAttack(noisy=rules.noisy))
 
-    assert "bold-4" in registry.list_methods()
+    assert "bold-4" in method_registry.list_methods()
     assert deat.get_method("bold") == deat.get_method("Bold-4")
     assert deat.get_method("bold-6").schedule.k == 6
     assert deat.get_method("m+bold-6").schedule.max_steps == 6
@@ -177,13 +177,13 @@ def test_a_method_is_listed_with_the_prefixes_that_it_is_registered_with():
     def bold(k: int = 4):
         return deat.Method("bold", deat.Craft(), Fixed(k=k, alpha_eps=0.5), deat.InnerAttack())
 
-    assert [name for name in registry.list_methods() if "bold" in name] == ["bold-4", "m+bold-4"]
-    assert all(deat.get_method(name).name == name for name in registry.list_methods())
+    assert [name for name in method_registry.list_methods() if "bold" in name] == ["bold-4", "m+bold-4"]
+    assert all(deat.get_method(name).name == name for name in method_registry.list_methods())
     with pytest.raises(UsageError, match=r"unknown prefix 'x\+'.*m\+"):
         deat.register_method("bolder", "x+")(bold)
 
 
 def test_registrations_of_the_tests_are_gone():
-    assert "bold-4" not in registry.list_methods()
+    assert "bold-4" not in method_registry.list_methods()
     with pytest.raises(UsageError):
         deat.get_method("bold")

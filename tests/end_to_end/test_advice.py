@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from deat.cli.main import main
-from deat.core.moves import Game
+from deat.core.game import Game
 from deat.report.load import load_run_results
 from deat.training.messages import format_command
 from deat.utils.distributed import Distributed
@@ -160,7 +160,7 @@ def test_a_doubtful_score_names_the_command_that_tells_more(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "deat.runs.scores.compute_accuracies", lambda *_, **__: {"natural": 0.9, "fgsm": 0.1, "pgd-20": 0.8}
+        "deat.runs.final_scores.compute_accuracies", lambda *_, **__: {"natural": 0.9, "fgsm": 0.1, "pgd-20": 0.8}
     )
     shutil.rmtree("my run")
     assert main(TRAIN) == 0

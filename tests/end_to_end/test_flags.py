@@ -10,7 +10,7 @@ import pytest
 
 from deat.cli.bench import BenchCommand
 from deat.cli.evaluate import EvaluateCommand
-from deat.cli.flags import FLAG_BY_SYNONYM, SYNONYMS_BY_FLAG, check_flag_names
+from deat.cli.flag_types import FLAG_BY_SYNONYM, SYNONYMS_BY_FLAG, check_flag_names
 from deat.cli.list import ListCommand
 from deat.cli.main import COMMANDS as COMMAND_TYPES
 from deat.cli.main import main

@@ -17,7 +17,7 @@ from deat.data import cifar, datasets
 from deat.recipes import get_recipe
 from deat.runs.request import resolve_request
 from deat.runs.schema import read_record
-from deat.utils.tensor_files import read_tensors
+from deat.utils.safetensors_files import read_tensors
 from helpers.data_sets import cifar_files, shrink, write_folder
 
 FOLDERS = Path(__file__).parents[1] / "fixtures/v1"

@@ -16,8 +16,8 @@ import deat
 from deat.cli.evaluate import back_up_other_evaluation
 from deat.cli.main import main
 from deat.data.image_set import split_indices
-from deat.methods import registry
-from deat.models.import_export import read_normalization
+from deat.methods import method_registry
+from deat.models.weights_import_export import read_normalization
 from deat.recipes import get_recipe
 from deat.recipes.overrides import apply_overrides
 from deat.runs.request import Request, resolve_request
@@ -284,7 +284,7 @@ def test_a_run_at_chance_on_few_images_says_so_before_and_after_on_the_screen_an
 
 
 def test_a_file_that_registers_methods_may_be_run_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+    monkeypatch.setattr(method_registry, "_METHODS", dict(method_registry._METHODS))
     (here / "way.py").write_text(
         "import deat\n@deat.register_method('zigzag-K')\ndef zigzag(k: int = 2) -> deat.Method:\n"
         "    return deat.Method('zigzag', deat.Craft(), deat.schedules.Fixed(k=k, alpha_eps=0.5))\nOURS = zigzag()\n"

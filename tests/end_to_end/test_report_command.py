@@ -13,7 +13,7 @@ from PIL import Image
 
 from deat.cli.main import main
 from deat.evaluation.results import load_evaluation
-from deat.utils import tensor_files
+from deat.utils import safetensors_files
 from helpers.runs import make_bench, make_run, one_run
 
 QUICK = ["--epochs", "2", "--held-out", "40", "--val-attack", "fgsm", "--watch", "none", "--baseline", "no"]
@@ -83,9 +83,9 @@ def test_sweep_starts_at_natural_accuracy_and_never_rises(report, run):
 def test_sweep_and_gallery_attack_the_weights_that_were_judged(run, tmp_path, epoch, capsys):
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
-    weights = tensor_files.read_tensors(folder / "best" / "model.safetensors")
+    weights = safetensors_files.read_tensors(folder / "best" / "model.safetensors")
     still = {name: torch.zeros_like(w) for name, w in weights.items()}
-    (folder / "last" / "model.safetensors").write_bytes(tensor_files.encode_tensors(still))
+    (folder / "last" / "model.safetensors").write_bytes(safetensors_files.encode_tensors(still))
     assert main(["evaluate", str(folder), "--epoch", epoch, "--attacks", "natural,pgd-2", "--n", "40"]) in (0, 6)
     assert main(["report", str(folder), "--sweep", "20", "--no-figures"]) == 0
     judged = load_evaluation(folder / "evaluation.json").verdicts["natural"]

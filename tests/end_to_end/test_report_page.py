@@ -10,7 +10,7 @@ import pytest
 
 from deat.cli.main import main
 from deat.evaluation.sanity import Flag
-from deat.recipes.paper_tables import PAPER_TABLES
+from deat.recipes.paper_numbers import PAPER_TABLES
 from helpers.browser import ABSENT, browser
 from helpers.runs import make_bench, make_run, one_run
 

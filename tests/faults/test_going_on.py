@@ -444,7 +444,7 @@ def test_missing_random_states_are_refused(unfinished, capsys):
 
 @pytest.mark.promise("P23")
 def test_weights_that_are_not_finite_are_refused(tmp_path):
-    from deat.utils.tensor_files import encode_tensors, read_tensors
+    from deat.utils.safetensors_files import encode_tensors, read_tensors
 
     saved(tmp_path, epochs=1)
     path = tmp_path / "ckpt-000001"

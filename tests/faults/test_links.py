@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from deat.bench.grid import Grid, GridCell
+from deat.bench.bench_folder import Grid, GridCell
 from deat.bench.workers import run_claimed_cell
 from deat.checkpoint.store import remove_temporary_files
 from deat.cli.main import main
 from deat.errors import CheckpointError
-from deat.evaluation.judge import BlockResult
 from deat.evaluation.resume_log import ResumeLog
+from deat.evaluation.verified_attack import BlockResult
 from deat.recipes import apply_overrides, get_recipe
-from deat.training.records import EpochTiming, append_record
-from deat.utils.files import check_no_symlinks
+from deat.training.epoch_records import EpochTiming, append_record
+from deat.utils.safe_write import check_no_symlinks
 from helpers.runs import make_run
 
 from .conftest import SHORT

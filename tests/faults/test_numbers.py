@@ -11,12 +11,12 @@ import torch
 
 from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli.main import main
-from deat.core.moves import Game
+from deat.core.game import Game
 from deat.data import InMemorySource
-from deat.engine.precision import Engine
+from deat.engine.engine import Engine
 from deat.errors import DataError, NumericalError, UsageError
-from deat.evaluation.judge import Judge
-from deat.runs import scores
+from deat.evaluation.verified_attack import Judge
+from deat.runs import final_scores
 from deat.runs.run_dir import RunFolder
 from deat.training.checkpoints import Checkpoints
 from deat.training.trainer import Trainer
@@ -151,7 +151,7 @@ PLACES = {
     "the network's way to the device": (Engine, "prepare", SHORT, "--batch-size"),
     "the data's way to the device": (InMemorySource, "__init__", SHORT, "--batch-size"),
     "what is to be saved": (Trainer, "state_dict", SHORT, "--batch-size"),
-    "the final scores": (scores, "compute_accuracies", [*SHORT, "--test-images", "20"], "--batch-size"),
+    "the final scores": (final_scores, "compute_accuracies", [*SHORT, "--test-images", "20"], "--batch-size"),
     "an evaluation": (Judge, "judge_block", ["evaluate", "run", "--attacks", "natural", "--n", "20"], "--block"),
 }
 

@@ -17,7 +17,7 @@ import deat
 from deat.checkpoint import store
 from deat.checkpoint.store import find_newest_checkpoint
 from deat.cli.main import main
-from deat.core.moves import Game
+from deat.core.game import Game
 from deat.errors import Interrupted, UsageError
 from deat.evaluation.attacks import Attack
 from deat.training import overfit_watch
@@ -85,12 +85,12 @@ def test_signal_saves_once_leaves_with_75_and_the_run_goes_on_to_the_same_bytes(
 
 @pytest.mark.promise("P24")
 def test_signal_in_validation_is_obeyed_before_its_next_batch(monkeypatch):
-    from deat.evaluation import scoring
+    from deat.evaluation import quick_scores
 
     command = [*SHORT[:-1], "run", "--held-out", "300"]  # two batches, each under two attacks
     assert main([*command, "--out", "straight"]) == 0
     with monkeypatch.context() as patch:
-        send_after(patch, scoring, "logits_under_attack", 5, signal.SIGTERM)
+        send_after(patch, quick_scores, "logits_under_attack", 5, signal.SIGTERM)
         assert main(command) == 75
     state = json.loads((find_newest_checkpoint(Path("run")).newest / "state.json").read_text())["state"]
     assert (state["epoch"], state["step"], len(state["history"])) == (1, BATCHES, 1)  # played, and not validated yet

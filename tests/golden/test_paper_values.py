@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deat.recipes.paper_tables import MISPRINTS, PAPER_CLAIMS, PAPER_TABLES, find_paper_value
+from deat.recipes.paper_numbers import MISPRINTS, PAPER_CLAIMS, PAPER_TABLES, find_paper_value
 
 SOURCE = next(
     (p for above in Path(__file__).resolve().parents if (p := above / "shared/reference/paper.tex").is_file()), None

@@ -9,8 +9,8 @@ import torch
 
 from deat.evaluation.results import AttackResult, Evaluation
 from deat.evaluation.sanity import Flag
-from deat.training.records import EpochStats, EpochTiming, append_record
-from deat.utils.tensor_files import encode_tensors
+from deat.training.epoch_records import EpochStats, EpochTiming, append_record
+from deat.utils.safetensors_files import encode_tensors
 
 
 def make_run(

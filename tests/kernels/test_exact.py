@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 import deat
 from deat.core.buffers import Budget, Buffers
+from deat.engine.engine import Engine
 from deat.engine.kernels import batch_norm, classifier_head, cross_entropy, first_conv
 from deat.engine.kernels.classifier_head import pooled_linear
 from deat.engine.kernels.first_conv import conv2d_few_channels
-from deat.engine.precision import Engine
 from helpers.games import game_of
 from helpers.kernels_cases import distance
 from helpers.nets import CLASSES, images, seeded, weights

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import deat
 from deat.engine.kernels import graph_pass
 from deat.engine.kernels.batch_norm import fused_batch_norm
-from deat.models import densenet, resnet
+from deat.models import densenet, imagenet_resnet
 
 Net = Callable[[Tensor], Tensor]
 IMAGE = torch.linspace(0, 1, 2 * 3 * 32 * 32, dtype=torch.float64).view(2, 3, 32, 32)
@@ -170,7 +170,7 @@ def short_network(name: str, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     monkeypatch.setattr(densenet, "LAYERS_PER_BLOCK", (2,) * 4)
     net = deat.build_model(name, normalize=((0.5,) * 3, (0.25,) * 3))
     for module in net.modules():
-        if isinstance(module, resnet.ResNet):
+        if isinstance(module, imagenet_resnet.ResNet):
             for stage in (module.layer1, module.layer2, module.layer3, module.layer4):
                 del stage[2:]
     return net.double()

@@ -10,10 +10,10 @@ from torch import fx, nn
 import deat
 from deat.core import network_calls
 from deat.core.buffers import Budget
+from deat.engine.engine import Engine
 from deat.engine.kernels.batch_norm import fused_batch_norm
 from deat.engine.kernels.first_conv import conv2d_few_channels
 from deat.engine.kernels.graph_pass import first_layer_backend, fused_backend
-from deat.engine.precision import Engine
 from helpers.games import game_of
 from helpers.nets import CLASSES, images, seeded
 

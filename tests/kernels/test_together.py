@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.core.objectives import LossOutput
+from deat.core.training_losses import LossOutput
 from deat.data import ImageSet
+from deat.engine.engine import Engine
+from deat.engine.half_precision import HalfWeights, castable_weights
 from deat.engine.kernels import batch_norm, classifier_head, conv_streams, cross_entropy, graph_pass
-from deat.engine.precision import Engine, HalfWeights, castable_weights
 from deat.methods.configure import configure_method
 from deat.training import optimizers
 from deat.training.trainer import Trainer

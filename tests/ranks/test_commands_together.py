@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import deat
-from deat.evaluation.judge import Judge
 from deat.evaluation.results import load_evaluation
+from deat.evaluation.verified_attack import Judge
 from deat.utils.distributed import Distributed
 from helpers.nets import conv_net, learnable
 from helpers.together import commands, statuses, together
@@ -95,7 +95,7 @@ def test_an_error_of_one_process_is_what_is_seen_and_ends_all(tmp_path: Path) ->
 
 def nan_in_the_second(rank: int) -> None:
     if rank == 1:
-        from deat.core.moves import Game
+        from deat.core.game import Game
 
         real = Game.open
 

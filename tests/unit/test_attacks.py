@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import deat
-from deat.core.losses import cross_entropy, margin_loss
+from deat.core.loss_terms import cross_entropy, margin_loss
 from deat.errors import UsageError
 from deat.evaluation.attacks import Attack, compute_gradient, correct_under_attack, parse_attack
 from helpers.games import THREATS, trainer_of

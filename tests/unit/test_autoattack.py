@@ -21,7 +21,7 @@ from deat.errors import UsageError
 from deat.evaluation import autoattack
 from deat.evaluation.autoattack import AUTOATTACK_PARTS, AutoAttack
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.judge import derive_block_seed
+from deat.evaluation.verified_attack import derive_block_seed
 from helpers.eval_nets import Around, digits, quantised, tiny
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable

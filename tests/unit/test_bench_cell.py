@@ -9,16 +9,16 @@ import pytest
 
 from deat import recipes
 from deat.bench import workers as cells
-from deat.bench.grid import GridCell
+from deat.bench.bench_folder import GridCell
 from deat.checkpoint import store
 from deat.errors import BusyError, CheckpointError, DataError
 from deat.evaluation.results import AttackResult, Evaluation
 from deat.evaluation.resume_log import lock_evaluation
 from deat.recipes import apply_overrides
 from deat.runs.run_dir import RunFolder
-from deat.utils.files import link_atomic
 from deat.utils.locks import lock_run_folder
-from deat.utils.tensor_files import read_note
+from deat.utils.safe_write import link_atomic
+from deat.utils.safetensors_files import read_note
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from deat import recipes
-from deat.bench.grid import MAX_ATTEMPTS, Grid, make_cells, remove_damaged_evaluations
+from deat.bench.bench_folder import MAX_ATTEMPTS, Grid, make_cells, remove_damaged_evaluations
 from deat.errors import CheckpointError, DataError, UsageError
 from deat.report.load import load_bench
 from helpers.locks import remove_locks

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from deat import recipes
-from deat.bench.grid import Grid, make_cells
+from deat.bench.bench_folder import Grid, make_cells
 from deat.bench.status import BenchProgress
 from deat.evaluation.evaluator import evaluate
 from deat.recipes.recipe import EvaluationPlan

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from deat.data.decode import centre_crop, open_image, to_tensor
+from deat.data.image_decoding import centre_crop, open_image, to_tensor
 from deat.errors import DataError
 from helpers.data_sets import WRITERS, load, png, tree, write_folder
 

@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 
 from deat.data import ImageSet, LazyImages, archives, as_source, image_folder
-from deat.data.decode import open_image, to_tensor
 from deat.data.folder_layout import infer_layout
+from deat.data.image_decoding import open_image, to_tensor
 from deat.errors import DataError
 from helpers.data_sets import WRITERS, load, png, real_set, tree, write_folder, write_tar
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import deat
-from deat.data import LazyImages, Source, StreamingSource, as_source, image_folder, loaders
+from deat.data import LazyImages, Source, StreamingSource, as_source, dataloader_source, image_folder
 from deat.data.batch_order import EpochBatchSampler
-from deat.data.loaders import EpochLoader
+from deat.data.dataloader_source import EpochLoader
 from deat.data.sources import stopping_workers
 from deat.errors import DataError
 from deat.utils.distributed import BatchShard
@@ -268,7 +268,7 @@ def test_a_user_s_own_loader_keeps_its_workers(log):
 def test_batches_for_a_gpu_are_in_pinned_memory(device, pinned, log, monkeypatch):
     loader_options: dict[str, Any] = {}
     monkeypatch.setattr(
-        loaders, "DataLoader", lambda data, **options: loader_options.update(options) or DataLoader(data)
+        dataloader_source, "DataLoader", lambda data, **options: loader_options.update(options) or DataLoader(data)
     )
     next(EpochLoader(Noisy(log), EpochBatchSampler(12, 5, 0, True), workers=0, device=device).epoch(0, 0, BatchShard()))
     assert loader_options["pin_memory"] is pinned

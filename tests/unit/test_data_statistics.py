@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader
 
 import deat
 from deat.data import DataSplits, ImageSet, LazyImages, image_folder
+from deat.data.channel_stats import ChannelStats, measure_channel_stats
 from deat.data.image_set import split_indices
-from deat.data.statistics import ChannelStats, measure_channel_stats
 from deat.errors import UsageError
 from helpers.data_sets import load, png, random_set, tree, write_folder
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deat.data import LazyImages, StreamingSource, image_folder
-from deat.data.decode import open_image, to_tensor
+from deat.data.image_decoding import open_image, to_tensor
 from deat.errors import DataError
 from deat.utils.distributed import BatchShard
 from helpers.data_sets import load, png, tree, write_folder, write_zip

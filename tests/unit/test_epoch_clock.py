@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import deat
-from deat.checkpoint.state import build_dataclass
+from deat.checkpoint.encoding import build_dataclass
 from deat.cli import training_progress
 from deat.cli.training_progress import PhaseTimer
-from deat.core.moves import Game
+from deat.core.game import Game
 from deat.training import trainer as training
-from deat.training.records import EpochTiming
+from deat.training.epoch_records import EpochTiming
 from deat.training.validation import Validator
 from deat.utils.text import format_seconds
 from helpers.games import trainer_of

@@ -7,9 +7,9 @@ from deat.evaluation import progress as progress_module
 from deat.evaluation.attack_registry import get_attacks
 from deat.evaluation.attacks import correct_under_attack
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.judge import BlockResult, Judge
 from deat.evaluation.progress import EvaluationProgress, ProgressPrinter, estimate_attack_cost, format_progress
 from deat.evaluation.sanity import after_attack, estimate_check_passes
+from deat.evaluation.verified_attack import BlockResult, Judge
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, robust
 

@@ -7,12 +7,12 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import deat
-from deat.core.losses import cross_entropy, margin_loss
+from deat.core.loss_terms import cross_entropy, margin_loss
 from deat.data import as_source
-from deat.evaluation import scoring
+from deat.evaluation import quick_scores
 from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.judge import derive_block_seed
+from deat.evaluation.verified_attack import derive_block_seed
 from deat.utils.seeding import derive_seed
 from helpers.eval_attackers import Own
 from helpers.eval_nets import THREAT, digits, robust, undefended
@@ -62,15 +62,15 @@ def test_each_attack_equals_a_slow_computation_image_by_image(threat):
 
 def test_plain_accuracies_equal_a_slow_computation_with_starts_drawn_for_each_batch(monkeypatch):
     net, (x, y) = robust(), digits(60)
-    real, seeds = scoring.logits_under_attack, []
+    real, seeds = quick_scores.logits_under_attack, []
 
     def record_seed(*arguments):
         seeds.append(arguments[-1].initial_seed())
         return real(*arguments)
 
-    monkeypatch.setattr(scoring, "logits_under_attack", record_seed)
+    monkeypatch.setattr(quick_scores, "logits_under_attack", record_seed)
     source = as_source((x, y), batch_size=25, shuffle=False)
-    accuracies = scoring.compute_accuracies(net, source, LIST, THREAT, seed=3)
+    accuracies = quick_scores.compute_accuracies(net, source, LIST, THREAT, seed=3)
     assert seeds == [derive_seed(3, f"score {name}", batch) for batch in range(3) for name in LIST]
     for name in LIST:
         attack, loss = parse_attack(name), margin_loss if name.startswith("cw") else cross_entropy

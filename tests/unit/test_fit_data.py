@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import deat
-from deat.data import ImageSet, as_source, loaders
+from deat.data import ImageSet, as_source, dataloader_source
 from deat.errors import DataError, UsageError
 from helpers.nets import CLASSES, SIDE, Items, conv_net, learnable, same, seeded, weights
 
@@ -142,7 +142,7 @@ def test_images_are_checked_in_one_epoch_only(kind, monkeypatch):
     source = as_source(KINDS[kind](X, Y), batch_size=8)
     source.check()
     list(source.epoch(0))
-    monkeypatch.setattr(loaders, "check_images", lambda *_: pytest.fail("checked again"))
+    monkeypatch.setattr(dataloader_source, "check_images", lambda *_: pytest.fail("checked again"))
     list(source.epoch(1))
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import deat
-from deat.core.moves import Game
+from deat.core.game import Game
 from deat.errors import Interrupted
 from deat.runs import fit as fitting
 from deat.training import engine_choice

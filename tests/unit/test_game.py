@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import deat
 from deat.core.buffers import Budget
-from deat.core.losses import cross_entropy, kl_divergence
+from deat.core.loss_terms import cross_entropy, kl_divergence
 from deat.engine import executor
 from deat.engine.cuda_graphs import GraphRecorder
 from deat.engine.executor import Executor

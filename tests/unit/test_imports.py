@@ -15,8 +15,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "version"),
     ("utils", "engine.kernels"),
-    ("engine", "threat", "core.losses"),
-    ("threat_checks", "core"),
+    ("engine", "threat", "core.loss_terms"),
+    ("radius_checks", "core"),
     ("schedules",),
     ("methods",),
     ("data", "models", "evaluation"),
@@ -37,7 +37,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "utils": ("errors",),
     "engine.kernels": (),
     "engine": ("errors", "utils", "engine.kernels"),
-    "core.losses": (),
+    "core.loss_terms": (),
     "data": ("errors", "utils", "engine.kernels"),
     "models": ("errors", "utils"),
     "checkpoint": ("errors", "utils"),
@@ -48,8 +48,8 @@ ONLY: dict[str, tuple[str, ...]] = {
         "engine.kernels",
         "engine",
         "threat",
-        "threat_checks",
-        "core.losses",
+        "radius_checks",
+        "core.loss_terms",
         "data",
         "models",
     ),
@@ -136,7 +136,9 @@ print([name for name in {SLOW!r} if name in sys.modules])
 
 def test_commands_can_be_imported_on_a_system_without_file_locks(tmp_path):
     code = """import sys, pathlib; sys.modules['fcntl'] = None
-import deat.cli.main, deat.bench.grid, deat.utils.locks
+import deat.cli.main
+import deat.bench.bench_folder
+import deat.utils.locks
 try:
     with deat.utils.locks.file_lock(pathlib.Path(sys.argv[1])):
         pass

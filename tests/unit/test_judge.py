@@ -10,7 +10,7 @@ import deat
 from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.fast_model import CountingModel, full_precision
-from deat.evaluation.judge import AttackLike, Judge
+from deat.evaluation.verified_attack import AttackLike, Judge
 from helpers.eval_attackers import Interrupted, Own
 from helpers.eval_nets import THREAT, digits, undefended
 from helpers.games import THREATS

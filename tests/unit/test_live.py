@@ -5,7 +5,7 @@ import io
 from rich.table import Table
 
 from deat.training.epoch_format import format_epoch_short
-from deat.training.records import EpochStats
+from deat.training.epoch_records import EpochStats
 from deat.utils.terminal import PlainConsole
 
 

@@ -5,7 +5,7 @@ import torch
 
 from deat.core.buffers import Buffers
 from deat.core.meter import EpochRecord, Meter
-from deat.engine.precision import Engine
+from deat.engine.engine import Engine
 from deat.errors import NumericalError
 from helpers.games import trainer_of
 from helpers.nets import conv_net

@@ -6,11 +6,11 @@ import re
 import pytest
 
 import deat
-from deat.core.inner_attack import Converged, Friendly
-from deat.core.objectives import CrossEntropy, Mart, Trades
-from deat.core.plays import Craft, Relay, Replay
+from deat.core.inner_attack_settings import Converged, Friendly
+from deat.core.move_order import Craft, Relay, Replay
+from deat.core.training_losses import CrossEntropy, Mart, Trades
 from deat.errors import UsageError
-from deat.methods import PAPER_RULES, RELEASED_RULES, registry
+from deat.methods import PAPER_RULES, RELEASED_RULES, method_registry
 from deat.methods.configure import configure_method
 from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, Linear
 
@@ -180,7 +180,7 @@ def test_method_is_made_of_its_family_s_parts(name, kinds):
 
 
 def test_every_registered_method_is_in_the_table_above():
-    assert set(registry.list_methods()) == set(FAMILIES)
+    assert set(method_registry.list_methods()) == set(FAMILIES)
 
 
 CAPS = {
@@ -332,7 +332,7 @@ def test_m_amata_keeps_its_steps_at_two_and_a_half_eps_over_k(rules):
     assert schedule.ramp == 0
 
 
-@pytest.mark.parametrize("name", [n for n in registry.list_methods() if n != "natural"])
+@pytest.mark.parametrize("name", [n for n in method_registry.list_methods() if n != "natural"])
 def test_epochs_with_k_0_are_clean_by_the_paper_and_noisy_by_the_released_code(name):
     assert not paper(name).attack.noisy
     assert released(name).attack.noisy
@@ -424,7 +424,7 @@ def test_setting_that_a_method_does_not_have_or_accept_is_refused(name, settings
 
 def families() -> list[str]:
     """The modules that the registered methods were built in."""
-    return sorted({entry.build.__module__ for entry in registry._METHODS.values()})
+    return sorted({entry.build.__module__ for entry in method_registry._METHODS.values()})
 
 
 @pytest.mark.parametrize("family", families())
@@ -442,7 +442,7 @@ def test_every_family_is_one_file_of_the_methods_folder():
     assert all(re.fullmatch(r"deat\.methods\.[a-z]+", family) for family in families())
 
 
-@pytest.mark.parametrize("name", [*registry.list_methods(), "m+free-4", "m+f+trades"])
+@pytest.mark.parametrize("name", [*method_registry.list_methods(), "m+free-4", "m+f+trades"])
 def test_records_have_lengths_in_units_of_eps_as_alpha_stretch_and_ramp(name):
     method = paper(name)
     described, schedule = method.describe()["schedule"], method.schedule

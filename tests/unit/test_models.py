@@ -11,7 +11,7 @@ from torch import nn
 
 from deat import models
 from deat.errors import UsageError
-from deat.models.build import _MODELS
+from deat.models.model_registry import _MODELS
 from deat.models.normalize import Normalized
 from deat.models.preact_resnet import PreActBlock
 from deat.models.wide_resnet import WideBlock

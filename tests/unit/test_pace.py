@@ -11,7 +11,7 @@ from deat.cli.training_progress import TrainingProgress
 from deat.training import engine_choice as pacing
 from deat.training.engine_choice import AutoCompile, CompilePolicy
 from deat.training.epoch_format import EpochPrinter
-from deat.training.records import EpochTiming
+from deat.training.epoch_records import EpochTiming
 from helpers.games import trainer_of
 
 

@@ -15,7 +15,7 @@ from torch._dynamo.exc import TorchDynamoException
 import deat
 from deat.engine import cuda_graphs as recordings
 from deat.evaluation import fast_model
-from deat.evaluation import judge as judging
+from deat.evaluation import verified_attack as judging
 from deat.evaluation.fast_model import EAGER_CALLS_BEFORE_RECORDING, FastModel, GraphedNetwork
 from deat.training import trainer as training
 from helpers.eval_nets import THREAT, convolutional, digits

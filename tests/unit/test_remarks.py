@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import deat
 from deat.errors import UsageError
 from deat.evaluation.intervals import newcombe_interval, wilson_interval, wilson_interval_of_share
+from deat.radius_checks import check_radius
 from deat.threat import parse_threat
-from deat.threat_checks import check_radius
 from deat.training.messages import FEW_HELD_OUT_IMAGES, collect_start_notes, find_output_problems
 from deat.utils.distributed import Distributed
 from helpers.games import trainer_of

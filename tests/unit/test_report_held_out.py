@@ -10,7 +10,7 @@ import torch
 
 from deat.cli.main import main
 from deat.cli.report import ReportCommand, build_report, report_to_json
-from deat.report.figures import build_trade_off_figure
+from deat.report.figure_data import build_trade_off_figure
 from deat.report.held_out import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_TITLE,
@@ -26,7 +26,7 @@ from deat.report.problems import list_run_problems
 from deat.report.report_data import load_report_data
 from deat.report.stats import list_attacks
 from deat.report.tables import build_results_table, render_csv_table, render_markdown_table
-from deat.utils.tensor_files import encode_tensors
+from deat.utils.safetensors_files import encode_tensors
 from helpers.runs import make_bench, make_run, one_run
 
 

@@ -12,7 +12,8 @@ from deat.cli import report
 from deat.cli.report import LoadOptions, _describe_seeds, _make_sweep_line, make_sweep_figure
 from deat.data.image_set import ImageSet
 from deat.evaluation.sanity import Flag
-from deat.report.figures import (
+from deat.report.draw_figures import ROW_COLORS, _draw_legend, draw_figure, draw_gallery
+from deat.report.figure_data import (
     FigureLayout,
     PlotLine,
     build_figures,
@@ -22,7 +23,6 @@ from deat.report.figures import (
 from deat.report.gallery import Gallery, Tile, select_candidates, select_tiles
 from deat.report.html import build_settings, render_section
 from deat.report.latex import render_latex_table
-from deat.report.plots import ROW_COLORS, _draw_legend, draw_figure, draw_gallery
 from deat.report.problems import collect_flags
 from deat.report.report_data import load_report_data
 from deat.report.tables import build_results_table, render_csv_table, render_markdown_table

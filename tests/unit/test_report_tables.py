@@ -18,8 +18,10 @@ from deat.errors import DataError, UsageError
 from deat.evaluation.intervals import wilson_interval
 from deat.evaluation.results import unpack_bits
 from deat.evaluation.sanity import Flag
+from deat.report.claim_checks import check_claims
+from deat.report.draw_figures import ROW_COLORS, _draw_panel, average_lines, draw_point_names, get_unit, get_y_label
 from deat.report.escape import escape_csv, escape_latex
-from deat.report.figures import (
+from deat.report.figure_data import (
     Panel,
     PlotLine,
     build_alpha_gamma_figure,
@@ -46,8 +48,6 @@ from deat.report.html import (
 )
 from deat.report.latex import render_latex_table
 from deat.report.load import load_bench
-from deat.report.paper_claims import check_claims
-from deat.report.plots import ROW_COLORS, _draw_panel, average_lines, draw_point_names, get_unit, get_y_label
 from deat.report.problems import collect_remarks, list_run_problems
 from deat.report.report_data import load_report_data
 from deat.report.stats import (
@@ -67,8 +67,8 @@ from deat.report.tables import (
     render_markdown_table,
     render_scores_tables,
 )
-from deat.runs.scores import ModelScore
-from deat.training.records import EpochTiming, EpochWatch, append_record
+from deat.runs.final_scores import ModelScore
+from deat.training.epoch_records import EpochTiming, EpochWatch, append_record
 from deat.utils.text import escape_markdown, make_printable, truncate_text
 from helpers.eyes import EYES, distance
 from helpers.runs import make_bench, make_run, one_run

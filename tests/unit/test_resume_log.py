@@ -11,13 +11,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import deat
 from deat.errors import CheckpointError
-from deat.evaluation import judge, results
+from deat.evaluation import results, verified_attack
 from deat.evaluation.arguments import EvaluationRequest
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import EvaluationRun, evaluate
-from deat.evaluation.judge import Judge
 from deat.evaluation.results import load_evaluation
 from deat.evaluation.resume_log import are_close, fingerprint_logits
+from deat.evaluation.verified_attack import Judge
 from deat.utils.user_code import load_object
 from helpers.eval_attackers import Fragile, Interrupted
 from helpers.eval_nets import Around, same
@@ -247,8 +247,8 @@ def test_a_log_of_a_network_with_other_logits_is_not_used_though_weights_and_cod
 
 
 def test_a_log_of_another_precision_is_not_used(monkeypatch):
-    monkeypatch.setattr(judge, "choose_attack_precision", lambda wanted, device: wanted)
-    monkeypatch.setattr(judge, "FastModel", lambda *_: None)
+    monkeypatch.setattr(verified_attack, "choose_attack_precision", lambda wanted, device: wanted)
+    monkeypatch.setattr(verified_attack, "FastModel", lambda *_: None)
     requests = [EvaluationRequest(net(), THREATS[0], [], BLOCK, precision=name) for name in ("fp32", "fp16")]
     assert len({EvaluationRun(request).fingerprint for request in requests}) == 2
 

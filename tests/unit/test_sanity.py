@@ -13,7 +13,7 @@ import deat
 from deat.errors import DataError
 from deat.evaluation.attack_registry import describe_attack, get_attack
 from deat.evaluation.attacks import Attack
-from deat.evaluation.blocks import sample_indices
+from deat.evaluation.block_evaluation import sample_indices
 from deat.evaluation.evaluator import DEFAULT_ATTACKS, evaluate
 from deat.evaluation.results import AttackResult, Evaluation
 from deat.evaluation.sanity import FLAG_ADVICE, Flag, accuracy_tolerance, check_consistency

@@ -1,7 +1,7 @@
 """What a run's own table says of itself."""
 
-from deat.runs.scores import ModelScore
-from deat.runs.summary import list_gradient_masking_warnings
+from deat.runs.final_scores import ModelScore
+from deat.runs.run_report import list_gradient_masking_warnings
 
 
 def score(fgsm: float, pgd: float, images: int = 400) -> ModelScore:

@@ -24,8 +24,8 @@ from deat.training.best_epoch import BestEpoch
 from deat.training.config import from_recorded_names
 from deat.training.cost_estimate import backprop_bounds
 from deat.training.data_split import open_source
+from deat.training.epoch_records import EpochStats, append_record, read_history
 from deat.training.model_checks import log10_lipschitz
-from deat.training.records import EpochStats, append_record, read_history
 from deat.training.validation import majority_class_share
 from deat.utils.seeding import RandomStreams
 from helpers.games import THREATS, trainer_of

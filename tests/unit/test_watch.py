@@ -16,9 +16,9 @@ from deat.errors import UsageError
 from deat.evaluation.attacks import parse_attack
 from deat.runs.request import Request, resolve_request
 from deat.runs.run_dir import RunFolder
+from deat.training.epoch_records import EpochWatch, read_history
 from deat.training.overfit_watch import MAX_SCORED_IMAGES, OverfitRule, OverfitWatch
-from deat.training.records import EpochWatch, read_history
-from deat.utils.tensor_files import read_note
+from deat.utils.safetensors_files import read_note
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable, same, weights
 

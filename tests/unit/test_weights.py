@@ -15,8 +15,8 @@ from torch.nn.utils import parametrizations
 from deat.errors import CheckpointError
 from deat.models import add_normalization, build_model, load_weights, save_weights
 from deat.models import weights as weights_module
-from deat.models.import_export import read_normalization, read_pt_weights, split_normalization
-from deat.utils.tensor_files import encode_tensors, read_tensors
+from deat.models.weights_import_export import read_normalization, read_pt_weights, split_normalization
+from deat.utils.safetensors_files import encode_tensors, read_tensors
 
 MEAN, STD = [0.4], [0.2]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deat.utils.files import append_text, write_atomic
+from deat.utils.safe_write import append_text, write_atomic
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from deat.bench.grid import Grid, GridCell, hash_row_code, remove_damaged_evaluations
+from deat.bench.bench_folder import Grid, GridCell, hash_row_code, remove_damaged_evaluations
 from deat.checkpoint.store import list_checkpoints, try_remove
 from deat.data.streaming import AnyImageSet
 from deat.errors import CheckpointError, DeatError, Interrupted, UsageError
@@ -27,7 +27,7 @@ from deat.runs.load_run import get_test_split, load_run_model
 from deat.runs.request import Run
 from deat.runs.run_dir import check_no_links, ensure_run_folder, is_last_epoch_saved
 from deat.runs.schema import EVALUATION_FILES, WEIGHTS_FILE, is_trained_with_code
-from deat.utils.files import check_no_symlinks
+from deat.utils.safe_write import check_no_symlinks
 from deat.utils.terminal import print_stderr
 
 

@@ -14,7 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from deat.errors import CheckpointError
-from deat.utils.files import NO_FOLLOW, fsync_folder
+from deat.utils.safe_write import NO_FOLLOW, fsync_folder
 
 MANIFEST_FILE = "MANIFEST.json"
 CHECKPOINT_NAME_PATTERN = re.compile(r"ckpt-(\d{6,})")

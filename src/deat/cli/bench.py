@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from tyro.conf import Positional, UseAppendAction, arg
 
-from deat.bench.grid import Grid, GridCell, make_cells
+from deat.bench.bench_folder import Grid, GridCell, make_cells
 from deat.bench.status import BenchProgress
 from deat.bench.workers import (
     TickCallback,
@@ -22,7 +22,7 @@ from deat.bench.workers import (
     sigterm_as_keyboard_interrupt,
 )
 from deat.cli.evaluate import EXIT_FLAGGED
-from deat.cli.flags import IntFlag, OptionalInt, OptionalStr, ParallelChoice
+from deat.cli.flag_types import IntFlag, OptionalInt, OptionalStr, ParallelChoice
 from deat.errors import Interrupted, UsageError
 from deat.evaluation.sanity import FLAG_ADVICE
 from deat.evaluation.sanity.flags import docs_link
@@ -33,7 +33,7 @@ from deat.report.problems import collect_flags, list_unchecked_seeds
 from deat.report.stats import describe_coverage, describe_samples
 from deat.training.config import to_recorded_names
 from deat.training.cost_estimate import CostEstimate, estimate_cost
-from deat.utils.paths import anonymize_paths
+from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.text import format_duration, make_printable
 

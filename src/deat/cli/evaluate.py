@@ -15,18 +15,18 @@ from rich.text import Text
 from torch import nn
 from tyro.conf import Positional, arg
 
-from deat.cli.flags import IntFlag, NormChoice, OptionalFloat, OptionalInt, OptionalStr
+from deat.cli.flag_types import IntFlag, NormChoice, OptionalFloat, OptionalInt, OptionalStr
 from deat.cli.train import print_recorded_data_root
 from deat.errors import CheckpointError, Interrupted, UsageError
 from deat.evaluation.arguments import check_evaluation_arguments, check_replaceable
 from deat.evaluation.attack_registry import get_attacks
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import DEFAULT_ATTACKS, DEFAULT_BLOCK_SIZE, evaluate
-from deat.evaluation.judge import AttackLike
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, ProgressPrinter, format_progress
 from deat.evaluation.results import Evaluation, read_evaluation_json
 from deat.evaluation.resume_log import lock_evaluation, resume_log_path
 from deat.evaluation.sanity import SANITY_IMAGES, Flag
+from deat.evaluation.verified_attack import AttackLike
 from deat.methods.configure import MAX_ALPHA, check_alpha
 from deat.runs.load_run import TrainedRun, get_test_split, load_run_model, load_trained_run
 from deat.runs.request import Run
@@ -34,7 +34,7 @@ from deat.runs.schema import EVALUATION_FILE, HISTORY_FILE, SUMMARY_FILE, EpochC
 from deat.threat import ThreatModel
 from deat.training.messages import format_command
 from deat.utils.distributed import Distributed
-from deat.utils.files import check_no_symlinks, write_atomic
+from deat.utils.safe_write import check_no_symlinks, write_atomic
 from deat.utils.terminal import PlainConsole, is_all_output_terminal, is_stdout_terminal, print_stderr
 from deat.utils.text import format_eps, format_seconds, make_printable
 

@@ -11,7 +11,7 @@ from tyro.extras import subcommand_cli_from_dict
 from deat.cli.bench import BenchCommand
 from deat.cli.evaluate import EvaluateCommand
 from deat.cli.exit_handling import Command, replace_unprintable_characters, run_to_exit_status, short_warnings
-from deat.cli.flags import check_flag_names
+from deat.cli.flag_types import check_flag_names
 from deat.cli.list import ListCommand
 from deat.cli.report import ReportCommand
 from deat.cli.train import ResumeCommand, TrainCommand

@@ -11,15 +11,18 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from deat.cli.bench import PIPED_TABLE_COLUMNS
-from deat.cli.flags import IntFlag, OptionalInt, OptionalStr
+from deat.cli.flag_types import IntFlag, OptionalInt, OptionalStr
 from deat.data import as_source
 from deat.errors import CheckpointError, DeatError, UsageError
 from deat.evaluation.attacks import parse_attack
-from deat.evaluation.blocks import load_images_at
+from deat.evaluation.block_evaluation import load_images_at
 from deat.evaluation.evaluator import evaluate
-from deat.evaluation.judge import derive_block_seed
 from deat.evaluation.resume_log import fingerprint_model
-from deat.report.figures import Figure, Panel, PlotLine, build_figures, figure_to_csv_rows
+from deat.evaluation.verified_attack import derive_block_seed
+from deat.radius_checks import max_image_distance
+from deat.report.claim_checks import check_claims
+from deat.report.draw_figures import check_matplotlib, draw_figure, draw_gallery
+from deat.report.figure_data import Figure, Panel, PlotLine, build_figures, figure_to_csv_rows
 from deat.report.gallery import Gallery, Tile, gallery_to_csv_rows, image_to_uint8, select_candidates, select_tiles
 from deat.report.held_out import (
     EVALUATE_COMMANDS_INTRO,
@@ -33,8 +36,6 @@ from deat.report.held_out import (
 from deat.report.html import Report, render_page
 from deat.report.latex import render_latex_table
 from deat.report.load import ReportRow, RunResults
-from deat.report.paper_claims import check_claims
-from deat.report.plots import check_matplotlib, draw_figure, draw_gallery
 from deat.report.problems import (
     UNEVALUATED,
     collect_flags,
@@ -59,9 +60,8 @@ from deat.runs.load_run import get_test_split, load_run_model, load_trained_run
 from deat.runs.run_dir import REPORT_FILES, is_report_folder
 from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record
 from deat.threat import ThreatModel
-from deat.threat_checks import max_image_distance
-from deat.utils.files import check_no_symlinks, write_atomic
-from deat.utils.paths import anonymize_paths
+from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.safe_write import check_no_symlinks, write_atomic
 from deat.utils.terminal import PlainConsole, is_stdout_terminal
 from deat.utils.text import escape_markdown, format_eps, make_printable
 from deat.utils.torch_utils import device_of, eval_mode

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from rich.table import Table
 from tyro.conf import Positional, arg
 
-from deat.cli.flags import (
+from deat.cli.flag_types import (
     IntFlag,
     LrScheduleChoice,
     NormChoice,
@@ -25,6 +25,7 @@ from deat.cli.training_progress import PhaseTimer, TrainingProgress
 from deat.data import DataSplits, LazyImages
 from deat.errors import CheckpointError, UsageError
 from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
+from deat.runs.final_scores import ModelScore, RunScorer, ScoreOptions, read_score_options, write_scores
 from deat.runs.load_run import has_weights_to_resume, load_run_to_resume
 from deat.runs.request import Request, Run, resolve_request
 from deat.runs.run_dir import (
@@ -39,19 +40,18 @@ from deat.runs.run_dir import (
     is_run_folder,
     unwritable_error,
 )
+from deat.runs.run_report import list_gradient_masking_warnings, write_summary
 from deat.runs.schema import RUN_FILE, SUMMARY_FILE, RunRecord, read_record
-from deat.runs.scores import ModelScore, RunScorer, ScoreOptions, read_score_options, write_scores
-from deat.runs.summary import list_gradient_masking_warnings, write_summary
-from deat.training.best_epoch import TrainResult
 from deat.training.callbacks import Callback
 from deat.training.config import TrainConfig
 from deat.training.cost_estimate import CostEstimate, estimate_cost
 from deat.training.epoch_format import EpochPrinter, format_epoch
 from deat.training.messages import collect_start_notes, describe_resume_position, format_command
+from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
+from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import Distributed
 from deat.utils.numbers import check_int
-from deat.utils.paths import anonymize_paths
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.text import format_duration, format_eps, ignore_message, make_printable
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from deat.training.engine_choice import ENGINE_LABELS
 from deat.training.epoch_format import format_epoch_short, format_magnitude
-from deat.training.records import EpochStats, EpochTiming
+from deat.training.epoch_records import EpochStats, EpochTiming
 from deat.training.trainer import Trainer
 from deat.utils.terminal import format_progress_bar
 from deat.utils.text import format_duration, format_seconds, make_printable

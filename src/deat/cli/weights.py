@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar
 
 from tyro.conf import Positional, arg
 
-from deat.cli.flags import OptionalStr
-from deat.data.statistics import ChannelStats
+from deat.cli.flag_types import OptionalStr
+from deat.data.channel_stats import ChannelStats
 from deat.errors import CheckpointError, UsageError
-from deat.models.import_export import (
+from deat.models.weights_import_export import (
     check_file_exists,
     find_oversized_tensors,
     format_normalization_note,
@@ -21,8 +21,8 @@ from deat.models.import_export import (
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import WEIGHTS_FILE, EpochChoice
 from deat.training.checkpoints import load_checkpoint_weights
-from deat.utils.files import write_atomic
-from deat.utils.tensor_files import Tensors, encode_tensors, read_tensors
+from deat.utils.safe_write import write_atomic
+from deat.utils.safetensors_files import Tensors, encode_tensors, read_tensors
 
 
 @dataclass(frozen=True)

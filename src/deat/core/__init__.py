@@ -5,12 +5,12 @@ in which order they are made. docs/python.md and examples/own_loop.py show a loo
 """
 
 from deat.core.buffers import Budget, Buffers, Cost
-from deat.core.inner_attack import Converged, FreezeRule, Friendly, InnerAttack
-from deat.core.losses import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
+from deat.core.game import Game, MagnitudeProbe
+from deat.core.inner_attack_settings import Converged, FreezeRule, Friendly, InnerAttack
+from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
 from deat.core.meter import EpochRecord, Meter
-from deat.core.moves import Game, MagnitudeProbe
-from deat.core.objectives import CrossEntropy, LossOutput, Mart, Objective, Trades, TrainingLoss
-from deat.core.plays import Craft, Play, Relay, Replay
+from deat.core.move_order import Craft, Play, Relay, Replay
+from deat.core.training_losses import CrossEntropy, LossOutput, Mart, Objective, Trades, TrainingLoss
 
 __all__ = [
     "Budget",

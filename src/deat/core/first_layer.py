@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from deat.core.buffers import Buffers
-from deat.core.objectives import LossOutput, ObjectiveFunction
+from deat.core.training_losses import LossOutput, ObjectiveFunction
 from deat.errors import UsageError
 from deat.utils.torch_utils import eval_mode, frozen_parameters
 

@@ -10,11 +10,12 @@ from torch.func import functional_call
 
 from deat.core.buffers import Buffers
 from deat.core.first_layer import FirstLayer, FirstLayerForward, OffsetObjective
-from deat.core.inner_attack import InnerLoss
-from deat.core.objectives import LossOutput, ObjectiveFunction
+from deat.core.inner_attack_settings import InnerLoss
+from deat.core.training_losses import LossOutput, ObjectiveFunction
+from deat.engine.engine import Engine
 from deat.engine.executor import Executor, compile_function
+from deat.engine.half_precision import HalfWeights
 from deat.engine.kernels.graph_pass import first_layer_backend, fused_backend
-from deat.engine.precision import Engine, HalfWeights
 from deat.threat import Linf, ThreatModel
 
 InnerLossFunction = Callable[[Tensor, Tensor, Tensor, Tensor], LossOutput]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple, Protocol
 
-from deat.data.decode import IMAGE_SUFFIXES
+from deat.data.image_decoding import IMAGE_SUFFIXES
 from deat.errors import DataError
 
 MAX_FILE_BYTES = 64 << 20

@@ -8,11 +8,11 @@ from typing import Any
 
 from deat.data import digits
 from deat.data.augment import Augment
-from deat.data.statistics import ChannelStats, measure_channel_stats
+from deat.data.channel_stats import ChannelStats, measure_channel_stats
 from deat.data.streaming import AnyImageSet
 from deat.errors import UsageError, unknown_name_error
+from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.numbers import is_int_at_least
-from deat.utils.paths import anonymize_paths
 
 _CIFAR10_MEAN_STD = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 _CIFAR100_MEAN_STD = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from deat.data.archives import is_hidden
-from deat.data.decode import IMAGE_SUFFIXES
+from deat.data.image_decoding import IMAGE_SUFFIXES
 from deat.errors import DataError
 from deat.utils.seeding import derive_seed
 from deat.utils.text import format_names

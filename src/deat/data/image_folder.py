@@ -19,9 +19,9 @@ from torch import Tensor
 
 from deat.data import archives, decoded_cache
 from deat.data.archives import FileCollection, FolderFiles, PackedFiles, ZipFiles
-from deat.data.decode import centre_crop, open_image, read_image_size, to_tensor
 from deat.data.duplicates import check_duplicates
 from deat.data.folder_layout import FilesAndLabels, check_empty_class_folders, infer_layout
+from deat.data.image_decoding import centre_crop, open_image, read_image_size, to_tensor
 from deat.data.image_set import ImageSet
 from deat.data.streaming import DEFAULT_SIDE_PIXELS, AnyImageSet, LazyImages
 from deat.errors import DataError

@@ -7,7 +7,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from deat.data.checks import check_dataset_size, check_images, check_labels
+from deat.data.image_label_checks import check_dataset_size, check_images, check_labels
 from deat.errors import DataError, UsageError
 from deat.utils.seeding import derive_seed
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from deat.data.augment import Augment, AugmentParams
 from deat.data.batch_order import epoch_order, num_batches
-from deat.data.checks import check_dataset_size
+from deat.data.image_label_checks import check_dataset_size
 from deat.data.image_set import ImageSet, to_unit_range
 from deat.engine.kernels.crop import crop, is_supported
 from deat.errors import DataError

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from deat.data.augment import Augment, check_augment
-from deat.data.checks import check_dataset_size, check_label_format, text_labels_error
+from deat.data.dataloader_source import EpochLoader, LoaderSource, data_type_name, make_epoch_loader
 from deat.data.datasets import DataSplits
+from deat.data.image_label_checks import check_dataset_size, check_label_format, text_labels_error
 from deat.data.image_set import ImageSet
 from deat.data.in_memory import InMemorySource
-from deat.data.loaders import EpochLoader, LoaderSource, data_type_name, make_epoch_loader
 from deat.data.streaming import AnyImageSet, LazyImages, StreamingSource
 from deat.errors import UsageError
 from deat.utils.distributed import BatchShard

@@ -13,8 +13,9 @@ from torch.utils.data import Dataset
 
 from deat.data.archives import FileCollection
 from deat.data.batch_order import EpochBatchSampler
-from deat.data.checks import check_dataset_size, check_labels
-from deat.data.decode import centre_crop, open_image, random_resized_crop, to_tensor
+from deat.data.dataloader_source import EpochLoader
+from deat.data.image_decoding import centre_crop, open_image, random_resized_crop, to_tensor
+from deat.data.image_label_checks import check_dataset_size, check_labels
 from deat.data.image_set import (
     ImageSet,
     format_image_set,
@@ -23,7 +24,6 @@ from deat.data.image_set import (
     split_indices,
     to_unit_range,
 )
-from deat.data.loaders import EpochLoader
 from deat.errors import DataError
 from deat.utils.distributed import BatchShard
 from deat.utils.seeding import derive_seed

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from deat.engine.cuda_graphs import GraphRecorder, StaticBuffers
+from deat.engine.engine import Engine
+from deat.engine.half_precision import HalfWeights
 from deat.engine.kernels.conv_streams import wait_for_gradients
-from deat.engine.precision import Engine, HalfWeights
 
 BuffersT = TypeVar("BuffersT", bound=StaticBuffers)
 GUARDED_LAYER_ATTRIBUTES = ("training", "p", "momentum")

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import Source
-from deat.data.checks import describe_labels_out_of_range, describe_largest_label
+from deat.data.image_label_checks import describe_labels_out_of_range, describe_largest_label
 from deat.errors import CheckpointError, UsageError
 from deat.evaluation.attacks import is_natural
 from deat.evaluation.fast_model import exact_float32
-from deat.evaluation.judge import AttackLike
 from deat.evaluation.results import read_evaluation_json
+from deat.evaluation.verified_attack import AttackLike
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
 from deat.threat import ThreatModel
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
-from deat.utils.files import check_no_symlinks
 from deat.utils.numbers import convert_number_fields, is_int_at_least
+from deat.utils.safe_write import check_no_symlinks
 from deat.utils.torch_utils import eval_mode
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.attacks import ATTACK_FAMILIES, ATTACK_NAME_HINT, Attack, parse_attack
 from deat.evaluation.autoattack import AUTOATTACK_PARTS, AutoAttack
-from deat.evaluation.judge import AttackLike
+from deat.evaluation.verified_attack import AttackLike
 from deat.threat import ThreatModel
 
 AUTOATTACK_PASSES = {"apgd-ce": 100, "apgd-t": 500, "fab-t": 900, "square": 2500}

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from deat.core.losses import cross_entropy, margin_loss
+from deat.core.loss_terms import cross_entropy, margin_loss
 from deat.errors import unknown_name_error
 from deat.threat import ThreatModel
 from deat.utils.torch_utils import broadcast_mask, eval_mode

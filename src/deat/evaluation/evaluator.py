@@ -20,9 +20,8 @@ from deat.evaluation.arguments import (
     count_outputs,
 )
 from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
-from deat.evaluation.blocks import BlockEvaluator, LabeledImages, iter_blocks, peek_images, sample_images
+from deat.evaluation.block_evaluation import BlockEvaluator, LabeledImages, iter_blocks, peek_images, sample_images
 from deat.evaluation.fast_model import choose_engine
-from deat.evaluation.judge import AttackLike, Judge, get_stages
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, ProgressPrinter
 from deat.evaluation.results import Evaluation
 from deat.evaluation.resume_log import (
@@ -41,11 +40,12 @@ from deat.evaluation.sanity import (
     check_consistency,
     estimate_check_passes,
 )
+from deat.evaluation.verified_attack import AttackLike, Judge, get_stages
 from deat.models.interface_checks import check_model
+from deat.radius_checks import check_radius, get_tiny_radius_warnings
 from deat.threat import ThreatModel, parse_threat
-from deat.threat_checks import check_radius, get_tiny_radius_warnings
+from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
-from deat.utils.paths import anonymize_paths
 from deat.utils.torch_utils import choose_threads, device_of, use_threads
 from deat.version import get_versions
 

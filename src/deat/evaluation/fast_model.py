@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from deat.engine.cuda_graphs import capture_graph, device_context, forbid_synchronisation, warm_up_stream
+from deat.engine.engine import ENGINES
 from deat.engine.kernels import has_triton
 from deat.engine.kernels.graph_pass import fused_backend
-from deat.engine.precision import ENGINES
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.attacks import compute_gradient, is_correct
 

@@ -6,7 +6,7 @@ from time import perf_counter
 
 from deat.evaluation.attack_registry import estimate_passes
 from deat.evaluation.attacks import is_natural
-from deat.evaluation.judge import AttackLike, get_stages
+from deat.evaluation.verified_attack import AttackLike, get_stages
 from deat.utils.text import format_duration
 
 FORWARD_ONLY_COST = 0.3

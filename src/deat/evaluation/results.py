@@ -11,9 +11,9 @@ import numpy as np
 
 from deat.errors import CheckpointError, DataError, NewerVersionError
 from deat.evaluation.intervals import wilson_interval
-from deat.evaluation.judge import BlockResult, sum_counts
 from deat.evaluation.sanity import Flag
-from deat.utils.files import write_json
+from deat.evaluation.verified_attack import BlockResult, sum_counts
+from deat.utils.safe_write import write_json
 from deat.utils.text import summarize_error
 
 SCHEMA_VERSION = 2

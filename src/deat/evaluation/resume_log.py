@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from deat.errors import CheckpointError
 from deat.evaluation.fast_model import exact_float32
-from deat.evaluation.judge import AttackLike, BlockResult, get_stages
+from deat.evaluation.verified_attack import AttackLike, BlockResult, get_stages
 from deat.utils.distributed import Distributed
-from deat.utils.files import append_text, check_no_symlinks
 from deat.utils.locks import lock_with_holder
+from deat.utils.safe_write import append_text, check_no_symlinks
 from deat.utils.torch_utils import eval_mode
 
 ResultKey = tuple[int, str]

@@ -4,8 +4,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from deat.methods.method import Method
+from deat.methods.method_registry import get_method, list_methods, register_method
 from deat.methods.prefixes import friendly, mplus
-from deat.methods.registry import get_method, list_methods, register_method
 from deat.methods.rules import PAPER_RULES, RELEASED_RULES, Rules
 
 for _module in iter_modules(__path__):

@@ -8,11 +8,11 @@ Settings: A 2, B 10, zero start; the released code never reaches B. Cost: k + 1 
 
 import warnings
 
-from deat.core.inner_attack import InnerAttack
-from deat.core.plays import Craft
+from deat.core.inner_attack_settings import InnerAttack
+from deat.core.move_order import Craft
 from deat.methods.method import Method
+from deat.methods.method_registry import register_method
 from deat.methods.prefixes import mplus
-from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Linear
 

@@ -3,11 +3,11 @@
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_type_hints
 
-from deat.core.inner_attack import Friendly
-from deat.core.moves import MagnitudeProbe
+from deat.core.game import MagnitudeProbe
+from deat.core.inner_attack_settings import Friendly
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
-from deat.methods.registry import get_method
+from deat.methods.method_registry import get_method
 from deat.threat import START_KINDS, Linf, ThreatModel, parse_threat
 from deat.utils.numbers import check_int, check_number, to_python_number
 

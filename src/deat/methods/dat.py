@@ -10,10 +10,10 @@ loss from the second epoch on. The paper does not describe this, and it is not d
 
 from dataclasses import replace
 
-from deat.core.inner_attack import Converged
+from deat.core.inner_attack_settings import Converged
 from deat.methods.method import Method
+from deat.methods.method_registry import register_method
 from deat.methods.pgd import pgd
-from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Linear
 

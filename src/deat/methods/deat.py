@@ -7,11 +7,11 @@ Citation: Wang et al., "Dynamic efficient adversarial training guided by gradien
 Settings: alpha 1.25 eps (10/255), uniform start; M+DEAT gamma 1.01, k at most 7. Cost: k + 1 backprops a batch.
 """
 
-from deat.core.inner_attack import InnerAttack
-from deat.core.plays import Replay
+from deat.core.inner_attack_settings import InnerAttack
+from deat.core.move_order import Replay
 from deat.methods.method import Method
+from deat.methods.method_registry import register_method
 from deat.methods.prefixes import mplus
-from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, Schedule
 

@@ -7,11 +7,11 @@ Settings: alpha 1.25 eps (10/255), uniform start. Cost: 2 backprops a batch.
 `m+fgsm`, which the paper names without defining it, is M+ over such steps, k at most 7.
 """
 
-from deat.core.inner_attack import InnerAttack
-from deat.core.plays import Craft
+from deat.core.inner_attack_settings import InnerAttack
+from deat.core.move_order import Craft
 from deat.methods.method import Method
+from deat.methods.method_registry import register_method
 from deat.methods.prefixes import mplus
-from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Fixed
 

@@ -6,11 +6,11 @@ Settings: alpha eps (8/255), zero start, new for every batch as in the paper's b
 delta over batches, as the original does. Cost: m backprops a batch.
 """
 
-from deat.core.inner_attack import InnerAttack
-from deat.core.plays import Replay
+from deat.core.inner_attack_settings import InnerAttack
+from deat.core.move_order import Replay
 from deat.errors import UsageError
 from deat.methods.method import Method
-from deat.methods.registry import register_method
+from deat.methods.method_registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Fixed
 

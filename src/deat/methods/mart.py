@@ -7,11 +7,11 @@ Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1), crafted with
 backprops a batch. M+MART: k at most 10; F+MART: tau 3.
 """
 
-from deat.core.inner_attack import InnerAttack
-from deat.core.objectives import Mart
-from deat.core.plays import Craft
+from deat.core.inner_attack_settings import InnerAttack
+from deat.core.move_order import Craft
+from deat.core.training_losses import Mart
 from deat.methods.method import Method
-from deat.methods.registry import register_method
+from deat.methods.method_registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Fixed
 

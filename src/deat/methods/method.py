@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from deat.core.inner_attack import InnerAttack
-from deat.core.moves import MagnitudeProbe
-from deat.core.objectives import CrossEntropy, TrainingLoss
-from deat.core.plays import Play
+from deat.core.game import MagnitudeProbe
+from deat.core.inner_attack_settings import InnerAttack
+from deat.core.move_order import Play
+from deat.core.training_losses import CrossEntropy, TrainingLoss
 from deat.errors import UsageError
 from deat.schedules import Schedule
 from deat.threat import ThreatModel

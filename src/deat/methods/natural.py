@@ -4,9 +4,9 @@ Idea: minimise the cross-entropy on the images as they are; the word is `J`.
 Settings: none. Cost: 1 backprop a batch.
 """
 
-from deat.core.plays import Craft
+from deat.core.move_order import Craft
 from deat.methods.method import Method
-from deat.methods.registry import register_method
+from deat.methods.method_registry import register_method
 from deat.schedules import Fixed
 
 

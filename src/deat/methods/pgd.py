@@ -5,11 +5,11 @@ Citation: Madry et al., "Towards deep learning models resistant to adversarial a
 Settings: alpha 0.25 eps (2/255), uniform start. Cost: k + 1 backprops a batch.
 """
 
-from deat.core.inner_attack import InnerAttack
-from deat.core.plays import Craft
+from deat.core.inner_attack_settings import InnerAttack
+from deat.core.move_order import Craft
 from deat.methods.method import Method
+from deat.methods.method_registry import register_method
 from deat.methods.prefixes import mplus
-from deat.methods.registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Fixed
 

@@ -7,7 +7,7 @@ stop tau steps after it is first misclassified (Zhang et al. 2020).
 from collections.abc import Callable
 from dataclasses import replace
 
-from deat.core.inner_attack import Friendly
+from deat.core.inner_attack_settings import Friendly
 from deat.errors import UsageError
 from deat.methods.method import Method
 from deat.methods.rules import Rules, get_rules

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from deat.core.moves import MagnitudeProbe
+from deat.core.game import MagnitudeProbe
 from deat.errors import unknown_name_error
 
 

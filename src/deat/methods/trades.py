@@ -5,14 +5,14 @@ Idea: minimise CE(x) + beta * KL(p(x) || p(x + delta)), with delta crafted to ma
 Citation: Zhang et al., "Theoretically principled trade-off between robustness and accuracy", ICML 2019.
 Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1). Cost: 11 backprops a batch (24 forwards and
 backwards and one forward for the clean logits). M+TRADES: k at most 10; F+TRADES: tau 3. In half precision, where
-rounding would hide so small a start, the first gradient is taken at 16 times its distance (`core/inner_attack.py`).
+rounding would hide so small a start, the first gradient is taken at 16 times its distance (`core/inner_attack_settings.py`).
 """
 
-from deat.core.inner_attack import InnerAttack
-from deat.core.objectives import Trades
-from deat.core.plays import Craft
+from deat.core.inner_attack_settings import InnerAttack
+from deat.core.move_order import Craft
+from deat.core.training_losses import Trades
 from deat.methods.method import Method
-from deat.methods.registry import register_method
+from deat.methods.method_registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Fixed
 

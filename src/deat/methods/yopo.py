@@ -8,11 +8,11 @@ Settings: m 5, n 3, alpha 0.25 eps (2/255), uniform start; gradients of the m pa
 acts m times (the original divides it). Cost: m backprops a batch. `m+yopo-M-N`: M+ sets the full passes.
 """
 
-from deat.core.inner_attack import InnerAttack
-from deat.core.plays import Relay
+from deat.core.inner_attack_settings import InnerAttack
+from deat.core.move_order import Relay
 from deat.errors import UsageError
 from deat.methods.method import Method
-from deat.methods.registry import register_method
+from deat.methods.method_registry import register_method
 from deat.methods.rules import Rules
 from deat.schedules import Fixed
 

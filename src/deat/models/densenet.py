@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from deat.errors import UsageError
-from deat.models.build import register_model
+from deat.models.model_registry import register_model
 
 LAYERS_PER_BLOCK = (6, 12, 24, 16)
 MIN_IMAGE_SIZE = 2 ** (len(LAYERS_PER_BLOCK) - 1)

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from deat.models.build import register_model
+from deat.models.model_registry import register_model
 
 
 @register_model(

@@ -11,8 +11,8 @@ from torch.nn.parameter import is_lazy
 
 from deat.errors import CheckpointError, check_is_instance
 from deat.models.normalize import Normalized
-from deat.utils.files import write_atomic
-from deat.utils.tensor_files import (
+from deat.utils.safe_write import write_atomic
+from deat.utils.safetensors_files import (
     INDEX_FILE_NAME,
     Tensors,
     encode_tensors,

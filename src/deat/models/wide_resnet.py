@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deat.models.build import register_model
+from deat.models.model_registry import register_model
 
 
 class WideBlock(nn.Module):

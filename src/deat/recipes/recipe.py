@@ -20,7 +20,7 @@ from deat.runs.request import Request, Run, resolve_request
 from deat.threat import parse_threat
 from deat.training.config import TrainConfig
 from deat.training.cost_estimate import backprop_bounds
-from deat.utils.paths import anonymize_paths
+from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.user_code import is_file_spec, split_prefixes, split_spec
 
 HELD_OUT_FRACTION, TEST_FRACTION = 0.1, 0.25

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from deat.report.load import BenchResults, ReportRow, RunResults
-from deat.utils.paths import anonymize_paths
+from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.text import format_eps, make_printable
 
 DIGEST_PREFIX_CHARS = 8

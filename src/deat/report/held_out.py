@@ -14,10 +14,10 @@ from deat.report.load import ReportRow, RunResults, SeedStatistics
 from deat.report.problems import UNEVALUATED
 from deat.report.stats import RowCost, format_attack_name, format_minutes
 from deat.runs.schema import WEIGHTS_FILE
+from deat.training.epoch_records import EpochStats
 from deat.training.messages import format_command
-from deat.training.records import EpochStats
-from deat.utils.paths import anonymize_paths
-from deat.utils.tensor_files import read_note
+from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.safetensors_files import read_note
 from deat.utils.text import format_markdown_table, make_printable
 
 HELD_OUT_TITLE = "On held-out images"

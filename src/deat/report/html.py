@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from deat.report.figures import Figure, Panel, get_figure_title
+from deat.report.claim_checks import CheckedClaim, describe_claim_setups
+from deat.report.draw_figures import MARKERS, ROW_COLORS, get_unit, get_y_label
+from deat.report.figure_data import Figure, Panel, get_figure_title
 from deat.report.gallery import Gallery, image_to_data_uri
 from deat.report.grouping import assign_comparison_groups
 from deat.report.held_out import (
@@ -28,8 +30,6 @@ from deat.report.held_out import (
     list_evaluate_commands,
 )
 from deat.report.load import ReportRow, RunResults
-from deat.report.paper_claims import CheckedClaim, describe_claim_setups
-from deat.report.plots import MARKERS, ROW_COLORS, get_unit, get_y_label
 from deat.report.problems import (
     FLAGGED_MARK,
     UNEVALUATED,

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from deat.errors import DataError, DeatError
 from deat.evaluation.results import Evaluation, load_evaluation
+from deat.runs.final_scores import ModelScore, read_scores
 from deat.runs.schema import (
     BENCH_FILE,
     EVALUATION_FILES,
@@ -22,8 +23,7 @@ from deat.runs.schema import (
     read_bench_record,
     read_run_json,
 )
-from deat.runs.scores import ModelScore, read_scores
-from deat.training.records import EpochStats, EpochWatch, parse_json_lines, read_history
+from deat.training.epoch_records import EpochStats, EpochWatch, parse_json_lines, read_history
 from deat.utils.text import format_percent, summarize_error
 
 T = TypeVar("T")

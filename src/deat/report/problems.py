@@ -6,8 +6,8 @@ from dataclasses import replace
 from deat.evaluation.sanity import Flag
 from deat.report.load import ReportRow, RunResults
 from deat.report.stats import format_seeds, summarize_cost
+from deat.training.epoch_records import EpochWatch
 from deat.training.overfit_watch import NOTE_ACTION, classify_collapse
-from deat.training.records import EpochWatch
 
 UNEVALUATED = "unevaluated"
 """The status of a run that was trained to its end and lacks only its evaluation."""

@@ -8,7 +8,7 @@ from typing import Any
 from deat.errors import DataError, UsageError, unknown_name_error
 from deat.recipes import get_recipe, list_recipes
 from deat.recipes.overrides import METHOD_SPECIFIC_SETTINGS
-from deat.recipes.paper_tables import find_paper_table
+from deat.recipes.paper_numbers import find_paper_table
 from deat.report.grouping import (
     RESULT_NEUTRAL_SETTINGS,
     assign_unique_names,
@@ -24,8 +24,8 @@ from deat.report.problems import add_status, list_unchecked_seeds
 from deat.report.stats import describe_samples, describe_single_seeds
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import BENCH_FILE, RUN_FILE, WATCH_FILE
-from deat.training.records import EpochWatch, read_watch
-from deat.utils.paths import anonymize_paths
+from deat.training.epoch_records import EpochWatch, read_watch
+from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.text import format_eps, make_printable, summarize_error
 
 OTHER_SETUP_MARK = "‡"

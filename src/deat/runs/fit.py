@@ -16,16 +16,16 @@ from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN
 from deat.data import Augment, DataLike, DataSplits, Source
 from deat.errors import CheckpointError, Interrupted, UsageError, unknown_name_error
 from deat.methods import Method
-from deat.models.build import Normalization
+from deat.models.model_registry import Normalization
 from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
 from deat.threat import ThreatModel
-from deat.training.best_epoch import TrainResult
 from deat.training.callbacks import Callback, check_callbacks
 from deat.training.config import TrainConfig
 from deat.training.epoch_format import EpochPrinter
 from deat.training.make_trainer import make_trainer
 from deat.training.messages import describe_resume_position, describe_stop_position
 from deat.training.optimizers import OptimizerFactory
+from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.locks import LOCK_FILE_NAME

@@ -26,7 +26,7 @@ from deat.training.config import resolve_device
 from deat.training.messages import format_code_flag
 from deat.training.model_checks import hash_weights, read_channel_stats
 from deat.training.resume_checks import different_config_error
-from deat.utils.paths import anonymize_paths, restore_user_paths
+from deat.utils.anonymize_paths import anonymize_paths, restore_user_paths
 from deat.utils.user_code import is_file_spec
 
 

@@ -10,16 +10,16 @@ import torch
 from torch import nn
 
 from deat.data import Augment, DataSplits, Source, load_data
-from deat.data.checks import check_dataset_size
+from deat.data.channel_stats import ChannelStats
+from deat.data.image_label_checks import check_dataset_size
 from deat.data.image_set import sample_slice, split_indices
-from deat.data.statistics import ChannelStats
 from deat.data.streaming import AnyImageSet
 from deat.errors import UsageError, unknown_name_error
 from deat.methods import Method, get_method
 from deat.methods.configure import configure_method
 from deat.models import build_model
+from deat.radius_checks import check_radius
 from deat.threat import ThreatModel, parse_threat
-from deat.threat_checks import check_radius
 from deat.training.config import TrainConfig, choose_num_threads, resolve_device
 from deat.training.data_split import open_source
 from deat.training.make_trainer import make_trainer

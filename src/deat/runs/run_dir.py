@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deat.checkpoint.state import check_list_of
+from deat.checkpoint.encoding import check_list_of
 from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN, find_newest_checkpoint, list_checkpoints, try_remove
 from deat.errors import CheckpointError, UsageError
 from deat.models.weights import get_state_dict
@@ -24,8 +24,7 @@ from deat.runs.schema import (
 )
 from deat.training.best_epoch import Snapshot
 from deat.training.checkpoints import Checkpoints, load_checkpoint
-from deat.training.messages import format_command
-from deat.training.records import (
+from deat.training.epoch_records import (
     EpochStats,
     EpochTiming,
     append_record,
@@ -33,10 +32,11 @@ from deat.training.records import (
     is_valid_json_lines,
     write_records,
 )
+from deat.training.messages import format_command
 from deat.training.trainer import Trainer
-from deat.utils.files import check_no_symlinks, is_temporary_file, link_atomic, write_atomic, write_json
 from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
-from deat.utils.tensor_files import encode_tensors, read_note, read_tensors
+from deat.utils.safe_write import check_no_symlinks, is_temporary_file, link_atomic, write_atomic, write_json
+from deat.utils.safetensors_files import encode_tensors, read_note, read_tensors
 from deat.utils.text import MessageHandler
 
 FIGURE_NAMES = ("training-process", "validation", "backprops", "cost", "alpha-gamma", "sweep", "gallery")

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
-from deat.checkpoint.state import build_dataclass
-from deat.data.statistics import ChannelStats
+from deat.checkpoint.encoding import build_dataclass
+from deat.data.channel_stats import ChannelStats
 from deat.errors import CheckpointError, DeatError
 from deat.models import Normalize
 from deat.runs.request import Request, Run
@@ -19,9 +19,9 @@ from deat.training.config import TrainConfig, from_recorded_names
 from deat.training.model_checks import hash_weights
 from deat.training.resume_checks import collect_resume_config, hash_json, list_inexactness_reasons
 from deat.training.trainer import Trainer
-from deat.utils.files import write_json
+from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.numbers import is_int_at_least
-from deat.utils.paths import anonymize_paths
+from deat.utils.safe_write import write_json
 from deat.utils.text import truncate_text
 from deat.version import get_versions
 

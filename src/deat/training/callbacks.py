@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from deat.errors import UsageError
-from deat.training.records import EpochStats, EpochTiming
+from deat.training.epoch_records import EpochStats, EpochTiming
 
 if TYPE_CHECKING:
     from deat.training.trainer import Trainer

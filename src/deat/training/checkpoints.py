@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deat.checkpoint.state import decode_state, encode_state
+from deat.checkpoint.encoding import decode_state, encode_state
 from deat.checkpoint.store import (
     CHECKPOINT_NAME_PATTERN,
     CheckpointSearch,
@@ -24,7 +24,7 @@ from deat.checkpoint.store import (
 )
 from deat.errors import CheckpointError, UsageError
 from deat.training.best_epoch import Snapshot
-from deat.training.records import EpochStats, EpochTiming, EpochWatch
+from deat.training.epoch_records import EpochStats, EpochTiming, EpochWatch
 from deat.training.resume_checks import (
     check_resumable,
     check_state,
@@ -35,7 +35,7 @@ from deat.training.resume_checks import (
 )
 from deat.training.trainer import Trainer
 from deat.utils.numbers import check_int
-from deat.utils.tensor_files import Tensors, encode_tensors, read_tensors
+from deat.utils.safetensors_files import Tensors, encode_tensors, read_tensors
 from deat.utils.text import MessageHandler
 from deat.version import get_versions
 

@@ -7,9 +7,9 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from deat.data import DataLike, ImageSet, LazyImages, Source, as_source
-from deat.data.checks import check_dataset_size
+from deat.data.dataloader_source import DatasetPart
+from deat.data.image_label_checks import check_dataset_size
 from deat.data.image_set import split_indices
-from deat.data.loaders import DatasetPart
 from deat.data.sources import as_image_set, check_no_augment, check_not_data_name
 from deat.errors import DataError, UsageError
 from deat.training.config import TrainConfig, resolve_device

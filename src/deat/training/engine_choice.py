@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import nn
 
+from deat.engine.engine import Engine, choose_precision, choose_recording
 from deat.engine.kernels import has_cached_kernels
-from deat.engine.precision import Engine, choose_precision, choose_recording
 from deat.methods import Method
 from deat.training.config import TrainConfig, resolve_device
-from deat.training.records import EpochTiming
+from deat.training.epoch_records import EpochTiming
 from deat.utils.distributed import Distributed
 
 if TYPE_CHECKING:

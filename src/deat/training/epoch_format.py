@@ -4,7 +4,7 @@ import sys
 from typing import TextIO
 
 from deat.training.engine_choice import ENGINE_LABELS
-from deat.training.records import EpochStats, EpochTiming
+from deat.training.epoch_records import EpochStats, EpochTiming
 from deat.training.trainer import Trainer
 from deat.utils.text import format_seconds, make_printable
 

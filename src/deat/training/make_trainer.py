@@ -8,17 +8,17 @@ from torch import nn
 
 from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Source
 from deat.data.augment import check_augment
-from deat.data.loaders import data_type_name
+from deat.data.channel_stats import measure_channel_stats
+from deat.data.dataloader_source import data_type_name
 from deat.data.sources import as_image_set
-from deat.data.statistics import measure_channel_stats
 from deat.errors import UsageError, unknown_name_error
 from deat.methods import Method, get_method
 from deat.models import add_normalization, get_input_std
-from deat.models.build import Normalization
 from deat.models.interface_checks import check_model
+from deat.models.model_registry import Normalization
 from deat.models.normalize import parse_mean_std
+from deat.radius_checks import check_radius, get_radius_warnings
 from deat.threat import ThreatModel, parse_threat
-from deat.threat_checks import check_radius, get_radius_warnings
 from deat.training.callbacks import Callback, check_callbacks
 from deat.training.config import TrainConfig
 from deat.training.data_split import open_source, open_val_source, split_train_val

@@ -16,8 +16,8 @@ from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
 from deat.evaluation.intervals import newcombe_interval
 from deat.evaluation.sanity import are_probabilities
+from deat.utils.anonymize_paths import restore_user_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
-from deat.utils.paths import restore_user_paths
 from deat.utils.text import format_eps
 from deat.utils.user_code import is_file_spec
 

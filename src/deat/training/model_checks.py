@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import Source
-from deat.data.checks import describe_labels_out_of_range, describe_largest_label
-from deat.data.statistics import ChannelStats
+from deat.data.channel_stats import ChannelStats
+from deat.data.image_label_checks import describe_labels_out_of_range, describe_largest_label
 from deat.errors import DataError, UsageError
 from deat.evaluation.resume_log import fingerprint
 from deat.models import Normalize, get_input_std, load_weights
-from deat.models.import_export import read_normalization
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
 from deat.models.weights import find_weights_file
-from deat.utils.tensor_files import check_finite_tensors, read_tensors
+from deat.models.weights_import_export import read_normalization
+from deat.utils.safetensors_files import check_finite_tensors, read_tensors
 from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import describe_error
 

@@ -16,17 +16,17 @@ from typing import Any, Literal
 
 import torch
 
-from deat.checkpoint.state import check_list_of
+from deat.checkpoint.encoding import check_list_of
 from deat.data import DataLike, ImageSet, InMemorySource, Source
 from deat.errors import unknown_name_error
 from deat.evaluation.attacks import parse_attack
-from deat.evaluation.blocks import sample_images
+from deat.evaluation.block_evaluation import sample_images
 from deat.evaluation.intervals import newcombe_interval
-from deat.evaluation.scoring import compute_accuracies
+from deat.evaluation.quick_scores import compute_accuracies
 from deat.threat import ThreatModel, parse_threat
 from deat.training.config import TrainConfig
 from deat.training.data_split import open_source
-from deat.training.records import EpochStats, EpochTiming, EpochWatch, append_record, write_records
+from deat.training.epoch_records import EpochStats, EpochTiming, EpochWatch, append_record, write_records
 from deat.training.trainer import Trainer
 from deat.training.validation import majority_class_share
 from deat.utils.numbers import check_int, check_number, convert_number_fields

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from deat.checkpoint.state import matches_type
+from deat.checkpoint.encoding import matches_type
 from deat.core.meter import EpochRecord
 from deat.data import Augment, InMemorySource, Source, StreamingSource
 from deat.errors import CheckpointError, UsageError
 from deat.models.weights import get_state_dict
 from deat.training.best_epoch import Snapshot
 from deat.training.config import CURRENT_NAMES
-from deat.training.records import EpochStats
+from deat.training.epoch_records import EpochStats
 from deat.training.trainer import Trainer
 from deat.version import get_versions
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from deat.core.buffers import Budget
+from deat.core.game import Game
 from deat.core.meter import EpochRecord
-from deat.core.moves import Game
-from deat.core.objectives import Objective
+from deat.core.training_losses import Objective
 from deat.data.batch_order import num_images_in_batch
 from deat.data.sources import SeekableSource, Source, stopping_workers
 from deat.engine.cuda_graphs import device_context
@@ -23,10 +23,12 @@ from deat.models import get_input_std
 from deat.models.interface_checks import check_model
 from deat.models.weights import get_state_dict, unwrap_model
 from deat.threat import ThreatModel, parse_threat
-from deat.training.best_epoch import BestEpoch, TrainResult
+from deat.training.best_epoch import BestEpoch
 from deat.training.callbacks import Callback, Checkpointer, check_callbacks
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
+from deat.training.distributed_state import gather_process_state, restore_process_state, sync_batch_norm
 from deat.training.engine_choice import AutoCompile, CompilePolicy, choose_engine
+from deat.training.epoch_records import EpochStats, EpochTiming
 from deat.training.messages import (
     collect_result_notes,
     is_out_of_memory,
@@ -43,8 +45,7 @@ from deat.training.optimizers import (
     load_optimizer_state,
     make_sgd_factory,
 )
-from deat.training.process_state import gather_process_state, restore_process_state, sync_batch_norm
-from deat.training.records import EpochStats, EpochTiming
+from deat.training.train_result import TrainResult
 from deat.training.validation import Validator
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import RandomStreams

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from deat.data import ImageSet, LazyImages
 from deat.data.sources import InterruptibleSource, Source
-from deat.engine.precision import Engine
+from deat.engine.engine import Engine
 from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.intervals import wilson_interval
+from deat.evaluation.quick_scores import compute_scores
 from deat.evaluation.sanity import MIN_IMAGES_FOR_CHANCE
-from deat.evaluation.scoring import compute_scores
 from deat.threat import ThreatModel
 from deat.training.config import TrainConfig
 from deat.utils.signals import Interruption

@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import lock_descriptor
 
 from deat.errors import BusyError, CheckpointError
-from deat.utils.files import NO_FOLLOW
+from deat.utils.safe_write import NO_FOLLOW
 from deat.utils.text import MessageHandler, ignore_message
 
 LOCK_FILE_NAME = "lock"

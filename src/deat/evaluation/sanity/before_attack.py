@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.core.losses import cross_entropy
+from deat.core.loss_terms import cross_entropy
 from deat.evaluation.attacks import compute_gradient
 from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.intervals import wilson_interval

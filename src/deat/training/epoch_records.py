@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from deat.errors import DataError
-from deat.utils.files import append_text, write_atomic
+from deat.utils.safe_write import append_text, write_atomic
 from deat.utils.text import summarize_error
 
 T = TypeVar("T")

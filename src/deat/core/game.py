@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from deat.core.buffers import Budget, Buffers, Cost
 from deat.core.first_layer import FirstLayer, find_first_layer
-from deat.core.inner_attack import DeltaScale, InnerAttack
+from deat.core.inner_attack_settings import DeltaScale, InnerAttack
 from deat.core.meter import Meter
 from deat.core.network_calls import NetworkCalls
-from deat.core.objectives import Objective
+from deat.core.training_losses import Objective
+from deat.engine.engine import Engine
 from deat.engine.executor import Executor
-from deat.engine.precision import Engine, LossScaler
+from deat.engine.half_precision import LossScaler
 from deat.errors import UsageError
 from deat.threat import ThreatModel
 from deat.utils.distributed import SINGLE_PROCESS, Distributed

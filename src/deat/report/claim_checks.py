@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deat.recipes.paper_tables import PAPER_CLAIMS, PAPER_TABLES, PaperClaim
+from deat.recipes.paper_numbers import PAPER_CLAIMS, PAPER_TABLES, PaperClaim
 from deat.report.load import ReportRow
 from deat.report.report_data import OTHER_SETUP_MARK
 from deat.report.stats import summarize_cost

@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from deat.core.losses import boosted_cross_entropy, cross_entropy, kl_divergence, mart_regulariser
+from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, mart_regulariser
 
 
 class LossOutput(NamedTuple):

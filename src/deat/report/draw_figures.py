@@ -10,7 +10,7 @@ from textwrap import fill
 from typing import Any
 
 from deat.errors import UsageError
-from deat.report.figures import PARETO_FRONT_NAME, Figure, FigureLayout, Panel, PlotLine
+from deat.report.figure_data import PARETO_FRONT_NAME, Figure, FigureLayout, Panel, PlotLine
 from deat.report.gallery import Gallery
 from deat.utils.text import make_printable, truncate_text
 

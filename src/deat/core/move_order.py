@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deat.core.buffers import Budget, Buffers
 from deat.core.first_layer import FirstLayer
-from deat.core.moves import Game
+from deat.core.game import Game
 
 
 class Play(Protocol):

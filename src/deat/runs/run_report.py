@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from deat.evaluation.sanity import accuracy_tolerance
-from deat.runs.scores import ModelScore
-from deat.training.records import EpochStats
-from deat.utils.files import write_atomic
+from deat.runs.final_scores import ModelScore
+from deat.training.epoch_records import EpochStats
+from deat.utils.safe_write import write_atomic
 from deat.utils.text import escape_markdown, format_eps, format_markdown_table
 
 

@@ -16,7 +16,7 @@ from deat.report.stats import (
     summarize_accuracy,
     summarize_cost,
 )
-from deat.training.records import EpochStats
+from deat.training.epoch_records import EpochStats
 from deat.utils.text import format_eps
 
 PARETO_FRONT_NAME = "Pareto front"

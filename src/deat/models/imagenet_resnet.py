@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deat.models.build import register_model
+from deat.models.model_registry import register_model
 
 
 class BasicBlock(nn.Module):

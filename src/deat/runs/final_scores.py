@@ -6,17 +6,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from deat.checkpoint.state import matches_type
+from deat.checkpoint.encoding import matches_type
 from deat.data.sources import InterruptibleSource
 from deat.errors import CheckpointError
-from deat.evaluation.scoring import compute_accuracies
+from deat.evaluation.quick_scores import compute_accuracies
 from deat.models.weights import find_weights_file
 from deat.runs.load_run import check_init_weights
 from deat.runs.request import Run
 from deat.runs.schema import DAMAGED_RECORD_HINT, RUN_FILE, SCORES_FILE, SUMMARY_FILE, read_run_json
-from deat.training.best_epoch import TrainResult
+from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
-from deat.utils.files import write_json
+from deat.utils.safe_write import write_json
 from deat.utils.text import make_printable
 
 SCORE_ATTACKS = ("natural", "fgsm", "pgd-20")

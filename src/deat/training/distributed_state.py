@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.core.moves import Game
+from deat.core.game import Game
 from deat.errors import UsageError
 from deat.training.config import TrainConfig
 from deat.utils.distributed import Distributed

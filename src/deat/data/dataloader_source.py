@@ -15,7 +15,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from deat.data.batch_order import BatchPosition, EpochBatchSampler, num_images_in_batch
-from deat.data.checks import check_dataset_size, check_images, check_labels, is_valid_images, text_labels_error
+from deat.data.image_label_checks import (
+    check_dataset_size,
+    check_images,
+    check_labels,
+    is_valid_images,
+    text_labels_error,
+)
 from deat.data.image_set import hash_labels_and_sample, to_unit_range
 from deat.errors import DataError
 from deat.utils.distributed import BatchShard

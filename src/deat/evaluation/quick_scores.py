@@ -6,7 +6,7 @@ from math import fsum
 import torch
 from torch import Tensor, nn
 
-from deat.core.losses import cross_entropy
+from deat.core.loss_terms import cross_entropy
 from deat.data import Source
 from deat.evaluation.attacks import Attack, is_correct, logits_under_attack, parse_attack
 from deat.threat import ThreatModel

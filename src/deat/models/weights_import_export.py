@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from deat.errors import CheckpointError, UsageError
-from deat.utils.files import write_atomic, write_json
-from deat.utils.tensor_files import (
+from deat.utils.safe_write import write_atomic, write_json
+from deat.utils.safetensors_files import (
     INDEX_FILE_NAME,
     Tensors,
     check_finite_tensors,

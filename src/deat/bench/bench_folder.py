@@ -29,9 +29,9 @@ from deat.runs.schema import (
     runs_by_folder,
     write_bench_record,
 )
-from deat.utils.files import check_no_symlinks
+from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.locks import file_lock
-from deat.utils.paths import anonymize_paths
+from deat.utils.safe_write import check_no_symlinks
 from deat.utils.terminal import print_stderr
 from deat.utils.text import summarize_error
 from deat.utils.user_code import hash_code_file, is_file_spec

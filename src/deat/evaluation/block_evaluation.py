@@ -12,15 +12,15 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from deat.data import Source, as_source
-from deat.data.checks import check_images
+from deat.data.image_label_checks import check_images
 from deat.errors import DataError
 from deat.evaluation.arguments import EvaluationRequest
 from deat.evaluation.attack_registry import describe_attack
 from deat.evaluation.attacks import is_natural
-from deat.evaluation.judge import AttackLike, BlockResult, Judge, get_stages
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback
 from deat.evaluation.results import AttackResult
 from deat.evaluation.resume_log import ResumeLog, fingerprint, stage_result_name
+from deat.evaluation.verified_attack import AttackLike, BlockResult, Judge, get_stages
 from deat.utils.seeding import derive_seed
 
 LabeledImages = tuple[Tensor, Tensor]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deat.core.buffers import Buffers
-from deat.core.losses import cross_entropy, kl_divergence, margin_loss
+from deat.core.loss_terms import cross_entropy, kl_divergence, margin_loss
 from deat.errors import UsageError, unknown_name_error
 from deat.threat import ThreatModel
 
