@@ -27,7 +27,7 @@ CASES = [
     (["--eps", "__import__('os').mkdir('marker')"], 2, ["not a number"]),
     (["--norm", "l2"], 2, ["l2", "eps"]),
     (["--norm", "l3"], 2, ["unknown norm 'l3'", "l1, l2, linf"]),
-    (["--norm", "l2", "--eps", "600"], 2, ["l2 eps 600", "1x8x8", "8 apart"]),
+    (["--norm", "l2", "--eps", "600"], 2, ["l2 eps 600", "1x8x8", "8.", "smaller radius"]),
     (["--gamma", "0"], 2, ["gamma", "> 0"]),
     (["--gamma", "-1"], 2, ["gamma", "-1"]),
     (["--gamma", "1.1", "--method", "pgd-7"], 2, ["pgd-7", "gamma", "m+"]),

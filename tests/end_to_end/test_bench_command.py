@@ -170,7 +170,7 @@ def test_a_bench_with_rows_at_chance_says_which_and_what_to_do_and_leaves_with_6
     said = capsys.readouterr().out
     assert "FLAG at_chance of natural, seed 0: " in said
     assert "because of the flags above: every row" in said
-    assert said.count("train longer, or with another --lr") == 1
+    assert said.count("train longer, with another --lr") == 1
     assert "docs/evaluation.md#at_chance" in said
     assert main([*order, "--json"]) == 6
     assert any("because of the flags above" in note for note in json.loads(capsys.readouterr().out)["notes"])

@@ -88,5 +88,5 @@ def test_full_passes_and_steps_through_the_first_layer_are_fused(
     assert [node.target for node in layer] == [conv2d_few_channels]
     assert all(ours[0].kwargs["shift"] is not None for _, ours in found), "standardised by itself"
     assert probed[1].args[0] is probed[0], "the probe is added by itself"
-    assert str(probed[1].args[1]).startswith("l_probes"), "the probe is added by itself"
+    assert str(probed[1].args[1]).startswith("l_offsets"), "the probe is added by itself"
     assert joint[1].args[1] is None

@@ -97,12 +97,12 @@ def nan_in_the_second(rank: int) -> None:
     if rank == 1:
         from deat.core.game import Game
 
-        real = Game.open
+        real = Game.begin_batch
 
         def poisoned(self: Game, x: Any, y: Any, budget: Any) -> Any:
             return real(self, x * float("nan"), y, budget)
 
-        Game.open = poisoned  # type: ignore[method-assign]
+        Game.begin_batch = poisoned  # type: ignore[method-assign]
 
 
 @pytest.mark.promise("P29")

@@ -116,7 +116,7 @@ def test_fit_prefers_published_statistics(tmp_path):
 def test_data_that_cannot_be_measured_is_refused_with_what_to_pass():
     images = (torch.rand(12, 3, 8, 8), torch.arange(12) % 2)
     loader = DataLoader(torch.utils.data.TensorDataset(*images), batch_size=6)
-    with pytest.raises(UsageError, match=r"no DataLoader; give \(mean, std\)"):
+    with pytest.raises(UsageError, match=r"DataLoader; give \(mean, std\)"):
         deat.fit(net(), loader, normalize="data", **QUICK)
     with pytest.raises(UsageError, match=r"unknown normalize 'cifar'.*data.*\(mean, std\)"):
         deat.fit(net(), images, normalize="cifar", **QUICK)

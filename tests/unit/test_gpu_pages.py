@@ -122,7 +122,7 @@ def test_a_run_says_what_every_epoch_ran_by_and_which_deat_made_it(
     fast: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = Row({"epochs": 3})
-    monkeypatch.setattr(fast, "get_recipe", lambda name: SimpleNamespace(table=lambda *how: [row]))
+    monkeypatch.setattr(fast, "get_recipe", lambda name: SimpleNamespace(make_rows=lambda *how: [row]))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     found = fast.measure("any", fast.SIDES["auto-bf16"], 0, None)
     assert (found["engines"], found["ran"]) == (["eager"] * 3, "eager")
