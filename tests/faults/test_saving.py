@@ -508,7 +508,7 @@ def test_any_optimiser_of_torch_goes_on_exactly(factory, tmp_path):
     straight.fit()
     Checkpoints(tmp_path).resume_or_start(first)
     first.callbacks.append(Ask(first, 1))
-    with pytest.raises(Exception, match="asked"):
+    with pytest.raises(Exception, match="stop requested"):
         first.fit()
     Checkpoints(tmp_path).resume_or_start(second)
     second.fit()
