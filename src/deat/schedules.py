@@ -1,9 +1,9 @@
 """Schedules: how many adversarial steps k, and of which size alpha, each epoch takes.
 
-A schedule is a frozen rule on the host. Its state is a plain JSON value that the caller carries:
-``init() -> state``, ``budget(state, epoch) -> Budget``, ``observe(state, record) -> state``.
-Built by hand, a schedule takes absolute lengths (``alpha``, ``stretch``). A method's declaration gives them in units
-of eps (``alpha_eps``, ``stretch_eps``), and :meth:`Schedule.bind` makes them absolute.
+A schedule is a frozen rule. Its state is a JSON value that the caller stores: ``init() -> state``,
+``budget(state, epoch) -> Budget``, ``observe(state, record) -> state``. A schedule for a loop of your own takes
+absolute lengths (``alpha``, ``stretch``). A method's declaration gives them in units of eps (``alpha_eps``,
+``stretch_eps``), and :meth:`Schedule.bind` makes them absolute.
 """
 
 import math
@@ -36,7 +36,7 @@ ScheduleState = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Schedule(ABC):
-    """The base of all schedules: each says an epoch's k, and by itself the base remembers nothing.
+    """Base class of all schedules. Subclasses choose k; the base class itself has no state.
 
     The step size for k iterations is max(stretch / k, alpha). Lengths have one unit: a method's declaration gives
     those in units of eps, a schedule for a loop of your own gives absolute ones.
@@ -137,7 +137,7 @@ class Schedule(ABC):
         return self.level
 
     def step_size(self, k: int) -> float:
-        """The step size for k iterations: max(stretch / k, alpha)."""
+        """Return the step size for k steps: max(stretch / k, alpha)."""
         alpha, stretch = self._absolute("alpha"), self._absolute("stretch")
         return max(stretch / k, alpha) if k else alpha
 
@@ -154,7 +154,15 @@ class Schedule(ABC):
         return None
 
     def bind(self, eps: float, epochs: int) -> Self:
-        """This schedule with its lengths, declared in units of eps, made absolute."""
+        """Return this schedule with absolute lengths, which a method declares in units of eps.
+
+        Args:
+            eps: The radius of the threat model.
+            epochs: The number of epochs of the training.
+
+        Raises:
+            UsageError: If the lengths are absolute already.
+        """
         if self.is_absolute:
             raise UsageError(f"{self!r} has absolute lengths already: bind() is for lengths in units of eps.")
         lengths: dict[str, Any] = {name: (getattr(self, f"{name}_eps") or 0.0) * eps for name in self.LENGTHS}
@@ -162,11 +170,11 @@ class Schedule(ABC):
         return replace(self, **lengths)
 
     def _given_lengths(self, *units: str) -> list[str]:
-        """The lengths that are set, with "" for absolute ones and "_eps" for those in units of eps."""
+        """List the fields of lengths that are set, with "" for absolute ones and "_eps" for those in units of eps."""
         return [name + unit for name in self.LENGTHS for unit in units if getattr(self, name + unit) is not None]
 
     def _absolute(self, length: str) -> float:
-        """An absolute length, 0 where it is not set."""
+        """Return an absolute length, 0 if it is not set."""
         if self._given_lengths("_eps"):
             raise UsageError(
                 f"the lengths of {self!r} are in units of eps: make them absolute by method.bind(threat, epochs)."
@@ -175,7 +183,17 @@ class Schedule(ABC):
         return value or 0.0
 
     def to_mplus(self, gamma: float, max_steps: int | None, stretch_eps: float, ramp_eps: float) -> "GradientMagnitude":
-        """The M+ form of this schedule, if it has one."""
+        """Return the M+ form of this schedule, which lets l_X choose k.
+
+        Args:
+            gamma: How far l_X must exceed its value at the last growth.
+            max_steps: The largest k; that of this schedule if None.
+            stretch_eps: See `Schedule`.
+            ramp_eps: See `GradientMagnitude`.
+
+        Raises:
+            UsageError: If this schedule has no M+ form.
+        """
         raise UsageError(
             f"m+ cannot be applied to a method whose schedule is {self!r}, which already changes k. Put m+ before a "
             "method with a fixed number of steps, such as m+deat, m+pgd-7 or m+free-8."
@@ -206,7 +224,7 @@ class Fixed(Schedule):
         return self.k
 
     def to_mplus(self, gamma: float, max_steps: int | None, stretch_eps: float, ramp_eps: float) -> "GradientMagnitude":
-        """M+ with this k as its cap."""
+        """Return M+ with this k as the largest; see `Schedule.to_mplus`."""
         if self.k == 0:
             raise UsageError("m+ needs a method with an adversary, and this one has none. Choose one such as m+pgd-7.")
         cap = self.k if max_steps is None else max_steps
@@ -288,9 +306,14 @@ class AccuracyAbove(Schedule):
 class GradientMagnitude(Schedule):
     """M+ (Algorithm 1): k grows when l_X exceeds a threshold, gamma times its value at the last growth.
 
-    Epoch 1 has k = 0, epoch 2 has k = 1 and sets the threshold. The threshold is never lowered, and the
-    first epoch's l_X is ignored. max_steps bounds k. `ramp` (absolute, or `ramp_eps` in units of eps) is the
-    released code's extra rule: k also grows, cap or not, while k * alpha is shorter than it.
+    Epoch 1 has k = 0, and its l_X is ignored. Epoch 2 has k = 1 and sets the threshold, which never decreases.
+
+    Args:
+        gamma: The factor of the threshold.
+        max_steps: The largest k, if any.
+        ramp: The additional rule of the released code: while k * alpha is shorter than this length, k grows in every
+            epoch, also beyond max_steps. Absolute.
+        ramp_eps: The same in units of eps.
     """
 
     gamma: float = 1.01
@@ -342,10 +365,10 @@ class GradientMagnitude(Schedule):
 
     def _should_grow(self, state: ScheduleState, record: EpochRecord) -> bool:
         k = int(state["k"])
-        capped = self.max_steps is not None and k >= self.max_steps
-        # The released scripts multiply in units of 1/255, where k * alpha meets eps exactly.
-        short = k * self._absolute("alpha") < self._absolute("ramp") * (1 - 1e-9)
-        return short or (record.magnitude > state["threshold"] and not capped)
+        is_capped = self.max_steps is not None and k >= self.max_steps
+        # The tolerance, since the released scripts multiply in units of 1/255, where k * alpha equals eps exactly.
+        is_in_ramp = k * self._absolute("alpha") < self._absolute("ramp") * (1 - 1e-9)
+        return is_in_ramp or (record.magnitude > state["threshold"] and not is_capped)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -391,7 +414,7 @@ class Linear(Schedule):
         return self.level * max(0.0, 1 - epoch / (self.level_until * self.epochs))
 
     def to_mplus(self, gamma: float, max_steps: int | None, stretch_eps: float, ramp_eps: float) -> GradientMagnitude:
-        """M+ with `last` as its cap, keeping the step at stretch / k."""
+        """Return M+ with `last` as the largest k and the step size stretch / k; see `Schedule.to_mplus`."""
         if self.level_until is not None:
             raise UsageError(
                 "m+ cannot be applied to this method: its stopping level already depends on the epoch. Use m+pgd."
