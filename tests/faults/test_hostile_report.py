@@ -31,6 +31,7 @@ def hostile_report(tmp_path):
     return Path("bench/report")
 
 
+@pytest.mark.promise("P62")
 def test_no_cell_of_a_hostile_report_s_csv_files_is_a_formula(hostile_report):
     files = list(hostile_report.rglob("*.csv"))
     assert len(files) > 3
@@ -50,6 +51,7 @@ def is_number(text: str) -> bool:
     return True
 
 
+@pytest.mark.promise("P62")
 def test_no_file_of_a_hostile_report_holds_raw_html_from_a_record(hostile_report):
     for name in ("table.md", "table.tex", "index.html"):
         assert "<img src=x" not in (hostile_report / name).read_text(), name

@@ -6,8 +6,9 @@ import pytest
 
 from deat.cli.main import main
 from deat.errors import DataError
-from deat.report.html import build_table, build_warnings, render_section
+from deat.report.html import render_section
 from deat.report.latex import render_latex_table
+from deat.report.page_data import build_table, build_warnings
 from deat.report.problems import describe_noted_jumps, list_run_problems, list_watch_alarms
 from deat.report.report_data import load_report_data
 from deat.report.tables import build_results_table, render_csv_table, render_markdown_table

@@ -20,8 +20,9 @@ from deat.report.held_out import (
     list_evaluate_commands,
     render_held_out_markdown,
 )
-from deat.report.html import build_held_out, build_warnings, find_front_indices, rank_rows, render_page, render_section
+from deat.report.html import render_page, render_section
 from deat.report.load import load_run_results
+from deat.report.page_data import build_held_out, build_warnings, find_front_indices, rank_rows
 from deat.report.problems import list_run_problems
 from deat.report.report_data import load_report_data
 from deat.report.stats import list_attacks

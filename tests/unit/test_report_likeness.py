@@ -5,7 +5,7 @@ import json
 import pytest
 
 from deat.report.figure_data import PARETO_FRONT_NAME, build_trade_off_figure
-from deat.report.html import build_winner_cards, find_front_indices
+from deat.report.page_data import build_winner_cards, find_front_indices
 from deat.report.report_data import load_report_data
 from deat.report.tables import build_results_table
 from helpers.runs import make_bench, make_run, one_run

@@ -21,8 +21,9 @@ from deat.report.figure_data import (
     build_training_process_figure,
 )
 from deat.report.gallery import Gallery, Tile, select_candidates, select_tiles
-from deat.report.html import build_settings, render_section
+from deat.report.html import render_section
 from deat.report.latex import render_latex_table
+from deat.report.page_data import build_settings
 from deat.report.problems import collect_flags
 from deat.report.report_data import load_report_data
 from deat.report.tables import build_results_table, render_csv_table, render_markdown_table

@@ -19,7 +19,7 @@ from deat.evaluation.intervals import wilson_interval
 from deat.evaluation.results import unpack_bits
 from deat.evaluation.sanity import Flag
 from deat.report.claim_checks import check_claims
-from deat.report.draw_figures import ROW_COLORS, _draw_panel, average_lines, draw_point_names, get_unit, get_y_label
+from deat.report.draw_figures import ROW_COLORS, _draw_panel, average_lines, draw_point_names
 from deat.report.escape import escape_csv, escape_latex
 from deat.report.figure_data import (
     Panel,
@@ -31,8 +31,13 @@ from deat.report.figure_data import (
     build_training_process_figure,
     build_validation_figure,
     figure_to_csv_rows,
+    get_unit,
+    get_y_label,
 )
-from deat.report.html import (
+from deat.report.html import read_asset, render_page, render_section
+from deat.report.latex import render_latex_table
+from deat.report.load import load_bench
+from deat.report.page_data import (
     build_claims,
     build_scores,
     build_table,
@@ -42,12 +47,7 @@ from deat.report.html import (
     flatten_record,
     format_setting_name,
     rank_rows,
-    read_asset,
-    render_page,
-    render_section,
 )
-from deat.report.latex import render_latex_table
-from deat.report.load import load_bench
 from deat.report.problems import collect_remarks, list_run_problems
 from deat.report.report_data import load_report_data
 from deat.report.stats import (

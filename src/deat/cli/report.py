@@ -33,9 +33,10 @@ from deat.report.held_out import (
     list_evaluate_commands,
     render_held_out_markdown,
 )
-from deat.report.html import Report, render_page
+from deat.report.html import render_page
 from deat.report.latex import render_latex_table
 from deat.report.load import ReportRow, RunResults
+from deat.report.page_data import Report
 from deat.report.problems import (
     UNEVALUATED,
     collect_flags,

@@ -10,7 +10,7 @@ from textwrap import fill
 from typing import Any
 
 from deat.errors import UsageError
-from deat.report.figure_data import PARETO_FRONT_NAME, Figure, FigureLayout, Panel, PlotLine
+from deat.report.figure_data import PARETO_FRONT_NAME, Figure, FigureLayout, Panel, PlotLine, get_y_label
 from deat.report.gallery import Gallery
 from deat.utils.text import make_printable, truncate_text
 
@@ -168,18 +168,6 @@ def average_lines(lines: Sequence[PlotLine]) -> PlotLine:
             values_by_x.setdefault(x, []).extend([] if y is None else [y])
     xs = sorted(values_by_x)
     return PlotLine(lines[0].row, None, xs, [fmean(values_by_x[x]) if values_by_x[x] else None for x in xs])
-
-
-def get_y_label(panel: Panel) -> str:
-    """Return the label of a panel's y axis: with its unit, and with a remark if lines are shifted."""
-    if panel.kind == "step" and len({line.row for line in panel.lines}) > 1:
-        return f"{panel.y_label}; lines are shifted to be visible"
-    return f"{panel.y_label}, %" if get_unit(panel) == "%" else panel.y_label
-
-
-def get_unit(panel: Panel) -> str:
-    """Return the unit of a panel's values: points if its label says so, % for other shares, or nothing."""
-    return "points" if panel.y_label.endswith(", points") else "%" if panel.percent else ""
 
 
 @contextmanager

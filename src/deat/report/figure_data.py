@@ -297,6 +297,18 @@ def get_figure_title(figure: Figure, panels: Sequence[Panel]) -> str:
     return figure.title_for_panels(panels) if figure.title_for_panels else figure.title
 
 
+def get_y_label(panel: Panel) -> str:
+    """Return the label of a panel's y axis: with its unit, and with a remark if lines are shifted."""
+    if panel.kind == "step" and len({line.row for line in panel.lines}) > 1:
+        return f"{panel.y_label}; lines are shifted to be visible"
+    return f"{panel.y_label}, %" if get_unit(panel) == "%" else panel.y_label
+
+
+def get_unit(panel: Panel) -> str:
+    """Return the unit of a panel's values: points if its label says so, % for other shares, or nothing."""
+    return "points" if panel.y_label.endswith(", points") else "%" if panel.percent else ""
+
+
 def figure_to_csv_rows(figure: Figure) -> list[list[Any]]:
     """Return a figure's data as rows of a CSV file; a missing value is an empty field."""
     has_intervals = any(line.intervals for panel in figure.panels for line in panel.lines)
