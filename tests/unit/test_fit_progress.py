@@ -112,7 +112,7 @@ def test_interrupted_training_says_where_it_is_saved_and_how_it_goes_on(monkeypa
         fit(checkpoints=folder, progress=False)
     assert str(stopped.value) == (
         f"interrupted by SIGINT in epoch 2 of 2, after batch 1; saved in {str(folder)!r}. "
-        "The same call goes on from there."
+        "The same call resumes from there."
     )
     assert fit(checkpoints=folder, progress=False).history == fit(progress=False).history  # as it says
 

@@ -305,7 +305,7 @@ class TrainSession:
             self.console.print(make_printable(f"the watch saw {watch.summary()}"))
         for line in result.notes:
             self.console.print(line)
-        self.console.print(f"everything is in {self.out}; report.md tells it whole")
+        self.console.print(f"everything is in {self.out}; full report: report.md")
 
     @contextmanager
     def _display(self) -> Iterator[TrainingDisplay]:

@@ -170,7 +170,7 @@ def _train_with_checkpoints(trainer: Trainer, path: Path, *, inexact: bool, noti
         create_folder=lambda: _create_checkpoint_folder(path),
         resume=ResumePolicy.IF_STARTED,
         inexact=inexact,
-        resume_hint=lambda folder: f"saved in {str(folder)!r}. The same call goes on from there.",
+        resume_hint=lambda folder: f"saved in {str(folder)!r}. The same call resumes from there.",
     )
     training = FolderTraining(lambda: trainer, options)
     with training.session():
