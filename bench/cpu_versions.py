@@ -26,8 +26,8 @@ import torch, deat
 config_class = getattr(deat, "TrainConfig", None) or deat.Settings
 name = "config" if hasattr(deat, "TrainConfig") else "settings"
 shape = "lr_schedule" if "lr_schedule" in config_class.__dataclass_fields__ else "rate"
-images = torch.rand(512, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-data = images, torch.arange(512) % 10
+images = torch.rand(256, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+data = images, torch.arange(256) % 10
 trainers = {}
 for line in sys.stdin:
     method = json.loads(line)
