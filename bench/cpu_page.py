@@ -2,7 +2,7 @@
 
 from statistics import mean
 
-from shared import Record
+from shared import Record, command_block, paragraph
 
 
 def render(result: Record) -> str:
@@ -12,25 +12,29 @@ def render(result: Record) -> str:
     return "\n".join(["# Training speed on two CPU cores", "", *(line for lines in pages for line in lines)])
 
 
-def head(part: Record) -> str:
-    """What was run, and on what."""
+def head(part: Record, text: str) -> list[str]:
+    """Return the command, and a paragraph that begins with the machine."""
     where = f"{part['cpu']}, {part['threads']} threads, torch {part['torch']}, Python {part['python']}"
-    return f"`{part['command']}` on {where}. {part['network']}, batch {part['batch_size']}."
+    about = f"Machine: {where}. Network: {part['network']}, batch {part['batch_size']}."
+    return [*command_block(part["command"]), "", *paragraph(f"{about} {text}"), ""]
 
 
 def speed_page(part: Record) -> list[str]:
     """The plain loop and deat in turns."""
     speed = part["methods"]
     return [
-        head(part),
-        "Plain is the loop that paper repositories have: float32, a DataLoader, a full backward in every attack",
-        "step. Both ran in turns, in one process, on the same two cores.",
-        "",
+        *head(
+            part,
+            "`plain` is a loop as paper repositories have it: float32, a DataLoader, and a full backward pass in every "
+            "attack step. Both loops ran in turns, in one process, on the same two cores.",
+        ),
         *speed_table(speed),
         "",
-        "Times are medians over the rounds, ratios the median (and range) of each round's own. A round in which",
-        f"other processes took 5 % of the cores was played again. {rounds(speed)}",
-        "The ratios hold for two free cores: where others take half of them, deat's share shrinks most.",
+        *paragraph(
+            "Times are medians over the rounds. A speed-up is the median (and the range) of the rounds' speed-ups. A round in "
+            f"which other processes took 5 % of the cores was repeated. {rounds(speed)} The speed-ups are valid for "
+            "two free cores: where other processes take half of them, deat slows down more than the plain loop."
+        ),
         "",
     ]
 
@@ -45,11 +49,12 @@ def compiled_page(part: Record) -> list[str]:
     return [
         "## Compiled",
         "",
-        head(part),
-        "deat's trainer as it is, and with `--engine compile`, in turns as above. The wait is what the first compiled",
-        f"round took longer. {rounds(part['methods'])}",
-        "",
-        "| method | backprops | eager, s | compiled, s | times eager | wait, s |",
+        *head(
+            part,
+            "deat's trainer with its default engine and with `--engine compile`, in turns as above. The wait is the "
+            f"additional time of the first compiled round. {rounds(part['methods'])}",
+        ),
+        "| method | backprops | eager, s | compiled, s | speed-up over eager | wait, s |",
         "|---|---|---|---|---|---|",
         *rows,
         "",
@@ -59,30 +64,32 @@ def compiled_page(part: Record) -> list[str]:
 def accuracy_page(part: Record) -> list[str]:
     """The same training by both."""
     rates = "; ".join(
-        f"{a['method']}: plain {a['lr']['plain']} of {', '.join(a['held_out_pgd20']['plain'])}, deat {a['lr']['deat']}"
+        f"{a['method']}: plain {a['lr']['plain']} out of {', '.join(a['held_out_pgd20']['plain'])}, "
+        f"deat {a['lr']['deat']}"
         for a in part["methods"]
     )
+    machines = "; ".join(f"{a['method']}: {', '.join(a['trained_on'])}" for a in part["methods"])
     return [
         "## Accuracy",
         "",
-        head(part),
-        "The network on the 8x8 digits, plain in float32 and deat in bfloat16, from the same initial weights.",
-        "Each side chose its learning rate on training images held out in a run of another seed",
-        f"({rates}); nothing was chosen on the test images.",
-        "Both are scored in float32; natural / PGD-20 accuracy in %, a column for each seed. Trained on:",
-        "; ".join(f"{a['method']}: {', '.join(a['trained_on'])}" for a in part["methods"]) + ".",
-        "",
+        *head(
+            part,
+            "The network is trained on the 8x8 digits from the same initial weights, by the plain loop in float32 and by "
+            "deat in bfloat16. Each side chose its learning rate on held-out training images, in a run with another seed "
+            f"({rates}). Nothing was chosen on the test images. Both sides are evaluated in float32. The table has "
+            f"natural / PGD-20 accuracy in %, one column per seed. Trained on: {machines}.",
+        ),
         *accuracy_table(part["methods"]),
         "",
     ]
 
 
 def rounds(speed: list[Record]) -> str:
-    """How many rounds count."""
-    notes = [f"{s['method']}: {s['rounds']['undisturbed']} of {s['rounds']['played']} rounds count" for s in speed]
+    """Return how many rounds count."""
+    notes = [f"{s['rounds']['undisturbed']} of {s['rounds']['played']} for {s['method']}" for s in speed]
     noisy = [s["method"] for s in speed if not s["rounds"]["undisturbed"]]
     warning = f" No round of {' and '.join(noisy)} was undisturbed, so all are shown." if noisy else ""
-    return ", ".join(notes) + "." + warning
+    return f"Rounds that count: {', '.join(notes)}.{warning}"
 
 
 def spread(ratio: Record) -> str:
@@ -93,7 +100,7 @@ def spread(ratio: Record) -> str:
 def speed_table(speed: list[Record]) -> list[str]:
     """Rows of the speed table."""
     rows = [
-        "| method | backprops | plain, s | deat, s | plain, s/backprop | deat, s/backprop | ratio | goal |",
+        "| method | backprops | plain, s | deat, s | plain, s/backprop | deat, s/backprop | speed-up | goal |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for s in speed:
@@ -117,8 +124,9 @@ def accuracy_table(accuracy: list[Record]) -> list[str]:
             cells = [f"{100 * r['natural']:.1f} / {100 * r['pgd-20']:.1f}" for r in a[who]]
             means = [100 * mean(r[how] for r in a[who]) for how in ("natural", "pgd-20")]
             rows.append(f"| {a['method']}, {who} | {' | '.join(cells)} | {means[0]:.1f} / {means[1]:.1f} |")
-        notes.append(f"{a['method']} ({a['epochs']} epochs): {in_words(a['difference'])}.")
-    return [*rows, "", "deat less plain, in points, with standard errors over the seeds. " + " ".join(notes)]
+        notes.append(f"{a['method']} ({a['epochs']} epochs) {in_words(a['difference'])}")
+    text = "deat minus plain, in points, as mean +- standard error over the seeds: "
+    return [*rows, "", *paragraph(f"{text}{'; '.join(notes)}.")]
 
 
 def in_words(differences: dict[str, Record]) -> str:

@@ -1,9 +1,9 @@
 """The evaluation benchmark's result as a page of Markdown."""
 
 from collections.abc import Iterable
-from typing import Any
 
-Record = dict[str, Any]
+from shared import Record, command_block, paragraph
+
 REFERENCE = "fp32"
 ATTACKS = ("fgsm", "pgd-20", "pgd-100", "cw-20")
 DEAT: dict[str, tuple[str, int, str]] = {
@@ -27,19 +27,29 @@ def render(result: Record) -> str:
         [
             "# Evaluation speed on a GPU",
             "",
-            f"`python bench/evaluation.py` on {where}; its head says what each row is. PreAct-ResNet 18,",
-            "trained by M+DEAT in the FAST setup, CIFAR-10's 10,000 test images, linf 8/255. No sanity checks.",
+            *command_block("python bench/evaluation.py"),
+            "",
+            *paragraph(
+                f"Machine: {where}. Network: PreAct-ResNet 18, trained by M+DEAT in the FAST setup. Images: CIFAR-10's "
+                "10,000 test images, linf 8/255. There are no sanity checks. The docstring of `bench/evaluation.py` "
+                "describes the rows and the options that the command needs."
+            ),
             "",
             *attack_table(cells),
             "",
-            "`plain` runs in torch's default precision: float32 whose convolutions may use TF32. The reference is",
-            f"`{REFERENCE}`, float32 without TF32 anywhere: from it a row may be at most 0.1 points and 0.3 % of",
-            'verdicts away. Accuracies are in %. "Points" is the largest difference of one, over the four attacks;',
-            '"differ" is the largest share of images whose verdict is another. Attacks in another block start at other',
-            "points, which moves accuracies too; verdicts are not compared there. Seconds are those of a process that",
-            "has loaded and built what it needs;",
-            '"before" is how long PGD-20 took just before, and on how many, which holds what no cell before it had',
-            "needed.",
+            *paragraph(
+                "`plain` runs in torch's default precision: float32, in which convolutions may use TF32. The reference "
+                f"is `{REFERENCE}`: float32 without TF32. A row may differ from it by at most 0.1 points and 0.3 % of "
+                'the verdicts. Accuracies are in %. "Points" is the largest difference in accuracy over the four '
+                'attacks. "Verdicts" is the largest share of images with another verdict. With another block size the '
+                "attacks start at other points, which changes accuracies too; verdicts are not compared there."
+            ),
+            "",
+            *paragraph(
+                'Seconds are those of a process that has already loaded and built what it needs. "Run before" is the '
+                "time of a run of PGD-20 directly before, and its number of images. It includes all preparation that no "
+                "earlier row had needed."
+            ),
             "",
             *fastest(cells),
             *unmeasured(cells),
@@ -54,7 +64,7 @@ def render(result: Record) -> str:
 def attack_table(cells: Record) -> list[str]:
     """FGSM, PGD-20, PGD-100 and CW-20 by precision and block."""
     shown = [name for name in cells if not name.startswith("aa-")]
-    titles = "| | seconds | times plain | FGSM | PGD-20 | PGD-100 | CW-20 | points | differ | before |"
+    titles = "| | seconds | speed-up over plain | FGSM | PGD-20 | PGD-100 | CW-20 | points | verdicts | run before |"
     rows = [titles, "|---" * 10 + "|"]
     for name in sorted(shown, key=lambda name: -cells[name]["seconds"]):
         cell = cells[name]
@@ -66,26 +76,25 @@ def attack_table(cells: Record) -> list[str]:
 
 
 def fastest(cells: Record) -> list[str]:
-    """The fastest row, as one asks for it, and what went before it."""
+    """Return the fastest row's options, and the time of the run before it."""
     mine = [name for name in cells if name in DEAT]
     if not mine:
         return []
     name = min(mine, key=lambda name: cells[name]["seconds"])
     (precision, block, engine), cell = DEAT[name], cells[name]
     usual = "" if name == "default" else ", not the default"
-    return [
-        f"The fastest row, `{name}`, is `--precision {precision} --block {block} --engine {engine}`{usual}.",
-        f"Just before its {cell['seconds']:.1f} s, in the same process, PGD-20 took {cell['first_before']:.1f} s, and"
-        f" {cell['each']['pgd-20']:.1f} s then: who gives one such",
-        "command waits for the difference too.",
-        "",
-    ]
+    text = (
+        f"The fastest row, `{name}`, is `--precision {precision} --block {block} --engine {engine}`{usual}. It took "
+        f"{cell['seconds']:.1f} s. Directly before, in the same process, PGD-20 took {cell['first_before']:.1f} s; "
+        f"within the row it took {cell['each']['pgd-20']:.1f} s. A single command takes longer by the difference."
+    )
+    return [*paragraph(text), ""]
 
 
 def unmeasured(cells: Record) -> list[str]:
-    """Rows that the command knows and this machine has not been asked for."""
+    """Return the names of the rows that were not measured."""
     missing = [f"`{name}`" for name in DEAT if name not in cells]
-    return [f"Not measured here: {', '.join(missing)}.", ""] if missing else []
+    return [*paragraph(f"Not measured: {', '.join(missing)}."), ""] if missing else []
 
 
 def points(cells: Record, name: str) -> str:
@@ -96,26 +105,29 @@ def points(cells: Record, name: str) -> str:
 
 
 def before(cell: Record) -> str:
-    """What went before a cell."""
+    """Return the seconds and images of the run before a cell."""
     return f"{cell['first_before']:.1f} s, {cell['first_images']:,}" if "first_before" in cell else ""
 
 
 def autoattack_table(cells: Record) -> list[str]:
     """The library and deat."""
-    rows = ["| | images | seconds | seconds per 1,000 | times the library | AutoAttack | before |", "|---" * 7 + "|"]
+    rows = [
+        "| | images | seconds | seconds per 1,000 | speed-up over the library | AutoAttack | run before |",
+        "|---" * 7 + "|",
+    ]
     base = cells.get("aa-library-tenth")
     for name in [name for name in cells if name.startswith("aa-")]:
         cell = cells[name]
         images = len(unpack(cell["verdicts"]["aa"]))
         pace = 1000 * cell["seconds"] / images
         ratio = f"{base['seconds'] / pace:.1f}" if base else ""
-        found = f"{cell['seconds']:.1f} | {pace:.1f} | {ratio} | {100 * share(cell, 'aa'):.2f}"
-        rows.append(f"| {name} | {images:,} | {found} | {before(cell)} |")
+        numbers = f"{cell['seconds']:.1f} | {pace:.1f} | {ratio} | {100 * share(cell, 'aa'):.2f}"
+        rows.append(f"| {name} | {images:,} | {numbers} | {before(cell)} |")
     return [*rows, *same_images(cells)]
 
 
 def same_images(cells: Record) -> list[str]:
-    """What deat says of the library's images."""
+    """Compare deat's verdicts with the library's on the library's images."""
     if "aa-library-tenth" not in cells or "aa-fp16-compiled" not in cells:
         return []
     one = unpack(cells["aa-library-tenth"]["verdicts"]["aa"])
@@ -123,8 +135,11 @@ def same_images(cells: Record) -> list[str]:
     changed = sum(a != b for a, b in zip(one, other, strict=True))
     return [
         "",
-        f"On the library's {len(one):,} images `aa-fp16-compiled` says {100 * mean(other):.2f} and the library",
-        f"{100 * mean(one):.2f}; {changed} verdicts differ. The library ran in batches of 500, so its starts did too.",
+        *paragraph(
+            f"On the library's {len(one):,} images, `aa-fp16-compiled` gives {100 * mean(other):.2f} and the library "
+            f"{100 * mean(one):.2f}; {changed} verdicts differ. The library ran in batches of 500, and drew its starts "
+            "batch by batch."
+        ),
     ]
 
 

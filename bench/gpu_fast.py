@@ -1,20 +1,23 @@
-"""The whole FAST run of M+DEAT, as fast as it goes and as plainly as it goes: seconds, and what it costs in accuracy.
+"""The whole FAST run of M+DEAT with several engines and precisions: seconds and accuracy.
 
-The recipe cifar10-fast on PreAct-ResNet 18, 11 epochs, data and augmentation included: compiled in bf16, and eager in
-float32, a few seeds each; recorded in bf16, and as `auto` chooses; and compiled with larger batches whose learning rate
-is scaled with them. A BP-epoch is one backprop for every batch of an epoch. An engine's first epoch holds its warm-up,
-which is what it took beyond its backprops at the pace of the engine's others; "first" are those that found no kernel of
-ours that an earlier process had built. "In all" are all epochs, every warm-up included. Natural and PGD-20 accuracy are
-on all test images. Then a network of the first side makes one ascent, or one full pass of YOPO's, and one joint move of
-each of a few methods on the same 128 images, compiled and eager, both in bf16: how far their losses are apart, and how
-many signs of delta differ, from each other's and from eager float32's; the page has the worst of them, with TRADES'
-apart, the file has each. Runs that are in the file already are kept, so that the command may be given again:
+The recipe cifar10-fast on PreAct-ResNet 18, 11 epochs, with data and augmentation. Runs: compiled in bf16 and eager in
+float32, several seeds each; recorded in bf16; as `auto` chooses; and compiled with larger batches, whose learning rate
+grows in proportion. A BP-epoch is one backprop for every batch of an epoch.
+
+An engine's first epoch contains its warm-up. The warm-up is the time of this epoch beyond that of its backprops at the
+speed of the engine's other epochs. "First" marks a run that had to build our kernels, because no earlier process had
+built them. The total is the time of all epochs with every warm-up. Natural and PGD-20 accuracy are on all test images.
+
+Then compiled and eager moves in bf16 are compared. A network of the first side makes one ascend move (for YOPO one full
+pass) and one joint move of several methods on the same 128 images. Reported are the difference of the losses, and the
+share of delta's signs that differ between the two and from eager float32. The page has the largest values, with TRADES
+apart; the JSON file has all. Runs that are in the file are not repeated, so the command can be given again:
 
     python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json
     python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json compile-bf16-0
 
-Runs that share a GPU, each with --crowded and a file of its own, show accuracy and no seconds; --take brings them in.
-It writes the JSON file and a table beside it.
+Runs that share a GPU get --crowded and a file of their own: they give accuracy and no seconds. --take adds them to the
+result. The command writes the JSON file and a table beside it.
 """
 
 import argparse
@@ -26,8 +29,8 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from gpu_source import made_by, told
-from shared import Record, clocked, gpu_machine, write_result
+from gpu_source import describe_source, made_by
+from shared import Record, clocked, command_block, gpu_machine, paragraph, write_result
 from torch import nn
 
 import deat
@@ -53,7 +56,7 @@ OTHERS = {"auto-bf16": 2}
 MOVED = ("pgd-1", "mart-1", "fat-1", "yopo-2-2")
 """Methods whose moves are compared: what they ascend, in which mode and through how much of the network differs."""
 NEAR = "trades-1"
-"""Its gradient is a difference of two near answers, which any rounding to halves moves: told beside float32's."""
+"""Its gradient is a difference of two close outputs, which rounding to half precision changes: compared with float32."""
 SECONDS = ("seconds", "seconds_per_bp_epoch", "warm_up_seconds")
 ATTACKS = ("natural", "pgd-20")
 
@@ -191,12 +194,16 @@ def render(result: Record) -> str:
     lines = [
         "# The whole FAST run of M+DEAT",
         "",
-        "`python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json` on",
-        f"{machine['device']}, torch {machine['torch']}; its head says what is measured. Accuracies in %, on all test",
-        "images.",
+        *command_block("python bench/gpu_fast.py --data folder:cifar10-jpeg.tar.xz --out docs/results/fast.json"),
         "",
-        "| run | BP-epochs | seconds | s a BP-epoch | warm-up, s | in all, s | natural | PGD-20 | loss apart "
-        "| other signs |",
+        *paragraph(
+            f"Machine: {machine['device']}, torch {machine['torch']}. The docstring of `bench/gpu_fast.py` describes "
+            'the measurement. Accuracies are in %, on all test images. A name ends with the seed. "First" marks a '
+            "warm-up in which our kernels had to be built. The last two columns compare compiled with eager moves."
+        ),
+        "",
+        "| run | BP-epochs | seconds | s per BP-epoch | warm-up, s | total, s | natural | PGD-20 | loss difference "
+        "| signs that differ |",
         "|---" * 10 + "|",
     ]
     for name, run in runs.items():
@@ -214,52 +221,57 @@ def worst(move: Record) -> Record:
 
 
 def nearest(runs: dict[str, Record]) -> list[str]:
-    """What the table does not count, and how far apart that is; files from before float32 was asked lack its part."""
+    """Return what the table leaves out; older files have no comparison with float32."""
     known = [found for run in runs.values() if (found := (run["move"] or {}).get("each", {}).get(NEAR))]
     beside = [found for found in known if "eager_from_fp32" in found]
     return [*alone([found for found in known if found not in beside]), *beside_float32(beside)]
 
 
 def alone(known: list[Record]) -> list[str]:
-    """Of runs whose first gradient was taken at the start itself."""
+    """Return the text on runs whose first gradient was taken at the start itself."""
     if not known:
         return []
-    where = f"{NEAR} begins within 0.001 of the clean image, where rounding to bf16 can outweigh its gradient;"
-    return [f"Not counted above: {where}", f"of its signs {shares(known, 'signs')} differ.", ""]
+    text = (
+        f"The last two columns leave out {NEAR}. It starts within 0.001 of the clean image, where rounding to bf16 can be larger "
+        f"than the effect of its gradient: {shares(known, 'signs')} of its signs differ."
+    )
+    return [*paragraph(text), ""]
 
 
 def beside_float32(known: list[Record]) -> list[str]:
-    """Compiled and eager, and either beside eager float32."""
+    """Return the text on runs with a comparison of compiled and eager moves with eager float32."""
     if not known:
         return []
     exact = [shares(known, f"{engine}_from_fp32") for engine in ("compile", "eager")]
-    return [
-        f"Not counted above: {NEAR}, whose gradient is a difference of two near answers, which rounding to bf16 moves.",
-        f"Of its signs {shares(known, 'signs')} differ; from eager fp32's, compiled {exact[0]} and eager {exact[1]}.",
-        "",
-    ]
+    text = (
+        f"The last two columns leave out {NEAR}. Its gradient is a difference of two close outputs, which rounding to bf16 "
+        f"changes: {shares(known, 'signs')} of its signs differ. From eager fp32, {exact[0]} differ with compiled moves "
+        f"and {exact[1]} with eager moves."
+    )
+    return [*paragraph(text), ""]
 
 
 def shares(known: list[Record], name: str) -> str:
-    """A number of each, in percent."""
-    return ", ".join(f"{found[name]:.2%}" for found in known)
+    """Return a number of each run, in percent."""
+    return ", ".join(f"{move[name]:.2%}" for move in known)
 
 
 def ended(name: str, ran: str) -> str:
-    """What a run ended with, where its name does not say so."""
+    """Return the engine that a run ended with, if its name does not say so."""
     return f", ended with {ran}" if name.startswith("auto") else f", fell back: {ran}" * (ran not in name)
 
 
 def makers(runs: dict[str, Record]) -> list[str]:
-    """Which deat made which runs."""
-    found: dict[str, list[str]] = {}
+    """Return the table of the versions of deat that made the runs."""
+    by_version: dict[str, list[str]] = {}
     for name, run in runs.items():
-        found.setdefault(told(run.get("made")), []).append(name)
-    return ["| deat | runs |", "|---|---|", *(f"| {made} | {', '.join(names)} |" for made, names in found.items())]
+        by_version.setdefault(describe_source(run.get("made")), []).append(name)
+    rows = [f"| {version} | {', '.join(names)} |" for version, names in by_version.items()]
+    return ["| version of deat | runs |", "|---|---|", *rows]
 
 
 def clock(run: Record) -> tuple[str, ...]:
-    """Seconds after the warm-up, seconds a BP-epoch, the warm-up's, and all; nothing of a run that was not alone."""
+    """Return seconds without warm-up, per BP-epoch, of the warm-up and in total; empty for a run that shared its GPU."""
     if run["seconds"] is None:
         return "", "", "", ""
     paid = sum(run["seconds"]) - run["warm_up_seconds"]
@@ -272,16 +284,19 @@ def clock(run: Record) -> tuple[str, ...]:
 
 
 def compared(runs: dict[str, Record]) -> list[str]:
-    """The difference of the sides' means, once both have the same seeds."""
+    """Return the difference of the sides' means; empty until both have the same seeds."""
     sides = {side: [runs[f"{side}-{seed}"] for seed in SEEDS if f"{side}-{seed}" in runs] for side in COMPARED}
-    if len({len(held) for held in sides.values()}) > 1 or len(next(iter(sides.values()))) < 2:
+    if len({len(runs_of_side) for runs_of_side in sides.values()}) > 1 or len(next(iter(sides.values()))) < 2:
         return []
     texts = []
     for attack in ATTACKS:
         pairs = zip(*sides.values(), strict=True)
         gains = [100 * (quick["accuracy"][attack] - plain["accuracy"][attack]) for quick, plain in pairs]
         texts.append(f"{attack} {mean(gains):+.2f} +- {stdev(gains) / len(gains) ** 0.5:.2f}")
-    return [f"Compiled bf16 less eager fp32, in points, seed by seed, with standard errors: {', '.join(texts)}."]
+    return paragraph(
+        "Accuracy of compiled bf16 minus that of eager fp32, in points, as mean over seeds +- standard error: "
+        f"{', '.join(texts)}."
+    )
 
 
 if __name__ == "__main__":

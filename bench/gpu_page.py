@@ -1,7 +1,7 @@
 """The GPU benchmark's result as a page of Markdown."""
 
-from gpu_source import told
-from shared import Record
+from gpu_source import describe_source
+from shared import Record, command_block, paragraph
 
 
 def render(result: Record) -> str:
@@ -12,10 +12,15 @@ def render(result: Record) -> str:
         [
             "# Training speed on a GPU",
             "",
-            f"`python bench/gpu.py --out docs/results/speed.json` on {where}.",
-            "Its head says what is measured. A backprop is one forward and backward over a batch; times hold data and",
-            "augmentation, and not the warm-up. Images/s are those of a training that makes so many backprops of each",
-            "batch. The peak is what the device reached on a large bf16 matrix product in the same call.",
+            *command_block("python bench/gpu.py --out docs/results/speed.json"),
+            "",
+            *paragraph(
+                f"Machine: {where}. The docstring of `bench/gpu.py` describes the measurement. `plain` is a loop as "
+                "paper repositories have it. A backprop is one forward and one backward pass over a batch. Times "
+                "include data and augmentation, but not the warm-up. Images/s is the speed of a training that makes "
+                "this number of backprops per batch. The peak is the speed that the device reached on a large bf16 "
+                "matrix product in the same call."
+            ),
             "",
             *table(result["cells"], machine["peak_tflops"]),
             "",
@@ -28,8 +33,8 @@ def render(result: Record) -> str:
 def table(cells: dict[str, Record], peak: float) -> list[str]:
     """A row for each cell."""
     rows = [
-        "| network | method | batch | engine | ms a backprop | times plain | backprops | images/s | TFLOP/s "
-        "| of the peak | GiB | warm-up, s |",
+        "| network | method | batch | engine | ms per backprop | speed-up over plain | backprops per batch | images/s "
+        "| TFLOP/s | share of peak | peak memory, GiB | warm-up, s |",
         "|---" * 12 + "|",
     ]
     for name, cell in cells.items():
@@ -51,11 +56,11 @@ def table(cells: dict[str, Record], peak: float) -> list[str]:
 
 
 def calls(cells: dict[str, Record], peak: float) -> list[str]:
-    """A row for what was measured with the same peak by the same deat."""
-    found: dict[tuple[float, str], list[str]] = {}
+    """Return a row for the cells that were measured with the same peak by the same version of deat."""
+    by_version: dict[tuple[float, str], list[str]] = {}
     for name, cell in cells.items():
-        groups = found.setdefault((cell.get("peak_tflops", peak), told(cell.get("made"))), [])
+        groups = by_version.setdefault((cell.get("peak_tflops", peak), describe_source(cell.get("made"))), [])
         if (group := name.rpartition("/")[0]) not in groups:
             groups.append(group)
-    head = ["| the peak, TFLOP/s | deat | measured then |", "|---|---|---|"]
-    return head + [f"| {peak} | {made} | {', '.join(groups)} |" for (peak, made), groups in found.items()]
+    head = ["| peak, TFLOP/s | version of deat | cells |", "|---|---|---|"]
+    return head + [f"| {peak} | {made} | {', '.join(groups)} |" for (peak, made), groups in by_version.items()]

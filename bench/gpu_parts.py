@@ -1,8 +1,8 @@
-"""What each part of the compiled engine brings on a GPU: both moves with all parts, and with one of them left out.
+"""What each part of the compiled engine saves on a GPU: both moves with all parts, and with one part left out.
 
-PreAct-ResNet-18, batches of 128, bf16. A recorded move is replayed alone, so its milliseconds hold no data and no
-augmentation. All parts are measured first and again at the end, since a device's clock is not always the same: what a
-part brings is believed where it is more than those two are apart. The command
+PreAct-ResNet-18, batches of 128, bf16. A recorded move is replayed alone, without data and augmentation. The engine with
+all parts is measured first and again at the end, because a device's clock varies. A saving is significant only if it is
+larger than the difference of these two. The command
 
     python bench/gpu_parts.py --out docs/results/parts.json
 
@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 import torch
 from gpu_profile import recorded, timed
-from gpu_source import made_by, told
-from shared import Record, gpu_machine, write_result
+from gpu_source import describe_source, made_by
+from shared import Record, command_block, gpu_machine, paragraph, write_result
 
 from deat.engine.kernels import (
     batch_norm,
@@ -42,7 +42,7 @@ PARTS: dict[str, tuple[Any, str, Any]] = {
     "small weights stepped together": (sgd_triton, "can_step_together", lambda step: False),
     "halved weights stepped with the others": (DeviceSGD, "follow", None),
 }
-"""What is left out, and how."""
+"""The parts, and how each is switched off."""
 ALL, AGAIN = "nothing", "nothing, again"
 
 
@@ -72,16 +72,22 @@ def render(result: Record) -> str:
     lines = [
         "# What each part of the compiled engine brings",
         "",
-        "`python bench/gpu_parts.py --out docs/results/parts.json` on",
-        f"{machine['device']}, torch {machine['torch']}, deat {told(result.get('made'))}; its head says what is",
-        "measured. Milliseconds.",
+        *command_block("python bench/gpu_parts.py --out docs/results/parts.json"),
         "",
-        "| left out | ascend | joint | more than with all, each |",
+        *paragraph(
+            f"Machine: {machine['device']}, torch {machine['torch']}. deat: {describe_source(result.get('made'))}. The "
+            'docstring of `bench/gpu_parts.py` describes the measurement. Times are milliseconds per move. "Beside the '
+            'rest" means on a second CUDA stream. "A network\'s end" is our kernel for pooling and the last layer. '
+            '"Halved weights" are the half-precision copies of the weights. The last row repeats the first one, because '
+            "a device's clock varies."
+        ),
+        "",
+        "| part left out | ascend | joint | slower than with all parts: ascend, joint |",
         "|---|---|---|---|",
     ]
-    for part, found in moves.items():
-        more = [f"{found[name] - moves[ALL][name]:+.3f}" for name in ("ascend", "joint")]
-        times = " | ".join(f"{found[name]:.3f}" for name in ("ascend", "joint"))
+    for part, move in moves.items():
+        more = [f"{move[name] - moves[ALL][name]:+.3f}" for name in ("ascend", "joint")]
+        times = " | ".join(f"{move[name]:.3f}" for name in ("ascend", "joint"))
         lines.append(f"| {part} | {times} | {', '.join(more)} |")
     return "\n".join([*lines, ""])
 

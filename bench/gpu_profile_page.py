@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from gpu_source import told
-from shared import Record
+from gpu_source import describe_source
+from shared import Record, command_block, paragraph
 
 
 def render(result: Record) -> str:
@@ -14,10 +14,14 @@ def render(result: Record) -> str:
     lines = [
         "# Where a move's time goes",
         "",
-        f"`python bench/gpu_profile.py --out docs/results/profile.json` on {machine['device']},",
-        f"torch {machine['torch']}, deat {told(result.get('made'))}. PreAct-ResNet 18, batches of 128, bf16; a",
-        "recorded move replayed alone, so without data and augmentation. Microseconds by what a kernel is for;",
-        '"gaps" is what is left of the move\'s time; kernels that overlap add up to more than it.',
+        *command_block("python bench/gpu_profile.py --out docs/results/profile.json"),
+        "",
+        *paragraph(
+            f"Machine: {machine['device']}, torch {machine['torch']}. deat: {describe_source(result.get('made'))}. "
+            "Network: PreAct-ResNet 18, batches of 128, bf16. A recorded move is replayed alone, without data and "
+            'augmentation. The rows give microseconds, by the purpose of a kernel. "Gaps" is the rest of the move\'s '
+            "time. Kernels can overlap; their sum is then larger than the move's time."
+        ),
         "",
         "| | " + " | ".join(moves) + " |",
         "|---" * (len(moves) + 1) + "|",
@@ -35,7 +39,7 @@ def render(result: Record) -> str:
 
 
 def batch_lines(batches: dict[str, Record]) -> list[str]:
-    """Whole batches side by side, where they were profiled."""
+    """Return the table of whole batches; empty if they were not profiled."""
     if not batches:
         return []
     names = [f"{method}, k = {cell['k']}" if "k" in cell else method for method, cell in batches.items()]
@@ -43,9 +47,12 @@ def batch_lines(batches: dict[str, Record]) -> list[str]:
         "",
         "## Where a batch's time goes",
         "",
-        "Whole batches as a trainer plays them, compiled, data and augmentation included; milliseconds a batch. The",
-        "host's are how long it takes to ask for a batch while the device waits for it: where they are fewer, the",
-        "device is the limit. From the busy device on the profiler has measured, under which gaps are longer.",
+        *paragraph(
+            "Whole batches as the trainer runs them: compiled, with data and augmentation. Times are milliseconds per "
+            "batch. Host time is the time in which the host launches a batch on an idle device. Where it is shorter "
+            'than the batch, the device is the limit. The rows from "device busy" on were measured under the '
+            "profiler, which makes gaps longer."
+        ),
         "",
         "| | " + " | ".join(names) + " |",
         "|---" * (len(names) + 1) + "|",
@@ -58,21 +65,21 @@ def batch_lines(batches: dict[str, Record]) -> list[str]:
 
 ROWS: tuple[tuple[str, Callable[[Record], str]], ...] = (
     ("**ms a batch**", lambda cell: f"**{cell['ms']:.2f}**"),
-    ("the host's", lambda cell: f"{cell['host_ms']:.2f}"),
-    ("a batch whose replays are left out", lambda cell: f"{cell['rest_ms']:.2f}"),
-    ("the host's", lambda cell: f"{cell['rest_host_ms']:.2f}"),
+    ("host time", lambda cell: f"{cell['host_ms']:.2f}"),
+    ("a batch without the replays", lambda cell: f"{cell['rest_ms']:.2f}"),
+    ("host time without the replays", lambda cell: f"{cell['rest_host_ms']:.2f}"),
     ("device busy", lambda cell: f"{cell['device']['busy_ms']:.2f}"),
     ("idle inside replays", lambda cell: f"{cell['device']['idle_inside_ms']:.2f}"),
     ("idle between launches", lambda cell: f"{cell['device']['idle_between_ms']:.2f}"),
-    ("kernels inside replays", lambda cell: in_all(cell["device"]["inside"])),
-    ("kernels outside", lambda cell: in_all(cell["device"]["outside"])),
-    ("replays, by their kernels", lambda cell: ", ".join(map(replay, cell["device"]["replays"]))),
+    ("kernels inside replays: time and number", lambda cell: in_all(cell["device"]["inside"])),
+    ("kernels outside: time and number", lambda cell: in_all(cell["device"]["outside"])),
+    ("replays: number x time (kernels)", lambda cell: ", ".join(map(replay, cell["device"]["replays"]))),
 )
-"""What is shown of a batch, from its record."""
+"""The rows of a batch, and how to read each from its record."""
 
 
 def shown(cell: Record, show: Callable[[Record], str]) -> str:
-    """A cell's entry in a row, which is empty where that was not measured."""
+    """Return a cell's entry in a row; empty if it was not measured."""
     try:
         return show(cell)
     except KeyError:
@@ -80,23 +87,23 @@ def shown(cell: Record, show: Callable[[Record], str]) -> str:
 
 
 def failure(cell: Record) -> str:
-    """Why a cell, or its profile, is missing; empty where it is not."""
+    """Return why a cell or its profile is missing; empty if it is there."""
     why = cell.get("failed") or cell.get("device", {}).get("failed") or ""
     return str(why).replace("|", "/")
 
 
 def in_all(kernels: Record) -> str:
-    """What a batch's kernels take, one after the other, and how many they are."""
+    """Return the sum of the kernels' times in a batch, and their number."""
     return f"{kernels['ms']:.2f} in {kernels['launches']:.0f}"
 
 
-def replay(found: Record) -> str:
-    """How often a batch has a replay, from its first kernel to its last, and of how many kernels."""
-    return f"{found['times']:g} x {found['ms']:.2f} ({found['kernels']})"
+def replay(record: Record) -> str:
+    """Return the number of replays in a batch, the time from first to last kernel, and the number of kernels."""
+    return f"{record['times']:g} x {record['ms']:.2f} ({record['kernels']})"
 
 
 def gaps(move: Record) -> float:
-    """Microseconds in which no kernel runs."""
+    """Return the microseconds in which no kernel runs."""
     return max(0.0, 1000 * float(move["ms"]) - float(sum(move["kinds"].values())))
 
 
@@ -116,7 +123,9 @@ def draw(result: Record, out: Path) -> None:
         axes.barh(list(moves), widths, left=left, label=kind)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     times = [move["ms"] for move in moves.values()]
-    axes.scatter(times, list(moves), marker="|", s=900, color="black", zorder=3, label="its end: kernels overlap")
+    axes.scatter(
+        times, list(moves), marker="|", s=900, color="black", zorder=3, label="end of the move (kernels overlap)"
+    )
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncol=2, frameon=False, fontsize=8, markerscale=0.25)

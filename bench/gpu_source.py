@@ -1,8 +1,8 @@
-"""Which deat made a number: its version alone is that of many commits.
+"""Which version of deat's code made a number: a commit, and a digest of the source files.
 
     python bench/gpu_source.py
 
-says it of the files that are here, with or without git, so that those of an old number can be found again.
+prints both for this checkout, so that the code of an old number can be identified. The digest works without git.
 """
 
 import subprocess
@@ -16,39 +16,40 @@ PACKAGE = Path(deat.__file__).parent
 
 
 def made_by(package: Path = PACKAGE) -> dict[str, str | None]:
-    """The commit that changed deat last, where git knows, and a digest of its own files, which is there anywhere."""
+    """Return the last commit that changed deat (None without git), and a digest of its source files."""
     return {"commit": commit(package), "source": digest(package)}
 
 
 def digest(package: Path) -> str:
-    """The same for the same Python files, wherever they lie."""
-    found = sha256()
+    """Return a digest of the package's Python files; it does not depend on the folder."""
+    hashed = sha256()
     for file in sorted(package.rglob("*.py")):
         text = file.read_bytes()
-        found.update(f"{file.relative_to(package).as_posix()} {len(text)}\n".encode() + text)
-    return found.hexdigest()[:12]
+        hashed.update(f"{file.relative_to(package).as_posix()} {len(text)}\n".encode() + text)
+    return hashed.hexdigest()[:12]
 
 
 def commit(package: Path) -> str | None:
-    """The last commit that changed them, with a plus where they are not as it left them; None without git."""
-    found = _git(package, "log", "-1", "--format=%h", "--", ".")
-    return f"{found}{'+' * bool(_git(package, 'status', '--porcelain', '--', '.'))}" if found else None
+    """Return the last commit that changed the package, with a plus if files differ from it; None without git."""
+    last = _git(package, "log", "-1", "--format=%h", "--", ".")
+    return f"{last}{'+' * bool(_git(package, 'status', '--porcelain', '--', '.'))}" if last else None
 
 
 def _git(folder: Path, *words: str) -> str:
     try:
-        asked = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
-    except OSError:  # there is none
+        result = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:  # git is not installed
         return ""
-    return "" if asked.returncode else asked.stdout.strip()
+    return "" if result.returncode else result.stdout.strip()
 
 
-def told(made: dict[str, Any] | None) -> str:
-    """What a page says of it; of a number from before this was noted, too."""
+def describe_source(made: dict[str, Any] | None) -> str:
+    """Return the text of a page; results from before this was recorded have None."""
     if made is None:
-        return "commit not noted"
-    return f"{made['commit']}, sources {made['source']}" if made["commit"] else f"sources {made['source']}"
+        return "commit not recorded"
+    digest = f"source digest {made['source']}"
+    return f"commit {made['commit']}, {digest}" if made["commit"] else digest
 
 
 if __name__ == "__main__":
-    print(told(made_by()))
+    print(describe_source(made_by()))

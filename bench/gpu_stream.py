@@ -1,11 +1,11 @@
-"""Does a GPU wait for JPEGs? Training from image files that workers decode, beside the same from images that are there.
+"""Does a GPU wait for JPEG files? Training from files that workers decode, and the same from decoded images.
 
 ResNet-50 at 224 x 224, batches of 128, bf16. The files are made here: smooth noise of 500 x 375 pixels, JPEG quality
-85, about as large as photos, and an epoch holds each of them several times. `resident` trains on as many decoded
-images, which it crops and mirrors on the GPU; `stream` reads, decodes, crops and mirrors the files in worker processes.
-Busy is the resident epoch's seconds over the streamed one's: 1 where nothing waits. Epochs follow each other as in
-training, so that workers decode the next one's first images while this one ends. The first is not counted: it finds
-what they had decoded during the warm-up.
+85, about as large as photos. An epoch contains each file several times. `resident` trains on the same number of decoded
+images, and crops and flips them on the GPU; `stream` reads, decodes, crops and flips the files in worker processes.
+"Busy" is the time of a resident epoch divided by that of a streamed one: 1 means that the GPU never waits. Epochs follow
+each other as in training, so that workers decode the next epoch's first images before this one ends. The first epoch is
+not counted, because the workers decoded some of its images during the warm-up.
 
     python bench/gpu_stream.py --out docs/results/stream.json
 
@@ -22,7 +22,18 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from shared import Record, clocked, fixed_budget, gpu_machine, images, net_of, trainer_of, write_result
+from shared import (
+    Record,
+    clocked,
+    command_block,
+    fixed_budget,
+    gpu_machine,
+    images,
+    net_of,
+    paragraph,
+    trainer_of,
+    write_result,
+)
 
 from deat.data import LazyImages
 from deat.data.archives import FolderFiles
@@ -118,11 +129,17 @@ def render(result: Record) -> str:
     lines = [
         "# Training from JPEG files",
         "",
-        f"`{command(result)}` on {machine['device']} with {machine['cores']}",
-        f"CPU cores, torch {machine['torch']}. Epochs of {result['images']:,} JPEG images of 500 x 375 pixels,",
-        f"{result['mean_kilobytes']} kB each; its head says more.",
+        *command_block(command(result)),
         "",
-        "| method | backprops a batch | workers | streamed, images/s | resident, images/s | busy |",
+        *paragraph(
+            f"Machine: {machine['device']} with {machine['cores']} CPU cores, torch {machine['torch']}. An epoch has "
+            f"{result['images']:,} JPEG images of 500 x 375 pixels and about {result['mean_kilobytes']} kB each. The "
+            'docstring of `bench/gpu_stream.py` describes the measurement. "Streamed" reads JPEG files in worker '
+            'processes; "resident" has decoded images on the GPU. "Busy" is the streamed speed as a share of the '
+            "resident one, where it is lower."
+        ),
+        "",
+        "| method | backprops per batch | workers | streamed, images/s | resident, images/s | busy |",
         "|---|---|---|---|---|---|",
     ]
     for row in result["rows"]:

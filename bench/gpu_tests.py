@@ -1,8 +1,8 @@
-"""What only a GPU can show: the tests of tests/gpu, several processes at once, and a page of what they found.
+"""Run the tests that need a GPU (tests/gpu), in several processes at once, and write a page with their outcomes.
 
     python bench/gpu_tests.py --out docs/results/gpu-tests.md
 
-CI has no GPU, so the page stands for it. The command fails where a test does.
+CI has no GPU, so the page records a run by hand. The command fails if a test fails.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from time import monotonic
 from xml.etree import ElementTree
 
 import torch
+from shared import command_block, paragraph
 
 from deat.version import get_versions
 
@@ -43,7 +44,7 @@ SHARES = (
 
 def main() -> None:
     """Run them, and write the page."""
-    parser = argparse.ArgumentParser(description="The tests that need a GPU, and what they found.")
+    parser = argparse.ArgumentParser(description="Run the tests that need a GPU, and write a page with their outcomes.")
     parser.add_argument("--timeout", type=int, default=600, help="seconds that they may take")
     parser.add_argument("--out", type=Path, required=True, help="the page to write")
     args = parser.parse_args()
@@ -89,8 +90,12 @@ def render(found: list[tuple[str, str]]) -> str:
     lines = [
         "# Tests that need a GPU",
         "",
-        f"`python bench/gpu_tests.py --out docs/results/gpu-tests.md` on {torch.cuda.get_device_name()},",
-        f"torch {known['torch']}, Python {known['python']}.",
+        *command_block("python bench/gpu_tests.py --out docs/results/gpu-tests.md"),
+        "",
+        *paragraph(
+            f"Machine: {torch.cuda.get_device_name()}, torch {known['torch']}, Python {known['python']}. A promise is the "
+            "name of a test. Cases are the parameters that it ran with."
+        ),
         "",
         "| promise | cases | outcome |",
         "|---|---|---|",
@@ -99,8 +104,10 @@ def render(found: list[tuple[str, str]]) -> str:
     for name, outcome in found:
         promises.setdefault(name.partition("[")[0], Counter())[outcome] += 1
     for name, outcomes in promises.items():
-        told = ", ".join(f"{count} {outcome}" if len(outcomes) > 1 else outcome for outcome, count in outcomes.items())
-        lines.append(f"| {name.removeprefix('test_').replace('_', ' ')} | {outcomes.total()} | {told} |")
+        summary = ", ".join(
+            f"{count} {outcome}" if len(outcomes) > 1 else outcome for outcome, count in outcomes.items()
+        )
+        lines.append(f"| {name.removeprefix('test_').replace('_', ' ')} | {outcomes.total()} | {summary} |")
     return "\n".join([*lines, ""])
 
 

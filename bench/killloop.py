@@ -2,9 +2,9 @@
 
     python bench/killloop.py [--kills 200] [--seed 0] [--epochs 30] [--out docs/results/killloop.json]
 
-Runs are started, killed after a random time (by SIGKILL or SIGTERM, as a coin falls) and resumed until
-they end; then the next one is, until the kills are spent. Processes are forked from one that has torch loaded already,
-so that a kill costs a second and not ten. Leaves with 1 where a run ends with other bytes.
+A run is started, killed after a random time by SIGKILL or SIGTERM (chosen at random), and resumed until it ends. Then
+the next run starts, until the number of kills is reached. Processes are forked from one that has loaded torch, so that
+a kill costs one second instead of ten. The exit status is 1 if a run ends with other bytes.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from shared import Record, command_block, paragraph
 
 import deat
 from deat.checkpoint.store import find_newest_checkpoint
@@ -51,8 +52,8 @@ def main() -> int:
     record = {"kills": asked.kills, "seed": asked.seed, "epochs": asked.epochs, **found}
     record |= {"command": train, "versions": get_versions()}
     write_json(out, record)
-    write_atomic(out.with_suffix(".md"), page(record).encode())
-    print(page(record))
+    write_atomic(out.with_suffix(".md"), render(record).encode())
+    print(render(record))
     return 0 if found["identical"] == found["runs"] else 1
 
 
@@ -128,23 +129,39 @@ def final_bytes(run: Path) -> dict[str, bytes]:
     }
 
 
-def page(found: dict[str, object]) -> str:
-    return f"""# {found["kills"]} kills
-
-`python bench/killloop.py --kills {found["kills"]} --seed {found["seed"]}`: runs of m+deat on digits, of
-{found["epochs"]} epochs, killed at random moments within {LONGEST:g} s of every start and resumed each time.
-
-| | |
-|---|---|
-| SIGKILL | {found["sigkill"]} |
-| SIGTERM | {found["sigterm"]} |
-| of these, left with status 75 | {found["saved"]} |
-| kills that left a save half done | {found["torn_saves"]} |
-| runs brought to their end | {found["runs"]} |
-| runs with the same final bytes as one never killed | {found["identical"]} |
-
-Compared are the history, the watch's log, the best and last weights, and the newest checkpoint's weights and momentum.
-"""
+def render(result: Record) -> str:
+    """The result as a page of Markdown."""
+    epochs = result["command"][result["command"].index("--epochs") + 1]
+    rows = {
+        "SIGKILL": result["sigkill"],
+        "SIGTERM": result["sigterm"],
+        "of these, ended with status 75": result["saved"],
+        "kills that left an incomplete save": result["torn_saves"],
+        "runs that were finished": result["runs"],
+        "runs with the same final bytes as one that was never killed": result["identical"],
+    }
+    return "\n".join(
+        [
+            f"# {result['kills']} kills",
+            "",
+            *command_block(f"python bench/killloop.py --kills {result['kills']} --seed {result['seed']}"),
+            "",
+            *paragraph(
+                f"The runs are {epochs}-epoch runs of m+deat on digits. Each is killed at a random moment within "
+                f"{LONGEST:g} s of every start, and resumed each time."
+            ),
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {name} | {count} |" for name, count in rows.items()),
+            "",
+            *paragraph(
+                "Compared are the history, the log of the overfitting watch, the best and last weights, and the "
+                "weights and momentum of the newest checkpoint."
+            ),
+            "",
+        ]
+    )
 
 
 if __name__ == "__main__":

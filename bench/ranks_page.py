@@ -1,6 +1,6 @@
-"""The result of bench/ranks.py as a page of Markdown, with the traffic that more GPUs would mean, worked out."""
+"""The result of bench/ranks.py as a page of Markdown, with a calculation of the traffic between more GPUs."""
 
-from shared import Record
+from shared import Record, command_block, paragraph
 
 from deat import models
 
@@ -23,17 +23,23 @@ def measured(result: Record) -> list[str]:
     return [
         "# One process against two",
         "",
-        f"`{result['command']}` on {where}.",
-        f"A round plays batches of {result['batch_size']} images of noise with the same network: by one process of one",
-        "thread, the other one waiting, and then by two processes of one thread that share each batch. Efficiency is",
-        "the first time over twice the second.",
+        *command_block(result["command"]),
+        "",
+        *paragraph(
+            f"Machine: {where}. A round trains on batches of {result['batch_size']} noise images with the same network "
+            "twice: first one process with one thread, while the other process waits; then two processes with one "
+            "thread each, which share each batch. Efficiency is the first time divided by twice the second."
+        ),
         "",
         "| network | method | batches | one process, s | two processes, s | efficiency | backprops : collectives |",
         "|---|---|---|---|---|---|---|",
         *(row(case) for case in result["cases"]),
         "",
-        "Times are medians over the rounds, efficiencies the median (and range) of each round's own. Other processes",
-        f"took up to {busy:.0%} of the two cores in a round{' and disturb these numbers' if busy > 0.05 else ''}.",
+        *paragraph(
+            "Times are medians over the rounds. An efficiency is the median (and the range) of the rounds' efficiencies. "
+            f"Other processes took up to {busy:.0%} of the two cores in a round"
+            f"{', which disturbs these numbers' if busy > 0.05 else ''}."
+        ),
         "",
     ]
 
@@ -55,29 +61,36 @@ def row(case: Record) -> str:
 
 
 def on_paper() -> list[str]:
-    """What a ring all-reduce of float32 gradients moves, and how long links of nominal speed take for it."""
+    """Calculate the bytes of a ring all-reduce of float32 gradients, and its time at a link's nominal speed."""
     images, batch = EPOCH
     steps = -(-images // batch)
     return [
-        "# To 64 GPUs, on paper",
+        "# To 64 GPUs, by calculation",
         "",
-        "Nothing below was measured. A ring all-reduce over W GPUs sends 2 (W - 1) / W times the gradients' bytes from",
-        "every GPU, once for each joint move; times are those bytes over the link's nominal speed, without latency",
-        "and without the overlap with the backward pass that DDP brings.",
+        *paragraph(
+            "Nothing below was measured. In a ring all-reduce over W GPUs, each GPU sends 2 (W - 1) / W times the bytes "
+            "of the gradients, once per joint move. Times are these bytes divided by the link's nominal speed. They "
+            "ignore latency, and the overlap of DDP's communication with the backward pass."
+        ),
         "",
-        f"| network | gradients | GPUs | sent a joint move | {' | '.join(f'ms, {link}' for link in LINKS)} |",
+        f"| network | gradients | GPUs | sent per joint move | {' | '.join(f'ms, {link}' for link in LINKS)} |",
         f"|---|---|---|---|{'---|' * len(LINKS)}",
         *(paper_row(name, gpus) for name in NETWORKS for gpus in GPUS),
         "",
-        f"An epoch of {images:,} images in batches of {batch} has {steps} batches. What each GPU of 64 sends in it,",
-        "with preact_resnet18:",
+        *paragraph(
+            f"An epoch of {images:,} images in batches of {batch} has {steps} batches. With preact_resnet18, each of 64 "
+            "GPUs sends in an epoch:"
+        ),
         "",
-        "| method | joint moves | backprops | sent | sent a backprop |",
+        "| method | joint moves | backprops | sent | sent per backprop |",
         "|---|---|---|---|---|",
         *(epoch_row(name, joints, backprops, steps) for name, joints, backprops in WORDS),
         "",
-        "Beside the gradients, a batch costs one flag of eight bytes (whether to stop), and an epoch one record of",
-        "eight numbers from each process, counts of hits in validation, and the batch-norm buffers once.",
+        *paragraph(
+            "Besides the gradients, the processes send for each batch one flag of eight bytes (whether to stop). For "
+            "each epoch they send one record of eight numbers per process, the number of correct predictions in "
+            "validation, and the batch-norm buffers once."
+        ),
     ]
 
 
@@ -88,7 +101,7 @@ WORDS = (
     ("m+deat at k = 3", 4, 4),
     ("yopo-5-3", 1, 5),
 )
-"""Methods, with their joint moves that meet and their backprops in a batch."""
+"""Methods, with their synchronised joint moves and their backprops per batch."""
 
 
 def paper_row(name: str, gpus: int) -> str:

@@ -1,9 +1,11 @@
-"""TRADES' first gradient in half precision, beside float32's, with and without taking it further out (game/reach).
+"""TRADES' first gradient in half precision compared with float32, with and without an enlarged delta.
 
-A network is trained by TRADES-2 in float32 on a part of the training images. Then TRADES' adversary starts on training
-images that it has not seen, from the same noise in float32, in bf16, and in bf16 with every gradient taken where delta
-is. Compared with float32's are the signs of the first gradient, its magnitude l_X, and the divergence (KL, in float32)
-that one step of eps, M+TRADES' first, and ten steps of eps / 4 reach. It runs on a CPU, in about five minutes:
+TRADES starts very near the clean image. In half precision deat takes the first gradient at an enlarged delta
+(`DeltaScale` in core/inner_attack_settings.py). Here a network is trained by TRADES-2 in float32 on a part of the
+training images. Then TRADES' adversary attacks training images that the network has not seen, from the same noise: in
+float32, in bf16, and in bf16 with every gradient taken at delta itself. Compared with float32 are the signs of the first
+gradient, its magnitude l_X, and the divergence (KL, in float32) after one step of eps, the first one of M+TRADES, and
+after ten steps of eps / 4. It runs on a CPU, in about five minutes:
 
     python bench/reach.py --data folder:cifar10-jpeg.tar.xz --out docs/results/reach.json
 """
@@ -13,7 +15,7 @@ import copy
 from pathlib import Path
 
 import torch
-from shared import Record, cpu_name, net_of, write_result
+from shared import Record, command_block, cpu_name, net_of, paragraph, write_result
 from torch import Tensor, nn
 
 import deat
@@ -26,9 +28,9 @@ from deat.version import get_versions
 
 NETWORK, EPOCHS, TRAINED, ASKED, BATCH = "preact_resnet8", 4, 14_000, 1_024, 128
 SIDES = {"float32": ("fp32", True), "bf16": ("bf16", True), "bf16, where delta is": ("bf16", False)}
-"""Each side's precision, and whether its first gradient may be taken further out."""
+"""Each side's precision, and whether its first gradient may be taken at an enlarged delta."""
 WORDS = {"one step of eps": (1, 1.0), "ten of eps / 4": (10, 0.25)}
-"""How many steps of what length, in units of eps."""
+"""The number of steps, and their length in units of eps."""
 
 
 def main() -> None:
@@ -110,20 +112,25 @@ def render(result: Record) -> str:
     lines = [
         "# TRADES' first gradient in half precision",
         "",
-        f"`python bench/reach.py --data folder:cifar10-jpeg.tar.xz --out docs/results/reach.json` on {where}; its head",
-        f"says what is measured. {result['network']}, trained by TRADES-2 for {result['epochs']} epochs on",
-        f"{result['trained']:,} images, asked about {ASKED:,} others. In half precision the first gradient is taken",
-        f"{FIRST_GRADIENT_SCALE:g} times as far out as the start, unless the row says otherwise.",
+        *command_block("python bench/reach.py --data folder:cifar10-jpeg.tar.xz --out docs/results/reach.json"),
         "",
-        "| | signs that differ from float32's | l_X, of float32's | "
+        *paragraph(
+            f"Machine: {where}. The docstring of `bench/reach.py` describes the measurement. Network: "
+            f"{result['network']}, trained by TRADES-2 for {result['epochs']} epochs on {result['trained']:,} images, and "
+            f"attacked on {ASKED:,} other images. In half precision the first gradient is taken at "
+            f"{FIRST_GRADIENT_SCALE:g} times the start (`DeltaScale` in `core/inner_attack_settings.py`); in the "
+            "last row it is taken at the start itself."
+        ),
+        "",
+        "| | signs that differ from float32's | l_X relative to float32's | "
         + " | ".join(f"KL after {w}" for w in WORDS)
         + " |",
         "|---" * (3 + len(WORDS)) + "|",
     ]
-    for side, held in result["sides"].items():
-        reached = " | ".join(f"{held['kl'][word]:.1%}" for word in WORDS)
-        lines.append(f"| {side} | {held['signs']:.1%} | {held['l_X']:.2f} | {reached} |")
-    return "\n".join([*lines, "", "Divergences are parts of float32's.", ""])
+    for side, numbers in result["sides"].items():
+        reached = " | ".join(f"{numbers['kl'][word]:.1%}" for word in WORDS)
+        lines.append(f"| {side} | {numbers['signs']:.1%} | {numbers['l_X']:.2f} | {reached} |")
+    return "\n".join([*lines, "", "KL divergences are in % of those in float32.", ""])
 
 
 if __name__ == "__main__":

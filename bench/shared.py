@@ -2,6 +2,7 @@
 
 import json
 import platform
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from deat.data import Augment, ImageSet
 from deat.version import get_versions
 
 Record = dict[str, Any]
+PAGE_WIDTH = 100
 
 
 def net_of(network: str) -> nn.Module:
@@ -67,6 +69,16 @@ def cpu_name() -> str:
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor() or "unknown")
+
+
+def command_block(command: str) -> list[str]:
+    """Return the lines of a block of code in Markdown."""
+    return ["```", command, "```"]
+
+
+def paragraph(text: str) -> list[str]:
+    """Wrap a paragraph of Markdown at 100 columns."""
+    return textwrap.wrap(text, PAGE_WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def write_result(result: Record, out: Path, render: Callable[[Record], str], indent: int | None = 1) -> None:

@@ -152,8 +152,8 @@ def test_the_page_says_each_calls_peak_and_which_deat_it_measured(gpu: ModuleTyp
         f"{net}/pgd-7/128/{engine}": held for net, held in (("a", cell), ("b", new)) for engine in ("eager", "graph")
     }
     page = gpu.render({"machine": machine, "cells": cells})
-    assert "| 800.0 | commit not noted | a/pgd-7/128 |" in page
-    assert "| 400.0 | abc, sources 012 | b/pgd-7/128 |" in page
+    assert "| 800.0 | commit not recorded | a/pgd-7/128 |" in page
+    assert "| 400.0 | commit abc, source digest 012 | b/pgd-7/128 |" in page
     assert page.count("| 1.0, first |") == 2
 
 
@@ -171,7 +171,7 @@ def test_the_page_about_files_says_the_command_that_made_it(
     monkeypatch.setattr(sys, "argv", ["gpu_stream.py", *words, "--out", str(out)])
     stream.main()
     page, result = out.with_suffix(".md").read_text(), json.loads(out.read_text())
-    assert f"`python bench/gpu_stream.py {' '.join(words)} --out docs/results/stream.json` on a GPU" in page
+    assert f"python bench/gpu_stream.py {' '.join(words)} --out docs/results/stream.json" in page.splitlines()
     assert [row["workers"] for row in result["rows"]] == [2, 5] * 2
     assert "| natural | 1 | 5 | 2 | 1 | 100% |" in page
     usual = {**stream.DEFAULTS, "images": 4096 * 4}
