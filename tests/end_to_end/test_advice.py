@@ -72,7 +72,7 @@ def give(text: str) -> int:
 def test_a_folder_that_is_taken_names_the_command_that_goes_on_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(TRAIN) == 2
     said = capsys.readouterr().err
-    assert said.strip().endswith(f"add --overwrite to replace that run, or go on with it: {RESUME}")
+    assert said.strip().endswith(f"add --overwrite to replace that run, or resume it: {RESUME}")
     assert give(RESUME) == 0
 
 

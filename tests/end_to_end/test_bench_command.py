@@ -133,7 +133,7 @@ def test_a_finished_run_with_a_damaged_evaluation_is_judged_again(capsys: pytest
     file.write_bytes(file.read_bytes()[:100])
     assert main([*order, "--json"]) == 0
     again = capsys.readouterr()
-    assert again.err.count("evaluation.json is damaged, so this run is judged again") == 1
+    assert again.err.count("evaluation.json is damaged, so this run is evaluated again") == 1
     assert json.loads(again.out)["rows"] == found
 
 

@@ -46,7 +46,7 @@ def test_a_finished_run_of_an_edited_method_is_neither_shown_as_its_own_nor_join
         assert bench(seeds) == 2
         told = capsys.readouterr().err
         assert "the file of own was edited since b/own/seed-0 was trained" in told
-        assert "Remove what is named to have it trained anew, ask for the other rows alone" in told
+        assert "Remove these folders to train them again, run only the other rows" in told
     assert Path("b/bench.json").read_bytes() == before
     assert bench("0,1", "natural") in (0, 6)
     shutil.rmtree("b/own/seed-0")

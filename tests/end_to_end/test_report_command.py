@@ -94,7 +94,7 @@ def test_sweep_and_gallery_attack_the_weights_that_were_judged(run, tmp_path, ep
     assert [row["prediction"] == row["label"] for row in seen] == [judged[int(row["image"])] for row in seen]
     (folder / epoch / "model.safetensors").unlink()
     assert main(["report", str(folder), "--no-figures"]) == 0
-    assert "other weights than its evaluation judged" in capsys.readouterr().out
+    assert "other weights than those that were evaluated" in capsys.readouterr().out
 
 
 def test_networks_of_ones_own_are_attacked_only_where_the_user_names_them(run, tmp_path, capsys):
@@ -177,7 +177,7 @@ def test_a_bench_folder_is_reported_and_the_alpha_gamma_panels_are_drawn(tmp_pat
     rows[0]["runs"].append(one_run("gone", 1, "failed", "out of memory"))
     bench = make_bench(tmp_path, rows, "alpha-gamma", "Figure <3>", set={"epochs": "4"})
     assert main(["report", str(bench), "--against", "m+deat 1 1.01"]) == 0
-    assert "not whole: m+deat 1 1.1, seed 1: out of memory" in capsys.readouterr().out
+    assert "incomplete: m+deat 1 1.1, seed 1: out of memory" in capsys.readouterr().out
     panels = {row["panel"] for row in rows_of(tmp_path / "report" / "figures" / "alpha-gamma.csv")}
     assert panels == {"m+deat, gamma 1.1", "m+deat, gamma 1.01"}
     assert (tmp_path / "report" / "figures" / "alpha-gamma.png").is_file()

@@ -72,7 +72,7 @@ def test_a_damaged_evaluation_is_made_again_and_said(tmp_path, judged, capsys):
     (tmp_path / "run/evaluation-last.json").write_text('{"schema": 1, "accu')
     cells.run_cell(cell_of(), tmp_path / "run")
     assert [name for name, _, _ in judged] == ["evaluation-last.json"]
-    assert "evaluation-last.json is damaged, so this run is judged again" in capsys.readouterr().err
+    assert "evaluation-last.json is damaged, so this run is evaluated again" in capsys.readouterr().err
     assert (tmp_path / "run/last/model.safetensors").stat().st_mtime_ns == trained
 
 
@@ -205,7 +205,7 @@ def test_data_without_a_test_part_are_refused_before_training(tmp_path, judged, 
     run = cell.row.resolve(0)
     bare = replace(run, splits=replace(run.splits, test=None))
     monkeypatch.setattr(type(cell.row), "resolve", lambda *_: bare)
-    with pytest.raises(DataError, match="test part"):
+    with pytest.raises(DataError, match="no test images"):
         cells.run_cell(cell, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -143,7 +143,7 @@ def test_ctrl_c_without_a_folder_says_that_nothing_was_saved_and_what_would_save
         fit(progress=False)
     shown = "".join(traceback.format_exception(stopped.value))
     assert "interrupted in epoch 1 of 2; nothing was saved, since fit was given no folder" in shown
-    assert "with checkpoints='some/folder' the same call goes on" in shown
+    assert "with checkpoints='some/folder' the same call resumes" in shown
 
 
 def test_training_that_is_asked_to_stop_without_a_folder_says_the_same():

@@ -1,1 +1,1 @@
-"""A grid of runs, one for each row and seed: claimed, played, judged and written down."""
+"""A grid of runs, one for each row and seed: claimed, trained, evaluated and recorded."""

@@ -45,7 +45,7 @@ def has_readable_results(path: Path) -> bool:
     try:
         return not find_damaged_evaluations(path) and bool(load_run_results(path).metrics)
     except NewerVersionError:
-        raise  # it is whole, and to be judged again by nobody
+        raise  # the results are complete: evaluating again would replace them
     except (DeatError, *PARSE_ERRORS):
         return False
 
@@ -53,7 +53,7 @@ def has_readable_results(path: Path) -> bool:
 def remove_damaged_evaluations(path: Path) -> None:
     """Remove evaluations that cannot be read, so that they are made again."""
     for file in find_damaged_evaluations(path):
-        print_stderr(f"{path.parent.name}, {path.name}: {file.name} is damaged, so this run is judged again.")
+        print_stderr(f"{path.parent.name}, {path.name}: {file.name} is damaged, so this run is evaluated again.")
         file.unlink()
 
 
@@ -84,8 +84,8 @@ def check_code_unchanged(row: RecipeRow, folders: Iterable[Path]) -> None:
     if others := [str(folder) for folder in folders if not is_trained_with_code(folder, code)]:
         raise UsageError(
             f"the file of {row.label} was edited since {', '.join(others)} {'was' if len(others) == 1 else 'were'} "
-            "trained, so its seeds would not be of one kind. Remove what is named to have it trained anew, ask for "
-            "the other rows alone, or choose another --out."
+            "trained, so its seeds would not be comparable. Remove these folders to train them again, run only the "
+            "other rows, or choose another --out."
         )
 
 
@@ -201,7 +201,7 @@ class Grid:
         _set_status(mine, "running")
         mine["attempts"] += 1
         others = [r for r in runs.values() if r is not mine and r["status"] == "running" and not self._is_free(r)]
-        for run in (mine, *others):  # a run that is taken up alone has its crowded epochs still
+        for run in (mine, *others):  # a run that is resumed alone still has its crowded epochs
             run["concurrent_jobs"] = max(run["concurrent_jobs"], 1 + len(others))
 
     def _finished_folders(self, bench: BenchRecord, row: RecipeRow) -> list[Path]:

@@ -66,7 +66,7 @@ def run_cell(cell: GridCell, path: Path) -> None:
 
 
 def train_cell(run: Run, path: Path) -> None:
-    """Train into a cell's folder: an earlier attempt is resumed where that is exact, and else removed."""
+    """Train into a cell's folder: an earlier attempt is resumed if that is exact, otherwise removed."""
     options = FolderOptions(
         create_folder=lambda: ensure_run_folder(path),
         resume=ResumePolicy.OR_RESTART,
@@ -211,7 +211,7 @@ def _start_worker(context: Any, grid: Grid, cells: Sequence[GridCell]) -> Any:
 
 
 def _worker_main(root: str, cells: Sequence[GridCell]) -> None:
-    """A worker's whole life; only its parent stops it, and talks about it."""
+    """Run a worker; only its parent stops it and reports on it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent too
     torch.set_num_threads(1)
     parent = os.getppid()

@@ -101,7 +101,7 @@ def load_evaluated_run(run: RunResults, options: LoadOptions) -> LoadedRun:
         net = load_run_model(resolved, file).eval()
         if _is_evaluated_model(run, net):
             return net, get_test_split(resolved), resolved.threat
-    raise CheckpointError(f"{str(run.path)!r} has other weights than its evaluation judged: evaluate it again.")
+    raise CheckpointError(f"{str(run.path)!r} has other weights than those that were evaluated: evaluate it again.")
 
 
 def _match_user_model(recorded: str, models: Sequence[str]) -> str | None:
@@ -371,7 +371,7 @@ def _format_markdown(story: Report) -> str:
 
 
 def _format_unevaluated(results_sheet: ResultsTable) -> str:
-    """What stands in place of a table in which there would be no number."""
+    """Return the text in place of a table without numbers."""
     told = [f"{row.name}, {text}" for row in results_sheet.rows for text in list_run_problems(row, UNEVALUATED)]
     return "\n".join(
         f"{escape_markdown(text)}\n" for text in ("No run is evaluated yet.", *told, *results_sheet.data.notes)
@@ -401,7 +401,7 @@ def _print_report(story: Report, out: Path, args: ReportCommand) -> None:
         print(make_printable(f"left out: {text}"))
     for row in story.results.rows:
         for text in list_run_problems(row, UNEVALUATED):
-            print(make_printable(f"not whole: {row.name}, {text}"))
+            print(make_printable(f"incomplete: {row.name}, {text}"))
         for text in list_watch_alarms(row):
             print(make_printable(f"watch: {row.name}, {text}"))
     _print_held_out(story.results.rows)

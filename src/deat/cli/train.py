@@ -341,7 +341,7 @@ FlagGroup = TypeVar("FlagGroup", Request, TrainOptions)
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """Train a classifier robustly. Without flags: m+deat on digits, and a table beside natural training."""
+    """Train a classifier robustly. Without flags: m+deat on digits, then a table with natural training for comparison."""
 
     data: str = "digits"
     """digits, cifar10, cifar100, or folder:PATH (a folder or archive with one folder of images a class)."""
@@ -360,9 +360,9 @@ class TrainCommand:
     overwrite: bool = False
     """Replace the run that is in --out."""
     resume: Literal["no", "auto"] = "no"
-    """auto goes on with the run that is in --out, if there is one of the same settings, and else starts it."""
+    """auto resumes the run in --out if there is one with the same settings; otherwise it starts one."""
     inexact: bool = False
-    """--resume: go on even where the numbers will differ from an uninterrupted run's."""
+    """With --resume: resume even if the numbers will differ from those of an uninterrupted run."""
     seed: IntFlag = 0
     """Where every random draw comes from."""
     batch_size: OptionalInt = None

@@ -21,7 +21,7 @@ from deat.utils.text import make_printable
 
 SCORE_ATTACKS = ("natural", "fgsm", "pgd-20")
 MISSING_BASELINE_WEIGHTS_HINT = (
-    "put it back, or go on without that: the run's own `deat train` with --resume auto --baseline no"
+    "put it back, or continue without it: the run's own `deat train` with --resume auto --baseline no"
 )
 """What to do where a run's baseline cannot start from the weights that the run began with."""
 

@@ -40,7 +40,7 @@ KEYWORD_HINTS = {
 }
 """What to use in place of a keyword that fit does not have, where its spelling does not tell."""
 NOT_SAVED_HINT = (
-    "nothing was saved, since fit was given no folder: with checkpoints='some/folder' the same call goes on"
+    "nothing was saved, since fit was given no folder: with checkpoints='some/folder' the same call resumes"
 )
 """What the message says about an interrupted fit without a folder."""
 

@@ -114,7 +114,9 @@ def load_run_model(run: Run, weights: Path) -> nn.Module:
 def get_test_split(run: Run) -> AnyImageSet:
     """The run's test images; a DataError where its data has none."""
     if run.splits.test is None:
-        raise DataError(f"{run.splits.name} has no test part to judge on: put one beside train/, as test/ or val/.")
+        raise DataError(
+            f"{run.splits.name} has no test images to evaluate on. Put a folder test/ or val/ beside train/."
+        )
     return run.splits.test
 
 
@@ -162,8 +164,8 @@ def check_init_weights(folder: Path, init: str | None) -> None:
     digest = recorded_init_hash(folder)
     if init and digest and _weights_exist(init) and hash_weights(init) != digest:
         raise UsageError(
-            f"{init!r} holds other weights than the run in {str(folder)!r} began with. Put those back, or start a run "
-            "of its own (--out). A run without a baseline needs them no more: `deat resume` goes on with it."
+            f"{init!r} holds other weights than the run in {str(folder)!r} began with. Put those back, or start a "
+            "new run (another --out). A run without a baseline does not need them: `deat resume` resumes it."
         )
 
 

@@ -100,7 +100,7 @@ class RunFolder:
             self.notify(f"the last line of {HISTORY_FILE} was torn; it is dropped")
         for name in (HISTORY_FILE, TIMING_FILE):
             if not is_valid_json_lines(self.path / name):
-                self.notify(f"{name} held lines that deat did not write; it is written anew from the checkpoint")
+                self.notify(f"{name} held lines that deat did not write; it is written again from the checkpoint")
         try:
             write_records(self.path / HISTORY_FILE, trainer.history)
             write_records(self.path / TIMING_FILE, self.timings)
@@ -144,7 +144,7 @@ class RunFolder:
     def _publish_weights(self, checkpoint: Path | None, trainer: Trainer) -> None:
         """Write best/ and last/, and delete the run that this one replaces, now that there is an epoch."""
         if not (self.path / RUN_FILE).is_file():  # as while a folder is being removed: nothing could be resumed from it
-            raise CheckpointError(f"{str(self.path / RUN_FILE)!r} is gone, without which the run cannot go on")
+            raise CheckpointError(f"{str(self.path / RUN_FILE)!r} is missing: the run cannot resume without it")
         best = trainer.best.snapshot_or_none
         if best is None:
             return
@@ -172,8 +172,8 @@ class RunFolder:
 def is_last_epoch_saved(folder: Path, epochs: int) -> bool:
     """Whether a run's training is finished, and best/ and last/ have its weights.
 
-    The newest whole checkpoint tells. Where none is left, the weights in last/ do, which were written from one. The
-    history does not: its line for an epoch is written before the checkpoint, which may have failed.
+    The newest complete checkpoint is decisive; without one, the weights in last/, which were written from a checkpoint.
+    The history is not: its line for an epoch is written before the checkpoint, which may have failed.
 
     Args:
         folder: The run's folder.
@@ -193,7 +193,7 @@ def is_last_epoch_saved(folder: Path, epochs: int) -> bool:
 
 
 def _has_weights_of(folder: Path, which: EpochChoice, num_epochs: int) -> bool:
-    """Whether the weights in best/ or last/ are whole and were saved after so many epochs."""
+    """Whether the weights in best/ or last/ are complete and were saved after so many epochs."""
     weights = folder / which / WEIGHTS_FILE
     read_tensors(weights)  # raises where the numbers are not those that were written
     return read_note(weights) == _weights_note(num_epochs)
@@ -344,7 +344,7 @@ def folder_exists_error(path: Path) -> UsageError:
         return UsageError(f"{str(path)!r} exists already, and is no run of deat's. Choose another --out{begun}.")
     replaced = ", add --overwrite to replace that run" if is_run_folder(path) else ""
     resume = format_command("resume", path, record["request"])
-    return UsageError(f"{str(path)!r} exists already. Choose another --out{replaced}, or go on with it: {resume}")
+    return UsageError(f"{str(path)!r} exists already. Choose another --out{replaced}, or resume it: {resume}")
 
 
 def unwritable_error(path: Path, error: OSError) -> CheckpointError:

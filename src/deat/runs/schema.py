@@ -45,7 +45,7 @@ EVALUATION_FILES = {"": EVALUATION_FILE, **EXTRA_EVALUATION_FILES}
 BENCH_FILE = "bench.json"
 MAX_RECORD_BYTES = 16 << 20
 DAMAGED_RECORD_HINT = (
-    "Put it back from a copy, or train again into another --out; weights in best/ and last/ can be judged as files, "
+    "Put it back from a copy, or train again into another --out; weights in best/ and last/ can be evaluated as files, "
     "with --data and --model."
 )
 """What to do about a damaged run.json."""

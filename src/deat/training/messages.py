@@ -67,8 +67,8 @@ def collect_start_notes(trainer: "Trainer") -> list[str]:
     resolution = 100 * newcombe_interval(0.5, 0.5, n)[1]
     return [
         f"only {n} images are held out to choose the best epoch: each is worth {100 / n:.1f} points, and epochs less "
-        f"than about {resolution:.0f} points apart cannot be told apart. Hold out more (--held-out), or judge the last "
-        "epoch too (--epoch last of deat evaluate)."
+        f"than about {resolution:.0f} points apart are statistically indistinguishable. Hold out more (--held-out), or "
+        "evaluate the last epoch too (--epoch last of deat evaluate)."
     ]
 
 

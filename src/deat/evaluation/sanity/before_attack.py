@@ -17,7 +17,7 @@ from deat.utils.torch_utils import eval_mode
 SMALL_BATCH_IMAGES = 7
 """About how many images each small batch has when the outputs in small batches are compared with those in one batch."""
 MIN_IMAGES_FOR_CHANCE = 50
-"""With fewer images an accuracy cannot be told from chance."""
+"""With fewer images an accuracy cannot be distinguished from chance."""
 
 
 def check_before_attacks(model: nn.Module, x: Tensor, y: Tensor, num_classes: int) -> list[Flag]:
