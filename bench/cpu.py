@@ -1,22 +1,22 @@
 """Training speed on two CPU cores: plain PGD-7 and FREE-8 loops and deat's own, side by side in one run.
 
 Speed: PreAct-ResNet-18 on 3x32x32 images, batch 64. In every round the plain loop (bench/plain.py) and deat's trainer
-play the same number of batches, one directly after the other; the first round warms up and is dropped. What counts is
-the ratio of the two times of a round: its median, and its range over the rounds. A round of deat is a whole
-`Trainer.run_epoch`, its records included. A round in which other processes took 5 % of the cores from either side is
-played again, up to four times as many rounds as were asked for.
+train on the same number of batches, one directly after the other. The first round is a warm-up and is not counted. The
+result is the ratio of the two times of a round: its median and its range over the rounds. A round of deat is a whole
+`Trainer.run_epoch`, with its records. A round in which other processes took 5 % of the cores from either side is
+repeated; at most four times the requested number of rounds are run.
 
-Compiled: deat's trainer as it is, and compiled by torch's compiler (--engine compile), in the same way.
+Compiled: deat's trainer eager, and compiled by torch's compiler (--engine compile), in the same way.
 
 Accuracy: bench/cpu_accuracy.py.
 
-Run it on an idle machine, for about an hour:
+Run it on an idle machine; it takes about an hour:
 
     python bench/cpu.py
 
-It writes docs/results/cpu.json and docs/results/cpu.md. `--part speed`, `--part compiled` and `--part accuracy` renew
-one part of them; only the last does not need the machine for itself. `--quick` shows in two minutes that everything
-works; its numbers mean nothing and are only printed unless --out says where to write them.
+It writes docs/results/cpu.json and docs/results/cpu.md. `--part speed`, `--part compiled` and `--part accuracy` replace
+one part of them; only the last can share the machine with other work. `--quick` shows in two minutes that everything
+works; its numbers mean nothing and are only printed, unless --out names a file.
 """
 
 import argparse

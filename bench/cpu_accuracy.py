@@ -1,9 +1,9 @@
 """Whether deat's speed on the CPU costs robustness: the same training, plain in float32 and deat in bfloat16.
 
-PreAct-ResNet-18 on the 8x8 digits, 40 epochs' worth of backprops for either method, a cosine rate. Each side picks its
-own peak learning rate by PGD-20 accuracy on 200 training images that it does not train on, in a run of a seed that is
-not used again. Then both train on all training images, from the same initial weights for each seed, and are scored by
-the same float32 PGD-20 on the 400 test images, which nothing was chosen by.
+PreAct-ResNet-18 on the 8x8 digits, 40 epochs' worth of backprops for either method, a cosine learning rate. Each side
+chooses its peak learning rate by PGD-20 accuracy on 200 held-out training images, in a run with a seed that is not used
+again. Then both train on all training images, from the same initial weights for each seed. Both are evaluated by the
+same float32 PGD-20 on the 400 test images, on which nothing was chosen.
 """
 
 import json

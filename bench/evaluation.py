@@ -1,13 +1,13 @@
 """Evaluation speed on a GPU: a plain script, the AutoAttack library as it is, and deat, on one robust network.
 
-PreAct-ResNet-18 and CIFAR-10's 10,000 test images. `plain` is what paper repositories do: batches of 200, every image
-in every step, a full backward, in torch's default precision: float32 whose convolutions, but not matrix products, may
-use TF32. The others are deat.evaluate in a precision, recorded or compiled, all images in one block or in blocks of
-2,500 or 500; `default` is what the command does when nothing is said. `fp32` is float32 without TF32 anywhere:
-accuracies and verdicts are compared with its, verdicts only where the block, and so the starts, are the same.
-AutoAttack: the library as it is on every tenth image, deat on the same ones and on all. Before a cell is timed, PGD-20
-on its images loads and builds what a process needs once; the page says how long that took. Cells are measured one by
-one, and those that are there already are kept, so that the command may be given again, with other cells:
+PreAct-ResNet-18 and CIFAR-10's 10,000 test images. `plain` does what paper repositories do: batches of 200, every image
+in every step, a full backward pass, in torch's default precision (float32, in which convolutions, but not matrix
+products, may use TF32). The other rows are deat.evaluate with a precision, recorded or compiled, with all images in one
+block or in blocks of 2,500 or 500; `default` has the command's default options. `fp32` is float32 without TF32, and the
+reference for accuracies and verdicts. Verdicts are compared only if the block size, and so the starts, are the same.
+AutoAttack: the library as it is on every tenth image, and deat on the same images and on all. Before a cell is timed,
+PGD-20 on its images loads and builds what a process needs once; the page reports the time of this run. Cells that are in
+the file are not repeated, so the command can be given again, with other cells:
 
     deat train --data folder:cifar10-jpeg.tar.xz --epochs 11 --gamma 1.0 --alpha 10/255 --lr 0.1 --held-out 0 \\
         --val-attack none --out RUN

@@ -1,19 +1,19 @@
-"""Training speed on a GPU: a plain loop, deat eager, recorded and compiled, by method, network and batch size.
+"""Training speed on a GPU: a plain loop, and deat eager, recorded and compiled, by method, network and batch size.
 
-Every cell trains a fresh network on random images for a few batches with a fixed number of attack steps: its first
-pass is the warm-up, whose seconds are reported apart; then whole passes are timed, data and augmentation included.
-`plain` is the loop of paper repositories: torch's default precision (float32 whose convolutions may use TF32), a
-DataLoader with workers, attack steps that do more than they need; it makes as many backprops a batch as the others do.
-What stands side by side, the engines of one network, method and batch size, is measured in one call. What is in the
-file already is kept, unless a cell failed, so that the command may be given again:
+Every cell trains a new network on random images for a few batches, with a fixed number of attack steps. Its first pass
+is the warm-up, whose seconds are reported separately. Then whole passes are timed, with data and augmentation. `plain`
+is a loop as paper repositories have it: torch's default precision (float32, in which convolutions may use TF32), a
+DataLoader with workers, and attack steps that compute more than they need. It makes as many backprops per batch as the
+others. The engines of one network, method and batch size are measured in one call. Cells that are in the file are not
+repeated unless they failed, so the command can be given again:
 
     python bench/gpu.py --out docs/results/speed.json
     python bench/gpu.py --out docs/results/speed.json preact_resnet18/pgd-7/128
 
 It writes the JSON file and a table beside it. TFLOP/s count multiplications and additions of convolutions and matrix
-products, three forwards' worth for a joint backprop and two for an ascend; the share is of what this device reached on
-a large bf16 matrix product in the same call. Memory is the most that was in use at once, warm-up included; "first" is
-that of a compiled cell that found none of our kernels built. Each call notes which deat it measured.
+products: three forward passes' worth for a joint backprop and two for an ascend. The share of peak is relative to this
+device's speed on a large bf16 matrix product in the same call. Memory is the largest amount in use at once, warm-up
+included. "First" marks a compiled cell that had to build our kernels. Each call records the version of deat.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Where a whole batch's time goes on a GPU, beyond its moves: what gpu_profile.py shows beside them.
+"""Where a whole batch's time goes on a GPU, beyond its moves; gpu_profile.py shows it next to them.
 
-A trainer plays batches of PreAct-ResNet-18, compiled, as in a run, data and augmentation included. Its milliseconds are
-by the clock, without a profiler. The host's are how long it takes to ask for a batch while the device waits for it: as
-long as that is less than the whole, the device is the limit. Batches whose replays are left out show what
-the rest costs alone. What ran when is the profiler's, under which the host is slower, and so the gaps are longer.
+A trainer runs batches of PreAct-ResNet-18, compiled, as in a real run, with data and augmentation. Milliseconds are
+wall-clock times without a profiler. Host time is the time that the host needs to launch a batch on an idle device; if it
+is shorter than the batch, the device is the limit. Batches without replays show the cost of everything else. The
+timeline is from the profiler, which slows the host down, so its gaps are longer.
 """
 
 import gc

@@ -1,8 +1,8 @@
-"""Where a move's time goes on a GPU, kernel by kernel, and where a whole batch's does.
+"""Where a move's time goes on a GPU, kernel by kernel, and where a whole batch's time goes.
 
-PreAct-ResNet-18, batches of 128, bf16. A recorded ascent and a recorded joint move, in each engine, are replayed alone,
-so their milliseconds hold no data and no augmentation; kernels are summed by what they are for. Whole batches are
-compiled, and hold both (gpu_batches.py). The command
+PreAct-ResNet-18, batches of 128, bf16. A recorded ascend move and a recorded joint move of each engine are replayed
+alone, without data and augmentation. Kernel times are added up by purpose. Whole batches are compiled, and include data
+and augmentation (gpu_batches.py). The command
 
     python bench/gpu_profile.py --out docs/results/profile.json
 

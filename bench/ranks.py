@@ -1,7 +1,7 @@
 """What a second process brings: `torchrun --standalone --nproc-per-node=2 bench/ranks.py`.
 
-Both sides play the same batches with the same network in the same run, in turns: one process of one thread alone,
-the other one waiting, and then two processes of one thread each. Without torchrun, only the page is written anew.
+Both sides train on the same batches with the same network in the same run, in turns: first one process with one thread,
+while the other process waits; then two processes with one thread each. Without torchrun, only the page is written again.
 """
 
 import argparse
