@@ -33,7 +33,7 @@ def speed_page(part: Record) -> list[str]:
         *paragraph(
             "Times are medians over the rounds. A speed-up is the median (and the range) of the rounds' speed-ups. A round in "
             f"which other processes took 5 % of the cores was repeated. {rounds(speed)} The speed-ups are valid for "
-            "two free cores: where other processes take half of them, deat slows down more than the plain loop."
+            "two free cores."
         ),
         "",
     ]
