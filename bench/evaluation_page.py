@@ -40,9 +40,10 @@ def render(result: Record) -> str:
             *paragraph(
                 "`plain` runs in torch's default precision: float32, in which convolutions may use TF32. The reference "
                 f"is `{REFERENCE}`: float32 without TF32. With the same block size a row may differ from it by "
-                'at most 0.1 points and 0.3 % of the verdicts. Accuracies are in %. "Points" is the largest difference in '
-                'accuracy over the four attacks. "Verdicts" is the largest share of images with another verdict. With another block size the '
-                "attacks start at other points, which changes accuracies too; verdicts are not compared there."
+                'at most 0.1 points and 0.3 % of the verdicts. Accuracies are in %. "Points" is the largest difference '
+                'in accuracy over the four attacks. "Verdicts" is the largest share of images with another verdict. '
+                "With another block size the attacks start at other points, which changes accuracies too; verdicts are "
+                "not compared there."
             ),
             "",
             *paragraph(
