@@ -10,7 +10,7 @@ from deat.core.inner_attack_settings import Converged, Friendly
 from deat.core.move_order import Craft, Relay, Replay
 from deat.core.training_losses import CrossEntropy, Mart, Trades
 from deat.errors import UsageError
-from deat.methods import PAPER_RULES, RELEASED_RULES, method_registry
+from deat.methods import DEFAULT_RULES, RELEASED_RULES, method_registry
 from deat.methods.configure import configure_method
 from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, Linear
 
@@ -367,7 +367,7 @@ def test_nothing_else_forks():
             described.pop("probe")
             described["ascent"].pop("noisy")
         assert one == other
-    assert (PAPER_RULES.name, RELEASED_RULES.name) == ("paper", "released")
+    assert (DEFAULT_RULES.name, RELEASED_RULES.name) == ("paper", "released")
 
 
 # Single settings changed by hand

@@ -12,12 +12,12 @@ from deat.core.move_order import Craft
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
 from deat.methods.prefixes import mplus
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 from deat.schedules import Fixed
 
 
 @register_method("fgsm")
-def fgsm(rules: Rules) -> Method:
+def fgsm(rules: RuleSet) -> Method:
     """Build U-FGSM."""
     attack, probe = InnerAttack(noisy=rules.noisy), rules.make_probe(crafts=True)
     schedule = Fixed(k=1, alpha_eps=1.25)
@@ -25,6 +25,6 @@ def fgsm(rules: Rules) -> Method:
 
 
 @register_method("m+fgsm")
-def m_fgsm(rules: Rules) -> Method:
+def m_fgsm(rules: RuleSet) -> Method:
     """Build M+ over U-FGSM's step, with k at most 7."""
     return mplus(fgsm(rules), max_steps=7, rules=rules)

@@ -11,12 +11,12 @@ from deat.core.move_order import Replay
 from deat.errors import UsageError
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 from deat.schedules import Fixed
 
 
 @register_method("free-M")
-def free(rules: Rules, m: int = 8) -> Method:
+def free(rules: RuleSet, m: int = 8) -> Method:
     """Build FREE with m replays of each batch."""
     if m < 1:
         raise UsageError(f"free-{m}: a batch is played at least once. Use free-1 or more.")

@@ -12,12 +12,12 @@ from deat.core.move_order import Craft
 from deat.core.training_losses import Mart
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 from deat.schedules import Fixed
 
 
 @register_method("mart[-K]", "m+", "f+")
-def mart(rules: Rules, k: int = 10) -> Method:
+def mart(rules: RuleSet, k: int = 10) -> Method:
     """Build MART with k steps."""
     return Method(
         "mart",

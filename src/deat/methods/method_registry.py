@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
 from deat.methods.prefixes import PREFIXES
-from deat.methods.rules import Rules, get_rules
+from deat.methods.rule_sets import RuleSet, get_rule_set
 from deat.utils.user_code import get_qualified_name, is_file_spec, load_module, no_such_name_error, split_spec
 
 MethodBuilder = Callable[..., Method]
@@ -104,7 +104,7 @@ def list_methods() -> list[str]:
     return [prefix + entry.format_name() for entry in _METHODS.values() for prefix in ("", *entry.prefixes)]
 
 
-def get_method(name: str | Method, *, rules: str | Rules = "paper") -> Method:
+def get_method(name: str | Method, *, rules: str | RuleSet = "paper") -> Method:
     """Return the method of a name.
 
     Args:
@@ -126,10 +126,10 @@ def get_method(name: str | Method, *, rules: str | Rules = "paper") -> Method:
         return name
     if not isinstance(name, str):
         raise UsageError(f"{name!r} is no method. Give a name, such as m+deat, or a deat.Method.")
-    return _build_method(name.strip() if is_file_spec(name) else _normalize_name(name), get_rules(rules), name)
+    return _build_method(name.strip() if is_file_spec(name) else _normalize_name(name), get_rule_set(rules), name)
 
 
-def _build_method(name: str, rules: Rules, original_name: str) -> Method:
+def _build_method(name: str, rules: RuleSet, original_name: str) -> Method:
     method = _build_registered(name, rules, list(_METHODS.values()))
     if method:
         return method
@@ -143,7 +143,7 @@ def _build_method(name: str, rules: Rules, original_name: str) -> Method:
     )
 
 
-def _build_registered(name: str, rules: Rules, entries: list[RegisteredMethod]) -> Method | None:
+def _build_registered(name: str, rules: RuleSet, entries: list[RegisteredMethod]) -> Method | None:
     """The method that one of these patterns builds for a name, or None."""
     for entry in entries:
         parameters = entry.match(name)
@@ -162,7 +162,7 @@ def _normalize_name(name: str) -> str:
     return text
 
 
-def _build_from_file(spec: str, rules: Rules) -> Method:
+def _build_from_file(spec: str, rules: RuleSet) -> Method:
     """The method that a file defines or registers under a name, which may begin with prefixes."""
     file, name = split_spec(spec)
     for prefix, compose in PREFIXES.items():
@@ -178,7 +178,7 @@ def _build_from_file(spec: str, rules: Rules) -> Method:
     return method
 
 
-def _to_method(value: object, rules: Rules, spec: str) -> Method:
+def _to_method(value: object, rules: RuleSet, spec: str) -> Method:
     if callable(value) and not isinstance(value, Method):
         value = _call_builder(value, rules, {})
     if not isinstance(value, Method):
@@ -186,7 +186,7 @@ def _to_method(value: object, rules: Rules, spec: str) -> Method:
     return value
 
 
-def _call_builder(build: MethodBuilder, rules: Rules, parameters: dict[str, int]) -> Method:
+def _call_builder(build: MethodBuilder, rules: RuleSet, parameters: dict[str, int]) -> Method:
     if "rules" in inspect.signature(build).parameters:
         return build(rules=rules, **parameters)
     return build(**parameters)

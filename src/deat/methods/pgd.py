@@ -10,12 +10,12 @@ from deat.core.move_order import Craft
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
 from deat.methods.prefixes import mplus
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 from deat.schedules import Fixed
 
 
 @register_method("pgd-K")
-def pgd(rules: Rules, k: int = 7) -> Method:
+def pgd(rules: RuleSet, k: int = 7) -> Method:
     """Build PGD-AT.
 
     Args:
@@ -31,6 +31,6 @@ def pgd(rules: Rules, k: int = 7) -> Method:
 
 
 @register_method("m+pgd")
-def m_pgd(rules: Rules) -> Method:
+def m_pgd(rules: RuleSet) -> Method:
     """Build M+PGD, with k at most 7."""
     return mplus(pgd(rules), rules=rules)

@@ -10,11 +10,11 @@ from dataclasses import replace
 from deat.core.inner_attack_settings import Friendly
 from deat.errors import UsageError
 from deat.methods.method import Method
-from deat.methods.rules import Rules, get_rules
+from deat.methods.rule_sets import RuleSet, get_rule_set
 from deat.utils.numbers import check_int
 
 
-def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, rules: str | Rules = "paper") -> Method:
+def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, rules: str | RuleSet = "paper") -> Method:
     """Return M+base: k starts at 0 and grows with the gradient magnitude l_X.
 
     Args:
@@ -34,7 +34,7 @@ def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, ru
         'm+pgd-7'
     """
     _check_is_method(base, "m+")
-    rule_set = get_rules(rules)
+    rule_set = get_rule_set(rules)
     stretch, ramp = (rule_set.stretch_eps, rule_set.ramp_eps) if base.play.crafts_first else (0.0, 0.0)
     schedule = base.schedule.to_mplus(gamma, max_steps, stretch, ramp)
     return replace(base, name=f"m+{base.name}", schedule=schedule, summary=f"{base.summary}, k guided by l_X")
@@ -71,7 +71,7 @@ def friendly(base: Method, tau: int = 3) -> Method:
     return replace(base, name=f"f+{base.name}", attack=attack, schedule=schedule, summary=summary)
 
 
-PREFIXES: dict[str, Callable[[Method, Rules], Method]] = {
+PREFIXES: dict[str, Callable[[Method, RuleSet], Method]] = {
     "m+": lambda base, rules: mplus(base, rules=rules),
     "f+": lambda base, rules: friendly(base),
 }

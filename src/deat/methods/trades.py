@@ -13,12 +13,12 @@ from deat.core.move_order import Craft
 from deat.core.training_losses import Trades
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 from deat.schedules import Fixed
 
 
 @register_method("trades[-K]", "m+", "f+")
-def trades(rules: Rules, k: int = 10) -> Method:
+def trades(rules: RuleSet, k: int = 10) -> Method:
     """Build TRADES with k steps."""
     return Method(
         "trades",

@@ -13,12 +13,12 @@ from deat.core.move_order import Relay
 from deat.errors import UsageError
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 from deat.schedules import Fixed
 
 
 @register_method("yopo-M-N")
-def yopo(rules: Rules, m: int = 5, n: int = 3) -> Method:
+def yopo(rules: RuleSet, m: int = 5, n: int = 3) -> Method:
     """Build YOPO with m full passes of n first-layer steps each."""
     if m < 1 or n < 1:
         raise UsageError(f"yopo-{m}-{n}: at least one full pass and one first-layer step are needed, such as yopo-5-3.")

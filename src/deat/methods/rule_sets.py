@@ -8,7 +8,7 @@ from deat.errors import unknown_name_error
 
 
 @dataclass(frozen=True)
-class Rules:
+class RuleSet:
     """Differences between the paper and the authors' released code.
 
     The released code sums l_X in normalised space, from the last A for methods that craft (TRADES and MART: of the
@@ -53,7 +53,7 @@ class Rules:
         return MagnitudeProbe(self.crafting_probe_move if crafts else "joint", over, self.probe_space)
 
 
-PAPER_RULES = Rules(
+DEFAULT_RULES = RuleSet(
     name="paper",
     stretch_eps=1.0,
     ramp_eps=0.0,
@@ -65,7 +65,7 @@ PAPER_RULES = Rules(
     probe_space="pixel",
     clean_branch_probe_over="epoch",
 )
-RELEASED_RULES = Rules(
+RELEASED_RULES = RuleSet(
     name="released",
     stretch_eps=0.0,
     ramp_eps=1.0,
@@ -77,10 +77,10 @@ RELEASED_RULES = Rules(
     probe_space="normalised",
     clean_branch_probe_over="last_batch",
 )
-RULE_SETS = {rules.name: rules for rules in (PAPER_RULES, RELEASED_RULES)}
+RULE_SETS = {rules.name: rules for rules in (DEFAULT_RULES, RELEASED_RULES)}
 
 
-def get_rules(rules: str | Rules) -> Rules:
+def get_rule_set(rules: str | RuleSet) -> RuleSet:
     """Return the rule set of a name.
 
     Args:
@@ -92,7 +92,7 @@ def get_rules(rules: str | Rules) -> Rules:
     Raises:
         UsageError: If no rule set has this name.
     """
-    if isinstance(rules, Rules):
+    if isinstance(rules, RuleSet):
         return rules
     if rules not in RULE_SETS:
         raise unknown_name_error("rule set", rules, RULE_SETS)
