@@ -182,12 +182,11 @@ class Schedule(ABC):
         value: float | None = getattr(self, length)
         return value or 0.0
 
-    def to_mplus(self, gamma: float, max_steps: int | None, stretch_eps: float, ramp_eps: float) -> "GradientMagnitude":
-        """Return the M+ form of this schedule, which lets l_X choose k.
+    def to_mplus(self, gamma: float, stretch_eps: float, ramp_eps: float) -> "GradientMagnitude":
+        """Return the M+ form of this schedule, which lets l_X choose k, up to the largest k of this schedule.
 
         Args:
             gamma: How far l_X must exceed its value at the last growth.
-            max_steps: The largest k; that of this schedule if None.
             stretch_eps: See `Schedule`.
             ramp_eps: See `GradientMagnitude`.
 
@@ -223,14 +222,13 @@ class Fixed(Schedule):
         """Return the fixed k."""
         return self.k
 
-    def to_mplus(self, gamma: float, max_steps: int | None, stretch_eps: float, ramp_eps: float) -> "GradientMagnitude":
+    def to_mplus(self, gamma: float, stretch_eps: float, ramp_eps: float) -> "GradientMagnitude":
         """Return M+ with this k as the largest; see `Schedule.to_mplus`."""
         if self.k == 0:
             raise UsageError("m+ needs a method with an adversary, and this one has none. Choose one such as m+pgd-7.")
-        cap = self.k if max_steps is None else max_steps
         return GradientMagnitude(
             gamma=gamma,
-            max_steps=cap,
+            max_steps=self.k,
             alpha=self.alpha,
             alpha_eps=self.alpha_eps,
             level=self.level,
@@ -413,16 +411,15 @@ class Linear(Schedule):
             return self.level
         return self.level * max(0.0, 1 - epoch / (self.level_until * self.epochs))
 
-    def to_mplus(self, gamma: float, max_steps: int | None, stretch_eps: float, ramp_eps: float) -> GradientMagnitude:
+    def to_mplus(self, gamma: float, stretch_eps: float, ramp_eps: float) -> GradientMagnitude:
         """Return M+ with `last` as the largest k and the step size stretch / k; see `Schedule.to_mplus`."""
         if self.level_until is not None:
             raise UsageError(
                 "m+ cannot be applied to this method: its stopping level already depends on the epoch. Use m+pgd."
             )
-        cap = self.last if max_steps is None else max_steps
         return GradientMagnitude(
             gamma=gamma,
-            max_steps=cap,
+            max_steps=self.last,
             alpha=self.alpha,
             alpha_eps=self.alpha_eps,
             level=self.level,

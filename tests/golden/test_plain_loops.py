@@ -182,8 +182,12 @@ def clipped(x: Tensor, delta: Tensor) -> Tensor:
     return (x + delta.clamp(-EPS, EPS)).clamp(0, 1) - x
 
 
-def loops(released: bool) -> dict[str, dict[str, Any]]:
+def loops(rules: str) -> dict[str, dict[str, Any]]:
+    released = rules == "released"
+
     def guided(cap: int, alpha: float) -> Steps:
+        if rules == "literal":
+            return m_plus(99, alpha)
         return m_plus(cap, alpha, ramp=True) if released else m_plus(cap, alpha, span=1.0)
 
     trades = {"loss": "trades", "inner": "kl", "start": "jitter"}
@@ -191,6 +195,7 @@ def loops(released: bool) -> dict[str, dict[str, Any]]:
     return {
         "fgsm": {"family": "craft", "steps": Steps(1, 1.25)},
         "pgd-7": {"family": "craft", "steps": Steps(7, 0.25)},
+        "m+pgd-2": {"family": "craft", "steps": guided(2, 0.25)},
         "m+pgd": {"family": "craft", "steps": guided(7, 0.25)},
         "free-4": {"family": "replay", "steps": Steps(3, 1.0), "start": "zero"},
         "deat-1": {"family": "replay", "steps": Steps(0, 1.25, every_epoch)},
@@ -213,15 +218,15 @@ CAPPED = {"deat-1": 4, "deat-40%": 3}
 """Where the released code stops raising k."""
 
 
-@pytest.mark.parametrize("rules", ["paper", "released"])
-@pytest.mark.parametrize("name", loops(released=False))
+@pytest.mark.parametrize("rules", ["default", "literal", "released"])
+@pytest.mark.parametrize("name", loops("default"))
 def test_training_equals_a_plain_loop_in_weights_losses_magnitudes_thresholds_and_k(name: str, rules: str) -> None:
     released = rules == "released"
     options = {"epochs": EPOCHS, "lr": LR, "threat": deat.Linf(EPS), "normalize": ((MEAN,), (STD,))}
     trainer = trainer_of(
         deat.get_method(name, rules=rules), conv_net(batch_norm=True).double(), data=learnable(), **options
     )
-    loop = Loop(**loops(released)[name], released=released)
+    loop = Loop(**loops(rules)[name], released=released)
     if released and name in CAPPED:
         real, cap = loop.steps.grow, CAPPED[name]
         loop.steps.grow = lambda s, *seen: real(s, *seen) if s.k < cap else None

@@ -377,8 +377,9 @@ class TrainCommand:
     """SGD's momentum (0.9)."""
     init: OptionalStr = None
     """Weights to fine-tune: a safetensors file, a run's folder, or one that `deat export --shard-size` made."""
-    rules: Literal["paper", "released"] = "paper"
-    """The paper as written, or the code that made its tables."""
+    rules: Literal["default", "literal", "released"] = "default"
+    """literal: the paper's text; default: that, with longer steps and a largest k in M+; released: the authors' code,
+    which made the paper's tables."""
     alpha: OptionalFloat = None
     """The adversary's step size, such as 10/255; each method has a default."""
     gamma: OptionalFloat = None

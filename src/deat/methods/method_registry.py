@@ -104,13 +104,13 @@ def list_methods() -> list[str]:
     return [prefix + entry.format_name() for entry in _METHODS.values() for prefix in ("", *entry.prefixes)]
 
 
-def get_method(name: str | Method, *, rules: str | RuleSet = "paper") -> Method:
+def get_method(name: str | Method, *, rules: str | RuleSet = "default") -> Method:
     """Return the method of a name.
 
     Args:
         name: A registered name (numbers may change, m+ and f+ compose), a file's method as my_file.py:NAME, or a
             Method, which is returned as it is.
-        rules: Rule set, "paper" or "released".
+        rules: Rule set, "default", "literal" or "released".
 
     Returns:
         The method.

@@ -14,14 +14,16 @@ from deat.methods.rule_sets import RuleSet, get_rule_set
 from deat.utils.numbers import check_int
 
 
-def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, rules: str | RuleSet = "paper") -> Method:
+def mplus(
+    base: Method, gamma: float = 1.01, max_steps: int | None = None, *, rules: str | RuleSet = "default"
+) -> Method:
     """Return M+base: k starts at 0 and grows with the gradient magnitude l_X.
 
     Args:
         base: Method with a fixed number of steps.
         gamma: k grows when l_X exceeds gamma times its value at the last growth.
-        max_steps: Largest k; by default the base's own k.
-        rules: Rule set, "paper" or "released".
+        max_steps: Largest k; by default the base's own k, and none under the rule set "literal".
+        rules: Rule set, "default", "literal" or "released".
 
     Returns:
         The method, named m+base.
@@ -36,7 +38,9 @@ def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, ru
     _check_is_method(base, "m+")
     rule_set = get_rule_set(rules)
     stretch, ramp = (rule_set.stretch_eps, rule_set.ramp_eps) if base.play.crafts_first else (0.0, 0.0)
-    schedule = base.schedule.to_mplus(gamma, max_steps, stretch, ramp)
+    schedule = base.schedule.to_mplus(gamma, stretch, ramp)
+    if max_steps is not None or not rule_set.caps_mplus:
+        schedule = replace(schedule, max_steps=max_steps)
     return replace(base, name=f"m+{base.name}", schedule=schedule, summary=f"{base.summary}, k guided by l_X")
 
 

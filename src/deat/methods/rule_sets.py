@@ -1,6 +1,9 @@
-"""The two rule sets: the paper as written, and the code that made its tables. Nothing else depends on them."""
+"""The rule sets: deat's own, the paper's text to the letter, and the code that made the paper's tables.
 
-from dataclasses import dataclass
+A rule set is data. Methods are built from it, and nothing else depends on it.
+"""
+
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from deat.core.game import MagnitudeProbe
@@ -9,14 +12,17 @@ from deat.errors import unknown_name_error
 
 @dataclass(frozen=True)
 class RuleSet:
-    """Differences between the paper and the authors' released code.
+    """How methods are built where the paper's text and the authors' released code differ.
 
-    The released code sums l_X in normalised space, from the last A for methods that craft (TRADES and MART: of the
-    last batch only), lets k ramp until k * alpha reaches eps instead of stretching the step, keeps the
-    random start in epochs with k = 0, stops Amata short of B and caps k in DEAT-d and DEAT-p%.
+    `literal` is the text: M+ has a fixed step size and no largest k (Algorithm 1). `default` adds two safeguards to it:
+    for methods that craft, the k steps of M+ are long enough to cross the ball, and k has a largest value. `released` is
+    the code that made the paper's tables: it sums l_X in normalised space, from the last A for methods that craft
+    (TRADES and MART: of the last batch only), lets k ramp until k * alpha reaches eps, keeps the random start in epochs
+    with k = 0, stops Amata short of B and caps k in DEAT-d and DEAT-p%.
 
     Args:
-        name: "paper" or "released".
+        name: "default", "literal" or "released".
+        caps_mplus: M+ raises k to the method's own number of steps at most.
         stretch_eps: Length that the k steps of M+ must be able to cover, in units of eps.
         ramp_eps: M+ raises k until k * alpha reaches this length, in units of eps.
         noisy: Keep the random start in epochs with k = 0.
@@ -29,6 +35,7 @@ class RuleSet:
     """
 
     name: str
+    caps_mplus: bool
     stretch_eps: float
     ramp_eps: float
     noisy: bool
@@ -54,7 +61,8 @@ class RuleSet:
 
 
 DEFAULT_RULES = RuleSet(
-    name="paper",
+    name="default",
+    caps_mplus=True,
     stretch_eps=1.0,
     ramp_eps=0.0,
     noisy=False,
@@ -65,8 +73,10 @@ DEFAULT_RULES = RuleSet(
     probe_space="pixel",
     clean_branch_probe_over="epoch",
 )
+LITERAL_RULES = replace(DEFAULT_RULES, name="literal", caps_mplus=False, stretch_eps=0.0)
 RELEASED_RULES = RuleSet(
     name="released",
+    caps_mplus=True,
     stretch_eps=0.0,
     ramp_eps=1.0,
     noisy=True,
@@ -77,14 +87,16 @@ RELEASED_RULES = RuleSet(
     probe_space="normalised",
     clean_branch_probe_over="last_batch",
 )
-RULE_SETS = {rules.name: rules for rules in (DEFAULT_RULES, RELEASED_RULES)}
+RULE_SETS = {rules.name: rules for rules in (DEFAULT_RULES, LITERAL_RULES, RELEASED_RULES)}
+CURRENT_RULE_SET_NAMES = {"paper": "default"}
+"""Rule sets by the names that older records have for them."""
 
 
 def get_rule_set(rules: str | RuleSet) -> RuleSet:
     """Return the rule set of a name.
 
     Args:
-        rules: "paper", "released" or a rule set, which is returned as it is.
+        rules: "default", "literal", "released" or a rule set, which is returned as it is.
 
     Returns:
         The rule set.
