@@ -15,6 +15,7 @@ from torch.nn.functional import normalize, pad
 
 from deat.errors import UsageError, unknown_name_error
 from deat.utils.numbers import parse_number
+from deat.utils.torch_utils import broadcast_mask
 
 START_KINDS = ("zero", "uniform", "normal", "bernoulli", "jitter")
 """How an attack may start."""
@@ -83,6 +84,18 @@ class ThreatModel(ABC):
         Returns:
             The projected perturbations.
         """
+
+    def project_to_ball(self, delta: Tensor) -> Tensor:
+        """Shrink perturbations into the ball alone, whatever the pixels become.
+
+        Args:
+            delta: The perturbations.
+
+        Returns:
+            The perturbations, those outside the ball scaled to its surface; for Linf, every pixel clamped to eps.
+        """
+        norm = self.norm(delta).clamp(min=torch.finfo(delta.dtype).tiny)
+        return delta * broadcast_mask((self.eps / norm).clamp(max=1), delta)
 
     @abstractmethod
     def _sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
@@ -202,6 +215,10 @@ class Linf(ThreatModel):
     def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
         """Move every pixel by alpha along the sign of its slope; see `ThreatModel.step`."""
         return delta + alpha * grad.sign()
+
+    def project_to_ball(self, delta: Tensor) -> Tensor:
+        """Clamp each pixel's change to eps; see `ThreatModel.project_to_ball`."""
+        return delta.clamp(-self.eps, self.eps)
 
     def project(self, x: Tensor, delta: Tensor) -> Tensor:
         """Clamp each pixel's change to [max(-eps, -x), min(eps, 1 - x)]; see `ThreatModel.project`."""

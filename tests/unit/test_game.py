@@ -241,6 +241,23 @@ def persistent_free(**options: bool) -> deat.Method:
 
 
 @every_threat
+@pytest.mark.parametrize("name", ["free-3", "m+deat", "m+pgd", "m+yopo-5-3"])
+def test_unclipped_carried_delta_stays_in_the_ball_and_the_network_sees_pixels_in_0_1(name, threat):
+    method = deat.configure_method(deat.get_method(name, rules="released"), persistent=True)
+    net = conv_net().double()
+    inputs, game, left_the_box = Inputs(net), game_of(method, net, threat), False
+    for seed in range(4):
+        x, y = images(seed=seed)
+        method.play(game, x.double(), y, Budget(2, threat.eps / 2))
+        assert (threat.norm(game.carried_delta) <= threat.eps * (1 + 1e-9)).all()
+        left_the_box |= not threat.contains(x, x + game.carried_delta).all()
+    assert left_the_box
+    for seen in inputs.seen:
+        assert seen.min() >= -1e-12
+        assert seen.max() <= 1 + 1e-12
+
+
+@every_threat
 def test_persistent_free_begins_a_batch_where_the_last_one_ended_projected_to_the_new_images(threat):
     method, net = persistent_free(), conv_net()
     inputs, game = Inputs(net), game_of(method, net, threat)

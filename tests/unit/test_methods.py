@@ -502,6 +502,17 @@ def test_a_record_of_a_method_has_the_keys_and_numbers_of_version_0_1():
     }
 
 
+def test_a_record_says_that_a_carried_delta_is_unclipped_where_that_has_an_effect():
+    recorded = {
+        (rules, persistent): deat.configure_method(deat.get_method("free-4", rules=rules), persistent=persistent)
+        .describe()["ascent"]
+        .get("carries_unclipped")
+        for rules in ("default", "released")
+        for persistent in (False, True)
+    }
+    assert {key: value for key, value in recorded.items() if value is not None} == {("released", True): True}
+
+
 def test_absolute_lengths_are_refused_where_a_method_is_declared():
     with pytest.raises(UsageError, match=r"'mine'.*alpha=0\.5.*absolute.*alpha_eps in place of alpha"):
         deat.Method("mine", Craft(), Fixed(k=1, alpha=0.5))

@@ -113,7 +113,7 @@ class Game:
         self.carried_delta: Tensor | None = None
         self.global_batch_size: int | None = None
         self.executor = Executor(net, optimizer, self.engine, single_process=not distributed.is_multiprocess)
-        self.calls = NetworkCalls(net, objective, attack.loss_fn, threat, self.executor)
+        self.calls = NetworkCalls(net, objective, attack, threat, self.executor)
         self.has_static_gradients = False
         self._first_layer: FirstLayer | None = None
         self._buffers_by_shape: OrderedDict[torch.Size, Buffers] = OrderedDict()
@@ -172,7 +172,7 @@ class Game:
         )
         if self.carried_delta is not None and self.carried_delta.shape[1:] == buffers.x.shape[1:]:
             carried = self.carried_delta[: len(buffers)]  # the other rows of a larger batch keep their random start
-            start[: len(carried)] = self.threat.project(buffers.x[: len(carried)], carried)
+            start[: len(carried)] = self.attack.project(self.threat, buffers.x[: len(carried)], carried)
         return start
 
     def _compute_reference_logits(self, buffers: Buffers) -> None:
@@ -210,7 +210,8 @@ class Game:
     def _compute_delta_gradient(self, buffers: Buffers) -> None:
         delta = self.delta_scale.scaled_delta(buffers.delta)
         with self.attack_mode(), self.engine.autocast():
-            loss, logits = self.calls.attack_loss(buffers.x, delta, buffers.y, buffers.reference_logits)
+            visible = self.attack.visible_delta(buffers.x, delta)
+            loss, logits = self.calls.attack_loss(buffers.x, visible, buffers.y, buffers.reference_logits)
         (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
         self.engine.unscale_into(buffers.grad, grad, len(buffers))
         self.delta_scale.unscale_gradient(buffers.grad)
@@ -263,10 +264,11 @@ class Game:
         """
         delta = buffers.delta.detach().requires_grad_()
         with self.engine.autocast():
+            visible = self.attack.visible_delta(buffers.x, delta)
             if layer is None:
-                loss, logits = self.calls.objective(buffers, delta)
+                loss, logits = self.calls.objective(buffers, visible)
             else:
-                loss, logits = self.calls.objective_with_offsets(buffers, delta, layer)
+                loss, logits = self.calls.objective_with_offsets(buffers, visible, layer)
         # Not autograd.grad, for which DDP would not average the gradients.
         torch.autograd.backward(self.engine.scale(self._weight_by_share(loss, buffers)))
         self.executor.merge_gradients(keep_for_optimizer=True)

@@ -93,6 +93,8 @@ class InnerAttack:
         freeze: The rule that stops single examples from moving, if any.
         noisy: Whether epochs with k = 0 use the random start; without it they are clean.
         persistent: Whether delta is carried from batch to batch, as in the original FREE.
+        carries_unclipped: Whether a carried delta is limited by the ball alone, and the image that the network sees is
+            clamped to [0, 1] instead, as in the paper's ImageNet code. Without `persistent` it has no effect.
         compact: Whether attack steps run on the active examples only, instead of masking the frozen ones. This reads
             the device at every step.
 
@@ -109,6 +111,7 @@ class InnerAttack:
     freeze: FreezeRule | None = None
     noisy: bool = False
     persistent: bool = False
+    carries_unclipped: bool = False
     compact: bool = False
 
     def __post_init__(self) -> None:
@@ -134,6 +137,19 @@ class InnerAttack:
     def loss_fn(self) -> InnerLoss:
         """The per-example loss to maximise."""
         return INNER_LOSSES[self.loss]
+
+    @property
+    def clamps_images(self) -> bool:
+        """Whether the pixel range is kept by clamping what the network sees, and not by projecting delta."""
+        return self.persistent and self.carries_unclipped
+
+    def visible_delta(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Return the perturbation that the network sees; pixels that are clamped have no gradient."""
+        return (x + delta).clamp(0, 1) - x if self.clamps_images else delta
+
+    def project(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
+        """Project delta into the ball, and into the box if that is where the pixel range is kept."""
+        return threat.project_to_ball(delta) if self.clamps_images else threat.project(x, delta)
 
     def active_indices(self, buffers: Buffers) -> Tensor:
         """Return the indices of the active examples. Reads the device; used by `compact` only."""

@@ -7,7 +7,6 @@ Citation: Wang et al., "Dynamic efficient adversarial training guided by gradien
 Settings: alpha 1.25 eps (10/255), uniform start; M+DEAT gamma 1.01, k at most 7. Cost: k + 1 backprops a batch.
 """
 
-from deat.core.inner_attack_settings import InnerAttack
 from deat.core.move_order import Replay
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
@@ -19,7 +18,7 @@ ALPHA_EPS = 1.25
 
 
 def _replay_method(rules: RuleSet, schedule: Schedule, summary: str) -> Method:
-    attack = InnerAttack(noisy=rules.noisy)
+    attack = rules.make_attack()
     return Method("deat", Replay(), schedule, attack, probe=rules.make_probe(crafts=False), summary=summary)
 
 

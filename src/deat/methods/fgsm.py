@@ -9,7 +9,6 @@ Settings: alpha 1.25 eps (10/255), uniform start. Cost: 2 backprops a batch.
 
 from dataclasses import replace
 
-from deat.core.inner_attack_settings import InnerAttack
 from deat.core.move_order import Craft
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
@@ -23,7 +22,7 @@ ALPHA_EPS = 1.25
 @register_method("fgsm")
 def fgsm(rules: RuleSet) -> Method:
     """Build U-FGSM."""
-    attack, probe = InnerAttack(noisy=rules.noisy), rules.make_probe(crafts=True)
+    attack, probe = rules.make_attack(), rules.make_probe(crafts=True)
     schedule = Fixed(k=1, alpha_eps=ALPHA_EPS)
     return Method("fgsm", Craft(), schedule, attack, probe=probe, summary="one step, uniform start")
 

@@ -6,7 +6,6 @@ Settings: alpha eps (8/255), zero start, new for every batch as in the paper's b
 delta over batches, as the original does. Cost: m backprops a batch.
 """
 
-from deat.core.inner_attack_settings import InnerAttack
 from deat.core.move_order import Replay
 from deat.errors import UsageError
 from deat.methods.method import Method
@@ -20,6 +19,6 @@ def free(rules: RuleSet, m: int = 8) -> Method:
     """Build FREE with m replays of each batch."""
     if m < 1:
         raise UsageError(f"free-{m}: a batch is played at least once. Use free-1 or more.")
-    attack, probe = InnerAttack(start="zero", noisy=rules.noisy), rules.make_probe(crafts=False)
+    attack, probe = rules.make_attack(start="zero"), rules.make_probe(crafts=False)
     schedule = Fixed(k=m - 1, alpha_eps=1.0)
     return Method("free", Replay(), schedule, attack, probe=probe, summary="m replays of a batch")

@@ -100,6 +100,8 @@ def _to_json(value: Any) -> Any:
         parts = {f.name: getattr(value, f.name) for f in fields(value)}
         if isinstance(value, Schedule):
             parts = _record_lengths(value, parts)
+        if isinstance(value, InnerAttack) and not value.clamps_images:
+            del parts["carries_unclipped"]  # without effect, and older records do not have it
         kind = type(value).__name__
         recorded = {RECORDED_NAMES.get(name, name): _to_json(part) for name, part in parts.items()}
         return {"kind": RECORDED_NAMES.get(kind, kind), **recorded}

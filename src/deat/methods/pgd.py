@@ -5,7 +5,6 @@ Citation: Madry et al., "Towards deep learning models resistant to adversarial a
 Settings: alpha 0.25 eps (2/255), uniform start. Cost: k + 1 backprops a batch.
 """
 
-from deat.core.inner_attack_settings import InnerAttack
 from deat.core.move_order import Craft
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
@@ -25,7 +24,7 @@ def pgd(rules: RuleSet, k: int = 7) -> Method:
     Returns:
         The method, which DAT and FAT build on.
     """
-    attack, probe = InnerAttack(noisy=rules.noisy), rules.make_probe(crafts=True)
+    attack, probe = rules.make_attack(), rules.make_probe(crafts=True)
     schedule = Fixed(k=k, alpha_eps=0.25)
     return Method("pgd", Craft(), schedule, attack, probe=probe, summary="k steps, then an update")
 

@@ -4,9 +4,10 @@ A rule set is data. Methods are built from it, and nothing else depends on it.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from deat.core.game import MagnitudeProbe
+from deat.core.inner_attack_settings import InnerAttack
 from deat.errors import unknown_name_error
 
 
@@ -18,7 +19,7 @@ class RuleSet:
     for methods that craft, the k steps of M+ are long enough to cross the ball, and k has a largest value. `released` is
     the code that made the paper's tables: it sums l_X in normalised space, from the last A for methods that craft
     (TRADES and MART: of the last batch only), lets k ramp until k * alpha reaches eps, keeps the random start in epochs
-    with k = 0, stops Amata short of B and caps k in DEAT-d and DEAT-p%.
+    with k = 0, limits a carried delta by eps alone, stops Amata short of B and caps k in DEAT-d and DEAT-p%.
 
     Args:
         name: "default", "literal" or "released".
@@ -26,6 +27,7 @@ class RuleSet:
         stretch_eps: Length that the k steps of M+ must be able to cover, in units of eps.
         ramp_eps: M+ raises k until k * alpha reaches this length, in units of eps.
         noisy: Keep the random start in epochs with k = 0.
+        carries_unclipped: A carried delta is limited by eps alone, and the image is clamped to [0, 1] instead.
         amata_reaches_last: Amata reaches B in its last epoch.
         deat_d_max_steps: Largest k of DEAT-d; None for no limit.
         deat_p_max_steps: Largest k of DEAT-p%; None for no limit.
@@ -39,12 +41,24 @@ class RuleSet:
     stretch_eps: float
     ramp_eps: float
     noisy: bool
+    carries_unclipped: bool
     amata_reaches_last: bool
     deat_d_max_steps: int | None
     deat_p_max_steps: int | None
     crafting_probe_move: Literal["joint", "ascend"]
     probe_space: Literal["pixel", "normalised"]
     clean_branch_probe_over: Literal["epoch", "last_batch"]
+
+    def make_attack(self, **settings: Any) -> InnerAttack:
+        """Build the attack of a method.
+
+        Args:
+            **settings: Settings of `InnerAttack`.
+
+        Returns:
+            The attack, with the differences of this rule set.
+        """
+        return InnerAttack(**{"noisy": self.noisy, "carries_unclipped": self.carries_unclipped, **settings})
 
     def make_probe(self, *, crafts: bool, clean_branch: bool = False) -> MagnitudeProbe:
         """Build the probe of a family of methods.
@@ -66,6 +80,7 @@ DEFAULT_RULES = RuleSet(
     stretch_eps=1.0,
     ramp_eps=0.0,
     noisy=False,
+    carries_unclipped=False,
     amata_reaches_last=True,
     deat_d_max_steps=None,
     deat_p_max_steps=None,
@@ -80,6 +95,7 @@ RELEASED_RULES = RuleSet(
     stretch_eps=0.0,
     ramp_eps=1.0,
     noisy=True,
+    carries_unclipped=True,
     amata_reaches_last=False,
     deat_d_max_steps=4,
     deat_p_max_steps=3,

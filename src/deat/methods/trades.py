@@ -8,7 +8,6 @@ backwards and one forward for the clean logits). M+TRADES: k at most 10; F+TRADE
 rounding would hide so small a start, the first gradient is taken at 16 times its distance (`core/inner_attack_settings.py`).
 """
 
-from deat.core.inner_attack_settings import InnerAttack
 from deat.core.move_order import Craft
 from deat.core.training_losses import Trades
 from deat.methods.method import Method
@@ -24,7 +23,7 @@ def trades(rules: RuleSet, k: int = 10) -> Method:
         "trades",
         Craft(),
         Fixed(k=k, alpha_eps=0.25),
-        InnerAttack(loss="kl", start="jitter", noisy=rules.noisy),
+        rules.make_attack(loss="kl", start="jitter"),
         Trades(beta=6.0),
         rules.make_probe(crafts=True, clean_branch=True),
         "CE plus beta times KL to the neighbourhood",
