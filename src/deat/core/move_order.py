@@ -119,7 +119,7 @@ class Relay:
 
 def _compute_costates(game: Game, buffers: Buffers, layer: FirstLayer) -> list[Tensor]:
     """J0: accumulate theta's gradient, and return the loss's gradient by the first layer's outputs."""
-    offsets = [offset for offset in layer.output_offsets[buffers] if offset is not None]
+    offsets = layer.unique_offsets(buffers)
     for offset in offsets:
         offset.grad = None
     game.compute_both_gradients(buffers, layer)
