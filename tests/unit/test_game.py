@@ -14,7 +14,7 @@ from deat.engine import executor
 from deat.engine.cuda_graphs import GraphRecorder
 from deat.engine.executor import Executor
 from deat.errors import UsageError
-from helpers.games import THREATS, busy_budget, game_of
+from helpers.games import THREATS, WatchedGame, busy_budget, game_of
 from helpers.nets import conv_net, images, same, weights
 
 every_threat = pytest.mark.parametrize("threat", THREATS, ids=lambda t: t.name)
@@ -255,6 +255,20 @@ def test_unclipped_carried_delta_stays_in_the_ball_and_the_network_sees_pixels_i
     for seen in inputs.seen:
         assert seen.min() >= -1e-12
         assert seen.max() <= 1 + 1e-12
+
+
+@pytest.mark.promise("P111")
+@every_threat
+@pytest.mark.parametrize("name", ["pgd-2", "free-3", "yopo-3-2", "f+pgd-2"])
+def test_a_threat_model_that_is_replaced_holds_everywhere_from_the_next_batch_on(name, threat):
+    method = deat.get_method(name)
+    game = game_of(method, conv_net(), deat.Linf(0.3), cls=WatchedGame)
+    method.play(game, *images(), Budget(2, 0.3))
+    game.seen.clear()
+    game.threat = threat
+    for seed in range(3):
+        method.play(game, *images(seed=seed), Budget(2, 0.3))
+    assert all(threat.contains(x, x + delta).all() for x, delta in game.seen)
 
 
 @every_threat

@@ -58,7 +58,7 @@ class Game:
     Args:
         net: The network.
         objective: The training loss around the network, wrapped by DDP or not.
-        threat: The threat model.
+        threat: The threat model, which may be replaced between batches.
         attack: The attack inside training.
         optimizer: The optimiser of the network's weights.
         probe: Which gradient is measured as l_X.
@@ -100,7 +100,7 @@ class Game:
         distributed: Distributed = SINGLE_PROCESS,
     ) -> None:
         self.net, self.objective, self.optimizer = net, objective, optimizer
-        self.threat, self.attack, self.distributed = threat, attack, distributed
+        self.attack, self.distributed = attack, distributed
         self.probe, self.engine = probe or MagnitudeProbe(), engine or Engine()
         device = self.engine.device
         self.dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
@@ -117,6 +117,17 @@ class Game:
         self.has_static_gradients = False
         self._first_layer: FirstLayer | None = None
         self._buffers_by_shape: OrderedDict[torch.Size, Buffers] = OrderedDict()
+
+    @property
+    def threat(self) -> ThreatModel:
+        """The threat model. A new one holds from the next batch on; what was compiled and recorded is dropped."""
+        return self.calls.threat
+
+    @threat.setter
+    def threat(self, threat: ThreatModel) -> None:
+        self.calls.threat = threat
+        self.executor.use_compiled(self.engine.use_compile)
+        self.has_static_gradients = False
 
     def refresh(self) -> None:
         """Adapt to changed layers. In a loop of your own, call it after changing modes, dropout or what learns.

@@ -78,7 +78,7 @@ class NetworkCalls:
         net: The network.
         objective: The training loss around it, wrapped by DDP or not.
         attack: The attack, with the loss that it maximises.
-        threat: The threat model.
+        threat: The threat model, which may be replaced; compiled calls keep the one that they saw.
         executor: Where compiled calls are kept.
     """
 
@@ -86,10 +86,9 @@ class NetworkCalls:
         self, net: nn.Module, objective: nn.Module, attack: InnerAttack, threat: ThreatModel, executor: Executor
     ) -> None:
         self.unwrapped_objective = unwrap_ddp(objective)
-        self._net, self._objective, self._attack, self._threat = net, objective, attack, threat
+        self._net, self._objective, self._attack, self.threat = net, objective, attack, threat
         self._executor = executor
         self._attack_loss = _make_inner_loss(net, attack.loss_fn)
-        self._projected_step = _projected_step_function(attack, threat)
 
     def compile_for(self, shape: torch.Size) -> CompiledCalls:
         """Compile every call for batches of one shape; the compiler runs at the first call."""
@@ -97,7 +96,7 @@ class NetworkCalls:
             self._net,
             self._objective,
             self._attack,
-            self._threat,
+            self.threat,
             self._executor.engine,
             shape,
             self._executor.single_process,
@@ -142,7 +141,7 @@ class NetworkCalls:
         """The next delta, written to `out`, which may be delta itself."""
         if compiled := self._compiled_for(x):
             return compiled.projected_step(x, delta, grad, alpha, out=out)
-        return out.copy_(self._projected_step(x, delta, grad, alpha))
+        return out.copy_(_projected_step_function(self._attack, self.threat)(x, delta, grad, alpha))
 
     def _compiled_for(self, x: Tensor) -> CompiledCalls | None:
         compiled: CompiledCalls | None = self._executor.compiled_for(x.shape)
