@@ -71,14 +71,19 @@ class TrainingDisplay:
 
 
 def describe_run(run: Run, trainer: Trainer) -> str:
-    """A run in two lines: what is trained how, and on which images; in a third, which weights it starts from."""
+    """A run in a few lines: what is trained how, on which images, and which weights it starts from."""
     method, data, model = map(make_printable, (run.method.name, run.splits.name, run.model_name))
     engine = trainer.engine
     return (
         f"{method} on {data}: {model} ({trainer.num_parameters:,} parameters), {run.threat.name} eps "
         f"{format_eps(run.threat.eps)}, {run.config.epochs} epochs, {engine.precision} on {engine.device}\n"
-        f"{_describe_images(run)}{_describe_init(run)}"
+        f"{_describe_method(run)}{_describe_images(run)}{_describe_init(run)}"
     )
+
+
+def _describe_method(run: Run) -> str:
+    """What the method does in one line, where it says so."""
+    return make_printable(f"{run.method.name}: {run.method.summary}") + "\n" if run.method.summary else ""
 
 
 def _describe_init(run: Run) -> str:

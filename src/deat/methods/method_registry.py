@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import ModuleType
 
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
@@ -170,12 +171,44 @@ def _build_from_file(spec: str, rules: RuleSet) -> Method:
             return compose(_build_from_file(f"{file}:{name[len(prefix) :]}", rules), rules)
     module = load_module(spec)
     if hasattr(module, name):
-        return _to_method(getattr(module, name), rules, spec)
+        return _with_summary(_to_method(getattr(module, name), rules, spec), module.__doc__)
     user_entries = [entry for entry in _METHODS.values() if not str(entry.build.__module__).startswith("deat.")]
     method = _build_registered(_normalize_name(name), rules, user_entries)
     if not method:
         raise no_such_name_error(file, name, module, [entry.format_name() for entry in user_entries])
-    return method
+    return _with_summary(method, module.__doc__)
+
+
+def list_file_methods(file: str) -> list[Method]:
+    """Build the methods that a file defines or registers, each named by what the command line takes.
+
+    Args:
+        file: Path of a Python file. It is run.
+
+    Returns:
+        The methods: those that it registers, with numbers at their defaults; objects; and functions whose annotation
+        says that they return a Method.
+
+    Raises:
+        UsageError: If the file is missing or fails, or defines no method.
+    """
+    module = load_module(f"{file}:methods")
+    registered = [entry for entry in _METHODS.values() if entry.build.__module__ == module.__name__]
+    builders = [id(entry.build) for entry in registered]
+    names = [prefix + entry.format_name() for entry in registered for prefix in ("", *entry.prefixes)]
+    names += [name for name, value in vars(module).items() if _is_method(value, module) and id(value) not in builders]
+    if not names:
+        raise UsageError(
+            f"{file!r} defines no method: no deat.Method, no @deat.register_method, no function -> deat.Method."
+        )
+    return [replace(get_method(spec), name=spec) for spec in (f"{file}:{name}" for name in names)]
+
+
+def _is_method(value: object, module: ModuleType) -> bool:
+    """Whether a file's object is a Method, or a function of its own that is annotated to return one."""
+    if inspect.isfunction(value) and value.__module__ == module.__name__:
+        return value.__annotations__.get("return") in (Method, "Method", "deat.Method")
+    return isinstance(value, Method)
 
 
 def _to_method(value: object, rules: RuleSet, spec: str) -> Method:
@@ -187,6 +220,14 @@ def _to_method(value: object, rules: RuleSet, spec: str) -> Method:
 
 
 def _call_builder(build: MethodBuilder, rules: RuleSet, parameters: dict[str, int]) -> Method:
-    if "rules" in inspect.signature(build).parameters:
-        return build(rules=rules, **parameters)
-    return build(**parameters)
+    takes_rules = "rules" in inspect.signature(build).parameters
+    method = build(rules=rules, **parameters) if takes_rules else build(**parameters)
+    return _with_summary(method, inspect.getdoc(build)) if isinstance(method, Method) else method
+
+
+def _with_summary(method: Method, docstring: str | None) -> Method:
+    """The method with the first sentence of a docstring as its summary, if it has none."""
+    if method.summary or not docstring:
+        return method
+    paragraph = " ".join(inspect.cleandoc(docstring).split("\n\n")[0].split())
+    return replace(method, summary=paragraph.split(". ")[0].rstrip("."))

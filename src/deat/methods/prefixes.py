@@ -41,7 +41,7 @@ def mplus(
     schedule = base.schedule.to_mplus(gamma, stretch, ramp)
     if max_steps is not None or not rule_set.caps_mplus:
         schedule = replace(schedule, max_steps=max_steps)
-    return replace(base, name=f"m+{base.name}", schedule=schedule, summary=f"{base.summary}, k guided by l_X")
+    return replace(base, name=f"m+{base.name}", schedule=schedule, summary=_join(base.summary, "k guided by l_X"))
 
 
 def friendly(base: Method, tau: int = 3) -> Method:
@@ -71,7 +71,7 @@ def friendly(base: Method, tau: int = 3) -> Method:
         raise UsageError("f+ needs a method with an adversary: natural training takes no steps to stop.")
     attack = replace(base.attack, freeze=Friendly(), batch_norm="eval")
     schedule = replace(base.schedule, level=float(tau))
-    summary = f"{base.summary}, friendly"
+    summary = _join(base.summary, "friendly")
     return replace(base, name=f"f+{base.name}", attack=attack, schedule=schedule, summary=summary)
 
 
@@ -80,6 +80,10 @@ PREFIXES: dict[str, Callable[[Method, RuleSet], Method]] = {
     "f+": lambda base, rules: friendly(base),
 }
 """The prefixes of names."""
+
+
+def _join(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
 
 
 def _check_is_method(base: object, prefix: str) -> None:
