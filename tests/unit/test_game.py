@@ -524,3 +524,42 @@ def test_gradients_that_stay_in_their_place_are_given_anew_when_others_learn():
     game.refresh()
     game.begin_batch(x, y, Budget(2, 0.01))
     assert not game.has_static_gradients
+
+
+# A loss of one's own in the attack
+
+
+def own_cross_entropy(logits: Tensor, y: Tensor, reference: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits, y, reduction="none")
+
+
+def own_divergence(logits: Tensor, y: Tensor, reference: Tensor) -> Tensor:
+    return kl_divergence(reference, logits)
+
+
+own_divergence.needs_reference = True
+
+
+@pytest.mark.parametrize(("name", "function"), [("pgd-2", own_cross_entropy), ("trades-2", own_divergence)])
+def test_an_inner_loss_may_be_a_function_and_is_recorded_by_its_name(name, function):
+    method = deat.get_method(name)
+    own = replace(method, attack=replace(method.attack, loss=function))
+    nets = [conv_net(), conv_net()]
+    for net, one in zip(nets, (method, own), strict=True):
+        one.play_batch(game_of(one, net), *images(), Budget(2, 0.05))
+    assert same(weights(nets[0]), weights(nets[1]))
+    assert own.describe()["ascent"]["loss"] == function.__name__
+
+
+def mean_loss(logits: Tensor, y: Tensor, reference: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits, y)
+
+
+def test_an_inner_loss_that_gives_no_loss_for_each_example_is_refused():
+    method = replace(PGD, attack=deat.InnerAttack(loss=mean_loss))
+    with pytest.raises(UsageError, match=r"shape \(\) for 6 examples.*reduction='none'"):
+        PGD.play(game_of(method, conv_net()), *images(), Budget(2, 0.05))
+    with pytest.raises(UsageError, match="lambda"):
+        deat.InnerAttack(loss=lambda logits, y, reference: own_cross_entropy(logits, y, reference))
+    with pytest.raises(UsageError, match="unknown inner loss .cee.*Or give a function"):
+        deat.InnerAttack(loss="cee")

@@ -13,6 +13,7 @@ from deat.errors import UsageError, unknown_name_error
 from deat.threat import ThreatModel
 
 InnerLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A loss for each example, (B,), as a function of (logits, labels, reference logits)."""
 
 INNER_LOSSES: dict[str, InnerLoss] = {
     "ce": lambda logits, y, reference: cross_entropy(logits, y),
@@ -87,7 +88,10 @@ class InnerAttack:
     """The attack inside training. The number and size of its steps come from the `Budget`.
 
     Args:
-        loss: The loss to maximise: "ce" (cross-entropy), "kl" (divergence from the clean prediction) or "margin".
+        loss: The loss to maximise: "ce" (cross-entropy), "kl" (divergence from the clean prediction), "margin", or a
+            function of your own. It is called with the logits, the labels and the logits of the clean images, and
+            returns a loss for each example, (B,). The third argument is empty, unless the function has an attribute
+            `needs_reference = True`. Records have its name.
         start: Where delta starts: "zero", "uniform" or "jitter".
         batch_norm: The mode of the network during attack steps; its own mode is restored afterwards.
         freeze: The rule that stops single examples from moving, if any.
@@ -99,13 +103,13 @@ class InnerAttack:
             the device at every step.
 
     Raises:
-        UsageError: If the loss is unknown, or `compact` is set without a freeze rule or in train mode.
+        UsageError: If the loss is unknown or a lambda, or `compact` is set without a freeze rule or in train mode.
 
     Example:
         >>> attack = deat.InnerAttack(loss="kl", start="jitter", batch_norm="eval")
     """
 
-    loss: str = "ce"
+    loss: str | InnerLoss = "ce"
     start: str = "uniform"
     batch_norm: Literal["train", "eval"] = "train"
     freeze: FreezeRule | None = None
@@ -115,8 +119,11 @@ class InnerAttack:
     compact: bool = False
 
     def __post_init__(self) -> None:
-        if self.loss not in INNER_LOSSES:
-            raise unknown_name_error("inner loss", self.loss, INNER_LOSSES)
+        if getattr(self.loss, "__name__", "") == "<lambda>":
+            raise UsageError("the inner loss is a lambda, whose name in records would say nothing. Define it with def.")
+        if not callable(self.loss) and self.loss not in INNER_LOSSES:
+            hint = "Or give a function (logits, labels, reference logits) -> losses."
+            raise unknown_name_error("inner loss", self.loss, INNER_LOSSES, hint)
         if self.compact and (self.batch_norm != "eval" or self.freeze is None):
             raise UsageError(
                 "compact needs a freeze rule and an attack in eval mode (fat-K, f+trades, f+mart): "
@@ -126,7 +133,7 @@ class InnerAttack:
     @property
     def needs_reference(self) -> bool:
         """Whether the loss needs the logits of the clean images."""
-        return self.loss == "kl"
+        return bool(getattr(self.loss, "needs_reference", self.loss == "kl"))
 
     @property
     def has_tiny_start(self) -> bool:
@@ -136,7 +143,7 @@ class InnerAttack:
     @property
     def loss_fn(self) -> InnerLoss:
         """The per-example loss to maximise."""
-        return INNER_LOSSES[self.loss]
+        return INNER_LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
 
     @property
     def clamps_images(self) -> bool:

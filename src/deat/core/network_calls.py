@@ -16,6 +16,7 @@ from deat.engine.engine import Engine
 from deat.engine.executor import Executor, compile_function
 from deat.engine.half_precision import HalfWeights
 from deat.engine.kernels.graph_pass import first_layer_backend, fused_backend
+from deat.errors import UsageError
 from deat.threat import Linf, ThreatModel
 
 InnerLossFunction = Callable[[Tensor, Tensor, Tensor, Tensor], LossOutput]
@@ -197,6 +198,12 @@ def _network_with_frozen_weights(net: nn.Module, half_weights: HalfWeights | Non
 def _make_inner_loss(net: Callable[[Tensor], Tensor], inner_loss: InnerLoss) -> InnerLossFunction:
     def call(x: Tensor, delta: Tensor, y: Tensor, reference: Tensor) -> LossOutput:
         logits = net(x + delta)
-        return LossOutput(inner_loss(logits, y, reference).mean(), logits)
+        losses = inner_loss(logits, y, reference)
+        if losses.shape != y.shape:
+            raise UsageError(
+                f"the inner loss returns a tensor of shape {tuple(losses.shape)} for {len(y)} examples. Return one loss for "
+                "each of them: use reduction='none'."
+            )
+        return LossOutput(losses.mean(), logits)
 
     return call
