@@ -561,5 +561,5 @@ def test_an_inner_loss_that_gives_no_loss_for_each_example_is_refused():
         PGD.play(game_of(method, conv_net()), *images(), Budget(2, 0.05))
     with pytest.raises(UsageError, match="lambda"):
         deat.InnerAttack(loss=lambda logits, y, reference: own_cross_entropy(logits, y, reference))
-    with pytest.raises(UsageError, match="unknown inner loss .cee.*Or give a function"):
+    with pytest.raises(UsageError, match=r"unknown inner loss .cee.*Or give a function"):
         deat.InnerAttack(loss="cee")
