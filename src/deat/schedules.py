@@ -25,7 +25,7 @@ __all__ = [
     "EveryEpochs",
     "Fixed",
     "GradientMagnitude",
-    "Linear",
+    "LinearRamp",
     "Schedule",
     "ScheduleState",
 ]
@@ -370,7 +370,7 @@ class GradientMagnitude(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Linear(Schedule):
+class LinearRamp(Schedule):
     """Amata: k grows linearly from `first` to `last`, and the step size shrinks as stretch / k.
 
     It is also the schedule of DAT, whose level decreases linearly to zero.
@@ -401,7 +401,9 @@ class Linear(Schedule):
     def k_at(self, state: ScheduleState, epoch: int) -> int:
         """Return first + floor((last - first) * epoch / span)."""
         if self.epochs < 1:
-            raise UsageError("Linear needs the number of epochs: Linear(..., epochs=N) or method.bind(threat, N).")
+            raise UsageError(
+                "LinearRamp needs the number of epochs: LinearRamp(..., epochs=N) or method.bind(threat, N)."
+            )
         span = max(1, self.epochs - 1) if self.reaches_last else self.epochs
         return self.first + (self.last - self.first) * min(epoch, span) // span
 

@@ -13,7 +13,7 @@ from deat.core.training_losses import CrossEntropy, Mart, Trades
 from deat.errors import UsageError
 from deat.methods import DEFAULT_RULES, LITERAL_RULES, RELEASED_RULES, method_registry
 from deat.methods.configure import configure_method
-from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, Linear
+from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, LinearRamp
 
 EPS = deat.Linf(8 / 255)
 
@@ -172,9 +172,9 @@ FAMILIES = {
     "f+mart": (Craft, Mart, Fixed),
     "fat-5": (Craft, CrossEntropy, Fixed),
     "yopo-5-3": (Relay, CrossEntropy, Fixed),
-    "amata-2-10": (Craft, CrossEntropy, Linear),
+    "amata-2-10": (Craft, CrossEntropy, LinearRamp),
     "m+amata-2-10": (Craft, CrossEntropy, GradientMagnitude),
-    "dat": (Craft, CrossEntropy, Linear),
+    "dat": (Craft, CrossEntropy, LinearRamp),
 }
 
 

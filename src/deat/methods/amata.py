@@ -13,7 +13,7 @@ from deat.methods.method import Method
 from deat.methods.method_registry import register_method
 from deat.methods.prefixes import mplus
 from deat.methods.rule_sets import RuleSet
-from deat.schedules import Linear
+from deat.schedules import LinearRamp
 
 FIRST_K = 2
 
@@ -21,7 +21,7 @@ FIRST_K = 2
 @register_method("amata-A-B")
 def amata(rules: RuleSet, a: int = FIRST_K, b: int = 10) -> Method:
     """Build Amata, with a steps in the first epoch and b in the last one."""
-    schedule = Linear(first=a, last=b, stretch_eps=2.5, reaches_last=rules.amata_reaches_last)
+    schedule = LinearRamp(first=a, last=b, stretch_eps=2.5, reaches_last=rules.amata_reaches_last)
     attack, probe = rules.make_attack(start="zero"), rules.make_probe(crafts=True)
     return Method("amata", Craft(), schedule, attack, probe=probe, summary="ever more, ever finer steps")
 

@@ -15,13 +15,13 @@ from deat.methods.method import Method
 from deat.methods.method_registry import register_method
 from deat.methods.pgd import pgd
 from deat.methods.rule_sets import RuleSet
-from deat.schedules import Linear
+from deat.schedules import LinearRamp
 
 
 @register_method("dat")
 def dat(rules: RuleSet) -> Method:
     """Build DAT with at most 10 steps."""
     base = pgd(rules)
-    schedule = Linear(first=10, last=10, alpha_eps=0.25, level=0.5, level_until=5 / 6)
+    schedule = LinearRamp(first=10, last=10, alpha_eps=0.25, level=0.5, level_until=5 / 6)
     attack = replace(base.attack, freeze=Converged())
     return replace(base, name="dat", schedule=schedule, attack=attack, summary="steps until converged")
