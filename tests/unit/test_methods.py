@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import deat
-from deat.core.inner_attack_settings import Converged, Friendly
+from deat.core.inner_attack_settings import FreezeWhenConverged, FreezeWhenFooled
 from deat.core.move_order import Craft, Relay, Replay
 from deat.core.training_losses import CrossEntropy, Mart, Trades
 from deat.errors import UsageError
@@ -264,11 +264,11 @@ def test_trades_crafts_with_kl_and_mart_with_cross_entropy_friendly_or_not():
 def test_friendly_methods_grant_three_steps_and_dat_stops_at_its_level():
     for name in ("fat-5", "f+trades", "f+mart", "m+fat-5", "m+f+trades"):
         method = default(name)
-        assert method.attack.freeze == Friendly()
+        assert method.attack.freeze == FreezeWhenFooled()
         assert method.schedule.level == 3
     assert deat.friendly(default("pgd-7"), tau=1).schedule.level == 1
     dat = default("dat")
-    assert dat.attack.freeze == Converged()
+    assert dat.attack.freeze == FreezeWhenConverged()
     assert dat.attack.batch_norm == "train"
     assert [dat.bind(EPS, 120).budget({}, t).level for t in (0, 50, 100)] == pytest.approx([0.5, 0.25, 0])
     assert {dat.bind(EPS, 120).budget({}, t).k for t in range(120)} == {10}

@@ -46,7 +46,7 @@ class FreezeRule(Protocol):
 
 
 @dataclass(frozen=True)
-class Friendly:
+class FreezeWhenFooled:
     """The rule of FAT: a misclassified example may make tau more steps, then it is frozen.
 
     The budget's `level` is tau.
@@ -65,7 +65,7 @@ class Friendly:
 
 
 @dataclass(frozen=True)
-class Converged:
+class FreezeWhenConverged:
     """The rule of DAT: an example is frozen once its first-order stationarity (FOSC) is at most c_t.
 
     FOSC = eps * ||g||_dual - <delta - delta_0, g>, with delta_0 the random start, as in the authors' code. The budget's

@@ -14,7 +14,14 @@ from deat.errors import UsageError
 from deat.schedules import Schedule
 from deat.threat import ThreatModel
 
-RECORDED_NAMES = {"InnerAttack": "Ascent", "LinearRamp": "Linear", "MagnitudeProbe": "Probe", "attack": "ascent"}
+RECORDED_NAMES = {
+    "InnerAttack": "Ascent",
+    "MagnitudeProbe": "Probe",
+    "LinearRamp": "Linear",
+    "FreezeWhenFooled": "Friendly",
+    "FreezeWhenConverged": "Converged",
+    "attack": "ascent",
+}
 """What run records and checkpoints call some classes and fields, so that a run can be resumed by a later version."""
 
 

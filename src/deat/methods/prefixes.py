@@ -7,7 +7,7 @@ stop tau steps after it is first misclassified (Zhang et al. 2020).
 from collections.abc import Callable
 from dataclasses import replace
 
-from deat.core.inner_attack_settings import Friendly
+from deat.core.inner_attack_settings import FreezeWhenFooled
 from deat.errors import UsageError
 from deat.methods.method import Method
 from deat.methods.rule_sets import RuleSet, get_rule_set
@@ -69,7 +69,7 @@ def friendly(base: Method, tau: int = 3) -> Method:
         raise UsageError(f"f+ cannot be put before {base.name}: it already has a rule that stops single examples.")
     if not base.schedule.has_adversary:
         raise UsageError("f+ needs a method with an adversary: natural training takes no steps to stop.")
-    attack = replace(base.attack, freeze=Friendly(), batch_norm="eval")
+    attack = replace(base.attack, freeze=FreezeWhenFooled(), batch_norm="eval")
     schedule = replace(base.schedule, level=float(tau))
     summary = _join(base.summary, "friendly")
     return replace(base, name=f"f+{base.name}", attack=attack, schedule=schedule, summary=summary)
