@@ -29,7 +29,7 @@ from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.results import Evaluation, load_evaluation
 from deat.evaluation.verified_attack import AttackLike
-from deat.methods import Method, Rules, friendly, get_method, mplus, register_method
+from deat.methods import Method, RuleSet, friendly, get_method, mplus, register_method
 from deat.methods.configure import configure_method
 from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
 from deat.runs.fit import fit
@@ -86,7 +86,7 @@ __all__ = [
     "Play",
     "Relay",
     "Replay",
-    "Rules",
+    "RuleSet",
     "Schedule",
     "ScheduleState",
     "Source",

@@ -25,7 +25,7 @@ __all__ = [
     "EveryEpochs",
     "Fixed",
     "GradientMagnitude",
-    "Linear",
+    "LinearRamp",
     "Schedule",
     "ScheduleState",
 ]
@@ -182,12 +182,11 @@ class Schedule(ABC):
         value: float | None = getattr(self, length)
         return value or 0.0
 
-    def to_mplus(self, gamma: float, max_steps: int | None, stretch_eps: float, ramp_eps: float) -> "GradientMagnitude":
-        """Return the M+ form of this schedule, which lets l_X choose k.
+    def to_mplus(self, gamma: float, stretch_eps: float, ramp_eps: float) -> "GradientMagnitude":
+        """Return the M+ form of this schedule, which lets l_X choose k, up to the largest k of this schedule.
 
         Args:
             gamma: How far l_X must exceed its value at the last growth.
-            max_steps: The largest k; that of this schedule if None.
             stretch_eps: See `Schedule`.
             ramp_eps: See `GradientMagnitude`.
 
@@ -223,14 +222,13 @@ class Fixed(Schedule):
         """Return the fixed k."""
         return self.k
 
-    def to_mplus(self, gamma: float, max_steps: int | None, stretch_eps: float, ramp_eps: float) -> "GradientMagnitude":
+    def to_mplus(self, gamma: float, stretch_eps: float, ramp_eps: float) -> "GradientMagnitude":
         """Return M+ with this k as the largest; see `Schedule.to_mplus`."""
         if self.k == 0:
             raise UsageError("m+ needs a method with an adversary, and this one has none. Choose one such as m+pgd-7.")
-        cap = self.k if max_steps is None else max_steps
         return GradientMagnitude(
             gamma=gamma,
-            max_steps=cap,
+            max_steps=self.k,
             alpha=self.alpha,
             alpha_eps=self.alpha_eps,
             level=self.level,
@@ -372,7 +370,7 @@ class GradientMagnitude(Schedule):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Linear(Schedule):
+class LinearRamp(Schedule):
     """Amata: k grows linearly from `first` to `last`, and the step size shrinks as stretch / k.
 
     It is also the schedule of DAT, whose level decreases linearly to zero.
@@ -403,7 +401,9 @@ class Linear(Schedule):
     def k_at(self, state: ScheduleState, epoch: int) -> int:
         """Return first + floor((last - first) * epoch / span)."""
         if self.epochs < 1:
-            raise UsageError("Linear needs the number of epochs: Linear(..., epochs=N) or method.bind(threat, N).")
+            raise UsageError(
+                "LinearRamp needs the number of epochs: LinearRamp(..., epochs=N) or method.bind(threat, N)."
+            )
         span = max(1, self.epochs - 1) if self.reaches_last else self.epochs
         return self.first + (self.last - self.first) * min(epoch, span) // span
 
@@ -413,16 +413,15 @@ class Linear(Schedule):
             return self.level
         return self.level * max(0.0, 1 - epoch / (self.level_until * self.epochs))
 
-    def to_mplus(self, gamma: float, max_steps: int | None, stretch_eps: float, ramp_eps: float) -> GradientMagnitude:
+    def to_mplus(self, gamma: float, stretch_eps: float, ramp_eps: float) -> GradientMagnitude:
         """Return M+ with `last` as the largest k and the step size stretch / k; see `Schedule.to_mplus`."""
         if self.level_until is not None:
             raise UsageError(
                 "m+ cannot be applied to this method: its stopping level already depends on the epoch. Use m+pgd."
             )
-        cap = self.last if max_steps is None else max_steps
         return GradientMagnitude(
             gamma=gamma,
-            max_steps=cap,
+            max_steps=self.last,
             alpha=self.alpha,
             alpha_eps=self.alpha_eps,
             level=self.level,

@@ -15,6 +15,7 @@ from torch.nn.functional import normalize, pad
 
 from deat.errors import UsageError, unknown_name_error
 from deat.utils.numbers import parse_number
+from deat.utils.torch_utils import broadcast_mask
 
 START_KINDS = ("zero", "uniform", "normal", "bernoulli", "jitter")
 """How an attack may start."""
@@ -84,12 +85,32 @@ class ThreatModel(ABC):
             The projected perturbations.
         """
 
-    @abstractmethod
-    def _sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
-        """Draw from the uniform distribution in the ball, in the shape (B, n) of `like`."""
+    def project_to_ball(self, delta: Tensor) -> Tensor:
+        """Shrink perturbations into the ball alone, whatever the pixels become.
+
+        Args:
+            delta: The perturbations.
+
+        Returns:
+            The perturbations, those outside the ball scaled to its surface; for Linf, every pixel clamped to eps.
+        """
+        norm = self.norm(delta).clamp(min=torch.finfo(delta.dtype).tiny)
+        return delta * broadcast_mask((self.eps / norm).clamp(max=1), delta)
 
     @abstractmethod
-    def _sign_scale(self, n: int) -> float:
+    def sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
+        """Draw from the uniform distribution in the ball.
+
+        Args:
+            like: A tensor of the shape (B, n), dtype and device of the result; its values are not used.
+            generator: The generator of the draw; torch's own if None.
+
+        Returns:
+            The vectors, (B, n). They need not stay in the box.
+        """
+
+    @abstractmethod
+    def sign_scale(self, n: int) -> float:
         """Return the size of each coordinate of a vector of n signs that has norm eps."""
 
     def initial_delta(
@@ -118,12 +139,12 @@ class ThreatModel(ABC):
             UsageError: If the kind is unknown.
         """
         like = x.flatten(1) if full_batch_size is None else x.new_empty(full_batch_size, x[0].numel())
-        scale = self._sign_scale(like.shape[1])
+        scale = self.sign_scale(like.shape[1])
         match kind:
             case "zero":
                 return torch.zeros_like(x)
             case "uniform":
-                delta = self._sample_uniform(like, generator)
+                delta = self.sample_uniform(like, generator)
             case "normal":
                 delta = scale * self._normal_to_sign_ratio * _randn_like(like, generator)
             case "bernoulli":
@@ -136,7 +157,7 @@ class ThreatModel(ABC):
 
     def grey_radius(self, n: int) -> float:
         """Return the radius at which all n pixels of any image can become grey, so that all images look the same."""
-        return 0.5 * self.eps / self._sign_scale(n) if self.eps else 0.5
+        return 0.5 * self.eps / self.sign_scale(n) if self.eps else 0.5
 
     def pgd_step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
         """Take one step of projected gradient ascent: `step`, then `project`.
@@ -203,15 +224,21 @@ class Linf(ThreatModel):
         """Move every pixel by alpha along the sign of its slope; see `ThreatModel.step`."""
         return delta + alpha * grad.sign()
 
+    def project_to_ball(self, delta: Tensor) -> Tensor:
+        """Clamp each pixel's change to eps; see `ThreatModel.project_to_ball`."""
+        return delta.clamp(-self.eps, self.eps)
+
     def project(self, x: Tensor, delta: Tensor) -> Tensor:
         """Clamp each pixel's change to [max(-eps, -x), min(eps, 1 - x)]; see `ThreatModel.project`."""
         # Both intervals contain 0, so clamping to one after the other clamps to their intersection.
         return delta.clamp(-self.eps, self.eps).clamp(-x, 1 - x)
 
-    def _sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
+    def sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
+        """Draw every coordinate from [-eps, eps]; see `ThreatModel.sample_uniform`."""
         return self.eps * (2 * _rand_like(like, generator) - 1)
 
-    def _sign_scale(self, n: int) -> float:
+    def sign_scale(self, n: int) -> float:
+        """Return eps."""
         return self.eps
 
 
@@ -244,11 +271,13 @@ class L2(ThreatModel):
         shrunk = torch.minimum(size * _l2_shrink_factor(size, bound, self.eps), bound)
         return _finish_projection(x, delta, shrunk, self.norm(shrunk), self.eps)
 
-    def _sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
+    def sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
+        """Draw a direction and a radius; see `ThreatModel.sample_uniform`."""
         direction = _normalize_rows(_randn_like(like, generator))
         return self.eps * direction * _rand_like(like[:, :1], generator) ** (1 / like.shape[1])
 
-    def _sign_scale(self, n: int) -> float:
+    def sign_scale(self, n: int) -> float:
+        """Return eps / sqrt(n)."""
         return self.eps / math.sqrt(n)
 
 
@@ -287,13 +316,15 @@ class L1(ThreatModel):
         shrunk = torch.minimum((size - _l1_soft_threshold(size, bound, self.eps)).clamp(min=0), bound)
         return _finish_projection(x, delta, shrunk, self.norm(shrunk), self.eps)
 
-    def _sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
+    def sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
+        """Draw from the simplex, with random signs; see `ThreatModel.sample_uniform`."""
         # n of n + 1 exponentials over their sum are uniform in the simplex below the face sum = 1.
         spacing = -torch.log1p(-_rand_like(pad(like, (0, 1)), generator))
         inside = spacing[:, :-1] / spacing.sum(1, keepdim=True)
         return self.eps * inside * _random_signs_like(like, generator)
 
-    def _sign_scale(self, n: int) -> float:
+    def sign_scale(self, n: int) -> float:
+        """Return eps / n."""
         return self.eps / n
 
 

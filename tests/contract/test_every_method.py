@@ -16,12 +16,12 @@ from helpers.nets import conv_net, images, same, weights
 
 every_method = pytest.mark.parametrize("name", list_methods() + EXTRAS)
 every_threat = pytest.mark.parametrize("threat", THREATS, ids=lambda t: t.name)
-both_rules = pytest.mark.parametrize("rules", ["paper", "released"])
+each_rule_set = pytest.mark.parametrize("rules", ["default", "literal", "released"])
 
 
 @every_method
 @every_threat
-@both_rules
+@each_rule_set
 def test_loss_is_finite_and_each_of_two_updates_changes_the_weights(name, threat, rules):
     method, net = deat.get_method(name, rules=rules), conv_net(batch_norm=True)
     game, budget = game_of(method, net, threat), busy_budget(method, threat)
@@ -39,7 +39,7 @@ def test_loss_is_finite_and_each_of_two_updates_changes_the_weights(name, threat
 @pytest.mark.promise("P35")
 @every_method
 @every_threat
-@both_rules
+@each_rule_set
 def test_every_intermediate_delta_is_in_ball_and_box(name, threat, rules):
     method, net = deat.get_method(name, rules=rules), conv_net()
     game, budget = game_of(method, net, threat, cls=WatchedGame), busy_budget(method, threat)
@@ -119,7 +119,7 @@ def test_friendly_methods_craft_in_eval_mode(name):
 
 
 @every_method
-@both_rules
+@each_rule_set
 def test_declaration_survives_json_and_its_name_finds_it_again(name, rules):
     method = deat.get_method(name, rules=rules)
     described = method.describe()
@@ -131,7 +131,7 @@ def test_declaration_survives_json_and_its_name_finds_it_again(name, rules):
 
 
 @every_method
-@both_rules
+@each_rule_set
 def test_schedule_state_that_went_through_json_gives_the_same_later_budgets(name, rules):
     schedule = deat.get_method(name, rules=rules).bind(THREATS[0], 12)
     magnitudes = [9.0, 5.0, 5.2, 5.3, 4.0, 6.0, 6.0, 6.5, 7.0, 7.0, 7.1, 8.0]

@@ -48,7 +48,7 @@ def test_guard_lets_device_work_pass():
     assert chosen.shape == (3,)
 
 
-def play_digits(name: str, threat: deat.ThreatModel, rules: str = "paper", **ascent: bool) -> deat.Trainer:
+def play_digits(name: str, threat: deat.ThreatModel, rules: str = "default", **ascent: bool) -> deat.Trainer:
     """Two batches of digits, cropped and flipped, the second one short, under the guard."""
     method = deat.get_method(name, rules=rules)
     method = replace(method, attack=replace(method.attack, **ascent))

@@ -37,7 +37,7 @@ def test_no_flag_appears_by_accident() -> None:
     assert [f.name for f in fields(ExportCommand)] == ["run_folder", "out", "epoch", "shard_size"]
     assert [f.name for f in fields(BenchCommand)] == BENCH.split()
     assert [f.name for f in fields(ReportCommand)] == REPORT.split()
-    assert [f.name for f in fields(ListCommand)] == ["kind", "json"]
+    assert [f.name for f in fields(ListCommand)] == ["kind", "code", "json"]
 
 
 def test_help_names_what_a_positional_argument_is(capsys: Any) -> None:

@@ -15,8 +15,9 @@ from deat.cli.bench import BenchCommand, plan_cells
 from deat.cli.main import main
 from deat.data import cifar, datasets
 from deat.recipes import get_recipe
+from deat.report.load import load_bench, load_run_results
 from deat.runs.request import resolve_request
-from deat.runs.schema import read_record
+from deat.runs.schema import read_bench_record, read_record
 from deat.utils.safetensors_files import read_tensors
 from helpers.data_sets import cifar_files, shrink, write_folder
 
@@ -67,6 +68,16 @@ def check_same_history(found: list[dict], expected: list[dict], exact: bool) -> 
     assert [e["loss"] for e in found] == pytest.approx([e["loss"] for e in expected], rel=1e-2)
 
 
+@pytest.mark.promise("P109")
+def test_the_rule_set_that_older_records_call_paper_is_the_default_one():
+    assert '"rules": "paper"' in Path("cut-m-trades/run.json").read_text()
+    assert read_record(Path("cut-m-trades")).request.rules == "default"
+    assert load_run_results("cut-m-trades").record["request"]["rules"] == "default"
+    assert '"rules": "paper"' in Path("bench-whole/bench.json").read_text()
+    assert load_bench("bench-whole").settings["rules"] == "default"
+
+
+@pytest.mark.promise("P109")
 @pytest.mark.parametrize("name", CUT)
 def test_a_run_cut_short_by_the_older_version_ends_as_if_it_had_not_been(name):
     assert main(["resume", f"cut-{name}", *OWN]) == 0
@@ -110,7 +121,7 @@ def test_a_run_of_m_amata_with_another_first_k_is_resumed_with_a_warning(capsys)
 
 
 def test_a_bench_of_the_older_version_with_another_learning_rate_schedule_is_continued():
-    recorded = json.loads(Path("bench-cut/bench.json").read_text())
+    recorded = read_bench_record(Path("bench-cut"))
     recorded["settings"]["set"] |= {"rate": "flat"}
     cells, settings = plan_cells(get_recipe("quick"), BenchCommand("quick", set=("lr_schedule=flat", *BENCH[7::2])))
     assert {cell.row.settings["lr_schedule"] for cell in cells} == {"flat"}

@@ -11,7 +11,7 @@ from helpers.nets import conv_net, learnable
 TABLE = {"fgsm": 20, "pgd-7": 80, "free-4": 40, "free-8": 80, "deat-3": 22}
 
 
-def ks(name: str, epochs: int, rules: str = "paper", accuracy: float = 0.5, magnitude: float = 1.0) -> list[int]:
+def ks(name: str, epochs: int, rules: str = "default", accuracy: float = 0.5, magnitude: float = 1.0) -> list[int]:
     """k in every epoch of a training in which nothing surprising happens."""
     schedule = deat.get_method(name, rules=rules).bind(deat.Linf(8 / 255), epochs)
     state, found = schedule.init(), []

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import deat
+from deat.recipes import get_recipe
 from deat.utils.seeding import derive_seed
 from helpers.games import trainer_of
-from helpers.nets import conv_net, learnable
+from helpers.nets import conv_net, images, learnable
 
 EPS, EPOCHS, LR, MEAN, STD = 0.1, 6, 0.1, 0.4, 0.25
 
@@ -182,8 +183,12 @@ def clipped(x: Tensor, delta: Tensor) -> Tensor:
     return (x + delta.clamp(-EPS, EPS)).clamp(0, 1) - x
 
 
-def loops(released: bool) -> dict[str, dict[str, Any]]:
+def loops(rules: str) -> dict[str, dict[str, Any]]:
+    released = rules == "released"
+
     def guided(cap: int, alpha: float) -> Steps:
+        if rules == "literal":
+            return m_plus(99, alpha)
         return m_plus(cap, alpha, ramp=True) if released else m_plus(cap, alpha, span=1.0)
 
     trades = {"loss": "trades", "inner": "kl", "start": "jitter"}
@@ -191,6 +196,7 @@ def loops(released: bool) -> dict[str, dict[str, Any]]:
     return {
         "fgsm": {"family": "craft", "steps": Steps(1, 1.25)},
         "pgd-7": {"family": "craft", "steps": Steps(7, 0.25)},
+        "m+pgd-2": {"family": "craft", "steps": guided(2, 0.25)},
         "m+pgd": {"family": "craft", "steps": guided(7, 0.25)},
         "free-4": {"family": "replay", "steps": Steps(3, 1.0), "start": "zero"},
         "deat-1": {"family": "replay", "steps": Steps(0, 1.25, every_epoch)},
@@ -213,15 +219,15 @@ CAPPED = {"deat-1": 4, "deat-40%": 3}
 """Where the released code stops raising k."""
 
 
-@pytest.mark.parametrize("rules", ["paper", "released"])
-@pytest.mark.parametrize("name", loops(released=False))
+@pytest.mark.parametrize("rules", ["default", "literal", "released"])
+@pytest.mark.parametrize("name", loops("default"))
 def test_training_equals_a_plain_loop_in_weights_losses_magnitudes_thresholds_and_k(name: str, rules: str) -> None:
     released = rules == "released"
     options = {"epochs": EPOCHS, "lr": LR, "threat": deat.Linf(EPS), "normalize": ((MEAN,), (STD,))}
     trainer = trainer_of(
         deat.get_method(name, rules=rules), conv_net(batch_norm=True).double(), data=learnable(), **options
     )
-    loop = Loop(**loops(released)[name], released=released)
+    loop = Loop(**loops(rules)[name], released=released)
     if released and name in CAPPED:
         real, cap = loop.steps.grow, CAPPED[name]
         loop.steps.grow = lambda s, *seen: real(s, *seen) if s.k < cap else None
@@ -237,3 +243,59 @@ def test_training_equals_a_plain_loop_in_weights_losses_magnitudes_thresholds_an
     rows = [torch.tensor(seen, dtype=torch.float64) for seen in (found, loop.seen)]
     torch.testing.assert_close(*rows, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(trainer.model.net.state_dict(), loop.net.state_dict(), rtol=1e-8, atol=1e-9)
+
+
+def imagenet_loop(
+    net: nn.Module, epochs: list[list[tuple[Tensor, Tensor]]], *, eps: float, alpha: float, gamma: float | None, r: int
+) -> list[tuple[float, ...]]:
+    """The authors' ImageNet script: one noise tensor for all batches, stepped after every pass, clamped to eps alone.
+
+    With gamma, r replays become 2 after the first epoch and M+ adds more, up to 4; without, r stays.
+    """
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.9, weight_decay=5e-4)
+    noise, threshold, seen = torch.zeros_like(epochs[0][0][0]).double(), 0.0, []
+    for t, batches in enumerate(epochs):
+        loss_sum, hits, magnitude = 0.0, 0, 0.0
+        for x, y in batches:
+            for _ in range(r):
+                variable = noise[: len(x)].clone().requires_grad_()
+                logits = net(((x.double() + variable).clamp(0, 1) - MEAN_) / STD_)
+                loss = F.cross_entropy(logits, y)
+                optimizer.zero_grad()
+                loss.backward()
+                noise[: len(x)] = (noise[: len(x)] + alpha * variable.grad.sign()).clamp(-eps, eps)
+                optimizer.step()
+            loss_sum, hits = loss_sum + loss.item() * len(y), hits + int((logits.argmax(1) == y).sum())
+            magnitude += float((variable.grad * len(y)).abs().sum())
+        seen.append((r - 1, loss_sum / 24, hits / 24, magnitude, threshold))
+        if gamma and t == 0:
+            r += 1
+        elif gamma and t == 1:
+            threshold = gamma * magnitude
+        elif gamma and magnitude > threshold and r < 4:
+            r, threshold = r + 1, gamma * magnitude
+    return seen
+
+
+@pytest.mark.parametrize(("label", "gamma", "r"), [("free-4", None, 4), ("m+deat gamma 1.01", 0.05, 1)])
+def test_the_imagenet_recipe_carries_its_noise_as_the_authors_script_does(
+    label: str, gamma: float | None, r: int
+) -> None:
+    (row,) = [row for row in get_recipe("imagenet").make_rows(data="folder:photos") if row.label == label]
+    threat = deat.Linf(row.request.eps)
+    method = deat.configure_method(
+        deat.get_method(row.request.method, rules=row.request.rules), threat, **row.request.method_options
+    )
+    method = deat.configure_method(method, gamma=gamma)  # a small one, so that k grows in six epochs
+    options = {"epochs": EPOCHS, "lr": LR, "threat": threat, "normalize": ((MEAN,), (STD,))}
+    trainer = trainer_of(method, conv_net(batch_norm=True).double(), data=images(24), **options)
+    epochs = [list(trainer.train.epoch(t)) for t in range(EPOCHS)]
+    history = trainer.fit().history
+    net = conv_net(batch_norm=True).double()
+    seen = imagenet_loop(net, epochs, eps=threat.eps, alpha=row.request.alpha, gamma=gamma, r=r)
+    found = [(e.k, e.loss, e.train_accuracy, e.magnitude, e.threshold or 0.0) for e in history]
+    assert {k for k, *_ in found} == ({3} if gamma is None else {0, 1, 2, 3})
+    torch.testing.assert_close(
+        *(torch.tensor(rows, dtype=torch.float64) for rows in (found, seen)), rtol=1e-8, atol=1e-9
+    )
+    torch.testing.assert_close(trainer.model.net.state_dict(), net.state_dict(), rtol=1e-8, atol=1e-9)

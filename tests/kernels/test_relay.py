@@ -62,7 +62,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[fx.Node]]]:
     monkeypatch.setattr(
         network_calls,
         "_make_projected_step",
-        lambda threat, engine: lambda *args, out: out.copy_(threat.pgd_step(*args)),
+        lambda attack, threat, engine: lambda *args, out: out.copy_(threat.pgd_step(*args)),
     )
     monkeypatch.setattr(network_calls, "fused_backend", noting(fused_backend))
     monkeypatch.setattr(network_calls, "first_layer_backend", noting(first_layer_backend))

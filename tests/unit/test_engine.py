@@ -58,7 +58,7 @@ class Overflow:
 
 @pytest.mark.promise("P36")
 @pytest.mark.parametrize("name", ["pgd-7", "free-4", "trades", "yopo-5-3", "fat-5"])
-@pytest.mark.parametrize("rules", ["paper", "released"])
+@pytest.mark.parametrize("rules", ["default", "literal", "released"])
 @every_threat
 def test_loss_scale_changes_neither_magnitude_nor_weights(name, rules, threat):
     method, found = deat.get_method(name, rules=rules), []

@@ -1,6 +1,7 @@
 """YOPO's first layer, found by itself on networks it has never seen, and the steps through it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -166,6 +167,67 @@ def test_clean_branch_of_an_objective_does_not_disturb_the_costates():
     layer = game.prepare_first_layer(r)
     costates = _compute_costates(game, r, layer)
     torch.testing.assert_close(_first_layer_gradient(game, r, layer, costates), r.grad)
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """The loss, and how much its gradient differs a step away: two calls on perturbed images, one on clean ones."""
+
+    num_forwards: ClassVar[int] = 3
+
+    def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> deat.LossOutput:
+        adv = x + delta
+        logits = net(adv)
+        loss = cross_entropy(logits, y).mean()
+        (here,) = torch.autograd.grad(loss, adv, create_graph=True)
+        further = cross_entropy(net(adv + 0.05 * here.detach().sign()), y).mean()
+        (there,) = torch.autograd.grad(further, adv, create_graph=True)
+        clean = cross_entropy(net(x), y).mean()
+        return deat.LossOutput(loss + 10 * (here - there).square().sum() + clean, logits)
+
+
+TWICE_DIFFERENTIABLE = {name: net for name, net in NETS.items() if name != "vision transformer"}  # torch's attention
+
+
+@pytest.mark.promise("P110")
+@pytest.mark.parametrize(("build", "expected"), TWICE_DIFFERENTIABLE.values(), ids=TWICE_DIFFERENTIABLE.keys())
+def test_yopo_works_with_an_objective_that_differentiates_inside(build, expected):
+    net, method = seeded(build).double().eval(), replace(deat.get_method("yopo-3-2"), objective=Curvature())
+    (x, y), game = images(), game_of(method, net)
+    r = game.begin_batch(x.double(), y, Budget(2, 0.05))
+    layer = game.prepare_first_layer(r)
+    costates = _compute_costates(game, r, layer)
+    torch.testing.assert_close(_first_layer_gradient(game, r, layer, costates), r.grad)
+    before = weights(net)
+    method.play(game, x.double(), y, Budget(2, 0.05))
+    assert not same(before, weights(net))
+
+
+@pytest.mark.promise("P110")
+def test_yopo_refuses_an_objective_that_calls_a_part_of_the_network_before_anything_is_trained():
+    def half(net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> deat.LossOutput:
+        net.fine(x + delta)
+        logits = net(x + delta)
+        return deat.LossOutput(cross_entropy(logits, y).mean(), logits)
+
+    net, method = seeded(TwoStems), replace(deat.get_method("yopo-3-2"), objective=half)
+    game, before = game_of(method, net), weights(net)
+    with pytest.raises(UsageError, match="calls the first layer 3 times, where the network does so 2 times"):
+        method.play(game, *images(), Budget(2, 0.05))
+    assert same(before, weights(net))
+
+
+def test_making_offsets_draws_no_random_numbers():
+    def noisy(net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> deat.LossOutput:
+        logits = net(x + delta + 0.01 * torch.randn_like(x))
+        return deat.LossOutput(cross_entropy(logits, y).mean(), logits)
+
+    net, method = conv_net(), replace(deat.get_method("yopo-3-2"), objective=noisy)
+    game = game_of(method, net)
+    r = game.begin_batch(*images(), Budget(2, 0.05))
+    before = torch.get_rng_state()
+    game.prepare_first_layer(r)
+    assert torch.equal(before, torch.get_rng_state())
 
 
 class InPieces(nn.Module):

@@ -14,7 +14,7 @@ from deat.engine import executor
 from deat.engine.cuda_graphs import GraphRecorder
 from deat.engine.executor import Executor
 from deat.errors import UsageError
-from helpers.games import THREATS, busy_budget, game_of
+from helpers.games import THREATS, WatchedGame, busy_budget, game_of
 from helpers.nets import conv_net, images, same, weights
 
 every_threat = pytest.mark.parametrize("threat", THREATS, ids=lambda t: t.name)
@@ -212,22 +212,22 @@ def test_loss_and_accuracy_of_a_replay_are_the_last_pass_s():
 
 
 @pytest.mark.parametrize("name", ["m+pgd", "m+deat", "m+fgsm", "m+trades", "m+mart", "deat-3", "m+yopo-5-3", "m+free"])
-@pytest.mark.parametrize("rules", ["paper", "released"])
-def test_epoch_with_k_0_is_clean_by_the_paper_and_noisy_by_the_released_code(name, rules):
+@pytest.mark.parametrize("rules", ["default", "literal", "released"])
+def test_epoch_with_k_0_is_clean_by_the_text_and_noisy_by_the_released_code(name, rules):
     method = deat.get_method(name, rules=rules)
     x, y = images()
     net = conv_net()
     inputs, game = Inputs(net), game_of(method, net)
     method.play(game, x, y, Budget(0, 0.05))
     noise = (inputs.seen[-1] - x).abs().max()
-    if rules == "paper" or method.attack.start == "zero":
+    if rules != "released" or method.attack.start == "zero":
         assert noise == 0
     else:
         assert 0 < noise <= (0.01 if method.attack.start == "jitter" else THREATS[0].eps + 1e-6)
 
 
-@pytest.mark.parametrize("rules", ["paper", "released"])
-def test_natural_training_is_clean_under_both_rule_sets(rules):
+@pytest.mark.parametrize("rules", ["default", "literal", "released"])
+def test_natural_training_is_clean_under_each_rule_set(rules):
     method, net = deat.get_method("natural", rules=rules), conv_net()
     x, y = images()
     inputs, game = Inputs(net), game_of(method, net)
@@ -238,6 +238,37 @@ def test_natural_training_is_clean_under_both_rule_sets(rules):
 def persistent_free(**options: bool) -> deat.Method:
     free = deat.get_method("free-3")
     return replace(free, attack=replace(free.attack, persistent=True, **options))
+
+
+@every_threat
+@pytest.mark.parametrize("name", ["free-3", "m+deat", "m+pgd", "m+yopo-5-3"])
+def test_unclipped_carried_delta_stays_in_the_ball_and_the_network_sees_pixels_in_0_1(name, threat):
+    method = deat.configure_method(deat.get_method(name, rules="released"), persistent=True)
+    net = conv_net().double()
+    inputs, game, left_the_box = Inputs(net), game_of(method, net, threat), False
+    for seed in range(4):
+        x, y = images(seed=seed)
+        method.play(game, x.double(), y, Budget(2, threat.eps / 2))
+        assert (threat.norm(game.carried_delta) <= threat.eps * (1 + 1e-9)).all()
+        left_the_box |= not threat.contains(x, x + game.carried_delta).all()
+    assert left_the_box
+    for seen in inputs.seen:
+        assert seen.min() >= -1e-12
+        assert seen.max() <= 1 + 1e-12
+
+
+@pytest.mark.promise("P111")
+@every_threat
+@pytest.mark.parametrize("name", ["pgd-2", "free-3", "yopo-3-2", "f+pgd-2"])
+def test_a_threat_model_that_is_replaced_holds_everywhere_from_the_next_batch_on(name, threat):
+    method = deat.get_method(name)
+    game = game_of(method, conv_net(), deat.Linf(0.3), cls=WatchedGame)
+    method.play(game, *images(), Budget(2, 0.3))
+    game.seen.clear()
+    game.threat = threat
+    for seed in range(3):
+        method.play(game, *images(seed=seed), Budget(2, 0.3))
+    assert all(threat.contains(x, x + delta).all() for x, delta in game.seen)
 
 
 @every_threat
@@ -493,3 +524,42 @@ def test_gradients_that_stay_in_their_place_are_given_anew_when_others_learn():
     game.refresh()
     game.begin_batch(x, y, Budget(2, 0.01))
     assert not game.has_static_gradients
+
+
+# A loss of one's own in the attack
+
+
+def own_cross_entropy(logits: Tensor, y: Tensor, reference: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits, y, reduction="none")
+
+
+def own_divergence(logits: Tensor, y: Tensor, reference: Tensor) -> Tensor:
+    return kl_divergence(reference, logits)
+
+
+own_divergence.needs_reference = True
+
+
+@pytest.mark.parametrize(("name", "function"), [("pgd-2", own_cross_entropy), ("trades-2", own_divergence)])
+def test_an_inner_loss_may_be_a_function_and_is_recorded_by_its_name(name, function):
+    method = deat.get_method(name)
+    own = replace(method, attack=replace(method.attack, loss=function))
+    nets = [conv_net(), conv_net()]
+    for net, one in zip(nets, (method, own), strict=True):
+        one.play_batch(game_of(one, net), *images(), Budget(2, 0.05))
+    assert same(weights(nets[0]), weights(nets[1]))
+    assert own.describe()["ascent"]["loss"] == function.__name__
+
+
+def mean_loss(logits: Tensor, y: Tensor, reference: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits, y)
+
+
+def test_an_inner_loss_that_gives_no_loss_for_each_example_is_refused():
+    method = replace(PGD, attack=deat.InnerAttack(loss=mean_loss))
+    with pytest.raises(UsageError, match=r"shape \(\) for 6 examples.*reduction='none'"):
+        PGD.play(game_of(method, conv_net()), *images(), Budget(2, 0.05))
+    with pytest.raises(UsageError, match="lambda"):
+        deat.InnerAttack(loss=lambda logits, y, reference: own_cross_entropy(logits, y, reference))
+    with pytest.raises(UsageError, match=r"unknown inner loss .cee.*Or give a function"):
+        deat.InnerAttack(loss="cee")

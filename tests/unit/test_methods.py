@@ -1,24 +1,29 @@
-"""Names of methods, what they declare under both rule sets, and what the errors say."""
+"""Names of methods, what they declare under each rule set, and what the errors say."""
 
 import importlib
 import re
+from dataclasses import replace
 
 import pytest
 
 import deat
-from deat.core.inner_attack_settings import Converged, Friendly
+from deat.core.inner_attack_settings import FreezeWhenConverged, FreezeWhenFooled
 from deat.core.move_order import Craft, Relay, Replay
 from deat.core.training_losses import CrossEntropy, Mart, Trades
 from deat.errors import UsageError
-from deat.methods import PAPER_RULES, RELEASED_RULES, method_registry
+from deat.methods import DEFAULT_RULES, LITERAL_RULES, RELEASED_RULES, method_registry
 from deat.methods.configure import configure_method
-from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, Linear
+from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, LinearRamp
 
 EPS = deat.Linf(8 / 255)
 
 
-def paper(name: str) -> deat.Method:
+def default(name: str) -> deat.Method:
     return deat.get_method(name)
+
+
+def literal(name: str) -> deat.Method:
+    return deat.get_method(name, rules="literal")
 
 
 def released(name: str) -> deat.Method:
@@ -35,7 +40,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", [name for line in NAMES for name in line.split()])
-@pytest.mark.parametrize("rules", ["paper", "released"])
+@pytest.mark.parametrize("rules", ["default", "literal", "released"])
 def test_every_name_of_the_paper_is_a_method_of_that_name(name, rules):
     method = deat.get_method(name, rules=rules)
     assert isinstance(method, deat.Method)
@@ -72,20 +77,20 @@ def test_paper_spellings_in_any_case_are_accepted(written, name):
 
 
 def test_a_method_is_itself():
-    method = paper("m+deat")
+    method = default("m+deat")
     assert deat.get_method(method) is method
 
 
 def test_numbers_in_names_reach_the_declaration():
-    assert paper("pgd-12").schedule.k == 12
-    assert paper("free-6").schedule.k == 5
-    assert paper("deat-4").schedule.period == 4
-    assert paper("deat-55%").schedule.percent == 55
-    assert paper("fat-8").schedule.k == 8
-    assert (paper("yopo-4-2").schedule.k, paper("yopo-4-2").play.inner) == (3, 2)
-    assert (paper("amata-3-8").schedule.first, paper("amata-3-8").schedule.last) == (3, 8)
-    assert paper("trades-5").schedule.k == 5
-    assert paper("trades-5").name == "trades-5"
+    assert default("pgd-12").schedule.k == 12
+    assert default("free-6").schedule.k == 5
+    assert default("deat-4").schedule.period == 4
+    assert default("deat-55%").schedule.percent == 55
+    assert default("fat-8").schedule.k == 8
+    assert (default("yopo-4-2").schedule.k, default("yopo-4-2").play.inner) == (3, 2)
+    assert (default("amata-3-8").schedule.first, default("amata-3-8").schedule.last) == (3, 8)
+    assert default("trades-5").schedule.k == 5
+    assert default("trades-5").name == "trades-5"
 
 
 REFUSED = {
@@ -142,8 +147,8 @@ def test_friendly_refuses_what_is_no_number_of_steps_by_name(tau):
         deat.friendly(deat.get_method("pgd-7"), tau)
 
 
-def test_unknown_rule_set_names_the_two():
-    with pytest.raises(UsageError, match="paper, released"):
+def test_unknown_rule_set_names_those_that_exist():
+    with pytest.raises(UsageError, match="default, literal, released"):
         deat.get_method("m+deat", rules="papre")
 
 
@@ -167,15 +172,15 @@ FAMILIES = {
     "f+mart": (Craft, Mart, Fixed),
     "fat-5": (Craft, CrossEntropy, Fixed),
     "yopo-5-3": (Relay, CrossEntropy, Fixed),
-    "amata-2-10": (Craft, CrossEntropy, Linear),
+    "amata-2-10": (Craft, CrossEntropy, LinearRamp),
     "m+amata-2-10": (Craft, CrossEntropy, GradientMagnitude),
-    "dat": (Craft, CrossEntropy, Linear),
+    "dat": (Craft, CrossEntropy, LinearRamp),
 }
 
 
 @pytest.mark.parametrize(("name", "kinds"), FAMILIES.items(), ids=FAMILIES.keys())
 def test_method_is_made_of_its_family_s_parts(name, kinds):
-    method = paper(name)
+    method = default(name)
     assert (type(method.play), type(method.objective), type(method.schedule)) == kinds
 
 
@@ -201,8 +206,8 @@ CAPS = {
 
 
 @pytest.mark.parametrize(("name", "cap"), CAPS.items(), ids=CAPS.keys())
-@pytest.mark.parametrize("rules", ["paper", "released"])
-def test_caps_on_k_are_the_same_in_both_rule_sets(name, cap, rules):
+@pytest.mark.parametrize("rules", ["default", "released"])
+def test_caps_on_k_are_the_same_by_default_and_in_the_released_code(name, cap, rules):
     schedule = deat.get_method(name, rules=rules).schedule
     assert schedule.max_steps == cap
     assert schedule.gamma == 1.01
@@ -231,7 +236,7 @@ ALPHAS = {
 @pytest.mark.parametrize(("name", "alpha"), ALPHAS.items(), ids=ALPHAS.keys())
 @pytest.mark.parametrize("threat", [EPS, deat.Linf(4 / 255), deat.L2(0.5), deat.L1(12)], ids=str)
 def test_steps_are_declared_in_units_of_eps(name, alpha, threat):
-    method = paper(name)
+    method = default(name)
     assert method.schedule.alpha_eps == alpha
     assert method.bind(threat, 50).alpha == pytest.approx(alpha * threat.eps)
 
@@ -245,25 +250,25 @@ STARTS = {
 
 @pytest.mark.parametrize(("name", "start"), [(n, start) for start, names in STARTS.items() for n in names])
 def test_starts(name, start):
-    assert paper(name).attack.start == start
-    assert not paper(name).attack.persistent
+    assert default(name).attack.start == start
+    assert not default(name).attack.persistent
 
 
 def test_trades_crafts_with_kl_and_mart_with_cross_entropy_friendly_or_not():
-    assert {paper(n).attack.loss for n in ("trades", "f+trades", "m+trades")} == {"kl"}
-    assert {paper(n).attack.loss for n in ("mart", "f+mart", "m+mart", "pgd-7", "fat-5")} == {"ce"}
-    assert paper("trades").objective == Trades(beta=6.0)
-    assert paper("mart").objective == Mart(beta=6.0)
+    assert {default(n).attack.loss for n in ("trades", "f+trades", "m+trades")} == {"kl"}
+    assert {default(n).attack.loss for n in ("mart", "f+mart", "m+mart", "pgd-7", "fat-5")} == {"ce"}
+    assert default("trades").objective == Trades(beta=6.0)
+    assert default("mart").objective == Mart(beta=6.0)
 
 
 def test_friendly_methods_grant_three_steps_and_dat_stops_at_its_level():
     for name in ("fat-5", "f+trades", "f+mart", "m+fat-5", "m+f+trades"):
-        method = paper(name)
-        assert method.attack.freeze == Friendly()
+        method = default(name)
+        assert method.attack.freeze == FreezeWhenFooled()
         assert method.schedule.level == 3
-    assert deat.friendly(paper("pgd-7"), tau=1).schedule.level == 1
-    dat = paper("dat")
-    assert dat.attack.freeze == Converged()
+    assert deat.friendly(default("pgd-7"), tau=1).schedule.level == 1
+    dat = default("dat")
+    assert dat.attack.freeze == FreezeWhenConverged()
     assert dat.attack.batch_norm == "train"
     assert [dat.bind(EPS, 120).budget({}, t).level for t in (0, 50, 100)] == pytest.approx([0.5, 0.25, 0])
     assert {dat.bind(EPS, 120).budget({}, t).k for t in range(120)} == {10}
@@ -271,20 +276,20 @@ def test_friendly_methods_grant_three_steps_and_dat_stops_at_its_level():
 
 def test_prefixes_commute_and_are_functions_of_methods():
     assert deat.get_method("m+f+pgd-5").schedule == deat.get_method("f+m+pgd-5").schedule
-    assert deat.mplus(paper("mart")) == paper("m+mart")
-    assert deat.friendly(paper("trades")) == paper("f+trades")
-    assert deat.mplus(paper("pgd-7"), gamma=1.1, max_steps=3).schedule.max_steps == 3
+    assert deat.mplus(default("mart")) == default("m+mart")
+    assert deat.friendly(default("trades")) == default("f+trades")
+    assert deat.mplus(default("pgd-7"), gamma=1.1, max_steps=3).schedule.max_steps == 3
     with pytest.raises(UsageError, match="gamma"):
-        deat.mplus(paper("pgd-7"), gamma=0)
+        deat.mplus(default("pgd-7"), gamma=0)
     with pytest.raises(UsageError, match="max_steps"):
-        deat.mplus(paper("pgd-7"), max_steps=0)
+        deat.mplus(default("pgd-7"), max_steps=0)
 
 
 # The table of the two rule sets
 
 
 @pytest.mark.parametrize(
-    ("name", "by_paper", "by_released"),
+    ("name", "by_default", "by_released"),
     [
         ("m+deat", ("joint", "epoch", "pixel"), ("joint", "epoch", "normalised")),
         ("deat-3", ("joint", "epoch", "pixel"), ("joint", "epoch", "normalised")),
@@ -295,36 +300,60 @@ def test_prefixes_commute_and_are_functions_of_methods():
         ("m+f+trades", ("joint", "epoch", "pixel"), ("ascend", "last_batch", "normalised")),
     ],
 )
-def test_magnitude_comes_from_the_move_the_scope_and_the_space_of_the_rule_set(name, by_paper, by_released):
-    assert paper(name).probe == deat.MagnitudeProbe(*by_paper)
+def test_magnitude_comes_from_the_move_the_scope_and_the_space_of_the_rule_set(name, by_default, by_released):
+    assert default(name).probe == deat.MagnitudeProbe(*by_default)
     assert released(name).probe == deat.MagnitudeProbe(*by_released)
 
 
 @pytest.mark.parametrize("name", ["m+pgd", "m+trades", "m+mart", "m+fgsm", "m+fat-5", "m+f+trades"])
-def test_craft_family_stretches_its_step_by_the_paper_and_ramps_k_by_the_released_code(name):
-    one, other = paper(name).schedule, released(name).schedule
+def test_craft_family_stretches_its_step_by_default_and_ramps_k_by_the_released_code(name):
+    one, other = default(name).schedule, released(name).schedule
     assert (one.stretch_eps, one.ramp_eps) == (1.0, 0.0)
     assert (other.stretch_eps, other.ramp_eps) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize("name", ["m+pgd", "m+trades", "m+mart", "m+fgsm", "m+deat", "m+pgd-2", "m+f+trades"])
+def test_the_literal_rules_are_algorithm_1_with_a_fixed_step_and_no_largest_k(name):
+    one, text = default(name), literal(name)
+    assert one.schedule.max_steps is not None
+    assert text == replace(one, schedule=replace(one.schedule, max_steps=None, stretch_eps=0.0))
+    bound = text.bind(EPS, 50)
+    assert len({bound.step_size(k) for k in range(1, 40)}) == 1
+    state, ks = bound.init(), []
+    for epoch in range(40):
+        ks.append(bound.budget(state, epoch).k)
+        state = bound.observe(state, deat.EpochRecord(epoch, 1.0, 0.5, 2.0**epoch, 100))
+    assert ks == [0, 1, 1, *range(2, 39)]
+
+
+def test_a_largest_k_that_is_given_is_kept_under_the_literal_rules():
+    assert deat.mplus(literal("pgd-7"), max_steps=3, rules="literal").schedule.max_steps == 3
+    assert configure_method(literal("m+pgd"), max_steps=3).schedule.max_steps == 3
+
+
+@pytest.mark.parametrize("name", [n for n in method_registry.list_methods() if not n.startswith("m+")])
+def test_default_and_literal_rules_differ_in_m_plus_alone(name):
+    assert default(name) == literal(name)
+
+
 @pytest.mark.parametrize("name", ["m+deat", "m+free", "m+yopo-5-3"])
 def test_replays_neither_stretch_nor_ramp(name):
-    for method in (paper(name), released(name)):
+    for method in (default(name), released(name)):
         assert (method.schedule.stretch_eps, method.schedule.ramp_eps) == (0.0, 0.0)
 
 
-def test_paper_step_of_the_craft_family_is_the_larger_of_eps_over_k_and_alpha():
-    schedule = paper("m+pgd").bind(EPS, 50)
+def test_default_step_of_the_craft_family_is_the_larger_of_eps_over_k_and_alpha():
+    schedule = default("m+pgd").bind(EPS, 50)
     steps = [schedule.budget({"k": k, "threshold": 1.0}, 9).step_size * 255 for k in range(1, 8)]
     assert steps == pytest.approx([8, 4, 8 / 3, 2, 2, 2, 2])
     fixed = released("m+pgd").bind(EPS, 50)
     steps = [fixed.budget({"k": k, "threshold": 1.0}, 9).step_size * 255 for k in range(1, 8)]
     assert steps == pytest.approx([2] * 7)
-    coarse = paper("m+fgsm").bind(EPS, 50)
+    coarse = default("m+fgsm").bind(EPS, 50)
     assert [coarse.step_size(k) * 255 for k in range(1, 8)] == pytest.approx([10] * 7)
 
 
-@pytest.mark.parametrize("rules", ["paper", "released"])
+@pytest.mark.parametrize("rules", ["default", "literal", "released"])
 def test_m_amata_keeps_its_steps_at_two_and_a_half_eps_over_k(rules):
     schedule = deat.get_method("m+amata-2-10", rules=rules).bind(EPS, 50)
     steps = [schedule.budget({"k": k, "threshold": 1.0}, 9).step_size * 255 for k in range(1, 11)]
@@ -334,12 +363,12 @@ def test_m_amata_keeps_its_steps_at_two_and_a_half_eps_over_k(rules):
 
 @pytest.mark.parametrize("name", [n for n in method_registry.list_methods() if n != "natural"])
 def test_epochs_with_k_0_are_clean_by_the_paper_and_noisy_by_the_released_code(name):
-    assert not paper(name).attack.noisy
+    assert not default(name).attack.noisy
     assert released(name).attack.noisy
 
 
 def test_amata_reaches_its_last_k_by_the_paper_only():
-    assert paper("amata-2-10").bind(EPS, 50).budget({}, 49).k == 10
+    assert default("amata-2-10").bind(EPS, 50).budget({}, 49).k == 10
     assert released("amata-2-10").bind(EPS, 50).budget({}, 49).k == 9
 
 
@@ -347,34 +376,34 @@ def test_m_amata_says_that_it_does_not_use_the_first_k():
     with pytest.warns(
         UserWarning, match=r"m\+amata-5-10 is the same method as m\+amata-2-10.*A = 5 is not used"
     ) as caught:
-        method = paper("m+amata-5-10")
+        method = default("m+amata-5-10")
     assert len(caught) == 1
     assert method.name == "m+amata-5-10"  # the name in the records of runs
-    assert method.schedule == paper("m+amata-2-10").schedule  # warnings are errors here, so this one is silent
+    assert method.schedule == default("m+amata-2-10").schedule  # warnings are errors here, so this one is silent
     with pytest.warns(UserWarning, match="A = 3 is not used"):
-        paper("f+m+amata-3-8")
+        default("f+m+amata-3-8")
 
 
 def test_only_the_released_code_caps_deat_d_and_deat_p():
-    assert (paper("deat-3").schedule.max_steps, released("deat-3").schedule.max_steps) == (None, 4)
-    assert (paper("deat-40%").schedule.max_steps, released("deat-40%").schedule.max_steps) == (None, 3)
+    assert (default("deat-3").schedule.max_steps, released("deat-3").schedule.max_steps) == (None, 4)
+    assert (default("deat-40%").schedule.max_steps, released("deat-40%").schedule.max_steps) == (None, 3)
 
 
 def test_nothing_else_forks():
     for name in ("natural", "pgd-7", "free-8", "trades", "mart", "fat-5", "yopo-5-3", "dat"):
-        one, other = paper(name).describe(), released(name).describe()
+        one, other = default(name).describe(), released(name).describe()
         for described in (one, other):
             described.pop("probe")
             described["ascent"].pop("noisy")
         assert one == other
-    assert (PAPER_RULES.name, RELEASED_RULES.name) == ("paper", "released")
+    assert (DEFAULT_RULES.name, LITERAL_RULES.name, RELEASED_RULES.name) == ("default", "literal", "released")
 
 
 # Single settings changed by hand
 
 
 def test_tuned_alpha_is_the_same_at_every_k():
-    stretched, tuned = paper("m+pgd"), configure_method(paper("m+pgd"), EPS, alpha=1 / 255)
+    stretched, tuned = default("m+pgd"), configure_method(default("m+pgd"), EPS, alpha=1 / 255)
     alphas = [[m.bind(EPS, 9).step_size(k) for k in (1, 2, 7)] for m in (stretched, tuned)]
     assert alphas[0] == pytest.approx([8 / 255, 4 / 255, 2 / 255])
     assert alphas[1] == pytest.approx([1 / 255] * 3)
@@ -382,15 +411,19 @@ def test_tuned_alpha_is_the_same_at_every_k():
 
 def test_tuned_settings_reach_the_declaration_and_nothing_else_changes():
     tuned = configure_method(
-        paper("m+deat"), EPS, gamma=1.1, max_steps=3, alpha=12 / 255, start="zero", persistent=True
+        default("m+deat"), EPS, gamma=1.1, max_steps=3, alpha=12 / 255, start="zero", persistent=True
     )
     schedule = tuned.bind(EPS, 50)
     assert (schedule.gamma, schedule.max_steps, schedule.alpha) == (1.1, 3, pytest.approx(12 / 255))
     assert (tuned.attack.start, tuned.attack.persistent) == ("zero", True)
-    assert (tuned.play, tuned.objective, tuned.probe) == (paper("m+deat").play, CrossEntropy(), paper("m+deat").probe)
-    assert configure_method(paper("f+trades"), EPS, beta=3.0, tau=0, compact=True).objective == Trades(beta=3.0)
-    assert configure_method(paper("f+trades"), EPS, tau=0).schedule.level == 0
-    assert configure_method(paper("pgd-7"), EPS) == paper("pgd-7")
+    assert (tuned.play, tuned.objective, tuned.probe) == (
+        default("m+deat").play,
+        CrossEntropy(),
+        default("m+deat").probe,
+    )
+    assert configure_method(default("f+trades"), EPS, beta=3.0, tau=0, compact=True).objective == Trades(beta=3.0)
+    assert configure_method(default("f+trades"), EPS, tau=0).schedule.level == 0
+    assert configure_method(default("pgd-7"), EPS) == default("pgd-7")
 
 
 @pytest.mark.parametrize(
@@ -416,7 +449,7 @@ def test_tuned_settings_reach_the_declaration_and_nothing_else_changes():
 )
 def test_setting_that_a_method_does_not_have_or_accept_is_refused(name, settings, says):
     with pytest.raises(UsageError, match=says):
-        configure_method(paper(name), EPS, **settings)
+        configure_method(default(name), EPS, **settings)
 
 
 # Cards
@@ -444,7 +477,7 @@ def test_every_family_is_one_file_of_the_methods_folder():
 
 @pytest.mark.parametrize("name", [*method_registry.list_methods(), "m+free-4", "m+f+trades"])
 def test_records_have_lengths_in_units_of_eps_as_alpha_stretch_and_ramp(name):
-    method = paper(name)
+    method = default(name)
     described, schedule = method.describe()["schedule"], method.schedule
     names = [name for name in schedule.LENGTHS if getattr(schedule, f"{name}_eps") is not None]
     assert {described[name] for name in set(schedule.LENGTHS) - set(names)} <= {0.0}
@@ -458,15 +491,26 @@ def test_a_record_of_a_method_has_the_keys_and_numbers_of_version_0_1():
         *released.items(),
         *{"max_steps": 7, "ramp": 1.0}.items(),
     ]
-    amata = paper("amata-2-10").describe()["schedule"]
+    amata = default("amata-2-10").describe()["schedule"]
     assert (amata["alpha"], amata["stretch"]) == (0.0, 2.5)
-    assert paper("natural").describe()["schedule"] == {
+    assert default("natural").describe()["schedule"] == {
         "kind": "Fixed",
         "alpha": 0.0,
         "level": 0.0,
         "stretch": 0.0,
         "k": 0,
     }
+
+
+def test_a_record_says_that_a_carried_delta_is_unclipped_where_that_has_an_effect():
+    recorded = {
+        (rules, persistent): deat.configure_method(deat.get_method("free-4", rules=rules), persistent=persistent)
+        .describe()["ascent"]
+        .get("carries_unclipped")
+        for rules in ("default", "released")
+        for persistent in (False, True)
+    }
+    assert {key: value for key, value in recorded.items() if value is not None} == {("released", True): True}
 
 
 def test_absolute_lengths_are_refused_where_a_method_is_declared():

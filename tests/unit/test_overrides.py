@@ -20,7 +20,7 @@ def rows_of(name, methods=()):
         ("milestones", "3,4", "settings", (3, 4)),
         ("cycle_momentum", "no", "settings", False),
         ("eps", "4/255", "request", 4 / 255),
-        ("rules", "paper", "request", "paper"),
+        ("rules", "literal", "request", "literal"),
         ("size", "96", "request", 96),
         ("held_out", "auto", "request", None),
         ("attacks", "natural,pgd-5", "evaluation", ("natural", "pgd-5")),

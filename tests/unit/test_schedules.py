@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from deat.core.buffers import Budget
 from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
-from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, Linear, Schedule
+from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, GradientMagnitude, LinearRamp, Schedule
 
 SCHEDULES = {
     "fixed": Fixed(k=3, alpha=0.1, level=3),
@@ -22,8 +22,8 @@ SCHEDULES = {
     "accuracy above": AccuracyAbove(percent=40, alpha=0.1, max_steps=3),
     "gradient magnitude": GradientMagnitude(alpha=0.1, max_steps=7),
     "ramped": GradientMagnitude(alpha=0.02, max_steps=2, ramp=0.1),
-    "linear": Linear(first=2, last=10, epochs=20, stretch=0.25, alpha=0.1),
-    "falling level": Linear(first=10, last=10, epochs=20, alpha=0.1, level=0.5, level_until=5 / 6),
+    "linear": LinearRamp(first=2, last=10, epochs=20, stretch=0.25, alpha=0.1),
+    "falling level": LinearRamp(first=10, last=10, epochs=20, alpha=0.1, level=0.5, level_until=5 / 6),
 }
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
 M_PLUS = GradientMagnitude(gamma=1.01, max_steps=7, alpha=10 / 255)
@@ -106,7 +106,7 @@ def test_only_m_plus_minds_a_zero_magnitude():
         Fixed(k=0),
         EveryEpochs(period=2, alpha=0.1),
         AccuracyAbove(percent=40, alpha=0.1),
-        Linear(first=1, last=2, epochs=3, alpha=0.1),
+        LinearRamp(first=1, last=2, epochs=3, alpha=0.1),
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -179,7 +179,7 @@ QUIET = {
     "the ramp raised it": (GradientMagnitude(alpha=0.1, ramp=0.2, max_steps=7), SPIKE),
     "a k of its own": (Fixed(k=1, alpha=0.1), SPIKE),
     "epochs raise it": (EveryEpochs(period=9, alpha=0.1), SPIKE),
-    "linear": (Linear(first=1, last=1, epochs=5, alpha=0.1), SPIKE),
+    "linear": (LinearRamp(first=1, last=1, epochs=5, alpha=0.1), SPIKE),
 }
 
 
@@ -222,30 +222,30 @@ def test_step_covers_the_stretch_and_is_at_least_alpha():
 
 
 def test_linear_shrinks_its_step_as_k_grows():
-    amata = Linear(first=2, last=10, epochs=9, stretch=20 / 255)
+    amata = LinearRamp(first=2, last=10, epochs=9, stretch=20 / 255)
     budgets = [amata.budget({}, epoch) for epoch in range(9)]
     assert [b.k for b in budgets] == list(range(2, 11))
     assert all(b.k * b.step_size == pytest.approx(20 / 255) for b in budgets)
 
 
 def test_linear_without_reaching_last_spreads_over_all_epochs():
-    assert [Linear(first=0, last=4, epochs=4, reaches_last=False, alpha=0.1).budget({}, t).k for t in range(4)] == [
+    assert [LinearRamp(first=0, last=4, epochs=4, reaches_last=False, alpha=0.1).budget({}, t).k for t in range(4)] == [
         0,
         1,
         2,
         3,
     ]
-    assert [Linear(first=0, last=4, epochs=5, alpha=0.1).budget({}, t).k for t in range(5)] == [0, 1, 2, 3, 4]
-    assert Linear(first=2, last=5, epochs=1, alpha=0.1).budget({}, 0).k == 2
+    assert [LinearRamp(first=0, last=4, epochs=5, alpha=0.1).budget({}, t).k for t in range(5)] == [0, 1, 2, 3, 4]
+    assert LinearRamp(first=2, last=5, epochs=1, alpha=0.1).budget({}, 0).k == 2
 
 
 def test_linear_that_does_not_know_the_epochs_says_so():
     with pytest.raises(UsageError, match="number of epochs"):
-        Linear(first=2, last=10, alpha=0.1).budget({}, 0)
+        LinearRamp(first=2, last=10, alpha=0.1).budget({}, 0)
 
 
 def test_falling_level_reaches_zero_at_its_fraction_of_training():
-    dat = Linear(first=10, last=10, epochs=120, alpha=0.25, level=0.5, level_until=5 / 6)
+    dat = LinearRamp(first=10, last=10, epochs=120, alpha=0.25, level=0.5, level_until=5 / 6)
     levels = [dat.budget({}, epoch).level for epoch in (0, 50, 100, 119)]
     assert levels == pytest.approx([0.5, 0.25, 0.0, 0.0])
 
@@ -263,7 +263,7 @@ def test_accuracy_above_grows_after_an_epoch_above_the_mark():
         assert state == {"k": expected}
 
 
-@pytest.mark.parametrize("schedule", [Fixed(k=3, alpha_eps=0.25), Linear(first=2, last=10, stretch_eps=2.5)])
+@pytest.mark.parametrize("schedule", [Fixed(k=3, alpha_eps=0.25), LinearRamp(first=2, last=10, stretch_eps=2.5)])
 def test_lengths_in_units_of_eps_give_no_budget_before_they_are_bound(schedule):
     with pytest.raises(UsageError, match=r"units of eps.*method\.bind\(threat, epochs\)"):
         schedule.step_size(1)
@@ -300,7 +300,7 @@ def test_lengths_of_both_units_are_refused_with_what_to_give_where(lengths):
         lambda: EveryEpochs(period=1),
         lambda: AccuracyAbove(percent=40),
         lambda: GradientMagnitude(ramp=0.1),
-        lambda: Linear(first=1, last=2),
+        lambda: LinearRamp(first=1, last=2),
     ],
 )
 def test_a_schedule_with_an_adversary_and_without_a_step_size_is_refused_with_both_ways_to_give_one(build):
@@ -324,7 +324,7 @@ def test_bind_makes_every_length_absolute_and_leaves_the_rest():
     bound = declared.bind(0.1, 50)
     assert (bound.alpha, bound.stretch, bound.ramp) == pytest.approx((0.025, 0.1, 0.2))
     assert (bound.level, bound.gamma, bound.max_steps) == (3.0, 1.1, 5)
-    linear = Linear(first=2, last=10, stretch_eps=2.5, level=0.5).bind(0.1, 50)
+    linear = LinearRamp(first=2, last=10, stretch_eps=2.5, level=0.5).bind(0.1, 50)
     assert (linear.stretch, linear.epochs, linear.level) == (0.25, 50, 0.5)
 
 
@@ -336,7 +336,7 @@ def test_ramp_that_k_steps_reach_but_for_rounding_is_reached():
 
 
 def test_linear_growth_ends_at_its_last_k():
-    assert Linear(first=2, last=10, epochs=5, alpha=0.1).budget({}, 99).k == 10
+    assert LinearRamp(first=2, last=10, epochs=5, alpha=0.1).budget({}, 99).k == 10
 
 
 @pytest.mark.parametrize(
@@ -356,8 +356,8 @@ def test_linear_growth_ends_at_its_last_k():
         *[(lambda k=k: Fixed(k=k, alpha=0.1), "k must") for k in (-1, 0.5, 2.0, math.nan)],
         *[(lambda p=p: EveryEpochs(period=p, alpha=0.1), "period") for p in (0, -3, 1.5)],
         *[(lambda p=p: AccuracyAbove(percent=p, alpha=0.1), "percent") for p in (-1, 101, math.nan)],
-        (lambda: Linear(first=-1, last=2, alpha=0.1), "first"),
-        (lambda: Linear(first=5, last=4, alpha=0.1), "last"),
+        (lambda: LinearRamp(first=-1, last=2, alpha=0.1), "first"),
+        (lambda: LinearRamp(first=5, last=4, alpha=0.1), "last"),
     ],
 )
 def test_number_that_is_not_accepted_is_refused_by_name(build, says):

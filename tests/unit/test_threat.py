@@ -307,7 +307,7 @@ def test_bernoulli_start_has_norm_eps_and_equal_sizes(t):
 
 @pytest.mark.parametrize("t", [L2(0.1), L1(0.1)], ids=repr)
 def test_normal_start_has_norm_about_eps_before_projection(t):
-    scale = t._sign_scale(N) * t._normal_to_sign_ratio
+    scale = t.sign_scale(N) * t._normal_to_sign_ratio
     sizes = t.norm(scale * noise(GRAY, 32))
     assert sizes.mean().item() == pytest.approx(t.eps, rel=0.06)
 
@@ -469,3 +469,30 @@ def test_number_refuses_anything_else_by_name(text):
     with pytest.raises(UsageError, match="not a number") as caught:
         parse_number(text)
     assert repr(text) in str(caught.value)
+
+
+class HalfBox(Linf):
+    """A threat of one's own, from the public protocol: pixels may only become brighter."""
+
+    def project(self, x: Tensor, delta: Tensor) -> Tensor:
+        return super().project(x, delta).clamp(min=0)
+
+    def sample_uniform(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
+        return super().sample_uniform(like, generator).abs()
+
+
+def test_a_threat_of_ones_own_draws_its_start_by_a_public_method():
+    x = images((3, 1, 4, 4))
+    delta = HalfBox(0.1).initial_delta(x, "uniform", seeded(0))
+    assert delta.min() >= 0
+    assert torch.equal(delta, Linf(0.1).project(x, HalfBox(0.1).sample_uniform(x.flatten(1), seeded(0)).view_as(x)))
+
+
+@pytest.mark.parametrize("t", THREATS, ids=str)
+def test_projecting_to_the_ball_alone_keeps_vectors_inside_and_shrinks_the_others(t):
+    x = images((3, 1, 4, 4))
+    inside = t.initial_delta(x, "uniform", seeded(0))
+    torch.testing.assert_close(t.project_to_ball(inside), inside)
+    outside = t.project_to_ball(noise(x, 1, 100.0))
+    assert (t.norm(outside) <= t.eps * (1 + 1e-9)).all()
+    assert (t.norm(outside) >= t.eps * (1 - 1e-9)).all()

@@ -8,8 +8,11 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from deat import data, methods, models, recipes
+from deat.cli.flag_types import OptionalStr
+from deat.errors import UsageError
 from deat.evaluation.attacks import ATTACK_FAMILIES, Attack
 from deat.evaluation.autoattack import AUTOATTACK_PARTS
+from deat.methods.method_registry import list_file_methods
 from deat.threat import Linf
 from deat.training.cost_estimate import backprop_bounds
 from deat.utils.terminal import make_table_console
@@ -22,7 +25,9 @@ class ListCommand:
     is_resumable: ClassVar[bool] = False
 
     kind: Positional[Literal["methods", "models", "data", "attacks", "recipes"]]
-    """What to list. Your own code is not listed; give it as my_file.py:NAME, or my_file.py:m+NAME for M+."""
+    """What to list."""
+    code: OptionalStr = None
+    """methods: also list those that this Python file defines, with the names to train them by."""
     json: bool = False
     """Print one JSON document instead of a table."""
 
@@ -40,7 +45,11 @@ def run_list(args: ListCommand) -> int:
     Returns:
         The exit status, 0.
     """
+    if args.code and args.kind != "methods":
+        raise UsageError(f"--code is for deat list methods, not {args.kind}.")
     rows = ROWS_BY_KIND[args.kind]()
+    if args.code:
+        rows += [_method_row(method) for method in list_file_methods(args.code)]
     if args.json:
         print(json.dumps(rows, indent=2))
         return 0
@@ -61,15 +70,16 @@ def _format_cell(value: Any) -> str:
 
 
 def _method_rows() -> list[dict[str, Any]]:
-    return [
-        {
-            "name": method.name,
-            "play": type(method.play).__name__.lower(),
-            "backprops in 10 epochs": _format_backprops(method),
-            "what": method.summary,
-        }
-        for method in map(methods.get_method, methods.list_methods())
-    ]
+    return [_method_row(methods.get_method(name)) for name in methods.list_methods()]
+
+
+def _method_row(method: methods.Method) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "play": type(method.play).__name__.lower(),
+        "backprops in 10 epochs": _format_backprops(method),
+        "what": method.summary,
+    }
 
 
 def _format_backprops(method: methods.Method) -> str:

@@ -71,14 +71,19 @@ class TrainingDisplay:
 
 
 def describe_run(run: Run, trainer: Trainer) -> str:
-    """A run in two lines: what is trained how, and on which images; in a third, which weights it starts from."""
+    """A run in a few lines: what is trained how, on which images, and which weights it starts from."""
     method, data, model = map(make_printable, (run.method.name, run.splits.name, run.model_name))
     engine = trainer.engine
     return (
         f"{method} on {data}: {model} ({trainer.num_parameters:,} parameters), {run.threat.name} eps "
         f"{format_eps(run.threat.eps)}, {run.config.epochs} epochs, {engine.precision} on {engine.device}\n"
-        f"{_describe_images(run)}{_describe_init(run)}"
+        f"{_describe_method(run)}{_describe_images(run)}{_describe_init(run)}"
     )
+
+
+def _describe_method(run: Run) -> str:
+    """What the method does in one line, where it says so."""
+    return make_printable(f"{run.method.name}: {run.method.summary}") + "\n" if run.method.summary else ""
 
 
 def _describe_init(run: Run) -> str:
@@ -377,8 +382,9 @@ class TrainCommand:
     """SGD's momentum (0.9)."""
     init: OptionalStr = None
     """Weights to fine-tune: a safetensors file, a run's folder, or one that `deat export --shard-size` made."""
-    rules: Literal["paper", "released"] = "paper"
-    """The paper as written, or the code that made its tables."""
+    rules: Literal["default", "literal", "released"] = "default"
+    """literal: the paper's text; default: that, with longer steps and a largest k in M+; released: the authors' code,
+    which made the paper's tables."""
     alpha: OptionalFloat = None
     """The adversary's step size, such as 10/255; each method has a default."""
     gamma: OptionalFloat = None

@@ -6,7 +6,7 @@ in which order they are made. docs/python.md and examples/own_loop.py show a loo
 
 from deat.core.buffers import Budget, Buffers, Cost
 from deat.core.game import Game, MagnitudeProbe
-from deat.core.inner_attack_settings import Converged, FreezeRule, Friendly, InnerAttack
+from deat.core.inner_attack_settings import FreezeRule, FreezeWhenConverged, FreezeWhenFooled, InnerAttack
 from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
 from deat.core.meter import EpochRecord, Meter
 from deat.core.move_order import Craft, Play, Relay, Replay
@@ -15,13 +15,13 @@ from deat.core.training_losses import CrossEntropy, LossOutput, Mart, Objective,
 __all__ = [
     "Budget",
     "Buffers",
-    "Converged",
     "Cost",
     "Craft",
     "CrossEntropy",
     "EpochRecord",
     "FreezeRule",
-    "Friendly",
+    "FreezeWhenConverged",
+    "FreezeWhenFooled",
     "Game",
     "InnerAttack",
     "LossOutput",

@@ -40,7 +40,8 @@ class FirstLayer:
         sees_input: Whether each call of these modules in one forward pass sees the input.
         output_offsets: Zeros to be added to the modules' outputs, for each batch's buffers: the gradient of the loss by
             an offset is its costate. There is one for each call by the objective, None if the call does not see the
-            perturbed input.
+            perturbed input. Where the objective calls the network on perturbed inputs more than once, the calls share
+            offsets, so that costates are sums over these calls.
     """
 
     modules: tuple[nn.Module, ...]
@@ -48,6 +49,10 @@ class FirstLayer:
     output_offsets: WeakKeyDictionary[Buffers, OutputOffsets] = field(default_factory=WeakKeyDictionary)
     _pending_calls: list[Any] = field(default_factory=list)
     _outputs: list[Tensor] = field(default_factory=list)
+
+    def unique_offsets(self, buffers: Buffers) -> list[Tensor]:
+        """Return the offsets of a batch's buffers, in the order of the calls that see the input."""
+        return list({id(offset): offset for offset in self.output_offsets[buffers] if offset is not None}.values())
 
     def make_offsets(
         self, objective: nn.Module, buffers: Buffers, to_memory_format: Callable[[Tensor], Tensor]
@@ -58,17 +63,37 @@ class FirstLayer:
             objective: The training loss, without DDP around it.
             buffers: The batch's buffers.
             to_memory_format: Lays a tensor out in memory as the engine wants it.
+
+        Raises:
+            UsageError: If the objective calls a part of the network.
         """
+        delta = buffers.delta.detach().requires_grad_()
         outputs: list[Tensor] = []
-        collect: ForwardHook = lambda module, inputs, named, output: outputs.append(_require_tensor(module, output))  # noqa: E731
-        with _forward_hooks(self.modules, collect), eval_mode(objective), torch.no_grad():
-            objective(buffers.x, buffers.delta, buffers.y)
-        num_clean_calls = len(outputs) - len(self.sees_input)  # an objective with a clean branch runs it first
-        is_perturbed = (*[False] * num_clean_calls, *self.sees_input)
-        zeros = [torch.zeros_like(to_memory_format(output)) for output in outputs]
-        self.output_offsets[buffers] = [
-            zero.requires_grad_() if perturbed else None for zero, perturbed in zip(zeros, is_perturbed, strict=True)
-        ]
+        sees_delta: list[bool] = []
+
+        def note_call(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            """Note a call's output, and whether its input depends on delta."""
+            outputs.append(_require_tensor(module, output).detach())
+            sees_delta.append(any(_depends_on(a, delta) for a in (*inputs, *named.values()) if isinstance(a, Tensor)))
+
+        # With gradients, since an objective may differentiate inside, and without effect on later random numbers.
+        devices = [delta.device] if delta.is_cuda else []
+        with _forward_hooks(self.modules, note_call), eval_mode(objective), torch.random.fork_rng(devices):
+            objective(buffers.x, delta, buffers.y)
+        calls_per_pass = len(self.sees_input)
+        if len(outputs) % calls_per_pass:
+            raise UsageError(
+                "yopo needs an objective that calls the whole network, once or more often; this one calls the first layer "
+                f"{len(outputs)} times, where the network does so {calls_per_pass} times. Use free-M or m+deat instead."
+            )
+        offsets: OutputOffsets = [None] * len(outputs)
+        shared: dict[tuple[int, torch.Size], Tensor] = {}
+        for call, output in enumerate(outputs):
+            place = call % calls_per_pass
+            if self.sees_input[place] and sees_delta[call]:
+                zeros = torch.zeros_like(to_memory_format(output), requires_grad=True)
+                offsets[call] = shared.setdefault((place, output.shape), zeros)
+        self.output_offsets[buffers] = offsets
 
     def objective_with_offsets(self, objective_fn: ObjectiveFunction) -> OffsetObjective:
         """Return the objective as a function that also takes the offsets.
@@ -162,6 +187,15 @@ def find_first_layer(net: nn.Module, x: Tensor) -> FirstLayer:
     if not modules:
         raise UsageError("yopo found no layer with parameters that sees the input; use free-M or m+deat instead.")
     return FirstLayer(tuple(modules), tuple(sees_x for module, sees_x in calls if module in modules))
+
+
+def _depends_on(value: Tensor, delta: Tensor) -> bool:
+    """Whether a tensor was computed from delta."""
+    if not value.requires_grad:
+        return False
+    with torch.enable_grad():
+        (grad,) = torch.autograd.grad(value.sum(), delta, retain_graph=True, allow_unused=True)
+    return grad is not None
 
 
 def _require_tensor(module: nn.Module, output: Any) -> Tensor:

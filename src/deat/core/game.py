@@ -58,7 +58,7 @@ class Game:
     Args:
         net: The network.
         objective: The training loss around the network, wrapped by DDP or not.
-        threat: The threat model.
+        threat: The threat model, which may be replaced between batches.
         attack: The attack inside training.
         optimizer: The optimiser of the network's weights.
         probe: Which gradient is measured as l_X.
@@ -100,7 +100,7 @@ class Game:
         distributed: Distributed = SINGLE_PROCESS,
     ) -> None:
         self.net, self.objective, self.optimizer = net, objective, optimizer
-        self.threat, self.attack, self.distributed = threat, attack, distributed
+        self.attack, self.distributed = attack, distributed
         self.probe, self.engine = probe or MagnitudeProbe(), engine or Engine()
         device = self.engine.device
         self.dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
@@ -113,10 +113,21 @@ class Game:
         self.carried_delta: Tensor | None = None
         self.global_batch_size: int | None = None
         self.executor = Executor(net, optimizer, self.engine, single_process=not distributed.is_multiprocess)
-        self.calls = NetworkCalls(net, objective, attack.loss_fn, threat, self.executor)
+        self.calls = NetworkCalls(net, objective, attack, threat, self.executor)
         self.has_static_gradients = False
         self._first_layer: FirstLayer | None = None
         self._buffers_by_shape: OrderedDict[torch.Size, Buffers] = OrderedDict()
+
+    @property
+    def threat(self) -> ThreatModel:
+        """The threat model. A new one holds from the next batch on; what was compiled and recorded is dropped."""
+        return self.calls.threat
+
+    @threat.setter
+    def threat(self, threat: ThreatModel) -> None:
+        self.calls.threat = threat
+        self.executor.use_compiled(self.engine.use_compile)
+        self.has_static_gradients = False
 
     def refresh(self) -> None:
         """Adapt to changed layers. In a loop of your own, call it after changing modes, dropout or what learns.
@@ -172,7 +183,7 @@ class Game:
         )
         if self.carried_delta is not None and self.carried_delta.shape[1:] == buffers.x.shape[1:]:
             carried = self.carried_delta[: len(buffers)]  # the other rows of a larger batch keep their random start
-            start[: len(carried)] = self.threat.project(buffers.x[: len(carried)], carried)
+            start[: len(carried)] = self.attack.project(self.threat, buffers.x[: len(carried)], carried)
         return start
 
     def _compute_reference_logits(self, buffers: Buffers) -> None:
@@ -210,7 +221,8 @@ class Game:
     def _compute_delta_gradient(self, buffers: Buffers) -> None:
         delta = self.delta_scale.scaled_delta(buffers.delta)
         with self.attack_mode(), self.engine.autocast():
-            loss, logits = self.calls.attack_loss(buffers.x, delta, buffers.y, buffers.reference_logits)
+            visible = self.attack.visible_delta(buffers.x, delta)
+            loss, logits = self.calls.attack_loss(buffers.x, visible, buffers.y, buffers.reference_logits)
         (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
         self.engine.unscale_into(buffers.grad, grad, len(buffers))
         self.delta_scale.unscale_gradient(buffers.grad)
@@ -263,10 +275,11 @@ class Game:
         """
         delta = buffers.delta.detach().requires_grad_()
         with self.engine.autocast():
+            visible = self.attack.visible_delta(buffers.x, delta)
             if layer is None:
-                loss, logits = self.calls.objective(buffers, delta)
+                loss, logits = self.calls.objective(buffers, visible)
             else:
-                loss, logits = self.calls.objective_with_offsets(buffers, delta, layer)
+                loss, logits = self.calls.objective_with_offsets(buffers, visible, layer)
         # Not autograd.grad, for which DDP would not average the gradients.
         torch.autograd.backward(self.engine.scale(self._weight_by_share(loss, buffers)))
         self.executor.merge_gradients(keep_for_optimizer=True)

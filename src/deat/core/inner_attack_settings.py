@@ -13,6 +13,7 @@ from deat.errors import UsageError, unknown_name_error
 from deat.threat import ThreatModel
 
 InnerLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A loss for each example, (B,), as a function of (logits, labels, reference logits)."""
 
 INNER_LOSSES: dict[str, InnerLoss] = {
     "ce": lambda logits, y, reference: cross_entropy(logits, y),
@@ -45,7 +46,7 @@ class FreezeRule(Protocol):
 
 
 @dataclass(frozen=True)
-class Friendly:
+class FreezeWhenFooled:
     """The rule of FAT: a misclassified example may make tau more steps, then it is frozen.
 
     The budget's `level` is tau.
@@ -64,7 +65,7 @@ class Friendly:
 
 
 @dataclass(frozen=True)
-class Converged:
+class FreezeWhenConverged:
     """The rule of DAT: an example is frozen once its first-order stationarity (FOSC) is at most c_t.
 
     FOSC = eps * ||g||_dual - <delta - delta_0, g>, with delta_0 the random start, as in the authors' code. The budget's
@@ -87,33 +88,42 @@ class InnerAttack:
     """The attack inside training. The number and size of its steps come from the `Budget`.
 
     Args:
-        loss: The loss to maximise: "ce" (cross-entropy), "kl" (divergence from the clean prediction) or "margin".
+        loss: The loss to maximise: "ce" (cross-entropy), "kl" (divergence from the clean prediction), "margin", or a
+            function of your own. It is called with the logits, the labels and the logits of the clean images, and
+            returns a loss for each example, (B,). The third argument is empty, unless the function has an attribute
+            `needs_reference = True`. Records have its name.
         start: Where delta starts: "zero", "uniform" or "jitter".
         batch_norm: The mode of the network during attack steps; its own mode is restored afterwards.
         freeze: The rule that stops single examples from moving, if any.
         noisy: Whether epochs with k = 0 use the random start; without it they are clean.
         persistent: Whether delta is carried from batch to batch, as in the original FREE.
+        carries_unclipped: Whether a carried delta is limited by the ball alone, and the image that the network sees is
+            clamped to [0, 1] instead, as in the paper's ImageNet code. Without `persistent` it has no effect.
         compact: Whether attack steps run on the active examples only, instead of masking the frozen ones. This reads
             the device at every step.
 
     Raises:
-        UsageError: If the loss is unknown, or `compact` is set without a freeze rule or in train mode.
+        UsageError: If the loss is unknown or a lambda, or `compact` is set without a freeze rule or in train mode.
 
     Example:
         >>> attack = deat.InnerAttack(loss="kl", start="jitter", batch_norm="eval")
     """
 
-    loss: str = "ce"
+    loss: str | InnerLoss = "ce"
     start: str = "uniform"
     batch_norm: Literal["train", "eval"] = "train"
     freeze: FreezeRule | None = None
     noisy: bool = False
     persistent: bool = False
+    carries_unclipped: bool = False
     compact: bool = False
 
     def __post_init__(self) -> None:
-        if self.loss not in INNER_LOSSES:
-            raise unknown_name_error("inner loss", self.loss, INNER_LOSSES)
+        if getattr(self.loss, "__name__", "") == "<lambda>":
+            raise UsageError("the inner loss is a lambda, whose name in records would say nothing. Define it with def.")
+        if not callable(self.loss) and self.loss not in INNER_LOSSES:
+            hint = "Or give a function (logits, labels, reference logits) -> losses."
+            raise unknown_name_error("inner loss", self.loss, INNER_LOSSES, hint)
         if self.compact and (self.batch_norm != "eval" or self.freeze is None):
             raise UsageError(
                 "compact needs a freeze rule and an attack in eval mode (fat-K, f+trades, f+mart): "
@@ -123,7 +133,7 @@ class InnerAttack:
     @property
     def needs_reference(self) -> bool:
         """Whether the loss needs the logits of the clean images."""
-        return self.loss == "kl"
+        return bool(getattr(self.loss, "needs_reference", self.loss == "kl"))
 
     @property
     def has_tiny_start(self) -> bool:
@@ -133,7 +143,20 @@ class InnerAttack:
     @property
     def loss_fn(self) -> InnerLoss:
         """The per-example loss to maximise."""
-        return INNER_LOSSES[self.loss]
+        return INNER_LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+
+    @property
+    def clamps_images(self) -> bool:
+        """Whether the pixel range is kept by clamping what the network sees, and not by projecting delta."""
+        return self.persistent and self.carries_unclipped
+
+    def visible_delta(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Return the perturbation that the network sees; pixels that are clamped have no gradient."""
+        return (x + delta).clamp(0, 1) - x if self.clamps_images else delta
+
+    def project(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
+        """Project delta into the ball, and into the box if that is where the pixel range is kept."""
+        return threat.project_to_ball(delta) if self.clamps_images else threat.project(x, delta)
 
     def active_indices(self, buffers: Buffers) -> Tensor:
         """Return the indices of the active examples. Reads the device; used by `compact` only."""

@@ -72,8 +72,8 @@ class Replay:
             game.joint_update(buffers)
             game.step(buffers)
         game.joint_update(buffers)
-        if game.attack.persistent and budget.k:
-            game.step(buffers)  # otherwise the last delta is not used
+        if game.attack.persistent and (budget.k or game.attack.noisy):
+            game.step(buffers)  # the next batch starts from it
         game.end_batch(buffers)
 
     def backprops(self, budget: Budget) -> int:
@@ -119,7 +119,7 @@ class Relay:
 
 def _compute_costates(game: Game, buffers: Buffers, layer: FirstLayer) -> list[Tensor]:
     """J0: accumulate theta's gradient, and return the loss's gradient by the first layer's outputs."""
-    offsets = [offset for offset in layer.output_offsets[buffers] if offset is not None]
+    offsets = layer.unique_offsets(buffers)
     for offset in offsets:
         offset.grad = None
     game.compute_both_gradients(buffers, layer)
@@ -130,6 +130,6 @@ def _first_layer_gradient(game: Game, buffers: Buffers, layer: FirstLayer, costa
     """a: the gradient of <costate, first layer(x + delta)> by delta."""
     delta = buffers.delta.detach().requires_grad_()
     with game.engine.autocast():
-        outputs = game.calls.first_layer_outputs(buffers, delta, layer)
+        outputs = game.calls.first_layer_outputs(buffers, game.attack.visible_delta(buffers.x, delta), layer)
     (grad,) = torch.autograd.grad(outputs, delta, grad_outputs=costates)
     return game.engine.unscale(grad, game.effective_batch_size(buffers))

@@ -10,12 +10,13 @@ from torch.func import functional_call
 
 from deat.core.buffers import Buffers
 from deat.core.first_layer import FirstLayer, FirstLayerForward, OffsetObjective
-from deat.core.inner_attack_settings import InnerLoss
+from deat.core.inner_attack_settings import InnerAttack, InnerLoss
 from deat.core.training_losses import LossOutput, ObjectiveFunction
 from deat.engine.engine import Engine
 from deat.engine.executor import Executor, compile_function
 from deat.engine.half_precision import HalfWeights
 from deat.engine.kernels.graph_pass import first_layer_backend, fused_backend
+from deat.errors import UsageError
 from deat.threat import Linf, ThreatModel
 
 InnerLossFunction = Callable[[Tensor, Tensor, Tensor, Tensor], LossOutput]
@@ -34,8 +35,8 @@ class CompiledCalls:
     Args:
         net: The network.
         objective: The training loss around it, wrapped by DDP or not.
-        inner_loss: The per-example loss that the attack maximises.
-        threat: The threat model, whose step is compiled too.
+        attack: The attack, whose loss and step are compiled too.
+        threat: The threat model.
         engine: Precision and device.
         shape: The shape of the batches.
         single_process: Whether no other process shares the batch.
@@ -45,7 +46,7 @@ class CompiledCalls:
         self,
         net: nn.Module,
         objective: nn.Module,
-        inner_loss: InnerLoss,
+        attack: InnerAttack,
         threat: ThreatModel,
         engine: Engine,
         shape: torch.Size,
@@ -60,9 +61,9 @@ class CompiledCalls:
         self.objective: ObjectiveFunction = (
             compile_function(trainable, backend) if single_process else compile_function(objective, "inductor")
         )
-        self.attack_loss: InnerLossFunction = compile_function(_make_inner_loss(frozen, inner_loss), backend)
+        self.attack_loss: InnerLossFunction = compile_function(_make_inner_loss(frozen, attack.loss_fn), backend)
         self.logits: Callable[[Tensor], Tensor] = compile_function(frozen, backend)
-        self.projected_step: ProjectedStep = _make_projected_step(threat, engine)
+        self.projected_step: ProjectedStep = _make_projected_step(attack, threat, engine)
         self.objective_with_offsets: Callable[[FirstLayer], OffsetObjective] = cache(
             lambda layer: compile_function(layer.objective_with_offsets(trainable), backend)
         )
@@ -77,26 +78,26 @@ class NetworkCalls:
     Args:
         net: The network.
         objective: The training loss around it, wrapped by DDP or not.
-        inner_loss: The per-example loss that the attack maximises.
-        threat: The threat model.
+        attack: The attack, with the loss that it maximises.
+        threat: The threat model, which may be replaced; compiled calls keep the one that they saw.
         executor: Where compiled calls are kept.
     """
 
     def __init__(
-        self, net: nn.Module, objective: nn.Module, inner_loss: InnerLoss, threat: ThreatModel, executor: Executor
+        self, net: nn.Module, objective: nn.Module, attack: InnerAttack, threat: ThreatModel, executor: Executor
     ) -> None:
         self.unwrapped_objective = unwrap_ddp(objective)
-        self._net, self._objective, self._inner_loss, self._threat = net, objective, inner_loss, threat
+        self._net, self._objective, self._attack, self.threat = net, objective, attack, threat
         self._executor = executor
-        self._attack_loss = _make_inner_loss(net, inner_loss)
+        self._attack_loss = _make_inner_loss(net, attack.loss_fn)
 
     def compile_for(self, shape: torch.Size) -> CompiledCalls:
         """Compile every call for batches of one shape; the compiler runs at the first call."""
         return CompiledCalls(
             self._net,
             self._objective,
-            self._inner_loss,
-            self._threat,
+            self._attack,
+            self.threat,
             self._executor.engine,
             shape,
             self._executor.single_process,
@@ -141,7 +142,7 @@ class NetworkCalls:
         """The next delta, written to `out`, which may be delta itself."""
         if compiled := self._compiled_for(x):
             return compiled.projected_step(x, delta, grad, alpha, out=out)
-        return out.copy_(self._threat.pgd_step(x, delta, grad, alpha))
+        return out.copy_(_projected_step_function(self._attack, self.threat)(x, delta, grad, alpha))
 
     def _compiled_for(self, x: Tensor) -> CompiledCalls | None:
         compiled: CompiledCalls | None = self._executor.compiled_for(x.shape)
@@ -153,12 +154,19 @@ def unwrap_ddp(objective: nn.Module) -> nn.Module:
     return getattr(objective, "module", objective)
 
 
-def _make_projected_step(threat: ThreatModel, engine: Engine) -> ProjectedStep:
-    if engine.uses_own_kernels and type(threat) is Linf:
+def _projected_step_function(attack: InnerAttack, threat: ThreatModel) -> Callable[..., Tensor]:
+    if not attack.clamps_images:
+        return threat.pgd_step
+    return lambda x, delta, grad, alpha: attack.project(threat, x, threat.step(x, delta, grad, alpha))
+
+
+def _make_projected_step(attack: InnerAttack, threat: ThreatModel, engine: Engine) -> ProjectedStep:
+    if engine.uses_own_kernels and type(threat) is Linf and not attack.clamps_images:
         from deat.engine.kernels.linf_step_triton import linf_projected_step
 
         return partial(linf_projected_step, eps=threat.eps)
-    step = torch.compile(threat.pgd_step, dynamic=False) if threat.pointwise else threat.pgd_step
+    step = _projected_step_function(attack, threat)
+    step = torch.compile(step, dynamic=False) if threat.pointwise else step
     return lambda x, delta, grad, alpha, *, out: out.copy_(step(x, delta, grad, alpha))
 
 
@@ -190,6 +198,12 @@ def _network_with_frozen_weights(net: nn.Module, half_weights: HalfWeights | Non
 def _make_inner_loss(net: Callable[[Tensor], Tensor], inner_loss: InnerLoss) -> InnerLossFunction:
     def call(x: Tensor, delta: Tensor, y: Tensor, reference: Tensor) -> LossOutput:
         logits = net(x + delta)
-        return LossOutput(inner_loss(logits, y, reference).mean(), logits)
+        losses = inner_loss(logits, y, reference)
+        if losses.shape != y.shape:
+            raise UsageError(
+                f"the inner loss returns a tensor of shape {tuple(losses.shape)} for {len(y)} examples. Return one loss for "
+                "each of them: use reduction='none'."
+            )
+        return LossOutput(losses.mean(), logits)
 
     return call

@@ -6,16 +6,17 @@ from pkgutil import iter_modules
 from deat.methods.method import Method
 from deat.methods.method_registry import get_method, list_methods, register_method
 from deat.methods.prefixes import friendly, mplus
-from deat.methods.rules import PAPER_RULES, RELEASED_RULES, Rules
+from deat.methods.rule_sets import DEFAULT_RULES, LITERAL_RULES, RELEASED_RULES, RuleSet
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
 __all__ = [
-    "PAPER_RULES",
+    "DEFAULT_RULES",
+    "LITERAL_RULES",
     "RELEASED_RULES",
     "Method",
-    "Rules",
+    "RuleSet",
     "friendly",
     "get_method",
     "list_methods",

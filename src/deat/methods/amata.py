@@ -8,27 +8,26 @@ Settings: A 2, B 10, zero start; the released code never reaches B. Cost: k + 1 
 
 import warnings
 
-from deat.core.inner_attack_settings import InnerAttack
 from deat.core.move_order import Craft
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
 from deat.methods.prefixes import mplus
-from deat.methods.rules import Rules
-from deat.schedules import Linear
+from deat.methods.rule_sets import RuleSet
+from deat.schedules import LinearRamp
 
 FIRST_K = 2
 
 
 @register_method("amata-A-B")
-def amata(rules: Rules, a: int = FIRST_K, b: int = 10) -> Method:
+def amata(rules: RuleSet, a: int = FIRST_K, b: int = 10) -> Method:
     """Build Amata, with a steps in the first epoch and b in the last one."""
-    schedule = Linear(first=a, last=b, stretch_eps=2.5, reaches_last=rules.amata_reaches_last)
-    attack, probe = InnerAttack(start="zero", noisy=rules.noisy), rules.make_probe(crafts=True)
+    schedule = LinearRamp(first=a, last=b, stretch_eps=2.5, reaches_last=rules.amata_reaches_last)
+    attack, probe = rules.make_attack(start="zero"), rules.make_probe(crafts=True)
     return Method("amata", Craft(), schedule, attack, probe=probe, summary="ever more, ever finer steps")
 
 
 @register_method("m+amata-A-B")
-def m_amata(rules: Rules, a: int = FIRST_K, b: int = 10) -> Method:
+def m_amata(rules: RuleSet, a: int = FIRST_K, b: int = 10) -> Method:
     """Build M+Amata, with k at most b; warn where a is not the default, since M+ does not use it."""
     if a != FIRST_K:
         warnings.warn(

@@ -4,7 +4,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args, get_type_hints
 
 from deat.core.game import MagnitudeProbe
-from deat.core.inner_attack_settings import Friendly
+from deat.core.inner_attack_settings import FreezeWhenFooled
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
 from deat.methods.method_registry import get_method
@@ -75,7 +75,7 @@ def _check_values(method: Method, beta: float | None, tau: int | None, start: st
         check_number("beta", beta, lambda v: v >= 0, ">= 0")
     if tau is not None:
         check_int("tau", tau, 0)
-        if not isinstance(method.attack.freeze, Friendly):
+        if not isinstance(method.attack.freeze, FreezeWhenFooled):
             raise UsageError(f"tau belongs to methods that stop early, such as fat-K and f+trades, not {method.name}.")
     if start is not None and start not in START_KINDS:
         raise unknown_name_error("start", start, START_KINDS)

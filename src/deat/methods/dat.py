@@ -10,18 +10,18 @@ loss from the second epoch on. The paper does not describe this, and it is not d
 
 from dataclasses import replace
 
-from deat.core.inner_attack_settings import Converged
+from deat.core.inner_attack_settings import FreezeWhenConverged
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
 from deat.methods.pgd import pgd
-from deat.methods.rules import Rules
-from deat.schedules import Linear
+from deat.methods.rule_sets import RuleSet
+from deat.schedules import LinearRamp
 
 
 @register_method("dat")
-def dat(rules: Rules) -> Method:
+def dat(rules: RuleSet) -> Method:
     """Build DAT with at most 10 steps."""
     base = pgd(rules)
-    schedule = Linear(first=10, last=10, alpha_eps=0.25, level=0.5, level_until=5 / 6)
-    attack = replace(base.attack, freeze=Converged())
+    schedule = LinearRamp(first=10, last=10, alpha_eps=0.25, level=0.5, level_until=5 / 6)
+    attack = replace(base.attack, freeze=FreezeWhenConverged())
     return replace(base, name="dat", schedule=schedule, attack=attack, summary="steps until converged")

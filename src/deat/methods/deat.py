@@ -7,37 +7,36 @@ Citation: Wang et al., "Dynamic efficient adversarial training guided by gradien
 Settings: alpha 1.25 eps (10/255), uniform start; M+DEAT gamma 1.01, k at most 7. Cost: k + 1 backprops a batch.
 """
 
-from deat.core.inner_attack_settings import InnerAttack
 from deat.core.move_order import Replay
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
 from deat.methods.prefixes import mplus
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 from deat.schedules import AccuracyAbove, EveryEpochs, Fixed, Schedule
 
 ALPHA_EPS = 1.25
 
 
-def _replay_method(rules: Rules, schedule: Schedule, summary: str) -> Method:
-    attack = InnerAttack(noisy=rules.noisy)
+def _replay_method(rules: RuleSet, schedule: Schedule, summary: str) -> Method:
+    attack = rules.make_attack()
     return Method("deat", Replay(), schedule, attack, probe=rules.make_probe(crafts=False), summary=summary)
 
 
 @register_method("deat-D")
-def deat_d(rules: Rules, d: int = 3) -> Method:
+def deat_d(rules: RuleSet, d: int = 3) -> Method:
     """Build DEAT-d: one more replay every d epochs."""
     schedule = EveryEpochs(period=d, alpha_eps=ALPHA_EPS, max_steps=rules.deat_d_max_steps)
     return _replay_method(rules, schedule, "one replay more every d epochs")
 
 
 @register_method("deat-P%")
-def deat_p(rules: Rules, p: int = 40) -> Method:
+def deat_p(rules: RuleSet, p: int = 40) -> Method:
     """Build DEAT-p%: one more replay after each epoch with a training accuracy above p %."""
     schedule = AccuracyAbove(percent=p, alpha_eps=ALPHA_EPS, max_steps=rules.deat_p_max_steps)
     return _replay_method(rules, schedule, "one replay more above p % accuracy")
 
 
 @register_method("m+deat")
-def m_deat(rules: Rules) -> Method:
+def m_deat(rules: RuleSet) -> Method:
     """Build M+DEAT, with k at most 7."""
     return mplus(_replay_method(rules, Fixed(k=7, alpha_eps=ALPHA_EPS), "replays"), rules=rules)

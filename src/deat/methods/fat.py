@@ -11,10 +11,10 @@ from deat.methods.method import Method
 from deat.methods.method_registry import register_method
 from deat.methods.pgd import pgd
 from deat.methods.prefixes import friendly
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 
 
 @register_method("fat-K")
-def fat(rules: Rules, k: int = 5) -> Method:
+def fat(rules: RuleSet, k: int = 5) -> Method:
     """Build FAT with at most k steps."""
     return friendly(pgd(rules, k))

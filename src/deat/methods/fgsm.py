@@ -7,24 +7,28 @@ Settings: alpha 1.25 eps (10/255), uniform start. Cost: 2 backprops a batch.
 `m+fgsm`, which the paper names without defining it, is M+ over such steps, k at most 7.
 """
 
-from deat.core.inner_attack_settings import InnerAttack
+from dataclasses import replace
+
 from deat.core.move_order import Craft
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
 from deat.methods.prefixes import mplus
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 from deat.schedules import Fixed
+
+ALPHA_EPS = 1.25
 
 
 @register_method("fgsm")
-def fgsm(rules: Rules) -> Method:
+def fgsm(rules: RuleSet) -> Method:
     """Build U-FGSM."""
-    attack, probe = InnerAttack(noisy=rules.noisy), rules.make_probe(crafts=True)
-    schedule = Fixed(k=1, alpha_eps=1.25)
+    attack, probe = rules.make_attack(), rules.make_probe(crafts=True)
+    schedule = Fixed(k=1, alpha_eps=ALPHA_EPS)
     return Method("fgsm", Craft(), schedule, attack, probe=probe, summary="one step, uniform start")
 
 
 @register_method("m+fgsm")
-def m_fgsm(rules: Rules) -> Method:
+def m_fgsm(rules: RuleSet) -> Method:
     """Build M+ over U-FGSM's step, with k at most 7."""
-    return mplus(fgsm(rules), max_steps=7, rules=rules)
+    seven_steps = Fixed(k=7, alpha_eps=ALPHA_EPS)
+    return mplus(replace(fgsm(rules), schedule=seven_steps), rules=rules)

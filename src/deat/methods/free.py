@@ -6,20 +6,19 @@ Settings: alpha eps (8/255), zero start, new for every batch as in the paper's b
 delta over batches, as the original does. Cost: m backprops a batch.
 """
 
-from deat.core.inner_attack_settings import InnerAttack
 from deat.core.move_order import Replay
 from deat.errors import UsageError
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 from deat.schedules import Fixed
 
 
 @register_method("free-M")
-def free(rules: Rules, m: int = 8) -> Method:
+def free(rules: RuleSet, m: int = 8) -> Method:
     """Build FREE with m replays of each batch."""
     if m < 1:
         raise UsageError(f"free-{m}: a batch is played at least once. Use free-1 or more.")
-    attack, probe = InnerAttack(start="zero", noisy=rules.noisy), rules.make_probe(crafts=False)
+    attack, probe = rules.make_attack(start="zero"), rules.make_probe(crafts=False)
     schedule = Fixed(k=m - 1, alpha_eps=1.0)
     return Method("free", Replay(), schedule, attack, probe=probe, summary="m replays of a batch")

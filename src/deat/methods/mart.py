@@ -7,23 +7,22 @@ Settings: beta 6, 10 steps of 0.25 eps (2/255), start 0.001 N(0,1), crafted with
 backprops a batch. M+MART: k at most 10; F+MART: tau 3.
 """
 
-from deat.core.inner_attack_settings import InnerAttack
 from deat.core.move_order import Craft
 from deat.core.training_losses import Mart
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 from deat.schedules import Fixed
 
 
 @register_method("mart[-K]", "m+", "f+")
-def mart(rules: Rules, k: int = 10) -> Method:
+def mart(rules: RuleSet, k: int = 10) -> Method:
     """Build MART with k steps."""
     return Method(
         "mart",
         Craft(),
         Fixed(k=k, alpha_eps=0.25),
-        InnerAttack(start="jitter", noisy=rules.noisy),
+        rules.make_attack(start="jitter"),
         Mart(beta=6.0),
         rules.make_probe(crafts=True, clean_branch=True),
         "boosted CE plus a weighted KL",

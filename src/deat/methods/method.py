@@ -3,7 +3,10 @@
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from deat.core.game import MagnitudeProbe
+from torch import Tensor
+
+from deat.core.buffers import Budget
+from deat.core.game import Game, MagnitudeProbe
 from deat.core.inner_attack_settings import InnerAttack
 from deat.core.move_order import Play
 from deat.core.training_losses import CrossEntropy, TrainingLoss
@@ -11,7 +14,14 @@ from deat.errors import UsageError
 from deat.schedules import Schedule
 from deat.threat import ThreatModel
 
-RECORDED_NAMES = {"InnerAttack": "Ascent", "MagnitudeProbe": "Probe", "attack": "ascent"}
+RECORDED_NAMES = {
+    "InnerAttack": "Ascent",
+    "MagnitudeProbe": "Probe",
+    "LinearRamp": "Linear",
+    "FreezeWhenFooled": "Friendly",
+    "FreezeWhenConverged": "Converged",
+    "attack": "ascent",
+}
 """What run records and checkpoints call some classes and fields, so that a run can be resumed by a later version."""
 
 
@@ -26,7 +36,8 @@ class Method:
         attack: The adversary: its loss, start, batch-norm mode and freeze rule.
         objective: The training loss.
         probe: Which gradient is the magnitude l_X.
-        summary: One line for listings.
+        summary: One line for listings and records. A method without one gets the first sentence of the docstring of the
+            function that builds it, or of the file that defines it.
 
     Raises:
         UsageError: If a part is of another kind, or the schedule's lengths are absolute.
@@ -61,6 +72,27 @@ class Method:
             raise UsageError(
                 f"the schedule of method {self.name!r} is {self.schedule!r}, whose lengths are absolute. Give them in "
                 "units of eps: alpha_eps in place of alpha, stretch_eps in place of stretch."
+            )
+
+    def play_batch(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
+        """Train on one batch, and check the cost that the play declares.
+
+        Args:
+            game: The game whose moves the play calls.
+            x: The images.
+            y: The labels.
+            budget: The number and the size of the attack's steps.
+
+        Raises:
+            UsageError: If the play made another number of backprops than it declares.
+        """
+        before = game.cost.backprops
+        self.play(game, x, y, budget)
+        made, declared = game.cost.backprops - before, self.play.backprops(budget)
+        if made != declared and not self.attack.compact:  # which saves the steps that no example takes
+            raise UsageError(
+                f"the play of method {self.name!r} made {made} backprops in a batch with k = {budget.k}, and its backprops() "
+                f"declares {declared}. Correct {type(self.play).__name__}.backprops: costs are estimated from it."
             )
 
     def bind(self, threat: ThreatModel, epochs: int) -> Schedule:
@@ -100,6 +132,8 @@ def _to_json(value: Any) -> Any:
         parts = {f.name: getattr(value, f.name) for f in fields(value)}
         if isinstance(value, Schedule):
             parts = _record_lengths(value, parts)
+        if isinstance(value, InnerAttack) and not value.clamps_images:
+            del parts["carries_unclipped"]  # without effect, and older records do not have it
         kind = type(value).__name__
         recorded = {RECORDED_NAMES.get(name, name): _to_json(part) for name, part in parts.items()}
         return {"kind": RECORDED_NAMES.get(kind, kind), **recorded}

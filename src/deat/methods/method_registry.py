@@ -9,11 +9,12 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import ModuleType
 
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
 from deat.methods.prefixes import PREFIXES
-from deat.methods.rules import Rules, get_rules
+from deat.methods.rule_sets import RuleSet, get_rule_set
 from deat.utils.user_code import get_qualified_name, is_file_spec, load_module, no_such_name_error, split_spec
 
 MethodBuilder = Callable[..., Method]
@@ -104,13 +105,13 @@ def list_methods() -> list[str]:
     return [prefix + entry.format_name() for entry in _METHODS.values() for prefix in ("", *entry.prefixes)]
 
 
-def get_method(name: str | Method, *, rules: str | Rules = "paper") -> Method:
+def get_method(name: str | Method, *, rules: str | RuleSet = "default") -> Method:
     """Return the method of a name.
 
     Args:
         name: A registered name (numbers may change, m+ and f+ compose), a file's method as my_file.py:NAME, or a
             Method, which is returned as it is.
-        rules: Rule set, "paper" or "released".
+        rules: Rule set, "default", "literal" or "released".
 
     Returns:
         The method.
@@ -126,10 +127,10 @@ def get_method(name: str | Method, *, rules: str | Rules = "paper") -> Method:
         return name
     if not isinstance(name, str):
         raise UsageError(f"{name!r} is no method. Give a name, such as m+deat, or a deat.Method.")
-    return _build_method(name.strip() if is_file_spec(name) else _normalize_name(name), get_rules(rules), name)
+    return _build_method(name.strip() if is_file_spec(name) else _normalize_name(name), get_rule_set(rules), name)
 
 
-def _build_method(name: str, rules: Rules, original_name: str) -> Method:
+def _build_method(name: str, rules: RuleSet, original_name: str) -> Method:
     method = _build_registered(name, rules, list(_METHODS.values()))
     if method:
         return method
@@ -143,7 +144,7 @@ def _build_method(name: str, rules: Rules, original_name: str) -> Method:
     )
 
 
-def _build_registered(name: str, rules: Rules, entries: list[RegisteredMethod]) -> Method | None:
+def _build_registered(name: str, rules: RuleSet, entries: list[RegisteredMethod]) -> Method | None:
     """The method that one of these patterns builds for a name, or None."""
     for entry in entries:
         parameters = entry.match(name)
@@ -162,7 +163,7 @@ def _normalize_name(name: str) -> str:
     return text
 
 
-def _build_from_file(spec: str, rules: Rules) -> Method:
+def _build_from_file(spec: str, rules: RuleSet) -> Method:
     """The method that a file defines or registers under a name, which may begin with prefixes."""
     file, name = split_spec(spec)
     for prefix, compose in PREFIXES.items():
@@ -170,15 +171,47 @@ def _build_from_file(spec: str, rules: Rules) -> Method:
             return compose(_build_from_file(f"{file}:{name[len(prefix) :]}", rules), rules)
     module = load_module(spec)
     if hasattr(module, name):
-        return _to_method(getattr(module, name), rules, spec)
+        return _with_summary(_to_method(getattr(module, name), rules, spec), module.__doc__)
     user_entries = [entry for entry in _METHODS.values() if not str(entry.build.__module__).startswith("deat.")]
     method = _build_registered(_normalize_name(name), rules, user_entries)
     if not method:
         raise no_such_name_error(file, name, module, [entry.format_name() for entry in user_entries])
-    return method
+    return _with_summary(method, module.__doc__)
 
 
-def _to_method(value: object, rules: Rules, spec: str) -> Method:
+def list_file_methods(file: str) -> list[Method]:
+    """Build the methods that a file defines or registers, each named by what the command line takes.
+
+    Args:
+        file: Path of a Python file. It is run.
+
+    Returns:
+        The methods: those that it registers, with numbers at their defaults; objects; and functions whose annotation
+        says that they return a Method.
+
+    Raises:
+        UsageError: If the file is missing or fails, or defines no method.
+    """
+    module = load_module(f"{file}:methods")
+    registered = [entry for entry in _METHODS.values() if entry.build.__module__ == module.__name__]
+    builders = [id(entry.build) for entry in registered]
+    names = [prefix + entry.format_name() for entry in registered for prefix in ("", *entry.prefixes)]
+    names += [name for name, value in vars(module).items() if _is_method(value, module) and id(value) not in builders]
+    if not names:
+        raise UsageError(
+            f"{file!r} defines no method: no deat.Method, no @deat.register_method, no function -> deat.Method."
+        )
+    return [replace(get_method(spec), name=spec) for spec in (f"{file}:{name}" for name in names)]
+
+
+def _is_method(value: object, module: ModuleType) -> bool:
+    """Whether a file's object is a Method, or a function of its own that is annotated to return one."""
+    if inspect.isfunction(value) and value.__module__ == module.__name__:
+        return value.__annotations__.get("return") in (Method, "Method", "deat.Method")
+    return isinstance(value, Method)
+
+
+def _to_method(value: object, rules: RuleSet, spec: str) -> Method:
     if callable(value) and not isinstance(value, Method):
         value = _call_builder(value, rules, {})
     if not isinstance(value, Method):
@@ -186,7 +219,15 @@ def _to_method(value: object, rules: Rules, spec: str) -> Method:
     return value
 
 
-def _call_builder(build: MethodBuilder, rules: Rules, parameters: dict[str, int]) -> Method:
-    if "rules" in inspect.signature(build).parameters:
-        return build(rules=rules, **parameters)
-    return build(**parameters)
+def _call_builder(build: MethodBuilder, rules: RuleSet, parameters: dict[str, int]) -> Method:
+    takes_rules = "rules" in inspect.signature(build).parameters
+    method = build(rules=rules, **parameters) if takes_rules else build(**parameters)
+    return _with_summary(method, inspect.getdoc(build)) if isinstance(method, Method) else method
+
+
+def _with_summary(method: Method, docstring: str | None) -> Method:
+    """The method with the first sentence of a docstring as its summary, if it has none."""
+    if method.summary or not docstring:
+        return method
+    paragraph = " ".join(inspect.cleandoc(docstring).split("\n\n")[0].split())
+    return replace(method, summary=paragraph.split(". ")[0].rstrip("."))

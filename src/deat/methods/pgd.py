@@ -5,17 +5,16 @@ Citation: Madry et al., "Towards deep learning models resistant to adversarial a
 Settings: alpha 0.25 eps (2/255), uniform start. Cost: k + 1 backprops a batch.
 """
 
-from deat.core.inner_attack_settings import InnerAttack
 from deat.core.move_order import Craft
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
 from deat.methods.prefixes import mplus
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 from deat.schedules import Fixed
 
 
 @register_method("pgd-K")
-def pgd(rules: Rules, k: int = 7) -> Method:
+def pgd(rules: RuleSet, k: int = 7) -> Method:
     """Build PGD-AT.
 
     Args:
@@ -25,12 +24,12 @@ def pgd(rules: Rules, k: int = 7) -> Method:
     Returns:
         The method, which DAT and FAT build on.
     """
-    attack, probe = InnerAttack(noisy=rules.noisy), rules.make_probe(crafts=True)
+    attack, probe = rules.make_attack(), rules.make_probe(crafts=True)
     schedule = Fixed(k=k, alpha_eps=0.25)
     return Method("pgd", Craft(), schedule, attack, probe=probe, summary="k steps, then an update")
 
 
 @register_method("m+pgd")
-def m_pgd(rules: Rules) -> Method:
+def m_pgd(rules: RuleSet) -> Method:
     """Build M+PGD, with k at most 7."""
     return mplus(pgd(rules), rules=rules)

@@ -7,21 +7,23 @@ stop tau steps after it is first misclassified (Zhang et al. 2020).
 from collections.abc import Callable
 from dataclasses import replace
 
-from deat.core.inner_attack_settings import Friendly
+from deat.core.inner_attack_settings import FreezeWhenFooled
 from deat.errors import UsageError
 from deat.methods.method import Method
-from deat.methods.rules import Rules, get_rules
+from deat.methods.rule_sets import RuleSet, get_rule_set
 from deat.utils.numbers import check_int
 
 
-def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, rules: str | Rules = "paper") -> Method:
+def mplus(
+    base: Method, gamma: float = 1.01, max_steps: int | None = None, *, rules: str | RuleSet = "default"
+) -> Method:
     """Return M+base: k starts at 0 and grows with the gradient magnitude l_X.
 
     Args:
         base: Method with a fixed number of steps.
         gamma: k grows when l_X exceeds gamma times its value at the last growth.
-        max_steps: Largest k; by default the base's own k.
-        rules: Rule set, "paper" or "released".
+        max_steps: Largest k; by default the base's own k, and none under the rule set "literal".
+        rules: Rule set, "default", "literal" or "released".
 
     Returns:
         The method, named m+base.
@@ -34,10 +36,12 @@ def mplus(base: Method, gamma: float = 1.01, max_steps: int | None = None, *, ru
         'm+pgd-7'
     """
     _check_is_method(base, "m+")
-    rule_set = get_rules(rules)
+    rule_set = get_rule_set(rules)
     stretch, ramp = (rule_set.stretch_eps, rule_set.ramp_eps) if base.play.crafts_first else (0.0, 0.0)
-    schedule = base.schedule.to_mplus(gamma, max_steps, stretch, ramp)
-    return replace(base, name=f"m+{base.name}", schedule=schedule, summary=f"{base.summary}, k guided by l_X")
+    schedule = base.schedule.to_mplus(gamma, stretch, ramp)
+    if max_steps is not None or not rule_set.caps_mplus:
+        schedule = replace(schedule, max_steps=max_steps)
+    return replace(base, name=f"m+{base.name}", schedule=schedule, summary=_join(base.summary, "k guided by l_X"))
 
 
 def friendly(base: Method, tau: int = 3) -> Method:
@@ -65,17 +69,21 @@ def friendly(base: Method, tau: int = 3) -> Method:
         raise UsageError(f"f+ cannot be put before {base.name}: it already has a rule that stops single examples.")
     if not base.schedule.has_adversary:
         raise UsageError("f+ needs a method with an adversary: natural training takes no steps to stop.")
-    attack = replace(base.attack, freeze=Friendly(), batch_norm="eval")
+    attack = replace(base.attack, freeze=FreezeWhenFooled(), batch_norm="eval")
     schedule = replace(base.schedule, level=float(tau))
-    summary = f"{base.summary}, friendly"
+    summary = _join(base.summary, "friendly")
     return replace(base, name=f"f+{base.name}", attack=attack, schedule=schedule, summary=summary)
 
 
-PREFIXES: dict[str, Callable[[Method, Rules], Method]] = {
+PREFIXES: dict[str, Callable[[Method, RuleSet], Method]] = {
     "m+": lambda base, rules: mplus(base, rules=rules),
     "f+": lambda base, rules: friendly(base),
 }
 """The prefixes of names."""
+
+
+def _join(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
 
 
 def _check_is_method(base: object, prefix: str) -> None:

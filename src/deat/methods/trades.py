@@ -8,23 +8,22 @@ backwards and one forward for the clean logits). M+TRADES: k at most 10; F+TRADE
 rounding would hide so small a start, the first gradient is taken at 16 times its distance (`core/inner_attack_settings.py`).
 """
 
-from deat.core.inner_attack_settings import InnerAttack
 from deat.core.move_order import Craft
 from deat.core.training_losses import Trades
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 from deat.schedules import Fixed
 
 
 @register_method("trades[-K]", "m+", "f+")
-def trades(rules: Rules, k: int = 10) -> Method:
+def trades(rules: RuleSet, k: int = 10) -> Method:
     """Build TRADES with k steps."""
     return Method(
         "trades",
         Craft(),
         Fixed(k=k, alpha_eps=0.25),
-        InnerAttack(loss="kl", start="jitter", noisy=rules.noisy),
+        rules.make_attack(loss="kl", start="jitter"),
         Trades(beta=6.0),
         rules.make_probe(crafts=True, clean_branch=True),
         "CE plus beta times KL to the neighbourhood",

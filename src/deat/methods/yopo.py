@@ -8,20 +8,19 @@ Settings: m 5, n 3, alpha 0.25 eps (2/255), uniform start; gradients of the m pa
 acts m times (the original divides it). Cost: m backprops a batch. `m+yopo-M-N`: M+ sets the full passes.
 """
 
-from deat.core.inner_attack_settings import InnerAttack
 from deat.core.move_order import Relay
 from deat.errors import UsageError
 from deat.methods.method import Method
 from deat.methods.method_registry import register_method
-from deat.methods.rules import Rules
+from deat.methods.rule_sets import RuleSet
 from deat.schedules import Fixed
 
 
 @register_method("yopo-M-N")
-def yopo(rules: Rules, m: int = 5, n: int = 3) -> Method:
+def yopo(rules: RuleSet, m: int = 5, n: int = 3) -> Method:
     """Build YOPO with m full passes of n first-layer steps each."""
     if m < 1 or n < 1:
         raise UsageError(f"yopo-{m}-{n}: at least one full pass and one first-layer step are needed, such as yopo-5-3.")
-    attack, probe = InnerAttack(noisy=rules.noisy), rules.make_probe(crafts=False)
+    attack, probe = rules.make_attack(), rules.make_probe(crafts=False)
     schedule = Fixed(k=m - 1, alpha_eps=0.25)
     return Method("yopo", Relay(n), schedule, attack, probe=probe, summary="first-layer steps")

@@ -178,7 +178,7 @@ class Recipe:
         name: Name of the recipe.
         row_builder: Function from a method's and a model's name to rows. Its module's docstring describes the setup.
         paper: The paper's table or figure.
-        rules: Rule set, "paper" or "released".
+        rules: Rule set, "default", "literal" or "released".
         methods: Names of the methods.
         models: Names of the models.
         data: Name of the data set; None where it has to be given.

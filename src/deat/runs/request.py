@@ -53,7 +53,7 @@ class Request:
     data: str = "digits"
     model: str = "auto"
     method: str = "m+deat"
-    rules: str = "paper"
+    rules: str = "default"
     norm: str | None = None
     eps: float | None = None
     alpha: float | None = None

@@ -101,8 +101,10 @@ def _render_epoch_table(history: Sequence[EpochStats]) -> str:
 
 def _describe_setup(record: dict[str, Any]) -> str:
     model, threat, settings = record["model"], record["threat"], record["settings"]
+    summary = record["method"].get("summary")
+    what = f"{record['method']['name']}: {summary}. Trained with " if summary else ""
     return (
-        f"{model['name']} ({model['parameters']:,} parameters), {threat['norm']} eps {format_eps(threat['eps'])}, "
+        f"{what}{model['name']} ({model['parameters']:,} parameters), {threat['norm']} eps {format_eps(threat['eps'])}, "
         f"{settings['epochs']} epochs of {record['data']['train']:,} images in batches of {settings['batch_size']}, "
         f"{record['data']['held_out']:,} images held out to choose the best epoch, seed {settings['seed']}, "
         f"{record['precision']} on {record['device']}. Every setting is in run.json."

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 from deat.checkpoint.encoding import build_dataclass
 from deat.data.channel_stats import ChannelStats
 from deat.errors import CheckpointError, DeatError
+from deat.methods.rule_sets import CURRENT_RULE_SET_NAMES
 from deat.models import Normalize
 from deat.runs.request import Request, Run
 from deat.threat import parse_threat
@@ -103,12 +104,21 @@ def write_run_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_run_json(folder: Path) -> Any:
-    """Read run.json without checking what it holds.
+    """Read run.json without checking what it holds; a rule set has today's name.
 
     Raises:
         OSError, ValueError, RecursionError: The file cannot be read, or is not JSON.
     """
-    return json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    if isinstance(record, dict):
+        _use_current_rule_set_name(record.get("request"))
+    return record
+
+
+def _use_current_rule_set_name(settings: Any) -> None:
+    """Give the rule set in a part of a record the name that it has today."""
+    if isinstance(settings, dict) and isinstance(name := settings.get("rules"), str):
+        settings["rules"] = CURRENT_RULE_SET_NAMES.get(name, name)
 
 
 def read_raw_record(folder: Path) -> dict[str, Any] | None:
@@ -318,7 +328,7 @@ def runs_by_folder(bench: BenchRecord) -> dict[str, BenchRunEntry]:
 
 
 def read_bench_record(folder: Path) -> BenchRecord:
-    """Read bench.json and check its form.
+    """Read bench.json and check its form; a rule set has today's name.
 
     Raises:
         OSError, ValueError, RecursionError: The file cannot be read, or is not JSON.
@@ -326,6 +336,8 @@ def read_bench_record(folder: Path) -> BenchRecord:
     """
     bench: BenchRecord = json.loads((folder / BENCH_FILE).read_text(encoding="utf-8"))
     _check_field_types(bench, {"recipe": str, "settings": dict, "paper": dict, "rows": list})
+    for settings in (bench["settings"], bench["settings"].get("set")):
+        _use_current_rule_set_name(settings)
     for row in bench["rows"]:
         _check_field_types(row, {"name": str, "method": str, "model": str, "runs": list})
         for run in row["runs"]:

@@ -23,7 +23,16 @@ from deat.version import get_versions
 Json = dict[str, Any]
 SETTINGS_WITHOUT_EFFECT = ("workers", "threads", "device", "engine", "deterministic", "sync_bn")
 """Settings that change no results by themselves; their effect is compared as the environment."""
-OPTIONAL_KEYS = ("data.augment", "data.content", "data.held_out_content", "compiled", "steps", "cpu", "gpu")
+OPTIONAL_KEYS = (
+    "data.augment",
+    "data.content",
+    "data.held_out_content",
+    "method.summary",
+    "compiled",
+    "steps",
+    "cpu",
+    "gpu",
+)
 """Entries that older checkpoints lack; they are compared if both sides have them."""
 HASH_MESSAGES = {
     "data.content": ("other training images or labels than before", "data.train"),
@@ -50,8 +59,10 @@ def collect_resume_config(trainer: Trainer) -> dict[str, Any]:
     """
     settings = {name: v for name, v in trainer.config.describe().items() if name not in SETTINGS_WITHOUT_EFFECT}
     tensors = {name: [list(t.shape), str(t.dtype)] for name, t in get_state_dict(trainer.model).items()}
+    method = trainer.method.describe()
+    del method["summary"]  # a docstring changes no results
     config = {
-        "method": trainer.method.describe(),
+        "method": method,
         "threat": {"norm": trainer.threat.name, "eps": trainer.threat.eps},
         "settings": settings,
         "model": {"parameters": trainer.num_parameters, "tensors": hash_json(tensors)[:16]},

@@ -223,7 +223,7 @@ class Trainer:
             self.game.meter.reset()
         for step, (x, y) in remaining_batches(self.train, self.epoch, self.step, self.interruption):
             self.prepare_step(self.epoch, step)
-            self.method.play(self.game, x, y, budget)
+            self.method.play_batch(self.game, x, y, budget)
             self.step = step + 1
             self.compile_policy.after_batch(self)
         self.distributed.broadcast_model_buffers(self.model)

@@ -1,25 +1,33 @@
-"""The two rule sets: the paper as written, and the code that made its tables. Nothing else depends on them."""
+"""The rule sets: deat's own, the paper's text to the letter, and the code that made the paper's tables.
 
-from dataclasses import dataclass
-from typing import Literal
+A rule set is data. Methods are built from it, and nothing else depends on it.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from deat.core.game import MagnitudeProbe
+from deat.core.inner_attack_settings import InnerAttack
 from deat.errors import unknown_name_error
 
 
 @dataclass(frozen=True)
-class Rules:
-    """Differences between the paper and the authors' released code.
+class RuleSet:
+    """How methods are built where the paper's text and the authors' released code differ.
 
-    The released code sums l_X in normalised space, from the last A for methods that craft (TRADES and MART: of the
-    last batch only), lets k ramp until k * alpha reaches eps instead of stretching the step, keeps the
-    random start in epochs with k = 0, stops Amata short of B and caps k in DEAT-d and DEAT-p%.
+    `literal` is the text: M+ has a fixed step size and no largest k (Algorithm 1). `default` adds two safeguards to it:
+    for methods that craft, the k steps of M+ are long enough to cross the ball, and k has a largest value. `released` is
+    the code that made the paper's tables: it sums l_X in normalised space, from the last A for methods that craft
+    (TRADES and MART: of the last batch only), lets k ramp until k * alpha reaches eps, keeps the random start in epochs
+    with k = 0, limits a carried delta by eps alone, stops Amata short of B and caps k in DEAT-d and DEAT-p%.
 
     Args:
-        name: "paper" or "released".
+        name: "default", "literal" or "released".
+        caps_mplus: M+ raises k to the method's own number of steps at most.
         stretch_eps: Length that the k steps of M+ must be able to cover, in units of eps.
         ramp_eps: M+ raises k until k * alpha reaches this length, in units of eps.
         noisy: Keep the random start in epochs with k = 0.
+        carries_unclipped: A carried delta is limited by eps alone, and the image is clamped to [0, 1] instead.
         amata_reaches_last: Amata reaches B in its last epoch.
         deat_d_max_steps: Largest k of DEAT-d; None for no limit.
         deat_p_max_steps: Largest k of DEAT-p%; None for no limit.
@@ -29,15 +37,28 @@ class Rules:
     """
 
     name: str
+    caps_mplus: bool
     stretch_eps: float
     ramp_eps: float
     noisy: bool
+    carries_unclipped: bool
     amata_reaches_last: bool
     deat_d_max_steps: int | None
     deat_p_max_steps: int | None
     crafting_probe_move: Literal["joint", "ascend"]
     probe_space: Literal["pixel", "normalised"]
     clean_branch_probe_over: Literal["epoch", "last_batch"]
+
+    def make_attack(self, **settings: Any) -> InnerAttack:
+        """Build the attack of a method.
+
+        Args:
+            **settings: Settings of `InnerAttack`.
+
+        Returns:
+            The attack, with the differences of this rule set.
+        """
+        return InnerAttack(**{"noisy": self.noisy, "carries_unclipped": self.carries_unclipped, **settings})
 
     def make_probe(self, *, crafts: bool, clean_branch: bool = False) -> MagnitudeProbe:
         """Build the probe of a family of methods.
@@ -53,11 +74,13 @@ class Rules:
         return MagnitudeProbe(self.crafting_probe_move if crafts else "joint", over, self.probe_space)
 
 
-PAPER_RULES = Rules(
-    name="paper",
+DEFAULT_RULES = RuleSet(
+    name="default",
+    caps_mplus=True,
     stretch_eps=1.0,
     ramp_eps=0.0,
     noisy=False,
+    carries_unclipped=False,
     amata_reaches_last=True,
     deat_d_max_steps=None,
     deat_p_max_steps=None,
@@ -65,11 +88,14 @@ PAPER_RULES = Rules(
     probe_space="pixel",
     clean_branch_probe_over="epoch",
 )
-RELEASED_RULES = Rules(
+LITERAL_RULES = replace(DEFAULT_RULES, name="literal", caps_mplus=False, stretch_eps=0.0)
+RELEASED_RULES = RuleSet(
     name="released",
+    caps_mplus=True,
     stretch_eps=0.0,
     ramp_eps=1.0,
     noisy=True,
+    carries_unclipped=True,
     amata_reaches_last=False,
     deat_d_max_steps=4,
     deat_p_max_steps=3,
@@ -77,14 +103,16 @@ RELEASED_RULES = Rules(
     probe_space="normalised",
     clean_branch_probe_over="last_batch",
 )
-RULE_SETS = {rules.name: rules for rules in (PAPER_RULES, RELEASED_RULES)}
+RULE_SETS = {rules.name: rules for rules in (DEFAULT_RULES, LITERAL_RULES, RELEASED_RULES)}
+CURRENT_RULE_SET_NAMES = {"paper": "default"}
+"""Rule sets by the names that older records have for them."""
 
 
-def get_rules(rules: str | Rules) -> Rules:
+def get_rule_set(rules: str | RuleSet) -> RuleSet:
     """Return the rule set of a name.
 
     Args:
-        rules: "paper", "released" or a rule set, which is returned as it is.
+        rules: "default", "literal", "released" or a rule set, which is returned as it is.
 
     Returns:
         The rule set.
@@ -92,7 +120,7 @@ def get_rules(rules: str | Rules) -> Rules:
     Raises:
         UsageError: If no rule set has this name.
     """
-    if isinstance(rules, Rules):
+    if isinstance(rules, RuleSet):
         return rules
     if rules not in RULE_SETS:
         raise unknown_name_error("rule set", rules, RULE_SETS)
