@@ -9,20 +9,15 @@ from tyro.conf import Positional, arg
 from deat.cli.flag_types import OptionalStr
 from deat.data.channel_stats import ChannelStats
 from deat.errors import CheckpointError, UsageError
-from deat.models.weights_import_export import (
-    check_file_exists,
-    find_oversized_tensors,
-    format_normalization_note,
-    parse_byte_size,
-    read_pt_weights,
-    split_normalization,
-    write_sharded,
-)
+from deat.models.pt_files import check_file_exists, read_pt_file
+from deat.models.recorded_normalization import format_normalization_note, split_normalization
+from deat.models.sharded_weights import find_oversized_tensors, parse_byte_size, write_sharded
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import WEIGHTS_FILE, EpochChoice
 from deat.training.checkpoints import load_checkpoint_weights
 from deat.utils.safe_write import write_atomic
 from deat.utils.safetensors_files import Tensors, encode_tensors, read_tensors
+from deat.utils.text import make_printable
 
 
 @dataclass(frozen=True)
@@ -35,6 +30,8 @@ class ImportCommand:
     """A state dict, or a checkpoint that contains one."""
     out: OptionalStr = None
     """File to write (FILE with the extension .safetensors)."""
+    part: OptionalStr = None
+    """Which weights, where FILE has several: a key such as state_dict_ema, or what names begin with, such as model."""
 
     def run(self) -> int:
         """Convert the file."""
@@ -72,7 +69,7 @@ def run_import(args: ImportCommand) -> int:
 
     Raises:
         CheckpointError: If the file cannot be read or written.
-        UsageError: If the output file exists or does not end in .safetensors.
+        UsageError: If the output file exists or does not end in .safetensors, or the file has no such part.
     """
     source = Path(args.file).expanduser()
     check_file_exists(source)
@@ -80,9 +77,10 @@ def run_import(args: ImportCommand) -> int:
     _check_does_not_exist(target)
     if target.suffix != ".safetensors":
         raise UsageError(f"--out {str(target)!r} must end in .safetensors.")
-    tensors = read_pt_weights(source)
-    _write_file(target, encode_tensors(tensors))
-    print(f"wrote {len(tensors)} tensors to {target}; use it with --init or with deat evaluate")
+    tensors, note = read_pt_file(source, args.part)
+    _write_file(target, encode_tensors(tensors, note))
+    print(f"wrote {len(tensors)} tensors to {target} ({make_printable(', '.join(list(tensors)[:2]))}, ...)")
+    print("use it with --init or with deat evaluate")
     return 0
 
 
