@@ -223,13 +223,29 @@ def test_the_command_line_judges_it_as_python_does(here: Path, normalize: str) -
         assert json.loads((here / f"{target[0]}.json").read_text())["accuracy"] == dict(mine.accuracy)
 
 
-def test_weights_that_were_trained_behind_a_normalisation_are_not_taken_up_silently_without(here: Path) -> None:
+@pytest.mark.promise("P79")
+def test_weights_that_were_trained_behind_a_normalisation_bring_it_or_say_that_it_is_missing(here: Path) -> None:
     train("--model", "net.py:Net", "--normalize", "data")
-    with pytest.warns(UserWarning, match=r"trained with a normalisation layer.*--normalize data"):
-        run_of(model="net.py:Net", init="run").model()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run_of(model="net.py:Net", init="run", normalize="data").model()
+        for normalize in ("auto", "data"):
+            model = run_of(model="net.py:Net", init="run", normalize=normalize).model()
+            assert model.normalize.mean.flatten().tolist() == read_weights(here / "run").normalization["mean"]
+    with pytest.warns(UserWarning, match=r"trained with a normalisation layer.*leave --normalize none out"):
+        run_of(model="net.py:Net", init="run", normalize="none").model()
+
+
+@pytest.mark.promise("P79")
+@pytest.mark.parametrize("target", ["run", "bare.safetensors"])
+def test_network_is_not_judged_without_the_normalisation_of_its_weights(
+    here: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--model", "net.py:Net", "--normalize", "data")
+    main(["export", "run", "--out", "bare.safetensors"])
+    how = ["--model", "net.py:Net", "--data", "folder:photos", "--attacks", "natural", "--normalize", "none"]
+    assert main(["evaluate", target, *how]) == 2
+    assert "leave --normalize none out" in capsys.readouterr().err
+    assert not list(here.glob("**/*evaluation.json"))
 
 
 def test_a_bare_files_normalisation_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,11 @@ def load_trained_run(
             )
         request, weights = Request(), find_weights_file(path)
         statistics = read_channel_stats(weights)
+    if normalize == "none" and read_channel_stats(weights):
+        raise UsageError(
+            f"{str(path)!r} was trained behind a normalisation, without which it answers wrongly: leave --normalize "
+            "none out."
+        )
     replaced: dict[str, Any] = {"data": data, "model": model, "norm": norm, "eps": eps}
     replaced |= {"data_root": data_root, "size": size, "normalize": normalize}
     request = replace(request, **{name: value for name, value in replaced.items() if value is not None})
