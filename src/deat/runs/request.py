@@ -145,13 +145,13 @@ class Run:
         expected = self.recorded or (read_channel_stats(self.start) if self.start else None)
         if expected or (self.request.normalize == "auto" and is_file_spec(self.model_name)):
             return expected
-        return self.splits.channel_stats(self._normalization_sample())
+        return self.measure_channel_stats()
 
-    def _normalization_sample(self) -> AnyImageSet:
-        """As many of the images that are trained on as are measured."""
+    def measure_channel_stats(self) -> ChannelStats | None:
+        """The data's own statistics: published ones, or those of as many of the images that are trained on as needed."""
         train = self.splits.train
         kept = split_indices(len(train), self.held_out, self.config.seed)[0] if self.held_out else range(len(train))
-        return train.subset(kept[sample_slice(len(kept))])
+        return self.splits.channel_stats(train.subset(kept[sample_slice(len(kept))]))
 
     @property
     def default_lr(self) -> float:
