@@ -33,6 +33,7 @@ from deat.methods import Method, Rules, friendly, get_method, mplus, register_me
 from deat.methods.configure import configure_method
 from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
 from deat.runs.fit import fit
+from deat.runs.saved_run import SavedRun, load_run
 from deat.schedules import Schedule, ScheduleState
 from deat.threat import L1, L2, Linf, ThreatModel
 from deat.training.callbacks import Callback
@@ -46,6 +47,7 @@ from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.distributed import Distributed
 from deat.version import VERSION
+from deat.write_report import WrittenReport, report
 
 __version__ = VERSION
 
@@ -87,6 +89,7 @@ __all__ = [
     "Relay",
     "Replay",
     "Rules",
+    "SavedRun",
     "Schedule",
     "ScheduleState",
     "Source",
@@ -96,6 +99,7 @@ __all__ = [
     "TrainResult",
     "Trainer",
     "TrainingLoss",
+    "WrittenReport",
     "add_normalization",
     "as_source",
     "build_model",
@@ -108,11 +112,13 @@ __all__ = [
     "get_method",
     "load_data",
     "load_evaluation",
+    "load_run",
     "load_weights",
     "make_trainer",
     "mplus",
     "register_method",
     "register_model",
+    "report",
     "save_weights",
     "schedules",
 ]

@@ -139,7 +139,20 @@ def load_weights(
         >>> deat.load_weights(model, "runs/digits-m+deat")
         []
     """
-    saved = read_weights(path)
+    return load_saved_weights(
+        model, read_weights(path), strict, fresh_head=fresh_head, ignore_normalization=ignore_normalization
+    )
+
+
+def load_saved_weights(
+    model: nn.Module,
+    saved: SavedWeights,
+    strict: bool = True,
+    *,
+    fresh_head: bool = False,
+    ignore_normalization: bool = False,
+) -> list[str]:
+    """Load weights that were read already into a model; see `load_weights`."""
     inner = unwrap_model(model)
     expected = get_state_dict(inner)
     loaded = _match_names(saved, inner, expected)

@@ -162,6 +162,8 @@ class RunRecord:
     statistics: ChannelStats | None = None
     num_train_images: int = 0
     """The number of its training images, without those that were held out; 0 where it does not say."""
+    image_shape: tuple[int, ...] = ()
+    """Channels, height and width of an image; empty where it does not say."""
 
     def with_original_split(self, run: Run) -> Run:
         """The run with as many training images as it began with, where its data has got a val/ of its own since."""
@@ -188,21 +190,38 @@ def read_record(folder: Path) -> RunRecord:
         if file.stat().st_size > MAX_RECORD_BYTES:
             raise ValueError("it is too large")
         record = read_run_json(folder)
-        request, config = _build_known_fields(Request, record["request"]), _parse_config(record.get("settings", {}))
-        norm, eps = record["threat"]["norm"], record["threat"]["eps"]
-        parse_threat(f"{norm}:{eps!r}")
-        options = record.get("options", {})
-        if not isinstance(record["model"]["name"], str) or not isinstance(options, dict):
-            raise TypeError("its model or its options have another form")
-        data = record.get("data", {})
-        classes, statistics = tuple(map(str, data.get("classes", ()))), _parse_statistics(data)
-        num_train_images = data["train"] if is_int_at_least(data.get("train"), 1) else 0
-        model = record["model"]["name"]
-        return RunRecord(request, config, options, model, str(norm), float(eps), classes, statistics, num_train_images)
+        return parse_record(record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DeatError) as error:
         raise CheckpointError(
             f"{str(file)!r} is not a run's record ({_format_error(error)}). {DAMAGED_RECORD_HINT}"
         ) from None
+
+
+def parse_record(record: Any) -> RunRecord:
+    """Check the content of run.json, every part that a run is resumed or evaluated by.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError, DeatError: A part is missing, or of another type.
+    """
+    request, config = _build_known_fields(Request, record["request"]), _parse_config(record.get("settings", {}))
+    norm, eps = record["threat"]["norm"], record["threat"]["eps"]
+    parse_threat(f"{norm}:{eps!r}")
+    options = record.get("options", {})
+    if not isinstance(record["model"]["name"], str) or not isinstance(options, dict):
+        raise TypeError("its model or its options have another form")
+    data = record.get("data", {})
+    return RunRecord(
+        request,
+        config,
+        options,
+        record["model"]["name"],
+        str(norm),
+        float(eps),
+        classes=tuple(map(str, data.get("classes", ()))),
+        statistics=_parse_statistics(data),
+        num_train_images=data["train"] if is_int_at_least(data.get("train"), 1) else 0,
+        image_shape=tuple(side for side in data.get("image", ()) if is_int_at_least(side, 1)),
+    )
 
 
 T = TypeVar("T", Request, TrainConfig)

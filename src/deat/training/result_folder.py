@@ -1,5 +1,6 @@
 """A training's result as the folder of a run: what it records of the training, and how it is written."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,7 @@ def write_result_folder(result: "TrainResult", folder: Path, last: Tensors | Non
         UsageError: If the folder has content.
         CheckpointError: If it cannot be written.
     """
-    record = {**_python_request(result.record), **result.record, "versions": get_versions()}
+    record = {"request": make_python_request(result.record), **result.record, "versions": get_versions()}
     summary = f"# {record['method']['name']} on {record['data']['name']}\n\nSaved from Python, by TrainResult.save.\n"
     summary += "".join(f"\n* {note}\n" for note in result.notes)
     weights = {"best": (result.best.epoch, result.best.weights)}
@@ -105,10 +106,17 @@ def write_result_folder(result: "TrainResult", folder: Path, last: Tensors | Non
         raise CheckpointError(f"cannot write to {str(folder)!r}: {error.strerror}. Save to another folder.") from None
 
 
-def _python_request(record: Any) -> dict[str, Any]:
-    """The part of run.json that a command line would have; the network is code, which is to be named again."""
+def make_python_request(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the request in run.json of a training in Python, which has no command line.
+
+    Args:
+        record: What `describe_training` returns.
+
+    Returns:
+        The request. The network is empty, since it is code that is to be named again, and so is data without a name.
+    """
     data, threat = record["data"], record["threat"]
-    request = {
+    return {
         "data": "" if data["name"] == UNNAMED_DATA else data["name"],
         "model": "",
         "method": record["method"]["name"],
@@ -116,4 +124,3 @@ def _python_request(record: Any) -> dict[str, Any]:
         "eps": threat["eps"],
         "normalize": "data" if data["normalized_by"] else "none",
     }
-    return {"request": request}
