@@ -32,6 +32,8 @@ from deat.evaluation.verified_attack import AttackLike
 from deat.methods import Method, Rules, friendly, get_method, mplus, register_method
 from deat.methods.configure import configure_method
 from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
+from deat.models.export_network import ExportedFile
+from deat.runs.export import export
 from deat.runs.fit import fit
 from deat.runs.saved_run import SavedRun, load_run
 from deat.schedules import Schedule, ScheduleState
@@ -71,6 +73,7 @@ __all__ = [
     "EpochStats",
     "EpochTiming",
     "Evaluation",
+    "ExportedFile",
     "FreezeRule",
     "Game",
     "ImageSet",
@@ -107,6 +110,7 @@ __all__ = [
     "core",
     "errors",
     "evaluate",
+    "export",
     "fit",
     "friendly",
     "get_method",
