@@ -171,3 +171,24 @@ def test_a_run_s_own_normalisation_is_taken_over_from_a_file_of_torch_s_too(trai
     torch.save({f"model.{name}": tensor for name, tensor in wrapped.state_dict().items()}, "w.pt")
     assert main([*QUICK, "--init", "w.pt", "--out", "run"]) == 0
     assert read_weights("run").normalization == {"mean": [0.25], "std": [0.5]}
+
+
+@pytest.mark.promise("P24")
+def test_a_run_that_is_interrupted_while_its_weights_are_scored_is_resumed(
+    trained: nn.Module, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deat.save_weights(trained, "w.safetensors")
+    command = [*QUICK, "--init", "w.safetensors", "--out"]
+    assert main([*command, "whole"]) == 0
+
+    def interrupt(run: Any, trainer: Any, *_: Any) -> None:
+        trainer.interruption.request("asked to stop")
+        trainer.interruption.check()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train_command, "score_initial_weights", interrupt)
+        assert main([*command, "run"]) == 75
+    assert "Go on with: deat resume run" in capsys.readouterr().err
+    assert main(["resume", "run", "--model", "net.py:Net"]) == 0
+    for name in ("history.jsonl", "last/model.safetensors"):
+        assert Path("run", name).read_bytes() == Path("whole", name).read_bytes()
