@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import deat
 from deat.models import load_weights
-from deat.models.weights_import_export import read_normalization
+from deat.models.weights import read_weights
 
 THREAT = deat.Linf(8 / 255)
 TENTH = 10
@@ -80,7 +80,7 @@ def arguments() -> argparse.Namespace:
 def load(data: str, weights: Path) -> tuple[nn.Module, Tensor, Tensor]:
     """The network and the test images, on the device."""
     corpus = deat.load_data(data)
-    model = deat.add_normalization(deat.build_model("preact_resnet18"), **read_normalization(weights))
+    model = deat.add_normalization(deat.build_model("preact_resnet18"), **read_weights(weights).normalization)
     load_weights(model, weights)
     images: Any = corpus.test
     return model.cuda().eval(), images.images.cuda().float() / 255, images.labels.cuda()

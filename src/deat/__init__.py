@@ -32,7 +32,10 @@ from deat.evaluation.verified_attack import AttackLike
 from deat.methods import Method, RuleSet, friendly, get_method, mplus, register_method
 from deat.methods.configure import configure_method
 from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
+from deat.models.export_network import ExportedFile
+from deat.runs.export import export
 from deat.runs.fit import fit
+from deat.runs.saved_run import SavedRun, load_run
 from deat.schedules import Schedule, ScheduleState
 from deat.threat import L1, L2, Linf, ThreatModel
 from deat.training.callbacks import Callback
@@ -46,6 +49,7 @@ from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.distributed import Distributed
 from deat.version import VERSION
+from deat.write_report import WrittenReport, report
 
 __version__ = VERSION
 
@@ -69,6 +73,7 @@ __all__ = [
     "EpochStats",
     "EpochTiming",
     "Evaluation",
+    "ExportedFile",
     "FreezeRule",
     "Game",
     "ImageSet",
@@ -87,6 +92,7 @@ __all__ = [
     "Relay",
     "Replay",
     "RuleSet",
+    "SavedRun",
     "Schedule",
     "ScheduleState",
     "Source",
@@ -96,6 +102,7 @@ __all__ = [
     "TrainResult",
     "Trainer",
     "TrainingLoss",
+    "WrittenReport",
     "add_normalization",
     "as_source",
     "build_model",
@@ -103,16 +110,19 @@ __all__ = [
     "core",
     "errors",
     "evaluate",
+    "export",
     "fit",
     "friendly",
     "get_method",
     "load_data",
     "load_evaluation",
+    "load_run",
     "load_weights",
     "make_trainer",
     "mplus",
     "register_method",
     "register_model",
+    "report",
     "save_weights",
     "schedules",
 ]

@@ -33,8 +33,8 @@ def test_no_flag_appears_by_accident() -> None:
     assert [f.name for f in fields(TrainCommand)] == TRAIN.split()
     assert [f.name for f in fields(EvaluateCommand)] == EVALUATE.split()
     assert [f.name for f in fields(ResumeCommand)] == ["run_folder", "method", "model", "inexact", "data_root", "json"]
-    assert [f.name for f in fields(ImportCommand)] == ["file", "out"]
-    assert [f.name for f in fields(ExportCommand)] == ["run_folder", "out", "epoch", "shard_size"]
+    assert [f.name for f in fields(ImportCommand)] == ["file", "out", "part"]
+    assert [f.name for f in fields(ExportCommand)] == ["run_folder", "out", "epoch", "shard_size", "model"]
     assert [f.name for f in fields(BenchCommand)] == BENCH.split()
     assert [f.name for f in fields(ReportCommand)] == REPORT.split()
     assert [f.name for f in fields(ListCommand)] == ["kind", "code", "json"]

@@ -17,7 +17,7 @@ from deat.cli.evaluate import back_up_other_evaluation
 from deat.cli.main import main
 from deat.data.image_set import split_indices
 from deat.methods import method_registry
-from deat.models.weights_import_export import read_normalization
+from deat.models.weights import read_weights
 from deat.recipes import get_recipe
 from deat.recipes.overrides import apply_overrides
 from deat.runs.request import Request, resolve_request
@@ -138,7 +138,7 @@ def test_the_numbers_that_images_are_normalised_by_are_measured_said_and_recorde
     assert f"normalised by mean {mean} and std {std}, measured on 20 training images" in capsys.readouterr().out
     held = json.loads((here / "run/run.json").read_text())["data"]
     assert (held["normalized_by"], held["measured_on"]) == ([list(found.mean), list(found.std)], 20)
-    carried = read_normalization(here / "run/last/model.safetensors")
+    carried = read_weights(here / "run/last/model.safetensors").normalization
     assert (carried["mean"], carried["std"]) == (pytest.approx(found.mean), pytest.approx(found.std))
 
 
@@ -159,14 +159,14 @@ def test_what_a_run_was_normalised_by_is_never_measured_again(
     here: Path, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train("--model", model, "--normalize", "data")
-    recorded = read_normalization(here / "run/best/model.safetensors")
+    recorded = read_weights(here / "run/best/model.safetensors").normalization
     monkeypatch.setattr("deat.data.datasets.measure_channel_stats", never)
     shutil.copytree("photos", "others")
     assert main(["resume", "run", "--model", model]) == 0
     assert train("--model", model, "--normalize", "data", "--resume", "auto") == 0
     assert main(["export", "run", "--out", "bare.safetensors"]) == 0
     assert "normalised by" in capsys.readouterr().out
-    assert read_normalization(here / "bare.safetensors") == recorded
+    assert read_weights(here / "bare.safetensors").normalization == recorded
     accuracies = []
     for target, data in (("run", "photos"), ("run", "others"), ("bare.safetensors", "others")):
         how = [target, "--data", f"folder:{data}", "--model", model, "--attacks", "natural,fgsm", "--eps", "0.1"]
@@ -191,7 +191,7 @@ def test_a_run_that_was_killed_goes_on_with_the_numbers_it_began_with(
 def test_fine_tuned_weights_keep_what_they_were_trained_behind(here: Path, kept: str) -> None:
     train("--model", "small")
     main(["export", "run", "--out", "bare.safetensors"])
-    recorded = read_normalization(here / "bare.safetensors")
+    recorded = read_weights(here / "bare.safetensors").normalization
     for number, file in enumerate(here.glob("photos/*/light/*.png")):
         Image.new("RGB", (8, 8), (255, 255, 255 - number)).save(file)
     tuned = run_of(model="small", init=kept)
@@ -212,7 +212,7 @@ def test_a_record_with_no_numbers_to_normalise_by_is_refused(here: Path, held: o
 def test_the_command_line_judges_it_as_python_does(here: Path, normalize: str) -> None:
     assert train("--model", "net.py:Net", "--normalize", normalize) == 0
     assert main(["export", "run", "--out", "bare.safetensors", "--epoch", "last"]) == 0
-    assert bool(read_normalization(here / "bare.safetensors")) == (normalize == "data")
+    assert bool(read_weights(here / "bare.safetensors").normalization) == (normalize == "data")
     model = run_of(model="net.py:Net", normalize=normalize).model()
     deat.load_weights(model, here / "run/last")
     corpus = deat.load_data("folder:photos")
@@ -223,13 +223,29 @@ def test_the_command_line_judges_it_as_python_does(here: Path, normalize: str) -
         assert json.loads((here / f"{target[0]}.json").read_text())["accuracy"] == dict(mine.accuracy)
 
 
-def test_weights_that_were_trained_behind_a_normalisation_are_not_taken_up_silently_without(here: Path) -> None:
+@pytest.mark.promise("P79")
+def test_weights_that_were_trained_behind_a_normalisation_bring_it_or_say_that_it_is_missing(here: Path) -> None:
     train("--model", "net.py:Net", "--normalize", "data")
-    with pytest.warns(UserWarning, match=r"trained with a normalisation layer.*--normalize data"):
-        run_of(model="net.py:Net", init="run").model()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run_of(model="net.py:Net", init="run", normalize="data").model()
+        for normalize in ("auto", "data"):
+            model = run_of(model="net.py:Net", init="run", normalize=normalize).model()
+            assert model.normalize.mean.flatten().tolist() == read_weights(here / "run").normalization["mean"]
+    with pytest.warns(UserWarning, match=r"trained with a normalisation layer.*leave --normalize none out"):
+        run_of(model="net.py:Net", init="run", normalize="none").model()
+
+
+@pytest.mark.promise("P79")
+@pytest.mark.parametrize("target", ["run", "bare.safetensors"])
+def test_network_is_not_judged_without_the_normalisation_of_its_weights(
+    here: Path, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train("--model", "net.py:Net", "--normalize", "data")
+    main(["export", "run", "--out", "bare.safetensors"])
+    how = ["--model", "net.py:Net", "--data", "folder:photos", "--attacks", "natural", "--normalize", "none"]
+    assert main(["evaluate", target, *how]) == 2
+    assert "leave --normalize none out" in capsys.readouterr().err
+    assert not list(here.glob("**/*evaluation.json"))
 
 
 def test_a_bare_files_normalisation_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("report",),
     ("bench",),
     ("cli",),
+    ("write_report",),
     ("__main__",),
 ]
 """A layer imports from layers above it in this table, or from itself."""

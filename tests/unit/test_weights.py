@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import random
 import stat
 import struct
 
@@ -12,10 +13,12 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from deat.errors import CheckpointError
+from deat.errors import CheckpointError, UsageError
 from deat.models import add_normalization, build_model, load_weights, save_weights
 from deat.models import weights as weights_module
-from deat.models.weights_import_export import read_normalization, read_pt_weights, split_normalization
+from deat.models.pt_files import read_pt_weights
+from deat.models.recorded_normalization import format_normalization_note, split_normalization
+from deat.models.weights import read_weights
 from deat.utils.safetensors_files import encode_tensors, read_tensors
 
 MEAN, STD = [0.4], [0.2]
@@ -183,12 +186,56 @@ def test_normalised_model_takes_bare_weights_and_keeps_its_normalisation(file, s
     assert other.normalize.mean.item() == pytest.approx(0.4)
 
 
+@pytest.mark.promise("P79")
 @pytest.mark.parametrize("strict", [True, False])
-def test_bare_model_takes_weights_of_a_normalised_one(file, strict):
+def test_bare_model_refuses_weights_of_a_normalised_one_with_what_to_do(file, strict):
     model, other = add_normalization(small(), MEAN, STD), small()
+    before = {key: tensor.clone() for key, tensor in other.state_dict().items()}
     save_weights(model, file)
-    load_weights(other, file, strict=strict)
+    with pytest.raises(CheckpointError, match=r"add_normalization\(model, mean=\[0\.4\], std=\[0\.2\]\)"):
+        load_weights(other, file, strict=strict)
+    assert all(torch.equal(before[key], tensor) for key, tensor in other.state_dict().items())
+    load_weights(other, file, strict=strict, ignore_normalization=True)
     assert same(model.net, other)
+
+
+@pytest.mark.promise("P79")
+def test_normalisation_in_a_note_is_required_and_restored_too(file):
+    model = small()
+    file.write_bytes(encode_tensors(model.state_dict(), format_normalization_note({"mean": MEAN, "std": STD})))
+    with pytest.raises(CheckpointError, match="add_normalization"):
+        load_weights(small(), file)
+    other = add_normalization(small(), [0.0], [1.0])
+    load_weights(other, file, ignore_normalization=True)
+    assert other.normalize.mean.item() == 0.0
+    load_weights(other, file)
+    assert other.normalize.mean.item() == pytest.approx(0.4)
+    assert same(model, other.net)
+
+
+@pytest.mark.promise("P79")
+def test_network_whose_own_part_is_called_net_is_told_of_the_normalisation_too(file):
+    model, other = add_normalization(small(), MEAN, STD), nn.ModuleDict({"net": small()})
+    save_weights(model, file)
+    with pytest.raises(CheckpointError, match="add_normalization"):
+        load_weights(other, file)
+    load_weights(wrapped := add_normalization(other, [0.0], [1.0]), file)
+    assert same(model.net, other["net"])
+    assert wrapped.normalize.mean.item() == pytest.approx(0.4)
+
+
+def test_a_wrapper_of_one_s_own_with_the_same_names_is_loaded_as_it_is(file):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.normalize = nn.Linear(2, 2), nn.Module()
+            for name in ("mean", "std"):
+                self.normalize.register_buffer(name, torch.rand(1, 1, 1, 1))
+
+    model, other = Own(), Own()
+    save_weights(model, file)
+    load_weights(other, file)
+    assert same(model, other)
 
 
 def test_a_user_model_with_a_net_of_its_own_is_not_renamed(file):
@@ -231,14 +278,22 @@ def test_a_missing_file_is_named(file):
         load_weights(small(), file)
 
 
-@pytest.mark.parametrize("name", ["model.pt", "model.PTH", "model.ckpt", "model.safetensors", "model"])
+@pytest.mark.parametrize("name", ["model.safetensors", "model"])
 @pytest.mark.parametrize(
     "pickled", [lambda path: torch.save({}, path), lambda path: path.write_bytes(pickle.dumps({}))]
 )
-def test_a_pickle_is_refused_whatever_its_name(tmp_path, name, pickled):
+def test_a_pickle_under_another_name_is_refused(tmp_path, name, pickled):
     pickled(tmp_path / name)
-    with pytest.raises(CheckpointError, match="only safetensors weights are read"):
+    with pytest.raises(CheckpointError, match="looks like a pickle"):
         load_weights(small(), tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.PTH", "model.ckpt"])
+def test_weights_of_torch_are_loaded_by_their_name(tmp_path, name):
+    model, other = small(), small()
+    torch.save(model.state_dict(), tmp_path / name)
+    load_weights(other, tmp_path / name)
+    assert same(model, other)
 
 
 @pytest.mark.promise("P58")
@@ -281,9 +336,13 @@ def test_nothing_in_a_pickle_runs(tmp_path):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "ran"),)
 
-    (tmp_path / "m.safetensors").write_bytes(pickle.dumps(Bomb()))
+    for name in ("m.safetensors", "m.pt"):
+        (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
+        with pytest.raises(CheckpointError):
+            load_weights(small(), tmp_path / name)
+    torch.save({"weight": Bomb()}, tmp_path / "m.pt")
     with pytest.raises(CheckpointError):
-        load_weights(small(), tmp_path / "m.safetensors")
+        load_weights(small(), tmp_path / "m.pt")
     assert not (tmp_path / "ran").exists()
 
 
@@ -445,4 +504,127 @@ def test_of_several_weights_in_a_file_the_taken_ones_are_named(taken, other, pre
 @pytest.mark.parametrize("note", ["{", "[]", "[" * 100_000], ids=["not JSON", "a list", "deep"])
 def test_note_of_somebody_else_s_is_passed_over(note, tmp_path):
     (tmp_path / "w.safetensors").write_bytes(encode_tensors({"a": torch.zeros(1)}, note))
-    assert read_normalization(tmp_path / "w.safetensors") == {}
+    assert read_weights(tmp_path / "w.safetensors").normalization == {}
+
+
+WRAPPERS = {
+    "Lightning": lambda own: {"state_dict": prefixed("model.", own), "pytorch-lightning_version": "2.5"},
+    "Lightning around DDP": lambda own: {
+        "state_dict": prefixed("net.module.", own),
+        "pytorch-lightning_version": "2.5",
+    },
+    "Accelerate": lambda own: prefixed("module.", own),
+    "torch.compile in DDP": lambda own: prefixed("module._orig_mod.", own),
+    "AveragedModel": lambda own: {"n_averaged": torch.tensor(7), **prefixed("module.", own)},
+    "AveragedModel of a compiled one": lambda own: {
+        "n_averaged": torch.tensor(7),
+        **prefixed("module._orig_mod.", own),
+    },
+    "an average alone": lambda own: {"epoch": 3, "ema_weights": prefixed("module.", own)},
+}
+
+
+def prefixed(prefix, tensors):
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_weights_from_inside_a_wrapper_get_the_network_s_own_names(wrapper, tmp_path):
+    own = small().state_dict()
+    torch.save(WRAPPERS[wrapper](own), tmp_path / "w.ckpt")
+    found = read_pt_weights(tmp_path / "w.ckpt")
+    assert found.keys() == own.keys()
+    assert all(torch.equal(found[name], own[name]) for name in own)
+
+
+@pytest.mark.parametrize("saved", ["", "net.", "model.", "model.net.", "a.b.c."])
+@pytest.mark.parametrize("is_normalised", [False, True])
+@pytest.mark.parametrize("own", [None, "model", "net"])
+def test_what_all_names_begin_with_does_not_count(saved, is_normalised, own, file):
+    def wrapped(net):
+        net = nn.ModuleDict({own: net}) if own else net
+        return add_normalization(net, MEAN, STD) if is_normalised else net
+
+    model, other = small(), wrapped(small())
+    safetensors.torch.save_file(prefixed(saved, model.state_dict()), file)
+    load_weights(other, file)
+    inner = other.net if is_normalised else other
+    assert same(model, inner[own] if own else inner)
+    assert not is_normalised or other.normalize.mean.item() == pytest.approx(0.4)
+
+
+@pytest.mark.promise("P79")
+def test_normalised_network_inside_a_wrapper_brings_its_normalisation(file):
+    model, other = add_normalization(small(), MEAN, STD), add_normalization(small(), [0.0], [1.0])
+    safetensors.torch.save_file(prefixed("model.", model.state_dict()), file)
+    load_weights(other, file)
+    assert same(model, other)
+    with pytest.raises(CheckpointError, match="add_normalization"):
+        load_weights(small(), file)
+
+
+def test_of_two_networks_in_one_file_neither_is_guessed(tmp_path):
+    ours, theirs = small().state_dict(), small().state_dict()
+    torch.save({**prefixed("student.", ours), **prefixed("teacher.module.", theirs)}, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match=r"'student\.' or 'teacher\.module\.' fit.*--part student\."):
+        load_weights(small(), tmp_path / "w.pt")
+    found = read_pt_weights(tmp_path / "w.pt", "teacher.module.")
+    assert all(torch.equal(found[name], theirs[name]) for name in theirs)
+    with pytest.raises(UsageError, match=r"no part 'techer'.*'student\.' \(8\), 'teacher\.' \(8\)"):
+        read_pt_weights(tmp_path / "w.pt", "techer")
+
+
+def test_of_two_weights_under_keys_of_other_names_neither_is_guessed(tmp_path):
+    one, two = {"fc.weight": torch.ones(1)}, {"fc.weight": torch.zeros(1)}
+    torch.save({"online": one, "ema": two, "epoch": 3}, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match=r"under 'online', 'ema': choose with deat import w\.pt --part"):
+        read_pt_weights(tmp_path / "w.pt")
+    assert read_pt_weights(tmp_path / "w.pt", "ema")["fc.weight"] == 0
+
+
+def mutated(data, draw):
+    """Other bytes at a random place: a bit, a byte, a block, a cut, two blocks swapped."""
+    raw, place = bytearray(data), draw.randrange(len(data))
+    other = draw.randrange(len(data))
+    kind = draw.choice(["bit", "byte", "block", "cut", "swap"])
+    if kind == "bit":
+        raw[place] ^= 1 << draw.randrange(8)
+    elif kind == "byte":
+        raw[place] = draw.randrange(256)
+    elif kind == "block":
+        raw[place : place + 64] = draw.randbytes(64)
+    elif kind == "cut":
+        del raw[place : place + draw.randrange(1, 64)]
+    else:
+        raw[place : place + 16], raw[other : other + 16] = raw[other : other + 16], raw[place : place + 16]
+    return bytes(raw)
+
+
+@pytest.mark.promise("P80")
+def test_no_damaged_file_of_torch_s_is_read_as_other_weights(tmp_path):
+    own, draw, refused = small().state_dict(), random.Random(0), 0
+    torch.save(own, tmp_path / "w.pt")
+    whole = (tmp_path / "w.pt").read_bytes()
+    for _ in range(200):
+        (tmp_path / "w.pt").write_bytes(mutated(whole, draw))
+        try:
+            found = read_pt_weights(tmp_path / "w.pt")
+        except CheckpointError:
+            refused += 1
+        else:  # the damage was between the parts of the archive
+            assert found.keys() == own.keys()
+            assert all(torch.equal(found[name], own[name]) for name in own)
+    assert refused > 150
+
+
+@pytest.mark.promise("P80")
+@pytest.mark.parametrize("old", [True, False], ids=["before torch 1.6", "written without checksums"])
+def test_file_without_checksums_is_said_to_be_one(old, tmp_path):
+    own = small().state_dict()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(own, tmp_path / "w.pt", _use_new_zipfile_serialization=not old)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with pytest.warns(UserWarning, match=r"w\.pt has no checksums, so that damage in it cannot be seen"):
+        assert read_pt_weights(tmp_path / "w.pt").keys() == own.keys()

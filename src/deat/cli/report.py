@@ -270,7 +270,26 @@ class ReportCommand:
 
 
 def run_report(args: ReportCommand) -> int:
-    """Read, compare, draw and write everything down."""
+    """Write the report and say what is in it."""
+    story, out = write_report(args)
+    _print_report(story, out, args)
+    return 0
+
+
+def write_report(args: ReportCommand) -> tuple[Report, Path]:
+    """Read, compare, draw and write everything down.
+
+    Args:
+        args: The command's flags.
+
+    Returns:
+        The report and its folder.
+
+    Raises:
+        UsageError: A flag has no valid value.
+        DataError: A folder is no run or bench, or is damaged.
+        CheckpointError: The report cannot be written.
+    """
     _check_arguments(args)
     subject = load_report_data(args.runs)
     out = _choose_folder(args)
@@ -279,8 +298,7 @@ def run_report(args: ReportCommand) -> int:
         _write_files(story, out, args)
     except OSError as error:
         raise CheckpointError(f"cannot write to {str(out)!r}: {error.strerror}. Choose another --out.") from None
-    _print_report(story, out, args)
-    return 0
+    return story, out
 
 
 def build_report(subject: ReportData, args: ReportCommand) -> Report:

@@ -26,6 +26,7 @@ from deat.data import DataSplits, LazyImages
 from deat.errors import CheckpointError, UsageError
 from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.final_scores import ModelScore, RunScorer, ScoreOptions, read_score_options, write_scores
+from deat.runs.initial_scores import InitialScores, score_initial_weights
 from deat.runs.load_run import has_weights_to_resume, load_run_to_resume
 from deat.runs.request import Request, Run, resolve_request
 from deat.runs.run_dir import (
@@ -183,6 +184,7 @@ class TrainSession:
         if not self.distributed.is_main:
             warnings.simplefilter("ignore")
         self.phase_timer = PhaseTimer()
+        self.initial: InitialScores | None = None
         self.scorer = RunScorer(run, trainer, options.scoring)
         folder_options = FolderOptions(
             create_folder=lambda: _create_run_folder(run, options, resume),
@@ -212,6 +214,8 @@ class TrainSession:
             self.scorer.check_baseline_weights(self.out)
             self._print_description()
             self.phase_timer = PhaseTimer()
+            if self.run.start:
+                self._score_initial_weights()
             with self._display() as display:
                 result = self._fit(display)
                 if self.scorer.wants_baseline:
@@ -230,6 +234,18 @@ class TrainSession:
             self.console.print(f"{self.out} is finished, with nothing left to train. Its last epoch:\n{last}")
             self._print_results(result)
         return 0
+
+    def _score_initial_weights(self) -> None:
+        """Score the weights of --init before they are trained, once an interruption can be resumed from."""
+        with self.trainer.session():
+            if self.trainer.checkpointer:
+                self.trainer.checkpointer.on_train_begin(self.trainer)
+            self.initial = score_initial_weights(self.run, self.trainer, self.options.test_images)
+        self.phase_timer.add_phase("scores")
+        if self.initial is not None:
+            self.console.print(self.initial.describe())
+            if self.initial.warning:
+                self.notify(self.initial.warning)
 
     def _fit(self, display: TrainingDisplay) -> TrainResult:
         folder, watch = self.training.store, self.training.watch
@@ -270,7 +286,7 @@ class TrainSession:
                 result.history,
                 evaluate_command,
                 watch_message,
-                result.notes,
+                [*([self.initial.describe()] if self.initial else []), *result.notes],
             )
         except OSError as error:
             raise unwritable_error(self.out, error) from None
@@ -295,7 +311,8 @@ class TrainSession:
             alarms = watch.alarms if watch else []
             parts: dict[str, list[Any]] = {"scores": scores, "watch": alarms, "history": result.history}
             rows_by_part = {name: [asdict(row) for row in rows] for name, rows in parts.items()}
-            print(json.dumps({"out": str(self.out), **rows_by_part, "notes": list(result.notes)}))
+            initial = asdict(self.initial) if self.initial else None
+            print(json.dumps({"out": str(self.out), **rows_by_part, "init": initial, "notes": list(result.notes)}))
             return
         if scores:
             self.console.print(build_score_table(scores))
@@ -381,7 +398,7 @@ class TrainCommand:
     momentum: OptionalFloat = None
     """SGD's momentum (0.9)."""
     init: OptionalStr = None
-    """Weights to fine-tune: a safetensors file, a run's folder, or one that `deat export --shard-size` made."""
+    """Weights to fine-tune: a .safetensors, .pt or .pth file, a run's folder, or one of `deat export --shard-size`."""
     rules: Literal["default", "literal", "released"] = "default"
     """literal: the paper's text; default: that, with longer steps and a largest k in M+; released: the authors' code,
     which made the paper's tables."""

@@ -9,20 +9,15 @@ from tyro.conf import Positional, arg
 from deat.cli.flag_types import OptionalStr
 from deat.data.channel_stats import ChannelStats
 from deat.errors import CheckpointError, UsageError
-from deat.models.weights_import_export import (
-    check_file_exists,
-    find_oversized_tensors,
-    format_normalization_note,
-    parse_byte_size,
-    read_pt_weights,
-    split_normalization,
-    write_sharded,
-)
-from deat.runs.run_dir import has_checkpoint
-from deat.runs.schema import WEIGHTS_FILE, EpochChoice
-from deat.training.checkpoints import load_checkpoint_weights
+from deat.models.pt_files import check_file_exists, read_pt_file
+from deat.models.recorded_normalization import format_normalization_note, split_normalization
+from deat.models.sharded_weights import find_oversized_tensors, parse_byte_size, write_sharded
+from deat.runs.export import export
+from deat.runs.saved_run import read_run_weights
+from deat.runs.schema import EpochChoice
 from deat.utils.safe_write import write_atomic
-from deat.utils.safetensors_files import Tensors, encode_tensors, read_tensors
+from deat.utils.safetensors_files import Tensors, encode_tensors
+from deat.utils.text import make_printable
 
 
 @dataclass(frozen=True)
@@ -35,6 +30,8 @@ class ImportCommand:
     """A state dict, or a checkpoint that contains one."""
     out: OptionalStr = None
     """File to write (FILE with the extension .safetensors)."""
+    part: OptionalStr = None
+    """Which weights, where FILE has several: a key such as state_dict_ema, or what names begin with, such as model."""
 
     def run(self) -> int:
         """Convert the file."""
@@ -43,18 +40,21 @@ class ImportCommand:
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """Write the weights of a run, or of checkpoints of deat.fit, under the network's own parameter names."""
+    """Write the network of a run, or of checkpoints of deat.fit, for use without deat, and check what was written."""
 
     is_resumable: ClassVar[bool] = False
 
     run_folder: Annotated[Positional[str], arg(name="run", metavar="RUN")]
     """Folder of the run, or of the checkpoints."""
     out: OptionalStr = None
-    """The new file (RUN.safetensors), or with --shard-size the new folder."""
+    """The new file, whose suffix says the format (RUN.safetensors): .safetensors and .pt have the weights; .onnx, .pt2
+    (torch.export) and .ts (TorchScript) the network, with its normalisation. With --shard-size the new folder."""
     epoch: EpochChoice = "best"
     """Which of the run's weights."""
     shard_size: OptionalStr = None
-    """Write several files of at most this size, such as 500MB or 2GB, and an index."""
+    """Write several safetensors files of at most this size, such as 500MB or 2GB, and an index."""
+    model: OptionalStr = None
+    """The network, if it is code: my_file.py:NAME. Needed for .onnx, .pt2 and .ts alone."""
 
     def run(self) -> int:
         """Write the weights."""
@@ -72,7 +72,7 @@ def run_import(args: ImportCommand) -> int:
 
     Raises:
         CheckpointError: If the file cannot be read or written.
-        UsageError: If the output file exists or does not end in .safetensors.
+        UsageError: If the output file exists or does not end in .safetensors, or the file has no such part.
     """
     source = Path(args.file).expanduser()
     check_file_exists(source)
@@ -80,14 +80,15 @@ def run_import(args: ImportCommand) -> int:
     _check_does_not_exist(target)
     if target.suffix != ".safetensors":
         raise UsageError(f"--out {str(target)!r} must end in .safetensors.")
-    tensors = read_pt_weights(source)
-    _write_file(target, encode_tensors(tensors))
-    print(f"wrote {len(tensors)} tensors to {target}; use it with --init or with deat evaluate")
+    tensors, note = read_pt_file(source, args.part)
+    _write_file(target, encode_tensors(tensors, note))
+    print(f"wrote {len(tensors)} tensors to {target} ({make_printable(', '.join(list(tensors)[:2]))}, ...)")
+    print("use it with --init or with deat evaluate")
     return 0
 
 
 def run_export(args: ExportCommand) -> int:
-    """Write a run's weights under the network's own parameter names.
+    """Write a run's network, or its weights under the network's own parameter names.
 
     Args:
         args: The command.
@@ -96,37 +97,24 @@ def run_export(args: ExportCommand) -> int:
         The exit status, 0.
 
     Raises:
-        CheckpointError: If the weights cannot be read or written.
-        UsageError: If the output exists or the shard size is not a size.
+        CheckpointError: If the weights cannot be read or written, or the file answers differently.
+        UsageError: If the output exists or has no known suffix, or the shard size is not a size.
     """
     max_bytes = parse_byte_size(args.shard_size) if args.shard_size else None
     folder = Path(args.run_folder).expanduser()
-    tensors, normalization = split_normalization(_read_weights(folder, args))
-    note = format_normalization_note(normalization)
     name = folder.resolve().name
-    target = Path(args.out or (f"{name}.safetensors" if max_bytes is None else f"{name}-weights")).expanduser()
-    _check_does_not_exist(target)
     if max_bytes is None:
-        _write_file(target, encode_tensors(tensors, note))
-        print(f"wrote {len(tensors)} tensors to {target}")
-    else:
-        _write_shards(tensors, target, max_bytes, note)
+        out = Path(args.out or f"{name}.safetensors").expanduser()
+        exported = export(folder, out, epoch=args.epoch, model=args.model)
+        print(f"wrote {exported.format} to {exported.path}; {exported.note}")
+        return 0
+    target = Path(args.out or f"{name}-weights").expanduser()
+    _check_does_not_exist(target)
+    tensors, normalization = split_normalization(read_run_weights(folder, args.epoch).tensors)
+    _write_shards(tensors, target, max_bytes, format_normalization_note(normalization))
     if normalization:
         print(f"the network expects images normalised by {ChannelStats(**normalization).describe()}")
     return 0
-
-
-def _read_weights(folder: Path, args: ExportCommand) -> Tensors:
-    """Read the epoch's weights from its own file if there is one, else from the checkpoint."""
-    file = folder / args.epoch / WEIGHTS_FILE
-    if file.is_file():
-        return read_tensors(file)
-    if has_checkpoint(folder):
-        return load_checkpoint_weights(folder, args.epoch)
-    raise CheckpointError(
-        f"{args.run_folder!r} has no {args.epoch} weights. Give the folder of a run, with --epoch best or last, or a "
-        "folder of checkpoints of deat.fit."
-    )
 
 
 def _write_shards(tensors: Tensors, target: Path, max_bytes: int, note: str | None) -> None:

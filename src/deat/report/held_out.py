@@ -13,7 +13,7 @@ from deat.evaluation.evaluator import DEFAULT_ATTACKS
 from deat.report.load import ReportRow, RunResults, SeedStatistics
 from deat.report.problems import UNEVALUATED
 from deat.report.stats import RowCost, format_attack_name, format_minutes
-from deat.runs.schema import WEIGHTS_FILE
+from deat.runs.schema import RUN_FILE, WEIGHTS_FILE
 from deat.training.epoch_records import EpochStats
 from deat.training.messages import format_command
 from deat.utils.anonymize_paths import anonymize_paths
@@ -172,7 +172,7 @@ def list_evaluate_commands(rows: Sequence[ReportRow]) -> list[str]:
     return [
         anonymize_paths(format_command("evaluate", run.path, run.record["request"]) + flags)
         for run in runs
-        if run.record
+        if run.record and (run.path / RUN_FILE).is_file()  # a folder of checkpoints is evaluated in Python
     ]
 
 

@@ -22,6 +22,7 @@ from deat.report.grouping import (
 from deat.report.load import BenchResults, ReportRow, RunResults, load_bench, load_run_results
 from deat.report.problems import add_status, list_unchecked_seeds
 from deat.report.stats import describe_samples, describe_single_seeds
+from deat.runs.checkpoint_folder import read_checkpoint_folder
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import BENCH_FILE, RUN_FILE, WATCH_FILE
 from deat.training.epoch_records import EpochWatch, read_watch
@@ -89,12 +90,25 @@ def load_report_data(paths: Sequence[str]) -> ReportData:
 
 
 def _load_run_folder(path: Path) -> RunResults:
-    if not (path / RUN_FILE).is_file():
-        hint = " A folder of deat.fit has no run.json; deat export writes its weights." * has_checkpoint(path)
+    if (path / RUN_FILE).is_file():
+        return _add_watch_and_status(load_run_results(path))
+    if not has_checkpoint(path):
         raise DataError(
-            f"{str(path)!r} holds neither {RUN_FILE} nor {BENCH_FILE}; give folders that deat train or bench wrote.{hint}"
+            f"{str(path)!r} holds neither {RUN_FILE} nor {BENCH_FILE}; give folders that deat train or bench wrote, or "
+            "of fit(checkpoints=)."
         )
-    return _add_watch_and_status(load_run_results(path))
+    return add_status(_load_checkpoint_results(path))
+
+
+def _load_checkpoint_results(path: Path) -> RunResults:
+    """The results of a training of `deat.fit`, whose folder has checkpoints in place of records."""
+    stored = read_checkpoint_folder(path)
+    return replace(
+        load_run_results(path, stored.record["settings"]["seed"]),
+        record=stored.record,
+        history=stored.history,
+        train_seconds=stored.seconds,
+    )
 
 
 def _add_watch_and_status(run: RunResults) -> RunResults:

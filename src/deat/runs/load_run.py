@@ -83,10 +83,14 @@ def load_trained_run(
         net = load_run_model(trained.run, trained.weights)
     """
     if not _path_exists(path):
-        raise CheckpointError(f"there is no {str(path)!r}; give a run's folder or a .safetensors file.")
+        raise CheckpointError(f"there is no {str(path)!r}; give a run's folder or a file of weights.")
     record = read_record(path) if (path / RUN_FILE).is_file() else None
     if record is not None:
-        request, weights = _recorded_request(record, model, norm, eps), _published_weights(path, epoch)
+        if not record.request.data and data is None:
+            raise UsageError(
+                f"{str(path)!r} was trained in Python on data without a name: add --data, with its test part."
+            )
+        request, weights = _recorded_request(record, model, norm, eps), find_run_weights(path, epoch)
         statistics = record.statistics
     else:
         if data is None:
@@ -95,6 +99,11 @@ def load_trained_run(
             )
         request, weights = Request(), find_weights_file(path)
         statistics = read_channel_stats(weights)
+    if normalize == "none" and read_channel_stats(weights):
+        raise UsageError(
+            f"{str(path)!r} was trained behind a normalisation, without which it answers wrongly: leave --normalize "
+            "none out."
+        )
     replaced: dict[str, Any] = {"data": data, "model": model, "norm": norm, "eps": eps}
     replaced |= {"data_root": data_root, "size": size, "normalize": normalize}
     request = replace(request, **{name: value for name, value in replaced.items() if value is not None})
@@ -171,7 +180,7 @@ def check_init_weights(folder: Path, init: str | None) -> None:
 
 def _recorded_request(record: RunRecord, model: str | None, norm: str | None, eps: float | None) -> Request:
     """What a record says of the data, the network and the threat model; nothing of how the run was trained."""
-    name = _confirm_code("model", record.model, model)
+    name = confirm_model(record, model)
     if eps is None and norm not in (None, record.norm):
         raise UsageError(f"norm {norm!r} needs an --eps of its own: the run's is for {record.norm}.")
     return Request(
@@ -185,8 +194,18 @@ def _recorded_request(record: RunRecord, model: str | None, norm: str | None, ep
     )
 
 
-def _published_weights(folder: Path, epoch: EpochChoice) -> Path:
-    """The file of a run's weights of this epoch, and of no other."""
+def confirm_model(record: RunRecord, given_spec: str | None) -> str:
+    """Return the name of a run's network; one that is code must be given by the user."""
+    if given_spec is None and not record.request.model:
+        raise UsageError(
+            f"this run was trained in Python, and its network ({record.model}) is code. Say so yourself: --model "
+            "my_file.py:NAME, or a name of deat list models; in Python model=Net()."
+        )
+    return _confirm_code("model", record.model, given_spec)
+
+
+def find_run_weights(folder: Path, epoch: EpochChoice) -> Path:
+    """Return the file of a run's weights of this epoch, and of no other."""
     file = folder / epoch / WEIGHTS_FILE
     if not file.is_file():
         raise CheckpointError(f"{str(folder)!r} has no {epoch} weights; try --epoch best or --epoch last.")

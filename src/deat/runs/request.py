@@ -138,20 +138,20 @@ class Run:
     def statistics(self) -> ChannelStats | None:
         """What images are normalised by: what is recorded, what fine-tuned weights expect, or the data's own.
 
-        A user's own network is taken as it is, unless the request says otherwise. Held-out images are not read.
+        A user's own network gets the data's own only on request. Held-out images are not read.
         """
         if self.request.normalize == "none":
             return None
-        if self.recorded or (self.request.normalize == "auto" and is_file_spec(self.model_name)):
-            return self.recorded
-        expected = read_channel_stats(self.start) if self.start else None
-        return expected or self.splits.channel_stats(self._normalization_sample())
+        expected = self.recorded or (read_channel_stats(self.start) if self.start else None)
+        if expected or (self.request.normalize == "auto" and is_file_spec(self.model_name)):
+            return expected
+        return self.measure_channel_stats()
 
-    def _normalization_sample(self) -> AnyImageSet:
-        """As many of the images that are trained on as are measured."""
+    def measure_channel_stats(self) -> ChannelStats | None:
+        """The data's own statistics: published ones, or those of as many of the images that are trained on as needed."""
         train = self.splits.train
         kept = split_indices(len(train), self.held_out, self.config.seed)[0] if self.held_out else range(len(train))
-        return train.subset(kept[sample_slice(len(kept))])
+        return self.splits.channel_stats(train.subset(kept[sample_slice(len(kept))]))
 
     @property
     def default_lr(self) -> float:

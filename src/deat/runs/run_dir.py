@@ -1,6 +1,5 @@
 """A run's folder: its records, its checkpoints, and the weights of its best and last epoch."""
 
-import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,6 +32,7 @@ from deat.training.epoch_records import (
     write_records,
 )
 from deat.training.messages import format_command
+from deat.training.result_folder import format_weights_note
 from deat.training.trainer import Trainer
 from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
 from deat.utils.safe_write import check_no_symlinks, is_temporary_file, link_atomic, write_atomic, write_json
@@ -158,7 +158,7 @@ class RunFolder:
     def _publish_file(
         self, which: EpochChoice, checkpoint: Path | None, epoch: int, weights: Callable[[], Any]
     ) -> None:
-        target, note = self.path / which / WEIGHTS_FILE, _weights_note(epoch + 1)
+        target, note = self.path / which / WEIGHTS_FILE, format_weights_note(epoch + 1)
         try:
             if checkpoint:
                 link_atomic(checkpoint / WEIGHTS_FILE, target)
@@ -196,12 +196,7 @@ def _has_weights_of(folder: Path, which: EpochChoice, num_epochs: int) -> bool:
     """Whether the weights in best/ or last/ are complete and were saved after so many epochs."""
     weights = folder / which / WEIGHTS_FILE
     read_tensors(weights)  # raises where the numbers are not those that were written
-    return read_note(weights) == _weights_note(num_epochs)
-
-
-def _weights_note(num_epochs: int) -> str:
-    """What a file of weights says of itself: after how many epochs it was saved."""
-    return json.dumps({"epoch": num_epochs, "step": 0})
+    return read_note(weights) == format_weights_note(num_epochs)
 
 
 def check_output_folder(path: Path, overwrite: bool) -> None:

@@ -18,6 +18,11 @@ from deat.runs.request import Request, Run
 from deat.threat import parse_threat
 from deat.training.config import TrainConfig, from_recorded_names
 from deat.training.model_checks import hash_weights
+from deat.training.result_folder import HISTORY_FILE as HISTORY_FILE
+from deat.training.result_folder import RUN_FILE as RUN_FILE
+from deat.training.result_folder import SUMMARY_FILE as SUMMARY_FILE
+from deat.training.result_folder import WEIGHTS_FILE as WEIGHTS_FILE
+from deat.training.result_folder import describe_training
 from deat.training.resume_checks import collect_resume_config, hash_json, list_inexactness_reasons
 from deat.training.trainer import Trainer
 from deat.utils.anonymize_paths import anonymize_paths
@@ -26,18 +31,14 @@ from deat.utils.safe_write import write_json
 from deat.utils.text import truncate_text
 from deat.version import get_versions
 
-RUN_FILE = "run.json"
-HISTORY_FILE = "history.jsonl"
 TIMING_FILE = "timing.jsonl"
 WATCH_FILE = "watch.jsonl"
 FAILURE_FILE = "failure.json"
 SCORES_FILE = "scores.json"
-SUMMARY_FILE = "report.md"
 RECORD_FILES = {RUN_FILE, HISTORY_FILE, TIMING_FILE, WATCH_FILE, FAILURE_FILE, SCORES_FILE, SUMMARY_FILE}
 """The records in a run's folder."""
 EpochChoice = Literal["best", "last"]
 """The epochs whose weights a run's folder has, each in a folder of this name."""
-WEIGHTS_FILE = "model.safetensors"
 EVALUATION_FILE = "evaluation.json"
 EXTRA_EVALUATION_FILES = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}
 """Evaluations that a run may have besides its main one: of its last epoch, and of AutoAttack on fewer images."""
@@ -62,7 +63,7 @@ def make_run_record(run: Run, trainer: Trainer) -> dict[str, Any]:
     Returns:
         Everything in run.json but the "options" of `deat train` and the "versions" of deat and its libraries.
     """
-    doubts, identity = list_inexactness_reasons(trainer), run.identity(trainer)
+    doubts, identity, training = list_inexactness_reasons(trainer), run.identity(trainer), describe_training(trainer)
     return {
         "digest": hash_json({**collect_resume_config(trainer), **identity}),
         "digest_of_init": hash_weights(run.start) if run.start else None,
@@ -70,26 +71,15 @@ def make_run_record(run: Run, trainer: Trainer) -> dict[str, Any]:
         "not_exact_because": doubts,
         "code": identity["code"],
         "request": {name: anonymize_paths(value) for name, value in asdict(run.request).items()},
-        "settings": run.config.describe(),
-        "method": run.method.describe(),
-        "schedule": repr(trainer.schedule),
-        "model": {"name": anonymize_paths(run.model_name), "parameters": trainer.num_parameters},
+        **training,
+        "model": {**training["model"], "name": anonymize_paths(run.model_name)},
         "data": {
+            **training["data"],
             **identity["images"],
-            "train": trainer.train.num_examples,
-            "held_out": trainer.validator.source.num_examples if trainer.validator else 0,
-            "classes": list(run.splits.train.classes),
-            "image": list(run.splits.train.shape),
             "normalized_by": run.normalization,
             "measured_on": run.statistics.images if run.statistics else 0,
             "augmented_by": asdict(run.augment) if run.augment else None,
         },
-        "threat": {"norm": run.threat.name, "eps": run.threat.eps},
-        "device": trainer.engine.device.type,
-        "precision": trainer.engine.precision,
-        "engine": trainer.engine.name,
-        "threads": trainer.threads,
-        "processes": trainer.distributed.size,
         "watch": identity["watch"],
     }
 
@@ -182,6 +172,8 @@ class RunRecord:
     statistics: ChannelStats | None = None
     num_train_images: int = 0
     """The number of its training images, without those that were held out; 0 where it does not say."""
+    image_shape: tuple[int, ...] = ()
+    """Channels, height and width of an image; empty where it does not say."""
 
     def with_original_split(self, run: Run) -> Run:
         """The run with as many training images as it began with, where its data has got a val/ of its own since."""
@@ -208,21 +200,38 @@ def read_record(folder: Path) -> RunRecord:
         if file.stat().st_size > MAX_RECORD_BYTES:
             raise ValueError("it is too large")
         record = read_run_json(folder)
-        request, config = _build_known_fields(Request, record["request"]), _parse_config(record.get("settings", {}))
-        norm, eps = record["threat"]["norm"], record["threat"]["eps"]
-        parse_threat(f"{norm}:{eps!r}")
-        options = record.get("options", {})
-        if not isinstance(record["model"]["name"], str) or not isinstance(options, dict):
-            raise TypeError("its model or its options have another form")
-        data = record.get("data", {})
-        classes, statistics = tuple(map(str, data.get("classes", ()))), _parse_statistics(data)
-        num_train_images = data["train"] if is_int_at_least(data.get("train"), 1) else 0
-        model = record["model"]["name"]
-        return RunRecord(request, config, options, model, str(norm), float(eps), classes, statistics, num_train_images)
+        return parse_record(record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DeatError) as error:
         raise CheckpointError(
             f"{str(file)!r} is not a run's record ({_format_error(error)}). {DAMAGED_RECORD_HINT}"
         ) from None
+
+
+def parse_record(record: Any) -> RunRecord:
+    """Check the content of run.json, every part that a run is resumed or evaluated by.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError, DeatError: A part is missing, or of another type.
+    """
+    request, config = _build_known_fields(Request, record["request"]), _parse_config(record.get("settings", {}))
+    norm, eps = record["threat"]["norm"], record["threat"]["eps"]
+    parse_threat(f"{norm}:{eps!r}")
+    options = record.get("options", {})
+    if not isinstance(record["model"]["name"], str) or not isinstance(options, dict):
+        raise TypeError("its model or its options have another form")
+    data = record.get("data", {})
+    return RunRecord(
+        request,
+        config,
+        options,
+        record["model"]["name"],
+        str(norm),
+        float(eps),
+        classes=tuple(map(str, data.get("classes", ()))),
+        statistics=_parse_statistics(data),
+        num_train_images=data["train"] if is_int_at_least(data.get("train"), 1) else 0,
+        image_shape=tuple(side for side in data.get("image", ()) if is_int_at_least(side, 1)),
+    )
 
 
 T = TypeVar("T", Request, TrainConfig)

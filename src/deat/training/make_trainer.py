@@ -26,6 +26,7 @@ from deat.training.messages import find_output_problems
 from deat.training.model_checks import check_trainable, find_unused_parameters
 from deat.training.optimizers import OptimizerFactory
 from deat.training.trainer import Trainer
+from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.text import MessageHandler
 
@@ -91,7 +92,7 @@ def make_trainer(
         (notify or _warn)(remark)
     if distributed.is_multiprocess:
         shard_source(train_source, model, method, distributed)
-    return Trainer(
+    trainer = Trainer(
         model,
         train_source,
         method=method,
@@ -102,6 +103,8 @@ def make_trainer(
         callbacks=callbacks,
         distributed=distributed,
     )
+    trainer.data_name = anonymize_paths(splits.name) if splits else None
+    return trainer
 
 
 def _resolve_normalization(

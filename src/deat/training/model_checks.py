@@ -16,9 +16,8 @@ from deat.errors import DataError, UsageError
 from deat.evaluation.resume_log import fingerprint
 from deat.models import Normalize, get_input_std, load_weights
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
-from deat.models.weights import find_weights_file
-from deat.models.weights_import_export import read_normalization
-from deat.utils.safetensors_files import check_finite_tensors, read_tensors
+from deat.models.weights import read_weights
+from deat.utils.safetensors_files import check_finite_tensors
 from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import describe_error
 
@@ -198,7 +197,7 @@ def read_channel_stats(weights: str | Path) -> ChannelStats | None:
     Returns:
         The mean and standard deviation, or None if the file has none.
     """
-    recorded = read_normalization(find_weights_file(Path(weights)))
+    recorded = read_weights(weights).normalization
     if not recorded:
         return None
     layer = Normalize(**recorded)  # raises if the numbers are not valid
@@ -207,7 +206,7 @@ def read_channel_stats(weights: str | Path) -> ChannelStats | None:
 
 def hash_weights(weights: str | Path) -> str:
     """Hash the tensors of a weights file, or of a folder with one."""
-    tensors = read_tensors(find_weights_file(Path(weights)))
+    tensors = read_weights(weights).tensors
     return fingerprint(sorted(tensors), *(tensors[name] for name in sorted(tensors)))
 
 
@@ -221,12 +220,13 @@ def load_initial_weights(model: nn.Module, weights: str) -> None:
     Raises:
         DataError: The weights do not fit the network, or are not finite.
     """
-    file = find_weights_file(Path(weights))
-    check_finite_tensors(read_tensors(file), file)
-    fresh = load_weights(model, weights, fresh_head=True)
-    if get_input_std(model) is None and read_normalization(file):
+    saved = read_weights(weights)
+    check_finite_tensors(saved.tensors, saved.file)
+    has_normalization = get_input_std(model) is not None
+    fresh = load_weights(model, weights, fresh_head=True, ignore_normalization=not has_normalization)
+    if saved.normalization and not has_normalization:
         warnings.warn(
-            f"{weights} was trained with a normalisation layer, and this network has none; --normalize data adds one.",
+            f"{weights} was trained with a normalisation layer, and this network has none; leave --normalize none out.",
             stacklevel=3,
         )
     if fresh:

@@ -1,13 +1,17 @@
 """The result of training: the model, the history, the best epoch and notes."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from deat.models.weights import unwrap_model
+from deat.models.weights import get_state_dict, unwrap_model
 from deat.training.best_epoch import Snapshot
 from deat.training.epoch_records import EpochStats
+from deat.training.result_folder import write_result_folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +24,7 @@ class TrainResult:
         best: The best epoch, its validation scores and its weights.
         seconds: The duration of training, without validation.
         notes: Remarks for the user, such as that the best weights are at chance level.
+        record: The settings, the method, the network, the data and the threat model, as in run.json.
 
     Example:
         >>> result = deat.fit(model, train, method="n-fgsm", val=0.1)
@@ -31,6 +36,10 @@ class TrainResult:
     best: Snapshot
     seconds: float
     notes: Sequence[str] = ()
+    record: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_versions", self._count_changes())
 
     def __repr__(self) -> str:
         scores = {"natural": self.best.natural, "robust": self.best.robust}
@@ -44,3 +53,37 @@ class TrainResult:
         """Load the best epoch's weights into `model` and return it, in eval mode."""
         unwrap_model(self.model).load_state_dict(self.best.weights)
         return self.model.eval()
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the result as the folder of a run.
+
+        `deat.load_run`, `deat evaluate` and `deat report` read it. `best/` has the best epoch's weights, and `last/`
+        those of the last epoch if the model still has them, which is so before `load_best`.
+
+        Args:
+            folder: A folder that does not exist, or an empty one.
+
+        Returns:
+            The folder.
+
+        Raises:
+            UsageError: If the folder has content.
+            CheckpointError: If it cannot be written.
+
+        Example:
+            >>> result = deat.fit(model, train, val=0.1)
+            >>> result.save("runs/mine")
+            >>> deat.load_run("runs/mine", model=Net()).history
+        """
+        path = Path(folder).expanduser()
+        is_unchanged = self._count_changes() == vars(self)["_versions"]
+        last = get_state_dict(self.model) if is_unchanged else None
+        if self.best.epoch == self.history[-1].epoch:
+            last = self.best.weights
+        write_result_folder(self, path, last)
+        return path
+
+    def _count_changes(self) -> int:
+        """A number that grows when the model's weights are changed in place."""
+        state = unwrap_model(self.model).state_dict()
+        return sum(tensor._version for tensor in state.values() if isinstance(tensor, Tensor))

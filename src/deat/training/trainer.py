@@ -45,6 +45,7 @@ from deat.training.optimizers import (
     load_optimizer_state,
     make_sgd_factory,
 )
+from deat.training.result_folder import describe_training
 from deat.training.train_result import TrainResult
 from deat.training.validation import Validator
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
@@ -81,6 +82,7 @@ class Trainer:
         best: The best epoch so far.
         engine_note: Why batches are not all recorded as CUDA graphs; empty if they are, or if that is as configured.
         is_finished: Whether the loaded state has no epochs left to train.
+        data_name: The name of the data set, such as "cifar10", if it has one.
         checkpointer: Saves the state after epochs and on interruption; None for no saving.
         interruption: Ends training between two batches.
 
@@ -138,6 +140,7 @@ class Trainer:
         self.epoch, self.step, self.seconds = 0, 0, 0.0
         self._epoch_started = self._last_epoch_ended = perf_counter()
         self.active, self._stopping, self.is_finished = 0, False, False
+        self.data_name: str | None = None
         self.history: list[EpochStats] = []
         self.best = BestEpoch(robust=self.schedule.has_adversary)
 
@@ -169,7 +172,12 @@ class Trainer:
                 raise self.numerical_error(out_of_memory_message(self.epoch, self.train.batch_size)) from error
             self._save_if_due(force=True)
         return TrainResult(
-            self.model.eval(), self.history, self.best.snapshot, self.seconds, collect_result_notes(self)
+            self.model.eval(),
+            self.history,
+            self.best.snapshot,
+            self.seconds,
+            collect_result_notes(self),
+            record=describe_training(self),
         )
 
     def _run_remaining_epochs(self) -> None:

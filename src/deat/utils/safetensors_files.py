@@ -182,8 +182,8 @@ def pickle_error(file: Path) -> CheckpointError:
         The error, to be raised.
     """
     return CheckpointError(
-        f"{file} looks like a pickle, which can run code when opened; only safetensors weights are read. "
-        f"Convert it once: deat import {quote(str(file))}"
+        f"{file} looks like a pickle, which can run code when opened, and is not named like one. If it has weights of "
+        f"torch's, name it .pt, or convert it: deat import {quote(str(file))} --out NEW.safetensors"
     )
 
 

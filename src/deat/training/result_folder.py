@@ -1,0 +1,126 @@
+"""A training's result as the folder of a run: what it records of the training, and how it is written."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deat.data import Augment
+from deat.errors import CheckpointError, UsageError
+from deat.models.normalize import Normalized
+from deat.models.weights import unwrap_model
+from deat.training.epoch_records import write_records
+from deat.utils.safe_write import write_atomic, write_json
+from deat.utils.safetensors_files import Tensors, encode_tensors
+from deat.version import get_versions
+
+if TYPE_CHECKING:
+    from deat.training.train_result import TrainResult
+    from deat.training.trainer import Trainer
+
+RUN_FILE = "run.json"
+HISTORY_FILE = "history.jsonl"
+SUMMARY_FILE = "report.md"
+WEIGHTS_FILE = "model.safetensors"
+UNNAMED_DATA = "unnamed data"
+"""The name in records of data that was passed in Python."""
+
+
+def describe_training(trainer: "Trainer") -> dict[str, Any]:
+    """Describe a training for run.json: settings, method, network, data, threat model and machine.
+
+    Args:
+        trainer: The trainer.
+
+    Returns:
+        JSON. The network has the name of its class, and data without a name `UNNAMED_DATA`.
+    """
+    model, source, engine = unwrap_model(trainer.model), trainer.train, trainer.engine
+    network = model.net if isinstance(model, Normalized) else model
+    augment = getattr(source, "augment", None)
+    classes = getattr(getattr(source, "images", None), "classes", range(source.num_classes))
+    return {
+        "settings": trainer.config.describe(),
+        "method": trainer.method.describe(),
+        "schedule": repr(trainer.schedule),
+        "model": {"name": type(network).__name__, "parameters": trainer.num_parameters},
+        "data": {
+            "name": trainer.data_name or UNNAMED_DATA,
+            "digest": getattr(source, "digest", None),
+            "train": source.num_examples,
+            "held_out": trainer.validator.source.num_examples if trainer.validator else 0,
+            "classes": list(map(str, classes)),
+            "image": list(source.shape),
+            "normalized_by": _get_normalization(model),
+            "measured_on": 0,
+            "augmented_by": asdict(augment) if isinstance(augment, Augment) else None,
+        },
+        "threat": {"norm": trainer.threat.name, "eps": trainer.threat.eps},
+        "device": engine.device.type,
+        "precision": engine.precision,
+        "engine": engine.name,
+        "threads": trainer.threads,
+        "processes": trainer.distributed.size,
+    }
+
+
+def _get_normalization(model: Any) -> tuple[list[float], list[float]] | None:
+    if not isinstance(model, Normalized):
+        return None
+    return model.normalize.mean.flatten().tolist(), model.normalize.std.flatten().tolist()
+
+
+def format_weights_note(num_epochs: int) -> str:
+    """Return what a file of weights says of itself: after how many epochs it was saved."""
+    return f'{{"epoch": {num_epochs}, "step": 0}}'
+
+
+def write_result_folder(result: "TrainResult", folder: Path, last: Tensors | None) -> None:
+    """Write a result as the folder of a run; run.json comes last, so that a part of it is no run.
+
+    Args:
+        result: The result, whose record is that of `describe_training`.
+        folder: A new or empty folder.
+        last: The weights of the last epoch; None where they are gone.
+
+    Raises:
+        UsageError: If the folder has content.
+        CheckpointError: If it cannot be written.
+    """
+    record = {"request": make_python_request(result.record), **result.record, "versions": get_versions()}
+    summary = f"# {record['method']['name']} on {record['data']['name']}\n\nSaved from Python, by TrainResult.save.\n"
+    summary += "".join(f"\n* {note}\n" for note in result.notes)
+    weights = {"best": (result.best.epoch, result.best.weights)}
+    if last is not None:
+        weights["last"] = (result.history[-1].epoch, last)
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{str(folder)!r} exists already and is not empty. Save to a new folder.")
+        for which, (epoch, tensors) in weights.items():
+            (folder / which).mkdir(parents=True, exist_ok=True)
+            write_atomic(folder / which / WEIGHTS_FILE, encode_tensors(tensors, format_weights_note(epoch + 1)))
+        write_records(folder / HISTORY_FILE, result.history)
+        write_atomic(folder / SUMMARY_FILE, summary.encode())
+        write_json(folder / RUN_FILE, record)
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {str(folder)!r}: {error.strerror}. Save to another folder.") from None
+
+
+def make_python_request(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the request in run.json of a training in Python, which has no command line.
+
+    Args:
+        record: What `describe_training` returns.
+
+    Returns:
+        The request. The network is empty, since it is code that is to be named again, and so is data without a name.
+    """
+    data, threat = record["data"], record["threat"]
+    return {
+        "data": "" if data["name"] == UNNAMED_DATA else data["name"],
+        "model": "",
+        "method": record["method"]["name"],
+        "norm": threat["norm"],
+        "eps": threat["eps"],
+        "normalize": "data" if data["normalized_by"] else "none",
+    }
