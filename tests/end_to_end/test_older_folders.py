@@ -19,8 +19,11 @@ from deat.report.load import load_bench, load_run_results
 from deat.runs.request import resolve_request
 from deat.runs.schema import read_bench_record, read_record
 from deat.utils.safetensors_files import read_tensors
+from deat.utils.torch_utils import cpu_model
 from helpers.data_sets import cifar_files, shrink, write_folder
 
+WRITTEN_BY = "AuthenticAMD"
+"""The maker of the processor that wrote the folders. Those of other makers round the last bits in another way."""
 FOLDERS = Path(__file__).parents[1] / "fixtures/v1"
 OWN = ["--model", "net.py:Net"]
 CUT = sorted(path.name.removeprefix("cut-") for path in FOLDERS.glob("cut-*") if path.name != "cut-evaluation")
@@ -52,6 +55,7 @@ def lines(path: str) -> list[dict]:
 
 def check_same_weights(found: dict, expected: dict, exact: bool) -> None:
     """Bit for bit where the machine is like the one that wrote the folder, and to rounding elsewhere."""
+    exact &= cpu_model().startswith(WRITTEN_BY)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         if exact:
@@ -62,6 +66,7 @@ def check_same_weights(found: dict, expected: dict, exact: bool) -> None:
 
 def check_same_history(found: list[dict], expected: list[dict], exact: bool) -> None:
     """The same."""
+    exact &= cpu_model().startswith(WRITTEN_BY)
     if exact:
         assert found == expected
     assert [(e["k"], e["backprops"]) for e in found] == [(e["k"], e["backprops"]) for e in expected]

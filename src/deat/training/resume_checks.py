@@ -18,6 +18,7 @@ from deat.training.best_epoch import Snapshot
 from deat.training.config import CURRENT_NAMES
 from deat.training.epoch_records import EpochStats
 from deat.training.trainer import Trainer
+from deat.utils.torch_utils import cpu_model
 from deat.version import get_versions
 
 Json = dict[str, Any]
@@ -31,6 +32,7 @@ OPTIONAL_KEYS = (
     "compiled",
     "steps",
     "cpu",
+    "cpu_model",
     "gpu",
 )
 """Entries that older checkpoints lack; they are compared if both sides have them."""
@@ -212,10 +214,12 @@ def different_config_error(path: Path, changed: list[str]) -> UsageError:
 
 
 def _processor_name(device: torch.device) -> dict[str, str]:
-    """Return the GPU's name, or the CPU's instruction set, by which torch chooses its code."""
+    """Return the GPU's name, or the CPU's instruction set and model, by which torch's libraries choose their code."""
     if device.type == "cuda":
         return {"gpu": torch.cuda.get_device_name(device)}
-    return {"cpu": torch.backends.cpu.get_cpu_capability()} if device.type == "cpu" else {}
+    if device.type != "cpu":
+        return {}
+    return {"cpu": torch.backends.cpu.get_cpu_capability(), "cpu_model": cpu_model()}
 
 
 def _content_hashes(trainer: Trainer) -> dict[str, str]:

@@ -1,7 +1,10 @@
 """Context managers for the modes of a model and the threads of torch, and small helpers for models and tensors."""
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -67,3 +70,14 @@ def broadcast_mask(mask: Tensor, like: Tensor) -> Tensor:
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of a model's first parameter, or the CPU if it has none."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+@cache
+def cpu_model() -> str:
+    """Return the maker, family and model of the CPU, such as "GenuineIntel 6 143"; "unknown" where no file has them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    values = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    return " ".join(values[name] for name in ("vendor_id", "cpu family", "model") if name in values) or "unknown"
