@@ -79,5 +79,5 @@ def cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
     except OSError:
         return platform.processor() or "unknown"
-    values = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    values = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     return " ".join(values[name] for name in ("vendor_id", "cpu family", "model") if name in values) or "unknown"
