@@ -57,17 +57,19 @@ class BlockEvaluator:
             progress: What it is called with.
 
         Returns:
-            One result for each attack, and the labels of all images.
+            One result for each attack, and the class of each image; empty for a task without classes.
         """
         results: dict[str, list[BlockResult]] = {attack.name: [] for attack in self.request.attacks}
         labels: list[int] = []
+        num_read = 0
         on_progress(progress)
         own_block, distributed = None, self.request.distributed
         for number, (x, y) in enumerate(blocks):
-            labels += y.tolist()
+            num_read += len(y)
+            labels += self.request.task.class_labels(y)
             turn = number % distributed.size
             own_block = (x, y, number) if turn == distributed.rank else own_block
-            if turn < distributed.size - 1 and len(labels) < num_images:
+            if turn < distributed.size - 1 and num_read < num_images:
                 continue
             for name, result in self._evaluate_turn(own_block, on_progress, progress):
                 results[name].append(result)
@@ -87,7 +89,8 @@ class BlockEvaluator:
                 entry = None
                 if own_block:
                     entry = self._find_or_evaluate(attack, stage, own_block, images_fingerprint, survivors, progress)
-                survivors = entry["result"]["correct"] if entry else None
+                # A stage attacks what is left; where answers have grades, every stage attacks every image.
+                survivors = entry["result"]["correct"] if entry and not self.request.task.is_graded else None
                 entries = [other for other in self.request.distributed.all_gather(entry) if other]
                 results_by_stage.append([self._store_result(stage, other, progress) for other in entries])
                 on_progress(progress)
