@@ -77,7 +77,7 @@ class FeatureValues:
         return f"[{shown}{', ...' if len(self.values) > 4 else ''}] of shape {self.shape}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ThreatModel(ABC):
     """How an adversary may change an image: by a vector in a norm ball that keeps values in a box, such as [0, 1].
 
@@ -390,7 +390,7 @@ class _NormBall(ThreatModel):
         """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Linf(_NormBall):
     """Every pixel may change by at most eps. This is the threat model of the paper.
 
@@ -458,7 +458,7 @@ class Linf(_NormBall):
         return self.eps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class L2(_NormBall):
     """The Euclidean length of the change is at most eps.
 
@@ -500,7 +500,7 @@ class L2(_NormBall):
         return self.eps / math.sqrt(n)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class L1(_NormBall):
     """The absolute changes of all pixels sum to at most eps, so that a few pixels may change a lot.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from deat.data import Source, as_source
-from deat.data.image_label_checks import check_images
+from deat.data.image_label_checks import UNIT_BOX, check_images
 from deat.errors import DataError
 from deat.evaluation.arguments import EvaluationRequest
 from deat.evaluation.attack_registry import describe_attack
@@ -166,7 +166,7 @@ def iter_batches(source: Source) -> Iterator[LabeledImages]:
     num_read = 0
     for number, (x, y) in enumerate(source.epoch(0), 1):
         try:
-            check_images(x, partial(add, num_read))
+            check_images(x, partial(add, num_read), getattr(source, "box", UNIT_BOX))
         except DataError as error:
             raise DataError(f"batch {number} of the data: {error}") from None
         num_read += len(y)
@@ -241,10 +241,19 @@ def load_images_at(source: Source, indices: Tensor, device: torch.device) -> Lab
     subset = _subset_if_indexable(source, indices)
     if subset is None:
         return _pick_from_batches(source, indices)
-    part = as_source(subset, batch_size=len(indices), device=device, num_classes=source.num_classes, shuffle=False)
+    box = getattr(source, "box", UNIT_BOX)
+    part = as_source(
+        subset,
+        batch_size=len(indices),
+        device=device,
+        num_classes=source.num_classes,
+        shuffle=False,
+        task=getattr(source, "task", None),
+        box=box,
+    )
     x, y = _concatenate(list(part.epoch(0)))
     for index, image in zip(indices.tolist(), x, strict=True):
-        check_images(image[None], partial(add, index))
+        check_images(image[None], partial(add, index), box)
     return x, y
 
 

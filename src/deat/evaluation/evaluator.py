@@ -142,7 +142,9 @@ def evaluate(
     check_model(model)
     about = {"model": type(model).__name__, "data": _describe_data(data), **check_about(about)}
     distributed.run_on_main(lambda: check_output_files(resume_log, save))
-    radius = parse_threat(_default_threat(data) if threat is None else threat)
+    radius = parse_threat(
+        _default_threat(data) if threat is None else threat, **(data.features if isinstance(data, DataSplits) else {})
+    )
     device = device_of(model)
     part = _get_evaluation_part(data)
     source = as_source(part, batch_size=block, device=device, shuffle=False, task=kind, box=radius.box)
@@ -218,6 +220,7 @@ class EvaluationRun:
             "block": request.block,
             "cascade": request.cascade,
             "precision": self.judge.precision,
+            **({} if request.threat.is_plain else {"features": request.threat.describe()}),
             **self._task_entry(),
         }
         # Without a cascade an attack's result does not depend on the other attacks.

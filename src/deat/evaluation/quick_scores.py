@@ -24,6 +24,8 @@ def compute_accuracies(
     prepare: Callable[[Tensor], Tensor] = lambda x: x,
     distributed: Distributed = SINGLE_PROCESS,
     task: Task = CLASSIFICATION,
+    *,
+    per_example: bool = False,
 ) -> dict[str, float]:
     """Compute the accuracy, or the first metric of another task, under each attack on all images of a source.
 
@@ -36,6 +38,8 @@ def compute_accuracies(
         prepare: Applied to each batch of images, such as to change its memory format.
         distributed: Processes that take the batches in turn; their number changes no result.
         task: What outputs and labels mean.
+        per_example: Compute the mean of the task's accuracy of each example, which is a share from 0 to 1, in place of
+            its first metric.
 
     Returns:
         The accuracy by the attack's name.
@@ -45,7 +49,7 @@ def compute_accuracies(
         >>> compute_accuracies(model, source, ["natural", "pgd-20"], deat.Linf(8 / 255), seed=0)
         {'natural': 0.83, 'pgd-20': 0.52}
     """
-    scores = compute_scores(model, source, attacks, threat, seed, prepare, distributed, task)
+    scores = compute_scores(model, source, attacks, threat, seed, prepare, distributed, task, per_example=per_example)
     return {name: accuracy for name, (accuracy, _) in scores.items()}
 
 
@@ -58,6 +62,8 @@ def compute_scores(
     prepare: Callable[[Tensor], Tensor],
     distributed: Distributed,
     task: Task = CLASSIFICATION,
+    *,
+    per_example: bool = False,
 ) -> dict[str, tuple[float, float]]:
     """Compute the task's first metric, such as accuracy, and its mean loss under each attack on all images of a source.
 
@@ -72,6 +78,7 @@ def compute_scores(
         prepare: Applied to each batch of images, such as to change its memory format.
         distributed: Processes that take the batches in turn; their number changes no result.
         task: What outputs and labels mean.
+        per_example: As in `compute_accuracies`.
 
     Returns:
         Metric and mean loss by the attack's name.
@@ -89,15 +96,15 @@ def compute_scores(
             generator = torch.Generator(device).manual_seed(derive_seed(seed, f"score {attack.name}", batch))
             logits = logits_under_attack(model, images, y, attack, threat, generator, task)
             losses[index, batch] = task.loss(logits, y).sum(dtype=torch.float64)
-            own = task.statistics(logits, y)
+            own = task.accuracy(logits, y).double().unsqueeze(1) if per_example else task.statistics(logits, y)
             statistics[index].append(torch.cat((own.new_full((len(own), 1), batch), own), 1))
     sums = distributed.all_reduce_sum(losses.flatten().tolist())
     means = [fsum(sums[i : i + len(source)]) / source.num_examples for i in range(0, len(sums), len(source))]
     scores = {}
-    for attack, own, loss in zip(parsed, statistics, means, strict=True):
-        parts = distributed.all_gather_tensor(torch.cat(own) if own else torch.zeros(0, dtype=torch.float64))
+    for attack, batches, loss in zip(parsed, statistics, means, strict=True):
+        parts = distributed.all_gather_tensor(torch.cat(batches) if batches else torch.zeros(0, dtype=torch.float64))
         rows = torch.cat([part for part in parts if len(part)])
         in_order = rows[rows[:, 0].argsort(stable=True), 1:]  # by batch, whatever the number of processes
-        metrics = task.summarize(in_order)
-        scores[attack.name] = metrics[task.metric_names[0]], loss
+        metric = float(in_order.mean()) if per_example else task.summarize(in_order)[task.metric_names[0]]
+        scores[attack.name] = metric, loss
     return scores

@@ -53,11 +53,13 @@ class AttackResult:
     @classmethod
     def from_blocks(cls, name: str, block_results: list[BlockResult]) -> "AttackResult":
         """Combine an attack's results on all blocks, in the order of the data."""
-        columns = {
-            column: [value for result in block_results for value in getattr(result, column)]
-            for column in ("correct", "scores", "statistics")
-        }
-        return cls(name=name, **columns, **sum_counts(block_results))
+        return cls(
+            name=name,
+            correct=[hit for result in block_results for hit in result.correct],
+            scores=[score for result in block_results for score in result.scores],
+            statistics=[row for result in block_results for row in result.statistics],
+            **sum_counts(block_results),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as evaluation.json has it."""
@@ -212,9 +214,10 @@ class Evaluation:
             By class: the images classified correctly, all images of the class, and Wilson's 95 % interval of their
             ratio. Empty for tasks other than classification.
         """
-        verdicts, rows = self.verdicts[name], {}
+        rows: dict[str, tuple[int, int, tuple[float, float]]] = {}
         if not self.labels:
             return rows
+        verdicts = self.verdicts[name]
         for index, label in enumerate(self.classes):
             hits = [hit for hit, y in zip(verdicts, self.labels, strict=True) if y == index]
             rows[label] = sum(hits), len(hits), wilson_interval(sum(hits), len(hits))

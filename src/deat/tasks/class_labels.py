@@ -49,7 +49,7 @@ def _suggest_label_fix(labels: Tensor) -> str:
     if labels.ndim == 2 and labels.shape[1] != 1:
         return "One-hot labels: pass labels.argmax(1). Several labels each: task='multilabel'."
     if labels.ndim > 2:
-        return "Masks: task='segmentation'."
+        return "Give one number for each image. Masks, a class for each pixel: task='segmentation'."
     squeeze = ".squeeze(1)" if labels.ndim == 2 else ""
     convert = "" if has_integer_dtype(labels) else ".long()"
     if squeeze or (convert and labels.ndim == 1):

@@ -76,7 +76,8 @@ class MultiLabel(Task):
 
     def chance(self, labels: Tensor) -> float | None:
         """Return the share of the most common combination of labels."""
-        return int(labels.unique(dim=0, return_counts=True)[1].max()) / len(labels)
+        counts: Tensor = labels.unique(dim=0, return_counts=True)[1]  # type: ignore[no-untyped-call]
+        return int(counts.max()) / len(labels)
 
     def prepare_labels(self, labels: Tensor) -> Tensor:
         """Return 0 and 1 as int64; see `Task.prepare_labels`."""

@@ -80,6 +80,10 @@ class Regression(Task):
             "RMSE": float(squared.mean().sqrt()),
         }
 
+    def format_metric(self, value: float) -> str:
+        """Format R², which is no share: it is negative for answers worse than the mean."""
+        return f"{value:.3f}"
+
     def chance(self, labels: Tensor) -> float | None:
         """Return 0, the R² of the mean as a constant answer."""
         return 0.0

@@ -143,6 +143,10 @@ class Task(ABC):
         """
         return {"accuracy": float(statistics[:, 0].mean())}
 
+    def format_metric(self, value: float) -> str:
+        """Format a value of the first metric for a line: a share in percent, unless a task says otherwise."""
+        return f"{value:.1%}"
+
     def chance(self, labels: Tensor) -> float | None:
         """Return the first metric of the best constant answer, or None if it is not known.
 
