@@ -41,6 +41,8 @@ def capture_graph(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any =
         if error is not inside:  # otherwise the capture ended properly, and other recordings use this generator state
             _reset_after_failed_capture(here)
         raise inside or error from None
+    # torch writes the generator's seed and offset on the capture's stream, and a replay writes its own on this one.
+    here.wait_stream(stream)
 
 
 def _reset_after_failed_capture(stream: torch.cuda.Stream) -> None:
