@@ -62,9 +62,9 @@ def print_evaluation(evaluation: Evaluation, out: Path, printed_flags: Sequence[
     console = PlainConsole(soft_wrap=not is_stdout_terminal())
     console.print(make_printable(_describe_target(evaluation)))
     console.print(_build_attack_table(evaluation))
-    if len(evaluation.classes) <= MAX_TABLE_CLASSES:
+    if evaluation.labels and len(evaluation.classes) <= MAX_TABLE_CLASSES:
         console.print(_build_class_table(evaluation))
-    if evaluation.results[0].name != "natural":
+    if evaluation.results[0].name != "natural" and not evaluation.task.is_graded:
         console.print(FIRST_TO_FOOL_NOTE)
     if evaluation.settings["sample"]:
         console.print(
@@ -106,6 +106,8 @@ def _build_attack_table(evaluation: Evaluation) -> Table:
     sample = f" (a sample of {settings['available']:,})" if settings["sample"] else ""
     title = f"{norm} eps {format_eps(eps)}, {evaluation.num_images:,} images{sample}, seed {settings['seed']}"
     title += ", cascade: each attack saw survivors only" if settings["cascade"] else ""
+    if evaluation.task.is_graded:
+        return _build_metric_table(evaluation, title)
     table = Table(
         "attack", "accuracy", "95 % interval", "first to fool", "seconds", title=title, box=None, pad_edge=False
     )
@@ -120,6 +122,23 @@ def _build_attack_table(evaluation: Evaluation) -> Table:
     table.add_row(
         "worst of all", f"{evaluation.worst:.2%}", _format_interval(evaluation.intervals["worst"]), "", "", style="bold"
     )
+    return table
+
+
+def _build_metric_table(evaluation: Evaluation, title: str) -> Table:
+    """Every metric with its interval, for a task whose answers are more or less wrong."""
+    names, console_name = evaluation.task.metric_names, {"worst": "worst of all"}
+    columns = [column for name in names for column in (name, "95 % interval")]
+    table = Table("attack", *columns, "seconds", title=title, box=None, pad_edge=False)
+    seconds = {result.name: f"{result.seconds:.1f}" for result in evaluation.results}
+    for attack, metrics in evaluation.metrics.items():
+        cells = [
+            cell
+            for name in names
+            for cell in (f"{metrics[name]:.4f}", "{:.3f} to {:.3f}".format(*evaluation.metric_intervals[attack][name]))
+        ]
+        style = "bold" if attack == "worst" else ""
+        table.add_row(console_name.get(attack, attack), *cells, seconds.get(attack, ""), style=style)
     return table
 
 

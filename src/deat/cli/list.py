@@ -122,7 +122,7 @@ def _recipe_rows() -> list[dict[str, Any]]:
     ]
 
 
-LOSS_DESCRIPTIONS = {"ce": "cross-entropy", "margin": "the margin"}
+LOSS_DESCRIPTIONS = {"ce": "cross-entropy", "margin": "the margin", "segpgd": "right pixels first (segmentation)"}
 OMITTED_COLUMNS = ("methods", "settings", "models")
 """Columns that are too long for the table; they are printed below it."""
 ROWS_BY_KIND = {

@@ -43,6 +43,7 @@ from deat.runs.run_dir import (
 )
 from deat.runs.run_report import list_gradient_masking_warnings, write_summary
 from deat.runs.schema import RUN_FILE, SUMMARY_FILE, RunRecord, read_record
+from deat.tasks import CLASSIFICATION, Task
 from deat.training.callbacks import Callback
 from deat.training.config import TrainConfig
 from deat.training.cost_estimate import CostEstimate, estimate_cost
@@ -106,7 +107,15 @@ def _describe_images(run: Run) -> str:
     held_out = f", {run.held_out:,} of them held out" if run.held_out else ""
     held_out += f", {len(run.dataset_val):,} others to choose the best epoch" if run.dataset_val else ""
     train = run.splits.train
-    return f"{len(train):,} images of {shape} in {train.num_classes} classes{held_out}; {', '.join(done)}"
+    nouns = ("images" if len(train.shape) == 3 else "examples", _describe_task(run))
+    return f"{len(train):,} {nouns[0]} of {shape} in {nouns[1]}{held_out}; {', '.join(done)}"
+
+
+def _describe_task(run: Run) -> str:
+    """How many classes there are, or what else is to be answered."""
+    count, noun = run.splits.train.num_classes, run.task.outputs_noun
+    counted = f"{count} {noun if count != 1 else noun.removesuffix('s')}"
+    return counted if run.task == CLASSIFICATION else f"{counted}, task {run.task}"
 
 
 def _describe_augmentation(run: Run) -> list[str]:
@@ -118,14 +127,20 @@ def _describe_augmentation(run: Run) -> list[str]:
     return shifted + (["mirrored half of the time"] if augment and augment.flip else [])
 
 
-def build_score_table(scores: list[ModelScore]) -> Table:
-    """Accuracies, backprops and seconds, a row for each network."""
-    table = Table(title=f"accuracy on {scores[0].images:,} test images", title_justify="left", box=None, pad_edge=False)
+def build_score_table(scores: list[ModelScore], task: Task = CLASSIFICATION) -> Table:
+    """Accuracies, or the task's first metric, backprops and seconds, a row for each network."""
+    images = "images" if task == CLASSIFICATION else "examples"
+    table = Table(
+        title=f"{task.metric_names[0]} on {scores[0].images:,} test {images}",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
     table.add_column("")
     for name in (*scores[0].accuracy, "backprops", "seconds"):
         table.add_column(name, justify="right")
     for s in scores:
-        table.add_row(s.name, *(f"{v:.1%}" for v in s.accuracy.values()), f"{s.backprops:,}", f"{s.seconds:.1f}")
+        table.add_row(s.name, *map(task.format_metric, s.accuracy.values()), f"{s.backprops:,}", f"{s.seconds:.1f}")
     return table
 
 
@@ -315,8 +330,12 @@ class TrainSession:
             print(json.dumps({"out": str(self.out), **rows_by_part, "init": initial, "notes": list(result.notes)}))
             return
         if scores:
-            self.console.print(build_score_table(scores))
-            for line in list_gradient_masking_warnings(scores, self._format_command("evaluate")):
+            self.console.print(build_score_table(scores, self.run.task))
+            for line in (
+                []
+                if self.run.task.is_graded
+                else list_gradient_masking_warnings(scores, self._format_command("evaluate"))
+            ):
                 self.console.print(line, soft_wrap=True)  # what is to be copied is on one line
         elif self.run.splits.test is None:
             self.console.print(
@@ -363,10 +382,16 @@ FlagGroup = TypeVar("FlagGroup", Request, TrainOptions)
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """Train a classifier robustly. Without flags: m+deat on digits, then a table with natural training for comparison."""
+    """Train a network robustly. Without flags: m+deat on digits, then a table with natural training for comparison."""
 
     data: str = "digits"
-    """digits, cifar10, cifar100, or folder:PATH (a folder or archive with one folder of images a class)."""
+    """digits, cifar10, cifar100, folder:PATH (a folder or archive with one folder of images a class), audio:PATH (class
+    folders of wav files), segmentation:PATH (images and masks) or csv:FILE."""
+    target: OptionalStr = None
+    """csv: the column to predict."""
+    task: OptionalStr = None
+    """What labels mean, where the data leaves it open: classification or regression for csv, segmentation:ignore_index=N
+    for masks."""
     model: str = "auto"
     """A name from `deat list models`, timm:NAME, torchvision:NAME or my_file.py:NAME; auto fits the images."""
     method: str = "m+deat"
@@ -453,7 +478,8 @@ class TrainCommand:
     download: bool = False
     """Fetch the data set by name if it is not on disk."""
     size: OptionalInt = None
-    """folder: side to which images are resized and cropped (their own where all have the same, else 224)."""
+    """folder: side to which images are resized and cropped (their own where all have the same, else 224); audio: samples
+    of a recording (the median)."""
     dry_run: bool = False
     """Say what the run would cost in backprops, time and memory, and create nothing."""
     json: bool = False

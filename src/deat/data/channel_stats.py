@@ -14,6 +14,9 @@ _MIN_STD = 1 / 255
 """The smallest standard deviation, so that a channel that hardly varies is not amplified."""
 
 
+_MAX_SHOWN = 4
+
+
 class ChannelStats(NamedTuple):
     """Statistics of images per channel, in units of pixels in [0, 1].
 
@@ -29,8 +32,10 @@ class ChannelStats(NamedTuple):
 
     def describe(self) -> str:
         """What images are normalised by, and on how many that was measured."""
-        mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
         measured = f", measured on {self.images:,} training images" if self.images else ""
+        if len(self.mean) > _MAX_SHOWN:
+            return f"mean and std of {len(self.mean)} features{measured}"
+        mean, std = (" ".join(f"{value:.4g}" for value in values) for values in (self.mean, self.std))
         return f"mean {mean} and std {std}{measured}"
 
 

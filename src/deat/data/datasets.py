@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from deat.data.image_label_checks import UNIT_BOX, Box
 from deat.data.image_set import ImageSet
 from deat.data.streaming import AnyImageSet
 from deat.errors import UsageError, unknown_name_error
-from deat.tasks import CLASSIFICATION, Task
+from deat.tasks import CLASSIFICATION, Classification, Segmentation, Task, get_task
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.numbers import is_int_at_least
 
@@ -148,6 +149,27 @@ _DATASETS = (
         "any",
         "linf 8/255 up to 64 pixels, 4/255 above",
     ),
+    DatasetInfo(
+        "audio:PATH",
+        "class folders of wav files, mono, cut or padded to --size samples",
+        "any",
+        "any",
+        "linf 0.005 in [-1, 1]",
+    ),
+    DatasetInfo(
+        "segmentation:PATH",
+        "images and masks: PART/images/NAME.png with PART/labels/NAME.png",
+        "any",
+        "any",
+        "linf 4/255",
+    ),
+    DatasetInfo(
+        "csv:FILE",
+        "a table: numbers, and categories that stay fixed; the target is --target COLUMN",
+        "any",
+        "any, or a number",
+        "linf 0.1 deviations",
+    ),
 )
 
 
@@ -169,19 +191,26 @@ def load_data(
     size: int | None = None,
     cache: bool = True,
     fallback_root: str | Path | None = None,
+    target: str | None = None,
+    task: str | Task | None = None,
 ) -> DataSplits:
-    """Load a data set by its name, or a folder of images by its path.
+    """Load a data set by its name, or a folder of images, wav files or masks, or a table by its path.
 
     Args:
         spec: "digits", "cifar10", "cifar100", or "folder:PATH" for images in class folders, where PATH is a directory,
-            a tar or a zip archive. A `pathlib.Path` is a folder, too.
+            a tar or a zip archive. A `pathlib.Path` is a folder, too. "audio:PATH" has class folders of wav files,
+            "segmentation:PATH" images and masks, "csv:FILE" a table.
         root: The folder with data sets, which decoded images are cached in as well. By default the environment variable
             DEAT_DATA, or ~/.cache/deat.
         download: Whether to download CIFAR if it is not in `root`. Nothing else uses the network.
         size: Side in pixels that the images of a folder are resized to. By default images of one size keep it if all
-            of them fit in memory (4 GiB); others become 224x224.
+            of them fit in memory (4 GiB); others become 224x224. For audio, the number of samples of a recording; by
+            default the median.
         cache: Whether to save the decoded images of a folder, so that it loads faster the next time.
         fallback_root: A second folder to look for CIFAR in. Nothing is written to it.
+        target: The column of a table that is to be predicted.
+        task: What labels mean, where the data can be read in several ways: "regression" or "classification" for a
+            table, `deat.tasks.Segmentation(ignore_index=11)` for masks. By default it is found in the data.
 
     Returns:
         The images by split, with their usual threat model, augmentation and normalisation.
@@ -197,17 +226,24 @@ def load_data(
     data_root = Path(root) if root is not None else _default_data_root()
     spec = _normalize_spec(spec)
     name, _, path = spec.partition(":")
+    kind = None if task is None else get_task(task)
+    if target is not None and name.lower() != "csv":
+        raise UsageError(f"target={target!r} is the column of a table, csv:FILE; {spec!r} has none. Omit target.")
+    if name.lower() in _LOADERS_BY_KIND and path:
+        return _LOADERS_BY_KIND[name.lower()](Path(path).expanduser(), size, target, kind)
+    if kind not in (None, CLASSIFICATION):
+        raise UsageError(f"{spec!r} is for classification, not for the task {kind}. Omit task, or use other data.")
     if name.lower() == "folder" and path:
         _check_size(size)
         return _load_folder(Path(path).expanduser(), data_root, size, cache)
     if size is not None:
-        raise UsageError(f"size={size!r} is for folder:PATH; {spec!r} has a fixed size. Omit size.")
+        raise UsageError(f"size={size!r} is for folder:PATH and audio:PATH; {spec!r} has a fixed size. Omit size.")
     if spec.lower() == "digits":
         return DataSplits("digits", *digits.read_digits(), mean=None, std=None, eps=0.15)
     if spec.lower() in ("cifar10", "cifar100"):
         fallback = Path(fallback_root) if fallback_root is not None else None
         return _load_cifar(spec.lower(), data_root, fallback, download)
-    raise unknown_name_error("data", spec, list_datasets(), "A folder of images is folder:PATH.")
+    raise unknown_name_error("data", spec, list_datasets(), "A folder of images is folder:PATH, a table csv:FILE.")
 
 
 def _default_data_root() -> Path:
@@ -257,6 +293,49 @@ def _load_folder(path: Path, root: Path, size: int | None, cache: bool) -> DataS
         stats_from_train=mean is None,
         val=splits.get("val"),
     )
+
+
+def _load_audio(path: Path, size: int | None, target: str | None, task: Task | None) -> DataSplits:
+    from deat.data import wav_folder
+
+    _check_task("audio:PATH", task, Classification)
+    if size is not None and not is_int_at_least(size, 1):
+        raise UsageError(f"size must be a whole number of samples of at least 1, not {size!r}.")
+    splits = wav_folder.read_wav_folder(path, size)
+    return _make_splits("audio", path, splits, eps=0.005, box=wav_folder.AUDIO_BOX)
+
+
+def _load_masks(path: Path, size: int | None, target: str | None, task: Task | None) -> DataSplits:
+    from deat.data import mask_folder
+
+    if size is not None:
+        raise UsageError(f"size={size!r} is for folder:PATH and audio:PATH; images and masks are read as they are.")
+    _check_task("segmentation:PATH", task, Segmentation)
+    splits = mask_folder.read_mask_folder(path, task if isinstance(task, Segmentation) else None)
+    return _make_splits("segmentation", path, splits, eps=4 / 255, stats_from_train=True)
+
+
+def _load_table(path: Path, size: int | None, target: str | None, task: Task | None) -> DataSplits:
+    from deat.data import tables
+
+    if size is not None:
+        raise UsageError(f"size={size!r} is for folder:PATH and audio:PATH; a table has none.")
+    table = tables.read_table(path, target, task)
+    features = {"box": None, "scale": table.scale, "mutable": None if all(table.mutable) else table.mutable}
+    return _make_splits("csv", path, table.splits, eps=0.1, stats_from_train=True, **features)
+
+
+def _check_task(kind: str, task: Task | None, expected: type[Task]) -> None:
+    if task is not None and not isinstance(task, expected):
+        raise UsageError(f"{kind} is for the task {expected.name}, not for {task}. Omit task, or use other data.")
+
+
+def _make_splits(kind: str, path: Path, splits: Mapping[str, ImageSet], **options: Any) -> DataSplits:
+    name = anonymize_paths(f"{kind}:{path.name}")
+    return DataSplits(name, splits["train"], splits.get("test"), mean=None, std=None, val=splits.get("val"), **options)
+
+
+_LOADERS_BY_KIND = {"audio": _load_audio, "segmentation": _load_masks, "csv": _load_table}
 
 
 def _published_mean_std(train: AnyImageSet) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -191,6 +191,8 @@ def _recorded_request(record: RunRecord, model: str | None, norm: str | None, ep
         normalize=record.request.normalize,
         data_root=_recorded_data_root(record.request),
         size=record.request.size,
+        task=record.request.task,
+        target=record.request.target,
     )
 
 

@@ -17,10 +17,11 @@ from deat.data.streaming import AnyImageSet
 from deat.errors import UsageError, unknown_name_error
 from deat.methods import Method, get_method
 from deat.methods.configure import configure_method
-from deat.models import build_model
+from deat.methods.method import check_method_on_task
+from deat.models import add_normalization, build_model, get_input_std
 from deat.radius_checks import check_radius
-from deat.tasks import Task
-from deat.threat import ThreatModel, parse_threat
+from deat.tasks import Segmentation, Task
+from deat.threat import UNIT_BOX, ThreatModel, parse_threat
 from deat.training.config import TrainConfig, choose_num_threads, resolve_device
 from deat.training.data_split import open_source
 from deat.training.make_trainer import make_trainer
@@ -74,6 +75,8 @@ class Request:
     data_root: str | None = None
     size: int | None = None
     download: bool = False
+    task: str | None = None
+    target: str | None = None
 
     @property
     def method_options(self) -> dict[str, Any]:
@@ -121,7 +124,11 @@ class Run:
         channels, side = self.splits.train.shape[0], self.splits.train.shape[-1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.config.seed, "init"))
-            model = build_model(self.model_name, self.splits.train.num_classes, channels, side, self.normalization)
+            is_image = self.splits.box == UNIT_BOX
+            normalize = self.normalization if is_image else None
+            model = build_model(self.model_name, self.splits.train.num_classes, channels, side, normalize)
+            if not is_image and self.normalization and get_input_std(model) is None:
+                model = add_normalization(model, *self.normalization, unit_range=False)
         if self.start:
             load_initial_weights(model, self.start)
         return model
@@ -219,6 +226,7 @@ class Run:
     def about(self, weights: Path, epoch: str | None) -> dict[str, Any]:
         """What evaluation.json says of the network and the images."""
         requested = {name: getattr(self.request, name) for name in ("data", "data_root", "size", "normalize")}
+        requested |= _reading(self.request)
         return {**requested, "model": self.model_name, "weights": str(weights), "epoch": epoch}
 
     def _watch_action(self, trainer: Trainer) -> str:
@@ -274,7 +282,10 @@ def resolve_request(
     if request.eps is not None:
         configure_method(method, parse_threat(f"{request.norm or 'linf'}:{request.eps!r}"), **request.method_options)
     root, also = (None, request.data_root) if is_recorded else (request.data_root, None)
-    corpus = load_data(request.data, root=root, fallback_root=also, download=request.download, size=request.size)
+    corpus = load_data(
+        request.data, root=root, fallback_root=also, download=request.download, size=request.size, **_reading(request)
+    )
+    check_method_on_task(method, corpus.task)
     threat = _resolve_threat(request, corpus)
     name = _default_model(corpus) if request.model == "auto" else request.model
     config = TrainConfig(**{**DATASET_DEFAULTS.get(corpus.name, {}), **settings})
@@ -283,6 +294,11 @@ def resolve_request(
     if not request.init or "lr" in settings:
         return run
     return replace(run, config=replace(config, lr=run.default_lr / FINE_TUNING_LR_DIVISOR))
+
+
+def _reading(request: Request) -> dict[str, Any]:
+    """How the data are to be read, where the request says so."""
+    return {name: value for name in ("task", "target") if (value := getattr(request, name)) is not None}
 
 
 def _resolve_threat(request: Request, splits: DataSplits) -> ThreatModel:
@@ -296,5 +312,9 @@ def _resolve_threat(request: Request, splits: DataSplits) -> ThreatModel:
 
 
 def _default_model(splits: DataSplits) -> str:
-    side = splits.train.shape[-1]
+    shape, side = splits.train.shape, splits.train.shape[-1]
+    if isinstance(splits.task, Segmentation):
+        return "unet"
+    if len(shape) < 3:
+        return "mlp" if len(shape) == 1 else "audio_cnn"
     return "small" if side < 16 else "preact_resnet18" if side <= 96 else "resnet50"

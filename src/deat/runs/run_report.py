@@ -6,6 +6,7 @@ from typing import Any
 
 from deat.evaluation.sanity import accuracy_tolerance
 from deat.runs.final_scores import ModelScore
+from deat.tasks import CLASSIFICATION, Task, build_task
 from deat.training.epoch_records import EpochStats
 from deat.utils.safe_write import write_atomic
 from deat.utils.text import escape_markdown, format_eps, format_markdown_table
@@ -34,13 +35,14 @@ def write_summary(
     Raises:
         OSError: The file cannot be written.
     """
+    task = build_task(record.get("task"))
     parts = [f"# {record['method']['name']} on {record['data']['name']}", _describe_setup(record)]
     parts = list(map(escape_markdown, parts))
     if scores:
-        warnings = list_gradient_masking_warnings(scores, evaluate_command)
-        parts += ["## Scores", render_score_table(scores), _describe_scores(record, scores)]
+        warnings = [] if task.is_graded else list_gradient_masking_warnings(scores, evaluate_command)
+        parts += ["## Scores", render_score_table(scores, task), _describe_scores(record, scores, task)]
         parts += map(escape_markdown, warnings)
-    parts += [*map(escape_markdown, notes), "## Epochs", _render_epoch_table(history)]
+    parts += [*map(escape_markdown, notes), "## Epochs", _render_epoch_table(history, task)]
     if watch_message:
         parts += [escape_markdown(f"Overfit watch: {watch_message}. Every epoch's measurements are in watch.jsonl.")]
     write_atomic(path, ("\n\n".join(parts) + "\n").encode(), make_folder=False)
@@ -64,13 +66,13 @@ def list_gradient_masking_warnings(scores: Sequence[ModelScore], evaluate_comman
     ]
 
 
-def render_score_table(scores: Sequence[ModelScore]) -> str:
+def render_score_table(scores: Sequence[ModelScore], task: Task = CLASSIFICATION) -> str:
     """Render scores as a Markdown table."""
     attacks = list(scores[0].accuracy)
     rows = [
         [
             score.name,
-            *(f"{score.accuracy[attack]:.1%}" for attack in attacks),
+            *(task.format_metric(score.accuracy[attack]) for attack in attacks),
             f"{score.backprops:,}",
             f"{score.seconds:.1f}",
         ]
@@ -79,11 +81,17 @@ def render_score_table(scores: Sequence[ModelScore]) -> str:
     return format_markdown_table(["model", *attacks, "backprops", "seconds"], rows)
 
 
-def _render_epoch_table(history: Sequence[EpochStats]) -> str:
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _render_epoch_table(history: Sequence[EpochStats], task: Task) -> str:
     header = ["epoch", "k", "alpha", "l_X", "threshold", "loss", "train", "val natural", "val robust", "backprops"]
     rows = []
     for stats in history:
-        accuracies = (stats.train_accuracy, stats.val_natural, stats.val_robust)
+        validated = (
+            "" if value is None else task.format_metric(value) for value in (stats.val_natural, stats.val_robust)
+        )
         rows.append(
             [
                 str(stats.epoch + 1),
@@ -92,7 +100,8 @@ def _render_epoch_table(history: Sequence[EpochStats]) -> str:
                 f"{stats.magnitude:.5g}",
                 "" if stats.threshold is None else f"{stats.threshold:.5g}",
                 f"{stats.loss:.4f}",
-                *("" if share is None else f"{share:.1%}" for share in accuracies),
+                f"{stats.train_accuracy:.1%}",
+                *validated,
                 f"{stats.backprops:,}",
             ]
         )
@@ -111,8 +120,9 @@ def _describe_setup(record: dict[str, Any]) -> str:
     )
 
 
-def _describe_scores(record: dict[str, Any], scores: Sequence[ModelScore]) -> str:
+def _describe_scores(record: dict[str, Any], scores: Sequence[ModelScore], task: Task) -> str:
     return escape_markdown(
-        f"Accuracy on {scores[0].images:,} test images, which neither training nor the choice of the best epoch uses. "
+        f"{_capitalize(task.metric_names[0])} on {scores[0].images:,} test images, which neither training nor the choice "
+        "of the best epoch uses. "
         f"One seed; attacks are {record['threat']['norm']} with one start. PGD-20 is not the strongest attack there is."
     )

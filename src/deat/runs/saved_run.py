@@ -166,7 +166,7 @@ def _get_network(record: RunRecord, model: nn.Module | str | None, saved: SavedW
     """The given network, or a new one of the recorded name, with the normalisation of the weights in front."""
     if isinstance(model, str) or model is None:
         name = confirm_model(record, model)
-        if len(record.image_shape) != 3:
+        if not record.image_shape:
             raise UsageError(
                 f"the run does not say how large its images are: give the network itself, model={name}(...)."
             )

@@ -4,6 +4,7 @@ A task is a frozen declaration of what outputs and labels mean: the loss, when a
 `evaluate`, `Game` and `Objective` take one. docs/tasks.md has the tasks, and how to write one of your own.
 """
 
+from dataclasses import fields
 from typing import Any
 
 from deat.errors import UsageError, unknown_name_error
@@ -28,8 +29,8 @@ def get_task(task: str | Task) -> Task:
     """Return the task of a name.
 
     Args:
-        task: "classification", "multilabel", "segmentation" or "regression", with the task's defaults; or a task, which
-            is returned as it is.
+        task: "classification", "multilabel", "segmentation" or "regression", with the task's defaults, or with settings,
+            as in "segmentation:ignore_index=255"; or a task, which is returned as it is.
 
     Returns:
         The task.
@@ -45,12 +46,28 @@ def get_task(task: str | Task) -> Task:
         return task
     if isinstance(task, type) and issubclass(task, Task):
         raise UsageError(f"task is the class {task.__name__}; give an object: task={task.__name__}().")
-    name = task.strip().lower().replace("-", "").replace("_", "") if isinstance(task, str) else ""
+    text, _, settings = task.strip().partition(":") if isinstance(task, str) else ("", "", "")
+    name = text.lower().replace("-", "").replace("_", "")
     if name not in _TASKS:
         raise unknown_name_error(
             "task", task, _TASKS, "Or give an object, such as deat.tasks.Segmentation(ignore_index=255)."
         )
-    return _TASKS[name]()
+    return _TASKS[name](**_parse_settings(name, settings)) if settings else _TASKS[name]()
+
+
+def _parse_settings(name: str, text: str) -> dict[str, Any]:
+    """The settings in a text such as "ignore_index=255"."""
+    types = {f.name: int if "int" in str(f.type) else float for f in fields(_TASKS[name])}
+    settings: dict[str, Any] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        if key.strip() not in types:
+            raise unknown_name_error(f"setting of {name}", key.strip(), types, "Write NAME:SETTING=NUMBER.")
+        try:
+            settings[key.strip()] = types[key.strip()](value)
+        except ValueError:
+            raise UsageError(f"{key.strip()}={value!r} is no number: write {name}:{key.strip()}=NUMBER.") from None
+    return settings
 
 
 def build_task(description: Any) -> Task:
