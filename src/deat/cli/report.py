@@ -60,6 +60,7 @@ from deat.report.tables import (
 from deat.runs.load_run import get_test_split, load_run_model, load_trained_run
 from deat.runs.run_dir import REPORT_FILES, is_report_folder
 from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record
+from deat.tasks import CLASSIFICATION
 from deat.threat import ThreatModel
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.safe_write import check_no_symlinks, write_atomic
@@ -145,6 +146,8 @@ def make_gallery(row: ReportRow, count: int, options: LoadOptions) -> Gallery:
         model, part, threat = load_evaluated_run(row.finished_runs[0], options)
     except (DeatError, OSError) as error:
         return Gallery(missing=anonymize_paths(str(error)))
+    if len(part.shape) != 3 or getattr(part, "task", CLASSIFICATION) != CLASSIFICATION:
+        return Gallery(missing="images with one class each; this row has other examples or another task")
     numbers, x, y = _select_images(row.finished_runs[0], model, part, count)
     how = parse_attack(REPORT_ATTACK)
     generator = torch.Generator(x.device).manual_seed(derive_block_seed(0, how.name, 0))

@@ -1,0 +1,116 @@
+"""What every task keeps to under a sample of the methods: cost, ball, determinism, recording, evaluation."""
+
+import pytest
+import torch
+from torch import nn
+
+import deat
+from deat.errors import UsageError
+from deat.tasks import MultiLabel, Regression, Segmentation
+from helpers.games import busy_budget
+from helpers.nets import same, weights
+
+METHODS = ["natural", "fgsm", "m+deat", "m+f+trades", "mart", "dat", "yopo-3-2", "m+free"]
+
+
+def problem(name, seed=0, n=40):
+    """A small network, its data, its task and its threat model."""
+    g = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    x = torch.rand(n, 2, 6, 6, generator=g)
+    if name == "one logit":
+        net = nn.Sequential(nn.Flatten(), nn.Linear(72, 8), nn.ReLU(), nn.Linear(8, 1))
+        return net, (x, (x[:, 0].mean((1, 2)) > 0.5).long()), deat.tasks.Classification(), deat.Linf(0.1)
+    if name == "multilabel":
+        net = nn.Sequential(nn.Flatten(), nn.Linear(72, 8), nn.ReLU(), nn.Linear(8, 2))
+        return net, (x, (x.mean((2, 3)) > 0.5).long()), MultiLabel(), deat.L2(0.5)
+    if name == "segmentation":
+        net = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 1))
+        masks = (x[:, 0] > 0.5).long()
+        masks[:, 0] = 255
+        return net, (x, masks), Segmentation(ignore_index=255), deat.Linf(0.1)
+    if name == "waveforms":
+        net = nn.Sequential(nn.Conv1d(1, 8, 5), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 2))
+        waves = 2 * torch.rand(n, 1, 40, generator=g) - 1
+        return net, (waves, torch.arange(n) % 2), deat.tasks.Classification(), deat.L1(2.0, box=(-1, 1))
+    features = torch.randn(n, 4, generator=g) * torch.tensor([1.0, 10.0, 0.1, 1.0])
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    threat = deat.Linf(0.1, box=None, scale=[1.0, 10.0, 0.1, 1.0], mutable=[True, True, True, False])
+    return net, (features, features[:, 0]), Regression(), threat
+
+
+PROBLEMS = ["one logit", "multilabel", "segmentation", "waveforms", "regression"]
+every_problem = pytest.mark.parametrize("name", PROBLEMS)
+
+
+def game_for(method, net, task, threat, **options):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    return deat.Game(net, deat.Objective(net, method.objective, task), threat, method.attack, optimizer, **options)
+
+
+@every_problem
+@pytest.mark.parametrize("method_name", METHODS)
+def test_a_method_trains_inside_ball_and_box_at_its_declared_cost_or_says_why_not(name, method_name):
+    net, (x, y), task, threat = problem(name)
+    method = deat.get_method(method_name)
+    if name == "regression" and method_name == "mart":
+        with pytest.raises(UsageError, match="classes"):
+            deat.make_trainer(net, (x, y), method=method, task=task, threat=threat)
+        return
+    game, budget, seen = game_for(method, net, task, threat, probe=method.probe), busy_budget(method, threat), []
+    net.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    before = weights(net)
+    method.play_batch(game, x, y, budget)
+    assert game.cost.backprops == method.play.backprops(budget)
+    assert not same(before, weights(net))
+    assert all(bool(threat.contains(x, adv).all()) for adv in seen if len(adv) == len(x))
+    record = game.meter.read(0)
+    assert record.examples == len(x)
+    assert 0 <= record.accuracy <= 1
+    assert record.magnitude > 0
+
+
+@every_problem
+@pytest.mark.parametrize("method_name", ["m+deat", "f+trades"])
+def test_training_resumes_to_the_bits_of_an_uninterrupted_one(name, method_name):
+    net, data, task, threat = problem(name)
+    config = deat.TrainConfig(epochs=2, batch_size=10, lr=0.01, val_attack="pgd-2")
+    options = {"method": method_name, "task": task, "threat": threat, "val": 0.25, "config": config}
+    whole = deat.make_trainer(net, data, **options)
+    whole.run_epoch()
+    state = whole.state_dict()
+    expected = whole.run_epoch()
+    again = deat.make_trainer(problem(name)[0], data, **options)
+    again.load_state_dict(state)
+    assert again.run_epoch() == expected
+
+
+@every_problem
+def test_an_evaluation_is_saved_and_read_again_and_more_attacks_are_never_better(name, tmp_path):
+    net, data, task, threat = problem(name)
+    options = {"task": task, "threat": threat, "sanity": False, "block": 15}
+    evaluation = deat.evaluate(net, data, attacks="natural,pgd-3,cw-3x2", save=tmp_path / "e.json", **options)
+    assert deat.load_evaluation(tmp_path / "e.json") == evaluation
+    assert deat.load_evaluation(tmp_path / "e.json").metrics == evaluation.metrics
+    scores = evaluation.scores
+    assert all(w <= n for w, n in zip(scores["worst"], scores["natural"], strict=True))
+    assert evaluation.results[1].invalid == 0
+    low, high = evaluation.intervals["worst"]
+    assert low <= evaluation.worst <= high
+
+
+@every_problem
+def test_an_interrupted_evaluation_resumes_to_the_same_result(name, tmp_path):
+    net, data, task, threat = problem(name)
+    options = {"task": task, "threat": threat, "sanity": False, "block": 15, "attacks": "natural,pgd-3"}
+    log = tmp_path / "log.jsonl"
+
+    def stop(progress):
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        deat.evaluate(net, data, resume_log=log, progress=stop, **options)
+    resumed = deat.evaluate(net, data, resume_log=log, **options)
+    assert resumed.scores == deat.evaluate(net, data, **options).scores
+    assert not log.exists()
