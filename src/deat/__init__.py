@@ -3,7 +3,7 @@
 Adversarial training whose number of attack steps adapts during training.
 """
 
-from deat import core, errors, schedules
+from deat import core, errors, schedules, tasks
 from deat.core import (
     Budget,
     Buffers,
@@ -125,4 +125,5 @@ __all__ = [
     "report",
     "save_weights",
     "schedules",
+    "tasks",
 ]

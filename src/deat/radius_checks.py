@@ -25,8 +25,10 @@ def check_radius(threat: ThreatModel, shape: Sequence[int]) -> None:
         shape: The shape of the images, without the batch.
 
     Raises:
-        UsageError: If the adversary could turn every image into any other.
+        UsageError: If the adversary could turn every image into any other, or the threat model is for examples of
+            another shape.
     """
+    threat.check_shape(shape)
     widest = max_image_distance(threat, shape)
     if threat.eps and threat.eps >= widest * (1 - 1e-9):
         size = "x".join(map(str, shape))
@@ -65,7 +67,7 @@ def get_tiny_radius_warnings(threat: ThreatModel) -> list[str]:
     Returns:
         Messages for the user, empty if the radius is 0 or large enough.
     """
-    if threat.eps == 0 or threat.eps >= MIN_USUAL_RADII.get(threat.name, 0.0):
+    if threat.eps == 0 or not threat.is_plain or threat.eps >= MIN_USUAL_RADII.get(threat.name, 0.0):
         return []
     other = ", and looks like one for linf" if threat.name != "linf" else ""
     return [

@@ -1,13 +1,17 @@
-"""Threat models: the Linf, L2 and L1 balls of perturbations, intersected with the pixel box [0, 1].
+"""Threat models: the Linf, L2 and L1 balls of perturbations, intersected with the box of allowed values.
 
-Images and perturbations are float tensors (B, ...), batch first. Every function is batched, keeps the dtype of its
-input and never reads a tensor on the host, so it can be compiled and recorded as a CUDA graph.
+Images, or other inputs, and perturbations are float tensors (B, ...), batch first. The box is [0, 1] unless a threat
+model has another. Radii may be in units of each feature's deviation (`scale`), and features may be fixed (`mutable`): a
+perturbation is then measured, stepped and projected as delta / scale, and is zero where a feature is fixed. Every
+function is batched, keeps the dtype of its input and never reads a tensor on the host, so it can be compiled and
+recorded as a CUDA graph.
 """
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -19,25 +23,89 @@ from deat.utils.torch_utils import broadcast_mask
 
 START_KINDS = ("zero", "uniform", "normal", "bernoulli", "jitter")
 """How an attack may start."""
+Box = tuple[float, float] | None
+"""The least and the largest value of an input; None for no bounds."""
+UNIT_BOX: Box = (0.0, 1.0)
+"""That of images."""
 _BOUND_TOLERANCE = 1e-6  # rounding leaves a pixel that far from a bound that it reached
 
 
 @dataclass(frozen=True)
+class FeatureValues:
+    """A number for each feature of an example, as immutable values that compare and hash.
+
+    Args:
+        values: The numbers, in the order of a flattened tensor.
+        shape: The tensor's shape, which broadcasts over one example.
+    """
+
+    values: tuple[float, ...]
+    shape: tuple[int, ...]
+    _tensors: dict[tuple[torch.device, torch.dtype], Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @classmethod
+    def of(cls, name: str, values: Any) -> "FeatureValues":
+        """Make them of a number, a list, an array, a tensor, or the part of a record."""
+        if isinstance(values, FeatureValues):
+            return values
+        try:
+            if isinstance(values, Mapping):
+                tensor = torch.tensor(values["values"], dtype=torch.float64).view(values["shape"])
+            else:
+                tensor = torch.as_tensor(values).detach().to("cpu", torch.float64)
+        except (TypeError, ValueError, RuntimeError, KeyError):
+            raise UsageError(
+                f"{name} must be a list or tensor with a number for each feature, not {values!r}."
+            ) from None
+        return cls(tuple(tensor.flatten().tolist()), tuple(tensor.shape))
+
+    def like(self, examples: Tensor) -> Tensor:
+        """Return the numbers as a tensor of the examples' device and dtype. It is made once, and then kept."""
+        key = examples.device, examples.dtype
+        if key not in self._tensors:
+            self._tensors[key] = torch.tensor(self.values, dtype=key[1], device=key[0]).view(self.shape)
+        return self._tensors[key]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the numbers as JSON values."""
+        return {"shape": list(self.shape), "values": list(self.values)}
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{value:.4g}" for value in self.values[:4])
+        return f"[{shown}{', ...' if len(self.values) > 4 else ''}] of shape {self.shape}"
+
+
+@dataclass(frozen=True, repr=False)
 class ThreatModel(ABC):
-    """How an adversary may change an image: by a vector in a norm ball that keeps pixels in [0, 1].
+    """How an adversary may change an image: by a vector in a norm ball that keeps values in a box, such as [0, 1].
 
     Args:
         eps: The radius of the ball, as a number or as text such as "8/255".
+        box: The least and the largest value that an input may have, such as (-1, 1) for audio; None for no bounds.
+        scale: A positive number for each feature, such as its deviation, in a list or tensor that broadcasts over one
+            example: the radius is in units of it. By default 1.
+        mutable: Whether each feature can change, in a list or tensor that broadcasts over one example. By default all
+            can. Categories and identifiers should not.
 
     Attributes:
         name: The name of the norm: "linf", "l2" or "l1".
         pointwise: Whether a step changes every pixel independently of the others.
 
     Raises:
-        UsageError: If the radius is negative, or not a number, or larger than any image.
+        UsageError: If the radius is negative, or not a number, or larger than any image, or the box is empty, or scale
+            or mutable are not accepted.
+
+    Example:
+        >>> deat.Linf(0.002, box=(-1, 1))  # waveforms
+        >>> deat.L2(0.5, box=None, scale=features.std(0), mutable=[True, True, False])  # a table
     """
 
     eps: float
+    box: Box = UNIT_BOX
+    scale: FeatureValues | Sequence[float] | Tensor | None = None
+    mutable: FeatureValues | Sequence[bool] | Tensor | None = None
     name: ClassVar[str]
     pointwise: ClassVar[bool] = False
     # The deviation of a normal vector's coordinates over the size of a sign vector's, if the two have equal norms.
@@ -50,14 +118,59 @@ class ThreatModel(ABC):
         if eps > 1e9:
             raise UsageError(f"eps {eps:g} is larger than any image: pixel values are in [0, 1].")
         object.__setattr__(self, "eps", eps)
+        object.__setattr__(self, "box", _parse_box(self.box))
+        for name, parse in (("scale", _parse_scale), ("mutable", _parse_mutable)):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, parse(getattr(self, name)))
+
+    def __repr__(self) -> str:
+        other = [] if self.box == UNIT_BOX else [f"box={self.box}"]
+        other += [f"{name}={value}" for name, value in self._feature_values().items()]
+        return f"{type(self).__name__}({', '.join([f'eps={self.eps!r}', *other])})"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the box is [0, 1], and every feature can change and has the unit 1."""
+        return self.box == UNIT_BOX and not self._feature_values()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the threat model as JSON values, for records.
+
+        Returns:
+            Norm and radius; box, scale and mutable features only where they are not the default.
+        """
+        box = {} if self.box == UNIT_BOX else {"box": None if self.box is None else list(self.box)}
+        features = {name: value.describe() for name, value in self._feature_values().items()}
+        return {"norm": self.name, "eps": self.eps, **box, **features}
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Check that scale and mutable features fit the examples.
+
+        Args:
+            shape: The shape of one example.
+
+        Raises:
+            UsageError: They do not broadcast over an example.
+        """
+        for name, value in self._feature_values().items():
+            sides = zip(reversed(value.shape), reversed(shape), strict=False)
+            if len(value.shape) > len(shape) or any(own not in (1, side) for own, side in sides):
+                raise UsageError(
+                    f"{name} has shape {value.shape}, which does not fit examples of shape {tuple(shape)}: give one number "
+                    "for each feature."
+                )
+
+    def _feature_values(self) -> dict[str, FeatureValues]:
+        values = {"scale": self.scale, "mutable": self.mutable}
+        return {name: value for name, value in values.items() if isinstance(value, FeatureValues)}
 
     @abstractmethod
     def norm(self, delta: Tensor) -> Tensor:
-        """Return the norm of each perturbation, (B,)."""
+        """Return the norm of each perturbation, (B,), in units of the scale."""
 
     @abstractmethod
     def dual_norm(self, grad: Tensor) -> Tensor:
-        """Return the dual norm of each gradient, (B,): the largest slope along a step of norm 1."""
+        """Return the dual norm of each gradient, (B,): the largest slope along an allowed step of norm 1."""
 
     @abstractmethod
     def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
@@ -94,6 +207,7 @@ class ThreatModel(ABC):
         Returns:
             The perturbations, those outside the ball scaled to its surface; for Linf, every pixel clamped to eps.
         """
+        delta = self._freeze(delta)
         norm = self.norm(delta).clamp(min=torch.finfo(delta.dtype).tiny)
         return delta * broadcast_mask((self.eps / norm).clamp(max=1), delta)
 
@@ -112,6 +226,21 @@ class ThreatModel(ABC):
     @abstractmethod
     def sign_scale(self, n: int) -> float:
         """Return the size of each coordinate of a vector of n signs that has norm eps."""
+
+    def clip_to_box(self, x: Tensor) -> Tensor:
+        """Return inputs with every value clamped to the box."""
+        return x if self.box is None else x.clamp(*self.box)
+
+    def _freeze(self, delta: Tensor) -> Tensor:
+        """The perturbation without the changes of fixed features."""
+        return delta * self.mutable.like(delta) if isinstance(self.mutable, FeatureValues) else delta
+
+    def _to_units(self, values: Tensor) -> Tensor:
+        return values / self.scale.like(values) if isinstance(self.scale, FeatureValues) else values
+
+    def _from_units(self, values: Tensor) -> Tensor:
+        """Values in units of the scale as they are in the input, zero where a feature is fixed."""
+        return self._freeze(values * self.scale.like(values) if isinstance(self.scale, FeatureValues) else values)
 
     def initial_delta(
         self,
@@ -139,7 +268,7 @@ class ThreatModel(ABC):
             UsageError: If the kind is unknown.
         """
         like = x.flatten(1) if full_batch_size is None else x.new_empty(full_batch_size, x[0].numel())
-        scale = self.sign_scale(like.shape[1])
+        scale = self.sign_scale(self._num_mutable(like.shape[1]))
         match kind:
             case "zero":
                 return torch.zeros_like(x)
@@ -153,11 +282,23 @@ class ThreatModel(ABC):
                 delta = 0.001 * _randn_like(like, generator)
             case _:
                 raise unknown_name_error("start", kind, START_KINDS)
-        return self.project(x, delta[rows].view(x.shape))
+        return self.project(x, self._from_units(delta[rows].view(x.shape)))
+
+    def _num_mutable(self, n: int) -> int:
+        """How many of the n features of an example can change."""
+        mutable = self._feature_values().get("mutable")
+        return n if mutable is None else max(1, round(n * sum(mutable.values) / len(mutable.values)))
 
     def grey_radius(self, n: int) -> float:
-        """Return the radius at which all n pixels of any image can become grey, so that all images look the same."""
-        return 0.5 * self.eps / self.sign_scale(n) if self.eps else 0.5
+        """Return the radius at which all n pixels of any image can become grey, so that all images look the same.
+
+        It is infinite where no radius does that: without a box, or with fixed features.
+        """
+        if self.box is None or self.mutable is not None:
+            return math.inf
+        scale = self._feature_values().get("scale")
+        reach = 0.5 * (self.box[1] - self.box[0]) / (min(scale.values) if scale else 1.0)
+        return reach * self.eps / self.sign_scale(n) if self.eps else reach
 
     def pgd_step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
         """Take one step of projected gradient ascent: `step`, then `project`.
@@ -179,22 +320,85 @@ class ThreatModel(ABC):
         Args:
             x: The images.
             x_adv: The adversarial images.
-            atol: How far they may be outside ball and box.
+            atol: How far they may be outside ball and box. Where values are not in [0, 1], the rounding of x + delta
+                is allowed too.
 
         Returns:
-            Booleans, (B,). An image with a NaN is not allowed.
+            Booleans, (B,). An image with a NaN, or with a change of a fixed feature, is not allowed.
         """
-        adv = x_adv.double()
-        in_box = ((adv >= -atol) & (adv <= 1 + atol)).flatten(1).all(1)
-        return in_box & (self.norm(adv - x.double()) <= self.eps + atol * max(1.0, self.eps))
+        adv, clean = x_adv.double(), x.double()
+        delta, limit = adv - clean, torch.as_tensor(self.eps + atol * max(1.0, self.eps), dtype=torch.float64)
+        rounding = torch.zeros_like(clean) if self.is_plain else 2 * torch.finfo(x.dtype).eps * clean.abs()
+        allowed = self.norm(delta) <= limit + self.norm(rounding)
+        if self.box is not None:
+            low, high = self.box
+            allowed &= ((adv >= low - atol - rounding) & (adv <= high + atol + rounding)).flatten(1).all(1)
+        return allowed & (self._freeze(delta) == delta).flatten(1).all(1)
 
 
-@dataclass(frozen=True)
-class Linf(ThreatModel):
+class _NormBall(ThreatModel):
+    """The ball of a norm. Its formulas are for features in units of 1; scale and fixed features are applied here."""
+
+    def norm(self, delta: Tensor) -> Tensor:
+        """Return the norm in units of the scale; see `ThreatModel.norm`."""
+        return self._norm(self._to_units(delta))
+
+    def dual_norm(self, grad: Tensor) -> Tensor:
+        """Return the dual norm of the gradient by features in units of the scale; see `ThreatModel.dual_norm`."""
+        return self._dual_norm(self._from_units(grad))
+
+    def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
+        """Move by alpha in the direction of steepest ascent; see `ThreatModel.step`."""
+        return delta + self._from_units(self._move(x, delta, self._from_units(grad), alpha))
+
+    def project(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Project to ball and box, with distances in units of the scale; see `ThreatModel.project`."""
+        below, above = self._room(x)
+        if not self._feature_values():
+            return self._project(delta, below, above, x)
+        below, above = (None if room is None else self._to_units(room) for room in (below, above))
+        projected = self._from_units(self._project(self._to_units(self._freeze(delta)), below, above, None))
+        # Rounding by the scale may leave the box by a float.
+        return projected if self.box is None else self._freeze(self.clip_to_box(x + projected) - x)
+
+    def _room(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """How far each feature can fall and rise in the box."""
+        if self.box is None:
+            return None, None
+        low, high = self.box
+        return (x - low if low else x), high - x
+
+    @abstractmethod
+    def _norm(self, delta: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _dual_norm(self, grad: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
+        """The steepest step of length alpha."""
+
+    @abstractmethod
+    def _project(self, delta: Tensor, below: Tensor | None, above: Tensor | None, x: Tensor | None) -> Tensor:
+        """The nearest perturbation in ball and box.
+
+        Args:
+            delta: The perturbations.
+            below: How far each feature can fall in the box; None for no bound.
+            above: How far it can rise.
+            x: The images, to correct the rounding of x + delta; None where units are others.
+        """
+
+
+@dataclass(frozen=True, repr=False)
+class Linf(_NormBall):
     """Every pixel may change by at most eps. This is the threat model of the paper.
 
     Args:
-        eps: The radius, at most 1.
+        eps: The radius, at most the width of the box.
+        box: The range of values; see `ThreatModel`.
+        scale: The unit of each feature.
+        mutable: Whether each feature can change.
 
     Example:
         >>> deat.Linf(8 / 255)
@@ -207,31 +411,43 @@ class Linf(ThreatModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.eps > 1:
+        if (
+            self.box is not None
+            and self.box != UNIT_BOX
+            and self.scale is None
+            and self.eps > self.box[1] - self.box[0]
+        ):
+            raise UsageError(
+                f"Linf eps is {self.eps:g}, more than the width of the box {self.box}: use a smaller radius."
+            )
+        if self.is_plain and self.eps > 1:
             raise UsageError(
                 f"Linf eps is {self.eps:g}, but pixel values are in [0, 1]: did you mean {self.eps:g}/255?"
             )
 
-    def norm(self, delta: Tensor) -> Tensor:
-        """Return the largest change of any pixel, (B,)."""
+    def _norm(self, delta: Tensor) -> Tensor:
+        """The largest change of any pixel, (B,)."""
         return delta.flatten(1).abs().amax(1)
 
-    def dual_norm(self, grad: Tensor) -> Tensor:
-        """Return the sum of absolute slopes, (B,)."""
+    def _dual_norm(self, grad: Tensor) -> Tensor:
+        """The sum of absolute slopes, (B,)."""
         return grad.flatten(1).abs().sum(1)
 
-    def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
-        """Move every pixel by alpha along the sign of its slope; see `ThreatModel.step`."""
-        return delta + alpha * grad.sign()
+    def _move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
+        """Every pixel by alpha along the sign of its slope."""
+        return alpha * grad.sign()
 
     def project_to_ball(self, delta: Tensor) -> Tensor:
         """Clamp each pixel's change to eps; see `ThreatModel.project_to_ball`."""
-        return delta.clamp(-self.eps, self.eps)
+        if not self._feature_values():
+            return delta.clamp(-self.eps, self.eps)
+        return self._from_units(self._to_units(delta).clamp(-self.eps, self.eps))
 
-    def project(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Clamp each pixel's change to [max(-eps, -x), min(eps, 1 - x)]; see `ThreatModel.project`."""
+    def _project(self, delta: Tensor, below: Tensor | None, above: Tensor | None, x: Tensor | None) -> Tensor:
+        """Clamp each pixel's change to [max(-eps, -below), min(eps, above)]."""
         # Both intervals contain 0, so clamping to one after the other clamps to their intersection.
-        return delta.clamp(-self.eps, self.eps).clamp(-x, 1 - x)
+        clamped = delta.clamp(-self.eps, self.eps)
+        return clamped if below is None else clamped.clamp(-below, above)
 
     def sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
         """Draw every coordinate from [-eps, eps]; see `ThreatModel.sample_uniform`."""
@@ -242,34 +458,37 @@ class Linf(ThreatModel):
         return self.eps
 
 
-@dataclass(frozen=True)
-class L2(ThreatModel):
+@dataclass(frozen=True, repr=False)
+class L2(_NormBall):
     """The Euclidean length of the change is at most eps.
 
     Args:
         eps: The radius.
+        box: The range of values; see `ThreatModel`.
+        scale: The unit of each feature.
+        mutable: Whether each feature can change.
     """
 
     name: ClassVar[str] = "l2"
 
-    def norm(self, delta: Tensor) -> Tensor:
-        """Return the Euclidean length, (B,)."""
+    def _norm(self, delta: Tensor) -> Tensor:
+        """The Euclidean length, (B,)."""
         length: Tensor = torch.linalg.vector_norm(delta.flatten(1), dim=1)
         return length
 
-    def dual_norm(self, grad: Tensor) -> Tensor:
-        """Return the Euclidean length, (B,): the L2 norm is its own dual."""
-        return self.norm(grad)
+    def _dual_norm(self, grad: Tensor) -> Tensor:
+        """The Euclidean length, (B,): the L2 norm is its own dual."""
+        return self._norm(grad)
 
-    def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
-        """Move by alpha along the gradient, and not at all if it is zero; see `ThreatModel.step`."""
-        return delta + alpha * _normalize_rows(grad.flatten(1)).view_as(delta)
+    def _move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
+        """By alpha along the gradient, and not at all if it is zero."""
+        return alpha * _normalize_rows(grad.flatten(1)).view_as(delta)
 
-    def project(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Clip s * delta to the box, with the largest s <= 1 that fits the ball; see `ThreatModel.project`."""
-        size, bound = _size_and_box_limit(x, delta)
+    def _project(self, delta: Tensor, below: Tensor | None, above: Tensor | None, x: Tensor | None) -> Tensor:
+        """Clip s * delta to the box, with the largest s <= 1 that fits the ball."""
+        size, bound = _size_and_box_limit(delta, below, above)
         shrunk = torch.minimum(size * _l2_shrink_factor(size, bound, self.eps), bound)
-        return _finish_projection(x, delta, shrunk, self.norm(shrunk), self.eps)
+        return _finish_projection(x, delta, shrunk, self._norm(shrunk), self.eps)
 
     def sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
         """Draw a direction and a radius; see `ThreatModel.sample_uniform`."""
@@ -281,40 +500,45 @@ class L2(ThreatModel):
         return self.eps / math.sqrt(n)
 
 
-@dataclass(frozen=True)
-class L1(ThreatModel):
+@dataclass(frozen=True, repr=False)
+class L1(_NormBall):
     """The absolute changes of all pixels sum to at most eps, so that a few pixels may change a lot.
 
     Args:
         eps: The radius.
+        box: The range of values; see `ThreatModel`.
+        scale: The unit of each feature.
+        mutable: Whether each feature can change.
     """
 
     name: ClassVar[str] = "l1"
     _normal_to_sign_ratio: ClassVar[float] = math.sqrt(math.pi / 2)
 
-    def norm(self, delta: Tensor) -> Tensor:
-        """Return the sum of absolute changes, (B,)."""
+    def _norm(self, delta: Tensor) -> Tensor:
+        """The sum of absolute changes, (B,)."""
         return delta.flatten(1).abs().sum(1)
 
-    def dual_norm(self, grad: Tensor) -> Tensor:
-        """Return the largest absolute slope, (B,)."""
+    def _dual_norm(self, grad: Tensor) -> Tensor:
+        """The largest absolute slope, (B,)."""
         return grad.flatten(1).abs().amax(1)
 
-    def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
-        """Move the q = max(1, round(eps)) steepest coordinates with room by alpha / q; see `ThreatModel.step`."""
-        slope, adv = grad.flatten(1), (x + delta).flatten(1)
-        room = torch.where(slope > 0, 1 - adv, adv)
-        slope = slope.masked_fill(room <= _BOUND_TOLERANCE, 0.0)
+    def _move(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
+        """The q = max(1, round(eps)) steepest coordinates with room by alpha / q."""
+        slope = grad.flatten(1)
+        if self.box is not None:
+            below, above = (room.flatten(1) for room in self._room(x + delta) if room is not None)
+            room = torch.where(slope > 0, above, below)
+            slope = slope.masked_fill(room <= _BOUND_TOLERANCE, 0.0)
         q = min(max(1, round(self.eps)), slope.shape[1])
         steepest = slope.abs().topk(q, dim=1).indices
         direction = torch.zeros_like(slope).scatter(1, steepest, slope.sign().gather(1, steepest))
-        return delta + (alpha / q) * direction.view_as(delta)
+        return (alpha / q) * direction.view_as(delta)
 
-    def project(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Shrink all coordinates by the least lam that fits the ball, clip to the box; see `ThreatModel.project`."""
-        size, bound = _size_and_box_limit(x, delta)
+    def _project(self, delta: Tensor, below: Tensor | None, above: Tensor | None, x: Tensor | None) -> Tensor:
+        """Shrink all coordinates by the least lam that fits the ball, and clip them to the box."""
+        size, bound = _size_and_box_limit(delta, below, above)
         shrunk = torch.minimum((size - _l1_soft_threshold(size, bound, self.eps)).clamp(min=0), bound)
-        return _finish_projection(x, delta, shrunk, self.norm(shrunk), self.eps)
+        return _finish_projection(x, delta, shrunk, self._norm(shrunk), self.eps)
 
     def sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
         """Draw from the simplex, with random signs; see `ThreatModel.sample_uniform`."""
@@ -331,11 +555,12 @@ class L1(ThreatModel):
 _THREAT_MODELS: dict[str, type[ThreatModel]] = {cls.name: cls for cls in (Linf, L2, L1)}
 
 
-def parse_threat(spec: ThreatModel | str) -> ThreatModel:
+def parse_threat(spec: ThreatModel | str, **features: Any) -> ThreatModel:
     """Parse a threat model.
 
     Args:
         spec: NORM:EPS, such as "linf:8/255", "l2:0.5" or "l1:12". A threat model is returned unchanged.
+        **features: The box, scale and mutable features of the data, which text cannot name.
 
     Returns:
         The threat model.
@@ -354,13 +579,57 @@ def parse_threat(spec: ThreatModel | str) -> ThreatModel:
         raise unknown_name_error("threat model", name, _THREAT_MODELS, "Write NORM:EPS, such as linf:8/255.")
     if not radius:
         raise UsageError(f"threat model {spec!r} has no radius. Write NORM:EPS, such as linf:8/255.")
-    return _THREAT_MODELS[name.lower()](parse_number(radius))
+    return _THREAT_MODELS[name.lower()](parse_number(radius), **features)
 
 
-def _size_and_box_limit(x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+def build_threat(description: Mapping[str, Any]) -> ThreatModel:
+    """Build a threat model from its description in a record.
+
+    Args:
+        description: What `ThreatModel.describe` returned.
+
+    Raises:
+        KeyError, TypeError, ValueError: The description is damaged.
+    """
+    features = {name: description[name] for name in ("box", "scale", "mutable") if name in description}
+    return parse_threat(f"{description['norm']}:{description['eps']!r}", **features)
+
+
+def _parse_box(box: Any) -> Box:
+    if box is None:
+        return None
+    try:
+        low, high = map(parse_number, box)
+    except (TypeError, ValueError):
+        raise UsageError(f"box must be (low, high), such as (-1, 1), or None for no bounds, not {box!r}.") from None
+    if not low < high:
+        raise UsageError(f"box {box!r} is empty: its first number must be less than the second.")
+    return low, high
+
+
+def _parse_scale(scale: Any) -> FeatureValues:
+    values = FeatureValues.of("scale", scale)
+    if not all(math.isfinite(value) and value > 0 for value in values.values) or not values.values:
+        raise UsageError(
+            "scale must be above 0 and finite for every feature, since radii are in units of it. For a feature that never "
+            "changes use 1, or mutable=False."
+        )
+    return values
+
+
+def _parse_mutable(mutable: Any) -> FeatureValues:
+    values = FeatureValues.of("mutable", mutable)
+    if not all(value in (0.0, 1.0) for value in values.values) or not any(values.values):
+        raise UsageError("mutable must be True or False for every feature, and True for at least one.")
+    return values
+
+
+def _size_and_box_limit(delta: Tensor, below: Tensor | None, above: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return |delta| and its part inside the box, both (B, n). A projection keeps signs, so sizes suffice."""
     size = delta.abs()
-    bound = torch.minimum(size, torch.where(delta > 0, 1 - x, x).clamp(min=0))
+    if below is None or above is None:
+        return size.flatten(1), size.flatten(1)
+    bound = torch.minimum(size, torch.where(delta > 0, above, below).clamp(min=0))
     return size.flatten(1), bound.flatten(1)
 
 
@@ -405,10 +674,12 @@ def _reverse_cumsum(values: Tensor) -> Tensor:
     return values.flip(1).cumsum(1).flip(1)
 
 
-def _finish_projection(x: Tensor, delta: Tensor, size: Tensor, norm: Tensor, eps: float) -> Tensor:
+def _finish_projection(x: Tensor | None, delta: Tensor, size: Tensor, norm: Tensor, eps: float) -> Tensor:
     """Give sizes (B, n) the signs and the shape of delta, and remove what rounding leaves outside the ball."""
     scale = (eps / norm.clamp(min=torch.finfo(norm.dtype).tiny)).clamp(max=1)
     inside = (size * scale.unsqueeze(1)).view(delta.shape).copysign(delta)
+    if x is None:
+        return inside
     # Rounding x + delta adds up over pixels, so one that rounds away from x goes one float back.
     adv = x + inside
     return torch.where((adv - x).abs() > inside.abs(), adv.nextafter(x), adv) - x

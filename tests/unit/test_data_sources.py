@@ -229,7 +229,7 @@ def test_a_batch_without_an_image_is_refused_before_training():
         ({"x": 1}, "not a pair"),
         (("image", torch.zeros(1)), "str and Tensor"),
         ((torch.zeros(4, 3, 2, 2), torch.zeros(3, dtype=torch.int64)), r"\(4, 3, 2, 2\) and \(3,\)"),
-        ((torch.zeros(4, 12), torch.zeros(4, dtype=torch.int64)), r"\(B, C, H, W\)"),
+        ((torch.zeros(4), torch.zeros(4, dtype=torch.int64)), r"\(B, C, H, W\)"),
     ],
 )
 def test_batches_of_another_form_are_refused(batch, words):

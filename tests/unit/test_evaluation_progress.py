@@ -147,9 +147,9 @@ def test_short_sanity_checks_are_not_announced(capsys):
 def test_each_attack_of_the_sanity_checks_reports_progress_and_no_attack_is_run_twice(monkeypatch):
     attacks, names = [], []
 
-    def record(model, x, y, attack, threat, generator):
+    def record(model, x, y, attack, threat, generator, task):
         attacks.append((attack, threat, generator.initial_seed()))
-        return correct_under_attack(model, x, y, attack, threat, generator)
+        return correct_under_attack(model, x, y, attack, threat, generator, task)
 
     monkeypatch.setattr(after_attack, "correct_under_attack", record)
     evaluation = evaluate(

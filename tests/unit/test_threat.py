@@ -1,5 +1,6 @@
 """The geometry of the threat models: what every perturbation, step and projection promises."""
 
+import json
 import math
 from collections.abc import Callable
 
@@ -7,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import deat
 from deat.errors import UsageError
-from deat.threat import L1, L2, START_KINDS, Linf, ThreatModel, parse_threat
+from deat.threat import L1, L2, START_KINDS, Linf, ThreatModel, build_threat, parse_threat
 from deat.utils.numbers import parse_number
 from deat.utils.text import format_eps
 
@@ -496,3 +498,99 @@ def test_projecting_to_the_ball_alone_keeps_vectors_inside_and_shrinks_the_other
     outside = t.project_to_ball(noise(x, 1, 100.0))
     assert (t.norm(outside) <= t.eps * (1 + 1e-9)).all()
     assert (t.norm(outside) >= t.eps * (1 - 1e-9)).all()
+
+
+# Boxes, scales and fixed features
+
+FEATURES = {"box": None, "scale": [0.5, 2.0, 10.0, 1.0], "mutable": [True, True, True, False]}
+
+
+@pytest.mark.parametrize("cls", [deat.Linf, deat.L2, deat.L1])
+@pytest.mark.parametrize("box", [(-1.0, 1.0), (0.0, 5.0), None])
+def test_starts_and_steps_stay_in_ball_and_box_of_any_range(cls, box):
+    low, high = box or (-3.0, 3.0)
+    x = torch.rand(20, 1, 30, generator=torch.Generator().manual_seed(0)) * (high - low) + low
+    x[0], x[1] = low, high
+    threat = cls(0.4, box=box)
+    for start in ("uniform", "bernoulli", "normal", "jitter"):
+        delta = threat.initial_delta(x, start, torch.Generator().manual_seed(1))
+        for _ in range(3):
+            delta = threat.pgd_step(x, delta, torch.randn(x.shape, generator=torch.Generator().manual_seed(2)), 0.3)
+            assert bool(threat.contains(x, x + delta).all())
+        assert bool((threat.norm(delta) > 0.1).any())
+
+
+@pytest.mark.parametrize("cls", [deat.Linf, deat.L2, deat.L1])
+def test_a_scaled_ball_is_the_unscaled_one_of_the_divided_input(cls):
+    scale, g = torch.tensor([0.5, 2.0, 10.0]), torch.Generator().manual_seed(0)
+    x, delta, grad = (torch.randn(6, 3, generator=g, dtype=torch.float64) for _ in range(3))
+    scaled, plain = cls(0.7, box=None, scale=scale), cls(0.7, box=None)
+    units = delta / scale
+    torch.testing.assert_close(scaled.norm(delta), plain.norm(units))
+    torch.testing.assert_close(scaled.dual_norm(grad), plain.dual_norm(grad * scale))
+    torch.testing.assert_close(scaled.project(x, delta) / scale, plain.project(x / scale, units))
+    moved, expected = scaled.step(x, delta, grad, 0.2), plain.step(x / scale, units, grad * scale, 0.2)
+    torch.testing.assert_close(moved / scale, expected)
+    # The dual norm is the largest slope of a step of norm 1.
+    unit_step = scaled.step(x, torch.zeros_like(delta), grad, 1.0)
+    torch.testing.assert_close((unit_step * grad).sum(1), scaled.dual_norm(grad))
+
+
+@pytest.mark.parametrize("cls", [deat.Linf, deat.L2, deat.L1])
+def test_fixed_features_never_change(cls):
+    threat, g = cls(0.5, **FEATURES), torch.Generator().manual_seed(0)
+    x, grad = torch.randn(10, 4, generator=g), torch.randn(10, 4, generator=g)
+    grad[:, 3] = 1e6
+    delta = threat.initial_delta(x, "uniform", g)
+    for _ in range(3):
+        delta = threat.pgd_step(x, delta, grad, 0.6)
+    assert not delta[:, 3].any()
+    torch.testing.assert_close(threat.norm(delta), torch.full((10,), 0.5))
+    assert bool(threat.contains(x, x + delta).all())
+    assert float(threat.dual_norm(grad).max()) < 1e4
+    wrong = x + delta
+    wrong[0, 3] += 1e-3
+    assert threat.contains(x, wrong).tolist() == [False, *[True] * 9]
+
+
+def test_a_threat_model_as_usual_is_described_and_shown_as_ever():
+    assert repr(deat.Linf(8 / 255)) == "Linf(eps=0.03137254901960784)"
+    assert deat.L2(0.5).describe() == {"norm": "l2", "eps": 0.5}
+    assert deat.Linf(0.1) == deat.Linf(0.1, box=[0, 1])
+
+
+@pytest.mark.parametrize("cls", [deat.Linf, deat.L2, deat.L1])
+def test_a_record_gives_the_threat_model_back(cls):
+    for threat in (cls(0.25), cls(0.25, box=(-1, 1)), cls(0.25, **FEATURES)):
+        again = build_threat(json.loads(json.dumps(threat.describe())))
+        assert again == threat
+        assert hash(again) == hash(threat)
+        assert repr(again) == repr(threat)
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"box": (1, 0)}, "empty"),
+        ({"box": 3}, "low, high"),
+        ({"scale": [1.0, 0.0]}, "above 0"),
+        ({"scale": "wide"}, "number for each feature"),
+        ({"mutable": [False, False]}, "at least one"),
+        ({"mutable": [0.5, 1]}, "True or False"),
+        ({"box": (-0.1, 0.1)}, "width of the box"),
+    ],
+)
+def test_a_box_a_scale_or_fixed_features_that_mean_nothing_are_refused(options, remedy):
+    with pytest.raises(UsageError, match=remedy):
+        deat.Linf(0.3, **options)
+
+
+def test_features_of_another_shape_are_refused_before_any_work():
+    with pytest.raises(UsageError, match="scale has shape"):
+        deat.fit(
+            nn.Linear(3, 2),
+            (torch.rand(40, 3), torch.arange(40) % 2),
+            threat=deat.Linf(0.1, scale=[1.0, 2.0]),
+            epochs=1,
+            batch_size=20,
+        )

@@ -68,7 +68,7 @@ def print_evaluation(evaluation: Evaluation, out: Path, printed_flags: Sequence[
         console.print(FIRST_TO_FOOL_NOTE)
     if evaluation.settings["sample"]:
         console.print(
-            f"a sample of {len(evaluation.labels):,} images: not comparable with numbers on the whole test set"
+            f"a sample of {evaluation.num_images:,} images: not comparable with numbers on the whole test set"
         )
     for name, attack in evaluation.settings["attacks"].items():
         if attack.get("targeted_loss") == "ce" and "apgd-t" in attack["parts"]:
@@ -85,7 +85,7 @@ def _describe_check_time(evaluation: Evaluation) -> list[str]:
     attacks = sum(r.seconds for r in evaluation.results)
     if evaluation.check_seconds <= attacks:
         return []
-    num_images = len(evaluation.labels)
+    num_images = evaluation.num_images
     checked = f"all {num_images} images" if num_images <= SANITY_IMAGES else f"{SANITY_IMAGES} evenly spaced images"
     return [
         f"sanity checks took {format_seconds(evaluation.check_seconds)} s and the attacks {format_seconds(attacks)} s: the "
@@ -97,14 +97,14 @@ def _describe_target(evaluation: Evaluation) -> str:
     """Describe which weights were evaluated, and on which images."""
     about = evaluation.settings["about"]
     weights = f"the {about['epoch']} epoch's weights, " if about["epoch"] else ""
-    return f"evaluated: {weights}{about['weights']}, on {len(evaluation.labels):,} test images of {about['data']}"
+    return f"evaluated: {weights}{about['weights']}, on {evaluation.num_images:,} test images of {about['data']}"
 
 
 def _build_attack_table(evaluation: Evaluation) -> Table:
     settings = evaluation.settings
     norm, eps = (settings["threat"][name] for name in ("norm", "eps"))
     sample = f" (a sample of {settings['available']:,})" if settings["sample"] else ""
-    title = f"{norm} eps {format_eps(eps)}, {len(evaluation.labels):,} images{sample}, seed {settings['seed']}"
+    title = f"{norm} eps {format_eps(eps)}, {evaluation.num_images:,} images{sample}, seed {settings['seed']}"
     title += ", cascade: each attack saw survivors only" if settings["cascade"] else ""
     table = Table(
         "attack", "accuracy", "95 % interval", "first to fool", "seconds", title=title, box=None, pad_edge=False
@@ -166,7 +166,7 @@ def save_evaluation(evaluation: Evaluation, out: Path) -> None:
         CheckpointError: The backup cannot be written.
     """
     try:
-        back_up_other_evaluation(out, {"settings": evaluation.settings, "images": len(evaluation.labels)})
+        back_up_other_evaluation(out, {"settings": evaluation.settings, "images": evaluation.num_images})
     except OSError as error:
         raise CheckpointError(f"cannot back up the existing {out.name}: {error.strerror}.") from None
     evaluation.save(out)

@@ -230,7 +230,7 @@ class TrainSession:
         """Show the results of a finished run."""
         result, self.scorer.scores = self.trainer.fit(), scores
         if self.distributed.is_main:
-            last = format_epoch(result.history[-1], self.trainer.config.epochs)
+            last = format_epoch(result.history[-1], self.trainer.config.epochs, self.trainer.task)
             self.console.print(f"{self.out} is finished, with nothing left to train. Its last epoch:\n{last}")
             self._print_results(result)
         return 0

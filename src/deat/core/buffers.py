@@ -42,16 +42,17 @@ class Buffers:
     delta and its gradient have at least float32 precision, whatever precision the network computes in.
 
     Attributes:
-        x: The clean images.
-        y: The labels.
+        x: The clean examples.
+        y: The labels, of whatever shape the task has.
         delta: The perturbation.
         grad: The gradient of each example's own loss by its own delta: not divided by the batch size, not scaled.
         initial_delta: The perturbation at the start, for DAT.
-        reference_logits: The logits of the clean images, for the TRADES attack.
+        reference_logits: The outputs for the clean examples, for the TRADES attack.
         steps_left: The steps that FAT still allows each example.
         active: Which examples still move, under a freeze rule.
         loss: The mean training loss of the last update.
-        num_correct: How many perturbed images were classified correctly in the last update.
+        num_correct: How many perturbed examples the network was right about in the last update: the sum of the task's
+            accuracy.
         magnitude: The dual norm of each example's gradient, at the move that the `MagnitudeProbe` names.
         valid: Whether the last update was made; a loss scaler skips those that overflow.
     """
@@ -89,7 +90,7 @@ class Buffers:
             initial_delta=image.clone(),
             reference_logits=x.new_zeros(batch_size, 0),
             steps_left=x.new_zeros(batch_size),
-            active=torch.ones_like(y, dtype=torch.bool),
+            active=torch.ones(batch_size, dtype=torch.bool, device=y.device),
             loss=scalar,
             num_correct=scalar.clone(),
             magnitude=x.new_zeros(batch_size),

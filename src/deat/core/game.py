@@ -18,12 +18,13 @@ from deat.core.buffers import Budget, Buffers, Cost
 from deat.core.first_layer import FirstLayer, find_first_layer
 from deat.core.inner_attack_settings import DeltaScale, InnerAttack
 from deat.core.meter import Meter
-from deat.core.network_calls import NetworkCalls
+from deat.core.network_calls import NetworkCalls, unwrap_ddp
 from deat.core.training_losses import Objective
 from deat.engine.engine import Engine
 from deat.engine.executor import Executor
 from deat.engine.half_precision import LossScaler
 from deat.errors import UsageError
+from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.torch_utils import broadcast_mask, eval_mode
@@ -65,6 +66,7 @@ class Game:
         engine: Device, precision, and whether to record CUDA graphs and to compile; fp32 on the CPU by default.
         pixel_scale: The std by which the network normalises its input; used where `probe.space` is "normalised".
         distributed: The processes that share the batches.
+        task: What outputs and labels mean; by default the objective's task.
 
     Attributes:
         meter: The sums of the epoch.
@@ -98,9 +100,10 @@ class Game:
         engine: Engine | None = None,
         pixel_scale: Tensor | None = None,
         distributed: Distributed = SINGLE_PROCESS,
+        task: Task | None = None,
     ) -> None:
         self.net, self.objective, self.optimizer = net, objective, optimizer
-        self.attack, self.distributed = attack, distributed
+        self.attack, self.distributed, self.task = attack, distributed, _get_common_task(objective, task)
         self.probe, self.engine = probe or MagnitudeProbe(), engine or Engine()
         device = self.engine.device
         self.dtype = torch.promote_types(torch.float32, next(net.parameters()).dtype)
@@ -113,7 +116,7 @@ class Game:
         self.carried_delta: Tensor | None = None
         self.global_batch_size: int | None = None
         self.executor = Executor(net, optimizer, self.engine, single_process=not distributed.is_multiprocess)
-        self.calls = NetworkCalls(net, objective, attack, threat, self.executor)
+        self.calls = NetworkCalls(net, objective, attack, threat, self.task, self.executor)
         self.has_static_gradients = False
         self._first_layer: FirstLayer | None = None
         self._buffers_by_shape: OrderedDict[torch.Size, Buffers] = OrderedDict()
@@ -221,13 +224,14 @@ class Game:
     def _compute_delta_gradient(self, buffers: Buffers) -> None:
         delta = self.delta_scale.scaled_delta(buffers.delta)
         with self.attack_mode(), self.engine.autocast():
-            visible = self.attack.visible_delta(buffers.x, delta)
+            visible = self.attack.visible_delta(self.threat, buffers.x, delta)
             loss, logits = self.calls.attack_loss(buffers.x, visible, buffers.y, buffers.reference_logits)
         (grad,) = torch.autograd.grad(self.engine.scale(loss), delta)
         self.engine.unscale_into(buffers.grad, grad, len(buffers))
         self.delta_scale.unscale_gradient(buffers.grad)
         if self.attack.freeze is not None:
-            self.attack.freeze.update(buffers, logits.detach(), self.level, self.threat)
+            is_right = self.task.is_right(logits.detach(), buffers.y)
+            self.attack.freeze.update(buffers, is_right, self.level, self.threat)
 
     def _ascend_active_rows(self, buffers: Buffers) -> None:
         index = self.attack.active_indices(buffers)
@@ -262,6 +266,11 @@ class Game:
     def compute_both_gradients(self, buffers: Buffers, layer: FirstLayer | None = None) -> Tensor | None:
         """Compute the gradients by theta and by delta, as a part of a move.
 
+        One backward pass gives both, so they are gradients of the same loss: the learner's. A regulariser in it, such as
+        the divergence of TRADES in a replay, steers delta and l_X too. Gradients of two losses would need a backward pass
+        each, also if they share the forward pass. What does not depend on x + delta (the clean branch of TRADES, a
+        penalty on weights) has no gradient by delta and is not part of it.
+
         Args:
             buffers: The batch's buffers; delta's gradient is written to `buffers.grad`.
             layer: The first layer, if the gradients by its output offsets are needed as well (YOPO). The loss, accuracy
@@ -275,7 +284,7 @@ class Game:
         """
         delta = buffers.delta.detach().requires_grad_()
         with self.engine.autocast():
-            visible = self.attack.visible_delta(buffers.x, delta)
+            visible = self.attack.visible_delta(self.threat, buffers.x, delta)
             if layer is None:
                 loss, logits = self.calls.objective(buffers, visible)
             else:
@@ -290,7 +299,7 @@ class Game:
             return None  # the rest is recorded in the last pass of a batch only
         finite = self.engine.is_finite(delta.grad)
         buffers.loss.copy_(loss.detach())
-        buffers.num_correct.copy_((logits.detach().argmax(1) == buffers.y).sum())
+        buffers.num_correct.copy_(self.task.accuracy(logits.detach(), buffers.y).sum())
         if self.probe.move == "joint":
             self._measure_magnitude(buffers)
         return finite
@@ -437,3 +446,11 @@ class Game:
     def _run_move(self, name: str, move: Move, buffers: Buffers) -> None:
         recorded = not (self.distributed.is_multiprocess and name in SYNCHRONISED_MOVES)
         self.executor.run(name, move, buffers, self.mutable_tensors, recorded=recorded)
+
+
+def _get_common_task(objective: nn.Module, task: Task | None) -> Task:
+    """The task of a game, which its objective must have too."""
+    own = getattr(unwrap_ddp(objective), "task", None)
+    if task is not None and isinstance(own, Task) and own != task:
+        raise UsageError(f"the objective is for the task {own}, and the game for {task}: give both the same task.")
+    return task or (own if isinstance(own, Task) else CLASSIFICATION)

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from deat.core.buffers import Buffers
-from deat.core.loss_terms import cross_entropy, kl_divergence, margin_loss
 from deat.errors import UsageError, unknown_name_error
+from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 
 InnerLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A loss for each example, (B,), as a function of (logits, labels, reference logits)."""
+"""A loss for each example, (B,), as a function of (outputs, labels, reference outputs)."""
 
-INNER_LOSSES: dict[str, InnerLoss] = {
-    "ce": lambda logits, y, reference: cross_entropy(logits, y),
-    "kl": lambda logits, y, reference: kl_divergence(reference, logits),
-    "margin": lambda logits, y, reference: margin_loss(logits, y),
+INNER_LOSSES: dict[str, tuple[str, Callable[[Task], InnerLoss]]] = {
+    "ce": ("loss", lambda task: lambda outputs, y, reference: task.loss(outputs, y)),
+    "kl": ("divergence", lambda task: lambda outputs, y, reference: task.divergence(reference, outputs)),
+    "margin": ("margin", lambda task: lambda outputs, y, reference: task.margin(outputs, y)),
 }
-"""Per-example losses of (logits, labels, reference logits), by name; only "kl" uses the reference logits."""
+"""By name: the function of the task that the loss needs, and the loss; only "kl" uses the reference outputs."""
 
 
 class FreezeRule(Protocol):
@@ -34,12 +34,12 @@ class FreezeRule(Protocol):
             level: The budget's `level`, as a device scalar.
         """
 
-    def update(self, buffers: Buffers, logits: Tensor, level: Tensor, threat: ThreatModel) -> None:
+    def update(self, buffers: Buffers, is_right: Tensor, level: Tensor, threat: ThreatModel) -> None:
         """Freeze examples, by clearing their `buffers.active`.
 
         Args:
             buffers: The batch's buffers, with delta and its gradient before the step.
-            logits: The logits at x + delta.
+            is_right: Whether the network is right about each example at x + delta, by the task.
             level: The budget's `level`, as a device scalar.
             threat: The threat model.
         """
@@ -47,7 +47,7 @@ class FreezeRule(Protocol):
 
 @dataclass(frozen=True)
 class FreezeWhenFooled:
-    """The rule of FAT: a misclassified example may make tau more steps, then it is frozen.
+    """The rule of FAT: an example that the network is wrong about may make tau more steps, then it is frozen.
 
     The budget's `level` is tau.
     """
@@ -57,9 +57,9 @@ class FreezeWhenFooled:
         buffers.active.fill_(True)
         buffers.steps_left.copy_(level.expand_as(buffers.steps_left))
 
-    def update(self, buffers: Buffers, logits: Tensor, level: Tensor, threat: ThreatModel) -> None:
-        """Freeze misclassified examples without steps left; charge one step to the other misclassified ones."""
-        fooled = logits.argmax(1) != buffers.y
+    def update(self, buffers: Buffers, is_right: Tensor, level: Tensor, threat: ThreatModel) -> None:
+        """Freeze wrong examples without steps left; charge one step to the other wrong ones."""
+        fooled = ~is_right
         buffers.active.logical_and_(~(fooled & (buffers.steps_left <= 0)))
         buffers.steps_left.sub_((fooled & buffers.active).to(buffers.steps_left.dtype))
 
@@ -77,7 +77,7 @@ class FreezeWhenConverged:
         buffers.active.fill_(True)
         buffers.initial_delta.copy_(buffers.delta)
 
-    def update(self, buffers: Buffers, logits: Tensor, level: Tensor, threat: ThreatModel) -> None:
+    def update(self, buffers: Buffers, is_right: Tensor, level: Tensor, threat: ThreatModel) -> None:
         """Freeze the examples that have converged."""
         gain = ((buffers.delta - buffers.initial_delta) * buffers.grad).flatten(1).sum(1)
         buffers.active.logical_and_(threat.eps * threat.dual_norm(buffers.grad) - gain > level)
@@ -88,10 +88,10 @@ class InnerAttack:
     """The attack inside training. The number and size of its steps come from the `Budget`.
 
     Args:
-        loss: The loss to maximise: "ce" (cross-entropy), "kl" (divergence from the clean prediction), "margin", or a
-            function of your own. It is called with the logits, the labels and the logits of the clean images, and
-            returns a loss for each example, (B,). The third argument is empty, unless the function has an attribute
-            `needs_reference = True`. Records have its name.
+        loss: The loss to maximise: "ce" (the task's loss: cross-entropy, or the squared error of a regression), "kl" (the
+            task's divergence from the clean answer), "margin", or a function of your own. It is called with the outputs,
+            the labels and the outputs for the clean examples, and returns a loss for each example, (B,). The third
+            argument is empty, unless the function has an attribute `needs_reference = True`. Records have its name.
         start: Where delta starts: "zero", "uniform" or "jitter".
         batch_norm: The mode of the network during attack steps; its own mode is restored afterwards.
         freeze: The rule that stops single examples from moving, if any.
@@ -122,7 +122,7 @@ class InnerAttack:
         if getattr(self.loss, "__name__", "") == "<lambda>":
             raise UsageError("the inner loss is a lambda, whose name in records would say nothing. Define it with def.")
         if not callable(self.loss) and self.loss not in INNER_LOSSES:
-            hint = "Or give a function (logits, labels, reference logits) -> losses."
+            hint = "Or give a function (outputs, labels, reference outputs) -> losses."
             raise unknown_name_error("inner loss", self.loss, INNER_LOSSES, hint)
         if self.compact and (self.batch_norm != "eval" or self.freeze is None):
             raise UsageError(
@@ -140,19 +140,23 @@ class InnerAttack:
         """Whether delta starts so small that half precision hardly changes the logits from the clean ones."""
         return self.needs_reference and self.start == "jitter" and not self.persistent
 
+    def loss_fn(self, task: Task = CLASSIFICATION) -> InnerLoss:
+        """Return the per-example loss to maximise, on a task."""
+        return INNER_LOSSES[self.loss][1](task) if isinstance(self.loss, str) else self.loss
+
     @property
-    def loss_fn(self) -> InnerLoss:
-        """The per-example loss to maximise."""
-        return INNER_LOSSES[self.loss] if isinstance(self.loss, str) else self.loss
+    def requires(self) -> tuple[str, ...]:
+        """The functions of a task that the loss needs."""
+        return (INNER_LOSSES[self.loss][0],) if isinstance(self.loss, str) else ()
 
     @property
     def clamps_images(self) -> bool:
         """Whether the pixel range is kept by clamping what the network sees, and not by projecting delta."""
         return self.persistent and self.carries_unclipped
 
-    def visible_delta(self, x: Tensor, delta: Tensor) -> Tensor:
+    def visible_delta(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
         """Return the perturbation that the network sees; pixels that are clamped have no gradient."""
-        return (x + delta).clamp(0, 1) - x if self.clamps_images else delta
+        return threat.clip_to_box(x + delta) - x if self.clamps_images else delta
 
     def project(self, threat: ThreatModel, x: Tensor, delta: Tensor) -> Tensor:
         """Project delta into the ball, and into the box if that is where the pixel range is kept."""

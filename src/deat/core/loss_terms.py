@@ -1,5 +1,8 @@
 """Per-example losses of logits.
 
+Classes are on axis 1. Logits may have further axes, such as (batch, classes, H, W) for a mask of labels (batch, H, W);
+each position has a loss of its own then.
+
 Half-precision logits are converted to float32 first, where the small constants below do not underflow; float64 stays
 float64.
 """

@@ -17,6 +17,7 @@ from deat.engine.executor import Executor, compile_function
 from deat.engine.half_precision import HalfWeights
 from deat.engine.kernels.graph_pass import first_layer_backend, fused_backend
 from deat.errors import UsageError
+from deat.tasks import Task
 from deat.threat import Linf, ThreatModel
 
 InnerLossFunction = Callable[[Tensor, Tensor, Tensor, Tensor], LossOutput]
@@ -37,6 +38,7 @@ class CompiledCalls:
         objective: The training loss around it, wrapped by DDP or not.
         attack: The attack, whose loss and step are compiled too.
         threat: The threat model.
+        task: What outputs and labels mean.
         engine: Precision and device.
         shape: The shape of the batches.
         single_process: Whether no other process shares the batch.
@@ -48,6 +50,7 @@ class CompiledCalls:
         objective: nn.Module,
         attack: InnerAttack,
         threat: ThreatModel,
+        task: Task,
         engine: Engine,
         shape: torch.Size,
         single_process: bool,
@@ -61,7 +64,7 @@ class CompiledCalls:
         self.objective: ObjectiveFunction = (
             compile_function(trainable, backend) if single_process else compile_function(objective, "inductor")
         )
-        self.attack_loss: InnerLossFunction = compile_function(_make_inner_loss(frozen, attack.loss_fn), backend)
+        self.attack_loss: InnerLossFunction = compile_function(_make_inner_loss(frozen, attack.loss_fn(task)), backend)
         self.logits: Callable[[Tensor], Tensor] = compile_function(frozen, backend)
         self.projected_step: ProjectedStep = _make_projected_step(attack, threat, engine)
         self.objective_with_offsets: Callable[[FirstLayer], OffsetObjective] = cache(
@@ -80,16 +83,23 @@ class NetworkCalls:
         objective: The training loss around it, wrapped by DDP or not.
         attack: The attack, with the loss that it maximises.
         threat: The threat model, which may be replaced; compiled calls keep the one that they saw.
+        task: What outputs and labels mean.
         executor: Where compiled calls are kept.
     """
 
     def __init__(
-        self, net: nn.Module, objective: nn.Module, attack: InnerAttack, threat: ThreatModel, executor: Executor
+        self,
+        net: nn.Module,
+        objective: nn.Module,
+        attack: InnerAttack,
+        threat: ThreatModel,
+        task: Task,
+        executor: Executor,
     ) -> None:
         self.unwrapped_objective = unwrap_ddp(objective)
-        self._net, self._objective, self._attack, self.threat = net, objective, attack, threat
+        self._net, self._objective, self._attack, self.threat, self.task = net, objective, attack, threat, task
         self._executor = executor
-        self._attack_loss = _make_inner_loss(net, attack.loss_fn)
+        self._attack_loss = _make_inner_loss(net, attack.loss_fn(task))
 
     def compile_for(self, shape: torch.Size) -> CompiledCalls:
         """Compile every call for batches of one shape; the compiler runs at the first call."""
@@ -98,6 +108,7 @@ class NetworkCalls:
             self._objective,
             self._attack,
             self.threat,
+            self.task,
             self._executor.engine,
             shape,
             self._executor.single_process,
@@ -161,7 +172,7 @@ def _projected_step_function(attack: InnerAttack, threat: ThreatModel) -> Callab
 
 
 def _make_projected_step(attack: InnerAttack, threat: ThreatModel, engine: Engine) -> ProjectedStep:
-    if engine.uses_own_kernels and type(threat) is Linf and not attack.clamps_images:
+    if engine.uses_own_kernels and type(threat) is Linf and threat.is_plain and not attack.clamps_images:
         from deat.engine.kernels.linf_step_triton import linf_projected_step
 
         return partial(linf_projected_step, eps=threat.eps)
@@ -199,7 +210,7 @@ def _make_inner_loss(net: Callable[[Tensor], Tensor], inner_loss: InnerLoss) -> 
     def call(x: Tensor, delta: Tensor, y: Tensor, reference: Tensor) -> LossOutput:
         logits = net(x + delta)
         losses = inner_loss(logits, y, reference)
-        if losses.shape != y.shape:
+        if losses.shape != y.shape[:1]:
             raise UsageError(
                 f"the inner loss returns a tensor of shape {tuple(losses.shape)} for {len(y)} examples. Return one loss for "
                 "each of them: use reduction='none'."

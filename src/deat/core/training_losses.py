@@ -6,7 +6,8 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, mart_regulariser
+from deat.tasks import CLASSIFICATION, Task
+from deat.utils.user_code import accepts_argument
 
 
 class LossOutput(NamedTuple):
@@ -14,7 +15,7 @@ class LossOutput(NamedTuple):
 
     Attributes:
         loss: The mean over the batch.
-        logits_adv: The logits at x + delta.
+        logits_adv: The outputs at x + delta.
     """
 
     loss: Tensor
@@ -27,6 +28,9 @@ ObjectiveFunction = Callable[[Tensor, Tensor, Tensor], LossOutput]
 
 class TrainingLoss(Protocol):
     """A training loss. Frozen dataclasses are described in full in run.json.
+
+    A loss with a parameter called `task` receives the task, and names what it takes from it in `requires`; it can then
+    be used with every task that defines these. A loss without the parameter reads outputs and labels itself.
 
     Attributes:
         num_forwards: How many forward (and backward) passes of the network it executes.
@@ -44,27 +48,28 @@ class TrainingLoss(Protocol):
             y: The labels.
 
         Returns:
-            The mean loss and the logits at x + delta.
+            The mean loss and the outputs at x + delta.
         """
 
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The cross-entropy at x + delta (Madry et al. 2018)."""
+    """The task's loss at x + delta: the cross-entropy (Madry et al. 2018), or the squared error of a regression."""
 
     num_forwards: ClassVar[int] = 1
+    requires: ClassVar[tuple[str, ...]] = ("loss",)
 
-    def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> LossOutput:
+    def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor, task: Task = CLASSIFICATION) -> LossOutput:
         """Compute the mean of CE(x + delta, y)."""
-        logits = net(x + delta)
-        return LossOutput(cross_entropy(logits, y).mean(), logits)
+        outputs = net(x + delta)
+        return LossOutput(task.loss(outputs, y).mean(), outputs)
 
 
 @dataclass(frozen=True)
 class Trades:
     """The loss of TRADES (Zhang et al. 2019): CE(x, y) + beta * KL(p(x) || p(x + delta)).
 
-    The gradient flows through both forward passes.
+    CE and KL are the loss and the divergence of the task. The gradient flows through both forward passes.
 
     Args:
         beta: The weight of the divergence.
@@ -72,18 +77,19 @@ class Trades:
 
     beta: float = 6.0
     num_forwards: ClassVar[int] = 2
+    requires: ClassVar[tuple[str, ...]] = ("loss", "divergence")
 
-    def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> LossOutput:
+    def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor, task: Task = CLASSIFICATION) -> LossOutput:
         """Compute the mean of CE(x, y) + beta * KL(p(x) || p(x + delta))."""
         clean, adv = net(x), net(x + delta)
-        return LossOutput((cross_entropy(clean, y) + self.beta * kl_divergence(clean, adv)).mean(), adv)
+        return LossOutput((task.loss(clean, y) + self.beta * task.divergence(clean, adv)).mean(), adv)
 
 
 @dataclass(frozen=True)
 class Mart:
     """The loss of MART (Wang et al. 2020): BCE(x + delta, y) + beta * KL(p(x) || p(x + delta)) * (1 - p_y(x)).
 
-    BCE is the boosted cross-entropy, see `boosted_cross_entropy`.
+    BCE is the boosted cross-entropy, see `boosted_cross_entropy`. A task needs classes for it.
 
     Args:
         beta: The weight of the divergence.
@@ -91,11 +97,12 @@ class Mart:
 
     beta: float = 6.0
     num_forwards: ClassVar[int] = 2
+    requires: ClassVar[tuple[str, ...]] = ("boosted_loss", "weighted_divergence")
 
-    def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor) -> LossOutput:
+    def __call__(self, net: nn.Module, x: Tensor, delta: Tensor, y: Tensor, task: Task = CLASSIFICATION) -> LossOutput:
         """Compute the mean of BCE(x + delta, y) + beta * KL * (1 - p_y(x))."""
         clean, adv = net(x), net(x + delta)
-        return LossOutput((boosted_cross_entropy(adv, y) + self.beta * mart_regulariser(clean, adv, y)).mean(), adv)
+        return LossOutput((task.boosted_loss(adv, y) + self.beta * task.weighted_divergence(clean, adv, y)).mean(), adv)
 
 
 class Objective(nn.Module):
@@ -104,17 +111,20 @@ class Objective(nn.Module):
     Args:
         net: The network.
         loss: The training loss.
+        task: What outputs and labels mean.
 
     Example:
         >>> objective = deat.Objective(net, deat.Trades(beta=6.0))
         >>> objective(x, delta, y).loss.backward()
     """
 
-    def __init__(self, net: nn.Module, loss: TrainingLoss) -> None:
+    def __init__(self, net: nn.Module, loss: TrainingLoss, task: Task = CLASSIFICATION) -> None:
         super().__init__()
         self.net = net
         self.loss = loss
+        self.task = task
+        self._options: dict[str, Task] = {"task": task} if accepts_argument(loss, "task") else {}
 
     def forward(self, x: Tensor, delta: Tensor, y: Tensor) -> LossOutput:
         """Compute the loss on one batch; the arguments are those of the loss."""
-        return self.loss(self.net, x, delta, y)
+        return self.loss(self.net, x, delta, y, **self._options)

@@ -41,19 +41,24 @@ def measure_channel_stats(images: AnyImageSet) -> ChannelStats:
         images: The images. Of a large set about a thousand images are measured, evenly spaced.
 
     Returns:
-        The statistics, rounded to four decimals.
+        The statistics, rounded to four decimals; those of a table's features to six digits.
     """
     get_image = images.decode if isinstance(images, LazyImages) else images.images.__getitem__
     indices = range(len(images))[sample_slice(len(images))]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the interpreter's lock
         mean, square = torch.stack(list(pool.map(lambda index: _channel_moments(get_image(index)), indices))).mean(0)
-    std = (square - mean.square()).clamp(min=_MIN_STD**2).sqrt()
+    variance = square - mean.square()
+    if len(images.shape) == 1:  # features of a table, in units of their own
+        std = torch.where(variance > 0, variance, 1.0).sqrt()
+        means, stds = (tuple(float(f"{value:.6g}") for value in part.tolist()) for part in (mean, std))
+        return ChannelStats(means, stds, len(indices))
+    std = variance.clamp(min=_MIN_STD**2).sqrt()
     return ChannelStats(_round_values(mean), _round_values(std), len(indices))
 
 
 def _channel_moments(image: Tensor) -> Tensor:
     """Return the mean of each channel's pixels in [0, 1] and of their squares, of shape (2, C)."""
-    pixels = image.flatten(1).to("cpu", torch.float64) / (255 if image.dtype == torch.uint8 else 1)
+    pixels = image.reshape(len(image), -1).to("cpu", torch.float64) / (255 if image.dtype == torch.uint8 else 1)
     return torch.stack([pixels.mean(1), pixels.square().mean(1)])
 
 

@@ -16,14 +16,16 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from deat.data.batch_order import BatchPosition, EpochBatchSampler, num_images_in_batch
 from deat.data.image_label_checks import (
+    UNIT_BOX,
+    Box,
     check_dataset_size,
     check_images,
-    check_labels,
     is_valid_images,
     text_labels_error,
 )
 from deat.data.image_set import hash_labels_and_sample, to_unit_range
 from deat.errors import DataError
+from deat.tasks import CLASSIFICATION, Task
 from deat.utils.distributed import BatchShard
 from deat.utils.seeding import PrivateRngState, derive_seed
 
@@ -183,11 +185,18 @@ class HostBatch(NamedTuple):
     position: BatchPosition
     images_before: int
 
-    @property
-    def is_suspect(self) -> bool:
+    def is_suspect(self, task: Task, box: Box) -> bool:
         """Whether the batch cannot be trained on, whatever the number of classes; images on a GPU are not read."""
-        has_bad_images = self.x.device.type == "cpu" and not is_valid_images(self.x)
-        return has_bad_images or len(self.y) == 0 or int(self.y.min()) < 0
+        has_bad_images = self.x.device.type == "cpu" and not is_valid_images(self.x, box)
+        return has_bad_images or len(self.y) == 0 or not _has_valid_labels(self.y, task)
+
+
+def _has_valid_labels(labels: Tensor, task: Task) -> bool:
+    try:
+        task.check_labels(labels, task.count_outputs(labels))
+    except DataError:
+        return False
+    return True
 
 
 class LoaderStats(NamedTuple):
@@ -212,6 +221,8 @@ class LoaderSource:
         seed: The run's seed.
         num_classes: Number of classes; counted if None.
         training: Whether the data must hold a full batch.
+        task: What labels mean.
+        box: The range of the images' values.
 
     Raises:
         DataError: If the loader gives no batches, or batches that are not pairs of images and labels.
@@ -225,7 +236,10 @@ class LoaderSource:
         seed: int,
         num_classes: int | None,
         training: bool,
+        task: Task = CLASSIFICATION,
+        box: Box = UNIT_BOX,
     ) -> None:
+        self.task, self.box = task, box
         self.loader, self.seed, self.training, self.device = loader, seed, training, torch.device(device)
         self.shard = BatchShard()
         self._pixels_checked = False
@@ -233,7 +247,7 @@ class LoaderSource:
         try:
             self._first_batch = self._read_first_batch()
             self._suspect_batch = self._first_batch
-            stats = _declared_stats(loader, num_classes) or self._scan_loader(num_classes)
+            stats = _declared_stats(loader, num_classes, task) or self._scan_loader(num_classes)
         finally:
             self.stop_workers()  # training may begin much later, or never
         self.shape = tuple(self._first_batch.x.shape[1:])
@@ -274,8 +288,8 @@ class LoaderSource:
         is_empty = first == 0
         for x, y in self._iter_shards(epoch, first):
             is_empty = False
-            x, y = (tensor.to(self.device, non_blocking=True) for tensor in (x, y))
-            yield to_unit_range(x), y.to(torch.int64)
+            x, y = (tensor.to(self.device, non_blocking=True) for tensor in (x, self.task.prepare_labels(y)))
+            yield to_unit_range(x), y
         if is_empty:
             raise DataError(
                 f"the loader gave no batches in epoch {epoch}; it can probably be read only once."
@@ -326,9 +340,9 @@ class LoaderSource:
             if len(batch.y) == 0:
                 raise DataError("it is empty; every batch must hold an image.")
             if on_device or batch.y.device.type == "cpu":
-                check_labels(batch.y, self.num_classes, dataset_index)
+                self.task.check_labels(batch.y, self.num_classes, dataset_index)
             if pixels and (on_device or batch.x.device.type == "cpu"):
-                check_images(batch.x, dataset_index)
+                check_images(batch.x, dataset_index, self.box)
             if shape != self.shape:
                 raise DataError(f"image {dataset_index(0)} has shape {shape}; the first one has {self.shape}.")
         except DataError as error:
@@ -386,10 +400,10 @@ class LoaderSource:
         sizes, num_classes_seen = [], 0
         for batch in self._iter_host_batches(0):
             sizes.append(len(batch.y))
-            if len(batch.y) and int(batch.y.max()) >= num_classes_seen:
-                num_classes_seen = int(batch.y.max()) + 1
+            if len(batch.y) and (count := self.task.count_outputs(batch.y)) > num_classes_seen:
+                num_classes_seen = count
                 self._record_largest_label(batch)
-            if self._suspect_batch is self._first_batch and batch.is_suspect:
+            if self._suspect_batch is self._first_batch and batch.is_suspect(self.task, self.box):
                 self._suspect_batch = batch
         self._pixels_checked = self._suspect_batch is self._first_batch
         batch_size = _declared_batch_size(self.loader) or max(sizes)
@@ -445,19 +459,19 @@ def _unpack_batch(batch: Any) -> tuple[Tensor, Tensor]:
         raise text_labels_error(y[0])
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise DataError(f"a batch holds {type(x).__name__} and {type(y).__name__}. {_PAIR_HINT}")
-    if x.ndim != 4 or len(x) != len(y):
+    if x.ndim < 2 or y.ndim < 1 or len(x) != len(y):
         shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise DataError(f"a batch has shapes {shapes}; expected images (B, C, H, W) and labels (B,).")
     return x, y.long() if y.dtype == torch.bool else y
 
 
-def _declared_stats(loader: Iterable[Any] | EpochLoader, num_classes: int | None) -> LoaderStats | None:
+def _declared_stats(loader: Iterable[Any] | EpochLoader, num_classes: int | None, task: Task) -> LoaderStats | None:
     """Return what a loader states about itself, None if it must be read to know."""
     dataset = getattr(loader, "dataset", None)
     if not isinstance(loader, DataLoader | EpochLoader) or not hasattr(dataset, "__len__"):
         return None
     num_classes = num_classes or _declared_num_classes(
-        dataset.dataset if isinstance(dataset, SeededDataset) else dataset
+        dataset.dataset if isinstance(dataset, SeededDataset) else dataset, task
     )
     num_batches, batch_size = len(loader), _declared_batch_size(loader)
     if not num_classes or not batch_size:
@@ -471,14 +485,14 @@ def _declared_batch_size(loader: Any) -> int | None:
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
-def _declared_num_classes(dataset: Any) -> int | None:
-    """Return the number of classes by a data set's `classes` or `targets`, None if it has neither."""
+def _declared_num_classes(dataset: Any, task: Task) -> int | None:
+    """Return the number of outputs by a data set's `classes` or `targets`, None if it has neither."""
     classes = getattr(dataset, "classes", None)
     if isinstance(classes, list | tuple) and classes:
         return len(classes)
     targets = getattr(dataset, "targets", None)
     if isinstance(targets, list | tuple | np.ndarray | Tensor) and len(targets):
-        return int(np.asarray(targets).max()) + 1
+        return task.count_outputs(torch.as_tensor(np.asarray(targets)))
     return None
 
 

@@ -9,8 +9,11 @@ from typing import Any
 from deat.data import digits
 from deat.data.augment import Augment
 from deat.data.channel_stats import ChannelStats, measure_channel_stats
+from deat.data.image_label_checks import UNIT_BOX, Box
+from deat.data.image_set import ImageSet
 from deat.data.streaming import AnyImageSet
 from deat.errors import UsageError, unknown_name_error
+from deat.tasks import CLASSIFICATION, Task
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.numbers import is_int_at_least
 
@@ -43,6 +46,9 @@ class DataSplits:
             none are published.
         val: Its own images for choosing the best epoch; None if it has none.
         fallback_root: The folder it was read from if that is not the user's own data folder, else None.
+        box: The range of values, which the threat model has too; None for no bounds.
+        scale: The unit of each feature in the threat model; None for 1.
+        mutable: Whether each feature can change; None if all can.
 
     Example:
         >>> digits = deat.load_data("digits")
@@ -63,6 +69,9 @@ class DataSplits:
     stats_from_train: bool = False
     val: AnyImageSet | None = None
     fallback_root: Path | None = None
+    box: Box = UNIT_BOX
+    scale: tuple[float, ...] | None = None
+    mutable: tuple[bool, ...] | None = None
 
     def __repr__(self) -> str:
         val = f" val={self.val!r}," if self.val else ""
@@ -86,6 +95,16 @@ class DataSplits:
     def threat(self) -> str:
         """The default threat model as text, such as "linf:0.15"."""
         return f"{self.norm}:{self.eps!r}"
+
+    @property
+    def task(self) -> Task:
+        """What the labels mean."""
+        return self.train.task if isinstance(self.train, ImageSet) else CLASSIFICATION
+
+    @property
+    def features(self) -> dict[str, Any]:
+        """What a threat model that is given as text takes from the data: box, scale and mutable features."""
+        return {"box": self.box, "scale": self.scale, "mutable": self.mutable}
 
     @property
     def augment(self) -> Augment | None:

@@ -16,84 +16,82 @@ _NORMALISED_HINT = "Images are float in [0, 1]; normalise inside the model: deat
 _BYTE_RANGE_HINT = "These look like 0-255 floats: divide by 255, or pass uint8, which deat scales itself."
 
 
-def check_images(images: Tensor, dataset_index: Callable[[int], int] = int) -> None:
-    """Check the shape, type and values of images.
+Box = tuple[float, float] | None
+"""The least and the largest value of an input; None where values have no bounds."""
+UNIT_BOX: Box = (0.0, 1.0)
+"""That of images."""
+
+
+def check_images(images: Tensor, dataset_index: Callable[[int], int] = int, box: Box = UNIT_BOX) -> None:
+    """Check the shape, type and values of images, or of other inputs.
 
     Args:
-        images: The images: (N, C, H, W), uint8 or float in [0, 1].
-        dataset_index: Converts an image's index in `images` to the index that messages show.
+        images: The examples: images (N, C, H, W), uint8 or float; or float tensors of another shape (N, ...).
+        dataset_index: Converts an example's index in `images` to the index that messages show.
+        box: The range of values.
 
     Raises:
-        DataError: If the shape or type is another, or a pixel is outside [0, 1] or not finite.
+        DataError: If the shape or type is another, or a value is outside the box or not finite.
     """
-    if images.ndim != 4 or 0 in images.shape[1:]:
-        raise DataError(f"images have shape {tuple(images.shape)}; expected (N, C, H, W) with C, H and W above 0.")
-    if images.dtype == torch.uint8:
+    if images.ndim < 2 or 0 in images.shape[1:]:
+        raise DataError(
+            f"images have shape {tuple(images.shape)}; expected (N, C, H, W) with C, H and W above 0, or other examples "
+            "(N, ...), such as waveforms (N, C, T) or features (N, F)."
+        )
+    if images.dtype == torch.uint8 and images.ndim == 4:
         return
     if not images.is_floating_point():
-        raise DataError(f"images are {images.dtype}; expected uint8 (0-255) or float in [0, 1].")
+        range_text = "[0, 1]" if box == UNIT_BOX else _format_box(box)
+        accepted = f"uint8 (0-255) or float in {range_text}" if images.ndim == 4 else f"float in {range_text}"
+        raise DataError(f"{noun_of(images)}s are {images.dtype}; expected {accepted}.")
     for start in range(0, len(images), _CHUNK_IMAGES):
-        _check_pixels(images[start : start + _CHUNK_IMAGES], start, dataset_index)
+        _check_values(images[start : start + _CHUNK_IMAGES], start, dataset_index, box)
 
 
-def is_valid_images(images: Tensor) -> bool:
+def noun_of(examples: Tensor) -> str:
+    """Return what messages call an example: "image" for (N, C, H, W), else "example"."""
+    return "image" if examples.ndim == 4 else "example"
+
+
+def _format_box(box: Box) -> str:
+    return "any range" if box is None else f"[{box[0]:g}, {box[1]:g}]"
+
+
+def is_valid_images(images: Tensor, box: Box = UNIT_BOX) -> bool:
     """Return whether `check_images` accepts the images."""
     try:
-        check_images(images)
+        check_images(images, box=box)
     except DataError:
         return False
     return True
 
 
-def _check_pixels(images: Tensor, start: int, dataset_index: Callable[[int], int]) -> None:
-    low, high = images.aminmax()  # both are NaN if a pixel is, and then both comparisons fail
-    if bool((low >= 0) & (high <= 1)):
+def _check_values(images: Tensor, start: int, dataset_index: Callable[[int], int], box: Box) -> None:
+    low, high = box or (-torch.finfo(images.dtype).max, torch.finfo(images.dtype).max)
+    least, largest = images.aminmax()  # both are NaN if a value is, and then both comparisons fail
+    if bool((least >= low) & (largest <= high)):
         return
-    is_good = ((images >= 0) & (images <= 1)).flatten(1).all(1)
+    is_good = ((images >= low) & (images <= high)).flatten(1).all(1)
     index = int((~is_good).to(torch.uint8).argmax())
-    pixels = images[index].flatten()
-    value = float(pixels[~((pixels >= 0) & (pixels <= 1))][0])
-    raise DataError(_pixel_message(dataset_index(start + index), value, images))
+    values = images[index].flatten()
+    value = float(values[~((values >= low) & (values <= high))][0])
+    raise DataError(_range_message(dataset_index(start + index), value, images, box))
 
 
-def _pixel_message(index: int, value: float, images: Tensor) -> str:
+def _range_message(index: int, value: float, images: Tensor, box: Box) -> str:
+    noun = noun_of(images)
+    part = "pixel" if noun == "image" else "value"
     if not np.isfinite(value):
-        return f"image {index} holds {value}; every pixel must be in [0, 1]. Remove or repair the image."
-    low, high = images.nan_to_num().aminmax()
-    hint = _BYTE_RANGE_HINT if float(low) >= 0 and float(high) > 2 else _NORMALISED_HINT
-    return f"image {index} holds the pixel value {value:.6g}, outside [0, 1]. {hint}"
-
-
-def check_labels(labels: Tensor, num_classes: int, dataset_index: Callable[[int], int] = int) -> None:
-    """Check that labels are class numbers.
-
-    Args:
-        labels: The labels: integers from 0 to num_classes - 1 of shape (N,).
-        num_classes: Number of classes.
-        dataset_index: Converts a label's index in `labels` to the index that messages show.
-
-    Raises:
-        DataError: If the shape or type is another, or a label is out of range.
-    """
-    check_label_format(labels)
-    values = labels.detach().cpu().numpy()
-    bad = np.flatnonzero((values < 0) | (values >= num_classes))
-    if bad.size:
-        value = int(values[bad[0]])
-        hint = "or let an ImageSet or a Dataset name all of its classes (`classes`)"
-        raise DataError(
-            f"label {dataset_index(int(bad[0]))} is {value}; with {num_classes} classes labels run from 0 to "
-            f"{num_classes - 1}. Renumber the labels, {hint if value >= 0 else 'or remove images without a class'}."
-        )
-
-
-def check_label_format(labels: Tensor) -> None:
-    """Raise DataError if labels are not integers of shape (N,), with the call that converts them."""
-    if labels.ndim != 1 or not _has_integer_dtype(labels):
-        raise DataError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}; expected class numbers of shape (N,). "
-            f"{_suggest_label_fix(labels)}"
-        )
+        where = "finite" if box is None else f"in {_format_box(box)}"
+        return f"{noun} {index} holds {value}; every {part} must be {where}. Remove or repair the {noun}."
+    if noun == "image" and box == UNIT_BOX:
+        least, largest = images.nan_to_num().aminmax()
+        hint = _BYTE_RANGE_HINT if float(least) >= 0 and float(largest) > 2 else _NORMALISED_HINT
+        return f"image {index} holds the pixel value {value:.6g}, outside [0, 1]. {hint}"
+    return (
+        f"{noun} {index} holds the value {value:.6g}, outside {_format_box(box)}, the box of the threat model. Scale the "
+        "data, or give the threat the range of the data: threat=deat.Linf(eps, box=(low, high)), or box=None for none."
+    )
 
 
 def text_labels_error(label: str) -> DataError:
@@ -106,20 +104,6 @@ def text_labels_error(label: str) -> DataError:
         f"labels are strings, such as {label[:40]!r}; expected class numbers. Number the classes, for example by "
         "{name: i for i, name in enumerate(sorted(set(names)))}."
     )
-
-
-def _suggest_label_fix(labels: Tensor) -> str:
-    if labels.ndim == 2 and labels.shape[1] != 1:
-        return "One-hot labels: pass labels.argmax(1)."
-    squeeze = ".squeeze(1)" if labels.ndim == 2 else ""
-    convert = "" if _has_integer_dtype(labels) else ".long()"
-    if squeeze or (convert and labels.ndim == 1):
-        return f"Pass labels{squeeze}{convert}."
-    return "Give one number for each image."
-
-
-def _has_integer_dtype(labels: Tensor) -> bool:
-    return not labels.is_floating_point() and labels.dtype != torch.bool
 
 
 def describe_labels_out_of_range(data: Any, num_outputs: int) -> str:

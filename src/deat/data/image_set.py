@@ -7,8 +7,9 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from deat.data.image_label_checks import check_dataset_size, check_images, check_labels
+from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size, check_images
 from deat.errors import DataError, UsageError
+from deat.tasks import CLASSIFICATION, Task
 from deat.utils.seeding import derive_seed
 
 _SAMPLE_IMAGES = 1000
@@ -26,6 +27,11 @@ def to_unit_range(images: Tensor) -> Tensor:
     if images.dtype == torch.uint8:
         return images.to(torch.float32).mul_(1 / 255)  # a division is rounded differently on a GPU
     return images.detach().to(torch.float32)
+
+
+def as_loss_labels(labels: Tensor) -> Tensor:
+    """Return whole numbers as int64, the type of class numbers, and other labels as they are."""
+    return labels if labels.is_floating_point() else labels.to(torch.int64)
 
 
 def sample_slice(num_images: int) -> slice:
@@ -68,20 +74,21 @@ def split_indices(num_examples: int, held_out: int, seed: int) -> tuple[Tensor, 
     return order[held_out:].sort().values, order[:held_out].sort().values
 
 
-def format_image_set(images: Sized, shape: tuple[int, ...], num_classes: int) -> str:
-    """Return the repr of an image set: its type, length, image shape and number of classes."""
+def format_image_set(images: Sized, shape: tuple[int, ...], num_classes: int, outputs: str = "classes") -> str:
+    """Return the repr of an image set: its type, length, image shape and number of classes or other outputs."""
     size = "x".join(map(str, shape))
-    return f"{type(images).__name__}({len(images):,} of {size}, {num_classes:,} classes)"
+    return f"{type(images).__name__}({len(images):,} of {size}, {num_classes:,} {outputs})"
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Labelled images in memory.
+    """Labelled images, or other examples, in memory.
 
     Args:
-        images: Images of shape (N, C, H, W), uint8 or float32 in [0, 1].
-        labels: Class numbers from 0, int64 of shape (N,).
-        classes: Names of all classes, in the order of their numbers.
+        images: Images of shape (N, C, H, W), uint8 or float32 in [0, 1]; or other examples (N, ...), float32.
+        labels: Class numbers from 0, int64 of shape (N,); or labels of another task.
+        classes: Names of all classes, in the order of their numbers; for other tasks of all labels or targets.
+        task: What the labels mean.
 
     Example:
         >>> images = torch.randint(0, 256, (100, 3, 32, 32), dtype=torch.uint8)
@@ -92,33 +99,37 @@ class ImageSet:
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
+    task: Task = CLASSIFICATION
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __repr__(self) -> str:
-        return format_image_set(self, self.shape, self.num_classes)
+        return format_image_set(self, self.shape, self.num_classes, self.task.outputs_noun)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one image: (C, H, W)."""
+        """The shape of one example: (C, H, W) for an image."""
         return tuple(self.images.shape[1:])
 
     @property
     def num_classes(self) -> int:
-        """The number of class names."""
+        """The number of class names: how many outputs a network needs."""
         return len(self.classes)
 
-    def check(self) -> None:
+    def check(self, box: Box = UNIT_BOX) -> None:
         """Check that the images and labels can be trained on.
+
+        Args:
+            box: The range of the images' values.
 
         Raises:
             DataError: If not. The message has the first bad index and value, and what to do.
         """
         self.check_lengths()
         check_dataset_size(len(self), 1)
-        check_labels(self.labels, self.num_classes)
-        check_images(self.images)
+        self.task.check_labels(self.labels, self.num_classes)
+        check_images(self.images, box=box)
 
     def check_lengths(self) -> None:
         """Raise DataError if there are not as many labels as images."""
@@ -134,7 +145,7 @@ class ImageSet:
         """Return the images at `indices`, in this order."""
         index = torch.as_tensor(indices, dtype=torch.int64, device=self.images.device)
         labels = self.labels.index_select(0, index.to(self.labels.device))
-        return ImageSet(self.images.index_select(0, index), labels, self.classes)
+        return ImageSet(self.images.index_select(0, index), labels, self.classes, self.task)
 
     def split(self, held_out: int, seed: int) -> "tuple[ImageSet, ImageSet]":
         """Divide the set at random into a training and a validation set.

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from deat.data.augment import Augment, AugmentParams
 from deat.data.batch_order import epoch_order, num_batches
-from deat.data.image_label_checks import check_dataset_size
-from deat.data.image_set import ImageSet, to_unit_range
+from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size
+from deat.data.image_set import ImageSet, as_loss_labels, to_unit_range
 from deat.engine.kernels.crop import crop, is_supported
 from deat.errors import DataError
 from deat.utils.distributed import BatchShard
@@ -30,6 +30,7 @@ class InMemorySource:
         seed: The run's seed.
         augment: Random crops and flips, None for none.
         shuffle: Whether to draw a random order for each epoch, as training does.
+        box: The range of the images' values.
 
     Raises:
         DataError: If the images do not fit in the device's memory.
@@ -46,12 +47,13 @@ class InMemorySource:
         seed: int = 0,
         augment: Augment | None = None,
         shuffle: bool = True,
+        box: Box = UNIT_BOX,
     ) -> None:
-        self.images, self.batch_size, self.seed = images, batch_size, seed
+        self.images, self.batch_size, self.seed, self.box = images, batch_size, seed, box
         self.augment, self.shuffle, self.shard = augment, shuffle, BatchShard()
         self.device = torch.device(device)
         self.num_examples, self.num_classes, self.shape = len(images), images.num_classes, images.shape
-        self._x, self._y = self._to_device(images.images), self._to_device(images.labels.to(torch.int64))
+        self._x, self._y = self._to_device(images.images), self._to_device(as_loss_labels(images.labels))
 
     @cached_property
     def digest(self) -> str:
@@ -63,7 +65,7 @@ class InMemorySource:
 
     def check(self) -> None:
         """Raise DataError if the images cannot be trained on or are fewer than a training batch."""
-        self.images.check()
+        self.images.check(self.box)
         check_dataset_size(self.num_examples, self.batch_size, self.shuffle)
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
@@ -74,7 +76,7 @@ class InMemorySource:
             first: The number of the batch to start at.
 
         Yields:
-            Images, float32 in [0, 1], and labels, int64, on the device.
+            Images, float32 in [0, 1] or in another box, and labels, int64 for classification, on the device.
         """
         order = epoch_order(self.num_examples, self.seed, epoch, shuffle=self.shuffle).to(self.device)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "augment", epoch))

@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from deat.data.augment import Augment, check_augment
 from deat.data.dataloader_source import EpochLoader, LoaderSource, data_type_name, make_epoch_loader
 from deat.data.datasets import DataSplits
-from deat.data.image_label_checks import check_dataset_size, check_label_format, text_labels_error
+from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size, text_labels_error
 from deat.data.image_set import ImageSet
 from deat.data.in_memory import InMemorySource
 from deat.data.streaming import AnyImageSet, LazyImages, StreamingSource
 from deat.errors import UsageError
+from deat.tasks import CLASSIFICATION, Task
 from deat.utils.distributed import BatchShard
 from deat.utils.signals import Interruption
 
@@ -31,8 +32,8 @@ class Source(Protocol):
 
     Attributes:
         num_examples: Number of images in an epoch.
-        num_classes: Number of classes.
-        shape: Shape of one image: (C, H, W).
+        num_classes: Number of classes, or of other outputs that a network needs.
+        shape: Shape of one example: (C, H, W) for an image.
         batch_size: Images per batch; the last batch may have fewer.
         shard: The rows of each batch that this process gets, if several processes train together.
     """
@@ -53,7 +54,8 @@ class Source(Protocol):
             epoch: The epoch's number.
 
         Yields:
-            Images, float32 in [0, 1] of shape (B, C, H, W), and labels, int64 of shape (B,), on the device.
+            Images, float32 in [0, 1] of shape (B, C, H, W), and labels, int64 of shape (B,), on the device. Other inputs
+            (B, ...) have the box of the threat model, and other tasks have labels of another shape and type.
         """
 
     def check(self) -> None:
@@ -148,6 +150,8 @@ def as_source(
     num_classes: int | None = None,
     shuffle: bool = True,
     workers: int = 0,
+    task: Task | None = None,
+    box: Box = UNIT_BOX,
 ) -> Source:
     """Make batches of any data.
 
@@ -163,6 +167,8 @@ def as_source(
         num_classes: Number of classes. By default it is read from the data, or counted.
         shuffle: Whether to draw a random order for each epoch, as training does. Then the data must hold a full batch.
         workers: Number of worker processes that load a Dataset or LazyImages; 0 to load in this process.
+        task: What labels mean; by default what an ImageSet says, and else classification.
+        box: The range of the images' values, as the threat model has it.
 
     Returns:
         A source of batches. Its batches depend on the arguments and the epoch only, not on the number of workers.
@@ -182,16 +188,29 @@ def as_source(
     if batch_size < 1:
         raise UsageError(f"the batch size is {batch_size}; it must be at least 1.")
     if isinstance(data, LazyImages):
+        if task not in (None, CLASSIFICATION):
+            raise UsageError(f"images in class folders are for classification, not for the task {task}. Omit task.")
         has_augment = augment is not None
         return StreamingSource(
             data, batch_size, seed=seed, augment=has_augment, workers=workers, device=device, shuffle=shuffle
         )
-    image_set = as_image_set(data, num_classes)
+    image_set = as_image_set(data, num_classes, task)
     if image_set is not None:
-        return InMemorySource(image_set, batch_size, device=device, seed=seed, augment=augment, shuffle=shuffle)
+        _check_augmentable(image_set.images, augment)
+        return InMemorySource(
+            image_set, batch_size, device=device, seed=seed, augment=augment, shuffle=shuffle, box=box
+        )
     check_no_augment(data, augment)
     loader = _as_loader(data, batch_size, seed, shuffle, workers, device)
-    return LoaderSource(loader, device=device, seed=seed, num_classes=num_classes, training=shuffle)
+    return LoaderSource(
+        loader,
+        device=device,
+        seed=seed,
+        num_classes=num_classes,
+        training=shuffle,
+        task=task or CLASSIFICATION,
+        box=box,
+    )
 
 
 def check_not_data_name(data: Any) -> None:
@@ -226,21 +245,36 @@ def check_no_augment(data: Any, augment: Augment | None) -> None:
         )
 
 
-def as_image_set(data: Any, num_classes: int | None = None) -> ImageSet | None:
+def _check_augmentable(images: Tensor, augment: Any) -> None:
+    """Raise UsageError if crops and flips are given for something else than images."""
+    if isinstance(augment, Augment) and images.ndim != 4:
+        raise UsageError(
+            f"augment={augment!r} crops and flips images (N, C, H, W), and these examples have shape "
+            f"{tuple(images.shape[1:])}. Omit augment, or give an object of your own with draw and apply."
+        )
+
+
+def as_image_set(data: Any, num_classes: int | None = None, task: Task | None = None) -> ImageSet | None:
     """Convert data that is in memory to an ImageSet.
 
     Args:
         data: Any data.
         num_classes: Number of classes; by default one more than the largest label.
+        task: What labels mean; by default what an ImageSet says, and else classification.
 
     Returns:
         The image set, or None if the data is neither an ImageSet, nor a pair of tensors or arrays, nor a TensorDataset
         of such a pair.
 
     Raises:
-        DataError: If the labels are not class numbers.
+        DataError: If the labels are not class numbers, or not those of the task.
+        UsageError: If an ImageSet is for another task.
     """
     if isinstance(data, ImageSet):
+        if task is not None and data.task != task:
+            raise UsageError(
+                f"the data has labels for the task {data.task}, not {task}. Omit task, or pass other labels."
+            )
         return data
     if isinstance(data, TensorDataset):
         data = data.tensors
@@ -251,7 +285,7 @@ def as_image_set(data: Any, num_classes: int | None = None) -> ImageSet | None:
         labels = _labels_to_array(labels)
     if not isinstance(images, Tensor | np.ndarray) or not isinstance(labels, Tensor | np.ndarray):
         return None
-    return _make_image_set(torch.as_tensor(images), torch.as_tensor(labels), num_classes)
+    return _make_image_set(torch.as_tensor(images), torch.as_tensor(labels), num_classes, task or CLASSIFICATION)
 
 
 def _labels_to_array(labels: Sequence[Any]) -> Any:
@@ -265,13 +299,12 @@ def _labels_to_array(labels: Sequence[Any]) -> Any:
     return array if array.dtype.kind in "biuf" else labels
 
 
-def _make_image_set(images: Tensor, labels: Tensor, num_classes: int | None) -> ImageSet:
-    labels = labels.long() if labels.dtype == torch.bool else labels
-    check_label_format(labels)
+def _make_image_set(images: Tensor, labels: Tensor, num_classes: int | None, task: Task) -> ImageSet:
+    labels = task.prepare_labels(labels)
     if images.is_floating_point():
         images = images.to(torch.float32)
-    count = num_classes or (max(int(labels.max()), 0) + 1 if len(labels) else 1)
-    return ImageSet(images, labels.to(torch.int64), tuple(map(str, range(count))))
+    count = num_classes or (task.count_outputs(labels) if len(labels) else 1)
+    return ImageSet(images, labels, tuple(map(str, range(count))), task)
 
 
 def _as_loader(

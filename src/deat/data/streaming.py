@@ -15,7 +15,7 @@ from deat.data.archives import FileCollection
 from deat.data.batch_order import EpochBatchSampler
 from deat.data.dataloader_source import EpochLoader
 from deat.data.image_decoding import centre_crop, open_image, random_resized_crop, to_tensor
-from deat.data.image_label_checks import check_dataset_size, check_labels
+from deat.data.image_label_checks import check_dataset_size
 from deat.data.image_set import (
     ImageSet,
     format_image_set,
@@ -25,6 +25,7 @@ from deat.data.image_set import (
     to_unit_range,
 )
 from deat.errors import DataError
+from deat.tasks import CLASSIFICATION
 from deat.utils.distributed import BatchShard
 from deat.utils.seeding import derive_seed
 
@@ -70,7 +71,7 @@ class LazyImages:
     def check(self) -> None:
         """Raise DataError if the set is empty, a label is out of range, or the first image cannot be decoded."""
         check_dataset_size(len(self), 1)
-        check_labels(self.labels, self.num_classes)
+        CLASSIFICATION.check_labels(self.labels, self.num_classes)
         self.decode(0)
 
     def digest(self) -> str:

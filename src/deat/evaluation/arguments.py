@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.results import read_evaluation_json
 from deat.evaluation.verified_attack import AttackLike
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
+from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.numbers import convert_number_fields, is_int_at_least
@@ -41,6 +43,7 @@ class EvaluationRequest:
     resume_log: str | Path | None = None
     about: dict[str, Any] = field(default_factory=dict)
     distributed: Distributed = SINGLE_PROCESS
+    task: Task = CLASSIFICATION
 
     def __post_init__(self) -> None:
         convert_number_fields(self)  # NumPy numbers cannot be written as JSON
@@ -50,17 +53,21 @@ class EvaluationRequest:
         return source.num_examples if self.n is None else min(self.n, source.num_examples)
 
 
-def count_outputs(model: nn.Module, x: Tensor, source: Source) -> int:
-    """Call the model on one image and return its number of logits.
+def count_outputs(
+    model: nn.Module, x: Tensor, source: Source, task: Task = CLASSIFICATION, label_shape: Sequence[int] = ()
+) -> int:
+    """Call the model on one image and return its number of logits, or of other outputs.
 
     Args:
         model: The model to evaluate.
         x: At least one image, on the model's device.
         source: The data, whose number of classes is the least number of logits.
+        task: What outputs and labels mean.
+        label_shape: The shape of one image's label.
 
     Raises:
-        UsageError: The model does not return logits, has fewer logits than the data has classes, modifies its input,
-            or its weights are not float32.
+        UsageError: The model does not return what the task reads, has fewer logits than the data has classes, modifies
+            its input, or its weights are not float32.
     """
     image = x[:1].clone()
     try:
@@ -70,17 +77,50 @@ def count_outputs(model: nn.Module, x: Tensor, source: Source) -> int:
         check_dtype(model, image, error)
         raise
     check_input_unmodified(image, x[:1])
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1 or not logits.is_floating_point():
+    if isinstance(logits, Tensor) and logits.is_floating_point():
+        if task.accepts_outputs(logits, 1, source.num_classes, label_shape):
+            return max(2, logits.shape[1] if logits.dim() > 1 else 1) if task.reads_logits else source.num_classes
+        if task.accepts_outputs(logits, 1, 0, label_shape):
+            images = getattr(source, "images", None)
+            hint = describe_labels_out_of_range(images, logits.shape[1]) or describe_largest_label(
+                source, logits.shape[1]
+            )
+            raise UsageError(
+                f"the model has {logits.shape[1]} outputs, but the data has {source.num_classes} {task.outputs_noun}.{hint}"
+            )
+    raise UsageError(
+        f"the model answers one image with {describe_output(logits)}; let it return "
+        f"{task.describe_expected_outputs(1, source.num_classes, label_shape)}."
+        f"{logits_hint(logits, (1, source.num_classes))}"
+    )
+
+
+def choose_task(task: str | Task | None, data: Any) -> Task:
+    """Return the task of an evaluation: the one that is given, or the data's own, or classification.
+
+    Raises:
+        UsageError: No task has this name.
+    """
+    if task is not None:
+        return get_task(task)
+    own = getattr(data, "task", None)
+    return own if isinstance(own, Task) else CLASSIFICATION
+
+
+def check_task(task: Task, attacks: list[AttackLike], cascade: bool) -> None:
+    """Check that the attacks can be used on a task.
+
+    Raises:
+        UsageError: An attack needs what the task does not define, or `cascade` is set where answers have grades.
+    """
+    for attack in attacks:
+        if callable(check := getattr(attack, "check_task", None)):
+            check(task)
+    if cascade and task.is_graded:
         raise UsageError(
-            f"the model answers one image with {describe_output(logits)}; let it return logits of shape (images, classes)."
-            f"{logits_hint(logits, (1, source.num_classes))}"
+            f"cascade stops attacking an example once it is wrong, and answers of {task.name} are more or less wrong. Leave "
+            "cascade out."
         )
-    num_outputs = int(logits.shape[1])
-    if num_outputs < source.num_classes:
-        images = getattr(source, "images", None)
-        hint = describe_labels_out_of_range(images, num_outputs) or describe_largest_label(source, num_outputs)
-        raise UsageError(f"the model has {num_outputs} outputs, but the data has {source.num_classes} classes.{hint}")
-    return num_outputs
 
 
 def check_about(about: Any) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from deat.core.loss_terms import cross_entropy, margin_loss
-from deat.errors import unknown_name_error
+from deat.errors import UsageError, unknown_name_error
+from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.utils.torch_utils import broadcast_mask, eval_mode
+from deat.utils.user_code import accepts_argument
 
-ATTACK_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"ce": cross_entropy, "margin": margin_loss}
 DROP_FOOLED_STEPS = frozenset((1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233))
 """The steps after which misclassified images leave the batch; in between they only stop moving."""
 
@@ -27,14 +27,16 @@ class Attack:
     """A projected-gradient attack.
 
     Each restart attacks only the images that are still classified correctly. Random starts are drawn for all
-    images, so that those of an image do not depend on the others.
+    images, so that those of an image do not depend on the others. On a task whose answers are more or less wrong, such as
+    segmentation, the iterate with the lowest score of each image is the result.
 
     Args:
         name: Name in tables.
         steps: Number of gradient steps.
         alpha: Step size, in units of eps.
         start: Where the perturbation starts: zero, uniform, normal, bernoulli or jitter.
-        loss: "ce" (cross-entropy) or "margin" (the difference of logits of Carlini and Wagner).
+        loss: "ce" (the task's loss, such as cross-entropy), "margin" (the difference of logits of Carlini and Wagner), or
+            "segpgd" (segmentation only: pixels that are still right count more).
         freeze: Stop moving an image once it is misclassified, so that the worst iterate is scored. Without it the last
             iterate is.
         restarts: Number of runs from different starts.
@@ -48,7 +50,7 @@ class Attack:
     steps: int
     alpha: float = 0.25
     start: str = "uniform"
-    loss: Literal["ce", "margin"] = "ce"
+    loss: Literal["ce", "margin", "segpgd"] = "ce"
     freeze: bool = True
     restarts: int = 1
 
@@ -59,71 +61,137 @@ class Attack:
         y: Tensor,
         threat: ThreatModel,
         generator: torch.Generator | None = None,
+        task: Task = CLASSIFICATION,
     ) -> Tensor:
         """Attack a batch.
 
         Args:
-            model: Network that returns logits.
-            x: Images (B, ...) in [0, 1].
-            y: Labels (B,).
+            model: Network that returns logits, or what else the task reads.
+            x: Images (B, ...) in [0, 1], or other inputs in the box of the threat model.
+            y: Labels, with the examples first.
             threat: Threat model.
             generator: Source of random starts; by default torch's own.
+            task: What outputs and labels mean.
 
         Returns:
             The adversarial examples, shaped like x.
         """
+        self.check_task(task)
         with torch.inference_mode(False), torch.enable_grad(), eval_mode(model):
             x, y = x.clone(), y.clone()  # an inference tensor cannot be differentiated
-            x_adv = self._attack_from_start(model, x, y, threat, threat.initial_delta(x, self.start, generator))
+            x_adv = self._attack_from_start(model, x, y, threat, threat.initial_delta(x, self.start, generator), task)
             rows = torch.arange(len(x), device=x.device)
             for _ in range(self.restarts - 1):
-                rows = rows[is_still_correct(model, x_adv[rows], y[rows])]
+                rows = rows[~is_beaten(model, x_adv[rows], y[rows], task)]
                 if len(rows) == 0:
                     break
                 start = threat.initial_delta(x, self.start, generator)[rows]
-                x_adv[rows] = self._attack_from_start(model, x[rows], y[rows], threat, start)
+                again = self._attack_from_start(model, x[rows], y[rows], threat, start, task)
+                x_adv[rows] = choose_worse(model, x_adv[rows], again, y[rows], task) if task.is_graded else again
             return x_adv
 
-    def _attack_from_start(self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, delta: Tensor) -> Tensor:
+    def check_task(self, task: Task) -> None:
+        """Raise UsageError if the task does not define the loss of this attack."""
+        if self.loss not in task.attack_losses:
+            known = ", ".join(map(repr, task.attack_losses))
+            reason = (
+                task.why_undefined("margin")
+                if self.loss == "margin"
+                else f"it belongs to segmentation, not {task.name}"
+            )
+            raise UsageError(
+                f"the attack {self.name} maximises {self.loss!r}: {reason}. Use a loss of the task: {known}."
+            )
+
+    def _attack_from_start(
+        self, model: nn.Module, x: Tensor, y: Tensor, threat: ThreatModel, delta: Tensor, task: Task
+    ) -> Tensor:
         """The adversarial examples from one start."""
         clean, result, rows = x, delta.clone(), torch.arange(len(x), device=x.device)
-        unfrozen = torch.zeros_like(y, dtype=torch.bool)
+        all_y, keeps_worst = y, self.freeze and task.is_graded and self.steps > 0
+        lowest = x.new_full((len(x),), torch.inf)
+        unfrozen = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         for step in range(1, self.steps + 1):
-            delta, fooled = self.step(model, x, y, delta, threat, unfrozen)
+            before = delta
+            done = (step - 1) / self.steps
+            delta, fooled, outputs = self._move(model, x, y, delta, threat, unfrozen, task, done)
+            if keeps_worst:
+                _keep_worst(result, lowest, rows, before, task.score(outputs, y))
             if self.freeze and step in DROP_FOOLED_STEPS and step < self.steps:
-                result[rows] = delta
-                is_fooled = confirm_fooled(model, x + delta, y, fooled)
+                if not keeps_worst:
+                    result[rows] = delta
+                is_fooled = confirm_fooled(model, x + delta, y, fooled, task)
                 left = (~is_fooled).nonzero().squeeze(1)
                 x, y, delta, rows, unfrozen = x[left], y[left], delta[left], rows[left], (fooled & ~is_fooled)[left]
                 if len(rows) == 0:
                     break
-        result[rows] = delta
+        if not keeps_worst:
+            result[rows] = delta
+        elif len(rows):
+            with torch.no_grad():
+                _keep_worst(result, lowest, rows, delta, task.score(model(x + delta), all_y[rows]))
         return (clean + result).detach()
 
     def step(
-        self, model: nn.Module, x: Tensor, y: Tensor, delta: Tensor, threat: ThreatModel, unfrozen: Tensor
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        delta: Tensor,
+        threat: ThreatModel,
+        unfrozen: Tensor,
+        task: Task = CLASSIFICATION,
     ) -> tuple[Tensor, Tensor]:
         """Take one gradient step.
 
         Args:
             model: Network that returns logits.
             x: Images (B, ...).
-            y: Labels (B,).
+            y: Labels, with the examples first.
             delta: Perturbations, shaped like x.
             threat: Threat model.
             unfrozen: Images (B,) bool that move although they are misclassified.
+            task: What outputs and labels mean.
 
         Returns:
             The next perturbations, and which images the last ones fooled, (B,) bool. With freeze these do not move.
         """
+        return self._move(model, x, y, delta, threat, unfrozen, task, 0.0)[:2]
+
+    def _move(
+        self,
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        delta: Tensor,
+        threat: ThreatModel,
+        unfrozen: Tensor,
+        task: Task,
+        done: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The next perturbations, and at the last ones: which examples they fool, and the outputs."""
         delta = delta.detach().requires_grad_()
-        logits = model(x + delta)
-        grad = compute_gradient(ATTACK_LOSSES[self.loss](logits, y).sum(), delta)
-        moved = threat.pgd_step(x, delta.detach(), grad, self.alpha * threat.eps)
-        fooled = ~is_correct(logits.detach(), y)
-        if not self.freeze:
-            return moved, fooled
-        return torch.where(broadcast_mask(fooled & ~unfrozen, x), delta.detach(), moved), fooled
+        outputs = model(x + delta)
+        grad = compute_gradient(task.attack_losses[self.loss](outputs, y, done).sum(), delta)
+        moved, outputs = threat.pgd_step(x, delta.detach(), grad, self.alpha * threat.eps), outputs.detach()
+        fooled = task.is_beaten(outputs, y)
+        if self.freeze:
+            moved = torch.where(broadcast_mask(fooled & ~unfrozen, x), delta.detach(), moved)
+        return moved, fooled, outputs
+
+
+def _keep_worst(result: Tensor, lowest: Tensor, rows: Tensor, delta: Tensor, scores: Tensor) -> None:
+    """Keep the perturbations of the rows whose score is lower than before, in place; NaN counts as lowest."""
+    scores = scores.to(lowest.dtype).nan_to_num(nan=-torch.inf)
+    is_worse = scores < lowest[rows]
+    result[rows[is_worse]] = delta.detach()[is_worse]
+    lowest[rows[is_worse]] = scores[is_worse]
+
+
+def choose_worse(model: nn.Module, first: Tensor, second: Tensor, y: Tensor, task: Task) -> Tensor:
+    """Return for each example the one of two adversarial examples with the lower score, by the exact model."""
+    scores = [task.score(exact_outputs(model, adv), y).nan_to_num(nan=-torch.inf) for adv in (first, second)]
+    return torch.where(broadcast_mask(scores[1] < scores[0], first), second, first)
 
 
 def is_natural(attack: object) -> bool:
@@ -142,58 +210,67 @@ def is_natural(attack: object) -> bool:
 class HasExactModel(Protocol):
     """A fast model whose claims an exact model confirms or rejects, such as `fast_model.FastModel`."""
 
-    def exact_correct(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return which images the exact model classifies correctly, (B,) bool."""
+    def exact_outputs(self, x: Tensor) -> Tensor:
+        """Return the outputs of the exact model."""
 
 
-def confirm_fooled(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor) -> Tensor:
+def exact_outputs(model: nn.Module, x: Tensor) -> Tensor:
+    """Return a model's outputs without gradients, by the exact model where the attack queries a fast one."""
+    if isinstance(model, HasExactModel):
+        return model.exact_outputs(x)
+    with torch.no_grad():
+        outputs: Tensor = model(x)
+    return outputs
+
+
+def is_beaten(model: nn.Module, x: Tensor, y: Tensor, task: Task = CLASSIFICATION) -> Tensor:
+    """Return for which examples an attack has nothing left to gain, by the exact model.
+
+    Args:
+        model: Network, or a FastModel of one.
+        x: Images (B, ...).
+        y: Labels, with the examples first.
+        task: What outputs and labels mean.
+
+    Returns:
+        (B,) bool; for classification, which images are misclassified.
+    """
+    return task.is_beaten(exact_outputs(model, x), y)
+
+
+def confirm_fooled(model: nn.Module, images: Tensor, y: Tensor, fooled: Tensor, task: Task = CLASSIFICATION) -> Tensor:
     """Confirm misclassified images by the exact model, where the attack queries a fast one.
 
     Args:
         model: Network, or a FastModel of one.
         images: Images (B, ...).
-        y: Labels (B,).
-        fooled: Images (B,) bool that the queried model misclassifies.
+        y: Labels, with the examples first.
+        fooled: Images (B,) bool that the queried model is wrong about.
+        task: What outputs and labels mean.
 
     Returns:
-        Those of them that the exact model misclassifies too, (B,) bool.
+        Those of them that the exact model is wrong about too, (B,) bool.
     """
     if not isinstance(model, HasExactModel):
         return fooled
     index = fooled.nonzero().squeeze(1)
-    return (
-        fooled.index_put((index,), ~is_still_correct(model, images[index].detach(), y[index])) if len(index) else fooled
-    )
+    if not len(index):
+        return fooled
+    return fooled.index_put((index,), is_beaten(model, images[index].detach(), y[index], task))
 
 
-def is_still_correct(model: nn.Module, images: Tensor, y: Tensor) -> Tensor:
-    """Return which images are classified correctly, by the exact model where the attack queries a fast one.
-
-    Args:
-        model: Network, or a FastModel of one.
-        images: Images (B, ...).
-        y: Labels (B,).
-
-    Returns:
-        (B,) bool.
-    """
-    if isinstance(model, HasExactModel):
-        return model.exact_correct(images, y)
-    with torch.no_grad():
-        return is_correct(model(images), y)
-
-
-def is_correct(logits: Tensor, y: Tensor) -> Tensor:
-    """Return which rows of logits have their largest value at the label. A row with a NaN is never correct.
-
-    Args:
-        logits: Logits (B, classes).
-        y: Labels (B,).
-
-    Returns:
-        (B,) bool.
-    """
-    return (logits.argmax(1) == y) & ~logits.isnan().any(1)
+def call_attack(
+    attack: Callable[..., Tensor],
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: ThreatModel,
+    generator: torch.Generator | None,
+    task: Task,
+) -> Tensor:
+    """Call any attack; one with a parameter called `task` receives the task."""
+    options = {"task": task} if accepts_argument(attack, "task") else {}
+    return attack(model, x, y, threat, generator, **options)
 
 
 ATTACK_FAMILIES: dict[str, Callable[[int], Attack]] = {
@@ -201,6 +278,7 @@ ATTACK_FAMILIES: dict[str, Callable[[int], Attack]] = {
     "fgsm": lambda n: Attack("fgsm", steps=1, alpha=1.0, start="zero"),
     "pgd-N": lambda n: Attack(f"pgd-{n}", steps=n),
     "cw-N": lambda n: Attack(f"cw-{n}", steps=n, loss="margin"),
+    "segpgd-N": lambda n: Attack(f"segpgd-{n}", steps=n, loss="segpgd"),
 }
 """Attacks by name; N is the number of steps."""
 ATTACK_NAME_HINT = (
@@ -257,21 +335,23 @@ def correct_under_attack(
     attack: Attack,
     threat: ThreatModel,
     generator: torch.Generator | None = None,
+    task: Task = CLASSIFICATION,
 ) -> Tensor:
-    """Return which images are still classified correctly under an attack.
+    """Return how right each answer still is under an attack.
 
     Args:
         model: Network that returns logits.
         x: Images (B, ...).
-        y: Labels (B,).
+        y: Labels, with the examples first.
         attack: The attack.
         threat: Threat model.
         generator: Source of random starts; by default torch's own.
+        task: What outputs and labels mean.
 
     Returns:
-        (B,) bool, on the device.
+        The task's accuracy of each example, on the device: (B,) bool for classification.
     """
-    return is_correct(logits_under_attack(model, x, y, attack, threat, generator), y)
+    return task.accuracy(logits_under_attack(model, x, y, attack, threat, generator, task), y)
 
 
 def logits_under_attack(
@@ -281,21 +361,23 @@ def logits_under_attack(
     attack: Attack,
     threat: ThreatModel,
     generator: torch.Generator | None = None,
+    task: Task = CLASSIFICATION,
 ) -> Tensor:
-    """Return the logits of attacked images. An example outside the ball or the box is replaced by the clean image.
+    """Return the outputs for attacked examples. One outside the ball or the box is replaced by the clean example.
 
     Args:
         model: Network that returns logits.
         x: Images (B, ...).
-        y: Labels (B,).
+        y: Labels, with the examples first.
         attack: The attack.
         threat: Threat model.
         generator: Source of random starts; by default torch's own.
+        task: What outputs and labels mean.
 
     Returns:
-        Logits (B, classes).
+        The network's outputs, such as logits (B, classes).
     """
-    adv = attack(model, x, y, threat, generator)
+    adv = call_attack(attack, model, x, y, threat, generator, task)
     adv = torch.where(broadcast_mask(threat.contains(x, adv), x), adv, x)
     with torch.no_grad(), eval_mode(model):
         logits: Tensor = model(adv)

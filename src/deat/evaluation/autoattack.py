@@ -8,7 +8,7 @@ standard.
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from deat.errors import UsageError
-from deat.evaluation.attacks import Attack, is_still_correct
+from deat.evaluation.attacks import Attack, is_beaten
 from deat.evaluation.fast_model import FastModel, full_precision
+from deat.tasks import CLASSIFICATION, Classification, Task
+from deat.tasks.classification import as_class_logits
 from deat.threat import ThreatModel
 from deat.utils.torch_utils import broadcast_mask, eval_mode, frozen_parameters
 
@@ -75,6 +77,22 @@ class AutoAttack:
         ):
             return _run_parts(model, x.clone(), y.clone(), threat, self.parts, seed)
 
+    def check_task(self, task: Task) -> None:
+        """Raise UsageError for a task without one class each."""
+        if not isinstance(task, Classification):
+            raise UsageError(
+                f"AutoAttack ({self.name}) is for classification, not for the task {task.name}. Use pgd-N or cw-N, such as "
+                "pgd-100x5, five starts of 100 steps."
+            )
+
+    def check_threat(self, threat: ThreatModel, shape: Sequence[int]) -> None:
+        """Raise UsageError for anything but images in [0, 1], which the reference assumes."""
+        if not threat.is_plain or len(shape) != 3:
+            raise UsageError(
+                f"AutoAttack ({self.name}) is for images in [0, 1], not for examples of shape {tuple(shape)} under {threat!r}. "
+                "Use pgd-N or cw-N, such as pgd-100x5, five starts of 100 steps."
+            )
+
     @property
     def stages(self) -> "tuple[AutoAttack, ...]":
         """One attack for each part."""
@@ -108,7 +126,7 @@ def _run_parts(
         adv = _run_reference_part(model, x[rows], y[rows], threat, part, seed)
         if isinstance(model, FastModel):
             adv = _refine_near_boundary(model, x[rows], y[rows], adv, threat)
-        correct = is_still_correct(model, adv, y[rows])
+        correct = ~is_beaten(model, adv, y[rows])
         result[rows[~correct]] = adv[~correct]
         rows = rows[correct]
         if len(rows) == 0:
@@ -126,7 +144,7 @@ def _run_reference_part(model: nn.Module, x: Tensor, y: Tensor, threat: ThreatMo
 def _refine_near_boundary(fast_model: FastModel, x: Tensor, y: Tensor, x_adv: Tensor, threat: ThreatModel) -> Tensor:
     """Take a few exact steps with the images that fool only the fast model, since they are close to the boundary."""
     with torch.no_grad():
-        fools_fast_only = (fast_model(x_adv).argmax(1) != y) & fast_model.exact_correct(x_adv, y)
+        fools_fast_only = ~CLASSIFICATION.is_right(fast_model(x_adv), y) & ~is_beaten(fast_model, x_adv, y)
     rows = fools_fast_only.nonzero().squeeze(1)
     if len(rows) == 0:
         return x_adv
@@ -158,9 +176,12 @@ def build_adversary(model: nn.Module, x: Tensor, threat: ThreatModel, part: str,
         from pyautoattack import AutoAttack as Reference
     except ImportError:
         raise UsageError("AutoAttack needs the package pyautoattack: pip install pyautoattack.") from None
-    adversary = Reference(model, eps=threat.eps, norm=PYAUTOATTACK_NORMS[threat.name], seed=seed, device=x.device)
     with torch.no_grad():
-        wrong_classes = model(x[:1]).shape[1] - 1
+        logits = model(x[:1])
+    class_logits = as_class_logits(logits)
+    model = model if class_logits is logits else _ClassLogits(model)
+    adversary = Reference(model, eps=threat.eps, norm=PYAUTOATTACK_NORMS[threat.name], seed=seed, device=x.device)
+    wrong_classes = class_logits.shape[1] - 1
     targeted = adversary.apgd_targeted
     targeted.n_target_classes = min(targeted.n_target_classes, wrong_classes)
     adversary.fab.n_target_classes = min(adversary.fab.n_target_classes, wrong_classes)
@@ -168,6 +189,19 @@ def build_adversary(model: nn.Module, x: Tensor, threat: ThreatModel, part: str,
         targeted.dlr_loss_targeted = targeted.ce_loss_targeted
     adversary.attacks_to_run = [part]
     return adversary
+
+
+class _ClassLogits(nn.Module):
+    """A model with a logit for each class, also where it returns a single logit for two classes."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.training = model.training  # train() would change the model's modes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (B, classes)."""
+        return as_class_logits(self.model(x))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from deat.data import Source, as_source
-from deat.data.image_label_checks import check_images
+from deat.data.image_label_checks import UNIT_BOX, check_images
 from deat.errors import DataError
 from deat.evaluation.arguments import EvaluationRequest
 from deat.evaluation.attack_registry import describe_attack
@@ -57,17 +57,19 @@ class BlockEvaluator:
             progress: What it is called with.
 
         Returns:
-            One result for each attack, and the labels of all images.
+            One result for each attack, and the class of each image; empty for a task without classes.
         """
         results: dict[str, list[BlockResult]] = {attack.name: [] for attack in self.request.attacks}
         labels: list[int] = []
+        num_read = 0
         on_progress(progress)
         own_block, distributed = None, self.request.distributed
         for number, (x, y) in enumerate(blocks):
-            labels += y.tolist()
+            num_read += len(y)
+            labels += self.request.task.class_labels(y)
             turn = number % distributed.size
             own_block = (x, y, number) if turn == distributed.rank else own_block
-            if turn < distributed.size - 1 and len(labels) < num_images:
+            if turn < distributed.size - 1 and num_read < num_images:
                 continue
             for name, result in self._evaluate_turn(own_block, on_progress, progress):
                 results[name].append(result)
@@ -87,7 +89,8 @@ class BlockEvaluator:
                 entry = None
                 if own_block:
                     entry = self._find_or_evaluate(attack, stage, own_block, images_fingerprint, survivors, progress)
-                survivors = entry["result"]["correct"] if entry else None
+                # A stage attacks what is left; where answers have grades, every stage attacks every image.
+                survivors = entry["result"]["correct"] if entry and not self.request.task.is_graded else None
                 entries = [other for other in self.request.distributed.all_gather(entry) if other]
                 results_by_stage.append([self._store_result(stage, other, progress) for other in entries])
                 on_progress(progress)
@@ -163,7 +166,7 @@ def iter_batches(source: Source) -> Iterator[LabeledImages]:
     num_read = 0
     for number, (x, y) in enumerate(source.epoch(0), 1):
         try:
-            check_images(x, partial(add, num_read))
+            check_images(x, partial(add, num_read), getattr(source, "box", UNIT_BOX))
         except DataError as error:
             raise DataError(f"batch {number} of the data: {error}") from None
         num_read += len(y)
@@ -238,10 +241,19 @@ def load_images_at(source: Source, indices: Tensor, device: torch.device) -> Lab
     subset = _subset_if_indexable(source, indices)
     if subset is None:
         return _pick_from_batches(source, indices)
-    part = as_source(subset, batch_size=len(indices), device=device, num_classes=source.num_classes, shuffle=False)
+    box = getattr(source, "box", UNIT_BOX)
+    part = as_source(
+        subset,
+        batch_size=len(indices),
+        device=device,
+        num_classes=source.num_classes,
+        shuffle=False,
+        task=getattr(source, "task", None),
+        box=box,
+    )
     x, y = _concatenate(list(part.epoch(0)))
     for index, image in zip(indices.tolist(), x, strict=True):
-        check_images(image[None], partial(add, index))
+        check_images(image[None], partial(add, index), box)
     return x, y
 
 

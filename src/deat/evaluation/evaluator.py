@@ -17,6 +17,8 @@ from deat.evaluation.arguments import (
     check_about,
     check_evaluation_arguments,
     check_output_files,
+    check_task,
+    choose_task,
     count_outputs,
 )
 from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
@@ -43,6 +45,7 @@ from deat.evaluation.sanity import (
 from deat.evaluation.verified_attack import AttackLike, Judge, get_stages
 from deat.models.interface_checks import check_model
 from deat.radius_checks import check_radius, get_tiny_radius_warnings
+from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, parse_threat
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
@@ -62,6 +65,7 @@ def evaluate(
     data: DataLike | DataSplits | None,
     *,
     threat: str | ThreatModel | None = None,
+    task: str | Task | None = None,
     attacks: str | Sequence[str | AttackLike] = DEFAULT_ATTACKS,
     n: int | None = None,
     seed: int = 0,
@@ -90,6 +94,8 @@ def evaluate(
             `DataLoader`, a `Dataset`, a pair of tensors or arrays `(images, labels)`, or a `deat.ImageSet`.
         threat: Norm and radius, such as `deat.Linf(8 / 255)` or the text "l2:0.5". What `deat.load_data` returns has a
             default; with other data it is required.
+        task: What outputs and labels mean: "classification", "multilabel", "segmentation", "regression", or a task such
+            as `deat.tasks.Segmentation(ignore_index=255)`. Default: that of the data, or classification.
         attacks: Names that `deat list attacks` shows, such as "pgd-20" or "aa", in a list or in one text with commas;
             or attacks of your own, which are `deat.Attack` objects or callables as `AttackLike` describes.
         n: Use the first `n` images only.
@@ -130,19 +136,27 @@ def evaluate(
     """
     chosen = get_attacks(attacks)
     check_evaluation_arguments(chosen, n, block, seed, threads)
+    kind = choose_task(task, data)
+    check_task(kind, chosen, cascade)
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # NumPy numbers cannot be written as JSON
     check_model(model)
     about = {"model": type(model).__name__, "data": _describe_data(data), **check_about(about)}
     distributed.run_on_main(lambda: check_output_files(resume_log, save))
-    radius = parse_threat(_default_threat(data) if threat is None else threat)
+    radius = parse_threat(
+        _default_threat(data) if threat is None else threat, **(data.features if isinstance(data, DataSplits) else {})
+    )
     device = device_of(model)
-    source = as_source(_get_evaluation_part(data), batch_size=block, device=device, shuffle=False)
+    part = _get_evaluation_part(data)
+    source = as_source(part, batch_size=block, device=device, shuffle=False, task=kind, box=radius.box)
     source.check()
     check_radius(radius, source.shape)
+    for attack in chosen:
+        if callable(check := getattr(attack, "check_threat", None)):
+            check(radius, source.shape)
     for warning in get_tiny_radius_warnings(radius) if sanity and distributed.is_main else ():
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
     request = EvaluationRequest(
-        model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision
+        model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision, task=kind
     )
     engine = choose_engine(engine, device, request.count_images(source) * sum(map(estimate_passes, chosen)))
     run = EvaluationRun(replace(request, engine=engine, resume_log=resume_log, about=about, distributed=distributed))
@@ -193,7 +207,7 @@ class EvaluationRun:
 
     def __init__(self, request: EvaluationRequest) -> None:
         self.request = request
-        self.judge = Judge(request.model, request.threat, request.seed, request.precision, request.engine)
+        self.judge = Judge(request.model, request.threat, request.seed, request.precision, request.engine, request.task)
         self._model_fingerprint = fingerprint_model(request.model)
         self.fingerprint = self._compute_fingerprint()
 
@@ -206,6 +220,8 @@ class EvaluationRun:
             "block": request.block,
             "cascade": request.cascade,
             "precision": self.judge.precision,
+            **({} if request.threat.is_plain else {"features": request.threat.describe()}),
+            **self._task_entry(),
         }
         # Without a cascade an attack's result does not depend on the other attacks.
         attacks = [(a.name, describe_attack(a, request.threat)) for a in request.attacks] if request.cascade else None
@@ -225,8 +241,10 @@ class EvaluationRun:
         """
         request = self.request
         num_images = request.count_images(source)
-        (first_images, _), blocks = peek_images(iter_blocks(source, request.block, num_images), FINGERPRINT_IMAGES)
-        num_outputs = count_outputs(request.model, first_images, source)
+        (first_images, first_labels), blocks = peek_images(
+            iter_blocks(source, request.block, num_images), FINGERPRINT_IMAGES
+        )
+        num_outputs = count_outputs(request.model, first_images, source, request.task, first_labels.shape[1:])
         checks_here = request.sanity and request.distributed.is_main  # the main process makes the checks for all
         sample = sample_images(source, num_images, SANITY_IMAGES, first_images.device) if checks_here else None
 
@@ -240,7 +258,9 @@ class EvaluationRun:
             blocks, num_images, on_progress, progress
         )
         classes = [str(c) for c in getattr(getattr(source, "images", None), "classes", range(source.num_classes))]
-        evaluation = Evaluation(results, labels, classes, self._describe_settings(source, num_outputs))
+        evaluation = Evaluation(
+            results, labels, classes, self._describe_settings(source, num_outputs), own_task=request.task
+        )
 
         started = perf_counter()
         late_flags = self._check_results(evaluation, sample, on_progress, progress)
@@ -262,7 +282,7 @@ class EvaluationRun:
 
     def _check_model(self, sample: LabeledImages | None, num_classes: int, on_flag: FlagCallback) -> list[Flag]:
         """Flags about the model itself, reported as soon as they are raised."""
-        flags = check_before_attacks(self.request.model, *sample, num_classes) if sample else []
+        flags = check_before_attacks(self.request.model, *sample, num_classes, self.request.task) if sample else []
         for flag in flags:
             on_flag(flag)
         return flags
@@ -280,7 +300,12 @@ class EvaluationRun:
         progress.start_checks()
         on_progress(progress)
         return check_after_attacks(
-            evaluation, self.judge.model, self.request.threat, *sample, lambda: on_progress(progress)
+            evaluation,
+            self.judge.model,
+            self.request.threat,
+            *sample,
+            lambda: on_progress(progress),
+            self.request.task,
         )
 
     def _open_resume_log(self, x: Tensor) -> ResumeLog:
@@ -291,6 +316,11 @@ class EvaluationRun:
         log.sync(request.distributed)
         return log
 
+    def _task_entry(self) -> dict[str, Any]:
+        """The task, for records; older ones do not name classification."""
+        task = self.request.task
+        return {} if task == CLASSIFICATION else {"task": task.describe()}
+
     def _describe_settings(self, source: Source, num_outputs: int) -> dict[str, Any]:
         """The settings of evaluation.json."""
         request, fast_model = self.request, self.judge.fast_model
@@ -299,7 +329,8 @@ class EvaluationRun:
             "device": device_name(device_of(request.model)),
             "image": list(source.shape),
             "sanity": request.sanity,
-            "threat": {"norm": request.threat.name, "eps": request.threat.eps},
+            "threat": request.threat.describe(),
+            **self._task_entry(),
             "attacks": {a.name: describe_attack(a, request.threat, num_outputs) for a in request.attacks},
             "seed": request.seed,
             "block": request.block,

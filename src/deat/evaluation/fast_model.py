@@ -19,7 +19,7 @@ from deat.engine.engine import ENGINES
 from deat.engine.kernels import has_triton
 from deat.engine.kernels.graph_pass import fused_backend
 from deat.errors import UsageError, unknown_name_error
-from deat.evaluation.attacks import compute_gradient, is_correct
+from deat.evaluation.attacks import compute_gradient
 
 EAGER_CALLS_BEFORE_RECORDING = 1
 """A batch size is recorded once it has come up more often than this."""
@@ -154,14 +154,13 @@ class FastModel(PassCounter):
         logits = self.forward_fn(_scale_gradient(x, 1 / GRADIENT_SCALE))
         return _scale_gradient(self._count(logits), GRADIENT_SCALE)
 
-    def exact_correct(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return which images the exact model classifies correctly, (B,) bool.
+    def exact_outputs(self, x: Tensor) -> Tensor:
+        """Return the exact model's logits, without gradients.
 
         Batches have one fixed size, because the first batch of each new size is slow on a GPU.
         """
         with torch.no_grad(), full_precision():
-            logits = [self._exact_logits(part) for part in torch.split(x, EXACT_BATCH_IMAGES)]
-        return is_correct(torch.cat(logits), y) if logits else torch.zeros_like(y, dtype=torch.bool)
+            return torch.cat([self._exact_logits(part) for part in torch.split(x, EXACT_BATCH_IMAGES)])
 
     def _exact_logits(self, x: Tensor) -> Tensor:
         missing = EXACT_BATCH_IMAGES - len(x)

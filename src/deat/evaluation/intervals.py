@@ -1,8 +1,15 @@
-"""95 % intervals of an accuracy (Wilson) and of the difference of two accuracies (Newcombe)."""
+"""95 % intervals of an accuracy (Wilson), of the difference of two accuracies (Newcombe) and of any metric (bootstrap)."""
 
 import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from deat.utils.seeding import derive_seed
 
 Z_95 = 1.959963984540054
+BOOTSTRAP_SAMPLES = 1000
 
 
 def wilson_interval(hits: int, n: int) -> tuple[float, float]:
@@ -54,3 +61,26 @@ def newcombe_interval(one: float, other: float, n: int) -> tuple[float, float]:
     (one_low, one_high), (other_low, other_high) = wilson_interval_of_share(one, n), wilson_interval_of_share(other, n)
     below, above = math.hypot(one - one_low, other_high - other), math.hypot(one_high - one, other - other_low)
     return one - other - below, one - other + above
+
+
+def bootstrap_intervals(
+    summarize: Callable[[Tensor], dict[str, float]], rows: Tensor
+) -> dict[str, tuple[float, float]]:
+    """Compute the 95 % percentile bootstrap interval of metrics of a set, by drawing its examples again.
+
+    Args:
+        summarize: Computes the metrics of some rows.
+        rows: One row for each example, (N, S).
+
+    Returns:
+        Lower and upper bound of each metric. The draws are the same every time.
+    """
+    generator = torch.Generator().manual_seed(derive_seed(0, "bootstrap"))
+    draws = [
+        summarize(rows[torch.randint(len(rows), (len(rows),), generator=generator)]) for _ in range(BOOTSTRAP_SAMPLES)
+    ]
+    bounds = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    quantiles = {
+        name: torch.tensor([draw[name] for draw in draws], dtype=torch.float64).quantile(bounds) for name in draws[0]
+    }
+    return {name: (float(low), float(high)) for name, (low, high) in quantiles.items()}

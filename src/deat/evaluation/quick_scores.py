@@ -6,9 +6,9 @@ from math import fsum
 import torch
 from torch import Tensor, nn
 
-from deat.core.loss_terms import cross_entropy
 from deat.data import Source
-from deat.evaluation.attacks import Attack, is_correct, logits_under_attack, parse_attack
+from deat.evaluation.attacks import Attack, logits_under_attack, parse_attack
+from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import derive_seed
@@ -23,8 +23,11 @@ def compute_accuracies(
     seed: int,
     prepare: Callable[[Tensor], Tensor] = lambda x: x,
     distributed: Distributed = SINGLE_PROCESS,
+    task: Task = CLASSIFICATION,
+    *,
+    per_example: bool = False,
 ) -> dict[str, float]:
-    """Compute the accuracy under each attack on all images of a source.
+    """Compute the accuracy, or the first metric of another task, under each attack on all images of a source.
 
     Args:
         model: The model.
@@ -34,6 +37,9 @@ def compute_accuracies(
         seed: The seed of the attacks' random starts.
         prepare: Applied to each batch of images, such as to change its memory format.
         distributed: Processes that take the batches in turn; their number changes no result.
+        task: What outputs and labels mean.
+        per_example: Compute the mean of the task's accuracy of each example, which is a share from 0 to 1, in place of
+            its first metric.
 
     Returns:
         The accuracy by the attack's name.
@@ -43,7 +49,7 @@ def compute_accuracies(
         >>> compute_accuracies(model, source, ["natural", "pgd-20"], deat.Linf(8 / 255), seed=0)
         {'natural': 0.83, 'pgd-20': 0.52}
     """
-    scores = compute_scores(model, source, attacks, threat, seed, prepare, distributed)
+    scores = compute_scores(model, source, attacks, threat, seed, prepare, distributed, task, per_example=per_example)
     return {name: accuracy for name, (accuracy, _) in scores.items()}
 
 
@@ -55,8 +61,11 @@ def compute_scores(
     seed: int,
     prepare: Callable[[Tensor], Tensor],
     distributed: Distributed,
+    task: Task = CLASSIFICATION,
+    *,
+    per_example: bool = False,
 ) -> dict[str, tuple[float, float]]:
-    """Compute the accuracy and the mean cross-entropy under each attack on all images of a source.
+    """Compute the task's first metric, such as accuracy, and its mean loss under each attack on all images of a source.
 
     The numbers are read from the device once, at the end.
 
@@ -68,24 +77,34 @@ def compute_scores(
         seed: The seed of the attacks' random starts.
         prepare: Applied to each batch of images, such as to change its memory format.
         distributed: Processes that take the batches in turn; their number changes no result.
+        task: What outputs and labels mean.
+        per_example: As in `compute_accuracies`.
 
     Returns:
-        Accuracy and mean cross-entropy by the attack's name.
+        Metric and mean loss by the attack's name.
     """
     parsed = [parse_attack(attack) for attack in attacks]
     device = device_of(model)
     dtype = torch.promote_types(torch.float32, next(model.parameters()).dtype)
-    sums = torch.zeros(len(parsed), 2, len(source), dtype=torch.float64, device=device)
+    losses = torch.zeros(len(parsed), len(source), dtype=torch.float64, device=device)
+    statistics: list[list[Tensor]] = [[] for _ in parsed]
     for batch, (x, y) in enumerate(source.epoch(0)):
         if batch % distributed.size != distributed.rank:
             continue
         images = prepare(x.to(dtype))
         for index, attack in enumerate(parsed):
             generator = torch.Generator(device).manual_seed(derive_seed(seed, f"score {attack.name}", batch))
-            logits = logits_under_attack(model, images, y, attack, threat, generator)
-            sums[index, 0, batch] = is_correct(logits, y).sum()
-            sums[index, 1, batch] = cross_entropy(logits, y).sum(dtype=torch.float64)
-    flat = distributed.all_reduce_sum(sums.flatten().tolist())
-    means = [fsum(flat[i : i + len(source)]) / source.num_examples for i in range(0, len(flat), len(source))]
-    names = [attack.name for attack in parsed]
-    return dict(zip(names, zip(means[::2], means[1::2], strict=True), strict=True))
+            logits = logits_under_attack(model, images, y, attack, threat, generator, task)
+            losses[index, batch] = task.loss(logits, y).sum(dtype=torch.float64)
+            own = task.accuracy(logits, y).double().unsqueeze(1) if per_example else task.statistics(logits, y)
+            statistics[index].append(torch.cat((own.new_full((len(own), 1), batch), own), 1))
+    sums = distributed.all_reduce_sum(losses.flatten().tolist())
+    means = [fsum(sums[i : i + len(source)]) / source.num_examples for i in range(0, len(sums), len(source))]
+    scores = {}
+    for attack, batches, loss in zip(parsed, statistics, means, strict=True):
+        parts = distributed.all_gather_tensor(torch.cat(batches) if batches else torch.zeros(0, dtype=torch.float64))
+        rows = torch.cat([part for part in parts if len(part)])
+        in_order = rows[rows[:, 0].argsort(stable=True), 1:]  # by batch, whatever the number of processes
+        metric = float(in_order.mean()) if per_example else task.summarize(in_order)[task.metric_names[0]]
+        scores[attack.name] = metric, loss
+    return scores

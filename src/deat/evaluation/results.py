@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from deat.errors import CheckpointError, DataError, NewerVersionError
-from deat.evaluation.intervals import wilson_interval
+from deat.evaluation.intervals import bootstrap_intervals, wilson_interval
 from deat.evaluation.sanity import Flag
-from deat.evaluation.verified_attack import BlockResult, sum_counts
+from deat.evaluation.verified_attack import BlockResult, combine_worst, sum_counts
+from deat.tasks import Task, build_task
 from deat.utils.safe_write import write_json
 from deat.utils.text import summarize_error
 
 SCHEMA_VERSION = 2
+
+RecordedMetrics = tuple[dict[str, dict[str, float]], dict[str, dict[str, tuple[float, float]]]]
+"""Metrics and their intervals, by attack and metric."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +30,14 @@ class AttackResult:
 
     Attributes:
         name: The attack's name.
-        correct: For each image, whether it is still classified correctly.
+        correct: For each image, whether it is still classified correctly, or right by the task.
         invalid: How many adversarial examples were outside the ball or the box or not finite. They count as no attack.
         seconds: How long the attack took.
         forwards: Images passed forward through the model.
         backwards: Images passed backward through it.
         felled: How many images each stage of the attack fooled, by its name; empty for an attack without stages.
+        scores: For each image, the lowest score, for a task whose answers are more or less wrong; else empty.
+        statistics: For each image, the numbers of that answer that the task's metrics are computed from; else empty.
     """
 
     name: str
@@ -40,12 +47,24 @@ class AttackResult:
     forwards: int
     backwards: int
     felled: dict[str, int] = field(default_factory=dict)
+    scores: list[float] = field(default_factory=list, repr=False)
+    statistics: list[list[float]] = field(default_factory=list, repr=False)
 
     @classmethod
     def from_blocks(cls, name: str, block_results: list[BlockResult]) -> "AttackResult":
         """Combine an attack's results on all blocks, in the order of the data."""
-        correct = [hit for result in block_results for hit in result.correct]
-        return cls(name=name, correct=correct, **sum_counts(block_results))
+        return cls(
+            name=name,
+            correct=[hit for result in block_results for hit in result.correct],
+            scores=[score for result in block_results for score in result.scores],
+            statistics=[row for result in block_results for row in result.statistics],
+            **sum_counts(block_results),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as evaluation.json has it."""
+        json_values = {**asdict(self), "correct": pack_bits(self.correct)}
+        return {name: value for name, value in json_values.items() if value or name not in ("scores", "statistics")}
 
 
 @dataclass(frozen=True)
@@ -54,11 +73,13 @@ class Evaluation:
 
     Attributes:
         results: One `AttackResult` for each attack, in the order given.
-        labels: The label of each image.
-        classes: The name of each class.
+        labels: The label of each image; empty for tasks other than classification.
+        classes: The name of each class, or of each label or target of another task.
         settings: The threat model, the attacks and every other setting, as evaluation.json has them.
         flags: What speaks against the accuracies; empty for a trustworthy evaluation.
         check_seconds: How long the sanity checks took; 0 in files written before it was recorded.
+        own_task: The task, if it is a user's own, which a file cannot name.
+        recorded_metrics: The metrics and their intervals, as evaluation.json has them; None to compute them.
 
     Example:
         >>> evaluation = deat.evaluate(model, test, threat="linf:8/255")
@@ -76,11 +97,31 @@ class Evaluation:
     settings: dict[str, Any]
     flags: list[Flag] = field(default_factory=list)
     check_seconds: float = 0.0
+    own_task: Task | None = field(default=None, repr=False, compare=False)
+    recorded_metrics: RecordedMetrics | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         accuracies = ", ".join(f"{name} {share:.2%}" for name, share in self.accuracy.items())
         flags = ", ".join(flag.name for flag in self.flags) or ("none" if self.sanity_checked else "not checked")
-        return f"Evaluation({len(self.labels):,} images: {accuracies}; flags: {flags})"
+        if self.task.is_graded:
+            accuracies = ", ".join(f"{name} {value:.4g}" for name, value in self.accuracy.items())
+            return f"Evaluation({self.num_images:,} examples, {self.metric}: {accuracies}; flags: {flags})"
+        return f"Evaluation({self.num_images:,} images: {accuracies}; flags: {flags})"
+
+    @property
+    def num_images(self) -> int:
+        """The number of images, or other examples."""
+        return len(self.results[0].correct) if self.results else len(self.labels)
+
+    @cached_property
+    def task(self) -> Task:
+        """What was evaluated. The task of a user's own class is known by its name alone after loading."""
+        return self.own_task or build_task(self.settings.get("task"))
+
+    @property
+    def metric(self) -> str:
+        """The task's first metric, which `accuracy`, `worst` and `intervals` have: accuracy, mIoU, R2, ..."""
+        return self.task.metric_names[0]
 
     @cached_property
     def verdicts(self) -> dict[str, list[bool]]:
@@ -89,8 +130,37 @@ class Evaluation:
         return {**by_attack, "worst": [all(column) for column in zip(*by_attack.values(), strict=True)]}
 
     @cached_property
+    def scores(self) -> dict[str, list[float]]:
+        """For each attack, and "worst" for all together: each image's score. It is 0 or 1 for a task without grades."""
+        if not self.task.is_graded:
+            return {name: list(map(float, hits)) for name, hits in self.verdicts.items()}
+        by_attack = {result.name: result.scores for result in self.results}
+        return {**by_attack, "worst": [min(column) for column in zip(*by_attack.values(), strict=True)]}
+
+    @cached_property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Every metric of the task, such as mIoU and pixel accuracy, under each attack and under "worst"."""
+        if self.recorded_metrics:
+            return self.recorded_metrics[0]
+        return {name: self.task.summarize(rows) for name, rows in self._statistics.items()}
+
+    @cached_property
+    def _statistics(self) -> dict[str, torch.Tensor]:
+        """By attack and for "worst": the numbers of each image that the metrics are computed from."""
+        if not self.task.is_graded:
+            return {name: torch.tensor(hits, dtype=torch.float64)[:, None] for name, hits in self.verdicts.items()}
+        by_attack = {result.name: result.statistics for result in self.results}
+        all_rows = {**by_attack, "worst": combine_worst(self.results)["statistics"]}
+        return {name: torch.tensor(rows, dtype=torch.float64) for name, rows in all_rows.items()}
+
+    @cached_property
     def accuracy(self) -> dict[str, float]:
-        """The accuracy under each attack, and under "worst". A cascade has only "natural" and "worst"."""
+        """The accuracy under each attack, and under "worst"; the first metric of another task, such as mIoU.
+
+        A cascade has only "natural" and "worst".
+        """
+        if self.task.is_graded:
+            return {name: values[self.metric] for name, values in self.metrics.items()}
         verdicts = self.verdicts
         if self.settings["cascade"]:
             verdicts = {name: verdicts[name] for name in ("natural", "worst") if name in verdicts}
@@ -103,19 +173,31 @@ class Evaluation:
 
     @property
     def worst(self) -> float:
-        """The share of images that are classified correctly under every attack: the number to report."""
+        """The share of images that are classified correctly under every attack: the number to report.
+
+        For a task with grades, it is the first metric of each image's worst answer.
+        """
         return self.accuracy["worst"]
 
-    @property
+    @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """Wilson's 95 % interval of each accuracy."""
-        n = len(self.labels)
+        """Wilson's 95 % interval of each accuracy; for a metric of a whole set, a bootstrap over images."""
+        n = self.num_images
+        if self.task.is_graded:
+            return {name: pairs[self.metric] for name, pairs in self.metric_intervals.items()}
         return {name: wilson_interval(round(share * n), n) for name, share in self.accuracy.items()}
+
+    @cached_property
+    def metric_intervals(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """The 95 % bootstrap interval of every metric, under each attack and under "worst"."""
+        if self.recorded_metrics:
+            return self.recorded_metrics[1]
+        return {name: bootstrap_intervals(self.task.summarize, rows) for name, rows in self._statistics.items()}
 
     @property
     def newly_fooled(self) -> dict[str, int]:
         """How many images each attack was the first to fool, in the order of the attacks."""
-        standing, counts = [True] * len(self.labels), {}
+        standing, counts = [True] * self.num_images, {}
         for result in self.results:
             still = [a and b for a, b in zip(standing, result.correct, strict=True)]
             counts[result.name] = sum(standing) - sum(still)
@@ -130,9 +212,12 @@ class Evaluation:
 
         Returns:
             By class: the images classified correctly, all images of the class, and Wilson's 95 % interval of their
-            ratio.
+            ratio. Empty for tasks other than classification.
         """
-        verdicts, rows = self.verdicts[name], {}
+        rows: dict[str, tuple[int, int, tuple[float, float]]] = {}
+        if not self.labels:
+            return rows
+        verdicts = self.verdicts[name]
         for index, label in enumerate(self.classes):
             hits = [hit for hit, y in zip(verdicts, self.labels, strict=True) if y == index]
             rows[label] = sum(hits), len(hits), wilson_interval(sum(hits), len(hits))
@@ -142,18 +227,28 @@ class Evaluation:
         """Return the content of evaluation.json."""
         return {
             "schema": SCHEMA_VERSION,
-            "images": len(self.labels),
+            "images": self.num_images,
             "accuracy": self.accuracy,
+            **self._metrics_json(),
             "intervals": {name: list(pair) for name, pair in self.intervals.items()},
             "added": self.newly_fooled,
             "per_class": {name: self._per_class_json(name) for name in self.accuracy},
             "flags": [{**asdict(flag), "link": flag.link} for flag in self.flags],
             "settings": self.settings,
             "check_seconds": self.check_seconds,
-            "attacks": [{**asdict(result), "correct": pack_bits(result.correct)} for result in self.results],
+            "attacks": [result.as_json() for result in self.results],
             "labels": pack_labels(self.labels),
             "classes": self.classes,
         }
+
+    def _metrics_json(self) -> dict[str, Any]:
+        if not self.task.is_graded:
+            return {}
+        intervals = {
+            name: {metric: list(pair) for metric, pair in pairs.items()}
+            for name, pairs in self.metric_intervals.items()
+        }
+        return {"metrics": self.metrics, "metric_intervals": intervals}
 
     def _per_class_json(self, name: str) -> dict[str, dict[str, Any]]:
         rows = self.per_class(name)
@@ -211,8 +306,24 @@ def load_evaluation(path: str | Path) -> Evaluation:
 def _parse_evaluation(data: Any) -> Evaluation:
     results = [AttackResult(**{**entry, "correct": unpack_bits(entry["correct"])}) for entry in data["attacks"]]
     flags = [Flag(flag["name"], flag["seen"], flag["advice"]) for flag in data["flags"]]
-    labels = unpack_labels(data["labels"], len(results[0].correct) if results else 0)
-    return Evaluation(results, labels, data["classes"], data["settings"], flags, float(data.get("check_seconds", 0.0)))
+    has_labels = data["labels"] or not results or not results[0].scores
+    labels = unpack_labels(data["labels"], len(results[0].correct) if results else 0) if has_labels else []
+    check_seconds = float(data.get("check_seconds", 0.0))
+    recorded = _parse_metrics(data)
+    return Evaluation(
+        results, labels, data["classes"], data["settings"], flags, check_seconds, recorded_metrics=recorded
+    )
+
+
+def _parse_metrics(data: Any) -> RecordedMetrics | None:
+    if "metrics" not in data:
+        return None
+    metrics = {name: {m: float(v) for m, v in values.items()} for name, values in data["metrics"].items()}
+    intervals = {
+        name: {metric: (float(low), float(high)) for metric, (low, high) in pairs.items()}
+        for name, pairs in data["metric_intervals"].items()
+    }
+    return metrics, intervals
 
 
 def read_evaluation_json(path: Path) -> dict[str, Any] | None:

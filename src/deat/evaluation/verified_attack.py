@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from deat.evaluation.attacks import is_correct, is_natural
+from deat.evaluation.attacks import call_attack, exact_outputs, is_natural
 from deat.evaluation.fast_model import CountingModel, FastModel, choose_attack_precision, exact_float32, full_precision
+from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.utils.seeding import derive_seed
 from deat.utils.torch_utils import broadcast_mask, device_of, eval_mode
@@ -20,6 +21,8 @@ AGREEMENT_IMAGES = 128
 
 class AttackLike(Protocol):
     """What `deat.evaluate` accepts as an attack: a callable with a name that returns adversarial images.
+
+    A callable with a further parameter called `task` receives the task, such as `deat.tasks.Segmentation()`.
 
     An attack may have a property `stages`, a tuple of attacks. They are then run one after the other in its place, each
     on the images that the ones before it did not fool, and each result is saved on its own.
@@ -44,9 +47,10 @@ class AttackLike(Protocol):
 
         Args:
             model: Maps images to logits. Differentiable by its input; on a GPU it may compute in half precision.
-            x: Images in [0, 1], (B, C, H, W) float32, all classified correctly. A copy, which may be overwritten.
-            y: Their labels, (B,) int64.
-            threat: The threat model. An image outside its ball or outside [0, 1] counts as not attacked.
+            x: Images in [0, 1], (B, C, H, W) float32, all classified correctly; or other inputs (B, ...) in the box of
+                the threat model, on a task with another score. A copy, which may be overwritten.
+            y: Their labels, (B,) int64 for classification.
+            threat: The threat model. An example outside its ball or its box counts as not attacked.
             generator: Source of the attack's random numbers, seeded for this attack and block.
 
         Returns:
@@ -59,12 +63,14 @@ class BlockResult:
     """The result of an attack, or of one stage of an attack, on one block of images.
 
     Attributes:
-        correct: For each image, whether it is still classified correctly.
+        correct: For each image, whether it is still classified correctly, or right by the task.
         invalid: How many adversarial examples were outside the ball or the box or not finite.
         seconds: How long it took.
         forwards: Images passed forward through the model.
         backwards: Images passed backward through it.
         felled: How many images each stage fooled, by its name; empty for an attack without stages.
+        scores: For each image, the lowest score seen, for a task whose answers are more or less wrong; else empty.
+        statistics: For each image, the numbers of that answer that the task's metrics are computed from; else empty.
     """
 
     correct: list[bool]
@@ -73,11 +79,15 @@ class BlockResult:
     forwards: int
     backwards: int
     felled: dict[str, int] = field(default_factory=dict)
+    scores: list[float] = field(default_factory=list)
+    statistics: list[list[float]] = field(default_factory=list)
 
     @classmethod
     def from_stages(cls, stages: "Sequence[BlockResult]") -> "BlockResult":
         """Combine the results of an attack's stages on one block, in their order."""
-        return cls(correct=stages[-1].correct, **sum_counts(stages))
+        if not stages[-1].scores:  # each stage saw only what the ones before it left
+            return cls(correct=stages[-1].correct, **sum_counts(stages))
+        return cls(**sum_counts(stages), **combine_worst(stages))
 
 
 def sum_counts(results: Iterable[BlockResult]) -> dict[str, Any]:
@@ -98,18 +108,69 @@ def sum_counts(results: Iterable[BlockResult]) -> dict[str, Any]:
     return {name: sum(getattr(result, name) for result in results) for name in names} | {"felled": felled}
 
 
+def combine_worst(results: Sequence[Any]) -> dict[str, Any]:
+    """Take for each image the worst of several results, by its score; the first of equal ones.
+
+    Args:
+        results: Results with `correct`, `scores` and `statistics` of the same images.
+
+    Returns:
+        The same three of the worst result of each image.
+    """
+    worst = [
+        min(range(len(results)), key=column.__getitem__) for column in zip(*(r.scores for r in results), strict=True)
+    ]
+    names = ("correct", "scores", "statistics")
+    return {name: [getattr(results[k], name)[i] for i, k in enumerate(worst)] for name in names}
+
+
 def get_stages(attack: AttackLike) -> tuple[AttackLike, ...]:
     """Return the stages of an attack, which is its own only stage if it names none."""
     stages: tuple[AttackLike, ...] = getattr(attack, "stages", (attack,))
     return stages
 
 
+class Answers(NamedTuple):
+    """What the exact model answers for some images, by the task.
+
+    Attributes:
+        right: Whether each answer is right.
+        beaten: Whether an attack has nothing left to gain.
+        scores: How right it is, and `statistics` what metrics are computed from; None for a task without grades.
+    """
+
+    right: Tensor
+    beaten: Tensor
+    scores: Tensor | None = None
+    statistics: Tensor | None = None
+
+    @classmethod
+    def of(cls, outputs: Tensor, y: Tensor, task: Task) -> "Answers":
+        """Read a model's outputs."""
+        right = task.is_right(outputs, y)
+        if not task.is_graded:
+            return cls(right, ~right)
+        scores = task.score(outputs, y).double().nan_to_num(nan=-torch.inf)
+        return cls(right, task.is_beaten(outputs, y), scores, task.statistics(outputs, y))
+
+    def replace_worse(self, index: Tensor, others: "Answers") -> "Answers":
+        """Replace the answers at `index` where the others are worse; without grades, wherever they are."""
+        if self.scores is None or others.scores is None or self.statistics is None or others.statistics is None:
+            return Answers(self.right.index_put((index,), others.right), self.beaten.index_put((index,), others.beaten))
+        is_worse = others.scores < self.scores[index]
+        index, others = index[is_worse], Answers(*(part[is_worse] for part in others if part is not None))
+        pairs = zip(self, others, strict=True)
+        return Answers(
+            *(mine.index_put((index,), theirs) for mine, theirs in pairs if mine is not None and theirs is not None)
+        )
+
+
 class CleanBlock(NamedTuple):
-    """A block without attack: which images are classified correctly, and whether attacks may use the fast model."""
+    """A block without attack: the answers, and whether attacks may use the fast model."""
 
     x: Tensor
     y: Tensor
-    correct: Tensor
+    answers: Answers
     fast_model_agrees: bool
 
 
@@ -126,6 +187,7 @@ class Judge:
         seed: The seed of the attacks' random draws.
         precision: What attacks compute in: "auto", "fp32", "tf32", "bf16" or "fp16".
         engine: How attacks run the model on a GPU: "eager", "graph" or "compile".
+        task: What outputs and labels mean.
 
     Raises:
         UsageError: The precision is unknown, or needs a CUDA device and the model is on the CPU.
@@ -137,9 +199,15 @@ class Judge:
     """
 
     def __init__(
-        self, model: nn.Module, threat: ThreatModel, seed: int, precision: str = "fp32", engine: str = "graph"
+        self,
+        model: nn.Module,
+        threat: ThreatModel,
+        seed: int,
+        precision: str = "fp32",
+        engine: str = "graph",
+        task: Task = CLASSIFICATION,
     ) -> None:
-        self.model, self.threat, self.seed = CountingModel(model), threat, seed
+        self.model, self.threat, self.seed, self.task = CountingModel(model), threat, seed, task
         self.precision = choose_attack_precision(precision, device_of(model))
         self.fast_model = None if self.precision == "fp32" else FastModel(model, self.model, self.precision, engine)
         self._last_clean_block: CleanBlock | None = None
@@ -169,19 +237,29 @@ class Judge:
         started = perf_counter()
         with exact_float32(x.device), eval_mode(self.model):
             clean = self._evaluate_clean(x, y)
-            still_correct = clean.correct.clone()
             passes_before = self.count_passes()
+            answers, attacked, is_one_left = clean.answers, ~clean.answers.beaten, torch.ones_like(clean.answers.right)
             if survivors is not None:
-                still_correct &= torch.tensor(survivors, device=x.device)
-            num_attacked = int(still_correct.sum())
-            seed = derive_block_seed(self.seed, attack.name, block_index)
-            invalid = self._attack_survivors(stage or attack, clean, seed, still_correct)
-            correct = still_correct.tolist()
+                is_one_left = torch.tensor(survivors, device=x.device)
+                attacked = attacked & is_one_left
+            answers, invalid = self._attack_survivors(
+                stage or attack, clean, derive_block_seed(self.seed, attack.name, block_index), attacked
+            )
+            correct = (answers.right & is_one_left).tolist()
         forwards, backwards = (after - before for after, before in zip(self.count_passes(), passes_before, strict=True))
         if is_natural(attack):
             forwards += len(x)  # the clean classification, which all attacks on the block share
-        felled = {stage.name: num_attacked - sum(correct)} if stage else {}
-        return BlockResult(correct, invalid, perf_counter() - started, forwards, backwards, felled)
+        felled = {stage.name: int(attacked.sum()) - sum(correct)} if stage else {}
+        return BlockResult(
+            correct,
+            invalid,
+            perf_counter() - started,
+            forwards,
+            backwards,
+            felled,
+            scores=[] if answers.scores is None else answers.scores.tolist(),
+            statistics=[] if answers.statistics is None else answers.statistics.tolist(),
+        )
 
     def count_passes(self) -> tuple[int, int]:
         """Return how many images have passed forward and backward so far, through the exact and the fast model."""
@@ -190,41 +268,39 @@ class Judge:
             return forwards, backwards
         return forwards + self.fast_model.forwards, backwards + self.fast_model.backwards
 
-    def _attack_survivors(self, attack: AttackLike, clean: CleanBlock, seed: int, still_correct: Tensor) -> int:
-        """Clear the entries of `still_correct` whose images the attack fools; return the number of invalid examples."""
-        if is_natural(attack):
-            return 0
-        index = still_correct.nonzero().squeeze(1)
-        if len(index) == 0:
-            return 0
+    def _attack_survivors(
+        self, attack: AttackLike, clean: CleanBlock, seed: int, attacked: Tensor
+    ) -> tuple[Answers, int]:
+        """The answers of the block with some of its images attacked, and the number of invalid examples."""
+        index = attacked.nonzero().squeeze(1)
+        if is_natural(attack) or len(index) == 0:
+            return clean.answers, 0
         x, y = clean.x[index], clean.y[index]
         generator = torch.Generator(x.device).manual_seed(seed)
         fast_model = self.fast_model if clean.fast_model_agrees else None
         with full_precision(tf32=fast_model is not None):
             # Copies, because an attack may overwrite its input, and its examples are compared with the original.
-            adv = attack(fast_model or self.model, x.clone(), y.clone(), self.threat, generator).detach()
+            model = fast_model or self.model
+            adv = call_attack(attack, model, x.clone(), y.clone(), self.threat, generator, self.task).detach()
         self.model.eval()  # the attack may have changed the mode
         if adv.shape != x.shape or adv.dtype != x.dtype:
-            return len(index)
+            return clean.answers, len(index)
         valid = self.threat.contains(x, adv)
-        still_correct[index] = self._classify(torch.where(broadcast_mask(valid, x), adv, x), y)
-        return int((~valid).sum())
+        answers = self._answer(torch.where(broadcast_mask(valid, x), adv, x), y)
+        return clean.answers.replace_worse(index, answers), int((~valid).sum())
 
     def _evaluate_clean(self, x: Tensor, y: Tensor) -> CleanBlock:
         """Classify a block without attack; the last block is kept, because all attacks on it need it."""
         last = self._last_clean_block
         if last is not None and last.x is x and last.y is y:
             return last
-        correct = self._classify(x, y)
+        answers = self._answer(x, y)
         agrees = self.fast_model is not None and self.fast_model.matches_exact(x[:AGREEMENT_IMAGES])
-        self._last_clean_block = CleanBlock(x, y, correct, agrees)
+        self._last_clean_block = CleanBlock(x, y, answers, agrees)
         return self._last_clean_block
 
-    def _classify(self, x: Tensor, y: Tensor) -> Tensor:
-        if self.fast_model is not None:
-            return self.fast_model.exact_correct(x, y)
-        with torch.no_grad():
-            return is_correct(self.model(x), y)
+    def _answer(self, x: Tensor, y: Tensor) -> Answers:
+        return Answers.of(exact_outputs(self.fast_model or self.model, x), y, self.task)
 
 
 def derive_block_seed(seed: int, attack_name: str, block_index: int) -> int:

@@ -12,6 +12,7 @@ from deat.core.move_order import Play
 from deat.core.training_losses import CrossEntropy, TrainingLoss
 from deat.errors import UsageError
 from deat.schedules import Schedule
+from deat.tasks import Task
 from deat.threat import ThreatModel
 
 RECORDED_NAMES = {
@@ -118,6 +119,22 @@ class Method:
             A dictionary with the names that records use; the schedule's alpha and stretch are in units of eps.
         """
         return dict(_to_json(self))
+
+
+def check_method_on_task(method: Method, task: Task) -> None:
+    """Check that a task defines all that a method needs of it, before any work.
+
+    Args:
+        method: The method.
+        task: The task.
+
+    Raises:
+        UsageError: A loss of the method needs a function that the task does not define; the message says why.
+    """
+    for part in (method.objective, method.attack):
+        for name in getattr(part, "requires", ()):
+            if not task.defines(name):
+                raise UsageError(f"{method.name} cannot be used here: {task.why_undefined(name)}.")
 
 
 def _describe_part(part: object) -> str:

@@ -9,15 +9,21 @@ from torch import Tensor, nn
 
 from deat.errors import UsageError, check_is_instance
 
+IMAGE_CHANNELS = (1, 3, 4)
+"""The numbers of channels of grey images and of colour images, without and with transparency."""
+
 
 class Normalize(nn.Module):
-    """The map x -> (x - mean) / std, channel by channel, of images in [0, 1].
+    """The map x -> (x - mean) / std, channel by channel, of images in [0, 1], or feature by feature of other inputs.
+
+    Channels, or features, are on axis 1.
 
     Both are persistent buffers, so that a weights file contains the normalisation of its training.
 
     Args:
         mean: Mean of each channel.
         std: Standard deviation of each channel.
+        unit_range: Whether inputs are in [0, 1], so that larger numbers would be a mistake; False for other inputs.
 
     Raises:
         UsageError: If they are not numbers of [0, 1] pixels, one per channel each, with std above 0.
@@ -29,16 +35,19 @@ class Normalize(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], unit_range: bool = True) -> None:
         super().__init__()
         means, stds = _to_finite_floats("mean", mean), _to_finite_floats("std", std)
-        _check_mean_and_std(means, stds)
+        _check_mean_and_std(means, stds, unit_range)
         self.register_buffer("mean", torch.tensor(means).view(1, -1, 1, 1))
         self.register_buffer("std", torch.tensor(stds).view(1, -1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalised images (B, C, H, W)."""
-        return (x - self.mean) / self.std
+        """Return the normalised images (B, C, H, W), or other inputs (B, C, ...)."""
+        if x.dim() == 4:
+            return (x - self.mean) / self.std
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        return (x - self.mean.view(shape)) / self.std.view(shape)
 
 
 class Normalized(nn.Module):
@@ -60,13 +69,16 @@ class Normalized(nn.Module):
         return logits
 
 
-def add_normalization(model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> Normalized:
+def add_normalization(
+    model: nn.Module, mean: Sequence[float], std: Sequence[float], unit_range: bool = True
+) -> Normalized:
     """Wrap a model that takes normalised images, so that it takes images in [0, 1].
 
     Args:
         model: Network for normalised images.
         mean: Mean of each channel.
         std: Standard deviation of each channel.
+        unit_range: Whether inputs are in [0, 1], as for `Normalize`.
 
     Returns:
         The wrapped network, whose `net` is the model.
@@ -78,7 +90,7 @@ def add_normalization(model: nn.Module, mean: Sequence[float], std: Sequence[flo
         >>> model = deat.add_normalization(net, mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
     """
     check_is_instance(model)
-    return Normalized(model, Normalize(mean, std))
+    return Normalized(model, Normalize(mean, std, unit_range))
 
 
 def parse_mean_std(normalize: Any) -> tuple[Sequence[float], Sequence[float]] | None:
@@ -129,12 +141,13 @@ def _to_finite_floats(name: str, values: Sequence[float]) -> list[float]:
     return numbers
 
 
-def _check_mean_and_std(means: list[float], stds: list[float]) -> None:
+def _check_mean_and_std(means: list[float], stds: list[float], unit_range: bool) -> None:
     if len(means) != len(stds):
         raise UsageError(f"mean has {len(means)} channels and std has {len(stds)}: give one number per channel to both")
     if min(stds) <= 0:
         raise UsageError(f"std {stds!r} must be above 0 in every channel: inputs are divided by it; use 1 for none")
-    if max(*means, *stds) > 1:
+    is_image = len(means) in IMAGE_CHANNELS  # features of a table have values of any size
+    if unit_range and is_image and max(*means, *stds) > 1:
         raise UsageError(
             f"mean {means!r} and std {stds!r} look like numbers of 0-255 pixels, and images are in [0, 1]: divide both "
             "by 255"

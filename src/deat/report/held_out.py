@@ -197,4 +197,4 @@ def _evaluate_flags(rows: Sequence[ReportRow]) -> str:
         return ""
     names = tuple(result.name for result in evaluation.results)
     attacks = "" if names == DEFAULT_ATTACKS else f" --attacks {','.join(names)}"
-    return attacks + (f" --n {len(evaluation.labels)}" if evaluation.settings["sample"] else "")
+    return attacks + (f" --n {evaluation.num_images}" if evaluation.settings["sample"] else "")

@@ -110,8 +110,8 @@ class RunResults:
     def images_by_attack(self) -> dict[str, int]:
         """The number of test images that each accuracy was computed on."""
         evaluations = {"": self.evaluation, "last ": self.extra_evaluations.get("last")}
-        counts = {f"{prefix}{name}": len(e.labels) for prefix, e in evaluations.items() if e for name in e.accuracy}
-        return counts | ({"aa": len(self.extra_evaluations["aa"].labels)} if self.has_separate_autoattack else {})
+        counts = {f"{prefix}{name}": e.num_images for prefix, e in evaluations.items() if e for name in e.accuracy}
+        return counts | ({"aa": self.extra_evaluations["aa"].num_images} if self.has_separate_autoattack else {})
 
     def _last_epoch_accuracy(self, main: Evaluation) -> dict[str, float]:
         """The last epoch's accuracies; "worst" only if it is over the main evaluation's attacks and images."""

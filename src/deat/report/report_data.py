@@ -214,7 +214,7 @@ def _describe_differences(rows: Sequence[ReportRow]) -> Iterator[str]:
     for what, values in (
         ("data set", _collect_data_set_names(runs)),
         ("threat model", {_describe_threat(run) for run in runs}),
-        ("number of test images", {f"{len(run.evaluation.labels):,}" for run in runs if run.evaluation}),
+        ("number of test images", {f"{run.evaluation.num_images:,}" for run in runs if run.evaluation}),
         ("evaluated epoch", {epoch for run in runs if (epoch := read_evaluation_info(run, "epoch"))}),
     ):
         if len(values) > 1:

@@ -230,7 +230,7 @@ def describe_samples(rows: Sequence[ReportRow]) -> Iterator[str]:
             separate = run.extra_evaluations["aa"] if run.has_separate_autoattack else None
             for prefix, evaluation in (("", run.evaluation), ("AA of ", separate)):
                 if evaluation and evaluation.settings["sample"]:
-                    seeds_by_sample.setdefault((prefix, len(evaluation.labels)), []).append(run.seed)
+                    seeds_by_sample.setdefault((prefix, evaluation.num_images), []).append(run.seed)
         for sample, seeds in seeds_by_sample.items():
             rows_by_sample.setdefault(sample, {}).setdefault(format_seeds(seeds), []).append(row.name)
     for (prefix, images), names_by_seeds in rows_by_sample.items():
@@ -268,7 +268,7 @@ def _describe_worst(run: RunResults) -> tuple[str, str]:
 def _describe_sample(row: ReportRow, attack: str, images_per_seed: Sequence[int]) -> str:
     """Name the seeds and images of an accuracy where they are fewer than in the rest of its row."""
     seeds = [run.seed for run in row.finished_runs if attack in run.metrics]
-    main_images = [len(run.evaluation.labels) for run in row.finished_runs if run.evaluation and attack in run.metrics]
+    main_images = [run.evaluation.num_images for run in row.finished_runs if run.evaluation and attack in run.metrics]
     fewer_seeds = f"{format_seeds(seeds)} only" if len(seeds) < len(row.finished_runs) else ""
     counts = Counter(images_per_seed)
     images = " + ".join(f"{n:,}" if times == 1 else f"{times} × {n:,}" for n, times in counts.items())

@@ -67,6 +67,7 @@ def _make_record(checkpoint: dict[str, Any]) -> dict[str, Any]:
             "normalized_by": [normalization[name] for name in NORMALIZATION_NAMES] if normalization else None,
         },
         "threat": config["threat"],
+        **({"task": config["task"]} if "task" in config else {}),
         "device": environment["device"],
         "threads": environment.get("threads"),
         "processes": environment.get("processes"),

@@ -76,7 +76,7 @@ class RunScorer:
         threat, seed = self.run.threat, self.run.config.seed
         with self.run.limit_threads(result.model):
             accuracy = compute_accuracies(
-                result.model, images, SCORE_ATTACKS, threat, seed, distributed=self.distributed
+                result.model, images, SCORE_ATTACKS, threat, seed, distributed=self.distributed, task=self.run.task
             )
         self.scores.append(ModelScore(name, accuracy, images.num_examples, backprops, result.seconds))
 

@@ -1,4 +1,4 @@
-"""deat.fit: from a classifier and its data to a robust classifier in one call."""
+"""deat.fit: from a network and its data to a robust network in one call."""
 
 import inspect
 import os
@@ -18,6 +18,7 @@ from deat.errors import CheckpointError, Interrupted, UsageError, unknown_name_e
 from deat.methods import Method
 from deat.models.model_registry import Normalization
 from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
+from deat.tasks import Task
 from deat.threat import ThreatModel
 from deat.training.callbacks import Callback, check_callbacks
 from deat.training.config import TrainConfig
@@ -51,6 +52,7 @@ def fit(
     *,
     method: str | Method = "m+deat",
     threat: str | ThreatModel | None = None,
+    task: str | Task | None = None,
     epochs: int = 30,
     val: DataLike | Source | float | None = None,
     optimizer: OptimizerFactory | None = None,
@@ -63,19 +65,23 @@ def fit(
     distributed: Distributed = SINGLE_PROCESS,
     **config_fields: Any,
 ) -> TrainResult:
-    """Train a classifier in place, on any data, against a threat model.
+    """Train a network in place, on any data, against a threat model.
 
-    Images are in [0, 1] or uint8. What load_data returns brings its threat model, its augmentation and its val part.
-    Anything else is trained on as it is: fit(model, photos.train) crops and flips nothing, unless augment is given.
+    Images are in [0, 1] or uint8. Other inputs are float tensors with the examples first, in the box of the threat
+    model, such as threat=Linf(0.002, box=(-1, 1)) for waveforms. What load_data returns brings its threat model, its
+    augmentation and its val part. Anything else is trained on as it is: fit(model, photos.train) crops and flips
+    nothing, unless augment is given.
 
     Args:
-        model: Any network that returns logits for images in [0, 1]. One that is trained already needs a smaller
-            learning rate than the default, such as lr=0.01.
+        model: Any network that returns logits for images in [0, 1], or what else the task reads. One that is trained
+            already needs a smaller learning rate than the default, such as lr=0.01.
         train: What load_data returns, a Dataset, a DataLoader, a pair of tensors or arrays (images, labels), or an
             ImageSet. The images of a loader are checked as they first come; it brings its own batches and
             augmentation, and takes neither batch_size nor augment.
         method: A name that `deat list methods` shows, or a Method.
         threat: Linf(8 / 255), L2, L1, or text such as "l2:0.5"; by default that of the data set, or linf:8/255.
+        task: What outputs and labels mean: "classification", "multilabel", "segmentation", "regression", or a task such
+            as tasks.Segmentation(ignore_index=255); by default that of the data, or classification.
         epochs: Number of passes over the training set.
         val: Held-out images, in the forms of train, or the fraction of train to hold out. They choose the best epoch.
         optimizer: Function from parameters to an optimizer; by default SGD.
@@ -122,6 +128,7 @@ def fit(
         augment=augment,
         callbacks=[*check_callbacks(callbacks), *lines],
         distributed=distributed,
+        task=task,
     )
     _check_batch_size(config_fields.get("batch_size"), trainer.train)
     _print_messages(lines, trainer.engine_note)

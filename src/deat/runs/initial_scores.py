@@ -14,6 +14,7 @@ from deat.models import add_normalization
 from deat.models.normalize import Normalized
 from deat.models.weights import unwrap_model
 from deat.runs.request import Run
+from deat.tasks import Classification
 from deat.training.trainer import Trainer
 from deat.training.validation import Validator
 from deat.utils.torch_utils import eval_mode
@@ -74,9 +75,11 @@ def score_initial_weights(run: Run, trainer: Trainer, max_test_images: int) -> I
         return None
     images = InterruptibleSource(source, trainer.interruption)
     natural, robust = _score(run, trainer, trainer.model, images, ["natural", INITIAL_ATTACK])
-    chance = Validator(source, parse_attack(INITIAL_ATTACK), run.threat, trainer.engine, 0).chance_upper_bound
+    chance = Validator(
+        source, parse_attack(INITIAL_ATTACK), run.threat, trainer.engine, 0, task=run.task
+    ).chance_upper_bound
     warning = ""
-    if natural <= chance:
+    if chance is not None and natural <= chance:
         cause = next(_find_causes(run, trainer, images, chance), USUAL_CAUSES)
         warning = f"the weights answer at chance before training ({natural:.1%} natural). {cause}."
     return InitialScores(natural, robust, source.num_examples, part, warning)
@@ -84,7 +87,9 @@ def score_initial_weights(run: Run, trainer: Trainer, max_test_images: int) -> I
 
 def _score(run: Run, trainer: Trainer, model: nn.Module, source: Source, attacks: list[str]) -> list[float]:
     prepare, seed = trainer.engine.to_memory_format, run.config.seed
-    return list(compute_accuracies(model, source, attacks, run.threat, seed, prepare, trainer.distributed).values())
+    return list(
+        compute_accuracies(model, source, attacks, run.threat, seed, prepare, trainer.distributed, run.task).values()
+    )
 
 
 def _find_causes(run: Run, trainer: Trainer, source: Source, chance: float) -> Iterator[str]:
@@ -93,6 +98,8 @@ def _find_causes(run: Run, trainer: Trainer, source: Source, chance: float) -> I
         (natural,) = _score(run, trainer, model, source, ["natural"])
         if natural > chance:
             yield f"{change} they reach {natural:.1%}: {flag}"
+    if not isinstance(run.task, Classification):
+        return
     reordered = _reordered_accuracy(trainer.model, source)
     if reordered > max(chance, MIN_REORDERED_ACCURACY):
         classes = ", ".join(map(str, run.splits.train.classes[:5])) + ", ..." * (len(run.splits.train.classes) > 5)

@@ -19,6 +19,7 @@ from deat.methods import Method, get_method
 from deat.methods.configure import configure_method
 from deat.models import build_model
 from deat.radius_checks import check_radius
+from deat.tasks import Task
 from deat.threat import ThreatModel, parse_threat
 from deat.training.config import TrainConfig, choose_num_threads, resolve_device
 from deat.training.data_split import open_source
@@ -112,6 +113,7 @@ class Run:
             augment=self.augment,
             distributed=distributed,
             notify=notify,
+            task=self.task,
         )
 
     def model(self) -> nn.Module:
@@ -123,6 +125,11 @@ class Run:
         if self.start:
             load_initial_weights(model, self.start)
         return model
+
+    @property
+    def task(self) -> Task:
+        """What the labels of the data mean."""
+        return self.splits.task
 
     @property
     def start(self) -> str | None:
@@ -185,7 +192,13 @@ class Run:
         test = self.splits.test
         if test is None or max_images == 0:
             return None
-        return open_source(test.subset(range(min(max_images, len(test)))), self.config, shuffle=False)
+        return open_source(
+            test.subset(range(min(max_images, len(test)))),
+            self.config,
+            shuffle=False,
+            task=self.task,
+            box=self.threat.box,
+        )
 
     @property
     def code(self) -> dict[str, str]:
@@ -277,7 +290,7 @@ def _resolve_threat(request: Request, splits: DataSplits) -> ThreatModel:
     if request.eps is None and norm != splits.norm:
         raise UsageError(f"norm {norm!r} needs an eps of its own: {splits.name}'s default is for {splits.norm}.")
     eps = splits.eps if request.eps is None else parse_number(request.eps)
-    threat = parse_threat(f"{norm}:{eps!r}")
+    threat = parse_threat(f"{norm}:{eps!r}", **splits.features)
     check_radius(threat, splits.train.shape)
     return threat
 

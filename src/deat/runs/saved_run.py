@@ -16,7 +16,8 @@ from deat.runs.checkpoint_folder import read_checkpoint_folder
 from deat.runs.load_run import confirm_model, find_run_weights
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import HISTORY_FILE, RUN_FILE, WEIGHTS_FILE, EpochChoice, RunRecord, parse_record, read_record
-from deat.threat import ThreatModel, parse_threat
+from deat.tasks import CLASSIFICATION, Task
+from deat.threat import ThreatModel
 from deat.training.checkpoints import load_checkpoint_weights
 from deat.training.config import TrainConfig, resolve_device
 from deat.training.epoch_records import EpochStats, read_history
@@ -42,6 +43,7 @@ class SavedRun:
         classes: The names of the classes, in the order of the network's outputs.
         image_shape: Channels, height and width of an image; empty if that is not recorded.
         evaluations: Every evaluation in the folder, by the name of its file.
+        task: What outputs and labels mean.
 
     Example:
         >>> run = deat.load_run("runs/digits-m+deat")
@@ -59,6 +61,7 @@ class SavedRun:
     classes: tuple[str, ...]
     image_shape: tuple[int, ...]
     evaluations: dict[str, Evaluation] = field(repr=False)
+    task: Task = CLASSIFICATION
 
     def __repr__(self) -> str:
         evaluations = ", ".join(self.evaluations) or "none"
@@ -111,7 +114,8 @@ def load_run(
         history=history,
         settings=record.config,
         method=record.request.method,
-        threat=parse_threat(f"{record.norm}:{record.eps!r}"),
+        threat=record.threat,
+        task=record.task,
         data=record.request.data or None,
         classes=record.classes,
         image_shape=record.image_shape,
@@ -169,5 +173,5 @@ def _get_network(record: RunRecord, model: nn.Module | str | None, saved: SavedW
         model = build_model(name, len(record.classes), record.image_shape[0], record.image_shape[-1])
     check_model(model)
     if saved.normalization and get_input_std(model) is None:
-        return add_normalization(model, **saved.normalization)
+        return add_normalization(model, **saved.normalization, unit_range=False)
     return model

@@ -5,7 +5,7 @@ run.json describes one run: the request, what it was resolved to, and whether it
 """
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
@@ -15,7 +15,8 @@ from deat.errors import CheckpointError, DeatError
 from deat.methods.rule_sets import CURRENT_RULE_SET_NAMES
 from deat.models import Normalize
 from deat.runs.request import Request, Run
-from deat.threat import parse_threat
+from deat.tasks import CLASSIFICATION, Task, build_task
+from deat.threat import Linf, ThreatModel, build_threat
 from deat.training.config import TrainConfig, from_recorded_names
 from deat.training.model_checks import hash_weights
 from deat.training.result_folder import HISTORY_FILE as HISTORY_FILE
@@ -174,6 +175,10 @@ class RunRecord:
     """The number of its training images, without those that were held out; 0 where it does not say."""
     image_shape: tuple[int, ...] = ()
     """Channels, height and width of an image; empty where it does not say."""
+    threat: ThreatModel = field(default_factory=Linf)
+    """The threat model, with the box, scale and mutable features of the data."""
+    task: Task = CLASSIFICATION
+    """What outputs and labels mean."""
 
     def with_original_split(self, run: Run) -> Run:
         """The run with as many training images as it began with, where its data has got a val/ of its own since."""
@@ -215,7 +220,7 @@ def parse_record(record: Any) -> RunRecord:
     """
     request, config = _build_known_fields(Request, record["request"]), _parse_config(record.get("settings", {}))
     norm, eps = record["threat"]["norm"], record["threat"]["eps"]
-    parse_threat(f"{norm}:{eps!r}")
+    threat, task = build_threat(record["threat"]), build_task(record.get("task"))
     options = record.get("options", {})
     if not isinstance(record["model"]["name"], str) or not isinstance(options, dict):
         raise TypeError("its model or its options have another form")
@@ -230,6 +235,8 @@ def parse_record(record: Any) -> RunRecord:
         classes=tuple(map(str, data.get("classes", ()))),
         statistics=_parse_statistics(data),
         num_train_images=data["train"] if is_int_at_least(data.get("train"), 1) else 0,
+        threat=threat,
+        task=task,
         image_shape=tuple(side for side in data.get("image", ()) if is_int_at_least(side, 1)),
     )
 
@@ -248,7 +255,7 @@ def _parse_statistics(data: dict[str, Any]) -> ChannelStats | None:
     if data.get("normalized_by") is None:
         return None
     mean, std = data["normalized_by"]
-    Normalize(mean, std)  # raises for values that are no mean and standard deviation
+    Normalize(mean, std, unit_range=False)  # raises for values that are no mean and standard deviation
     return ChannelStats(tuple(map(float, mean)), tuple(map(float, std)), int(data.get("measured_on", 0)))
 
 

@@ -8,20 +8,25 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from deat.data import DataLike, ImageSet, LazyImages, Source, as_source
 from deat.data.dataloader_source import DatasetPart
-from deat.data.image_label_checks import check_dataset_size
+from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size
 from deat.data.image_set import split_indices
 from deat.data.sources import as_image_set, check_no_augment, check_not_data_name
 from deat.errors import DataError, UsageError
+from deat.tasks import Task
 from deat.training.config import TrainConfig, resolve_device
 
 
-def split_train_val(train: Any, val: Any, config: TrainConfig) -> tuple[Any, Any]:
+def split_train_val(
+    train: Any, val: Any, config: TrainConfig, task: Task | None = None, box: Box = UNIT_BOX
+) -> tuple[Any, Any]:
     """Split validation data from the training data if `val` is a fraction.
 
     Args:
         train: The training data.
         val: The validation data, a fraction of the training data to hold out, or None.
         config: The settings of training; the seed determines the split.
+        task: What labels mean.
+        box: The range of the images' values.
 
     Returns:
         The training data and the validation data.
@@ -38,11 +43,12 @@ def split_train_val(train: Any, val: Any, config: TrainConfig) -> tuple[Any, Any
             f"val={val!r} is not a fraction of the training data; use a number such as 0.1, or data, or leave val out "
             "to hold out nothing."
         )
-    images = train if isinstance(train, ImageSet | LazyImages) else as_image_set(train)
+    images = train if isinstance(train, ImageSet | LazyImages) else as_image_set(train, task=task)
     train_part: Any
     val_part: Any
     if images is not None:
-        images.check()  # before the split, so that messages name images by their original index
+        # Before the split, so that messages name images by their original index.
+        images.check(box) if isinstance(images, ImageSet) else images.check()
         train_part, val_part = images.split(_num_held_out(val, len(images)), config.seed)
     elif _is_indexable(train):
         parts = split_indices(len(train), _num_held_out(val, len(train)), config.seed)
@@ -73,13 +79,14 @@ def _cannot_split_error(data: Any) -> DataError:
     )
 
 
-def open_val_source(val: DataLike | Source | None, train: Source, config: TrainConfig) -> Source | None:
+def open_val_source(val: DataLike | Source | None, train: Source, config: TrainConfig, **options: Any) -> Source | None:
     """Open the validation data as a source.
 
     Args:
         val: The validation data, or None.
         train: The training source.
         config: The settings of training.
+        **options: Further options of `as_source`: the task and the box.
 
     Returns:
         The source; None without validation data.
@@ -89,7 +96,7 @@ def open_val_source(val: DataLike | Source | None, train: Source, config: TrainC
     """
     if val is None:
         return None
-    source = open_source(val, config, shuffle=False, num_classes=train.num_classes)
+    source = open_source(val, config, shuffle=False, num_classes=train.num_classes, **options)
     try:
         source.check()
     except DataError as error:

@@ -3,6 +3,7 @@
 import sys
 from typing import TextIO
 
+from deat.tasks import CLASSIFICATION, Task
 from deat.training.engine_choice import ENGINE_LABELS
 from deat.training.epoch_records import EpochStats, EpochTiming
 from deat.training.trainer import Trainer
@@ -21,22 +22,24 @@ class EpochPrinter:
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Print the epoch's scores, its seconds of training and in total, and the engine on a GPU."""
-        line = f"{make_printable(trainer.method.name)}  {format_epoch(stats, trainer.config.epochs)}"
+        line = f"{make_printable(trainer.method.name)}  {format_epoch(stats, trainer.config.epochs, trainer.task)}"
         duration = f"{format_seconds(timing.train_seconds)}s of {format_seconds(timing.seconds)}s"
         engine = ENGINE_LABELS.get(timing.engine, "")
         print(f"{line}  {duration}{engine and f' {engine}'}", file=self.file or sys.stdout, flush=True)
 
 
-def format_epoch(stats: EpochStats, num_epochs: int) -> str:
+def format_epoch(stats: EpochStats, num_epochs: int, task: Task = CLASSIFICATION) -> str:
     """Format an epoch as one line, with l_X and its threshold."""
     threshold = "" if stats.threshold is None else f"/{format_magnitude(stats.threshold)}"
-    scores = f"l_X {format_magnitude(stats.magnitude)}{threshold}  {_format_scores(stats)}"
+    scores = f"l_X {format_magnitude(stats.magnitude)}{threshold}  {_format_scores(stats, task)}"
     return f"epoch {stats.epoch + 1}/{num_epochs}  k {stats.k}  {scores}  {stats.backprops:,} backprops"
 
 
-def format_epoch_short(stats: EpochStats, num_epochs: int, seconds: float) -> str:
+def format_epoch_short(stats: EpochStats, num_epochs: int, seconds: float, task: Task = CLASSIFICATION) -> str:
     """Format an epoch as one line of at most 80 columns."""
-    return f"epoch {stats.epoch + 1}/{num_epochs}  k {stats.k}  {_format_scores(stats)}  {format_seconds(seconds)}s"
+    return (
+        f"epoch {stats.epoch + 1}/{num_epochs}  k {stats.k}  {_format_scores(stats, task)}  {format_seconds(seconds)}s"
+    )
 
 
 def format_magnitude(value: float) -> str:
@@ -44,8 +47,10 @@ def format_magnitude(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.4g}"
 
 
-def _format_scores(stats: EpochStats) -> str:
+def _format_scores(stats: EpochStats, task: Task) -> str:
     parts = [f"loss {stats.loss:.3f}", f"train {stats.train_accuracy:.1%}"]
     if stats.val_robust is not None and stats.val_natural is not None:
-        parts.append(f"val {stats.val_natural:.1%} robust {stats.val_robust:.1%}")
+        name = "" if task == CLASSIFICATION else f"{task.metric_names[0]} "
+        natural, robust = map(task.format_metric, (stats.val_natural, stats.val_robust))
+        parts.append(f"val {name}{natural} robust {robust}")
     return "  ".join(parts)

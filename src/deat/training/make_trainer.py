@@ -12,13 +12,16 @@ from deat.data.channel_stats import measure_channel_stats
 from deat.data.dataloader_source import data_type_name
 from deat.data.sources import as_image_set
 from deat.errors import UsageError, unknown_name_error
+from deat.evaluation.arguments import choose_task
 from deat.methods import Method, get_method
+from deat.methods.method import check_method_on_task
 from deat.models import add_normalization, get_input_std
 from deat.models.interface_checks import check_model
 from deat.models.model_registry import Normalization
 from deat.models.normalize import parse_mean_std
 from deat.radius_checks import check_radius, get_radius_warnings
-from deat.threat import ThreatModel, parse_threat
+from deat.tasks import Task
+from deat.threat import UNIT_BOX, ThreatModel, parse_threat
 from deat.training.callbacks import Callback, check_callbacks
 from deat.training.config import TrainConfig
 from deat.training.data_split import open_source, open_val_source, split_train_val
@@ -45,6 +48,7 @@ def make_trainer(
     callbacks: Sequence[Callback] = (),
     distributed: Distributed = SINGLE_PROCESS,
     notify: MessageHandler | None = None,
+    task: str | Task | None = None,
 ) -> Trainer:
     """Make a Trainer of what `deat.fit` accepts, with the model and the data checked against each other.
 
@@ -61,6 +65,7 @@ def make_trainer(
         callbacks: Objects with a method on_epoch(trainer, stats, timing).
         distributed: The processes that train together.
         notify: Shows remarks on the model's outputs or the radius; by default a RuntimeWarning.
+        task: What outputs and labels mean; by default that of the data, or classification.
 
     Returns:
         A trainer whose `fit` trains the model in place.
@@ -72,21 +77,24 @@ def make_trainer(
     check_model(model)
     check_callbacks(callbacks)
     config = config or TrainConfig()
-    method, threat = get_method(method), parse_threat(_default_threat(train) if threat is None else threat)
     splits = train if isinstance(train, DataSplits) else None
+    features = splits.features if splits else {}
+    method, threat = get_method(method), parse_threat(_default_threat(train) if threat is None else threat, **features)
+    kind = choose_task(task, train)
+    check_method_on_task(method, kind)
     original_train = splits.train if splits else train
     augment = check_augment(augment) or (splits.augment if splits else None)
     val = splits.val if splits and val is None else val
-    train_data, val_data = split_train_val(original_train, val, config)
-    train_source = open_source(train_data, config, augment=augment)
+    train_data, val_data = split_train_val(original_train, val, config, kind, threat.box)
+    train_source = open_source(train_data, config, augment=augment, task=kind, box=threat.box)
     train_source.check()
     check_radius(threat, train_source.shape)
-    val_source = open_val_source(val_data, train_source, config)
+    val_source = open_val_source(val_data, train_source, config, task=kind, box=threat.box)
     has_normalization = get_input_std(model) is not None
     mean_std = None if has_normalization else _resolve_normalization(normalize, splits, train_data)
-    model = add_normalization(model, *mean_std) if mean_std else model
-    outputs = check_trainable(model, train_source, distributed.size, original_train)
-    remarks = find_output_problems(outputs, train_source.num_classes)
+    model = add_normalization(model, *mean_std, threat.box == UNIT_BOX) if mean_std else model
+    outputs = check_trainable(model, train_source, distributed.size, original_train, kind)
+    remarks = find_output_problems(outputs, train_source.num_classes) if kind.reads_logits else []
     remarks += get_radius_warnings(threat, method.schedule.has_adversary)
     for remark in remarks if distributed.is_main else ():
         (notify or _warn)(remark)
@@ -102,6 +110,7 @@ def make_trainer(
         optimizer=optimizer,
         callbacks=callbacks,
         distributed=distributed,
+        task=kind,
     )
     trainer.data_name = anonymize_paths(splits.name) if splits else None
     return trainer

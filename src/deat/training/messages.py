@@ -16,6 +16,7 @@ from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
 from deat.evaluation.intervals import newcombe_interval
 from deat.evaluation.sanity import are_probabilities
+from deat.training.validation import read_labels
 from deat.utils.anonymize_paths import restore_user_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.text import format_eps
@@ -51,7 +52,7 @@ def find_output_problems(outputs: Tensor, num_classes: int) -> list[str]:
             "the model's outputs are probabilities: none is negative and each row sums to one. Return logits, without "
             "the softmax: the loss applies it itself, and applied twice it hardly lets the loss fall."
         )
-    if outputs.shape[1] > num_classes:
+    if outputs.dim() > 1 and outputs.shape[1] > num_classes:
         problems.append(
             f"the model has {outputs.shape[1]:,} outputs, and the data {num_classes:,} classes. That works, since the others "
             "learn to be never chosen, but a last layer with one output per class learns faster."
@@ -85,9 +86,17 @@ def collect_result_notes(trainer: "Trainer") -> list[str]:
 
 def _chance_level_note(trainer: "Trainer") -> str | None:
     best, validator = trainer.best.snapshot, trainer.validator
-    if validator is None or best.natural is None or best.natural > validator.chance_upper_bound:
+    bound = None if validator is None else validator.chance_upper_bound
+    if validator is None or best.natural is None or bound is None or best.natural > bound:
         return None
     n = validator.source.num_examples
+    if not validator.task.class_labels(read_labels(validator.source)):
+        name = validator.task.metric_names[0]
+        return (
+            f"the best weights (epoch {best.epoch + 1}) are no better than a constant answer: without any attack {name} is "
+            f"{best.natural:.3g} on {n:,} held-out examples, and that of a constant answer is {validator.chance:.3g}. Train "
+            "with a smaller learning rate (lr, --lr), for more epochs or in smaller batches."
+        )
     return (
         f"the best weights (epoch {best.epoch + 1}) are at chance: without any attack {best.natural:.1%} of "
         f"{n:,} held-out images are right, and a constant answer gets {validator.chance:.1%}. Train with a smaller "
@@ -98,13 +107,13 @@ def _chance_level_note(trainer: "Trainer") -> str | None:
 
 def _class_imbalance_note(validator: "Validator") -> str:
     """Return a remark if one class is so common that always answering it looks best."""
-    equal = 1 / validator.source.num_classes
+    equal, chance = 1 / validator.source.num_classes, validator.chance or 0.0
     spread = math.sqrt(equal * (1 - equal) / validator.source.num_examples)
     # In a small sample the largest class exceeds an equal share by chance.
-    if validator.chance <= max(DOMINANT_CLASS_FACTOR * equal, equal + 3 * spread):
+    if chance <= max(DOMINANT_CLASS_FACTOR * equal, equal + 3 * spread):
         return ""
     return (
-        f" One class has {validator.chance:.0%} of these, so a network that only answers that class looks best: take "
+        f" One class has {chance:.0%} of these, so a network that only answers that class looks best: take "
         "as many images of each class, for training and for validation (val/, or val and a loader's sampler in Python)."
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.data import Source
+from deat.data import ImageSet, LazyImages, Source
 from deat.data.channel_stats import ChannelStats
 from deat.data.image_label_checks import describe_labels_out_of_range, describe_largest_label
 from deat.errors import DataError, UsageError
@@ -17,6 +17,7 @@ from deat.evaluation.resume_log import fingerprint
 from deat.models import Normalize, get_input_std, load_weights
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
 from deat.models.weights import read_weights
+from deat.tasks import CLASSIFICATION, Task
 from deat.utils.safetensors_files import check_finite_tensors
 from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import describe_error
@@ -39,7 +40,9 @@ def find_unused_parameters(model: nn.Module, source: Source) -> list[str]:
     return [name for name, grad in zip(trained, grads, strict=True) if grad is None]
 
 
-def check_trainable(model: nn.Module, source: Source, num_processes: int, original_data: object) -> Tensor:
+def check_trainable(
+    model: nn.Module, source: Source, num_processes: int, original_data: object, task: Task = CLASSIFICATION
+) -> Tensor:
     """Check that a model can be trained on a source.
 
     Args:
@@ -47,21 +50,24 @@ def check_trainable(model: nn.Module, source: Source, num_processes: int, origin
         source: The training data.
         num_processes: The number of processes that share each batch.
         original_data: The data before images were held out; messages name images by their index in it.
+        task: What outputs and labels mean.
 
     Returns:
         The outputs for two images of noise.
 
     Raises:
         UsageError: The model has no trainable parameter, its weights are not finite, no gradient reaches them, or it
-            does not return one logit per class.
+            does not return one logit per class, or what else the task reads.
         DataError: The data has a single class, or leaves a batch too small for batch norm.
     """
-    _check_preconditions(model, source)
+    _check_preconditions(model, source, task)
     logits, failing_norms = _run_two_images(model, source, _has_single_image_batch(source, num_processes))
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < source.num_classes:
+    shape = label_shape(source)
+    if not isinstance(logits, Tensor) or not task.accepts_outputs(logits, 2, source.num_classes, shape):
         raise UsageError(
-            f"the model's output for two images is {describe_output(logits)}; let it return logits of shape "
-            f"(2, {source.num_classes}), one for each class.{logits_hint(logits, (2, source.num_classes))}"
+            f"the model's output for two images is {describe_output(logits)}; let it return "
+            f"{task.describe_expected_outputs(2, source.num_classes, shape)}."
+            f"{logits_hint(logits, (2, source.num_classes))}"
             f"{_classes_hint(logits, source, original_data)}"
         )
     _check_single_image_batches(failing_norms, source, num_processes)
@@ -70,7 +76,14 @@ def check_trainable(model: nn.Module, source: Source, num_processes: int, origin
     return logits.detach()
 
 
-def _check_preconditions(model: nn.Module, source: Source) -> None:
+def label_shape(source: Source) -> tuple[int, ...]:
+    """Return the shape of one example's label: () for a class number."""
+    images = getattr(source, "images", None)
+    labels = images.labels if isinstance(images, ImageSet | LazyImages) else next(iter(source.epoch(0)))[1]
+    return tuple(labels.shape[1:])
+
+
+def _check_preconditions(model: nn.Module, source: Source, task: Task) -> None:
     """Check what does not depend on the model's output."""
     if not any(p.requires_grad for p in model.parameters()):
         raise UsageError("the model has no parameter that requires a gradient; there is nothing to train.")
@@ -78,7 +91,7 @@ def _check_preconditions(model: nn.Module, source: Source) -> None:
         raise UsageError(
             "gradients are switched off here: call fit outside torch.no_grad() and torch.inference_mode()."
         )
-    if source.num_classes < 2:
+    if task.reads_logits and source.num_classes < 2:
         raise DataError("the data has a single class; training needs at least two.")
 
 

@@ -7,6 +7,7 @@ every epoch against a single step and against several on a few held-out images, 
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -23,12 +24,13 @@ from deat.evaluation.attacks import parse_attack
 from deat.evaluation.block_evaluation import sample_images
 from deat.evaluation.intervals import newcombe_interval
 from deat.evaluation.quick_scores import compute_accuracies
+from deat.tasks import Task, get_task
 from deat.threat import ThreatModel, parse_threat
 from deat.training.config import TrainConfig
 from deat.training.data_split import open_source
 from deat.training.epoch_records import EpochStats, EpochTiming, EpochWatch, append_record, write_records
 from deat.training.trainer import Trainer
-from deat.training.validation import majority_class_share
+from deat.training.validation import read_labels
 from deat.utils.numbers import check_int, check_number, convert_number_fields
 from deat.utils.text import MessageHandler, format_eps
 
@@ -155,6 +157,7 @@ class OverfitWatch:
         shrink: The factor of the step length after a rollback.
         rollbacks: The largest number of rollbacks; the next collapse stops training.
         seed: The seed of the attacks.
+        task: What labels mean, for images that do not say so; by default classification.
         log_path: A file to which every scored epoch is added as a line of JSON.
         notify: Shows a message when an epoch is a collapse, and at the first suspicion; by default a RuntimeWarning.
 
@@ -183,6 +186,7 @@ class OverfitWatch:
         shrink: float = 0.5,
         rollbacks: int = 3,
         seed: int = 0,
+        task: str | Task | None = None,
         log_path: Path | None = None,
         notify: MessageHandler | None = None,
     ) -> None:
@@ -190,7 +194,9 @@ class OverfitWatch:
             raise unknown_name_error("action of the overfit watch", action, WATCH_ACTIONS)
         check_number("shrink", shrink, lambda v: 0 < v < 1, "between 0 and 1, such as 0.5")
         check_int("rollbacks", rollbacks, 0)
-        self.images, self.threat = open_source(images, TrainConfig(device="cpu"), shuffle=False), parse_threat(threat)
+        self.threat = parse_threat(threat)
+        kind = None if task is None else get_task(task)
+        self.images = open_source(images, TrainConfig(device="cpu"), shuffle=False, task=kind, box=self.threat.box)
         self.action, self.seed = action, seed
         self.rule, self.shrink, self.rollbacks = OverfitRule(fall, jump, gap), shrink, rollbacks
         self.log_path, self.notify = log_path, notify or _warn
@@ -214,7 +220,7 @@ class OverfitWatch:
         """Score the epoch, record it, and act if it is a collapse."""
         self._history.append(self._score_epoch(trainer, stats))
         scored = self._scored_images(trainer)
-        healthy, reason = self.rule.find_collapse(self._history, scored.num_examples, majority_class_share(scored))
+        healthy, reason = self.rule.find_collapse(self._history, scored.num_examples, _chance(scored))
         suspicion = None if reason else self.rule.find_jump(self._history)
         action = self._next_action() if reason else NOTE_ACTION if suspicion else None
         is_first_suspicion = suspicion is not None and not self.alarms
@@ -295,14 +301,22 @@ class OverfitWatch:
         images = self._scored_images(trainer)
         attacks = parse_attack(SINGLE_STEP_ATTACK), parse_attack(MULTI_STEP_ATTACK)
         accuracies = compute_accuracies(
-            trainer.model, images, attacks, self.threat, self.seed, trainer.engine.to_memory_format, trainer.distributed
+            trainer.model,
+            images,
+            attacks,
+            self.threat,
+            self.seed,
+            trainer.engine.to_memory_format,
+            trainer.distributed,
+            trainer.task,
+            per_example=True,
         )
         self.passes += sum(1 + 2 * attack.steps for attack in attacks) * len(images)
         return accuracies[SINGLE_STEP_ATTACK], accuracies[MULTI_STEP_ATTACK]
 
     def _scored_images(self, trainer: Trainer) -> InMemorySource:
         """Return the images that every epoch is scored on; they are read once."""
-        self._image_slice = self._image_slice or _make_image_slice(self.images, trainer.engine.device)
+        self._image_slice = self._image_slice or _make_image_slice(self.images, trainer.engine.device, trainer.task)
         return self._image_slice
 
 
@@ -311,11 +325,17 @@ def _noted_message(event: EpochWatch) -> str:
     return f"That can be the onset of catastrophic overfitting, but {accuracies}, so it is only noted."
 
 
-def _make_image_slice(source: Source, device: torch.device) -> InMemorySource:
+def _chance(source: InMemorySource) -> float:
+    """The share of right answers of a constant answer; 0 for tasks whose shares have none that is known."""
+    classes = source.images.task.class_labels(read_labels(source))
+    return max(Counter(classes).values()) / len(classes) if classes else 0.0
+
+
+def _make_image_slice(source: Source, device: torch.device, task: Task) -> InMemorySource:
     """Read at most MAX_SCORED_IMAGES images, evenly spaced over a source."""
     x, y = sample_images(source, source.num_examples, MAX_SCORED_IMAGES, device)
     classes = tuple(str(c) for c in range(source.num_classes))
-    return InMemorySource(ImageSet(x, y, classes), source.batch_size, device=device, shuffle=False)
+    return InMemorySource(ImageSet(x, y, classes, task), source.batch_size, device=device, shuffle=False)
 
 
 def _copy_state(state: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from deat.data import Augment
 from deat.errors import CheckpointError, UsageError
 from deat.models.normalize import Normalized
 from deat.models.weights import unwrap_model
+from deat.tasks import CLASSIFICATION, Task
 from deat.training.epoch_records import write_records
 from deat.utils.safe_write import write_atomic, write_json
 from deat.utils.safetensors_files import Tensors, encode_tensors
@@ -55,13 +56,19 @@ def describe_training(trainer: "Trainer") -> dict[str, Any]:
             "measured_on": 0,
             "augmented_by": asdict(augment) if isinstance(augment, Augment) else None,
         },
-        "threat": {"norm": trainer.threat.name, "eps": trainer.threat.eps},
+        "threat": trainer.threat.describe(),
+        **describe_task(trainer.task),
         "device": engine.device.type,
         "precision": engine.precision,
         "engine": engine.name,
         "threads": trainer.threads,
         "processes": trainer.distributed.size,
     }
+
+
+def describe_task(task: Task) -> dict[str, Any]:
+    """Describe a task as a part of a record; classification is the default, and older records do not name it."""
+    return {} if task == CLASSIFICATION else {"task": task.describe()}
 
 
 def _get_normalization(model: Any) -> tuple[list[float], list[float]] | None:

@@ -17,6 +17,7 @@ from deat.models.weights import get_state_dict
 from deat.training.best_epoch import Snapshot
 from deat.training.config import CURRENT_NAMES
 from deat.training.epoch_records import EpochStats
+from deat.training.result_folder import describe_task
 from deat.training.trainer import Trainer
 from deat.utils.torch_utils import cpu_model
 from deat.version import get_versions
@@ -65,7 +66,8 @@ def collect_resume_config(trainer: Trainer) -> dict[str, Any]:
     del method["summary"]  # a docstring changes no results
     config = {
         "method": method,
-        "threat": {"norm": trainer.threat.name, "eps": trainer.threat.eps},
+        "threat": trainer.threat.describe(),
+        **describe_task(trainer.task),
         "settings": settings,
         "model": {"parameters": trainer.num_parameters, "tensors": hash_json(tensors)[:16]},
         "optimizer": type(trainer.optimizer).__name__.removeprefix("Device"),

@@ -19,9 +19,11 @@ from deat.data.sources import SeekableSource, Source, stopping_workers
 from deat.engine.cuda_graphs import device_context
 from deat.errors import Interrupted, NumericalError
 from deat.methods import Method, get_method
+from deat.methods.method import check_method_on_task
 from deat.models import get_input_std
 from deat.models.interface_checks import check_model
 from deat.models.weights import get_state_dict, unwrap_model
+from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
 from deat.training.best_epoch import BestEpoch
 from deat.training.callbacks import Callback, Checkpointer, check_callbacks
@@ -74,6 +76,7 @@ class Trainer:
         optimizer: A function from parameters to an optimizer; SGD by default.
         callbacks: Objects with a method on_epoch(trainer, stats, timing).
         distributed: The processes that train together.
+        task: What outputs and labels mean.
 
     Attributes:
         epoch: The number of finished epochs.
@@ -103,11 +106,14 @@ class Trainer:
         optimizer: OptimizerFactory | None = None,
         callbacks: Sequence[Callback] = (),
         distributed: Distributed = SINGLE_PROCESS,
+        task: str | Task = CLASSIFICATION,
     ) -> None:
         check_model(model)
         check_optimizer_factory(optimizer)
         self.callbacks = check_callbacks(callbacks)
         self.method, self.threat = method, threat = get_method(method), parse_threat(threat)
+        self.task = get_task(task)
+        check_method_on_task(method, self.task)
         self.train, self.val, self.config, self.distributed = train, val, config, distributed
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = choose_num_threads(config, model)
@@ -119,13 +125,13 @@ class Trainer:
         self.lr_scheduler = LRScheduler(self.optimizer, config, total_steps=config.epochs * len(train))
         self.game = Game(
             self.model,
-            distributed.wrap_ddp(Objective(self.model, method.objective)),
+            distributed.wrap_ddp(Objective(self.model, method.objective, self.task)),
             threat,
             method.attack,
             self.optimizer,
             probe=method.probe,
             engine=self.engine,
-            pixel_scale=get_input_std(self.model),
+            pixel_scale=_input_scale(self.model, train.shape),
             distributed=distributed,
         )
         self.game.executor.full_batch_size = distributed.shard.count(train.batch_size)
@@ -133,7 +139,7 @@ class Trainer:
         self.random_streams = RandomStreams(config.seed, self.game.generator, distributed)
         self.interruption = Interruption(distributed)
         self.checkpointer: Checkpointer | None = None
-        self.validator = Validator.of(val, config, threat, self.engine, self.interruption)
+        self.validator = Validator.of(val, config, threat, self.engine, self.interruption, self.task)
         self.schedule = method.bind(threat, config.epochs)
         self.state = self.schedule.init()
         self.budget = self.schedule.budget(self.state, 0)
@@ -423,6 +429,12 @@ class Trainer:
             self.random_streams.isolated_rng(device),
         ):
             yield
+
+
+def _input_scale(model: nn.Module, shape: Sequence[int]) -> Tensor | None:
+    """The deviation by which a model divides its inputs, as a tensor that broadcasts over examples of a shape."""
+    std = get_input_std(model)
+    return None if std is None else std.view(1, -1, *[1] * (len(shape) - 1))
 
 
 def remaining_batches(source: Source, epoch: int, step: int, interruption: Interruption) -> Iterator[tuple[int, Batch]]:

@@ -13,6 +13,7 @@ from deat.evaluation.attacks import Attack, parse_attack
 from deat.evaluation.intervals import wilson_interval
 from deat.evaluation.quick_scores import compute_scores
 from deat.evaluation.sanity import MIN_IMAGES_FOR_CHANCE
+from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.training.config import TrainConfig
 from deat.utils.signals import Interruption
@@ -28,6 +29,7 @@ class Validator:
         engine: The engine, for its precision.
         seed: The seed of the attack.
         interruption: Ends validation between two batches.
+        task: What outputs and labels mean; its first metric is the score.
 
     Attributes:
         passes: Forward and backward passes so far, per image; not part of training's.
@@ -41,7 +43,9 @@ class Validator:
         engine: Engine,
         seed: int,
         interruption: Interruption | None = None,
+        task: Task = CLASSIFICATION,
     ) -> None:
+        self.task = task
         self.source, self.attack, self.threat, self.engine, self.seed = source, attack, threat, engine, seed
         self.interruption = interruption or Interruption()
         self.passes = 0
@@ -54,11 +58,12 @@ class Validator:
         threat: ThreatModel,
         engine: Engine,
         interruption: Interruption,
+        task: Task = CLASSIFICATION,
     ) -> "Validator | None":
         """Make the validator of a configuration; None without held-out images or with val_attack `none`."""
         if source is None or config.val_attack == "none":
             return None
-        return cls(source, parse_attack(config.val_attack), threat, engine, config.seed, interruption)
+        return cls(source, parse_attack(config.val_attack), threat, engine, config.seed, interruption, task)
 
     def __call__(self, net: nn.Module) -> tuple[float, float, float]:
         """Score a network.
@@ -67,37 +72,38 @@ class Validator:
             net: The network.
 
         Returns:
-            Natural accuracy, robust accuracy and the loss on natural images.
+            Natural accuracy, robust accuracy and the loss on natural images; for other tasks, the first metric is in the
+            place of accuracy.
         """
         model, attacks = _AutocastModel(net, self.engine), ("natural", self.attack)
         images = InterruptibleSource(self.source, self.interruption)
-        scores = compute_scores(
-            model, images, attacks, self.threat, self.seed, self.engine.to_memory_format, self.interruption.distributed
-        )
+        prepare, distributed = self.engine.to_memory_format, self.interruption.distributed
+        scores = compute_scores(model, images, attacks, self.threat, self.seed, prepare, distributed, self.task)
         self.passes += (2 + 2 * self.attack.steps) * len(self.source)
         natural, loss = scores["natural"]
         return natural, scores[self.attack.name][0], loss
 
     @cached_property
-    def chance(self) -> float:
-        """The highest natural accuracy of a constant answer."""
-        return majority_class_share(self.source)
+    def chance(self) -> float | None:
+        """The highest natural accuracy, or first metric, of a constant answer; None if the task does not know it."""
+        return self.task.chance(read_labels(self.source))
 
     @cached_property
-    def chance_upper_bound(self) -> float:
+    def chance_upper_bound(self) -> float | None:
         """The highest natural accuracy that does not differ significantly (95 %) from chance; chance itself for few images."""
         n = self.source.num_examples
-        if n < MIN_IMAGES_FOR_CHANCE:
-            return self.chance
-        return (bisect_right(range(n + 1), self.chance, key=lambda hits: wilson_interval(hits, n)[0]) - 1) / n
+        chance = self.chance
+        if chance is None or n < MIN_IMAGES_FOR_CHANCE or self.task.is_graded:
+            return chance
+        return (bisect_right(range(n + 1), chance, key=lambda hits: wilson_interval(hits, n)[0]) - 1) / n
 
 
-def majority_class_share(source: Source) -> float:
-    """Return the share of a source's most common label: the highest accuracy of a constant answer."""
+def read_labels(source: Source) -> Tensor:
+    """Return all labels of a source, on the CPU."""
     images = getattr(source, "images", None)
     known = images.labels if isinstance(images, ImageSet | LazyImages) else None
     labels = torch.cat([y for _, y in source.epoch(0)]) if known is None else known
-    return int(labels.bincount().max()) / len(labels)
+    return labels.cpu()
 
 
 class _AutocastModel(nn.Module):

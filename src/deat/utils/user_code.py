@@ -4,6 +4,7 @@ Loading runs the file. So a spec must come from the command line or an argument,
 """
 
 import hashlib
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,14 @@ MODULE_PREFIX = "_deat_file_"
 """How the names of modules begin that are made from files of the user."""
 LIBRARY_PACKAGES = ("deat", "torch")
 SPEC_HINT = "write it as path/to/file.py:NAME"
+
+
+def accepts_argument(function: Callable[..., object], name: str) -> bool:
+    """Return whether a function of the user's, or an object that is called, has a parameter of this name."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # Python knows no signature of some built-in functions
+        return False
 
 
 def is_file_spec(spec: str) -> bool:

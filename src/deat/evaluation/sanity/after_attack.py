@@ -12,6 +12,7 @@ from deat.errors import UsageError
 from deat.evaluation.attacks import Attack, correct_under_attack, parse_attack
 from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.sanity.flags import Flag, accuracy_tolerance, make_flag
+from deat.tasks import CLASSIFICATION, Task
 from deat.threat import Linf, ThreatModel
 from deat.utils.text import format_eps
 
@@ -30,6 +31,7 @@ def check_after_attacks(
     x: Tensor,
     y: Tensor,
     on_attack_done: Callable[[], None] = lambda: None,
+    task: Task = CLASSIFICATION,
 ) -> list[Flag]:
     """Attack a few images in more ways and compare the accuracies.
 
@@ -40,13 +42,14 @@ def check_after_attacks(
         x: Images in [0, 1], from all over the data.
         y: Their labels.
         on_attack_done: Called after each attack.
+        task: What outputs and labels mean. Its accuracy of each example is compared.
 
     Returns:
         The flags raised.
     """
     if threat.eps == 0:
         return []
-    probe = AttackProbe(model, threat, x, y, evaluation, on_attack_done)
+    probe = AttackProbe(model, threat, x, y, evaluation, on_attack_done, task)
     checks = (_flag_not_converged, _flag_not_monotone, _flag_robust_to_anything, _flag_noise_wins)
     with exact_float32(x.device):
         return [flag for check in checks if (flag := check(probe)) is not None]
@@ -74,6 +77,7 @@ class AttackProbe:
         y: Their labels.
         evaluation: The attacks' results on all images.
         on_attack_done: Called after each attack.
+        task: What outputs and labels mean.
         results_cache: Which images are correct, by attack, radius and seed.
     """
 
@@ -83,10 +87,11 @@ class AttackProbe:
     y: Tensor
     evaluation: "Evaluation"
     on_attack_done: Callable[[], None]
+    task: Task = CLASSIFICATION
     results_cache: dict[tuple[Attack, float | None, int], Tensor] = field(default_factory=dict)
 
     def correct(self, attack: Attack, eps: float | None = None, seed: int = 0) -> Tensor:
-        """Return which images are still correct under an attack, (B,) bool.
+        """Return how right the answers still are under an attack: (B,), bool for classification.
 
         Args:
             attack: The attack.
@@ -97,7 +102,9 @@ class AttackProbe:
         if key not in self.results_cache:
             threat = self.threat if eps is None else replace(self.threat, eps=eps)
             generator = torch.Generator(self.x.device).manual_seed(seed)
-            self.results_cache[key] = correct_under_attack(self.model, self.x, self.y, attack, threat, generator)
+            self.results_cache[key] = correct_under_attack(
+                self.model, self.x, self.y, attack, threat, generator, self.task
+            )
             self.on_attack_done()
         return self.results_cache[key]
 
@@ -126,6 +133,8 @@ class AttackProbe:
     @property
     def chance(self) -> float:
         """The accuracy of guessing, or of one label for all images, in the sample or in all images."""
+        if not self.evaluation.labels:
+            return 1.0  # unknown, so that no accuracy is above it
         guessing = 1 / max(2, len(self.evaluation.classes))
         return max(guessing, _commonest_label_share(self.y.tolist()), _commonest_label_share(self.evaluation.labels))
 
@@ -162,7 +171,7 @@ def _flag_if_doubling_helps(probe: AttackProbe, attack: Attack) -> Flag | None:
     # Twice the steps that its name says, and long enough that half of them cross the ball's radius.
     doubled = replace(attack, name=f"{attack.name} doubled", steps=2 * steps, alpha=max(attack.alpha, 1 / steps))
     # Two starts of the attack cost as much, so an image that a second start fools is no sign.
-    correct_from_two_starts = probe.correct(attack) & probe.correct(attack, seed=1)
+    correct_from_two_starts = torch.minimum(probe.correct(attack), probe.correct(attack, seed=1))
     accuracy, doubled_accuracy = fraction_true(correct_from_two_starts), fraction_true(probe.correct(doubled))
     if accuracy - doubled_accuracy <= probe.tolerance:
         return None
@@ -175,7 +184,11 @@ def _flag_if_doubling_helps(probe: AttackProbe, attack: Attack) -> Flag | None:
 
 def _flag_not_monotone(probe: AttackProbe) -> Flag | None:
     eps, tolerance = probe.threat.eps, probe.tolerance
-    radii = [r for r in (0.0, eps / 2, eps, 2 * eps, 4 * eps) if not isinstance(probe.threat, Linf) or r <= 1]
+    radii = [
+        r
+        for r in (0.0, eps / 2, eps, 2 * eps, 4 * eps)
+        if not isinstance(probe.threat, Linf) or not probe.threat.is_plain or r <= 1
+    ]
     accuracies = [probe.accuracy(Attack("pgd-10", steps=10), r) for r in radii]
     if not any(accuracies[i] > min(accuracies[:i]) + tolerance for i in range(1, len(radii))):
         return None
@@ -185,6 +198,8 @@ def _flag_not_monotone(probe: AttackProbe) -> Flag | None:
 
 def _flag_robust_to_anything(probe: AttackProbe) -> Flag | None:
     radius = probe.threat.grey_radius(probe.x[0].numel())
+    if radius == float("inf"):  # no radius hides every example
+        return None
     accuracy, chance = probe.accuracy(Attack("pgd-20", steps=20), radius), probe.chance
     if accuracy <= chance + probe.tolerance:
         return None

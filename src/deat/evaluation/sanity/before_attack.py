@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deat.core.loss_terms import cross_entropy
 from deat.evaluation.attacks import compute_gradient
 from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.intervals import wilson_interval
 from deat.evaluation.sanity.flags import Flag, make_flag
+from deat.tasks import CLASSIFICATION, Task
 from deat.utils.torch_utils import eval_mode
 
 SMALL_BATCH_IMAGES = 7
@@ -20,7 +20,9 @@ MIN_IMAGES_FOR_CHANCE = 50
 """With fewer images an accuracy cannot be distinguished from chance."""
 
 
-def check_before_attacks(model: nn.Module, x: Tensor, y: Tensor, num_classes: int) -> list[Flag]:
+def check_before_attacks(
+    model: nn.Module, x: Tensor, y: Tensor, num_classes: int, task: Task = CLASSIFICATION
+) -> list[Flag]:
     """Check a model on a few images.
 
     Args:
@@ -28,6 +30,7 @@ def check_before_attacks(model: nn.Module, x: Tensor, y: Tensor, num_classes: in
         x: Images in [0, 1], from all over the data.
         y: Their labels.
         num_classes: The number of classes of the data.
+        task: What outputs and labels mean.
 
     Returns:
         The flags raised, or only `not_finite` if the outputs are not finite.
@@ -40,18 +43,20 @@ def check_before_attacks(model: nn.Module, x: Tensor, y: Tensor, num_classes: in
             return [not_finite]
         random_outputs = [flag for flag in (_flag_training_mode(model), _flag_randomised(model, x)) if flag]
         other_flags = (
-            _flag_probabilities(logits),
+            _flag_probabilities(logits) if task.reads_logits else None,
             None if random_outputs else _flag_batch_dependent(model, x, logits),  # random outputs always differ
-            _flag_at_chance(logits, y, num_classes),
-            _flag_zero_gradients(model, x, y),
+            _flag_at_chance(logits, y, num_classes, task),
+            _flag_zero_gradients(model, x, y, task),
             _flag_autograd_inside(model, x),
         )
     return [*random_outputs, *filter(None, other_flags)]
 
 
 def are_probabilities(logits: Tensor) -> bool:
-    """Return whether no output is negative and every row sums to one, as after a softmax."""
+    """Return whether no output is negative and every row of several sums to one, as after a softmax."""
     outputs = logits.double()
+    if outputs.dim() < 2 or outputs.shape[1] < 2:
+        return False
     return bool((outputs >= 0).all()) and bool(((outputs.sum(1) - 1).abs() < 1e-4).all())
 
 
@@ -90,7 +95,7 @@ def _flag_batch_dependent(model: nn.Module, x: Tensor, logits: Tensor) -> Flag |
     with torch.no_grad():
         small_batches = x.tensor_split(max(2, -(-len(x) // SMALL_BATCH_IMAGES)))
         logits_in_small_batches = torch.cat([model(batch) for batch in small_batches])
-    difference = (logits_in_small_batches - logits).double().abs().amax(1) / _mean_magnitude(logits.double())
+    difference = (logits_in_small_batches - logits).double().flatten(1).abs().amax(1) / _mean_magnitude(logits.double())
     # Rounding changes float32 logits by far less than a hundredth, but may push a few over a step inside the model.
     count = int((difference > 0.01).sum())
     if count <= max(2, 0.05 * len(x)):
@@ -102,12 +107,13 @@ def _flag_batch_dependent(model: nn.Module, x: Tensor, logits: Tensor) -> Flag |
     )
 
 
-def _flag_at_chance(logits: Tensor, y: Tensor, num_classes: int) -> Flag | None:
+def _flag_at_chance(logits: Tensor, y: Tensor, num_classes: int, task: Task) -> Flag | None:
+    if len(y) < MIN_IMAGES_FOR_CHANCE or num_classes < 2 or not task.class_labels(y):
+        return _flag_at_constant_answer(logits, y, task) if not task.class_labels(y) else None
     classes_shown, n = len(set(y.tolist())), len(y)
-    is_sorted = 2 * classes_shown <= min(num_classes, n)
-    if n < MIN_IMAGES_FOR_CHANCE or num_classes < 2 or is_sorted:
+    if 2 * classes_shown <= min(num_classes, n):  # the data is sorted by class
         return None
-    hits, chance = int((logits.argmax(1) == y).sum()), 1 / num_classes
+    hits, chance = int(task.is_right(logits, y).sum()), 1 / num_classes
     if wilson_interval(hits, n)[0] > chance:
         return None
     return make_flag(
@@ -115,10 +121,23 @@ def _flag_at_chance(logits: Tensor, y: Tensor, num_classes: int) -> Flag | None:
     )
 
 
-def _flag_zero_gradients(model: nn.Module, x: Tensor, y: Tensor) -> Flag | None:
+def _flag_at_constant_answer(outputs: Tensor, y: Tensor, task: Task) -> Flag | None:
+    """Compare the first metric of a task without classes with that of the best constant answer."""
+    chance, name = task.chance(y.cpu()), task.metric_names[0]
+    if chance is None or len(y) < MIN_IMAGES_FOR_CHANCE:
+        return None
+    value = task.summarize(task.statistics(outputs, y).cpu())[name]
+    if value > chance:
+        return None
+    return make_flag(
+        "at_chance", f"without attack {name} is {value:.3g} on {len(y)} examples; a constant answer has {chance:.3g}"
+    )
+
+
+def _flag_zero_gradients(model: nn.Module, x: Tensor, y: Tensor, task: Task) -> Flag | None:
     with torch.inference_mode(False), torch.enable_grad():
         inputs, labels = x.clone().requires_grad_(), y.clone()  # an inference tensor cannot be differentiated
-        grad = compute_gradient(cross_entropy(model(inputs), labels).sum(), inputs)
+        grad = compute_gradient(task.loss(model(inputs), labels).sum(), inputs)
     count = int((~(grad.flatten(1).abs().amax(1) > 0)).sum())  # counts NaN too
     if count <= max(2, 0.05 * len(x)):
         return None

@@ -37,8 +37,13 @@ def _flag_invalid_examples(evaluation: "Evaluation") -> Flag | None:
 
 
 def _flag_one_sided_sample(evaluation: "Evaluation") -> Flag | None:
-    n, num_shown, num_classes = len(evaluation.labels), len(set(evaluation.labels)), len(evaluation.classes)
-    if not evaluation.settings.get("sample") or n < 10 * num_classes or 2 * num_shown > num_classes:
+    n, num_shown, num_classes = evaluation.num_images, len(set(evaluation.labels)), len(evaluation.classes)
+    if (
+        not evaluation.labels
+        or not evaluation.settings.get("sample")
+        or n < 10 * num_classes
+        or 2 * num_shown > num_classes
+    ):
         return None
     return make_flag("one_sided_sample", f"the first {n:,} images show {num_shown} of {num_classes} classes")
 
@@ -96,7 +101,7 @@ def _flag_black_box_wins(evaluation: "Evaluation") -> Flag | None:
 
 def _flag_square_wins_last(evaluation: "Evaluation") -> Flag | None:
     """Check how many images only Square fools, which comes last in an ensemble, after the parts with gradients."""
-    n = len(evaluation.labels)
+    n = evaluation.num_images
     for result in evaluation.results:
         fooled = result.felled["square"] if list(result.felled)[-1:] == ["square"] else 0
         if fooled / n > accuracy_tolerance(n):
@@ -110,13 +115,23 @@ def _flag_if_weaker_wins(evaluation: "Evaluation", weaker: list[str], stronger: 
     """The flag of that name if the best weaker attack leaves a lower accuracy than the best stronger one."""
     if not weaker or not stronger or evaluation.settings["cascade"]:
         return None
-    accuracy = evaluation.accuracy
+    accuracy = _comparable_accuracies(evaluation)
     weak, strong = min(weaker, key=accuracy.__getitem__), min(stronger, key=accuracy.__getitem__)
-    if accuracy[weak] + accuracy_tolerance(len(evaluation.labels)) >= accuracy[strong]:
+    if accuracy[weak] + accuracy_tolerance(evaluation.num_images) >= accuracy[strong]:
         return None
     return make_flag(
         name, f"accuracy is {accuracy[weak]:.1%} under {weak}, below {accuracy[strong]:.1%} under {strong}"
     )
+
+
+def _comparable_accuracies(evaluation: "Evaluation") -> dict[str, float]:
+    """The accuracies that attacks lower, as shares: for answers with grades the mean score or, where that has no bound,
+    the share of right answers."""
+    task = evaluation.task
+    if not task.is_graded:
+        return evaluation.accuracy
+    values = evaluation.scores if task.worst_score == 0 else evaluation.verdicts
+    return {name: sum(column) / len(column) for name, column in values.items()}
 
 
 def _attack_settings(evaluation: "Evaluation") -> dict[str, dict[str, Any]]:
