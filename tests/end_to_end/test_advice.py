@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from deat.cli.evaluate import EXIT_FLAGGED
 from deat.cli.main import main
 from deat.core.game import Game
 from deat.report.load import load_run_results
@@ -190,10 +191,8 @@ def test_a_run_of_several_processes_goes_on_in_as_many(monkeypatch: pytest.Monke
     )
 
 
-def test_a_pickle_names_the_command_that_converts_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_saved_by_torch_are_evaluated_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"layer.1.weight": torch.zeros(10, 64), "layer.1.bias": torch.zeros(10)}, "my weights.pt")
-    assert main(["evaluate", "my weights.pt", "--data", "digits", "--model", "own.py:Net"]) == 4
-    said = capsys.readouterr().err.strip()
-    judging = said[said.index("deat import") :]
-    assert give(judging) == 0
-    assert Path("my weights.safetensors").is_file()
+    assert main(["evaluate", "my weights.pt", "--data", "digits", "--model", "own.py:Net"]) == EXIT_FLAGGED
+    assert "at_chance" in capsys.readouterr().err
+    assert Path("my weights.evaluation.json").is_file()

@@ -57,7 +57,7 @@ def test_one_process_prints_and_writes(tmp_path: Path) -> None:
     assert (tmp_path / "out-1").read_text() == ""
     assert errors(tmp_path)[1] == ""
     lines = (tmp_path / "out-0").read_text().splitlines()
-    assert lines[1].endswith("; in 2 processes that share batches of 64")
+    assert sum(line.endswith("in 2 processes that share batches of 64") for line in lines) == 1
     assert len((tmp_path / "run/history.jsonl").read_text().splitlines()) == 2
     assert json.loads((tmp_path / "run/run.json").read_text())["processes"] == 2
 

@@ -168,9 +168,9 @@ def test_the_page_shows_whole_batches_side_by_side_and_what_failed(load: Load) -
     )
     assert "| | pgd, k = 7 | deat, k = 7 | trades |" in lines
     assert "| **ms a batch** | **12.80** | **12.80** |  |" in lines
-    assert lines.count("| the host's | 3.21 | 3.21 |  |") == 1
-    assert "| kernels inside replays | 0.04 in 2 |  |  |" in lines
-    assert "| replays, by their kernels | 0.5 x 0.01 (1), 0.5 x 0.07 (4) |  |  |" in lines
+    assert lines.count("| host time | 3.21 | 3.21 |  |") == 1
+    assert "| kernels inside replays: time and number | 0.04 in 2 |  |  |" in lines
+    assert "| replays: number x time (kernels) | 0.5 x 0.01 (1), 0.5 x 0.07 (4) |  |  |" in lines
     assert "| failed |  | ValueError: a / b | RuntimeError: no |" in lines
     rows = lines[lines.index("| | pgd, k = 7 | deat, k = 7 | trades |") :]
     assert {row.count("|") for row in rows[: rows.index("")]} == {5}
