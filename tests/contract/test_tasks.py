@@ -1,5 +1,7 @@
 """What every task keeps to under a sample of the methods: cost, ball, determinism, recording, evaluation."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -78,7 +80,7 @@ def test_training_resumes_to_the_bits_of_an_uninterrupted_one(name, method_name)
     options = {"method": method_name, "task": task, "threat": threat, "val": 0.25, "config": config}
     whole = deat.make_trainer(net, data, **options)
     whole.run_epoch()
-    state = whole.state_dict()
+    state = copy.deepcopy(whole.state_dict())
     expected = whole.run_epoch()
     again = deat.make_trainer(problem(name)[0], data, **options)
     again.load_state_dict(state)

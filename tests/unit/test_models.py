@@ -58,10 +58,28 @@ def test_parameter_count_is_the_published_one(name):
     assert sum(p.numel() for p in meta_build(name, *shape).parameters()) == count
 
 
+OTHER_INPUTS = {
+    "mlp": (20_738, 2, (30,), (2,)),
+    "audio_cnn": (93_194, 10, (1, 4000), (10,)),
+    "unet": (472_523, 11, (3, 96, 128), (11, 96, 128)),
+}
+"""Networks for other inputs or answers: parameters, outputs, and the shapes of one input and one answer."""
+
+
+@pytest.mark.parametrize("name", OTHER_INPUTS)
+def test_networks_for_other_inputs_answer_in_the_shape_of_their_task(name):
+    count, num_outputs, shape, answer = OTHER_INPUTS[name]
+    net = meta_build(name, num_outputs, shape[0])
+    assert sum(p.numel() for p in net.parameters()) == count
+    assert net(torch.rand(2, *shape, device="meta")).shape == (2, *answer)
+
+
 def test_listing_tells_the_true_parameter_count_and_input_of_every_model():
     told = {info.name: (info.parameters, info.input) for info in models.list_model_infos()}
-    assert told == {name: (n, f"{c}x{side}x{side}") for name, (n, _, c, side) in COUNTS.items()}
-    assert models.list_models() == tuple(sorted(COUNTS))
+    images = {name: (n, f"{c}x{side}x{side}") for name, (n, _, c, side) in COUNTS.items()}
+    others = {name: (n, "x".join(map(str, shape))) for name, (n, _, shape, _) in OTHER_INPUTS.items()}
+    assert told == images | others
+    assert models.list_models() == tuple(sorted({**COUNTS, **OTHER_INPUTS}))
     assert all(info.description for info in models.list_model_infos())
 
 

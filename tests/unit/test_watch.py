@@ -519,7 +519,7 @@ def test_slice_is_small_and_spread_over_the_held_out_images(count, monkeypatch):
     watch, seen, labels = OverfitWatch(source, THREAT), [], []
     trainer = trainer_with(watch, epochs=2)
 
-    def look(model, images, attacks, *rest):
+    def look(model, images, attacks, *rest, **options):
         seen.append([x for x, _ in images.epoch(0)])
         labels.append(torch.cat([y for _, y in images.epoch(0)]))
         return {how.name: 0.5 for how in attacks}
@@ -573,7 +573,7 @@ def test_slice_of_a_loader_that_gives_no_image_by_number_meets_every_class_too()
 def test_every_epoch_is_scored_by_one_step_and_by_ten_of_the_watch_s_own_threat_and_seed(monkeypatch):
     asked, scores = [], {"fgsm": 0.25, "pgd-10": 0.5}
 
-    def look(model, images, attacks, threat, seed, *rest):
+    def look(model, images, attacks, threat, seed, *rest, **options):
         asked.append((attacks, threat, seed, *rest))
         return scores
 
@@ -582,7 +582,7 @@ def test_every_epoch_is_scored_by_one_step_and_by_ten_of_the_watch_s_own_threat_
     trainer = trainer_with(watch, method="m+pgd-3", threat=deat.Linf(0.03), epochs=3)
     history = trainer.fit().history
     both = parse_attack("fgsm"), parse_attack("pgd-10")
-    assert asked == [(both, THREAT, 7, trainer.engine.to_memory_format, trainer.distributed)] * 3
+    assert asked == [(both, THREAT, 7, trainer.engine.to_memory_format, trainer.distributed, trainer.task)] * 3
     assert [(e.epoch, e.k, e.alpha, e.magnitude) for e in watch.events] == [
         (s.epoch, s.k, s.alpha, s.magnitude) for s in history
     ]
