@@ -268,7 +268,9 @@ def _match_names(saved: SavedWeights, model: nn.Module, expected: Tensors) -> Te
         normalization = {key: tensor for key, tensor in expected.items() if key.startswith(NORMALIZE_PREFIX)}
         own_names = {key for key in expected if key.startswith(NETWORK_PREFIX)}
         if saved.normalization:
-            layer = Normalize(**saved.normalization)  # raises for values that are no mean and standard deviation
+            layer = Normalize(
+                **saved.normalization, unit_range=False
+            )  # raises for values that are no mean and standard deviation
             normalization = {f"{NORMALIZE_PREFIX}{key}": tensor for key, tensor in layer.state_dict().items()}
     prefix = get_shared_prefix(own_names)
     renamed = {f"{prefix}{name}": tensor for name, tensor in _remove_shared_prefix(network).items()}

@@ -213,7 +213,7 @@ def read_channel_stats(weights: str | Path) -> ChannelStats | None:
     recorded = read_weights(weights).normalization
     if not recorded:
         return None
-    layer = Normalize(**recorded)  # raises if the numbers are not valid
+    layer = Normalize(**recorded, unit_range=False)  # raises if the numbers are not valid
     return ChannelStats(tuple(layer.mean.flatten().tolist()), tuple(layer.std.flatten().tolist()))
 
 
