@@ -28,7 +28,7 @@ def test_every_epoch_is_a_line_on_standard_error_and_nothing_is_on_standard_outp
     said = capsys.readouterr()
     assert said.out == ""
     lines = said.err.splitlines()
-    assert lines[2:] == result.notes, "what a person should know comes behind the epochs"
+    assert lines[2:] == [result.choice.reason, *result.notes], "what a person should know comes behind the epochs"
     for line, stats in zip(lines, result.history, strict=False):
         assert line.startswith(f"fgsm  epoch {stats.epoch + 1}/2  k 1  l_X ")
         assert f"val {stats.val_natural:.1%} robust {stats.val_robust:.1%}" in line
@@ -45,7 +45,7 @@ def test_progress_off_is_silent_and_callbacks_of_ones_own_are_told_either_way(ca
     fit(progress=False, callbacks=[Heard()])
     assert capsys.readouterr() == ("", "")
     notes = fit(callbacks=[Heard()]).notes
-    assert len(capsys.readouterr().err.splitlines()) == 2 + len(notes)
+    assert len(capsys.readouterr().err.splitlines()) == 2 + 1 + len(notes)
     assert Heard.epochs == 4
 
 

@@ -1,4 +1,4 @@
-"""95 % intervals of an accuracy (Wilson) and of the difference of two accuracies (Newcombe)."""
+"""95 % intervals of an accuracy (Wilson) and of a difference (Newcombe), and the paired test of two models (McNemar)."""
 
 import math
 
@@ -54,3 +54,38 @@ def newcombe_interval(one: float, other: float, n: int) -> tuple[float, float]:
     (one_low, one_high), (other_low, other_high) = wilson_interval_of_share(one, n), wilson_interval_of_share(other, n)
     below, above = math.hypot(one - one_low, other_high - other), math.hypot(one_high - one, other - other_low)
     return one - other - below, one - other + above
+
+
+def one_sided_p_value(gained: int, lost: int) -> float:
+    """Return the exact one-sided p-value of a sign test, computed in integers.
+
+    Args:
+        gained: Images that only the first of two models classifies correctly.
+        lost: Images that only the second one classifies correctly.
+
+    Returns:
+        The probability that a fair coin falls on the second side at most `lost` times.
+    """
+    n = gained + lost
+    term = total = 1
+    for i in range(lost):
+        term = term * (n - i) // (i + 1)
+        total += term
+    return float(total / 2**n)
+
+
+def mcnemar_p_value(gained: int, lost: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test of two models on the same images.
+
+    Args:
+        gained: Images that only the first model classifies correctly.
+        lost: Images that only the second one classifies correctly.
+
+    Returns:
+        The p-value, at most 1.
+
+    Example:
+        >>> mcnemar_p_value(0, 6)
+        0.03125
+    """
+    return min(1.0, 2 * one_sided_p_value(max(gained, lost), min(gained, lost)))

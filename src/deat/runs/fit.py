@@ -130,7 +130,7 @@ def fit(
         result = _train_without_checkpoints(trainer)
     else:
         result = _train_with_checkpoints(trainer, Path(checkpoints), inexact=inexact, notify=notify)
-    _print_messages(lines, *result.notes)
+    _print_messages(lines, result.choice.reason, *result.notes)
     return result
 
 

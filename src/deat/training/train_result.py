@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from deat.models.weights import get_state_dict, unwrap_model
-from deat.training.best_epoch import Snapshot
+from deat.training.best_epoch import BestChoice, Snapshot
 from deat.training.epoch_records import EpochStats
 from deat.training.result_folder import write_result_folder
 
@@ -22,6 +22,7 @@ class TrainResult:
         model: The trained model, with the weights of the last epoch, in eval mode.
         history: The statistics of each epoch.
         best: The best epoch, its validation scores and its weights.
+        choice: Why this epoch is the best; `print(result.choice.reason)` says it in a sentence.
         seconds: The duration of training, without validation.
         notes: Remarks for the user, such as that the best weights are at chance level.
         record: The settings, the method, the network, the data and the threat model, as in run.json.
@@ -34,6 +35,7 @@ class TrainResult:
     model: nn.Module
     history: list[EpochStats]
     best: Snapshot
+    choice: BestChoice
     seconds: float
     notes: Sequence[str] = ()
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
