@@ -14,6 +14,7 @@ from deat.errors import Interrupted
 from deat.runs import fit as fitting
 from deat.training import engine_choice
 from deat.utils.distributed import Distributed
+from deat.utils.signals import Interruption
 from helpers.nets import conv_net, learnable
 
 QUICK = {"method": "fgsm", "epochs": 2, "batch_size": 10, "lr": 0.1, "threat": "linf:0.05", "val_attack": "fgsm"}
@@ -77,6 +78,7 @@ class Stopped:
     """A trainer that is asked to stop in its third epoch."""
 
     epoch, step, config, engine_note = 2, 0, deat.TrainConfig(epochs=9), ""
+    interruption, model = Interruption(), conv_net()
     train = SimpleNamespace(batch_size=QUICK["batch_size"])
 
     def fit(self):
@@ -142,7 +144,7 @@ def test_ctrl_c_without_a_folder_says_that_nothing_was_saved_and_what_would_save
     with pytest.raises(KeyboardInterrupt) as stopped:
         fit(progress=False)
     shown = "".join(traceback.format_exception(stopped.value))
-    assert "interrupted in epoch 1 of 2; nothing was saved, since fit was given no folder" in shown
+    assert "interrupted in epoch 1 of 2, after batch 1; nothing was saved, since fit was given no folder" in shown
     assert "with checkpoints='some/folder' the same call resumes" in shown
 
 

@@ -84,6 +84,18 @@ def collect_result_notes(trainer: "Trainer") -> list[str]:
     return [note for note in notes if note]
 
 
+def collect_partial_notes(trainer: "Trainer") -> list[str]:
+    """Collect remarks on an interrupted training, of which at least one epoch is finished."""
+    moment = "that moment" if trainer.step else "the last finished epoch"
+    partial = (
+        f"interrupted{describe_stop_position(trainer)}: a partial result. Its model has the weights of {moment}, and "
+        f"load_best() loads those of epoch {trainer.best.snapshot.epoch + 1}. With checkpoints='some/folder' the same call "
+        "of fit would resume."
+    )
+    notes = (partial, _chance_level_note(trainer), _forgetting_note(trainer), _missing_verdicts_note(trainer))
+    return [note for note in notes if note]
+
+
 def _chance_level_note(trainer: "Trainer") -> str | None:
     best, validator = trainer.best.snapshot, trainer.validator
     if validator is None or best.natural is None or best.natural > validator.chance_upper_bound:

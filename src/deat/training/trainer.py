@@ -30,6 +30,7 @@ from deat.training.distributed_state import gather_process_state, restore_proces
 from deat.training.engine_choice import AutoCompile, CompilePolicy, choose_engine
 from deat.training.epoch_records import EpochStats, EpochTiming
 from deat.training.messages import (
+    collect_partial_notes,
     collect_result_notes,
     is_out_of_memory,
     make_numerical_error,
@@ -160,9 +161,10 @@ class Trainer:
                 self.checkpointer.on_train_begin(self)
             try:
                 self._run_remaining_epochs()
-            except Interrupted:
+            except (Interrupted, KeyboardInterrupt) as error:
                 self.seconds += perf_counter() - self._epoch_started
-                self._save_if_due(force=True)
+                if isinstance(error, Interrupted):  # else the weights may be those of half a step
+                    self._save_if_due(force=True)
                 self.interruption.reason = None  # so that fit can be called again
                 raise
             except (RuntimeError, MemoryError) as error:
@@ -171,14 +173,28 @@ class Trainer:
                     raise
                 raise self.numerical_error(out_of_memory_message(self.epoch, self.train.batch_size)) from error
             self._save_if_due(force=True)
+        return self.make_result()
+
+    def make_result(self, *, is_partial: bool = False) -> TrainResult:
+        """Return what training has reached so far, with the model in eval mode. At least one epoch must be finished.
+
+        Args:
+            is_partial: Whether training was interrupted.
+        """
+        stopped_after = (self.epoch, self.step) if is_partial else None
         return TrainResult(
             self.model.eval(),
             self.history,
             self.best.snapshot,
             self.best.choice,
             self.seconds,
-            collect_result_notes(self),
-            record={**describe_training(self), CHOICE_KEY: self.best.choice.as_json()},
+            collect_partial_notes(self) if is_partial else collect_result_notes(self),
+            record={
+                **describe_training(self),
+                CHOICE_KEY: self.best.choice.as_json(),
+                **({"stopped_after": stopped_after} if stopped_after else {}),
+            },
+            stopped_after=stopped_after,
         )
 
     def _run_remaining_epochs(self) -> None:
