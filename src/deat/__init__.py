@@ -38,6 +38,7 @@ from deat.runs.fit import fit
 from deat.runs.saved_run import SavedRun, load_run
 from deat.schedules import Schedule, ScheduleState
 from deat.threat import L1, L2, Linf, ThreatModel
+from deat.training.best_epoch import BestChoice
 from deat.training.callbacks import Callback
 from deat.training.checkpoints import Checkpoints
 from deat.training.config import TrainConfig
@@ -59,6 +60,7 @@ __all__ = [
     "Attack",
     "AttackLike",
     "Augment",
+    "BestChoice",
     "Budget",
     "Buffers",
     "Callback",

@@ -312,10 +312,10 @@ def test_pruning_that_fails_does_not_end_training(tmp_path, monkeypatch):
 
 @pytest.mark.promise("P7")
 def test_last_two_and_the_best_are_kept(tmp_path, monkeypatch):
-    from deat.training.validation import Validator
+    from deat.training.validation import Validator, ValScores
 
     scores = iter([0.1, 0.9, 0.3, 0.2, 0.5, 0.4])
-    monkeypatch.setattr(Validator, "__call__", lambda self, net: (0.5, next(scores), 1.0))
+    monkeypatch.setattr(Validator, "__call__", lambda self, net: ValScores(0.5, next(scores), 1.0, []))
     saved(tmp_path, epochs=6, val=0.25)
     assert [path.name for path in store.list_checkpoints(tmp_path)] == ["ckpt-000002", "ckpt-000005", "ckpt-000006"]
 

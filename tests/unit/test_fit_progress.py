@@ -14,6 +14,7 @@ from deat.errors import Interrupted
 from deat.runs import fit as fitting
 from deat.training import engine_choice
 from deat.utils.distributed import Distributed
+from deat.utils.signals import Interruption
 from helpers.nets import conv_net, learnable
 
 QUICK = {"method": "fgsm", "epochs": 2, "batch_size": 10, "lr": 0.1, "threat": "linf:0.05", "val_attack": "fgsm"}
@@ -28,7 +29,7 @@ def test_every_epoch_is_a_line_on_standard_error_and_nothing_is_on_standard_outp
     said = capsys.readouterr()
     assert said.out == ""
     lines = said.err.splitlines()
-    assert lines[2:] == result.notes, "what a person should know comes behind the epochs"
+    assert lines[2:] == [result.choice.reason, *result.notes], "what a person should know comes behind the epochs"
     for line, stats in zip(lines, result.history, strict=False):
         assert line.startswith(f"fgsm  epoch {stats.epoch + 1}/2  k 1  l_X ")
         assert f"val {stats.val_natural:.1%} robust {stats.val_robust:.1%}" in line
@@ -45,7 +46,7 @@ def test_progress_off_is_silent_and_callbacks_of_ones_own_are_told_either_way(ca
     fit(progress=False, callbacks=[Heard()])
     assert capsys.readouterr() == ("", "")
     notes = fit(callbacks=[Heard()]).notes
-    assert len(capsys.readouterr().err.splitlines()) == 2 + len(notes)
+    assert len(capsys.readouterr().err.splitlines()) == 2 + 1 + len(notes)
     assert Heard.epochs == 4
 
 
@@ -77,6 +78,7 @@ class Stopped:
     """A trainer that is asked to stop in its third epoch."""
 
     epoch, step, config, engine_note = 2, 0, deat.TrainConfig(epochs=9), ""
+    interruption, model = Interruption(), conv_net()
     train = SimpleNamespace(batch_size=QUICK["batch_size"])
 
     def fit(self):
@@ -142,7 +144,7 @@ def test_ctrl_c_without_a_folder_says_that_nothing_was_saved_and_what_would_save
     with pytest.raises(KeyboardInterrupt) as stopped:
         fit(progress=False)
     shown = "".join(traceback.format_exception(stopped.value))
-    assert "interrupted in epoch 1 of 2; nothing was saved, since fit was given no folder" in shown
+    assert "interrupted in epoch 1 of 2, after batch 1; nothing was saved, since fit was given no folder" in shown
     assert "with checkpoints='some/folder' the same call resumes" in shown
 
 

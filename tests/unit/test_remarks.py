@@ -18,6 +18,7 @@ from deat.training.messages import FEW_HELD_OUT_IMAGES, collect_start_notes, fin
 from deat.utils.distributed import Distributed
 from helpers.games import trainer_of
 from helpers.nets import conv_net, learnable, same, weights
+from helpers.validation import PLACE, one_after_the_other, scores_of
 
 EVEN = torch.zeros(2, 3)
 QUICK = deat.TrainConfig(epochs=1, batch_size=8, precision="fp32", workers=0)
@@ -115,12 +116,10 @@ def test_interval_of_a_difference_holds_it_and_is_newcombe_s(one, other, n):
 
 
 def test_weights_at_chance_are_told_with_the_numbers_and_what_helps(monkeypatch):
-    monkeypatch.setattr(
-        "deat.training.validation.compute_scores", lambda *_: {"natural": (0.5, 1.0), "pgd-2": (0.5, 1.0)}
-    )
+    monkeypatch.setattr(PLACE, lambda *_: scores_of(0.5, 0.5, n=4))
     held = learnable(4)[0], torch.tensor([0, 1, 1, 2])
     (said,) = trainer_of("pgd-2", val=held, val_attack="pgd-2").fit().notes
-    assert said.startswith("the best weights (epoch 1) are at chance: ")
+    assert said.startswith("the best weights (epoch 3) are at chance: ")
     assert "50.0% of 4 held-out images" in said
     assert "a constant answer gets 50.0%" in said
     assert all(way in said for way in ("--lr", "more epochs", "--held-out"))
@@ -132,9 +131,7 @@ def test_weights_at_chance_are_told_with_the_numbers_and_what_helps(monkeypatch)
     ids=["as common", "commoner", "of few images by chance"],
 )
 def test_weights_at_chance_where_one_class_is_far_commoner_are_told_with_that(labels, said, monkeypatch):
-    monkeypatch.setattr(
-        "deat.training.validation.compute_scores", lambda *_: {"natural": (0.3, 1.0), "pgd-2": (0.3, 1.0)}
-    )
+    monkeypatch.setattr(PLACE, lambda *_: scores_of(0.3, 0.3))
     held = learnable(len(labels))[0], torch.tensor(labels)
     (note, *_) = trainer_of("pgd-2", val=held, val_attack="pgd-2").fit().notes
     assert "are at chance" in note
@@ -143,11 +140,7 @@ def test_weights_at_chance_where_one_class_is_far_commoner_are_told_with_that(la
 
 def judged(monkeypatch, *found, n=120):
     """A training whose validations say so, (natural, robust), on n images in three classes of a size."""
-    said = iter(found)
-    monkeypatch.setattr(
-        "deat.training.validation.compute_scores",
-        lambda *_: dict(zip(("natural", "pgd-2"), ((share, 1.0) for share in next(said)), strict=True)),
-    )
+    monkeypatch.setattr(PLACE, one_after_the_other(found, n))
     held = learnable(n)[0], torch.arange(n) % 3
     return trainer_of("pgd-2", val=held, val_attack="pgd-2", epochs=len(found))
 
@@ -178,9 +171,7 @@ def test_a_network_that_forgot_what_it_knew_is_told_from_where_to_where_and_what
 
 def test_weights_that_know_something_and_those_that_nobody_judged_are_not_said_to_be_at_chance(monkeypatch):
     assert trainer_of("pgd-2").fit().notes == []
-    monkeypatch.setattr(
-        "deat.training.validation.compute_scores", lambda *_: {"natural": (0.75, 1.0), "pgd-2": (0.0, 1.0)}
-    )
+    monkeypatch.setattr(PLACE, lambda *_: scores_of(0.75, 0.0, n=4))
     held = learnable(4)[0], torch.tensor([0, 1, 1, 2])
     assert trainer_of("pgd-2", val=held, val_attack="pgd-2").fit().notes == []
 

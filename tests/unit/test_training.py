@@ -18,6 +18,7 @@ from deat.data import ImageSet
 from deat.data.image_set import split_indices
 from deat.errors import DataError, NumericalError, UsageError
 from deat.evaluation.attacks import parse_attack
+from deat.evaluation.quick_scores import QuickScore
 from deat.methods.configure import configure_method
 from deat.runs.request import Request, resolve_request
 from deat.training.best_epoch import BestEpoch
@@ -30,6 +31,7 @@ from deat.training.validation import majority_class_share
 from deat.utils.seeding import RandomStreams
 from helpers.games import THREATS, trainer_of
 from helpers.nets import CLASSES, SIDE, Items, conv_net, images, learnable, same, seeded, weights
+from helpers.validation import PLACE, one_after_the_other
 
 QUICK = {"epochs": 2, "batch_size": 8, "lr": 0.1, "lr_schedule": "flat", "precision": "fp32", "workers": 0}
 
@@ -177,9 +179,9 @@ def test_validation_is_by_the_attack_the_threat_and_the_seed_that_were_set(monke
 
     def look(model, images, attacks, threat, seed, *rest):
         asked.append((attacks, threat, seed, *rest))
-        return {"natural": (0.9, 0.3), "cw-3": (0.4, 2.0)}
+        return {"natural": QuickScore(0.9, 0.3, [True]), "cw-3": QuickScore(0.4, 2.0, [True])}
 
-    monkeypatch.setattr("deat.training.validation.compute_scores", look)
+    monkeypatch.setattr(PLACE, look)
     trainer = trainer_of("pgd-2", val=0.25, val_attack="cw-3", seed=5, threat=deat.L2(0.5))
     stats = trainer.run_epoch()
     assert asked == [
@@ -212,7 +214,8 @@ def test_validation_loss_is_the_mean_cross_entropy_of_natural_held_out_images():
 def test_validation_leaves_weights_statistics_and_random_state_alone():
     def run(**options) -> str:
         history = trainer_of("m+pgd", conv_net(batch_norm=True, dropout=0.3), epochs=3, **options).fit().history
-        return lines([replace(s, val_natural=None, val_robust=None, val_passes=0, val_loss=None) for s in history])
+        without = {"val_natural": None, "val_robust": None, "val_passes": 0, "val_loss": None}
+        return lines([replace(s, **without, best_epoch=None, val_p=None) for s in history])
 
     assert run(val=images(6, seed=9)) == run()
 
@@ -270,11 +273,7 @@ def test_an_epoch_at_chance_never_beats_one_that_is_not(scores, expected, goes_o
 
 
 def test_a_training_keeps_no_constant_classifier_where_an_epoch_knew_something(monkeypatch):
-    found = iter([(0.5, 0.5), (0.75, 0.25), (0.5, 0.5)])
-    monkeypatch.setattr(
-        "deat.training.validation.compute_scores",
-        lambda *_: dict(zip(("natural", "pgd-2"), ((share, 1.0) for share in next(found)), strict=True)),
-    )
+    monkeypatch.setattr(PLACE, one_after_the_other([(0.5, 0.5), (0.75, 0.25), (0.5, 0.5)], n=4))
     held = X[:4], torch.tensor([0, 1, 1, 2])  # one answer gets a half
     result = trainer_of("pgd-2", val=held, val_attack="pgd-2").fit()
     assert [stats.val_robust for stats in result.history] == [0.5, 0.25, 0.5]

@@ -301,7 +301,7 @@ class TrainSession:
                 result.history,
                 evaluate_command,
                 watch_message,
-                [*([self.initial.describe()] if self.initial else []), *result.notes],
+                [*([self.initial.describe()] if self.initial else []), result.choice.reason, *result.notes],
             )
         except OSError as error:
             raise unwritable_error(self.out, error) from None
@@ -327,7 +327,8 @@ class TrainSession:
             parts: dict[str, list[Any]] = {"scores": scores, "watch": alarms, "history": result.history}
             rows_by_part = {name: [asdict(row) for row in rows] for name, rows in parts.items()}
             initial = asdict(self.initial) if self.initial else None
-            print(json.dumps({"out": str(self.out), **rows_by_part, "init": initial, "notes": list(result.notes)}))
+            about = {"init": initial, "best_epoch": result.choice.as_json(), "notes": list(result.notes)}
+            print(json.dumps({"out": str(self.out), **rows_by_part, **about}))
             return
         if scores:
             self.console.print(build_score_table(scores, self.run.task))
@@ -344,7 +345,7 @@ class TrainSession:
             )
         if watch and watch.collapses:
             self.console.print(make_printable(f"the watch saw {watch.summary()}"))
-        for line in result.notes:
+        for line in (result.choice.reason, *result.notes):
             self.console.print(line)
         self.console.print(f"everything is in {self.out}; full report: report.md")
 

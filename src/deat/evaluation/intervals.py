@@ -1,4 +1,4 @@
-"""95 % intervals of an accuracy (Wilson), of the difference of two accuracies (Newcombe) and of any metric (bootstrap)."""
+"""95 % intervals: of an accuracy (Wilson), a difference (Newcombe), any metric (bootstrap); McNemar's paired test."""
 
 import math
 from collections.abc import Callable
@@ -84,3 +84,38 @@ def bootstrap_intervals(
         name: torch.tensor([draw[name] for draw in draws], dtype=torch.float64).quantile(bounds) for name in draws[0]
     }
     return {name: (float(low), float(high)) for name, (low, high) in quantiles.items()}
+
+
+def one_sided_p_value(gained: int, lost: int) -> float:
+    """Return the exact one-sided p-value of a sign test, computed in integers.
+
+    Args:
+        gained: Images that only the first of two models classifies correctly.
+        lost: Images that only the second one classifies correctly.
+
+    Returns:
+        The probability that a fair coin falls on the second side at most `lost` times.
+    """
+    n = gained + lost
+    term = total = 1
+    for i in range(lost):
+        term = term * (n - i) // (i + 1)
+        total += term
+    return float(total / 2**n)
+
+
+def mcnemar_p_value(gained: int, lost: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test of two models on the same images.
+
+    Args:
+        gained: Images that only the first model classifies correctly.
+        lost: Images that only the second one classifies correctly.
+
+    Returns:
+        The p-value, at most 1.
+
+    Example:
+        >>> mcnemar_p_value(0, 6)
+        0.03125
+    """
+    return min(1.0, 2 * one_sided_p_value(max(gained, lost), min(gained, lost)))

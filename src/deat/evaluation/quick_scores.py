@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import fsum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,20 @@ from deat.threat import ThreatModel
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import derive_seed
 from deat.utils.torch_utils import device_of
+
+
+class QuickScore(NamedTuple):
+    """The result of one attack on all images.
+
+    Attributes:
+        accuracy: The share of images that are classified correctly, or the first metric of another task.
+        loss: The task's mean loss, such as the cross-entropy.
+        correct: For each image, whether its answer is right; empty for a graded task.
+    """
+
+    accuracy: float
+    loss: float
+    correct: list[bool]
 
 
 def compute_accuracies(
@@ -50,7 +65,7 @@ def compute_accuracies(
         {'natural': 0.83, 'pgd-20': 0.52}
     """
     scores = compute_scores(model, source, attacks, threat, seed, prepare, distributed, task, per_example=per_example)
-    return {name: accuracy for name, (accuracy, _) in scores.items()}
+    return {name: score.accuracy for name, score in scores.items()}
 
 
 def compute_scores(
@@ -64,10 +79,10 @@ def compute_scores(
     task: Task = CLASSIFICATION,
     *,
     per_example: bool = False,
-) -> dict[str, tuple[float, float]]:
+) -> dict[str, QuickScore]:
     """Compute the task's first metric, such as accuracy, and its mean loss under each attack on all images of a source.
 
-    The numbers are read from the device once, at the end.
+    The numbers are read from the device at the end only.
 
     Args:
         model: The model.
@@ -81,7 +96,7 @@ def compute_scores(
         per_example: As in `compute_accuracies`.
 
     Returns:
-        Metric and mean loss by the attack's name.
+        Metric, mean loss and, for a task whose answers are right or wrong, each image's verdict, by the attack's name.
     """
     parsed = [parse_attack(attack) for attack in attacks]
     device = device_of(model)
@@ -97,7 +112,8 @@ def compute_scores(
             logits = logits_under_attack(model, images, y, attack, threat, generator, task)
             losses[index, batch] = task.loss(logits, y).sum(dtype=torch.float64)
             own = task.accuracy(logits, y).double().unsqueeze(1) if per_example else task.statistics(logits, y)
-            statistics[index].append(torch.cat((own.new_full((len(own), 1), batch), own), 1))
+            place, is_right = own.new_full((len(own), 1), batch), task.is_right(logits, y).double().unsqueeze(1)
+            statistics[index].append(torch.cat((place, is_right, own), 1))
     sums = distributed.all_reduce_sum(losses.flatten().tolist())
     means = [fsum(sums[i : i + len(source)]) / source.num_examples for i in range(0, len(sums), len(source))]
     scores = {}
@@ -105,6 +121,8 @@ def compute_scores(
         parts = distributed.all_gather_tensor(torch.cat(batches) if batches else torch.zeros(0, dtype=torch.float64))
         rows = torch.cat([part for part in parts if len(part)])
         in_order = rows[rows[:, 0].argsort(stable=True), 1:]  # by batch, whatever the number of processes
-        metric = float(in_order.mean()) if per_example else task.summarize(in_order)[task.metric_names[0]]
-        scores[attack.name] = metric, loss
+        own = in_order[:, 1:]
+        metric = float(own.mean()) if per_example else task.summarize(own)[task.metric_names[0]]
+        correct = [] if task.is_graded else in_order[:, 0].bool().tolist()
+        scores[attack.name] = QuickScore(metric, loss, correct)
     return scores

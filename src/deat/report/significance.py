@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from deat.evaluation.intervals import one_sided_p_value
 from deat.report.grouping import can_compare_rows, has_same_test_images
 from deat.report.load import ReportRow, RunResults
 from deat.report.problems import exclude_flagged_rows
@@ -63,24 +64,6 @@ class PairedComparison:
             "lost": self.lost,
             "shared": self.shared_note,
         }
-
-
-def one_sided_p_value(gained: int, lost: int) -> float:
-    """Return the exact one-sided p-value of a sign test, computed in integers.
-
-    Args:
-        gained: Images that only the first of two models classifies correctly.
-        lost: Images that only the second one classifies correctly.
-
-    Returns:
-        The probability that a fair coin falls on the second side at most `lost` times.
-    """
-    n = gained + lost
-    term = total = 1
-    for i in range(lost):
-        term = term * (n - i) // (i + 1)
-        total += term
-    return float(total / 2**n)
 
 
 def mcnemar(counts: Sequence[tuple[int, int]]) -> float:

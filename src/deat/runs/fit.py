@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.locks import LOCK_FILE_NAME
+from deat.utils.signals import raise_keyboard_interrupt, signal_reason
 from deat.utils.text import MessageHandler
 
 RADIUS_HINT = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
@@ -72,6 +74,9 @@ def fit(
     augmentation and its val part. Anything else is trained on as it is: fit(model, photos.train) crops and flips
     nothing, unless augment is given.
 
+    Ctrl-C, or "interrupt" in a notebook, stops training after the running batch and returns what there is: a partial
+    result with the history and the best weights so far, the model in eval mode. With checkpoints it saves and raises.
+
     Args:
         model: Any network that returns logits for images in [0, 1], or what else the task reads. One that is trained
             already needs a smaller learning rate than the default, such as lr=0.01.
@@ -99,14 +104,17 @@ def fit(
         **config_fields: Fields of TrainConfig, such as batch_size, seed, lr or lr_schedule.
 
     Returns:
-        The TrainResult: the model in eval mode, a record of each epoch, the best epoch on val, and notes.
+        The TrainResult: the model in eval mode, a record of each epoch, the best epoch on val, and notes. After Ctrl-C
+        without checkpoints its is_partial is true.
 
     Raises:
         UsageError: If an argument is not accepted.
         DataError: If the data cannot be trained on.
         CheckpointError: If the state cannot be saved or read.
         NumericalError: If training diverges or runs out of memory.
-        Interrupted: If training is stopped by a signal, after its state is saved.
+        Interrupted: If training is stopped by SIGTERM or by a callback, or with checkpoints by Ctrl-C. The state is
+            saved first if there are checkpoints.
+        KeyboardInterrupt: On Ctrl-C in the first epoch, without checkpoints: there is no result yet.
 
     Example:
         >>> digits = deat.load_data("digits")
@@ -137,7 +145,7 @@ def fit(
         result = _train_without_checkpoints(trainer)
     else:
         result = _train_with_checkpoints(trainer, Path(checkpoints), inexact=inexact, notify=notify)
-    _print_messages(lines, *result.notes)
+    _print_messages(lines, result.choice.reason, *result.notes)
     return result
 
 
@@ -161,14 +169,20 @@ def _check_folder_content(path: Path) -> None:
 
 
 def _train_without_checkpoints(trainer: Trainer) -> TrainResult:
-    """Train without a folder; an interruption says what that costs, and what would have saved it."""
+    """Train without a folder. Ctrl-C ends training after the running batch, with what there is by then."""
     try:
-        return trainer.fit()
-    except Interrupted as error:
-        raise Interrupted(f"{error}{describe_stop_position(trainer)}; {NOT_SAVED_HINT}") from None
-    except KeyboardInterrupt as error:
-        error.add_note(f"interrupted{describe_stop_position(trainer)}; {NOT_SAVED_HINT}")
-        raise
+        with trainer.interruption.catch_signals(raise_keyboard_interrupt):
+            return trainer.fit()
+    except (Interrupted, KeyboardInterrupt) as error:
+        trainer.model.eval()
+        position = describe_stop_position(trainer)
+        if not isinstance(error, KeyboardInterrupt) and str(error) != signal_reason(signal.SIGINT):
+            raise Interrupted(f"{error}{position}; {NOT_SAVED_HINT}") from None
+        if trainer.history:
+            return trainer.make_result(is_partial=True)
+    no_result = KeyboardInterrupt()
+    no_result.add_note(f"interrupted{position}; {NOT_SAVED_HINT}")
+    raise no_result
 
 
 def _train_with_checkpoints(trainer: Trainer, path: Path, *, inexact: bool, notify: MessageHandler) -> TrainResult:

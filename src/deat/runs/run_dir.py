@@ -1,5 +1,6 @@
 """A run's folder: its records, its checkpoints, and the weights of its best and last epoch."""
 
+import json
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +22,7 @@ from deat.runs.schema import (
     read_raw_record,
     write_run_record,
 )
-from deat.training.best_epoch import Snapshot
+from deat.training.best_epoch import CHOICE_KEY, Snapshot
 from deat.training.checkpoints import Checkpoints, load_checkpoint
 from deat.training.epoch_records import (
     EpochStats,
@@ -37,7 +38,7 @@ from deat.training.trainer import Trainer
 from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
 from deat.utils.safe_write import check_no_symlinks, is_temporary_file, link_atomic, write_atomic, write_json
 from deat.utils.safetensors_files import encode_tensors, read_note, read_tensors
-from deat.utils.text import MessageHandler
+from deat.utils.text import MessageHandler, summarize_error
 
 FIGURE_NAMES = ("training-process", "validation", "backprops", "cost", "alpha-gamma", "sweep", "gallery")
 REPORT_FILES = {"index.html", "table.md", "table.tex", "table.csv"} | {
@@ -153,7 +154,23 @@ class RunFolder:
         if not trainer.step:
             self._publish_file("last", source, last, lambda: get_state_dict(trainer.model))
         self._publish_file("best", source if best.epoch == last else None, best.epoch, lambda: best.weights)
+        self._record_choice(trainer, is_new=checkpoint is not None)
         try_remove(backup_path(self.path))
+
+    def _record_choice(self, trainer: Trainer, *, is_new: bool) -> None:
+        """Write into run.json which epoch is the best and why.
+
+        A run that resumes is left as it is until its next checkpoint. If it is finished, there is none, and its record
+        may be one checkpoint behind; that of an older version has no choice at all.
+        """
+        choice = trainer.best.choice.as_json()
+        try:
+            record = json.loads((self.path / RUN_FILE).read_text(encoding="utf-8"))
+            is_behind = trainer.is_finished and CHOICE_KEY in record
+            if record.get(CHOICE_KEY) != choice and (is_new or is_behind):
+                write_json(self.path / RUN_FILE, {**record, CHOICE_KEY: choice}, make_folder=False)
+        except (OSError, ValueError, AttributeError) as error:
+            self.notify(f"cannot write the best epoch to {RUN_FILE} ({summarize_error(error)}); training continues")
 
     def _publish_file(
         self, which: EpochChoice, checkpoint: Path | None, epoch: int, weights: Callable[[], Any]

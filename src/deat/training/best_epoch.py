@@ -1,12 +1,24 @@
 """The best epoch by its scores on held-out images, and its weights."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from deat.evaluation.intervals import mcnemar_p_value
+from deat.evaluation.results import pack_bits
 from deat.models.weights import unwrap_model
 from deat.training.epoch_records import EpochStats
+
+SIGNIFICANCE_LEVEL = 0.05
+"""From this p-value on, held-out images do not tell two epochs apart."""
+
+CHOICE_KEY = "best_epoch"
+"""Where run.json has the choice."""
+
+ChoiceRule = Literal["paired", "accuracy", "natural", "last"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,20 +38,158 @@ class Snapshot:
     weights: dict[str, Tensor] = field(repr=False)
 
 
-class BestEpoch:
-    """The epoch with the highest robust accuracy on held-out images.
+@dataclass(frozen=True)
+class ScoredEpoch:
+    """The scores of one epoch on held-out images.
 
-    Ties are broken by natural accuracy, then by the earlier epoch. NaN counts as the lowest score. An epoch whose
-    natural accuracy is not above chance never beats one that is: a constant answer looks robust on few images.
-    Without validation the last epoch is the best.
+    Attributes:
+        epoch: The epoch, from 0.
+        natural: Natural accuracy.
+        robust: Accuracy under attack.
+        above_chance: Whether natural accuracy is above that of a constant answer.
+        correct: For each image, whether it is right under attack, packed by `pack_bits`; None in older checkpoints.
+    """
+
+    epoch: int
+    natural: float | None
+    robust: float | None
+    above_chance: bool
+    correct: str | None = None
+
+    @classmethod
+    def from_scores(
+        cls,
+        epoch: int,
+        natural: float | None,
+        robust: float | None,
+        chance_upper_bound: float | None,
+        correct: Sequence[bool] | None = None,
+    ) -> "ScoredEpoch":
+        """Make it from an epoch's scores and the highest natural accuracy that may be chance, if known."""
+        is_scored = _nan_as_lowest(robust) > -math.inf
+        above_chance = chance_upper_bound is not None and _nan_as_lowest(natural) > chance_upper_bound and is_scored
+        return cls(epoch, natural, robust, above_chance, pack_bits(list(correct)) if correct else None)
+
+    @property
+    def images(self) -> int | None:
+        """The number of held-out images; None without verdicts."""
+        return None if self.correct is None else int(self.correct.partition(":")[0])
+
+    @property
+    def robust_key(self) -> tuple[bool, float, float]:
+        """Orders epochs by robust accuracy, then by natural accuracy, those at chance before all others."""
+        return self.above_chance, _nan_as_lowest(self.robust), _nan_as_lowest(self.natural)
+
+    @property
+    def natural_key(self) -> tuple[bool, float, int]:
+        """Orders epochs by natural accuracy, then by age, those at chance before all others."""
+        return self.above_chance, _nan_as_lowest(self.natural), self.epoch
+
+    def p_value(self, other: "ScoredEpoch") -> float | None:
+        """Return the p-value of the paired comparison under attack; None without the verdicts of both."""
+        if self.correct is None or other.correct is None or self.images != other.images:
+            return None
+        one, two = (int(epoch.correct.partition(":")[2] or "0", 16) for epoch in (self, other))  # type: ignore[union-attr]
+        return mcnemar_p_value((one & ~two).bit_count(), (two & ~one).bit_count())
+
+    def is_told_apart_from(self, best: "ScoredEpoch") -> bool:
+        """Whether the held-out images tell this epoch apart from the most robust one; without verdicts they do."""
+        if self is best:
+            return False
+        p = self.p_value(best)
+        return self.above_chance != best.above_chance or p is None or p < SIGNIFICANCE_LEVEL
+
+
+@dataclass(frozen=True)
+class BestChoice:
+    """Which epoch is the best, and why.
+
+    Attributes:
+        epoch: The chosen epoch, from 0.
+        natural: Its natural accuracy on held-out images; None without validation.
+        robust: Its accuracy under attack; None without validation.
+        rule: "paired": of the epochs that held-out images do not tell apart from the most robust one, the best natural
+            accuracy decides, then the later epoch. "accuracy": the chosen epoch has no verdicts to compare, as in
+            checkpoints of older versions; the highest accuracy under attack decides. "natural": training without an
+            adversary; natural accuracy decides. "last": without validation, the last epoch.
+        images: The number of held-out images; None if it is not known.
+        most_robust: The epoch with the highest accuracy under attack; None for the rules "natural" and "last".
+        most_robust_accuracy: Its accuracy under attack.
+        most_robust_natural: Its natural accuracy.
+        p_value: Of the paired comparison of the two epochs (exact McNemar test, two-sided); None if they are the same.
+        indistinguishable: The epochs that are not told apart from the most robust one, itself included.
+    """
+
+    epoch: int
+    natural: float | None
+    robust: float | None
+    rule: ChoiceRule
+    images: int | None = None
+    most_robust: int | None = None
+    most_robust_accuracy: float | None = None
+    most_robust_natural: float | None = None
+    p_value: float | None = None
+    indistinguishable: tuple[int, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the choice as run.json has it: epochs from 0, and the reason as text."""
+        return {**asdict(self), "indistinguishable": list(self.indistinguishable), "reason": self.reason}
+
+    @property
+    def reason(self) -> str:
+        """The choice and its reason in a sentence or two; epochs count from 1."""
+        images = f"{self.images:,} held-out images" if self.images else "held-out images"
+        best = f"best epoch: {self.epoch + 1}"
+        if self.rule == "last":
+            return f"{best}, the last one, since no held-out images are scored"
+        if self.rule == "natural":
+            return f"{best}, with the highest natural accuracy on {images}, {_percent(self.natural)}"
+        best += f" ({_percent(self.natural)} natural, {_percent(self.robust)} under attack on {images})"
+        if self.rule == "accuracy":
+            return f"{best}, by accuracy alone, since there are no verdicts to compare image by image"
+        if self.epoch == self.most_robust:
+            others = len(self.indistinguishable) - 1
+            also = f"; {others} others are not told apart from it (paired, 95 %)" if others else ""
+            return f"{best}, the highest accuracy under attack{also}"
+        assert self.most_robust is not None
+        is_tie = self.natural == self.most_robust_natural
+        decides = (
+            "its natural accuracy is the same, so the later one is taken" if is_tie else "natural accuracy decides"
+        )
+        return (
+            f"{best}. Epoch {self.most_robust + 1} has {_percent(self.most_robust_accuracy)} under attack, but these images "
+            f"do not tell the two apart (paired, p = {self.p_value or 0:.2g}); {decides}"
+        )
+
+
+class BestEpoch:
+    """The best epoch of those that held-out images do not tell apart from the most robust one.
+
+    Robust accuracies on a few hundred images differ by chance. So the verdicts of two epochs are compared image by
+    image (exact McNemar test, 95 %). The epochs that are not told apart from the one with the highest robust accuracy
+    are equal; the best natural accuracy decides between them, then the later epoch.
+
+    The weights of one epoch are kept, since the choice is made while training proceeds. Every new epoch competes with
+    that one alone: both are compared with the most robust epoch so far, and of those that are not told apart from it
+    the better natural accuracy is kept. So the choice is always one of the epochs that are not told apart from the most
+    robust one of all, and cannot drift away from it by small steps. It need not have the best natural accuracy of these
+    epochs: if a later epoch is so robust that it excludes the present choice, that later epoch is taken, although an
+    epoch in between, whose weights were not kept, may be better on natural images.
+
+    An epoch whose natural accuracy is not above chance never beats one that is: a constant answer looks robust on few
+    images. NaN counts as the lowest score. Without verdicts, the highest robust accuracy wins, then the natural one,
+    then the earlier epoch. Without validation the last epoch is the best.
 
     Args:
         snapshot: The best epoch of a training that is resumed.
+        scored: The scores of its epochs; empty if its checkpoint is of an older version.
         robust: False for training without an adversary: compares natural accuracy, and ties go to the later epoch.
     """
 
-    def __init__(self, snapshot: Snapshot | None = None, *, robust: bool = True) -> None:
-        self.snapshot_or_none, self.robust = snapshot, robust
+    def __init__(
+        self, snapshot: Snapshot | None = None, scored: Iterable[ScoredEpoch] = (), *, robust: bool = True
+    ) -> None:
+        self.snapshot_or_none, self.scored, self.robust = snapshot, list(scored), robust
 
     @property
     def snapshot(self) -> Snapshot:
@@ -47,31 +197,84 @@ class BestEpoch:
         assert self.snapshot_or_none is not None, "no epoch is finished"
         return self.snapshot_or_none
 
-    def update_if_better(self, stats: EpochStats, model: nn.Module, chance_upper_bound: float | None = None) -> None:
+    @property
+    def choice(self) -> BestChoice:
+        """Which epoch is the best so far, and why."""
+        best = self.snapshot
+        scores = best.epoch, best.natural, best.robust
+        chosen = next((scored for scored in self.scored if scored.epoch == best.epoch), None)
+        images = chosen.images if chosen else None
+        if best.robust is None:
+            return BestChoice(*scores, rule="last")
+        if not self.robust:
+            return BestChoice(*scores, rule="natural", images=images)
+        top = max(self.scored, key=lambda scored: scored.robust_key, default=None)
+        p_value = None if chosen is None or top is None or chosen is top else chosen.p_value(top)
+        if chosen is None or chosen.correct is None or top is None or (chosen is not top and p_value is None):
+            return BestChoice(*scores, "accuracy", None, *scores[::2], best.natural)
+        return BestChoice(
+            *scores,
+            rule="paired",
+            images=images,
+            most_robust=top.epoch,
+            most_robust_accuracy=top.robust,
+            most_robust_natural=top.natural,
+            p_value=p_value,
+            indistinguishable=tuple(s.epoch for s in self.scored if not s.is_told_apart_from(top)),
+        )
+
+    def update_if_better(
+        self,
+        stats: EpochStats,
+        model: nn.Module,
+        chance_upper_bound: float | None = None,
+        correct: Sequence[bool] | None = None,
+    ) -> float | None:
         """Copy this epoch's weights if it is the best so far.
 
         Args:
             stats: The epoch's statistics.
             model: The model at the end of the epoch.
             chance_upper_bound: The highest natural accuracy that may be chance, if known.
-        """
-        best = self.snapshot_or_none
-        if (
-            best is None
-            or stats.val_robust is None
-            or self._sort_key(stats.epoch, stats.val_robust, stats.val_natural, chance_upper_bound)
-            > self._sort_key(best.epoch, best.robust, best.natural, chance_upper_bound)
-        ):
-            weights = {name: value.detach().cpu().clone() for name, value in unwrap_model(model).state_dict().items()}
-            self.snapshot_or_none = Snapshot(stats.epoch, stats.val_natural, stats.val_robust, weights)
+            correct: For each held-out image, whether it is right under attack.
 
-    def _sort_key(
-        self, epoch: int, robust: float | None, natural: float | None, chance_upper_bound: float | None
-    ) -> tuple[bool, float, float]:
-        robust, natural = _nan_as_lowest(robust), _nan_as_lowest(natural)
-        above_chance = chance_upper_bound is not None and natural > chance_upper_bound and robust > -math.inf
-        return (above_chance, robust, natural) if self.robust else (above_chance, natural, epoch)
+        Returns:
+            The p-value of the paired comparison with the most robust epoch before this one; None without one.
+        """
+        new = ScoredEpoch.from_scores(stats.epoch, stats.val_natural, stats.val_robust, chance_upper_bound, correct)
+        chosen = self._find_chosen(chance_upper_bound)
+        top_before = max(self.scored, key=lambda scored: scored.robust_key, default=None)
+        if new.robust is not None:
+            self.scored.append(new)
+        if chosen is None or new.robust is None or self._is_better(new, chosen):
+            weights = {name: value.detach().cpu().clone() for name, value in unwrap_model(model).state_dict().items()}
+            self.snapshot_or_none = Snapshot(new.epoch, new.natural, new.robust, weights)
+        return new.p_value(top_before) if top_before else None
+
+    def _find_chosen(self, chance_upper_bound: float | None) -> ScoredEpoch | None:
+        """The scores of the best epoch so far; those in a checkpoint of an older version are added without verdicts."""
+        best = self.snapshot_or_none
+        if best is None:
+            return None
+        chosen = next((scored for scored in self.scored if scored.epoch == best.epoch), None)
+        if chosen is None:
+            chosen = ScoredEpoch.from_scores(best.epoch, best.natural, best.robust, chance_upper_bound)
+            self.scored += [chosen] if best.robust is not None else []
+        return chosen
+
+    def _is_better(self, new: ScoredEpoch, chosen: ScoredEpoch) -> bool:
+        if self.robust:
+            top = max(self.scored, key=lambda scored: scored.robust_key)
+            if new.is_told_apart_from(top):
+                return False
+            if chosen.is_told_apart_from(top):
+                return True
+        return new.natural_key > chosen.natural_key
 
 
 def _nan_as_lowest(value: float | None) -> float:
     return -math.inf if value is None or math.isnan(value) else value
+
+
+def _percent(share: float | None) -> str:
+    return "?" if share is None else f"{share:.1%}"

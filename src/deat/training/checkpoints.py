@@ -23,7 +23,7 @@ from deat.checkpoint.store import (
     write_checkpoint,
 )
 from deat.errors import CheckpointError, UsageError
-from deat.training.best_epoch import Snapshot
+from deat.training.best_epoch import ScoredEpoch, Snapshot
 from deat.training.epoch_records import EpochStats, EpochTiming, EpochWatch
 from deat.training.resume_checks import (
     check_resumable,
@@ -53,7 +53,7 @@ TENSOR_FILE_STEMS = {
     "callbacks": "callbacks",
 }
 """The parts of a state whose tensors are stored in a file, with its name."""
-STATE_CLASSES = {kind.__name__: kind for kind in (EpochStats, EpochTiming, EpochWatch, Snapshot)}
+STATE_CLASSES = {kind.__name__: kind for kind in (EpochStats, EpochTiming, EpochWatch, ScoredEpoch, Snapshot)}
 
 
 class Checkpoints:
@@ -172,7 +172,7 @@ class Checkpoints:
         is_environment_changed = check_resumable(
             self.path, state, self._resume_config(trainer), collect_environment(trainer), inexact, self.code_files
         )
-        parts = dict(state["state"])
+        parts = {"scored": [], **state["state"]}  # older checkpoints have no verdicts
         if is_environment_changed:  # every draw has its own seed; generators of other devices have other states
             parts["rng"] = trainer.random_streams.state_dict()
         check_state(newest, parts, trainer)

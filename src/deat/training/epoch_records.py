@@ -37,6 +37,9 @@ class EpochStats:
         passes: Forward and backward passes since the start of the run.
         val_passes: Passes of validation since the start of the run.
         val_loss: Mean cross-entropy on natural held-out images; None in older runs.
+        best_epoch: The best epoch so far, from 0; None in older runs.
+        val_p: The p-value of the comparison under attack, image by image, with the most robust epoch before this one;
+            None without one, and in older runs.
     """
 
     epoch: int
@@ -58,6 +61,8 @@ class EpochStats:
     passes: int
     val_passes: int
     val_loss: float | None = None
+    best_epoch: int | None = None
+    val_p: float | None = None
 
 
 @dataclass(frozen=True)

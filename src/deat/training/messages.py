@@ -68,8 +68,8 @@ def collect_start_notes(trainer: "Trainer") -> list[str]:
     resolution = 100 * newcombe_interval(0.5, 0.5, n)[1]
     return [
         f"only {n} images are held out to choose the best epoch: each is worth {100 / n:.1f} points, and epochs less "
-        f"than about {resolution:.0f} points apart are statistically indistinguishable. Hold out more (--held-out), or "
-        "evaluate the last epoch too (--epoch last of deat evaluate)."
+        f"than about {resolution:.0f} points apart are statistically indistinguishable; of these the best natural accuracy "
+        "is chosen. Hold out more (--held-out), or evaluate the last epoch too (--epoch last of deat evaluate)."
     ]
 
 
@@ -79,8 +79,21 @@ def collect_result_notes(trainer: "Trainer") -> list[str]:
     notes = (
         _chance_level_note(trainer),
         _forgetting_note(trainer),
+        _missing_verdicts_note(trainer),
         trainer.schedule.explain_no_growth(trainer.state, records),
     )
+    return [note for note in notes if note]
+
+
+def collect_partial_notes(trainer: "Trainer") -> list[str]:
+    """Collect remarks on an interrupted training, of which at least one epoch is finished."""
+    moment = "that moment" if trainer.step else "the last finished epoch"
+    partial = (
+        f"interrupted{describe_stop_position(trainer)}: a partial result. Its model has the weights of {moment}, and "
+        f"load_best() loads those of epoch {trainer.best.snapshot.epoch + 1}. With checkpoints='some/folder' the same call "
+        "of fit would resume."
+    )
+    notes = (partial, _chance_level_note(trainer), _forgetting_note(trainer), _missing_verdicts_note(trainer))
     return [note for note in notes if note]
 
 
@@ -127,8 +140,19 @@ def _forgetting_note(trainer: "Trainer") -> str | None:
         return None
     return (
         f"natural accuracy fell from {peak.val_natural:.1%} (epoch {peak.epoch + 1}) to {best.natural:.1%} (epoch "
-        f"{best.epoch + 1}, the most robust one), so training lost most of what the network had learnt. Take a smaller "
+        f"{best.epoch + 1}, the best one), so training lost most of what the network had learnt. Take a smaller "
         "radius (--eps) or learning rate (lr, --lr)."
+    )
+
+
+def _missing_verdicts_note(trainer: "Trainer") -> str | None:
+    """Return a remark if the best epoch was chosen among epochs of an older version, which saved no verdicts."""
+    missing = [scored.epoch + 1 for scored in trainer.best.scored if scored.correct is None]
+    if not missing or not trainer.best.robust:
+        return None
+    return (
+        f"epoch {missing[-1]} is from a checkpoint of an older version, without a verdict for each held-out image: it "
+        "was compared with other epochs by accuracy alone."
     )
 
 

@@ -13,8 +13,9 @@ from deat.checkpoint.encoding import matches_type
 from deat.core.meter import EpochRecord
 from deat.data import Augment, InMemorySource, Source, StreamingSource
 from deat.errors import CheckpointError, UsageError
+from deat.evaluation.results import unpack_bits
 from deat.models.weights import get_state_dict
-from deat.training.best_epoch import Snapshot
+from deat.training.best_epoch import ScoredEpoch, Snapshot
 from deat.training.config import CURRENT_NAMES
 from deat.training.epoch_records import EpochStats
 from deat.training.result_folder import describe_task
@@ -319,6 +320,15 @@ def _is_best_snapshot(value: Any, state: State, trainer: Trainer) -> bool:
     return isinstance(value, Snapshot) and {name: t.shape for name, t in value.weights.items()} == shapes
 
 
+def _is_scored(value: Any, state: State, trainer: Trainer) -> bool:
+    """Return whether these are scores of finished epochs, in their order; raises for verdicts that cannot be read."""
+    epochs = [scored.epoch for scored in value if isinstance(scored, ScoredEpoch)]
+    for scored in value:
+        unpack_bits(scored.correct or "")
+    is_ordered = epochs == sorted(set(epochs)) and all(0 <= epoch < state["epoch"] for epoch in epochs)
+    return isinstance(value, list) and len(epochs) == len(value) and is_ordered
+
+
 def _is_optimizer_state(value: Any, state: State, trainer: Trainer) -> bool:
     """Return whether groups are this optimizer's, and all weights have the same entries, in their own shape."""
     expected_groups, param_groups = trainer.optimizer.state_dict()["param_groups"], trainer.optimizer.param_groups
@@ -366,6 +376,7 @@ STATE_CHECKS: dict[str, Callable[[Any, State, Trainer], bool]] = {
     "seconds": _is_finite_non_negative,
     "history": _is_history,
     "best": _is_best_snapshot,
+    "scored": _is_scored,
     "rng": _is_rng_state,
     "optimizer": _is_optimizer_state,
     "callbacks": lambda value, *_: isinstance(value, dict),

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from deat.models.weights import get_state_dict, unwrap_model
-from deat.training.best_epoch import Snapshot
+from deat.training.best_epoch import BestChoice, Snapshot
 from deat.training.epoch_records import EpochStats
 from deat.training.result_folder import write_result_folder
 
@@ -19,12 +19,16 @@ class TrainResult:
     """The result of training.
 
     Attributes:
-        model: The trained model, with the weights of the last epoch, in eval mode.
+        model: The trained model, with the weights of the last epoch, in eval mode. In a partial result they are those of
+            the batch at which training stopped.
         history: The statistics of each epoch.
         best: The best epoch, its validation scores and its weights.
+        choice: Why this epoch is the best; `print(result.choice.reason)` says it in a sentence.
         seconds: The duration of training, without validation.
         notes: Remarks for the user, such as that the best weights are at chance level.
         record: The settings, the method, the network, the data and the threat model, as in run.json.
+        stopped_after: For a partial result, the number of finished epochs, and of batches of the next one; None if
+            training was finished.
 
     Example:
         >>> result = deat.fit(model, train, method="n-fgsm", val=0.1)
@@ -34,9 +38,11 @@ class TrainResult:
     model: nn.Module
     history: list[EpochStats]
     best: Snapshot
+    choice: BestChoice
     seconds: float
     notes: Sequence[str] = ()
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    stopped_after: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_versions", self._count_changes())
@@ -44,10 +50,16 @@ class TrainResult:
     def __repr__(self) -> str:
         scores = {"natural": self.best.natural, "robust": self.best.robust}
         validation = "".join(f", {name} {score:.1%}" for name, score in scores.items() if score is not None)
+        partial = f"partial: {len(self.history)} of {self.record['settings']['epochs']}" if self.is_partial else ""
         return (
-            f"TrainResult({type(self.model).__name__}, {len(self.history)} epochs, {self.seconds:.1f} s of training, "
-            f"best.epoch {self.best.epoch}{validation})"
+            f"TrainResult({type(self.model).__name__}, {partial or len(self.history)} epochs, {self.seconds:.1f} s of "
+            f"training, best.epoch {self.best.epoch}{validation})"
         )
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether training was stopped by Ctrl-C before its last epoch."""
+        return self.stopped_after is not None
 
     def load_best(self) -> nn.Module:
         """Load the best epoch's weights into `model` and return it, in eval mode."""
@@ -58,7 +70,8 @@ class TrainResult:
         """Write the result as the folder of a run.
 
         `deat.load_run`, `deat evaluate` and `deat report` read it. `best/` has the best epoch's weights, and `last/`
-        those of the last epoch if the model still has them, which is so before `load_best`.
+        those of the last epoch if the model still has them, which is so before `load_best` and for training that was
+        not stopped inside an epoch.
 
         Args:
             folder: A folder that does not exist, or an empty one.
@@ -77,7 +90,8 @@ class TrainResult:
         """
         path = Path(folder).expanduser()
         is_unchanged = self._count_changes() == vars(self)["_versions"]
-        last = get_state_dict(self.model) if is_unchanged else None
+        is_end_of_epoch = self.stopped_after is None or self.stopped_after[1] == 0
+        last = get_state_dict(self.model) if is_unchanged and is_end_of_epoch else None
         if self.best.epoch == self.history[-1].epoch:
             last = self.best.weights
         write_result_folder(self, path, last)

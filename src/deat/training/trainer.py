@@ -25,13 +25,14 @@ from deat.models.interface_checks import check_model
 from deat.models.weights import get_state_dict, unwrap_model
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
-from deat.training.best_epoch import BestEpoch
+from deat.training.best_epoch import CHOICE_KEY, BestEpoch
 from deat.training.callbacks import Callback, Checkpointer, check_callbacks
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
 from deat.training.distributed_state import gather_process_state, restore_process_state, sync_batch_norm
 from deat.training.engine_choice import AutoCompile, CompilePolicy, choose_engine
 from deat.training.epoch_records import EpochStats, EpochTiming
 from deat.training.messages import (
+    collect_partial_notes,
     collect_result_notes,
     is_out_of_memory,
     make_numerical_error,
@@ -49,7 +50,7 @@ from deat.training.optimizers import (
 )
 from deat.training.result_folder import describe_training
 from deat.training.train_result import TrainResult
-from deat.training.validation import Validator
+from deat.training.validation import Validator, ValScores
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import RandomStreams
 from deat.utils.signals import Interruption
@@ -166,9 +167,10 @@ class Trainer:
                 self.checkpointer.on_train_begin(self)
             try:
                 self._run_remaining_epochs()
-            except Interrupted:
+            except (Interrupted, KeyboardInterrupt) as error:
                 self.seconds += perf_counter() - self._epoch_started
-                self._save_if_due(force=True)
+                if isinstance(error, Interrupted):  # else the weights may be those of half a step
+                    self._save_if_due(force=True)
                 self.interruption.reason = None  # so that fit can be called again
                 raise
             except (RuntimeError, MemoryError) as error:
@@ -177,13 +179,28 @@ class Trainer:
                     raise
                 raise self.numerical_error(out_of_memory_message(self.epoch, self.train.batch_size)) from error
             self._save_if_due(force=True)
+        return self.make_result()
+
+    def make_result(self, *, is_partial: bool = False) -> TrainResult:
+        """Return what training has reached so far, with the model in eval mode. At least one epoch must be finished.
+
+        Args:
+            is_partial: Whether training was interrupted.
+        """
+        stopped_after = (self.epoch, self.step) if is_partial else None
         return TrainResult(
             self.model.eval(),
             self.history,
             self.best.snapshot,
+            self.best.choice,
             self.seconds,
-            collect_result_notes(self),
-            record=describe_training(self),
+            collect_partial_notes(self) if is_partial else collect_result_notes(self),
+            record={
+                **describe_training(self),
+                CHOICE_KEY: self.best.choice.as_json(),
+                **({"stopped_after": stopped_after} if stopped_after else {}),
+            },
+            stopped_after=stopped_after,
         )
 
     def _run_remaining_epochs(self) -> None:
@@ -209,12 +226,11 @@ class Trainer:
         record = self.train_epoch(self.budget)
         train_ended = perf_counter()
         lipschitz_bound = self._check_weights()
-        validated = self._validate(self.validator) if self.validator else (None, None, None)
-        stats = self._make_stats(record, lipschitz_bound, *validated)
+        scores = self._validate(self.validator) if self.validator else None
         timing = self._make_timing(record, started, train_ended)
+        stats = self._update_best(self._make_stats(record, lipschitz_bound, scores), scores)
         self.state = self.schedule.observe(self.state, record)
         self.history.append(stats)
-        self.best.update_if_better(stats, self.model, self.validator.chance_upper_bound if self.validator else None)
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
         self.compile_policy.after_epoch(self, timing)
         for callback in self.callbacks:
@@ -323,6 +339,7 @@ class Trainer:
             "seconds": self.seconds,
             "history": list(self.history),
             "best": self.best.snapshot_or_none,
+            "scored": list(self.best.scored),
             "scaler": self.engine.scaler.state_dict() if self.engine.scaler else None,
             "val_passes": self.validator.passes if self.validator else 0,
         }
@@ -339,7 +356,7 @@ class Trainer:
         self.random_streams.load_state_dict(state["rng"])
         vars(self.game.cost).update(state["cost"])
         self.active, self.history = state["active"], list(state["history"])
-        self.best = BestEpoch(state["best"], robust=self.schedule.has_adversary)
+        self.best = BestEpoch(state["best"], state.get("scored", ()), robust=self.schedule.has_adversary)
         if self.engine.scaler and state["scaler"]:
             self.engine.scaler.load_state_dict(state["scaler"])
         if self.validator:
@@ -359,24 +376,23 @@ class Trainer:
             )
         return bound
 
-    def _validate(self, validator: Validator) -> tuple[float, float, float]:
-        """Return natural and robust accuracy and the loss on held-out images; raise if the loss is not finite."""
-        natural, robust, loss = validator(self.model)
-        if not math.isfinite(loss):
+    def _validate(self, validator: Validator) -> ValScores:
+        """Return the scores on held-out images; raise if the loss is not finite."""
+        scores = validator(self.model)
+        if not math.isfinite(scores.loss):
             raise self.numerical_error(
-                f"the loss on held-out images is {loss} in epoch {self.epoch + 1}: in eval mode, where batch norms use "
+                f"the loss on held-out images is {scores.loss} in epoch {self.epoch + 1}: in eval mode, where batch norms use "
                 "their running statistics, the network's outputs are not finite. Lower the learning rate."
             )
-        return natural, robust, loss
+        return scores
 
-    def _make_stats(
-        self,
-        record: EpochRecord,
-        lipschitz_bound: float,
-        natural: float | None,
-        robust: float | None,
-        val_loss: float | None,
-    ) -> EpochStats:
+    def _update_best(self, stats: EpochStats, scores: ValScores | None) -> EpochStats:
+        """Keep the weights if they are the best so far; the epoch's statistics say which epoch is."""
+        chance = self.validator.chance_upper_bound if self.validator else None
+        p_value = self.best.update_if_better(stats, self.model, chance, scores.correct if scores else None)
+        return replace(stats, best_epoch=self.best.snapshot.epoch, val_p=p_value)
+
+    def _make_stats(self, record: EpochRecord, lipschitz_bound: float, scores: ValScores | None) -> EpochStats:
         budget, self.active = self.budget, self.active + record.active
         return EpochStats(
             epoch=self.epoch,
@@ -387,8 +403,8 @@ class Trainer:
             threshold=self.state.get("threshold"),
             loss=record.loss,
             train_accuracy=record.accuracy,
-            val_natural=natural,
-            val_robust=robust,
+            val_natural=scores.natural if scores else None,
+            val_robust=scores.robust if scores else None,
             log10_lipschitz=lipschitz_bound,
             lr=self.lr_scheduler.lr_at(self.epoch * len(self.train) + self.step - 1),
             examples=record.examples,
@@ -397,7 +413,7 @@ class Trainer:
             backprops=self.game.cost.backprops,
             passes=self.game.cost.passes,
             val_passes=self.validator.passes if self.validator else 0,
-            val_loss=val_loss,
+            val_loss=scores.loss if scores else None,
         )
 
     def _make_timing(self, record: EpochRecord, started: float, train_ended: float) -> EpochTiming:

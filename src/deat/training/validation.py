@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,22 @@ from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel
 from deat.training.config import TrainConfig
 from deat.utils.signals import Interruption
+
+
+class ValScores(NamedTuple):
+    """The scores of a network on held-out images.
+
+    Attributes:
+        natural: Natural accuracy.
+        robust: Accuracy under attack.
+        loss: The mean cross-entropy on natural images.
+        correct: For each image, whether it is right under attack; empty for a graded task.
+    """
+
+    natural: float
+    robust: float
+    loss: float
+    correct: list[bool]
 
 
 class Validator:
@@ -65,23 +82,15 @@ class Validator:
             return None
         return cls(source, parse_attack(config.val_attack), threat, engine, config.seed, interruption, task)
 
-    def __call__(self, net: nn.Module) -> tuple[float, float, float]:
-        """Score a network.
-
-        Args:
-            net: The network.
-
-        Returns:
-            Natural accuracy, robust accuracy and the loss on natural images; for other tasks, the first metric is in the
-            place of accuracy.
-        """
+    def __call__(self, net: nn.Module) -> ValScores:
+        """Score a network; for other tasks than classification, the first metric is in the place of accuracy."""
         model, attacks = _AutocastModel(net, self.engine), ("natural", self.attack)
         images = InterruptibleSource(self.source, self.interruption)
         prepare, distributed = self.engine.to_memory_format, self.interruption.distributed
         scores = compute_scores(model, images, attacks, self.threat, self.seed, prepare, distributed, self.task)
         self.passes += (2 + 2 * self.attack.steps) * len(self.source)
-        natural, loss = scores["natural"]
-        return natural, scores[self.attack.name][0], loss
+        natural, robust = scores["natural"], scores[self.attack.name]
+        return ValScores(natural.accuracy, robust.accuracy, natural.loss, robust.correct)
 
     @cached_property
     def chance(self) -> float | None:

@@ -20,6 +20,20 @@ REPEATED_SIGNAL_SECONDS = 2.0
 """Seconds within which a second signal to several processes is taken for a copy that their launcher sent."""
 
 
+def signal_reason(number: signal.Signals) -> str:
+    """Return the reason for which a training stops on a signal."""
+    return f"interrupted by {number.name}"
+
+
+def raise_keyboard_interrupt() -> NoReturn:
+    """Raise what Python itself raises on Ctrl-C.
+
+    Raises:
+        KeyboardInterrupt: Always.
+    """
+    raise KeyboardInterrupt
+
+
 class Interruption:
     """A request to stop training. If one process gets it, all processes of a run stop after the same batch.
 
@@ -58,23 +72,30 @@ class Interruption:
             raise Interrupted(next(filter(None, self.distributed.all_gather(self.reason))))
 
     @contextmanager
-    def catch_signals(self) -> Iterator[None]:
-        """Take SIGTERM and SIGINT as stop requests. A second signal exits at once.
+    def catch_signals(self, on_second_signal: Callable[[], None] | None = None) -> Iterator[None]:
+        """Take SIGTERM and SIGINT as stop requests, in the main thread; other threads get no signals.
 
         Handlers that were installed before are called too, and an ignored signal stays ignored. At the end of the with
         statement, the former handlers are restored.
+
+        Args:
+            on_second_signal: What a second signal does; by default it ends the process at once.
         """
-        with _installed_handlers(self._make_handler, lambda former: former not in (signal.SIG_IGN, None)):
+        on_second_signal = on_second_signal or _exit_now
+        with _installed_handlers(
+            lambda former: self._make_handler(former, on_second_signal),
+            lambda former: former not in (signal.SIG_IGN, None),
+        ):
             yield
 
-    def _make_handler(self, former: Any) -> Any:
+    def _make_handler(self, former: Any, on_second_signal: Callable[[], None]) -> Any:
         def handle(number: int, frame: FrameType | None) -> None:
             if self.reason:
                 if not self.distributed.is_multiprocess or monotonic() - self._requested_at > REPEATED_SIGNAL_SECONDS:
-                    _exit_now()
+                    on_second_signal()
                 return
             self._requested_at = monotonic()
-            self.request(f"interrupted by {signal.Signals(number).name}")
+            self.request(signal_reason(signal.Signals(number)))
             if former not in DEFAULT_HANDLERS and not isinstance(former, StopSignalHandler):
                 former(number, frame)
 
