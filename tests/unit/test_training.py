@@ -184,9 +184,8 @@ def test_validation_is_by_the_attack_the_threat_and_the_seed_that_were_set(monke
     monkeypatch.setattr(PLACE, look)
     trainer = trainer_of("pgd-2", val=0.25, val_attack="cw-3", seed=5, threat=deat.L2(0.5))
     stats = trainer.run_epoch()
-    assert asked == [
-        (("natural", parse_attack("cw-3")), deat.L2(0.5), 5, trainer.engine.to_memory_format, trainer.distributed)
-    ]
+    rest = trainer.engine.to_memory_format, trainer.distributed, trainer.task
+    assert asked == [(("natural", parse_attack("cw-3")), deat.L2(0.5), 5, *rest)]
     assert (stats.val_natural, stats.val_robust, stats.val_loss) == (0.9, 0.4, 0.3)
     assert deat.TrainConfig().val_attack == "cw-20"
 
