@@ -72,6 +72,7 @@ from deat.report.tables import (
     render_markdown_table,
     render_scores_tables,
 )
+from deat.report.titles import format_title
 from deat.runs.load_run import get_test_split, load_run_model, load_trained_run
 from deat.runs.run_dir import is_report_folder, list_report_files
 from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record
@@ -260,6 +261,8 @@ class ReportCommand:
     """Run and bench folders; runs that differ in their seed alone make one row, pieces of one bench one table."""
     out: OptionalStr = None
     """The report's folder (report/ in the only folder named, or beside the first of several)."""
+    title: OptionalStr = None
+    """The report's title (its recipe in the paper, or its methods and data)."""
     against: OptionalStr = None
     """The row that others are tested against, image by image (m+deat, or else the most robust)."""
     sweep: OptionalInt = None
@@ -324,7 +327,7 @@ def build_report(subject: ReportData, args: ReportCommand) -> Report:
     missing = [f"{figure.title}: {figure.missing}" for figure in drawn if figure.missing]
     if args.gallery and shown.missing:
         missing.append(f"Adversarial examples: {shown.missing}")
-    return Report(_format_heading(subject), of, drawn, check_claims(subject.rows), shown, missing)
+    return Report(args.title or format_title(subject), of, drawn, check_claims(subject.rows), shown, missing)
 
 
 def _check_arguments(args: ReportCommand) -> None:
@@ -354,16 +357,6 @@ def _choose_folder(args: ReportCommand) -> Path:
     if out.is_file() or (out.is_dir() and not is_report_folder(out)):
         raise UsageError(f"{str(out)!r} holds other things than a report; name another folder with --out.")
     return out
-
-
-def _format_heading(subject: ReportData) -> str:
-    if subject.recipes:
-        return ", ".join(dict.fromkeys(make_printable(recipe) for recipe in subject.recipes))
-    names = dict.fromkeys(row.runs[0].record["data"]["name"] for row in subject.rows if row.runs[0].record)
-    methods = dict.fromkeys(row.method for row in subject.rows)
-    return make_printable(
-        f"{' and '.join(methods) if len(methods) < 4 else f'{len(methods)} methods'} on {' and '.join(names)}"
-    )
 
 
 def _make_best_row_gallery(results_sheet: ResultsTable, args: ReportCommand) -> Gallery:

@@ -57,6 +57,7 @@ from deat.report.tables import (
     format_seed_count,
     list_scored_runs,
 )
+from deat.report.titles import describe_common_setup
 from deat.utils.text import format_eps, format_percent, make_printable
 
 NOT_COMPARABLE_TEXT = (
@@ -371,15 +372,8 @@ def _describe_report(data: ReportData) -> str:
     counts = [
         f"{len(items)} {name}{'' if len(items) == 1 else 's'}" for items, name in ((data.rows, "row"), (runs, "run"))
     ]
-    records = [run.record for run in runs if run.record]
-    facts = [
-        {str(record["data"]["name"]) for record in records},
-        {str(record["model"]["name"]) for record in records},
-        {f"{record['threat']['norm']} eps {format_eps(record['threat']['eps'])}" for record in records},
-    ]
-    common = [values.pop() for values in facts if len(values) == 1]
     paper = [f"in the paper: {'; '.join(data.paper_tables)}"] if data.paper_tables else []
-    return " · ".join([", ".join(counts), *common, *paper])
+    return " · ".join([", ".join(counts), *describe_common_setup(data.rows), *paper])
 
 
 def _build_card(title: str, best: RankedRow, text: str, candidates: Sequence[RankedRow], attack: str) -> dict[str, Any]:
