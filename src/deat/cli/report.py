@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -327,7 +328,8 @@ def build_report(subject: ReportData, args: ReportCommand) -> Report:
     missing = [f"{figure.title}: {figure.missing}" for figure in drawn if figure.missing]
     if args.gallery and shown.missing:
         missing.append(f"Adversarial examples: {shown.missing}")
-    return Report(args.title or format_title(subject), of, drawn, check_claims(subject.rows), shown, missing)
+    title, today = args.title or format_title(subject), date.today().isoformat()
+    return Report(title, today, of, drawn, check_claims(subject.rows), shown, missing)
 
 
 def _check_arguments(args: ReportCommand) -> None:

@@ -62,6 +62,8 @@ MAX_NAMED_LINES = 16
 """Panels of more lines have no names at their ends."""
 END_NAME_POINTS, END_NAME_X = 8.0, 1.03
 """The height of a name at the end of a line, and where it begins relative to the width of the axes."""
+MAX_LABELLED_TICKS = 8
+"""Labels such as 12/255 for which an axis has room."""
 USUAL_NAME_GAP, CROWDED_DISTANCE = 0.05, 0.2
 """Relative to the height of axes: the usual distance of names, and how far from its line a name needs a legend."""
 LANE_GAP_FRACTION = 0.08
@@ -467,13 +469,23 @@ def _format_axes(ax: Any, panel: Panel) -> None:
             axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     if y_range := _get_y_range(panel):
         ax.set_ylim(100 * y_range[0], 100 * y_range[1])
-    if panel.x_ticks:
-        ax.set_xticks(*zip(*panel.x_ticks, strict=True))
+    if panel.x_labels:
+        ax.set_xticks(*zip(*_thin_out(panel.x_labels), strict=True))
     costs = [x for line in panel.lines for x in line.x]
     if panel.kind == "point" and max(costs) > 6 * min(costs) > 0:
         _use_log_x_axis(ax)
     elif panel.kind == "point":
         ax.locator_params(axis="x", nbins=5)  # large numbers are wide
+
+
+def _thin_out(labels: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """The labels for which there is room on an axis."""
+    least_gap = (labels[-1][0] - labels[0][0]) / MAX_LABELLED_TICKS
+    kept = [labels[0]]
+    for label in labels[1:]:
+        if label[0] - kept[-1][0] >= least_gap:
+            kept.append(label)
+    return kept
 
 
 def _use_log_x_axis(ax: Any) -> None:

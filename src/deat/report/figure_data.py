@@ -24,8 +24,6 @@ PARETO_FRONT_NAME = "Pareto front"
 EpochMetric = Callable[[EpochStats], float | None]
 TrainingImages = Literal["clean", "under attack", "random start"]
 """What an epoch's training accuracy was computed on: a method may change it from epoch to epoch."""
-MAX_RADIUS_TICKS = 8
-"""Labels of ticks for which there is room on an axis of radii."""
 PointsByGammaAlpha = dict[float, dict[float, list[tuple[float, float]]]]
 """(cost, error) pairs by gamma and alpha."""
 
@@ -67,7 +65,7 @@ class Panel:
         kind: line, step, bar or point.
         percent: Whether values are shares, to be shown in percent.
         name: The end of the names of the panel's own files.
-        x_ticks: Positions on the x axis with their labels; empty for ticks at round numbers.
+        x_labels: Every position on the x axis with its label; empty for ticks at round numbers.
     """
 
     title: str
@@ -77,7 +75,7 @@ class Panel:
     kind: str = "line"
     percent: bool = False
     name: str = ""
-    x_ticks: tuple[tuple[float, str], ...] = ()
+    x_labels: tuple[tuple[float, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -337,14 +335,8 @@ def build_radius_panel(title: str, lines: list[PlotLine]) -> Panel:
     Returns:
         A panel with radii such as 8/255 on its axis.
     """
-    radii = sorted({x for line in lines for x in line.x})
-    least_gap = (radii[-1] - radii[0]) / MAX_RADIUS_TICKS if radii else 0.0
-    ticks: list[float] = []
-    for radius in radii:
-        if not ticks or radius - ticks[-1] >= least_gap:
-            ticks.append(radius)
-    labels = tuple((radius, format_eps(radius)) for radius in ticks)
-    return Panel(title, "radius eps", "accuracy under attack", lines, percent=True, x_ticks=labels)
+    labels = tuple((x, format_eps(x)) for x in sorted({x for line in lines for x in line.x}))
+    return Panel(title, "radius eps", "accuracy under attack", lines, percent=True, x_labels=labels)
 
 
 def build_gain_panel(panel: Panel) -> Panel:

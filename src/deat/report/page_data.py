@@ -29,6 +29,7 @@ from deat.report.problems import (
     list_watch_alarms,
 )
 from deat.report.report_data import ReportData
+from deat.report.setting_names import SETTINGS_IN_EPS, format_setting_value, group_settings, name_setting
 from deat.report.significance import SIGNIFICANCE_LEVEL, describe_ties, select_rankable_rows
 from deat.report.stats import (
     AccuracyCell,
@@ -64,8 +65,6 @@ NOT_COMPARABLE_TEXT = (
     "These rows were evaluated on different data sets or under different threat models, so none of them is the best."
 )
 NO_RESULTS_TEXT = "No run is evaluated yet, so there is nothing to rank."
-SETTINGS_IN_EPS = tuple(f"method.schedule.{name}" for name in ("alpha", "stretch", "ramp"))
-"""Lengths that a method declares in units of eps."""
 CLOSE_ACCURACY = 0.01
 """A cheaper row whose accuracy is within this of the best one's is close to it."""
 
@@ -76,6 +75,7 @@ class Report:
 
     Attributes:
         heading: The page's title.
+        date: The day on which the report was made.
         results: The results table.
         figures: The figures.
         claims: The paper's claims.
@@ -84,6 +84,7 @@ class Report:
     """
 
     heading: str
+    date: str
     results: ResultsTable
     figures: Sequence[Figure]
     claims: Sequence[CheckedClaim]
@@ -106,6 +107,7 @@ def build_page_context(report: Report) -> dict[str, Any]:
     rows, data = results.rows, results.data
     return {
         "heading": report.heading,
+        "date": report.date,
         "summary": _describe_report(data),
         "has_several_rows": has_several_rows(results),
         "has_seed_curves": any(sum(bool(run.history) for run in row.runs) > 1 for row in rows),
@@ -306,15 +308,15 @@ def build_settings(rows: Sequence[ReportRow]) -> dict[str, Any]:
     records = [flatten_record(row.runs[0].record or {}) for _, row in first_runs]
     names = find_differing_settings([row.name for _, row in first_runs], records) if len(first_runs) > 1 else []
     return {
-        "header": ["row", *map(format_setting_name, names)],
+        "header": ["row", *map(name_setting, names)],
         "rows": [
-            (index, row.name, [record.get(name, "—") for name in names])
+            (index, row.name, [format_setting_value(record.get(name, "—")) for name in names])
             for (index, row), record in zip(first_runs, records, strict=True)
         ],
         "runs": [
             {
                 "title": f"{row.name}, seed {run.seed}",
-                "pairs": [(format_setting_name(name), text) for name, text in _list_run_settings(run)],
+                "groups": group_settings(_list_run_settings(run)),
             }
             for row in rows
             for run in row.runs
@@ -341,11 +343,6 @@ def find_differing_settings(row_names: Sequence[str], records: Sequence[dict[str
     for name in sorted(names_shown, key=lambda name: name.startswith("request")):  # resolved settings before requested
         name_by_values.setdefault(tuple(record.get(name, "—") for record in records), name)
     return [name for values, name in name_by_values.items() if name and len(set(values)) > 1]
-
-
-def format_setting_name(name: str) -> str:
-    """Format a setting's name, with its unit if that is eps."""
-    return f"{name}, in eps" if name in SETTINGS_IN_EPS else name
 
 
 def flatten_record(value: Any, name: str = "") -> dict[str, str]:
@@ -610,6 +607,7 @@ def _panel_data(panel: Panel) -> dict[str, Any]:
     return {
         "title": panel.title,
         "x": panel.x_label,
+        "labels": [(_round_significant(x), label) for x, label in panel.x_labels],
         "y": get_y_label(panel),
         "unit": get_unit(panel),
         "kind": panel.kind,
