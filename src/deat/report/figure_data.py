@@ -174,8 +174,8 @@ def build_validation_figure(rows: Sequence[ReportRow]) -> Figure:
     """Build validation accuracy and loss and the training loss by epoch."""
     panels = [
         *_build_validation_accuracy_panels(rows),
-        build_epoch_panel(rows, "held out, loss (clean)", "loss", lambda e: e.val_loss, name="held-out-loss"),
-        build_epoch_panel(rows, "train, loss that the method minimises", "loss", lambda e: e.loss, name="train-loss"),
+        build_epoch_panel(rows, "held-out loss (clean)", "loss", lambda e: e.val_loss, name="held-out-loss"),
+        build_epoch_panel(rows, "train loss (as minimised)", "loss", lambda e: e.loss, name="train-loss"),
     ]
     figure = _build_figure("validation", _validation_title(panels), panels, "runs with a history")
     return replace(figure, title_for_panels=_validation_title)
