@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from deat.errors import UsageError
 from deat.threat import ThreatModel
+from deat.utils.text import format_eps
 
 USUAL_RADII = {"linf": "4/255 to 8/255, or 0.1 to 0.3 for digits", "l2": "0.5 to 3", "l1": "12 and more"}
 """Radii that are commonly defended against, by norm."""
@@ -33,7 +34,7 @@ def check_radius(threat: ThreatModel, shape: Sequence[int]) -> None:
     if threat.eps and threat.eps >= widest * (1 - 1e-9):
         size = "x".join(map(str, shape))
         raise UsageError(
-            f"{threat.name} eps {threat.eps:g} reaches every image of {size} from any other: their largest distance is "
+            f"{threat.name} eps {format_eps(threat.eps)} reaches every image of {size} from any other: their largest distance is "
             f"{widest:.4g}. Use a smaller radius; usual is {_usual_radii_text(threat)}."
         )
 
@@ -71,7 +72,7 @@ def get_tiny_radius_warnings(threat: ThreatModel) -> list[str]:
         return []
     other = ", and looks like one for linf" if threat.name != "linf" else ""
     return [
-        f"{threat.name} eps {threat.eps:.3g} is less than usual{other}: usual is {_usual_radii_text(threat)}. "
+        f"{threat.name} eps {format_eps(threat.eps)} is less than usual{other}: usual is {_usual_radii_text(threat)}. "
         "It is used as it is."
     ]
 

@@ -14,7 +14,7 @@ class WrittenReport:
     """A report that was written.
 
     Attributes:
-        folder: Its folder; `figures/` in it has the figures as SVG, PNG and CSV.
+        folder: Its folder; `figures/` in it has the figures as PDF, SVG, PNG and CSV, whole and by panel.
         page: The page, one HTML file that needs no network.
         tables: The table's files by their format: "md", "tex" and "csv".
         numbers: Every number of the report, as `deat report --json` prints it.
@@ -43,6 +43,7 @@ class WrittenReport:
 def report(
     *runs: str | os.PathLike[str],
     out: str | os.PathLike[str] | None = None,
+    title: str | None = None,
     against: str | None = None,
     sweep: int | None = None,
     gallery: int = 6,
@@ -57,6 +58,7 @@ def report(
         *runs: Folders of `deat train`, `deat bench`, `TrainResult.save` or `fit(checkpoints=)`. Runs that differ in
             their seed alone make one row.
         out: The report's folder; by default report/ in the only folder named, or beside the first of several.
+        title: The report's title; by default the recipe if its setup is the paper's, or else the methods and data.
         against: The row that others are tested against, image by image; by default m+deat, or else the most robust.
         sweep: Also attack the first so many test images at radii from 0 to 3 eps, and draw the curves.
         gallery: Adversarial examples to show, against the most robust row that kept its weights; 0 for none.
@@ -84,6 +86,7 @@ def report(
         ReportCommand(
             runs=tuple(os.fspath(run) for run in runs),
             out=None if out is None else os.fspath(out),
+            title=title,
             against=against,
             sweep=sweep,
             gallery=gallery,

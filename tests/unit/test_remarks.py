@@ -188,8 +188,8 @@ def test_a_training_whose_k_was_never_raised_says_so_at_its_end(monkeypatch):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("l2:8/255", "l2 eps 0.0314 is less than usual, and looks like one for linf"),
-        ("l1:8/255", "l1 eps 0.0314 is less than"),
+        ("l2:8/255", "l2 eps 8/255 is less than usual, and looks like one for linf"),
+        ("l1:8/255", "l1 eps 8/255 is less than"),
         ("linf:0.0001", "linf eps 0.0001 is less than"),
         ("linf:0", "natural training"),
     ],

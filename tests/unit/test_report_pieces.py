@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -49,8 +50,7 @@ def test_each_accuracy_says_on_how_many_images_and_seeds_it_stands_where_they_ar
     assert "40.00 ± 0.00 (27.6 to 53.8; seeds 0, 1, 2 only, 200 + 2 × 50 images) |" in text
     assert "the first 50 test images: AA of seeds 1, 2 of m+deat. Where another seed" in text
     assert "images) |" not in text.replace("2 × 50 images) |", "")
-    aside = r"\deatinterval{seeds 0, 1, 2 only, 200 + 2 $\times$ 50 images} & \deatinterval{seed 3 only}"
-    assert rf"\quad\deatinterval{{from}} &  &  & {aside} &  &  &  \\" in render_latex_table(of).split("\n")
+    assert r"From seeds 0, 1, 2 only, 200 + 2 $\times$ 50 images." in render_latex_table(of)
 
 
 def test_pieces_of_a_bench_run_apart_make_one_table_and_repetitions_do_not(tmp_path):
@@ -83,9 +83,9 @@ def test_the_page_tells_how_autoattack_apart_was_asked_where_it_differs_from_the
     found["settings"]["sample"] = True
     (folder / "evaluation-aa.json").write_text(json.dumps(found))
     text = render_section("settings", build_settings(load_report_data([str(folder)]).rows))
-    assert "<dt>evaluation.sample</dt><dd>False</dd>" in text
-    assert "<dt>evaluation of aa.sample</dt><dd>True</dd>" in text
-    assert "<dt>evaluation of aa.seed</dt>" not in text  # it is the same
+    assert re.search(r'title="evaluation\.sample">[^<]*</dt><dd>no</dd>', text)
+    assert re.search(r'title="evaluation of aa\.sample">[^<]*</dt><dd>yes</dd>', text)
+    assert "evaluation of aa.seed" not in text  # it is the same
 
 
 def test_a_run_s_folder_knows_every_figure_that_a_report_may_write():

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -22,8 +23,23 @@ from deat.evaluation.verified_attack import derive_block_seed
 from deat.radius_checks import max_image_distance
 from deat.report.claim_checks import check_claims
 from deat.report.draw_figures import check_matplotlib, draw_figure, draw_gallery
-from deat.report.figure_data import Figure, Panel, PlotLine, build_figures, figure_to_csv_rows
-from deat.report.gallery import Gallery, Tile, gallery_to_csv_rows, image_to_uint8, select_candidates, select_tiles
+from deat.report.figure_data import (
+    Figure,
+    PlotLine,
+    build_figures,
+    build_radius_panel,
+    figure_to_csv_rows,
+    split_panels,
+)
+from deat.report.gallery import (
+    Gallery,
+    Tile,
+    gallery_to_csv_rows,
+    image_to_uint8,
+    name_tiles,
+    select_candidates,
+    select_tiles,
+)
 from deat.report.held_out import (
     EVALUATE_COMMANDS_INTRO,
     HELD_OUT_TITLE,
@@ -57,8 +73,9 @@ from deat.report.tables import (
     render_markdown_table,
     render_scores_tables,
 )
+from deat.report.titles import format_title
 from deat.runs.load_run import get_test_split, load_run_model, load_trained_run
-from deat.runs.run_dir import REPORT_FILES, is_report_folder
+from deat.runs.run_dir import is_report_folder, list_report_files
 from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record
 from deat.tasks import CLASSIFICATION
 from deat.threat import ThreatModel
@@ -126,8 +143,7 @@ def make_sweep_figure(rows: Sequence[ReportRow], num_images: int, options: LoadO
     if not lines:
         return Figure("sweep", name, missing="; ".join(lacking) or "an evaluated run")
     about = f"{REPORT_ATTACK.upper()} on {' or '.join(f'{n:,}' for n in sorted(counts))} test images, {_describe_seeds(lines)}"
-    panel = Panel(about, "eps", "accuracy", lines, percent=True)
-    return Figure("sweep", name, [panel], "; ".join(lacking))
+    return Figure("sweep", name, [build_radius_panel(about, lines)], "; ".join(lacking))
 
 
 def _describe_seeds(lines: Sequence[PlotLine]) -> str:
@@ -149,7 +165,7 @@ def make_gallery(row: ReportRow, count: int, options: LoadOptions) -> Gallery:
     if len(part.shape) != 3 or getattr(part, "task", CLASSIFICATION) != CLASSIFICATION:
         return Gallery(missing="images with one class each; this row has other examples or another task")
     numbers, x, y = _select_images(row.finished_runs[0], model, part, count)
-    how = parse_attack(REPORT_ATTACK)
+    how = replace(parse_attack(REPORT_ATTACK), freeze=False)  # else fooled images show their random start
     generator = torch.Generator(x.device).manual_seed(derive_block_seed(0, how.name, 0))
     adv = how(model, x, y, threat, generator)
     labels = [str(part.classes[i]) for i in y.tolist()]
@@ -159,9 +175,8 @@ def make_gallery(row: ReportRow, count: int, options: LoadOptions) -> Gallery:
         (x.cpu(), _predict_classes(model, x, part.classes)),
         (adv.cpu(), _predict_classes(model, adv, part.classes)),
     )
-    return Gallery(
-        row.name, f"{how.name.upper()}, {threat.name} eps {format_eps(threat.eps)}", select_tiles(list(tiles), count)
-    )
+    attack = f"{how.name.upper()} with all steps on every image, {threat.name} eps {format_eps(threat.eps)}"
+    return Gallery(row.name, attack, select_tiles(list(tiles), count))
 
 
 def has_weights(run: RunResults) -> bool:
@@ -250,6 +265,8 @@ class ReportCommand:
     """Run and bench folders; runs that differ in their seed alone make one row, pieces of one bench one table."""
     out: OptionalStr = None
     """The report's folder (report/ in the only folder named, or beside the first of several)."""
+    title: OptionalStr = None
+    """The report's title (its recipe in the paper, or its methods and data)."""
     against: OptionalStr = None
     """The row that others are tested against, image by image (m+deat, or else the most robust)."""
     sweep: OptionalInt = None
@@ -314,7 +331,8 @@ def build_report(subject: ReportData, args: ReportCommand) -> Report:
     missing = [f"{figure.title}: {figure.missing}" for figure in drawn if figure.missing]
     if args.gallery and shown.missing:
         missing.append(f"Adversarial examples: {shown.missing}")
-    return Report(_format_heading(subject), of, drawn, check_claims(subject.rows), shown, missing)
+    title, today = args.title or format_title(subject), date.today().isoformat()
+    return Report(title, today, of, drawn, check_claims(subject.rows), shown, missing)
 
 
 def _check_arguments(args: ReportCommand) -> None:
@@ -339,20 +357,11 @@ def _choose_folder(args: ReportCommand) -> Path:
     first = Path(args.runs[0]).expanduser()
     beside = (first if len(set(map(Path, args.runs))) == 1 else first.parent) / "report"
     out = Path(args.out).expanduser() if args.out else beside
-    check_no_symlinks([*([] if args.out else [out]), out / "figures", *(out / name for name in sorted(REPORT_FILES))])
+    check_no_symlinks([*([] if args.out else [out]), out / "figures"])
+    check_no_symlinks(list_report_files(out))
     if out.is_file() or (out.is_dir() and not is_report_folder(out)):
         raise UsageError(f"{str(out)!r} holds other things than a report; name another folder with --out.")
     return out
-
-
-def _format_heading(subject: ReportData) -> str:
-    if subject.recipes:
-        return ", ".join(dict.fromkeys(make_printable(recipe) for recipe in subject.recipes))
-    names = dict.fromkeys(row.runs[0].record["data"]["name"] for row in subject.rows if row.runs[0].record)
-    methods = dict.fromkeys(row.method for row in subject.rows)
-    return make_printable(
-        f"{' and '.join(methods) if len(methods) < 4 else f'{len(methods)} methods'} on {' and '.join(names)}"
-    )
 
 
 def _make_best_row_gallery(results_sheet: ResultsTable, args: ReportCommand) -> Gallery:
@@ -374,8 +383,9 @@ def _write_files(story: Report, out: Path, args: ReportCommand) -> None:
         "table.csv": render_csv_table(of),
         **{f"figures/{name}.csv": format_csv(rows) for name, rows in _figure_tables(story)},
     }
-    for name in REPORT_FILES - texts.keys():  # of an earlier report, which had other figures
-        (out / name).unlink(missing_ok=True)
+    for file in list_report_files(out):
+        if file.relative_to(out).as_posix() not in texts:  # of an earlier report, which had other figures
+            file.unlink()
     for name, text in texts.items():
         write_atomic(out / name, text.encode())
     if not args.no_figures:
@@ -409,9 +419,13 @@ def _draw_figures(story: Report, folder: Path) -> None:
 
 
 def _figure_tables(story: Report) -> Iterator[tuple[str, Sequence[Sequence[Any]]]]:
-    yield from ((figure.name, figure_to_csv_rows(figure)) for figure in story.figures if figure.panels)
+    for figure in story.figures:
+        if figure.panels:
+            yield from ((part.name, figure_to_csv_rows(part)) for part in (figure, *split_panels(figure)))
     if story.gallery.tiles:
         yield "gallery", gallery_to_csv_rows(story.gallery)
+        for name, tile in name_tiles(story.gallery):
+            yield name, gallery_to_csv_rows(replace(story.gallery, tiles=(tile,)))
 
 
 def _print_report(story: Report, out: Path, args: ReportCommand) -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from deat.report.load import ReportRow, RunResults
 from deat.report.problems import collect_flags
@@ -22,6 +22,8 @@ from deat.utils.text import format_eps
 PARETO_FRONT_NAME = "Pareto front"
 """The name of the line that belongs to no row."""
 EpochMetric = Callable[[EpochStats], float | None]
+TrainingImages = Literal["clean", "under attack", "random start"]
+"""What an epoch's training accuracy was computed on: a method may change it from epoch to epoch."""
 PointsByGammaAlpha = dict[float, dict[float, list[tuple[float, float]]]]
 """(cost, error) pairs by gamma and alpha."""
 
@@ -62,6 +64,8 @@ class Panel:
         lines: The lines or points.
         kind: line, step, bar or point.
         percent: Whether values are shares, to be shown in percent.
+        name: The end of the names of the panel's own files.
+        x_labels: Every position on the x axis with its label; empty for ticks at round numbers.
     """
 
     title: str
@@ -70,6 +74,8 @@ class Panel:
     lines: list[PlotLine]
     kind: str = "line"
     percent: bool = False
+    name: str = ""
+    x_labels: tuple[tuple[float, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,19 +139,31 @@ def build_figures(rows: Sequence[ReportRow], attack: str | None) -> list[Figure]
 
 
 def build_training_process_figure(rows: Sequence[ReportRow]) -> Figure:
-    """Build the paper's six panels by epoch: training and validation accuracy, robustness gain, l_X, Lipschitz bound."""
-    attack = _validation_attack_name(rows)
+    """Build the paper's panels by epoch: training and validation accuracy, robustness gain, l_X, Lipschitz bound.
+
+    Training accuracy on clean images and under attack have a panel each.
+    """
     panels = [
-        build_epoch_panel(rows, "training accuracy", "accuracy", lambda e: e.train_accuracy, percent=True),
-        build_epoch_panel(rows, "natural accuracy, held out", "accuracy", lambda e: e.val_natural, percent=True),
-        build_epoch_panel(rows, f"{attack} accuracy, held out", "accuracy", lambda e: e.val_robust, percent=True),
+        *_build_training_accuracy_panels(rows),
+        *_build_validation_accuracy_panels(rows),
         build_gain_panel(
-            build_epoch_panel(rows, "robustness gain", "change, points", lambda e: e.val_robust, percent=True)
+            build_epoch_panel(
+                rows,
+                "robustness gain",
+                "change, points",
+                lambda e: e.val_robust,
+                percent=True,
+                name="robustness-gain",
+            )
         ),
         build_epoch_panel(
-            rows, "gradient magnitude l_X", "l_X per image", lambda e: e.magnitude / e.examples if e.k else None
+            rows,
+            "gradient magnitude l_X",
+            "l_X per image",
+            lambda e: e.magnitude / e.examples if e.k else None,
+            name="gradient-magnitude",
         ),
-        build_epoch_panel(rows, "Lipschitz bound", "log10", lambda e: e.log10_lipschitz),
+        build_epoch_panel(rows, "Lipschitz bound", "log10", lambda e: e.log10_lipschitz, name="lipschitz-bound"),
     ]
     return _build_figure(
         "training-process", "The training process", panels, "runs with a history", FigureLayout(stacked=True)
@@ -154,12 +172,10 @@ def build_training_process_figure(rows: Sequence[ReportRow]) -> Figure:
 
 def build_validation_figure(rows: Sequence[ReportRow]) -> Figure:
     """Build validation accuracy and loss and the training loss by epoch."""
-    attack = _validation_attack_name(rows)
     panels = [
-        build_epoch_panel(rows, "natural accuracy, held out", "accuracy", lambda e: e.val_natural, percent=True),
-        build_epoch_panel(rows, f"{attack} accuracy, held out", "accuracy", lambda e: e.val_robust, percent=True),
-        build_epoch_panel(rows, "natural loss, held out", "loss", lambda e: e.val_loss),
-        build_epoch_panel(rows, "training loss", "loss", lambda e: e.loss),
+        *_build_validation_accuracy_panels(rows),
+        build_epoch_panel(rows, "held-out loss (clean)", "loss", lambda e: e.val_loss, name="held-out-loss"),
+        build_epoch_panel(rows, "train loss (as minimised)", "loss", lambda e: e.loss, name="train-loss"),
     ]
     figure = _build_figure("validation", _validation_title(panels), panels, "runs with a history")
     return replace(figure, title_for_panels=_validation_title)
@@ -168,8 +184,8 @@ def build_validation_figure(rows: Sequence[ReportRow]) -> Figure:
 def build_backprops_figure(rows: Sequence[ReportRow]) -> Figure:
     """Build the adversarial steps k and the backprops so far, by epoch."""
     panels = [
-        build_epoch_panel(rows, "adversarial steps k", "k", lambda e: e.k, kind="step"),
-        build_epoch_panel(rows, "backprops so far", "backprops", lambda e: e.backprops),
+        build_epoch_panel(rows, "adversarial steps k", "k", lambda e: e.k, kind="step", name="steps"),
+        build_epoch_panel(rows, "backprops so far", "backprops", lambda e: e.backprops, name="backprops"),
     ]
     return _build_figure("backprops", "Backprops by epoch", panels, "runs with a history")
 
@@ -214,8 +230,9 @@ def build_trade_off_figure(rows: Sequence[ReportRow], attack: str | None) -> Fig
         if front:
             lines.append(PlotLine(PARETO_FRONT_NAME, None, [cost for cost, _ in front], [mean for _, mean in front]))
         concurrency = _describe_concurrency(rows) if unit == "minutes" else ""
-        title = f"{format_attack_name(attack or '')} accuracy against {unit}{concurrency}"
-        panels.append(Panel(title, unit, "accuracy", lines, "point", True))
+        y_label = f"{format_attack_name(attack or '')} accuracy"
+        title = f"{y_label} against {unit}{concurrency}"
+        panels.append(Panel(title, unit, y_label, lines, "point", True, name=unit))
     layout = FigureLayout(label_points=True, has_own_section=True)
     return _build_figure("cost", "Robustness against cost", panels, "evaluated runs", layout)
 
@@ -241,6 +258,7 @@ def build_alpha_gamma_figure(rows: Sequence[ReportRow], attack: str | None) -> F
         for method, points_by_gamma in points_by_method.items()
         for gamma, points in sorted(points_by_gamma.items(), reverse=True)
     ]
+    panels = [replace(panel, name=str(n)) for n, panel in enumerate(panels, 1)]
     settings = {(row.method, row.model, pair) for row in rows for run in row.runs if (pair := _read_alpha_gamma(run))}
     is_varied = len(settings) > len({(method, model) for method, model, _ in settings})
     missing = "evaluated M+ runs of one method with different alpha or gamma" if is_varied and not panels else ""
@@ -255,6 +273,8 @@ def build_epoch_panel(
     *,
     kind: str = "line",
     percent: bool = False,
+    name: str = "",
+    images: TrainingImages | None = None,
 ) -> Panel:
     """Build a panel of a value by epoch.
 
@@ -265,6 +285,8 @@ def build_epoch_panel(
         metric: Gives an epoch's value, or None if there is none.
         kind: How the panel is drawn: line, step or bar.
         percent: Whether values are shares.
+        name: The end of the names of the panel's own files.
+        images: Only epochs that trained on such images have a value; by default all have.
 
     Returns:
         A panel with a line for each run that has such values.
@@ -274,13 +296,47 @@ def build_epoch_panel(
             row.name,
             run.seed,
             [float(epoch.epoch + 1) for epoch in run.history],
-            [_finite_or_none(metric(epoch)) for epoch in run.history],
+            [
+                _finite_or_none(metric(epoch)) if images in (None, get_training_images(run, epoch)) else None
+                for epoch in run.history
+            ],
         )
         for row in rows
         for run in row.runs
     ]
     lines = [line for line in lines if any(value is not None for value in line.y)]
-    return Panel(title, "epoch", y_label, lines, kind, percent)
+    return Panel(title, "epoch", y_label, lines, kind, percent, name)
+
+
+def get_training_images(run: RunResults, epoch: EpochStats) -> TrainingImages:
+    """Return what images an epoch's training accuracy was computed on.
+
+    Args:
+        run: The run.
+        epoch: One of its epochs.
+
+    Returns:
+        "under attack" if the adversary had steps in the epoch. Without steps it is "random start" under the rule sets
+        that keep the start, else "clean".
+    """
+    if epoch.k:
+        return "under attack"
+    attack = ((run.record or {}).get("method") or {}).get("ascent") or {}
+    return "random start" if attack.get("noisy") and attack.get("start") != "zero" else "clean"
+
+
+def build_radius_panel(title: str, lines: list[PlotLine]) -> Panel:
+    """Build a panel of accuracy by radius, with the radii of the lines as ticks.
+
+    Args:
+        title: The panel's title.
+        lines: Lines with radii as positions.
+
+    Returns:
+        A panel with radii such as 8/255 on its axis.
+    """
+    labels = tuple((x, format_eps(x)) for x in sorted({x for line in lines for x in line.x}))
+    return Panel(title, "radius eps", "accuracy under attack", lines, percent=True, x_labels=labels)
 
 
 def build_gain_panel(panel: Panel) -> Panel:
@@ -290,6 +346,21 @@ def build_gain_panel(panel: Panel) -> Panel:
         changes = [None if a is None or b is None else b - a for a, b in pairwise(line.y)]
         lines.append(PlotLine(line.row, line.seed, line.x[1:], changes))
     return replace(panel, lines=[line for line in lines if line.x], kind="bar")
+
+
+def split_panels(figure: Figure) -> list[Figure]:
+    """Split a figure into one figure for each panel; nothing if it has only one.
+
+    Args:
+        figure: The figure.
+
+    Returns:
+        Figures with one panel each. Their names begin with the figure's.
+    """
+    if len(figure.panels) < 2:
+        return []
+    layout = replace(figure.layout, stacked=False, shared_axes=False)
+    return [Figure(f"{figure.name}-{panel.name}", panel.title, [panel], layout=layout) for panel in figure.panels]
 
 
 def get_figure_title(figure: Figure, panels: Sequence[Panel]) -> str:
@@ -332,20 +403,66 @@ def _build_figure(
     return Figure(name, title, panels, "" if panels else requirement, layout)
 
 
+def _build_training_accuracy_panels(rows: Sequence[ReportRow]) -> list[Panel]:
+    """Training accuracy in a panel for each kind of training images."""
+    y_labels: dict[TrainingImages, str] = {
+        "clean": "clean accuracy",
+        "under attack": "accuracy under attack",
+        "random start": "accuracy on noise",
+    }
+    return [
+        build_epoch_panel(
+            rows,
+            f"train ({images})",
+            y_label,
+            lambda e: e.train_accuracy,
+            percent=True,
+            name=f"train-{images.replace(' ', '-')}",
+            images=images,
+        )
+        for images, y_label in y_labels.items()
+    ]
+
+
+def _build_validation_accuracy_panels(rows: Sequence[ReportRow]) -> list[Panel]:
+    """Accuracy on held-out images: clean, and under the attack of validation."""
+    attack = _validation_attack_name(rows)
+    return [
+        build_epoch_panel(
+            rows,
+            "held out (clean)",
+            "clean accuracy",
+            lambda e: e.val_natural,
+            percent=True,
+            name="held-out-clean",
+        ),
+        build_epoch_panel(
+            rows,
+            f"held out (under {attack})",
+            f"accuracy under {attack}",
+            lambda e: e.val_robust,
+            percent=True,
+            name="held-out-under-attack",
+        ),
+    ]
+
+
 def _validation_title(panels: Sequence[Panel]) -> str:
     """The title of the validation figure where these panels are shown."""
-    labels = {panel.y_label for panel in panels if panel.lines and panel.title.endswith(", held out")}
+    held_out = {
+        "loss" if panel.y_label == "loss" else "accuracy" for panel in panels if panel.lines and "held" in panel.name
+    }
     titles = {
         ("accuracy", "loss"): "Validation accuracy and loss",
         ("accuracy",): "Validation accuracy and training loss",
         ("loss",): "Validation and training loss",
     }
-    return titles.get(tuple(sorted(labels)), "Training loss")
+    return titles.get(tuple(sorted(held_out)), "Training loss")
 
 
 def _validation_attack_name(rows: Sequence[ReportRow]) -> str:
     attacks = {run.record["settings"]["val_attack"] for row in rows for run in row.runs if run.record and run.history}
-    return format_attack_name(attacks.pop()) if len(attacks) == 1 else "robust"
+    return format_attack_name(attacks.pop()) if len(attacks) == 1 else "attack"
 
 
 def _get_cost(row: ReportRow, unit: str) -> float | None:

@@ -108,6 +108,12 @@ def image_to_data_uri(image: Any) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
+def name_tiles(gallery: Gallery) -> list[tuple[str, Tile]]:
+    """Return the name of each tile's own files with the tile; nothing if there is only one tile."""
+    tiles = gallery.tiles if len(gallery.tiles) > 1 else ()
+    return [(f"gallery-{n}", tile) for n, tile in enumerate(tiles, 1)]
+
+
 def gallery_to_csv_rows(gallery: Gallery) -> list[list[Any]]:
     """Return the gallery's predictions as rows of a CSV file."""
     rows: list[list[Any]] = [["row", "attack", "image", "label", "prediction", "prediction under attack"]]

@@ -29,6 +29,7 @@ from deat.report.problems import (
     list_watch_alarms,
 )
 from deat.report.report_data import ReportData
+from deat.report.setting_names import SETTINGS_IN_EPS, format_setting_value, group_settings, name_setting
 from deat.report.significance import SIGNIFICANCE_LEVEL, describe_ties, select_rankable_rows
 from deat.report.stats import (
     AccuracyCell,
@@ -57,14 +58,13 @@ from deat.report.tables import (
     format_seed_count,
     list_scored_runs,
 )
+from deat.report.titles import describe_common_setup
 from deat.utils.text import format_eps, format_percent, make_printable
 
 NOT_COMPARABLE_TEXT = (
     "These rows were evaluated on different data sets or under different threat models, so none of them is the best."
 )
 NO_RESULTS_TEXT = "No run is evaluated yet, so there is nothing to rank."
-SETTINGS_IN_EPS = tuple(f"method.schedule.{name}" for name in ("alpha", "stretch", "ramp"))
-"""Lengths that a method declares in units of eps."""
 CLOSE_ACCURACY = 0.01
 """A cheaper row whose accuracy is within this of the best one's is close to it."""
 
@@ -75,6 +75,7 @@ class Report:
 
     Attributes:
         heading: The page's title.
+        date: The day on which the report was made.
         results: The results table.
         figures: The figures.
         claims: The paper's claims.
@@ -83,6 +84,7 @@ class Report:
     """
 
     heading: str
+    date: str
     results: ResultsTable
     figures: Sequence[Figure]
     claims: Sequence[CheckedClaim]
@@ -105,6 +107,7 @@ def build_page_context(report: Report) -> dict[str, Any]:
     rows, data = results.rows, results.data
     return {
         "heading": report.heading,
+        "date": report.date,
         "summary": _describe_report(data),
         "has_several_rows": has_several_rows(results),
         "has_seed_curves": any(sum(bool(run.history) for run in row.runs) > 1 for row in rows),
@@ -305,15 +308,15 @@ def build_settings(rows: Sequence[ReportRow]) -> dict[str, Any]:
     records = [flatten_record(row.runs[0].record or {}) for _, row in first_runs]
     names = find_differing_settings([row.name for _, row in first_runs], records) if len(first_runs) > 1 else []
     return {
-        "header": ["row", *map(format_setting_name, names)],
+        "header": ["row", *map(name_setting, names)],
         "rows": [
-            (index, row.name, [record.get(name, "—") for name in names])
+            (index, row.name, [format_setting_value(record.get(name, "—")) for name in names])
             for (index, row), record in zip(first_runs, records, strict=True)
         ],
         "runs": [
             {
                 "title": f"{row.name}, seed {run.seed}",
-                "pairs": [(format_setting_name(name), text) for name, text in _list_run_settings(run)],
+                "groups": group_settings(_list_run_settings(run)),
             }
             for row in rows
             for run in row.runs
@@ -342,11 +345,6 @@ def find_differing_settings(row_names: Sequence[str], records: Sequence[dict[str
     return [name for values, name in name_by_values.items() if name and len(set(values)) > 1]
 
 
-def format_setting_name(name: str) -> str:
-    """Format a setting's name, with its unit if that is eps."""
-    return f"{name}, in eps" if name in SETTINGS_IN_EPS else name
-
-
 def flatten_record(value: Any, name: str = "") -> dict[str, str]:
     """Flatten a nested record: {"a": {"b": 1}} becomes {"a.b": "1"}."""
     if isinstance(value, dict):
@@ -371,15 +369,8 @@ def _describe_report(data: ReportData) -> str:
     counts = [
         f"{len(items)} {name}{'' if len(items) == 1 else 's'}" for items, name in ((data.rows, "row"), (runs, "run"))
     ]
-    records = [run.record for run in runs if run.record]
-    facts = [
-        {str(record["data"]["name"]) for record in records},
-        {str(record["model"]["name"]) for record in records},
-        {f"{record['threat']['norm']} eps {format_eps(record['threat']['eps'])}" for record in records},
-    ]
-    common = [values.pop() for values in facts if len(values) == 1]
     paper = [f"in the paper: {'; '.join(data.paper_tables)}"] if data.paper_tables else []
-    return " · ".join([", ".join(counts), *common, *paper])
+    return " · ".join([", ".join(counts), *describe_common_setup(data.rows), *paper])
 
 
 def _build_card(title: str, best: RankedRow, text: str, candidates: Sequence[RankedRow], attack: str) -> dict[str, Any]:
@@ -616,6 +607,7 @@ def _panel_data(panel: Panel) -> dict[str, Any]:
     return {
         "title": panel.title,
         "x": panel.x_label,
+        "labels": [(_round_significant(x), label) for x, label in panel.x_labels],
         "y": get_y_label(panel),
         "unit": get_unit(panel),
         "kind": panel.kind,

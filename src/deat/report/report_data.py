@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from deat.data import list_datasets
 from deat.errors import DataError, UsageError, unknown_name_error
 from deat.recipes import get_recipe, list_recipes
 from deat.recipes.overrides import METHOD_SPECIFIC_SETTINGS
@@ -41,7 +42,7 @@ class ReportData:
         rows: The rows, in order. Their names differ.
         recipes: The recipes of the benches among the folders.
         notes: Sentences about what limits a comparison of the rows.
-        paper_tables: Where in the paper the recipes are.
+        paper_tables: Where in the paper the recipes are, of those whose setup is the paper's.
     """
 
     rows: tuple[ReportRow, ...]
@@ -85,8 +86,17 @@ def load_report_data(paths: Sequence[str]) -> ReportData:
     single_runs = [_load_run_folder(folder) for folder in folders if not (folder / BENCH_FILE).is_file()]
     bench_rows = merge_bench_rows((bench, _annotate_bench_rows(bench)) for bench in benches)
     rows = tuple(assign_unique_names([*bench_rows, *group_runs(single_runs)]))
-    paper_tables = dict.fromkeys(make_printable(bench.table) for bench in benches if bench.table)
+    paper_tables = dict.fromkeys(
+        make_printable(bench.table) for bench in benches if bench.table and _is_paper_setup(bench)
+    )
     return ReportData(rows, tuple(bench.recipe for bench in benches), tuple(_collect_notes(rows)), tuple(paper_tables))
+
+
+def _is_paper_setup(bench: BenchResults) -> bool:
+    """Whether a bench's recipe is in the paper, and its data are the recipe's or may be: a folder may hold them."""
+    recipe_data = get_recipe(bench.recipe).data if bench.recipe in list_recipes() else None
+    data = bench.settings.get("data", recipe_data)
+    return not str(bench.table).startswith("none") and (data == recipe_data or data not in list_datasets())
 
 
 def _load_run_folder(path: Path) -> RunResults:

@@ -146,6 +146,22 @@ def find_most_robust(rows: Sequence[ReportRow], attack: str | None) -> ReportRow
     return max(rows, key=lambda row: _rank_key(row, attack), default=None)
 
 
+def find_ties(best: ReportRow, candidates: Sequence[ReportRow], attack: str) -> list[str]:
+    """Find the rows that are statistically indistinguishable from the best one.
+
+    Args:
+        best: The best row.
+        candidates: The rows that it was chosen from.
+        attack: The attack that it is the best under.
+
+    Returns:
+        Their names. Rows that share no images with it cannot be tested, so they are not among them.
+    """
+    others = [row for row in candidates if row is not best]
+    comparisons = compare_rows([best, *others], best, attack)
+    return [name for name, comparison in comparisons.items() if comparison.p >= SIGNIFICANCE_LEVEL]
+
+
 def describe_ties(best: ReportRow, candidates: Sequence[ReportRow], attack: str) -> str:
     """Describe which rows are statistically indistinguishable from the best one.
 
@@ -160,7 +176,7 @@ def describe_ties(best: ReportRow, candidates: Sequence[ReportRow], attack: str)
     """
     others = [row for row in candidates if row is not best and summarize_accuracy(row, attack)]
     comparisons = compare_rows([best, *others], best, attack)
-    ties = [name for name, comparison in comparisons.items() if comparison.p >= SIGNIFICANCE_LEVEL]
+    ties = find_ties(best, others, attack)
     cell = summarize_accuracy(best, attack)
     parts = [f"statistically indistinguishable from {_join_names(ties)} (p ≥ {SIGNIFICANCE_LEVEL})"] if ties else []
     if cell and len(comparisons) < len(others):

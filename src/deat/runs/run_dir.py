@@ -1,6 +1,7 @@
 """A run's folder: its records, its checkpoints, and the weights of its best and last epoch."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,9 +42,16 @@ from deat.utils.safetensors_files import encode_tensors, read_note, read_tensors
 from deat.utils.text import MessageHandler, summarize_error
 
 FIGURE_NAMES = ("training-process", "validation", "backprops", "cost", "alpha-gamma", "sweep", "gallery")
-REPORT_FILES = {"index.html", "table.md", "table.tex", "table.csv"} | {
-    f"figures/{name}.{kind}" for name in FIGURE_NAMES for kind in ("svg", "png", "csv")
-}
+PANEL_NAMES = (
+    *("train-clean", "train-under-attack", "train-random-start", "held-out-clean", "held-out-under-attack"),
+    *("held-out-loss", "train-loss", "robustness-gain", "gradient-magnitude", "lipschitz-bound"),
+    *("steps", "backprops", "minutes", r"\d{1,4}"),
+)
+"""The ends of the names of panels' files; those of one figure for each setting or image are numbers."""
+REPORT_FILE_PATTERN = re.compile(
+    r"index\.html|table\.(md|tex|csv)|"
+    rf"figures/({'|'.join(FIGURE_NAMES)})(-({'|'.join(PANEL_NAMES)}))?\.(pdf|svg|png|csv)"
+)
 """What a report may consist of, so that nothing else is ever replaced or removed."""
 
 
@@ -254,7 +262,13 @@ def is_report_folder(path: Path) -> bool:
         files = [p for folder in folders for p in folder.iterdir() if p not in folders and not is_temporary_file(p)]
     except OSError:
         return False
-    return {p.relative_to(path).as_posix() for p in files} <= REPORT_FILES
+    return all(REPORT_FILE_PATTERN.fullmatch(p.relative_to(path).as_posix()) for p in files)
+
+
+def list_report_files(path: Path) -> list[Path]:
+    """List the files in a folder that a report may have written, or that have such names."""
+    files = [p for folder in (path, path / "figures") if folder.is_dir() for p in sorted(folder.iterdir())]
+    return [p for p in files if REPORT_FILE_PATTERN.fullmatch(p.relative_to(path).as_posix())]
 
 
 def is_empty_run_folder(path: Path) -> bool:

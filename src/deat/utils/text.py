@@ -100,7 +100,7 @@ def format_percent(share: float) -> str:
 def format_eps(value: float) -> str:
     """Format a radius or a step size as people write it: 8/255 or 2.5/255, or 0.15 where that is exact."""
     short, levels = f"{value:.4g}", f"{255 * value:.1f}".removesuffix(".0")
-    near = math.isclose(float(levels), 255 * value, rel_tol=1e-9)
+    near = math.isclose(float(levels), 255 * value, rel_tol=1e-6)  # also of a float32
     return f"{levels}/255" if near and float(short) != value else short
 
 

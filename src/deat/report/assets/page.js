@@ -99,7 +99,7 @@
   seeds?.addEventListener("click", () => { seeds.setAttribute("aria-pressed", String(!each())); apply(); });
 
   // ---- axes ---------------------------------------------------------------------------------------------------
-  const frame = (width, height, pad, xs, ys, px, py, xText, yText, asPercent, xWhole) => {
+  const frame = (width, height, pad, xs, ys, px, py, xText, yText, asPercent, xWhole, xNames = new Map()) => {
     const node = svg("svg", { class: "chart", width, height, viewBox: `0 0 ${width} ${height}` });
     for (const v of ys) {
       node.append(svg("line", { class: "grid", x1: pad.left, x2: width - pad.right, y1: py(v), y2: py(v) }));
@@ -107,9 +107,9 @@
     }
     let right = -Infinity;
     for (const v of xs.filter((v) => !xWhole || Number.isInteger(v))) {
-      if (px(v) - right < 34) continue;
+      if (px(v) - right < (xNames.size ? 46 : 34)) continue;
       right = px(v);
-      node.append(svg("text", { x: px(v), y: height - pad.bottom + 17, "text-anchor": "middle" }, compact(v)));
+      node.append(svg("text", { x: px(v), y: height - pad.bottom + 17, "text-anchor": "middle" }, xNames.get(v) ?? compact(v)));
     }
     node.append(svg("text", { x: width - pad.right, y: height - 3, "text-anchor": "end" }, xText));
     node.append(svg("text", { x: 0, y: 11 }, yText));
@@ -227,13 +227,16 @@
   };
   const several = (s) => each() && s.seeds.length > 1;
   const pathOf = (points, px, py, step) => points.map((p, n) => (n === 0 ? `M${px(p.x)} ${py(p.y)}` : step ? `H${(px(points[n - 1].x) + px(p.x)) / 2}V${py(p.y)}H${px(p.x)}` : `L${px(p.x)} ${py(p.y)}`)).join("");
-  const endNames = (node, sets, bars, x, lowest) => { // each as near to its line's end as the others let it
-    const ends = sets.map((s) => ({ s, y: s.up(bars ? 0 : s.points.at(-1).y) + 4 })).sort((a, b) => b.y - a.y);
+  const endNames = (node, sets, bars, px, x, lowest) => { // each as near to its line's end as the others let it
+    const ends = sets.map((s) => ({ s, at: s.points.at(-1), y: s.up(bars ? 0 : s.points.at(-1).y) + 4 })).sort((a, b) => b.y - a.y);
+    const last = Math.max(...ends.map((end) => end.at.x));
     let free = lowest + 4;
     for (const end of ends) { end.y = Math.min(end.y, free); free = end.y - 12; }
     free = 16;
     for (const end of ends.reverse()) { end.y = Math.max(end.y, free); free = end.y + 12; }
-    for (const { s, y } of ends) {
+    for (const { s, at, y } of ends) {
+      // a thin line from the end to its name; where the line ended earlier, it is broken
+      if (!bars) node.append(svg("line", { class: `leader ${hue(s.i)}${at.x < last ? " early" : ""}`, x1: px(at.x), y1: s.up(at.y), x2: x - 2, y2: y - 4 }));
       const name = svg("text", { class: `end ${hue(s.i)}`, x, y }, s.row);
       node.append(name);
       for (let left = s.row.length - 1; left > 0 && x + name.getComputedTextLength() > node.width.baseVal.value; left--) name.textContent = `${s.row.slice(0, left).trimEnd()}…`;
@@ -254,8 +257,8 @@
     if (!sets.length) { home.replaceChildren(html("p", "empty", "Every run with these values is switched off.")); return; }
     const distinct = new Set(sets.map((s) => s.row.slice(0, 11))).size === sets.length; // even if names are cut
     const bars = panel.kind === "bar", lane = Math.max(16, Math.min(149, 176 / sets.length)); // of bars, a lane for each row
-    const named = sets.length > 1 && (bars || (panel.kind === "step" && sets.length <= 12 && distinct)); // steps' values are few: lines lie on each other
-    const width = Math.max(home.clientWidth, 240), pad = { left: bars ? 22 : 44, right: named ? 96 : 10, top: 22, bottom: 34 };
+    const named = sets.length > 1 && (bars || (panel.kind !== "point" && sets.length <= 12 && distinct));
+    const width = Math.max(home.clientWidth, 240), longest = Math.max(...sets.map((s) => s.row.length)), pad = { left: bars ? 22 : 44, right: named ? Math.min(96, 20 + 7.5 * longest) : 10, top: 22, bottom: 34 };
     const height = bars ? pad.top + pad.bottom + lane * sets.length : 205;
     const all = sets.flatMap((s) => s.points), xs = all.map((p) => p.x);
     const left = Math.min(...xs), right = Math.max(...xs), ends = all.flatMap((p) => (bars && !each() ? [0, p.y] : bars ? [0, p.low, p.high] : [p.low, p.high])), lowY = Math.min(...ends), highY = Math.max(...ends);
@@ -265,7 +268,8 @@
     const rise = (lane - 3) / (highY - lowY || 1), apart = panel.kind === "step" ? Math.min(3, 12 / sets.length) : 0;
     sets.forEach((s, n) => { s.up = bars ? (v) => pad.top + n * lane + (highY - v) * rise : (v) => level(v) + ((sets.length - 1) / 2 - n) * apart; });
     const yText = bars ? `${panel.y}; a lane is ${bare(highY - lowY, panel)} high` : panel.y;
-    const node = frame(width, height, pad, ticks(left - side, right + side, 6), bars ? [] : ticks(bottom, top, 4), px, level, panel.x, yText, panel.percent, panel.x === "epoch");
+    const xNames = new Map(panel.labels), nameX = (v) => xNames.get(v) ?? compact(v);
+    const node = frame(width, height, pad, xNames.size ? [...xNames.keys()] : ticks(left - side, right + side, 6), bars ? [] : ticks(bottom, top, 4), px, level, panel.x, yText, panel.percent, panel.x === "epoch", xNames);
     node.setAttribute("tabindex", "0");
     node.setAttribute("role", "img");
     node.setAttribute("aria-label", `${panel.title}: ${sets.map((s) => `${s.row} ends at ${number(s.points.at(-1).y, panel)}`).join("; ")}. Arrow keys read values${sets.some(several) ? ", up and down the seeds of a row" : ""}.`);
@@ -302,7 +306,7 @@
       const gap = (e) => Math.abs(e.s.up(bars ? 0 : e.p.y) - near);
       chosen = near === undefined ? Math.max(0, Math.min(here.length - 1, chosen)) : here.reduce((best, e, m) => (gap(e) < gap(here[best]) ? m : best), 0);
       const tipLines = here.map((e, m) => [pair(e.s.row, number(e.p.y, panel) + spread(e.p), e.s.i), ...(m === chosen && several(e.s) ? seedsAt(e.s, stops[n]) : [])]);
-      showTip(x, y, [pair(`${panel.x} ${compact(stops[n])}`, ""), ...tipLines.flat()]);
+      showTip(x, y, [pair(`${panel.x} ${nameX(stops[n])}`, ""), ...tipLines.flat()]);
     };
     const leave = () => { cross.setAttribute("visibility", "hidden"); hideTip(); };
     node.addEventListener("pointermove", (event) => {
@@ -323,7 +327,7 @@
     });
     const foreign = sets.filter((s) => !s.own);
     home.replaceChildren(node, ...(foreign.length ? [html("p", "key", ...foreign.map((s) => html("span", "", mark(s.i), s.row)))] : []));
-    if (named) endNames(node, sets, bars, width - pad.right + 6, height - pad.bottom); // measured, so it must be in the page
+    if (named) endNames(node, sets, bars, px, width - pad.right + 8, height - pad.bottom); // measured, so it must be in the page
   };
   redraws.push(costChart);
   $$("[data-panel]").forEach((home) => {

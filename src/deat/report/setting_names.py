@@ -1,0 +1,186 @@
+"""Names of settings for readers of a report, in place of the keys in run.json and evaluation.json."""
+
+from collections.abc import Iterable
+
+from deat.report.stats import format_attack_name
+
+SETTINGS_IN_EPS = tuple(
+    f"method.schedule.{name}" for name in ("alpha", "stretch", "ramp", "alpha_eps", "stretch_eps", "ramp_eps")
+)
+"""Lengths that a method declares in units of eps."""
+NAMES = {
+    "method.name": "method",
+    "method.summary": "summary",
+    "method.kind": "class of the method",
+    "method.play.kind": "moves on a batch",
+    "method.schedule.kind": "schedule of the steps k",
+    "method.schedule.k": "steps k",
+    "method.schedule.alpha": "step size alpha",
+    "method.schedule.alpha_eps": "step size alpha",
+    "method.schedule.gamma": "growth factor gamma",
+    "method.schedule.max_steps": "largest k",
+    "method.schedule.level": "level of the freeze rule",
+    "method.schedule.stretch": "least reach of k steps",
+    "method.schedule.stretch_eps": "least reach of k steps",
+    "method.schedule.ramp": "ramp of the step size",
+    "method.schedule.ramp_eps": "ramp of the step size",
+    "method.ascent.kind": "class of the inner attack",
+    "method.ascent.loss": "loss of the inner attack",
+    "method.ascent.start": "start of the inner attack",
+    "method.ascent.batch_norm": "batch norm during the inner attack",
+    "method.ascent.freeze": "freeze rule",
+    "method.ascent.noisy": "random start without steps",
+    "method.ascent.persistent": "perturbation carried between batches",
+    "method.ascent.carries_unclipped": "carried perturbation unclipped",
+    "method.ascent.compact": "attack active images only",
+    "method.objective.kind": "training objective",
+    "method.probe.kind": "class of the probe of l_X",
+    "method.probe.move": "move that measures l_X",
+    "method.probe.over": "l_X is summed over",
+    "method.probe.space": "l_X is measured in the space of",
+    "settings.epochs": "epochs",
+    "settings.batch_size": "batch size",
+    "settings.lr": "learning rate",
+    "settings.rate": "learning-rate schedule",
+    "settings.lr_schedule": "learning-rate schedule",
+    "settings.milestones": "epochs of learning-rate decay",
+    "settings.peak": "peak of the learning rate, share of epochs",
+    "settings.cycle_momentum": "cyclic momentum",
+    "settings.momentum": "momentum",
+    "settings.weight_decay": "weight decay",
+    "settings.precision": "precision requested",
+    "settings.engine": "engine requested",
+    "settings.device": "device requested",
+    "settings.seed": "seed",
+    "settings.threads": "CPU threads requested",
+    "settings.workers": "data workers",
+    "settings.val_attack": "validation attack",
+    "settings.deterministic": "deterministic on a GPU",
+    "settings.sync_bn": "batch norm over all processes",
+    "model.name": "network",
+    "model.parameters": "parameters",
+    "data.name": "data set",
+    "data.digest": "hash of the data",
+    "data.train": "training images",
+    "data.held_out": "held-out images",
+    "data.classes": "classes",
+    "data.image": "image shape",
+    "data.normalized_by": "normalisation: mean, standard deviation",
+    "data.measured_on": "images that the normalisation was measured on",
+    "data.augmented_by": "augmentation",
+    "threat.norm": "norm",
+    "threat.eps": "radius eps",
+    "device": "device",
+    "precision": "precision",
+    "engine": "engine",
+    "threads": "CPU threads",
+    "processes": "processes",
+    "watch": "overfit watch",
+    "exact": "exact when resumed",
+    "not_exact_because": "not exact because",
+    "digest": "hash of the settings",
+    "digest_of_init": "hash of the initial weights",
+    "schedule": "schedule with absolute lengths",
+    "request.rules": "rule set",
+    "request.init": "initial weights",
+    "request.size": "image size",
+    "request.data_root": "folder of data sets",
+    "request.max_steps": "largest k requested",
+    "request.held_out": "held-out images requested",
+    "request.space": "space of l_X requested",
+    "request.download": "download of data",
+    "evaluation.about.model": "evaluated network",
+    "evaluation.about.data": "evaluated data set",
+    "evaluation.about.weights": "evaluated weights",
+    "evaluation.about.epoch": "evaluated epoch",
+    "evaluation.about.normalize": "normalisation in the evaluation",
+    "evaluation.available": "test images available",
+    "evaluation.block": "images attacked at once",
+    "evaluation.cascade": "cascade of attacks",
+    "evaluation.compiled": "compiled attacks",
+    "evaluation.image": "image shape in the evaluation",
+    "evaluation.model": "hash of the evaluated weights",
+    "evaluation.sample": "part of the test images only",
+    "evaluation.sanity": "sanity checks",
+    "evaluation.threat.norm": "norm of the attacks",
+    "evaluation.threat.eps": "radius eps of the attacks",
+}
+"""Readable names by key; `name_setting` makes the others from the key's words."""
+SECTIONS = {
+    "method": "Method",
+    "settings": "Training",
+    "model": "Network",
+    "data": "Data",
+    "threat": "Threat model",
+    "evaluation": "Evaluation",
+    "versions": "Versions",
+    "code": "Code files, by their hashes",
+    "request": "Requested by flags or arguments",
+}
+"""Headings by the first word of a key, in the order of the page; other keys are in the section `RUN_SECTION`."""
+RUN_SECTION = "Run"
+VALUE_NAMES = {"True": "yes", "False": "no", "": "—"}
+
+
+def name_setting(key: str) -> str:
+    """Return the readable name of a setting.
+
+    Args:
+        key: Its key in a flattened record, such as "settings.val_attack".
+
+    Returns:
+        Its name, with its unit if that is eps.
+
+    Example:
+        >>> name_setting("settings.val_attack")
+        'validation attack'
+        >>> name_setting("evaluation.attacks.pgd-20.restarts")
+        'PGD-20: restarts'
+    """
+    name = NAMES.get(key) or _name_by_words(key)
+    return f"{name}, in eps" if key in SETTINGS_IN_EPS else name
+
+
+def format_setting_value(text: str) -> str:
+    """Return a setting's value as a reader expects it: yes and no, and a dash for an empty one."""
+    return VALUE_NAMES.get(text, text)
+
+
+def group_settings(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """Group settings under headings.
+
+    Args:
+        pairs: Keys and values. Requested settings without a value are left out.
+
+    Returns:
+        Headings with the (key, name, value) of each setting, in the order of the page.
+    """
+    groups: dict[str, list[tuple[str, str, str]]] = {title: [] for title in (*SECTIONS.values(), RUN_SECTION)}
+    for key, value in pairs:
+        section = _find_section(key)
+        if value != "—" or not key.startswith("request."):
+            groups.setdefault(section, []).append((key, name_setting(key), format_setting_value(value)))
+    return [(title, settings) for title, settings in groups.items() if settings]
+
+
+def _find_section(key: str) -> str:
+    first = key.partition(".")[0]
+    if first.startswith("evaluation of "):  # another evaluation than the main one: of the last epoch, of AutoAttack
+        return f"{first.capitalize()}, where it differs"
+    return SECTIONS.get(first, RUN_SECTION)
+
+
+def _name_by_words(key: str) -> str:
+    """A name from a key's words: after the section, and for attacks after the attack's name."""
+    first, _, rest = key.partition(".")
+    if not rest:
+        return first.replace("_", " ")
+    if first.startswith("evaluation"):
+        if rest.startswith("attacks."):
+            attack, _, setting = rest.removeprefix("attacks.").rpartition(".")
+            return f"{format_attack_name(attack)}: {setting.replace('_', ' ')}"
+        rest = NAMES.get(f"evaluation.{rest}", rest)
+    words = rest.replace("_", " ").replace(".", ": ")
+    if first == "versions":
+        return f"version of {words}"
+    return f"{words} requested" if first == "request" else words

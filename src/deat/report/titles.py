@@ -1,0 +1,42 @@
+"""What a report is called, and what all of its rows have in common."""
+
+from collections.abc import Sequence
+
+from deat.report.load import ReportRow
+from deat.report.report_data import ReportData
+from deat.utils.text import format_eps, make_printable
+
+MAX_NAMED_METHODS = 3
+"""A title with more methods counts them."""
+
+
+def format_title(data: ReportData) -> str:
+    """Return a report's title: the recipes if their rows are the paper's, else its methods and data sets.
+
+    Args:
+        data: What the report is about.
+    """
+    if data.recipes and data.paper_tables:
+        return ", ".join(dict.fromkeys(make_printable(recipe) for recipe in data.recipes))
+    names = dict.fromkeys(row.runs[0].record["data"]["name"] for row in data.rows if row.runs and row.runs[0].record)
+    methods = dict.fromkeys(row.method for row in data.rows)
+    what = " and ".join(methods) if len(methods) <= MAX_NAMED_METHODS else f"{len(methods)} methods"
+    return make_printable(f"{what} on {' and '.join(names)}" if names else what)
+
+
+def describe_common_setup(rows: Sequence[ReportRow]) -> list[str]:
+    """Describe what all rows have in common of the data set, the network, and the threat model.
+
+    Args:
+        rows: The rows of a report.
+
+    Returns:
+        A text for each of them that all rows share.
+    """
+    records = [run.record for row in rows for run in row.runs if run.record]
+    facts = [
+        {str(record["data"]["name"]) for record in records},
+        {str(record["model"]["name"]) for record in records},
+        {f"{record['threat']['norm']} eps {format_eps(record['threat']['eps'])}" for record in records},
+    ]
+    return [values.pop() for values in facts if len(values) == 1]
