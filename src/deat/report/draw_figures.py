@@ -388,11 +388,11 @@ def _spread_end_names(ax: Any, named_lines: Sequence[tuple[Any, Any]]) -> None:
     gap = END_NAME_POINTS * ax.figure.dpi / 72 / ax.bbox.height
     for (name, line), (x, y), height in zip(named_lines, ends, spread_heights([y for _, y in ends], gap), strict=True):
         name.set_y(height)
-        style = {"lw": 0.5, "alpha": 0.6, "clip_on": False}
+        leader = Line2D([x, END_NAME_X - 0.005], [y, height], linewidth=0.5, alpha=0.6, color=line.get_color())
+        leader.set(transform=ax.transAxes, clip_on=False)
         if x < furthest - 0.01:
-            style |= {"ls": ":", "alpha": 0.4}  # the line ended earlier: this one has no values
-        ends_of_leader = [x, END_NAME_X - 0.005], [y, height]
-        ax.add_artist(Line2D(*ends_of_leader, color=line.get_color(), transform=ax.transAxes, **style))
+            leader.set(linestyle=":", alpha=0.4)  # the line ended earlier: this one has no values
+        ax.add_artist(leader)
 
 
 def spread_heights(heights: Sequence[float], gap: float) -> list[float]:
