@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.games import trainer_of
 
 import deat
 from deat.cli.main import main
 from deat.training.epoch_format import format_epoch, format_epoch_short
 from deat.training.epoch_records import get_training_images, separate_training_accuracy
+from helpers.games import trainer_of
 
 
 def test_clean_and_attacked_training_accuracy_have_their_own_names() -> None:
@@ -23,9 +23,7 @@ def test_clean_and_attacked_training_accuracy_have_their_own_names() -> None:
             assert f"train ({label}) {stats.train_accuracy:.1%}" in line
 
 
-@pytest.mark.parametrize(
-    ("rules", "label"), [("default", "clean"), ("literal", "clean"), ("released", "random start")]
-)
+@pytest.mark.parametrize(("rules", "label"), [("default", "clean"), ("literal", "clean"), ("released", "random start")])
 def test_an_epoch_without_steps_is_named_by_its_start(rules: str, label: str) -> None:
     method = deat.get_method("m+pgd", rules=rules)
     assert get_training_images(0, method.describe()) == label
