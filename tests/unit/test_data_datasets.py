@@ -58,7 +58,7 @@ def test_a_path_is_loaded_as_a_folder(tmp_path):
 
 @pytest.mark.parametrize("kind", sorted(WRITERS))
 def test_the_path_of_an_existing_folder_or_archive_needs_no_folder_in_front(kind, tmp_path, monkeypatch):
-    path = WRITERS[kind](tmp_path / "set", tree())
+    path = WRITERS[kind](tmp_path / kind, tree())
     monkeypatch.chdir(tmp_path)
     for spec in (str(path), path.name):
         data = deat.load_data(spec, root=tmp_path / "root")
