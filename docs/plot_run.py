@@ -32,9 +32,12 @@ def draw(run: Path, picture: Path) -> None:
     for name, values, colour in (
         ("validation, natural", [h.val_natural for h in history], "#4361ee"),
         ("validation, CW-20", [h.val_robust for h in history], "#f72585"),
-        ("training, at x + delta", [h.train_accuracy for h in history], "#888888"),
+        ("training, under attack", [h.train_accuracy if h.k else None for h in history], "#888888"),
+        ("training, clean", [None if h.k else h.train_accuracy for h in history], "#bbbbbb"),
     ):
-        right.plot(epochs, [100 * (v or 0) for v in values], color=colour, label=name)
+        if any(v is not None for v in values):
+            shares = [float("nan") if v is None else 100 * v for v in values]
+            right.plot(epochs, shares, color=colour, label=name, marker="." if "clean" in name else None)
     right.set(xlabel="epoch", ylabel="accuracy %", ylim=(0, 102), title="what it buys")
     right.legend(frameon=False, loc="lower right")
     figure.savefig(picture, metadata={"Date": None})

@@ -56,6 +56,29 @@ def test_a_path_is_loaded_as_a_folder(tmp_path):
     assert deat.load_data(path, root=tmp_path / "root").name == "folder:set"
 
 
+@pytest.mark.parametrize("kind", sorted(WRITERS))
+def test_the_path_of_an_existing_folder_or_archive_needs_no_folder_in_front(kind, tmp_path, monkeypatch):
+    path = WRITERS[kind](tmp_path / kind, tree())
+    monkeypatch.chdir(tmp_path)
+    for spec in (str(path), path.name):
+        data = deat.load_data(spec, root=tmp_path / "root")
+        assert data.name == f"folder:{path.name}"
+        assert data.train.digest() == deat.load_data(path, root=tmp_path / "root").train.digest()
+
+
+def test_a_folder_with_the_name_of_a_data_set_does_not_hide_it(tmp_path, monkeypatch):
+    WRITERS["set"](tmp_path / "digits", tree())
+    monkeypatch.chdir(tmp_path)
+    assert deat.load_data("digits").name == "digits"
+    assert deat.load_data("./digits", root=tmp_path / "root").name == "folder:digits"
+
+
+def test_a_file_that_is_no_archive_is_no_data_set(tmp_path):
+    (tmp_path / "notes.md").write_text("x")
+    with pytest.raises(UsageError, match=r"notes\.md.*folder:PATH"):
+        deat.load_data(str(tmp_path / "notes.md"))
+
+
 def test_size_is_refused_for_a_data_set_with_a_size_of_its_own():
     with pytest.raises(UsageError, match=r"size=32.*folder:PATH"):
         deat.load_data("digits", size=32)

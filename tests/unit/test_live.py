@@ -22,8 +22,8 @@ def test_no_text_becomes_an_emoji_or_markup() -> None:
 
 def test_an_epoch_s_line_fits_eighty_columns_with_every_score_in_it() -> None:
     numbers = {"epoch": 109, "k": 10, "alpha": 0.1, "level": 1.0, "magnitude": 1e6, "threshold": 1e6, "loss": 12.3456}
-    shares = {"train_accuracy": 1.0, "val_natural": 1.0, "val_robust": 1.0, "log10_lipschitz": 1.0, "lr": 0.1}
+    shares = {"train_accuracy": 0.999, "val_natural": 0.999, "val_robust": 0.999, "log10_lipschitz": 1.0, "lr": 0.1}
     counts = dict.fromkeys(("examples", "skipped", "active", "backprops", "passes", "val_passes"), 10**9)
     line = format_epoch_short(EpochStats(**numbers, **shares, **counts), 200, 12345.6)  # type: ignore[arg-type]
-    assert line == "epoch 110/200  k 10  loss 12.346  train 100.0%  val 100.0% robust 100.0%  12346s"
+    assert line == "epoch 110/200  k 10  train (under attack) 99.9%  val 99.9% robust 99.9%  12346s"
     assert len(line) <= 80

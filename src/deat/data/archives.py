@@ -178,6 +178,8 @@ _DECOMPRESSORS: dict[str, Callable[[Path], io.BufferedIOBase]] = {
     ".tar.bz2": bz2.open,
 }
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tar.xz", ".tar.bz2", ".zip")
+ALL_ARCHIVE_SUFFIXES = (*ARCHIVE_SUFFIXES, ".tgz", ".txz")
+"""Also the short forms, which messages do not list."""
 
 # Photographs hardly compress: an archive that expands far more than this is an attack, not a data set.
 _MAX_EXPANSION_RATIO = 200

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deat.data import digits
+from deat.data.archives import ALL_ARCHIVE_SUFFIXES
 from deat.data.augment import Augment
 from deat.data.channel_stats import ChannelStats, measure_channel_stats
 from deat.data.image_label_checks import UNIT_BOX, Box
@@ -198,8 +199,9 @@ def load_data(
 
     Args:
         spec: "digits", "cifar10", "cifar100", or "folder:PATH" for images in class folders, where PATH is a directory,
-            a tar or a zip archive. A `pathlib.Path` is a folder, too. "audio:PATH" has class folders of wav files,
-            "segmentation:PATH" images and masks, "csv:FILE" a table.
+            a tar or a zip archive. A `pathlib.Path` is a folder, too, and so is the path of an existing one without
+            folder:, unless it is one of the names. "audio:PATH" has class folders of wav files, "segmentation:PATH"
+            images and masks, "csv:FILE" a table.
         root: The folder with data sets, which decoded images are cached in as well. By default the environment variable
             DEAT_DATA, or ~/.cache/deat.
         download: Whether to download CIFAR if it is not in `root`. Nothing else uses the network.
@@ -224,7 +226,7 @@ def load_data(
         >>> result = deat.fit(model, photos)
     """
     data_root = Path(root) if root is not None else _default_data_root()
-    spec = _normalize_spec(spec)
+    spec = name_path_kind(spec)
     name, _, path = spec.partition(":")
     kind = None if task is None else get_task(task)
     if target is not None and name.lower() != "csv":
@@ -240,7 +242,7 @@ def load_data(
         raise UsageError(f"size={size!r} is for folder:PATH and audio:PATH; {spec!r} has a fixed size. Omit size.")
     if spec.lower() == "digits":
         return DataSplits("digits", *digits.read_digits(), mean=None, std=None, eps=0.15)
-    if spec.lower() in ("cifar10", "cifar100"):
+    if spec.lower() in _NAMES:
         fallback = Path(fallback_root) if fallback_root is not None else None
         return _load_cifar(spec.lower(), data_root, fallback, download)
     raise unknown_name_error("data", spec, list_datasets(), "A folder of images is folder:PATH, a table csv:FILE.")
@@ -250,13 +252,29 @@ def _default_data_root() -> Path:
     return Path(os.environ.get("DEAT_DATA") or Path.home() / ".cache" / "deat")
 
 
-def _normalize_spec(spec: Any) -> str:
-    """Return a name as it is, and a path as folder:PATH."""
+def name_path_kind(spec: Any) -> str:
+    """Put folder: before a path, and return a name as it is.
+
+    Args:
+        spec: What `load_data` takes. Text is a path if it is no name of a data set and such a folder or archive exists.
+
+    Raises:
+        UsageError: If it is neither text nor a path.
+    """
     if isinstance(spec, os.PathLike):
         return f"folder:{os.fspath(spec)}"
     if not isinstance(spec, str):
         raise UsageError(f"data must be a name, such as {', '.join(list_datasets())}, or a path, not {spec!r}.")
-    return spec
+    is_name = spec.lower() in _NAMES or spec.partition(":")[0].lower() in ("folder", *_LOADERS_BY_KIND)
+    return f"folder:{spec}" if not is_name and _is_folder_or_archive(spec) else spec
+
+
+def _is_folder_or_archive(text: str) -> bool:
+    path = Path(text).expanduser()
+    try:
+        return path.is_dir() or (path.is_file() and path.name.lower().endswith(ALL_ARCHIVE_SUFFIXES))
+    except (OSError, ValueError):  # no file system takes it as a name
+        return False
 
 
 def _check_size(size: int | None) -> None:
@@ -335,6 +353,7 @@ def _make_splits(kind: str, path: Path, splits: Mapping[str, ImageSet], **option
     return DataSplits(name, splits["train"], splits.get("test"), mean=None, std=None, val=splits.get("val"), **options)
 
 
+_NAMES = ("digits", "cifar10", "cifar100")
 _LOADERS_BY_KIND = {"audio": _load_audio, "segmentation": _load_masks, "csv": _load_table}
 
 

@@ -166,7 +166,7 @@ def _file_stamp(path: Path, name: str) -> str:
 
 
 def _open_archive(path: Path, cache_dir: Path | None, key: str) -> PackedFiles | ZipFiles:
-    if not path.name.lower().endswith((*archives.ARCHIVE_SUFFIXES, ".tgz", ".txz")):
+    if not path.name.lower().endswith(archives.ALL_ARCHIVE_SUFFIXES):
         raise DataError(
             f"{path.name!r} is neither a directory nor an archive of {', '.join(archives.ARCHIVE_SUFFIXES)}."
         )

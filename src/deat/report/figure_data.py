@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from deat.report.load import ReportRow, RunResults
 from deat.report.problems import collect_flags
@@ -16,14 +16,12 @@ from deat.report.stats import (
     summarize_accuracy,
     summarize_cost,
 )
-from deat.training.epoch_records import EpochStats
+from deat.training.epoch_records import EpochStats, TrainingImages, get_training_images
 from deat.utils.text import format_eps
 
 PARETO_FRONT_NAME = "Pareto front"
 """The name of the line that belongs to no row."""
 EpochMetric = Callable[[EpochStats], float | None]
-TrainingImages = Literal["clean", "under attack", "random start"]
-"""What an epoch's training accuracy was computed on: a method may change it from epoch to epoch."""
 PointsByGammaAlpha = dict[float, dict[float, list[tuple[float, float]]]]
 """(cost, error) pairs by gamma and alpha."""
 
@@ -297,7 +295,7 @@ def build_epoch_panel(
             run.seed,
             [float(epoch.epoch + 1) for epoch in run.history],
             [
-                _finite_or_none(metric(epoch)) if images in (None, get_training_images(run, epoch)) else None
+                _finite_or_none(metric(epoch)) if images in (None, _training_images(run, epoch)) else None
                 for epoch in run.history
             ],
         )
@@ -306,23 +304,6 @@ def build_epoch_panel(
     ]
     lines = [line for line in lines if any(value is not None for value in line.y)]
     return Panel(title, "epoch", y_label, lines, kind, percent, name)
-
-
-def get_training_images(run: RunResults, epoch: EpochStats) -> TrainingImages:
-    """Return what images an epoch's training accuracy was computed on.
-
-    Args:
-        run: The run.
-        epoch: One of its epochs.
-
-    Returns:
-        "under attack" if the adversary had steps in the epoch. Without steps it is "random start" under the rule sets
-        that keep the start, else "clean".
-    """
-    if epoch.k:
-        return "under attack"
-    attack = ((run.record or {}).get("method") or {}).get("ascent") or {}
-    return "random start" if attack.get("noisy") and attack.get("start") != "zero" else "clean"
 
 
 def build_radius_panel(title: str, lines: list[PlotLine]) -> Panel:
@@ -401,6 +382,10 @@ def _build_figure(
 ) -> Figure:
     panels = [panel for panel in panels if panel.lines]
     return Figure(name, title, panels, "" if panels else requirement, layout)
+
+
+def _training_images(run: RunResults, epoch: EpochStats) -> TrainingImages:
+    return get_training_images(epoch.k, (run.record or {}).get("method"))
 
 
 def _build_training_accuracy_panels(rows: Sequence[ReportRow]) -> list[Panel]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from deat.data import Augment, DataSplits, Source, load_data
 from deat.data.channel_stats import ChannelStats
+from deat.data.datasets import name_path_kind
 from deat.data.image_label_checks import check_dataset_size
 from deat.data.image_set import sample_slice, split_indices
 from deat.data.streaming import AnyImageSet
@@ -274,6 +275,7 @@ def resolve_request(
         DataError: The data are missing or damaged.
     """
     settings = {name: value for name, value in config_fields.items() if value is not None}
+    request = replace(request, data=name_path_kind(request.data))
     for name, known in PREPROCESSING_CHOICES.items():
         if getattr(request, name) not in known:
             raise unknown_name_error(name, getattr(request, name), known)

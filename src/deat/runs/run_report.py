@@ -86,9 +86,11 @@ def _capitalize(text: str) -> str:
 
 
 def _render_epoch_table(history: Sequence[EpochStats], task: Task) -> str:
-    header = ["epoch", "k", "alpha", "l_X", "threshold", "loss", "train", "val natural", "val robust", "backprops"]
+    header = ["epoch", "k", "alpha", "l_X", "threshold", "loss"]
+    header += ["train natural", "train robust", "val natural", "val robust", "backprops"]
     rows = []
     for stats in history:
+        trained = ("" if value is None else f"{value:.1%}" for value in (stats.train_natural, stats.train_robust))
         validated = (
             "" if value is None else task.format_metric(value) for value in (stats.val_natural, stats.val_robust)
         )
@@ -100,7 +102,7 @@ def _render_epoch_table(history: Sequence[EpochStats], task: Task) -> str:
                 f"{stats.magnitude:.5g}",
                 "" if stats.threshold is None else f"{stats.threshold:.5g}",
                 f"{stats.loss:.4f}",
-                f"{stats.train_accuracy:.1%}",
+                *trained,
                 *validated,
                 f"{stats.backprops:,}",
             ]

@@ -5,7 +5,7 @@ from typing import TextIO
 
 from deat.tasks import CLASSIFICATION, Task
 from deat.training.engine_choice import ENGINE_LABELS
-from deat.training.epoch_records import EpochStats, EpochTiming
+from deat.training.epoch_records import EpochStats, EpochTiming, TrainingImages
 from deat.training.trainer import Trainer
 from deat.utils.text import format_seconds, make_printable
 
@@ -31,12 +31,12 @@ class EpochPrinter:
 def format_epoch(stats: EpochStats, num_epochs: int, task: Task = CLASSIFICATION) -> str:
     """Format an epoch as one line, with l_X and its threshold."""
     threshold = "" if stats.threshold is None else f"/{format_magnitude(stats.threshold)}"
-    scores = f"l_X {format_magnitude(stats.magnitude)}{threshold}  {_format_scores(stats, task)}"
+    scores = f"l_X {format_magnitude(stats.magnitude)}{threshold}  loss {stats.loss:.3f}  {_format_scores(stats, task)}"
     return f"epoch {stats.epoch + 1}/{num_epochs}  k {stats.k}  {scores}  {stats.backprops:,} backprops"
 
 
 def format_epoch_short(stats: EpochStats, num_epochs: int, seconds: float, task: Task = CLASSIFICATION) -> str:
-    """Format an epoch as one line of at most 80 columns."""
+    """Format an epoch as one line that fits 80 columns."""
     return (
         f"epoch {stats.epoch + 1}/{num_epochs}  k {stats.k}  {_format_scores(stats, task)}  {format_seconds(seconds)}s"
     )
@@ -47,8 +47,15 @@ def format_magnitude(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.4g}"
 
 
+def format_training_images(stats: EpochStats) -> TrainingImages:
+    """Return what an epoch trained on, as labels name it: its training accuracy is about these images."""
+    if stats.k:
+        return "under attack"
+    return "random start" if stats.train_natural is None else "clean"
+
+
 def _format_scores(stats: EpochStats, task: Task) -> str:
-    parts = [f"loss {stats.loss:.3f}", f"train {stats.train_accuracy:.1%}"]
+    parts = [f"train ({format_training_images(stats)}) {stats.train_accuracy:.1%}"]
     if stats.val_robust is not None and stats.val_natural is not None:
         name = "" if task == CLASSIFICATION else f"{task.metric_names[0]} "
         natural, robust = map(task.format_metric, (stats.val_natural, stats.val_robust))

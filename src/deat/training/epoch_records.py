@@ -1,16 +1,18 @@
 """Records of epochs, and the JSON lines files that hold them. Timing is separate, since it is not reproducible."""
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from deat.errors import DataError
 from deat.utils.safe_write import append_text, write_atomic
 from deat.utils.text import summarize_error
 
 T = TypeVar("T")
+TrainingImages = Literal["clean", "under attack", "random start"]
+"""What an epoch's training accuracy was computed on: a method may change it from epoch to epoch."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class EpochStats:
         magnitude: l_X.
         threshold: What l_X was compared with; None without a threshold.
         loss: The mean training loss.
-        train_accuracy: Accuracy on perturbed training images.
+        train_accuracy: Accuracy on the images that were trained on, whatever they are.
         val_natural: Accuracy on held-out images; None without validation.
         val_robust: Accuracy on held-out images under attack; None without validation.
         log10_lipschitz: log10 of the paper's bound on the Lipschitz constant; only its trend is meaningful.
@@ -40,6 +42,9 @@ class EpochStats:
         best_epoch: The best epoch so far, from 0; None in older runs.
         val_p: The p-value of the comparison under attack, image by image, with the most robust epoch before this one;
             None without one, and in older runs.
+        train_natural: Accuracy on clean training images; None in epochs that train under attack or from a random start,
+            and in older runs.
+        train_robust: Accuracy on training images under attack; None in epochs without an attack, and in older runs.
     """
 
     epoch: int
@@ -63,6 +68,40 @@ class EpochStats:
     val_loss: float | None = None
     best_epoch: int | None = None
     val_p: float | None = None
+    train_natural: float | None = None
+    train_robust: float | None = None
+
+
+def get_training_images(k: int, method: Mapping[str, Any] | None) -> TrainingImages:
+    """Return what images an epoch trained on, which its training accuracy is about.
+
+    Args:
+        k: The number of the adversary's steps in the epoch.
+        method: The method as records describe it, if it is known.
+
+    Returns:
+        "under attack" if the adversary had steps. Without steps it is "random start" under the rule sets that keep the
+        start, else "clean".
+    """
+    if k:
+        return "under attack"
+    attack = (method or {}).get("ascent") or {}
+    return "random start" if attack.get("noisy") and attack.get("start") != "zero" else "clean"
+
+
+def separate_training_accuracy(stats: EpochStats, method: Mapping[str, Any]) -> EpochStats:
+    """Return statistics with the training accuracy under the name of what it was computed on.
+
+    Args:
+        stats: The statistics, also those of an older run, which have only `train_accuracy`.
+        method: The method as records describe it.
+    """
+    images = get_training_images(stats.k, method)
+    return replace(
+        stats,
+        train_natural=stats.train_accuracy if images == "clean" else None,
+        train_robust=stats.train_accuracy if images == "under attack" else None,
+    )
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from deat.training.callbacks import Callback, Checkpointer, check_callbacks
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
 from deat.training.distributed_state import gather_process_state, restore_process_state, sync_batch_norm
 from deat.training.engine_choice import AutoCompile, CompilePolicy, choose_engine
-from deat.training.epoch_records import EpochStats, EpochTiming
+from deat.training.epoch_records import EpochStats, EpochTiming, separate_training_accuracy
 from deat.training.messages import (
     collect_partial_notes,
     collect_result_notes,
@@ -355,7 +355,9 @@ class Trainer:
         restore_process_state(self.game, state)
         self.random_streams.load_state_dict(state["rng"])
         vars(self.game.cost).update(state["cost"])
-        self.active, self.history = state["active"], list(state["history"])
+        description = self.method.describe()
+        self.history = [separate_training_accuracy(stats, description) for stats in state["history"]]
+        self.active = state["active"]
         self.best = BestEpoch(state["best"], state.get("scored", ()), robust=self.schedule.has_adversary)
         if self.engine.scaler and state["scaler"]:
             self.engine.scaler.load_state_dict(state["scaler"])
@@ -394,7 +396,7 @@ class Trainer:
 
     def _make_stats(self, record: EpochRecord, lipschitz_bound: float, scores: ValScores | None) -> EpochStats:
         budget, self.active = self.budget, self.active + record.active
-        return EpochStats(
+        stats = EpochStats(
             epoch=self.epoch,
             k=budget.k,
             alpha=budget.step_size,
@@ -415,6 +417,7 @@ class Trainer:
             val_passes=self.validator.passes if self.validator else 0,
             val_loss=scores.loss if scores else None,
         )
+        return separate_training_accuracy(stats, self.method.describe())
 
     def _make_timing(self, record: EpochRecord, started: float, train_ended: float) -> EpochTiming:
         previous_ended, self._last_epoch_ended = self._last_epoch_ended, perf_counter()
