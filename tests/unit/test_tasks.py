@@ -280,6 +280,18 @@ def test_the_best_epoch_of_a_regression_is_told_by_its_metric(method, scores):
     assert result.choice.as_json()["metric"] == "R2"
 
 
+def test_an_image_set_of_multi_labels_may_hold_floats():
+    present = torch.randint(0, 2, (20, 3), generator=generator())
+    images = torch.rand(20, 4, generator=generator())
+    losses = []
+    for labels in (present, present.float(), present.bool()):
+        data = deat.ImageSet(images, labels, ("a", "b", "c"), MultiLabel())
+        torch.manual_seed(0)
+        options = {"threat": "linf:0.1", "epochs": 1, "batch_size": 10, "progress": False}
+        losses.append(deat.fit(nn.Linear(4, 3), data, **options).history[0].loss)
+    assert losses[0] == losses[1] == losses[2]
+
+
 def test_mart_on_a_regression_says_why_it_cannot_be():
     with pytest.raises(UsageError, match="classes"):
         deat.fit(nn.Linear(2, 1), angles(), task="regression", threat=deat.Linf(0.1, box=None), method="m+mart")
