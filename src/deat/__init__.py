@@ -37,7 +37,7 @@ from deat.runs.export import export
 from deat.runs.fit import fit
 from deat.runs.saved_run import SavedRun, load_run
 from deat.schedules import Schedule, ScheduleState
-from deat.threat import L1, L2, Linf, ThreatModel
+from deat.threat import L1, L2, Linf, ThreatModel, Union
 from deat.training.best_epoch import BestChoice
 from deat.training.callbacks import Callback
 from deat.training.checkpoints import Checkpoints
@@ -104,6 +104,7 @@ __all__ = [
     "TrainResult",
     "Trainer",
     "TrainingLoss",
+    "Union",
     "WrittenReport",
     "add_normalization",
     "as_source",

@@ -14,6 +14,7 @@ from deat.models import get_input_std
 from .nets import conv_net, learnable
 
 THREATS = [deat.Linf(0.1), deat.L2(0.5), deat.L1(2.0)]
+UNIONS = [deat.Union(*THREATS, rule=rule) for rule in ("worst", "random", "error", "magnitude")]
 EXTRAS = ["m+free", "m+yopo-5-3", "m+f+trades", "m+fat-5"]
 
 
