@@ -702,7 +702,6 @@ class Union(ThreatModel):
         return self.at(ball).initial_delta(x, kind, generator, full_batch_size=full_batch_size, rows=rows)
 
 
-@dataclass(frozen=True, repr=False, init=False, eq=False)
 class BallPerExample(ThreatModel):
     """The balls of a union that the examples of a batch are in, one each; `Union.at` makes it.
 
@@ -868,14 +867,17 @@ def build_threat(description: Mapping[str, Any]) -> ThreatModel:
     return parse_threat(f"{description['norm']}:{description['eps']!r}", **features)
 
 
-def format_threat(description: Mapping[str, Any]) -> str:
-    """Format the threat model of a record for people, such as "linf eps 8/255".
+def format_threat(threat: ThreatModel | Mapping[str, Any], *, with_rule: bool = False) -> str:
+    """Format a threat model for people, such as "linf eps 8/255".
 
     Args:
-        description: What `ThreatModel.describe` returned.
+        threat: The threat model, or what its `describe` returned.
+        with_rule: Whether to name the rule of a union, which training follows and evaluation does not.
     """
+    description = threat.describe() if isinstance(threat, ThreatModel) else threat
     if "threats" in description:
-        return f"union of {', '.join(map(format_threat, description['threats']))}"
+        rule = f" (rule {description['rule']})" if with_rule else ""
+        return f"union of {', '.join(map(format_threat, description['threats']))}{rule}"
     return f"{description['norm']} eps {format_eps(description['eps'])}"
 
 
