@@ -19,7 +19,6 @@ from deat.bench.workers import (
     run_in_processes,
     run_on_ray,
     run_sequentially,
-    sigterm_as_keyboard_interrupt,
 )
 from deat.cli.evaluate import EXIT_FLAGGED
 from deat.cli.flag_types import IntFlag, OptionalInt, OptionalStr, ParallelChoice
@@ -271,7 +270,7 @@ def run_bench(args: BenchCommand) -> int:
         _check_data_and_models(cells)
     grid.open(recipe, cells, settings)
     try:
-        with sigterm_as_keyboard_interrupt(), _show_progress(BenchProgress(grid, cells), args.json) as tick:
+        with _show_progress(BenchProgress(grid, cells), args.json) as tick:
             _run_cells(grid, cells, args, tick)
     except (KeyboardInterrupt, Interrupted):
         print_stderr(f"interrupted; finished runs are in {grid.root}, and the same command resumes.")

@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +16,13 @@ from typing import Protocol
 from deat.errors import DataError, DeatError, Interrupted, NumericalError, UsageError
 from deat.training.messages import is_dead_worker, is_out_of_memory
 from deat.utils.distributed import get_message_store, is_process_group_initialized
-from deat.utils.signals import StopSignalHandler, delay_signals, exit_on_signals, raise_on_signals
+from deat.utils.signals import (
+    StopSignal,
+    StopSignalHandler,
+    delay_signals,
+    exit_on_signals,
+    raise_on_signals,
+)
 from deat.utils.text import make_printable_lines
 from deat.utils.user_code import find_user_code_line
 
@@ -47,11 +54,12 @@ class Command(Protocol):
         """Run the command and return its exit status."""
 
 
-def run_to_exit_status(parse: Callable[[], Command]) -> int:
+def run_to_exit_status(parse: Callable[[], Command], *, ends_process: bool = False) -> int:
     """Parse and run a command, and report how it failed.
 
     Args:
         parse: Parses the command line.
+        ends_process: Whether the process exits with the result.
 
     Returns:
         The exit status: that of the command, or that of its error. An interrupted command has 75 if it is resumable,
@@ -77,12 +85,19 @@ def run_to_exit_status(parse: Callable[[], Command]) -> int:
 
     # A process of a distributed run may be blocked in a collective call, where Python's handlers do not run.
     is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    with raise_on_signals() if is_alone else exit_on_signals(report_interrupt) as received_signal:
-        return exit_if_distributed(_run_command(parse_and_run, report_interrupt, received_signal))
+    install = raise_on_signals if is_alone else partial(exit_on_signals, report_interrupt)
+    with install(ends_process=ends_process) as handler:
+        try:
+            status = _run_command(parse_and_run, report_interrupt, handler)
+            handler.leaving = True
+        except StopSignal:  # a signal came while an error was being reported
+            handler.leaving = True
+            status = report_interrupt()
+        return exit_if_distributed(status)
 
 
 def _run_command(
-    parse_and_run: Callable[[], int], on_interrupt: Callable[[], int], received_signal: StopSignalHandler
+    parse_and_run: Callable[[], int], on_interrupt: Callable[[], int], handler: StopSignalHandler
 ) -> int:
     try:
         return parse_and_run()
@@ -92,9 +107,10 @@ def _run_command(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
         return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
+        handler.leaving = True
         return on_interrupt()
     except Exception as error:
-        if received_signal.received:  # an import that is interrupted may raise another error
+        if handler.received:  # an import that is interrupted may raise another error
             return on_interrupt()
         return _report_unexpected_error(error)
 
