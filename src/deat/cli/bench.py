@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from rich.live import Live
@@ -35,6 +34,7 @@ from deat.training.cost_estimate import CostEstimate, estimate_cost
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.text import format_duration, make_printable
+from deat.utils.user_paths import expand_path
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def run_bench(args: BenchCommand) -> int:
     if args.dry_run:
         print_cost_estimate(cells, args.json)
         return 0
-    grid = Grid(Path(args.out or f"runs/bench-{recipe.name}").expanduser())
+    grid = Grid(expand_path(args.out or f"runs/bench-{recipe.name}"))
     if not args.parallel and not grid.exists:
         _check_data_and_models(cells)
     grid.open(recipe, cells, settings)

@@ -10,7 +10,7 @@ from tyro.extras import subcommand_cli_from_dict
 
 from deat.cli.bench import BenchCommand
 from deat.cli.evaluate import EvaluateCommand
-from deat.cli.exit_handling import Command, replace_unprintable_characters, run_to_exit_status, short_warnings
+from deat.cli.exit_handling import Command, prepare_standard_streams, run_to_exit_status, short_warnings
 from deat.cli.flag_types import check_flag_names
 from deat.cli.list import ListCommand
 from deat.cli.report import ReportCommand
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
         0
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    replace_unprintable_characters()
+    prepare_standard_streams()
     with short_warnings():
         return run_to_exit_status(lambda: parse_command(args), ends_process=ends_process)
 
