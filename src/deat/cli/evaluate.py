@@ -97,7 +97,8 @@ def _describe_check_time(evaluation: Evaluation) -> list[str]:
 def _describe_target(evaluation: Evaluation) -> str:
     """Describe which weights were evaluated, and on which images."""
     about = evaluation.settings["about"]
-    weights = f"the {about['epoch']} epoch's weights, " if about["epoch"] else ""
+    epoch = about["epoch"]
+    weights = "the averaged weights, " if epoch == "averaged" else f"the {epoch} epoch's weights, " if epoch else ""
     return f"evaluated: {weights}{about['weights']}, on {evaluation.num_images:,} test images of {about['data']}"
 
 

@@ -1,4 +1,4 @@
-"""The command line: `deat train`, `resume`, `evaluate`, `bench`, `report`, `import`, `export` and `list`."""
+"""The command line: one class for each command."""
 
 import sys
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from deat.cli.evaluate import EvaluateCommand
 from deat.cli.exit_handling import Command, prepare_standard_streams, run_to_exit_status, short_warnings
 from deat.cli.flag_types import check_flag_names
 from deat.cli.list import ListCommand
+from deat.cli.predict import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
 from deat.cli.train import ResumeCommand, TrainCommand
 from deat.cli.weights import ExportCommand, ImportCommand
@@ -25,6 +26,8 @@ COMMANDS: dict[str, type[Command]] = {
     "evaluate": EvaluateCommand,
     "bench": BenchCommand,
     "report": ReportCommand,
+    "predict": PredictCommand,
+    "attack": AttackCommand,
     "import": ImportCommand,
     "export": ExportCommand,
     "list": ListCommand,

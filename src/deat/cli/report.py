@@ -75,7 +75,7 @@ from deat.report.tables import (
 )
 from deat.report.titles import format_title
 from deat.runs.load_run import get_test_split, load_run_model, load_trained_run
-from deat.runs.run_dir import is_report_folder, list_report_files
+from deat.runs.run_dir import WEIGHT_FOLDERS, is_report_folder, list_report_files
 from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record
 from deat.tasks import CLASSIFICATION
 from deat.threat import ThreatModel
@@ -109,9 +109,9 @@ ImagesAndPredictions = tuple[torch.Tensor, list[str]]
 
 
 def load_evaluated_run(run: RunResults, options: LoadOptions) -> LoadedRun:
-    """The network that a run's evaluation judged, be it its best or its last, its test images and its threat model."""
+    """The network that a run's evaluation judged, of whichever epoch, its test images and its threat model."""
     files = _weight_files(run)
-    epoch: EpochChoice = "last" if files and files[0].parent.name == "last" else "best"
+    epoch: EpochChoice = next((which for which in WEIGHT_FOLDERS if files and files[0].parent.name == which), "best")
     model = _match_user_model(read_record(run.path).model, options.models)
     resolved = load_trained_run(
         run.path, epoch=epoch, model=model, device=options.device, data_root=options.data_root
@@ -186,7 +186,7 @@ def has_weights(run: RunResults) -> bool:
 
 
 def _weight_files(run: RunResults) -> list[Path]:
-    files = [run.path / epoch / WEIGHTS_FILE for epoch in ("best", "last")]
+    files = [run.path / which / WEIGHTS_FILE for which in WEIGHT_FOLDERS]
     return [file for file in files if file.is_file()]
 
 

@@ -424,6 +424,8 @@ class TrainCommand:
     """Weight decay (5e-4)."""
     momentum: OptionalFloat = None
     """SGD's momentum (0.9)."""
+    ema: OptionalFloat = None
+    """Also average the weights over all updates with this decay, such as 0.999; the best epoch may be of either."""
     init: OptionalStr = None
     """Weights to fine-tune: a .safetensors, .pt or .pth file, a run's folder, or one of `deat export --shard-size`."""
     rules: Literal["default", "literal", "released"] = "default"

@@ -41,7 +41,7 @@ def export(
             `.safetensors` and `.pt` (a state dict that torch.load reads with weights_only) have the weights under the
             network's own names, and record the normalisation.
         example: Images in [0, 1] of shape (N, C, H, W); needed for a program where a run does not say their shape.
-        epoch: Which weights of a folder: "best" or "last".
+        epoch: Which weights of a folder: "best", "last" or "averaged".
         model: The network of a folder, where it is code.
 
     Returns:

@@ -211,7 +211,9 @@ def find_run_weights(folder: Path, epoch: EpochChoice) -> Path:
     """Return the file of a run's weights of this epoch, and of no other."""
     file = folder / epoch / WEIGHTS_FILE
     if not file.is_file():
-        raise CheckpointError(f"{str(folder)!r} has no {epoch} weights; try --epoch best or --epoch last.")
+        hint = " Only training with --ema (ema=) averages them." if epoch == "averaged" else ""
+        others = " or ".join(f"--epoch {which}" for which in ("best", "last") if which != epoch)
+        raise CheckpointError(f"{str(folder)!r} has no {epoch} weights.{hint} Try {others}.")
     return file
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -222,8 +222,12 @@ class Distributed:
 
     def broadcast_model_buffers(self, model: nn.Module) -> None:
         """Copy the buffers of the first process to all, since batch-norm statistics differ between processes."""
-        for buffer in model.buffers() if self.is_multiprocess else ():
-            dist.broadcast(buffer, 0)
+        self.broadcast_tensors(model.buffers())
+
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Copy tensors of the first process into those of all others."""
+        for tensor in tensors if self.is_multiprocess else ():
+            dist.broadcast(tensor, 0)
 
 
 SINGLE_PROCESS = Distributed()
