@@ -246,8 +246,7 @@ T = TypeVar("T", Request, TrainConfig)
 
 def _parse_config(settings: Any) -> TrainConfig:
     settings = from_recorded_names(settings)
-    milestones = settings.get("milestones")  # JSON has no tuples
-    parsed = {**settings, "milestones": tuple(milestones)} if isinstance(milestones, list) else settings
+    parsed = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}  # JSON has no tuples
     return _build_known_fields(TrainConfig, parsed)
 
 
