@@ -58,6 +58,7 @@ from deat.utils.distributed import Distributed
 from deat.utils.numbers import check_int
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.text import format_duration, format_eps, ignore_message, make_printable
+from deat.utils.user_paths import expand_path
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class TrainOptions:
     @property
     def place(self) -> Path | None:
         """The folder of --out, if it was given."""
-        return None if self.out is None else Path(self.out).expanduser()
+        return None if self.out is None else expand_path(self.out)
 
     @property
     def scoring(self) -> ScoreOptions:
@@ -505,7 +506,7 @@ class TrainCommand:
     @property
     def is_resumable(self) -> bool:
         """Whether the same command resumes: there is a run in --out, and --resume allows it."""
-        return self.resume == "auto" and self.out is not None and has_checkpoint(Path(self.out).expanduser())
+        return self.resume == "auto" and self.out is not None and has_checkpoint(expand_path(self.out))
 
     def run(self) -> int:
         """Train."""
@@ -604,7 +605,7 @@ class ResumeCommand:
 
 def run_resume(args: ResumeCommand) -> int:
     """Resolve the recorded request again, and train on from the newest checkpoint."""
-    folder = Path(args.run_folder).expanduser()
+    folder = expand_path(args.run_folder)
     if not (folder / RUN_FILE).is_file():
         more = " Checkpoints of deat.fit are gone on with by the same call of fit." * has_checkpoint(folder)
         raise CheckpointError(f"there is no run in {str(folder)!r}: give the folder that `deat train` made.{more}")

@@ -182,7 +182,8 @@ class Trainer:
             except (Interrupted, KeyboardInterrupt) as error:
                 self.seconds += perf_counter() - self._epoch_started
                 if isinstance(error, Interrupted):  # else the weights may be those of half a step
-                    self._save_if_due(force=True)
+                    with self.interruption.saving():
+                        self._save_if_due(force=True)
                 self.interruption.reason = None  # so that fit can be called again
                 raise
             except (RuntimeError, MemoryError) as error:
