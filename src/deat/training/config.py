@@ -22,8 +22,8 @@ MAX_THREADS, MAX_EPOCHS = 1024, 100_000
 RECORDED_NAMES = {"lr_schedule": "rate"}
 """Settings that run records, bench records and checkpoints have under another name."""
 CURRENT_NAMES = {recorded: name for name, recorded in RECORDED_NAMES.items()}
-RECORDED_IF_CHANGED = {"optimizer": "sgd", "betas": None}
-"""Settings that records have only with another value than this one, which older records mean."""
+OMITTED_IF_EQUAL = {"optimizer": "sgd", "betas": None, "ema": None}
+"""Settings that records have only with another value than this one, since older records do not have them."""
 
 
 def to_recorded_names(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,6 +79,8 @@ class TrainConfig:
         val_attack: Attack on held-out images after every epoch; "none" switches validation off.
         deterministic: Compute the same bits every time on a GPU, at some cost in speed. A CPU always does.
         sync_bn: Take batch-norm statistics over all processes of a run.
+        ema: Decay of an exponential moving average of the weights and of batch-norm statistics, such as 0.999. It is
+            scored beside the weights after every epoch, and either may be the best. By default there is none.
 
     Raises:
         UsageError: If a value is not accepted.
@@ -107,6 +109,7 @@ class TrainConfig:
     sync_bn: bool = False
     optimizer: str = "sgd"
     betas: tuple[float, ...] | None = None
+    ema: float | None = None
 
     def __post_init__(self) -> None:
         convert_number_fields(self)
@@ -124,6 +127,8 @@ class TrainConfig:
             check_number("lr", self.lr, lambda v: v > 0, "> 0, such as 0.1")
         check_number("peak", self.peak, lambda v: 0 < v < 1, "between 0 and 1, such as 0.5")
         self._resolve_optimizer_settings()
+        if self.ema is not None:
+            check_number("ema", self.ema, lambda v: 0 < v < 1, "between 0 and 1, such as 0.999")
         if not isinstance(self.milestones, tuple | list | None):
             raise UsageError(f"milestones must be epochs, such as (25, 40) or (25,), not {self.milestones!r}.")
         for milestone in self.milestones or ():
@@ -166,7 +171,7 @@ class TrainConfig:
             A dictionary that JSON can hold, for run records and checkpoints.
         """
         values = asdict(self)
-        for name, usual in RECORDED_IF_CHANGED.items():
+        for name, usual in OMITTED_IF_EQUAL.items():
             if values[name] == usual:
                 del values[name]
         return to_recorded_names(values)
