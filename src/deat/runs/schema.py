@@ -246,7 +246,8 @@ T = TypeVar("T", Request, TrainConfig)
 
 def _parse_config(settings: Any) -> TrainConfig:
     settings = from_recorded_names(settings)
-    parsed = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}  # JSON has no tuples
+    # JSON has no tuples.
+    parsed = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     return _build_known_fields(TrainConfig, parsed)
 
 
