@@ -223,7 +223,7 @@ def choose_threat(run: SavedRun, threat: str | ThreatModel | None) -> ThreatMode
     elif isinstance(threat, str):
         chosen = parse_threat(threat, box=run.threat.box)
         if {ball.name for ball in chosen.balls} <= {ball.name for ball in run.threat.balls}:
-            features = {"scale": run.threat.scale, "mutable": run.threat.mutable}
+            features: dict[str, Any] = {"scale": run.threat.scale, "mutable": run.threat.mutable}
             chosen = parse_threat(threat, box=run.threat.box, **features)
     else:
         chosen = threat
