@@ -29,6 +29,7 @@ from deat.training.model_checks import hash_weights, read_channel_stats
 from deat.training.resume_checks import different_config_error
 from deat.utils.anonymize_paths import anonymize_paths, restore_user_paths
 from deat.utils.user_code import is_file_spec
+from deat.utils.user_paths import expand_path
 
 
 @dataclass(frozen=True)
@@ -254,7 +255,7 @@ def _weights_exist(weights: str) -> bool:
 
 
 def _resolve_weights_path(weights: str | None) -> Path | None:
-    return Path(restore_user_paths(weights)).expanduser().resolve() if weights else None
+    return expand_path(restore_user_paths(weights)).resolve() if weights else None
 
 
 def _path_exists(path: Path) -> bool:

@@ -23,6 +23,7 @@ from deat.training.config import TrainConfig, resolve_device
 from deat.training.epoch_records import EpochStats, read_history
 from deat.training.result_folder import UNNAMED_DATA
 from deat.utils.text import format_eps
+from deat.utils.user_paths import expand_path
 
 EPOCHS: tuple[EpochChoice, ...] = ("best", "last", "averaged")
 
@@ -102,7 +103,7 @@ def load_run(
     """
     if epoch not in EPOCHS:
         raise unknown_name_error("epoch", epoch, EPOCHS)
-    folder = Path(path).expanduser()
+    folder = expand_path(path)
     record, history = _read_records(folder)
     saved = read_run_weights(folder, epoch)
     network = _get_network(record, model, saved)

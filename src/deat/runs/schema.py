@@ -248,8 +248,8 @@ T = TypeVar("T", Request, TrainConfig)
 
 def _parse_config(settings: Any) -> TrainConfig:
     settings = from_recorded_names(settings)
-    milestones = settings.get("milestones")  # JSON has no tuples
-    parsed = {**settings, "milestones": tuple(milestones)} if isinstance(milestones, list) else settings
+    # JSON has no tuples.
+    parsed = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     return _build_known_fields(TrainConfig, parsed)
 
 

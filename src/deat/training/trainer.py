@@ -40,13 +40,14 @@ from deat.training.messages import (
     raise_if_nondeterministic,
 )
 from deat.training.model_checks import log10_lipschitz
+from deat.training.named_optimizers import OPTIMIZERS
 from deat.training.optimizers import (
     LRScheduler,
     OptimizerFactory,
     check_optimizer_factory,
     describe_param_groups,
     load_optimizer_state,
-    make_sgd_factory,
+    make_optimizer_factory,
 )
 from deat.training.result_folder import describe_training
 from deat.training.train_result import TrainResult
@@ -75,7 +76,7 @@ class Trainer:
         threat: The threat model, or its text such as "linf:8/255".
         config: The settings of training.
         val: The source of held-out images that choose the best epoch.
-        optimizer: A function from parameters to an optimizer; SGD by default.
+        optimizer: A function from parameters to an optimizer; by default the one that `config` names, SGD.
         callbacks: Objects with a method on_epoch(trainer, stats, timing).
         distributed: The processes that train together.
         task: What outputs and labels mean.
@@ -89,6 +90,7 @@ class Trainer:
         engine_note: Why batches are not all recorded as CUDA graphs; empty if they are, or if that is as configured.
         is_finished: Whether the loaded state has no epochs left to train.
         data_name: The name of the data set, such as "cifar10", if it has one.
+        n_train: The number of training images that were chosen of a larger set; None for all.
         checkpointer: Saves the state after epochs and on interruption; None for no saving.
         interruption: Ends training between two batches.
 
@@ -120,10 +122,13 @@ class Trainer:
         self.train, self.val, self.config, self.distributed = train, val, config, distributed
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = choose_num_threads(config, model)
-        choice = choose_engine(config, method, self.num_parameters, distributed, custom_optimizer=optimizer is not None)
+        can_record_steps = optimizer is None and OPTIMIZERS[config.optimizer].can_record
+        choice = choose_engine(config, method, self.num_parameters, distributed, can_record_steps)
         self.engine, self.engine_note, self.may_compile = choice.engine, choice.fallback_note, choice.may_compile
         self.model = self.engine.prepare(sync_batch_norm(model, config, self.engine.device, distributed))
-        self.optimizer = (optimizer or make_sgd_factory(config, self.engine.use_cuda_graphs))(self.model.parameters())
+        self.optimizer = (optimizer or make_optimizer_factory(config, self.engine.use_cuda_graphs))(
+            self.model.parameters()
+        )
         self.custom_param_groups = describe_param_groups(self.optimizer) if optimizer else None
         self.lr_scheduler = LRScheduler(self.optimizer, config, total_steps=config.epochs * len(train))
         self.game = Game(
@@ -152,6 +157,7 @@ class Trainer:
         self._epoch_started = self._last_epoch_ended = perf_counter()
         self.active, self._stopping, self.is_finished = 0, False, False
         self.data_name: str | None = None
+        self.n_train: int | None = None
         self.history: list[EpochStats] = []
         self.best = BestEpoch(robust=self.schedule.has_adversary)
 
@@ -174,7 +180,8 @@ class Trainer:
             except (Interrupted, KeyboardInterrupt) as error:
                 self.seconds += perf_counter() - self._epoch_started
                 if isinstance(error, Interrupted):  # else the weights may be those of half a step
-                    self._save_if_due(force=True)
+                    with self.interruption.saving():
+                        self._save_if_due(force=True)
                 self.interruption.reason = None  # so that fit can be called again
                 raise
             except (RuntimeError, MemoryError) as error:
