@@ -45,10 +45,22 @@ OptionalFloat = Annotated[float | None, _flag_spec("NUMBER", parse_number), _NO_
 """A number or a fraction such as 8/255, or None."""
 OptionalInt = Annotated[int | None, _flag_spec("INT", parse_int), _NO_DEFAULT_HINT]
 """An integer, or None."""
+FloatFlag = Annotated[float, _flag_spec("NUMBER", parse_number)]
+"""A number with a default."""
 IntFlag = Annotated[int, _flag_spec("INT", parse_int)]
 """An integer with a default."""
 OptionalStr = Annotated[str | None, _flag_spec("TEXT", _parse_nonempty), _NO_DEFAULT_HINT]
 """A non-empty text, or None."""
+
+
+def _parse_class_weights(text: str) -> str | tuple[float, ...]:
+    return text if text == "balanced" else tuple(parse_number(weight) for weight in text.split(","))
+
+
+ClassWeightsFlag = Annotated[
+    tuple[float, ...] | str | None, _flag_spec("balanced|W,W,...", _parse_class_weights), _NO_DEFAULT_HINT
+]
+"""A number for each class, or "balanced"."""
 
 
 def _choice_spec(kind: str, *choices: str) -> PrimitiveConstructorSpec[Any]:
@@ -78,6 +90,10 @@ ParallelChoice = Annotated[str | None, _choice_spec("parallel", "ray"), _NO_DEFA
 
 SYNONYMS_BY_FLAG = {
     "lr": ("learning-rate",),
+    "ema": ("model-ema", "ema-decay"),
+    "clip-grad-norm": ("clip-grad", "max-grad-norm", "grad-clip"),
+    "label-smoothing": ("smoothing",),
+    "random-erasing": ("reprob", "erasing"),
     "eps": ("epsilon", "radius"),
     "alpha": ("step-size",),
     "batch-size": ("batch", "bs"),

@@ -13,6 +13,8 @@ from tyro.conf import Positional, arg
 
 from deat.cli.flag_types import (
     BetasFlag,
+    ClassWeightsFlag,
+    FloatFlag,
     IntFlag,
     LrScheduleChoice,
     NormChoice,
@@ -432,6 +434,18 @@ class TrainCommand:
     """Decay rates of the averages of adam, adamw and nadam (0.9,0.999)."""
     ema: OptionalFloat = None
     """Also average the weights over all updates with this decay, such as 0.999; the best epoch may be of either."""
+    clip_grad_norm: OptionalFloat = None
+    """The largest norm of the weights' gradient, such as 1; a longer one is shortened."""
+    label_smoothing: FloatFlag = 0.0
+    """The share of each label that is spread over all classes in the learner's loss, such as 0.1."""
+    class_weights: ClassWeightsFlag = None
+    """balanced, or a weight of each class: 1,1,2.5; in the learner's loss."""
+    mixup: FloatFlag = 0.0
+    """Blend pairs of images by shares from Beta(A, A), such as 0.2."""
+    cutmix: FloatFlag = 0.0
+    """Paste parts of images into others, of areas from Beta(A, A), such as 1."""
+    random_erasing: FloatFlag = 0.0
+    """The share of training images with an erased rectangle, such as 0.25."""
     init: OptionalStr = None
     """Weights to fine-tune: a .safetensors, .pt or .pth file, a run's folder, or one of `deat export --shard-size`."""
     rules: Literal["default", "literal", "released"] = "default"

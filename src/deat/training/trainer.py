@@ -25,8 +25,10 @@ from deat.models.interface_checks import check_model
 from deat.models.weights import get_state_dict, unwrap_model
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
+from deat.training.batch_mixing import BatchMixing
 from deat.training.best_epoch import CHOICE_KEY, BestEpoch
 from deat.training.callbacks import Callback, Checkpointer, check_callbacks
+from deat.training.class_weights import make_learner_task
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
 from deat.training.distributed_state import gather_process_state, restore_process_state, sync_batch_norm
 from deat.training.engine_choice import AutoCompile, CompilePolicy, choose_engine
@@ -45,6 +47,7 @@ from deat.training.optimizers import (
     LRScheduler,
     OptimizerFactory,
     check_optimizer_factory,
+    clip_gradients,
     describe_param_groups,
     load_optimizer_state,
     make_optimizer_factory,
@@ -130,10 +133,15 @@ class Trainer:
             self.model.parameters()
         )
         self.custom_param_groups = describe_param_groups(self.optimizer) if optimizer else None
+        if config.clip_grad_norm:
+            clip_gradients(self.optimizer, config.clip_grad_norm)
         self.lr_scheduler = LRScheduler(self.optimizer, config, total_steps=config.epochs * len(train))
+        self.mixing = BatchMixing.of(config, self.task, train, threat.box)
+        played_task = self.task.with_mixed_labels() if self.mixing and self.mixing.mixes_labels else self.task
+        learner_task = make_learner_task(played_task, config, method.objective, train)
         self.game = Game(
             self.model,
-            distributed.wrap_ddp(Objective(self.model, method.objective, self.task)),
+            distributed.wrap_ddp(Objective(self.model, method.objective, played_task, learner_task)),
             threat,
             method.attack,
             self.optimizer,
@@ -269,6 +277,8 @@ class Trainer:
             self.game.meter.reset()
         for step, (x, y) in remaining_batches(self.train, self.epoch, self.step, self.interruption):
             self.prepare_step(self.epoch, step)
+            if self.mixing:
+                x, y = self.mixing.apply(x, y, self.epoch, step)
             self.method.play_batch(self.game, x, y, budget)
             self.step = step + 1
             self.compile_policy.after_batch(self)
