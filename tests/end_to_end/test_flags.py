@@ -16,6 +16,7 @@ from deat.cli.main import COMMANDS as COMMAND_TYPES
 from deat.cli.main import main
 from deat.cli.predict import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
+from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand
 from deat.cli.weights import ExportCommand, ImportCommand
 
@@ -138,6 +139,10 @@ COMMANDS: dict[type[Any], list[str]] = {
     ListCommand: ["list", "data"],
     PredictCommand: ["predict", "run", "image.png"],
     AttackCommand: ["attack", "run", "image.png"],
+    CardCommand: ["card", "run"],
+    PushCommand: ["push", "run", "./model"],
+    PullCommand: ["pull", "./model"],
+    ClaimCommand: ["claim", "run"],
 }
 
 
