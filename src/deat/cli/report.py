@@ -85,6 +85,7 @@ from deat.utils.terminal import PlainConsole, is_stdout_terminal
 from deat.utils.text import escape_markdown, format_eps, make_printable
 from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import SPEC_HINT, is_file_spec
+from deat.utils.user_paths import expand_path
 
 SWEEP_EPS_FACTORS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 """The radii of a sweep, in units of the run's own eps, as far as images are apart."""
@@ -354,9 +355,9 @@ def _load_options(args: ReportCommand) -> LoadOptions:
 
 def _choose_folder(args: ReportCommand) -> Path:
     """Where the report goes: --out, or report/ in the only folder named, or beside several."""
-    first = Path(args.runs[0]).expanduser()
+    first = expand_path(args.runs[0])
     beside = (first if len(set(map(Path, args.runs))) == 1 else first.parent) / "report"
-    out = Path(args.out).expanduser() if args.out else beside
+    out = expand_path(args.out) if args.out else beside
     check_no_symlinks([*([] if args.out else [out]), out / "figures"])
     check_no_symlinks(list_report_files(out))
     if out.is_file() or (out.is_dir() and not is_report_folder(out)):

@@ -13,6 +13,7 @@ from deat.models.weights import get_state_dict, unwrap_model
 from deat.training.best_epoch import BestChoice, Snapshot
 from deat.training.epoch_records import EpochStats
 from deat.training.result_folder import write_result_folder
+from deat.utils.user_paths import expand_path
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +103,7 @@ class TrainResult:
             >>> result.save("runs/mine")
             >>> deat.load_run("runs/mine", model=Net()).history
         """
-        path = Path(folder).expanduser()
+        path = expand_path(folder)
         is_unchanged = self._count_changes() == vars(self)["_versions"]
         is_end_of_epoch = self.stopped_after is None or self.stopped_after[1] == 0
         last = get_state_dict(self.model) if is_unchanged and is_end_of_epoch else None
