@@ -14,6 +14,7 @@ from deat.cli.flag_types import FLAG_BY_SYNONYM, SYNONYMS_BY_FLAG, check_flag_na
 from deat.cli.list import ListCommand
 from deat.cli.main import COMMANDS as COMMAND_TYPES
 from deat.cli.main import main
+from deat.cli.predict import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
 from deat.cli.train import ResumeCommand, TrainCommand
 from deat.cli.weights import ExportCommand, ImportCommand
@@ -41,7 +42,14 @@ def test_no_flag_appears_by_accident() -> None:
 
 
 def test_help_names_what_a_positional_argument_is(capsys: Any) -> None:
-    named = {"resume": "RUN", "evaluate": "RUN", "bench": "RECIPE", "report": "RUN [RUN ...]", "export": "RUN"}
+    named = {
+        "resume": "RUN",
+        "evaluate": "RUN",
+        "bench": "RECIPE",
+        "report": "RUN [RUN ...]",
+        "export": "RUN",
+        "attack": "RUN IMAGES",
+    }
     for command, name in {**named, "import": "FILE"}.items():
         with pytest.raises(SystemExit):
             main([command, "--help"])
@@ -128,6 +136,8 @@ COMMANDS: dict[type[Any], list[str]] = {
     ImportCommand: ["import", "file.pt"],
     ExportCommand: ["export", "run"],
     ListCommand: ["list", "data"],
+    PredictCommand: ["predict", "run", "image.png"],
+    AttackCommand: ["attack", "run", "image.png"],
 }
 
 

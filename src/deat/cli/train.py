@@ -56,6 +56,7 @@ from deat.utils.distributed import Distributed
 from deat.utils.numbers import check_int
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.text import format_duration, format_eps, ignore_message, make_printable
+from deat.utils.user_paths import expand_path
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class TrainOptions:
     @property
     def place(self) -> Path | None:
         """The folder of --out, if it was given."""
-        return None if self.out is None else Path(self.out).expanduser()
+        return None if self.out is None else expand_path(self.out)
 
     @property
     def scoring(self) -> ScoreOptions:
@@ -423,6 +424,8 @@ class TrainCommand:
     """Weight decay (5e-4)."""
     momentum: OptionalFloat = None
     """SGD's momentum (0.9)."""
+    ema: OptionalFloat = None
+    """Also average the weights over all updates with this decay, such as 0.999; the best epoch may be of either."""
     init: OptionalStr = None
     """Weights to fine-tune: a .safetensors, .pt or .pth file, a run's folder, or one of `deat export --shard-size`."""
     rules: Literal["default", "literal", "released"] = "default"
@@ -489,7 +492,7 @@ class TrainCommand:
     @property
     def is_resumable(self) -> bool:
         """Whether the same command resumes: there is a run in --out, and --resume allows it."""
-        return self.resume == "auto" and self.out is not None and has_checkpoint(Path(self.out).expanduser())
+        return self.resume == "auto" and self.out is not None and has_checkpoint(expand_path(self.out))
 
     def run(self) -> int:
         """Train."""
@@ -588,7 +591,7 @@ class ResumeCommand:
 
 def run_resume(args: ResumeCommand) -> int:
     """Resolve the recorded request again, and train on from the newest checkpoint."""
-    folder = Path(args.run_folder).expanduser()
+    folder = expand_path(args.run_folder)
     if not (folder / RUN_FILE).is_file():
         more = " Checkpoints of deat.fit are gone on with by the same call of fit." * has_checkpoint(folder)
         raise CheckpointError(f"there is no run in {str(folder)!r}: give the folder that `deat train` made.{more}")

@@ -18,6 +18,7 @@ from deat.errors import UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Classification, Segmentation, Task, get_task
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.numbers import is_int_at_least
+from deat.utils.user_paths import expand_path, find_home
 
 _CIFAR10_MEAN_STD = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 _CIFAR100_MEAN_STD = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
@@ -232,12 +233,12 @@ def load_data(
     if target is not None and name.lower() != "csv":
         raise UsageError(f"target={target!r} is the column of a table, csv:FILE; {spec!r} has none. Omit target.")
     if name.lower() in _LOADERS_BY_KIND and path:
-        return _LOADERS_BY_KIND[name.lower()](Path(path).expanduser(), size, target, kind)
+        return _LOADERS_BY_KIND[name.lower()](expand_path(path), size, target, kind)
     if kind not in (None, CLASSIFICATION):
         raise UsageError(f"{spec!r} is for classification, not for the task {kind}. Omit task, or use other data.")
     if name.lower() == "folder" and path:
         _check_size(size)
-        return _load_folder(Path(path).expanduser(), data_root, size, cache)
+        return _load_folder(expand_path(path), data_root, size, cache)
     if size is not None:
         raise UsageError(f"size={size!r} is for folder:PATH and audio:PATH; {spec!r} has a fixed size. Omit size.")
     if spec.lower() == "digits":
@@ -249,7 +250,7 @@ def load_data(
 
 
 def _default_data_root() -> Path:
-    return Path(os.environ.get("DEAT_DATA") or Path.home() / ".cache" / "deat")
+    return Path(os.environ.get("DEAT_DATA") or (find_home() or Path()) / ".cache" / "deat")
 
 
 def name_path_kind(spec: Any) -> str:
@@ -270,7 +271,7 @@ def name_path_kind(spec: Any) -> str:
 
 
 def _is_folder_or_archive(text: str) -> bool:
-    path = Path(text).expanduser()
+    path = expand_path(text)
     try:
         return path.is_dir() or (path.is_file() and path.name.lower().endswith(ALL_ARCHIVE_SUFFIXES))
     except (OSError, ValueError):  # no file system takes it as a name

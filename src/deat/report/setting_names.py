@@ -56,6 +56,7 @@ NAMES = {
     "settings.workers": "data workers",
     "settings.val_attack": "validation attack",
     "settings.deterministic": "deterministic on a GPU",
+    "settings.ema": "decay of averaged weights",
     "settings.sync_bn": "batch norm over all processes",
     "model.name": "network",
     "model.parameters": "parameters",

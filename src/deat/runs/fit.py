@@ -78,8 +78,8 @@ def fit(
     result with the history and the best weights so far, the model in eval mode. With checkpoints it saves and raises.
 
     Args:
-        model: Any network that returns logits for images in [0, 1], or what else the task reads. One that is trained
-            already needs a smaller learning rate than the default, such as lr=0.01.
+        model: Any network that returns logits for images in [0, 1], or an object with `logits`, or what else the task
+            reads. One that is trained already needs a smaller learning rate than the default, such as lr=0.01.
         train: What load_data returns, a Dataset, a DataLoader, a pair of tensors or arrays (images, labels), or an
             ImageSet. The images of a loader are checked as they first come; it brings its own batches and
             augmentation, and takes neither batch_size nor augment.

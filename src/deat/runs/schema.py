@@ -38,7 +38,7 @@ FAILURE_FILE = "failure.json"
 SCORES_FILE = "scores.json"
 RECORD_FILES = {RUN_FILE, HISTORY_FILE, TIMING_FILE, WATCH_FILE, FAILURE_FILE, SCORES_FILE, SUMMARY_FILE}
 """The records in a run's folder."""
-EpochChoice = Literal["best", "last"]
+EpochChoice = Literal["best", "last", "averaged"]
 """The epochs whose weights a run's folder has, each in a folder of this name."""
 EVALUATION_FILE = "evaluation.json"
 EXTRA_EVALUATION_FILES = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}

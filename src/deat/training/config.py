@@ -20,6 +20,8 @@ MAX_THREADS, MAX_EPOCHS = 1024, 100_000
 
 RECORDED_NAMES = {"lr_schedule": "rate"}
 """Settings that run records, bench records and checkpoints have under another name."""
+OMITTED_IF_NONE = ("ema",)
+"""Settings that records have only where they are used, since older records do not have them."""
 CURRENT_NAMES = {recorded: name for name, recorded in RECORDED_NAMES.items()}
 
 
@@ -72,6 +74,8 @@ class TrainConfig:
         val_attack: Attack on held-out images after every epoch; "none" switches validation off.
         deterministic: Compute the same bits every time on a GPU, at some cost in speed. A CPU always does.
         sync_bn: Take batch-norm statistics over all processes of a run.
+        ema: Decay of an exponential moving average of the weights and of batch-norm statistics, such as 0.999. It is
+            scored beside the weights after every epoch, and either may be the best. By default there is none.
 
     Raises:
         UsageError: If a value is not accepted.
@@ -98,6 +102,7 @@ class TrainConfig:
     val_attack: str = "cw-20"
     deterministic: bool = False
     sync_bn: bool = False
+    ema: float | None = None
 
     def __post_init__(self) -> None:
         convert_number_fields(self)
@@ -116,6 +121,8 @@ class TrainConfig:
         check_number("peak", self.peak, lambda v: 0 < v < 1, "between 0 and 1, such as 0.5")
         check_number("momentum", self.momentum, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.9")
         check_number("weight_decay", self.weight_decay, lambda v: v >= 0, ">= 0, such as 5e-4")
+        if self.ema is not None:
+            check_number("ema", self.ema, lambda v: 0 < v < 1, "between 0 and 1, such as 0.999")
         if not isinstance(self.milestones, tuple | list | None):
             raise UsageError(f"milestones must be epochs, such as (25, 40) or (25,), not {self.milestones!r}.")
         for milestone in self.milestones or ():
@@ -135,7 +142,8 @@ class TrainConfig:
         Returns:
             A dictionary that JSON can hold, for run records and checkpoints.
         """
-        return to_recorded_names(asdict(self))
+        settings = {name: v for name, v in asdict(self).items() if v is not None or name not in OMITTED_IF_NONE}
+        return to_recorded_names(settings)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -19,6 +19,7 @@ from deat.models import add_normalization, get_input_std
 from deat.models.interface_checks import check_model
 from deat.models.model_registry import Normalization
 from deat.models.normalize import parse_mean_std
+from deat.models.output_objects import return_logits, take_logits
 from deat.radius_checks import check_radius, get_radius_warnings
 from deat.tasks import Task
 from deat.threat import UNIT_BOX, ThreatModel, parse_threat
@@ -53,7 +54,7 @@ def make_trainer(
     """Make a Trainer of what `deat.fit` accepts, with the model and the data checked against each other.
 
     Args:
-        model: Any network that returns logits.
+        model: Any network that returns logits, or an object with `logits`.
         train: The training data, in any form that `deat.fit` takes.
         method: The training method, or its name.
         threat: The threat model, or its text such as "l2:0.5".
@@ -93,7 +94,8 @@ def make_trainer(
     has_normalization = get_input_std(model) is not None
     mean_std = None if has_normalization else _resolve_normalization(normalize, splits, train_data)
     model = add_normalization(model, *mean_std, threat.box == UNIT_BOX) if mean_std else model
-    outputs = check_trainable(model, train_source, distributed.size, original_train, kind)
+    output = check_trainable(model, train_source, distributed.size, original_train, kind)
+    model, outputs = return_logits(model, output), take_logits(output).detach()
     remarks = find_output_problems(outputs, train_source.num_classes) if kind.reads_logits else []
     remarks += get_radius_warnings(threat, method.schedule.has_adversary)
     for remark in remarks if distributed.is_main else ():

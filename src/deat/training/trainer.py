@@ -51,6 +51,7 @@ from deat.training.optimizers import (
 from deat.training.result_folder import describe_training
 from deat.training.train_result import TrainResult
 from deat.training.validation import Validator, ValScores
+from deat.training.weight_average import WeightAverage
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import RandomStreams
 from deat.utils.signals import Interruption
@@ -84,6 +85,7 @@ class Trainer:
         step: The number of batches done in the current epoch.
         history: The statistics of every finished epoch.
         best: The best epoch so far.
+        average: The moving average of the weights; None without `config.ema`.
         engine_note: Why batches are not all recorded as CUDA graphs; empty if they are, or if that is as configured.
         is_finished: Whether the loaded state has no epochs left to train.
         data_name: The name of the data set, such as "cifar10", if it has one.
@@ -135,6 +137,8 @@ class Trainer:
             pixel_scale=_input_scale(self.model, train.shape),
             distributed=distributed,
         )
+        self.average = WeightAverage(self.model, config.ema) if config.ema else None
+        self.game.after_update = self.average.update if self.average else None
         self.game.executor.full_batch_size = distributed.shard.count(train.batch_size)
         self.compile_policy = AutoCompile() if self.may_compile else CompilePolicy()
         self.random_streams = RandomStreams(config.seed, self.game.generator, distributed)
@@ -170,7 +174,8 @@ class Trainer:
             except (Interrupted, KeyboardInterrupt) as error:
                 self.seconds += perf_counter() - self._epoch_started
                 if isinstance(error, Interrupted):  # else the weights may be those of half a step
-                    self._save_if_due(force=True)
+                    with self.interruption.saving():
+                        self._save_if_due(force=True)
                 self.interruption.reason = None  # so that fit can be called again
                 raise
             except (RuntimeError, MemoryError) as error:
@@ -201,6 +206,7 @@ class Trainer:
                 **({"stopped_after": stopped_after} if stopped_after else {}),
             },
             stopped_after=stopped_after,
+            averaged=self.average.weights() if self.average else None,
         )
 
     def _run_remaining_epochs(self) -> None:
@@ -227,8 +233,10 @@ class Trainer:
         train_ended = perf_counter()
         lipschitz_bound = self._check_weights()
         scores = self._validate(self.validator) if self.validator else None
+        average_scores = self._validate_average()
         timing = self._make_timing(record, started, train_ended)
-        stats = self._update_best(self._make_stats(record, lipschitz_bound, scores), scores)
+        stats = self._make_stats(record, lipschitz_bound, scores, average_scores)
+        stats = self._update_best(stats, scores, average_scores)
         self.state = self.schedule.observe(self.state, record)
         self.history.append(stats)
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
@@ -249,6 +257,8 @@ class Trainer:
         self.model.train()
         self.game.refresh()
         self.game.clear_gradients()
+        if self.average:
+            self.average.refresh()
         if not self.step:
             self.game.meter.reset()
         for step, (x, y) in remaining_batches(self.train, self.epoch, self.step, self.interruption):
@@ -257,6 +267,8 @@ class Trainer:
             self.step = step + 1
             self.compile_policy.after_batch(self)
         self.distributed.broadcast_model_buffers(self.model)
+        if self.average:
+            self.average.broadcast_buffers(self.distributed)
         return self.read_meter()
 
     def prepare_step(self, epoch: int, step: int) -> None:
@@ -342,6 +354,7 @@ class Trainer:
             "scored": list(self.best.scored),
             "scaler": self.engine.scaler.state_dict() if self.engine.scaler else None,
             "val_passes": self.validator.passes if self.validator else 0,
+            "average": self.average.state_dict() if self.average else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -363,6 +376,8 @@ class Trainer:
             self.engine.scaler.load_state_dict(state["scaler"])
         if self.validator:
             self.validator.passes = state["val_passes"]
+        if self.average:
+            self.average.load_state_dict(state["average"])
 
     @property
     def _step_lengths(self) -> dict[str, float]:
@@ -388,13 +403,27 @@ class Trainer:
             )
         return scores
 
-    def _update_best(self, stats: EpochStats, scores: ValScores | None) -> EpochStats:
-        """Keep the weights if they are the best so far; the epoch's statistics say which epoch is."""
+    def _validate_average(self) -> ValScores | None:
+        """Return the scores of the averaged weights on held-out images, if there is an average."""
+        if not self.average or not self.validator:
+            return None
+        with self.average.applied():
+            return self.validator(self.model)
+
+    def _update_best(self, stats: EpochStats, scores: ValScores | None, average: ValScores | None) -> EpochStats:
+        """Keep the weights or their average if it is the best so far; the epoch's statistics say which epoch is."""
         chance = self.validator.chance_upper_bound if self.validator else None
         p_value = self.best.update_if_better(stats, self.model, chance, scores.correct if scores else None)
+        if self.average:
+            of_average = replace(stats, val_natural=stats.ema_natural, val_robust=stats.ema_robust)
+            correct = average.correct if average else None
+            with self.average.applied():
+                self.best.update_if_better(of_average, self.model, chance, correct, averaged=True)
         return replace(stats, best_epoch=self.best.snapshot.epoch, val_p=p_value)
 
-    def _make_stats(self, record: EpochRecord, lipschitz_bound: float, scores: ValScores | None) -> EpochStats:
+    def _make_stats(
+        self, record: EpochRecord, lipschitz_bound: float, scores: ValScores | None, average: ValScores | None
+    ) -> EpochStats:
         budget, self.active = self.budget, self.active + record.active
         stats = EpochStats(
             epoch=self.epoch,
@@ -416,6 +445,8 @@ class Trainer:
             passes=self.game.cost.passes,
             val_passes=self.validator.passes if self.validator else 0,
             val_loss=scores.loss if scores else None,
+            ema_natural=average.natural if average else None,
+            ema_robust=average.robust if average else None,
         )
         return separate_training_accuracy(stats, self.method.describe())
 

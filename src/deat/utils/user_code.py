@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from deat.errors import UsageError, unknown_name_error
+from deat.utils.user_paths import expand_path
 
 MODULE_PREFIX = "_deat_file_"
 """How the names of modules begin that are made from files of the user."""
@@ -49,7 +50,7 @@ def hash_code_file(spec: str) -> str:
     """
     file = split_prefixes(split_spec(spec.strip())[0])[1]
     try:
-        return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()
+        return hashlib.sha256(expand_path(file).read_bytes()).hexdigest()
     except OSError as error:
         raise UsageError(f"cannot read {file!r} (in {spec!r}): {error.strerror}") from None
 
@@ -64,7 +65,7 @@ def split_prefixes(file: str) -> tuple[str, str]:
         The prefixes and the path.
     """
     path = file
-    while path[:2].lower() in ("m+", "f+") and not Path(path).expanduser().is_file():
+    while path[:2].lower() in ("m+", "f+") and not expand_path(path).is_file():
         path = path[2:]
     return file[: len(file) - len(path)], path
 
@@ -107,7 +108,7 @@ def load_module(spec: str) -> ModuleType:
         UsageError: If the spec has another form, or the file is missing or fails.
     """
     file, _ = split_spec(spec)
-    path = Path(file).expanduser()
+    path = expand_path(file)
     if not path.is_file():
         raise UsageError(f"no such file {file!r} (in {spec!r}): check the path, which is relative to {Path.cwd()}")
     return _run_file(path.resolve(), spec)
