@@ -30,6 +30,7 @@ from deat.evaluation.bound_attack import BoundAttack, attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.results import Evaluation, load_evaluation
 from deat.evaluation.verified_attack import AttackLike
+from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
 from deat.methods import Method, RuleSet, friendly, get_method, mplus, register_method
 from deat.methods.configure import configure_method
 from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
@@ -124,6 +125,7 @@ __all__ = [
     "export",
     "fit",
     "friendly",
+    "from_pretrained",
     "get_method",
     "load_data",
     "load_evaluation",
@@ -132,9 +134,12 @@ __all__ = [
     "make_trainer",
     "mplus",
     "predict",
+    "pull_from_hub",
+    "push_to_hub",
     "register_method",
     "register_model",
     "report",
+    "save_pretrained",
     "save_weights",
     "schedules",
     "tasks",

@@ -192,7 +192,7 @@ def _print_predictions(rows: list[Prediction], run: SavedRun) -> None:
         sizes = ", ".join(f"{w}x{h}" for w, h in list(resized)[:5]) + (", ..." if len(resized) > 5 else "")
         side = "x".join(map(str, run.image_shape[1:]))
         console.print(
-            f"{resized.total():,} images were cropped to their central square and resized to {side} ({sizes})"
+            f"cropped to the central square and resized to {side}: {resized.total():,} of the images ({sizes})"
         )
 
 

@@ -15,6 +15,7 @@ from deat.runs.request import Request, Run, resolve_request
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import (
     RUN_FILE,
+    SHARED_CONFIG_FILE,
     WEIGHTS_FILE,
     EpochChoice,
     RunRecord,
@@ -207,9 +208,22 @@ def confirm_model(record: RunRecord, given_spec: str | None) -> str:
     return _confirm_code("model", record.model, given_spec)
 
 
+def shared_epoch(folder: Path) -> EpochChoice | None:
+    """Return the epoch whose weights a run has that was shared by `deat push`; None for a folder of another kind."""
+    if not (folder / WEIGHTS_FILE).is_file():
+        return None
+    try:
+        epoch = json.loads((folder / SHARED_CONFIG_FILE).read_text(encoding="utf-8"))["epoch"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return "last" if epoch == "last" else "best"
+
+
 def find_run_weights(folder: Path, epoch: EpochChoice) -> Path:
-    """Return the file of a run's weights of this epoch, and of no other."""
+    """Return the file of a run's weights of this epoch, and of no other; those of a shared run lie beside run.json."""
     file = folder / epoch / WEIGHTS_FILE
+    if not file.is_file() and shared_epoch(folder) == epoch:
+        return folder / WEIGHTS_FILE
     if not file.is_file():
         hint = " Only training with --ema (ema=) averages them." if epoch == "averaged" else ""
         others = " or ".join(f"--epoch {which}" for which in ("best", "last") if which != epoch)

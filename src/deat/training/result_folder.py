@@ -56,6 +56,7 @@ def describe_training(trainer: "Trainer") -> dict[str, Any]:
             "normalized_by": _get_normalization(model),
             "measured_on": 0,
             "augmented_by": asdict(augment) if isinstance(augment, Augment) else None,
+            **describe_train_part(trainer),
         },
         "threat": trainer.threat.describe(),
         **describe_task(trainer.task),
@@ -65,6 +66,11 @@ def describe_training(trainer: "Trainer") -> dict[str, Any]:
         "threads": trainer.threads,
         "processes": trainer.distributed.size,
     }
+
+
+def describe_train_part(trainer: "Trainer") -> dict[str, Any]:
+    """Describe the choice of training images as a part of a record; older records do not name it."""
+    return {} if trainer.n_train is None else {"n_train": trainer.n_train}
 
 
 def describe_task(task: Task) -> dict[str, Any]:

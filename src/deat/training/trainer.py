@@ -25,8 +25,10 @@ from deat.models.interface_checks import check_model
 from deat.models.weights import get_state_dict, unwrap_model
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
+from deat.training.batch_mixing import BatchMixing
 from deat.training.best_epoch import CHOICE_KEY, BestEpoch
 from deat.training.callbacks import Callback, Checkpointer, check_callbacks
+from deat.training.class_weights import make_learner_task
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
 from deat.training.distributed_state import gather_process_state, restore_process_state, sync_batch_norm
 from deat.training.engine_choice import AutoCompile, CompilePolicy, choose_engine
@@ -40,13 +42,15 @@ from deat.training.messages import (
     raise_if_nondeterministic,
 )
 from deat.training.model_checks import log10_lipschitz
+from deat.training.named_optimizers import OPTIMIZERS
 from deat.training.optimizers import (
     LRScheduler,
     OptimizerFactory,
     check_optimizer_factory,
+    clip_gradients,
     describe_param_groups,
     load_optimizer_state,
-    make_sgd_factory,
+    make_optimizer_factory,
 )
 from deat.training.result_folder import describe_training
 from deat.training.train_result import TrainResult
@@ -75,7 +79,7 @@ class Trainer:
         threat: The threat model, or its text such as "linf:8/255".
         config: The settings of training.
         val: The source of held-out images that choose the best epoch.
-        optimizer: A function from parameters to an optimizer; SGD by default.
+        optimizer: A function from parameters to an optimizer; by default the one that `config` names, SGD.
         callbacks: Objects with a method on_epoch(trainer, stats, timing).
         distributed: The processes that train together.
         task: What outputs and labels mean.
@@ -89,6 +93,7 @@ class Trainer:
         engine_note: Why batches are not all recorded as CUDA graphs; empty if they are, or if that is as configured.
         is_finished: Whether the loaded state has no epochs left to train.
         data_name: The name of the data set, such as "cifar10", if it has one.
+        n_train: The number of training images that were chosen of a larger set; None for all.
         checkpointer: Saves the state after epochs and on interruption; None for no saving.
         interruption: Ends training between two batches.
 
@@ -120,15 +125,23 @@ class Trainer:
         self.train, self.val, self.config, self.distributed = train, val, config, distributed
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = choose_num_threads(config, model)
-        choice = choose_engine(config, method, self.num_parameters, distributed, custom_optimizer=optimizer is not None)
+        can_record_steps = optimizer is None and OPTIMIZERS[config.optimizer].can_record
+        choice = choose_engine(config, method, self.num_parameters, distributed, can_record_steps)
         self.engine, self.engine_note, self.may_compile = choice.engine, choice.fallback_note, choice.may_compile
         self.model = self.engine.prepare(sync_batch_norm(model, config, self.engine.device, distributed))
-        self.optimizer = (optimizer or make_sgd_factory(config, self.engine.use_cuda_graphs))(self.model.parameters())
+        self.optimizer = (optimizer or make_optimizer_factory(config, self.engine.use_cuda_graphs))(
+            self.model.parameters()
+        )
         self.custom_param_groups = describe_param_groups(self.optimizer) if optimizer else None
+        if config.clip_grad_norm:
+            clip_gradients(self.optimizer, config.clip_grad_norm)
         self.lr_scheduler = LRScheduler(self.optimizer, config, total_steps=config.epochs * len(train))
+        self.mixing = BatchMixing.of(config, self.task, train, threat.box)
+        played_task = self.task.with_mixed_labels() if self.mixing and self.mixing.mixes_labels else self.task
+        learner_task = make_learner_task(played_task, config, method.objective, train)
         self.game = Game(
             self.model,
-            distributed.wrap_ddp(Objective(self.model, method.objective, self.task)),
+            distributed.wrap_ddp(Objective(self.model, method.objective, played_task, learner_task)),
             threat,
             method.attack,
             self.optimizer,
@@ -152,6 +165,7 @@ class Trainer:
         self._epoch_started = self._last_epoch_ended = perf_counter()
         self.active, self._stopping, self.is_finished = 0, False, False
         self.data_name: str | None = None
+        self.n_train: int | None = None
         self.history: list[EpochStats] = []
         self.best = BestEpoch(robust=self.schedule.has_adversary)
 
@@ -263,6 +277,8 @@ class Trainer:
             self.game.meter.reset()
         for step, (x, y) in remaining_batches(self.train, self.epoch, self.step, self.interruption):
             self.prepare_step(self.epoch, step)
+            if self.mixing:
+                x, y = self.mixing.apply(x, y, self.epoch, step)
             self.method.play_batch(self.game, x, y, budget)
             self.step = step + 1
             self.compile_policy.after_batch(self)
