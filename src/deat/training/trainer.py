@@ -19,7 +19,7 @@ from deat.data.sources import SeekableSource, Source, stopping_workers
 from deat.engine.cuda_graphs import device_context
 from deat.errors import Interrupted, NumericalError
 from deat.methods import Method, get_method
-from deat.methods.method import check_method_on_task
+from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.models import get_input_std
 from deat.models.interface_checks import check_model
 from deat.models.weights import get_state_dict, unwrap_model
@@ -122,6 +122,7 @@ class Trainer:
         self.method, self.threat = method, threat = get_method(method), parse_threat(threat)
         self.task = get_task(task)
         check_method_on_task(method, self.task)
+        check_method_on_threat(method, threat)
         self.train, self.val, self.config, self.distributed = train, val, config, distributed
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = choose_num_threads(config, model)
