@@ -41,7 +41,7 @@ from deat.runs.fit import fit
 from deat.runs.predict import Prediction, predict
 from deat.runs.saved_run import SavedRun, load_run
 from deat.schedules import Schedule, ScheduleState
-from deat.threat import L1, L2, Linf, ThreatModel
+from deat.threat import L1, L2, Linf, ThreatModel, Union
 from deat.training.best_epoch import BestChoice
 from deat.training.callbacks import Callback
 from deat.training.checkpoints import Checkpoints
@@ -112,6 +112,7 @@ __all__ = [
     "TrainResult",
     "Trainer",
     "TrainingLoss",
+    "Union",
     "WrittenReport",
     "add_normalization",
     "as_source",

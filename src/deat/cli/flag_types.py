@@ -12,6 +12,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from deat.errors import UsageError, unknown_name_error
 from deat.recipes.overrides import DEDICATED_FLAGS
 from deat.runs.request import Request
+from deat.threat import UNION_RULES
 from deat.training.config import TrainConfig
 from deat.training.named_optimizers import OPTIMIZERS
 from deat.utils.numbers import parse_int, parse_number
@@ -75,6 +76,7 @@ def _choice_spec(kind: str, *choices: str) -> PrimitiveConstructorSpec[Any]:
 
 
 NormChoice = Annotated[str | None, _choice_spec("norm", "linf", "l2", "l1"), _NO_DEFAULT_HINT]
+ThreatRuleChoice = Annotated[str | None, _choice_spec("threat-rule", *UNION_RULES), _NO_DEFAULT_HINT]
 LrScheduleChoice = Annotated[
     str | None, _choice_spec("lr-schedule", "cyclic", "multistep", "cosine", "flat"), _NO_DEFAULT_HINT
 ]
