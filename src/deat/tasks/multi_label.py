@@ -19,8 +19,8 @@ class MultiLabel(Task):
 
     Outputs are logits (B, labels), and labels are 0 or 1, (B, labels). Each label is a classification of two classes,
     and losses are means over labels. An example's score is the share of its labels that are right, so that an attack
-    turns as many labels as it can, and their probability decides ties; the answer is right if all are. Metrics are the exact match and the mean average
-    precision (mAP) over the labels that occur.
+    turns as many labels as it can, and their probability decides ties; the answer is right if all are. Metrics are the
+    exact match and the mean average precision (mAP) over the labels that occur.
 
     Example:
         >>> deat.fit(model, (images, present), task="multilabel")
