@@ -15,6 +15,7 @@ from deat.evaluation.intervals import bootstrap_intervals, wilson_interval
 from deat.evaluation.sanity import Flag
 from deat.evaluation.verified_attack import BlockResult, combine_worst, sum_counts
 from deat.tasks import Task, build_task
+from deat.utils.notebook_display import make_data_frame, render_html
 from deat.utils.safe_write import write_json
 from deat.utils.text import summarize_error
 
@@ -225,6 +226,51 @@ class Evaluation:
             hits = [hit for hit, y in zip(verdicts, self.labels, strict=True) if y == index]
             rows[label] = sum(hits), len(hits), wilson_interval(sum(hits), len(hits))
         return rows
+
+    def to_pandas(self, *, per_image: bool = False) -> Any:
+        """Return the accuracies as a pandas.DataFrame, one row for each attack, or the verdicts.
+
+        Args:
+            per_image: Return one row for each image: its label, its class, and its score under each attack, 1 for right
+                and 0 for wrong.
+
+        Raises:
+            UsageError: pandas is not installed.
+
+        Example:
+            >>> evaluation.to_pandas(per_image=True).groupby("class")["worst"].mean()
+        """
+        if per_image:
+            labelled: dict[str, list[Any]] = {}
+            if self.labels:
+                labelled = {"label": self.labels, "class": [self.classes[label] for label in self.labels]}
+            return make_data_frame({**labelled, **self.scores})
+        by_name = {result.name: result for result in self.results}
+        rows = [(name, value, *self.intervals[name], by_name.get(name)) for name, value in self.accuracy.items()]
+        return make_data_frame(
+            {
+                "attack": [row[0] for row in rows],
+                self.metric: [row[1] for row in rows],
+                "low": [row[2] for row in rows],
+                "high": [row[3] for row in rows],
+                "newly_fooled": [self.newly_fooled.get(row[0]) for row in rows],
+                "seconds": [row[4].seconds if row[4] else None for row in rows],
+                "backwards": [row[4].backwards if row[4] else None for row in rows],
+            }
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, self.task.format_metric(value), " to ".join(map(self.task.format_metric, self.intervals[name])))
+            for name, value in self.accuracy.items()
+        ]
+        checked = (
+            [] if self.sanity_checked else ["The sanity checks did not run, so nothing is known against the numbers."]
+        )
+        flags = [flag.line for flag in self.flags]
+        examples = f"{self.num_images:,} {'examples' if self.task.is_graded else 'images'}"
+        header = ("attack", self.metric, "95 % interval")
+        return render_html(f"Evaluation on {examples}", [*checked, *flags], header=header, rows=rows)
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of evaluation.json."""
