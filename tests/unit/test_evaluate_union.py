@@ -102,7 +102,6 @@ def test_interrupted_evaluation_resumes_in_the_ball_where_it_was(problem, tmp_pa
 
 
 def test_autoattack_is_each_norms_own_standard_version(problem):
-    pytest.importorskip("pyautoattack")
     net, _ = problem
     wide = torch.nn.Sequential(net, torch.nn.Linear(3, 11))
     x, y = learnable(4)
