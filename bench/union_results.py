@@ -78,8 +78,8 @@ SETUPS = {
         "digits",
         lambda: deat.build_model("small", in_channels=1, image_size=8),
         0.15,
-        {"l2": (0.5, 0.6, 0.7), "l1": (1.3, 1.6, 2.0)},
-        {"epochs": 20, "batch_size": 64, "lr": 0.05, "peak": 0.3, "cycle_momentum": False},
+        {"l2": (0.4, 0.5, 0.6), "l1": (1.0, 1.3, 1.6)},
+        {"epochs": 20, "batch_size": 64, "lr": 0.02, "peak": 0.3, "cycle_momentum": False},
     ),
     "cifar10": Setup(
         "",
@@ -158,7 +158,7 @@ class Experiment:
             result = self.setup.fit(self.data, self.images, threat, seed)
             union = deat.Union(*self.balls)
             evaluation = deat.evaluate(
-                result.model, self.test, threat=union, attacks=ATTACKS, seed=seed, progress=False
+                result.model, self.test, threat=union, attacks=ATTACKS, seed=seed, sanity=False, progress=False
             )
             return {
                 "trained_on": name,
