@@ -55,6 +55,7 @@ from deat.training.weight_average import WeightAverage
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import RandomStreams
 from deat.utils.signals import Interruption
+from deat.utils.torch_utils import without_autocast
 
 Batch = tuple[Tensor, Tensor]
 
@@ -465,7 +466,13 @@ class Trainer:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Set threads, backend flags and random state for training; on exit restore them and end data workers."""
+        """Set threads, backend flags, precision and random state for training, and restore them on exit.
+
+        Data workers end on exit. A caller's `torch.autocast` has no effect inside: the precision is that of the config.
+
+        Raises:
+            UsageError: Another thread of this process trains.
+        """
         flags = torch_backend_flags(
             self.threads,
             cudnn_benchmark=self.engine.use_cuda_graphs,  # a recording is replayed often, which repays the search
@@ -475,6 +482,7 @@ class Trainer:
         with (
             device_context(device),
             flags,
+            without_autocast(device.type),
             stopping_workers(self.train, self.val),
             self.random_streams.isolated_rng(device),
         ):
