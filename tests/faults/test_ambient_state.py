@@ -13,7 +13,9 @@ from helpers.nets import conv_net, learnable, same, weights
 def fit(**options):
     options = {"method": "m+deat", "epochs": 2, "batch_size": 8, "lr": 0.1, "progress": False, **options}
     net = conv_net(batch_norm=True, dropout=0.5)
-    return net, deat.fit(net, learnable(24), val=learnable(12, seed=1), threat="linf:0.05", val_attack="pgd-2", **options)
+    return net, deat.fit(
+        net, learnable(24), val=learnable(12, seed=1), threat="linf:0.05", val_attack="pgd-2", **options
+    )
 
 
 AMBIENT = {

@@ -46,6 +46,7 @@ from deat.training.optimizers import (
     check_optimizer_factory,
     describe_param_groups,
     load_optimizer_state,
+    make_optimizer,
     make_sgd_factory,
 )
 from deat.training.result_folder import describe_training
@@ -124,7 +125,8 @@ class Trainer:
         choice = choose_engine(config, method, self.num_parameters, distributed, custom_optimizer=optimizer is not None)
         self.engine, self.engine_note, self.may_compile = choice.engine, choice.fallback_note, choice.may_compile
         self.model = self.engine.prepare(sync_batch_norm(model, config, self.engine.device, distributed))
-        self.optimizer = (optimizer or make_sgd_factory(config, self.engine.use_cuda_graphs))(self.model.parameters())
+        factory = optimizer or make_sgd_factory(config, self.engine.use_cuda_graphs)
+        self.optimizer = make_optimizer(factory, self.model)
         self.custom_param_groups = describe_param_groups(self.optimizer) if optimizer else None
         self.lr_scheduler = LRScheduler(self.optimizer, config, total_steps=config.epochs * len(train))
         self.game = Game(
