@@ -29,6 +29,7 @@ from deat.recipes.overrides import parse_overrides
 from deat.report.load import COST_COLUMNS, BenchResults, ReportRow, SeedStatistics, load_bench
 from deat.report.problems import collect_flags, list_unchecked_seeds
 from deat.report.stats import describe_coverage, describe_samples
+from deat.runs.schema import FAILURE_FILE
 from deat.training.config import to_recorded_names
 from deat.training.cost_estimate import CostEstimate, estimate_cost
 from deat.utils.anonymize_paths import anonymize_paths
@@ -144,6 +145,8 @@ def collect_notes(results: BenchResults) -> list[str]:
         One line for each note.
     """
     notes = [f"{row.name} failed: {row.failure_summary}" for row in results.rows if row.failure_summary]
+    failed = [run.path / FAILURE_FILE for row in results.rows for run in row.runs if run.status == "failed"]
+    notes += [f"the whole traceback: {file}" for file in failed if file.is_file()]
     notes += [*describe_coverage(results.rows), *describe_samples(results.rows)]
     if any(row.ran_concurrently for row in results.rows):
         notes.append("* measured while other runs shared the machine")

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,11 @@ from deat.data.channel_stats import ChannelStats, measure_channel_stats
 from deat.data.image_label_checks import UNIT_BOX, Box
 from deat.data.image_set import ImageSet
 from deat.data.streaming import AnyImageSet
+from deat.data.train_part import take_train_images
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Classification, Segmentation, Task, get_task
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.notebook_display import render_html
 from deat.utils.numbers import is_int_at_least
 from deat.utils.user_paths import expand_path, find_home
 
@@ -52,6 +54,7 @@ class DataSplits:
         box: The range of values, which the threat model has too; None for no bounds.
         scale: The unit of each feature in the threat model; None for 1.
         mutable: Whether each feature can change; None if all can.
+        n_train: How many training images were chosen of a larger set; None for all.
 
     Example:
         >>> digits = deat.load_data("digits")
@@ -75,10 +78,18 @@ class DataSplits:
     box: Box = UNIT_BOX
     scale: tuple[float, ...] | None = None
     mutable: tuple[bool, ...] | None = None
+    n_train: int | None = None
 
     def __repr__(self) -> str:
         val = f" val={self.val!r}," if self.val else ""
         return f"DataSplits({self.name!r}, train={self.train!r}, test={self.test!r},{val} {self.norm} {self.eps:.4g})"
+
+    def _repr_html_(self) -> str:
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        rows = [(name, repr(part)) for name, part in parts.items() if part is not None]
+        usual = [f"usual threat model: {self.threat}", f"usual augmentation: {self.augment or 'none'}"]
+        images = self.train.pick_examples() if isinstance(self.train, ImageSet) else []
+        return render_html(self.name, usual, header=("part", "images"), rows=rows, images=images)
 
     def channel_stats(self, train: AnyImageSet) -> ChannelStats | None:
         """Return the mean and standard deviation to normalise by.
@@ -195,6 +206,7 @@ def load_data(
     fallback_root: str | Path | None = None,
     target: str | None = None,
     task: str | Task | None = None,
+    n_train: int | None = None,
 ) -> DataSplits:
     """Load a data set by its name, or a folder of images, wav files or masks, or a table by its path.
 
@@ -214,20 +226,38 @@ def load_data(
         target: The column of a table that is to be predicted.
         task: What labels mean, where the data can be read in several ways: "regression" or "classification" for a
             table, `deat.tasks.Segmentation(ignore_index=11)` for masks. By default it is found in the data.
+        n_train: Number of training images to use, chosen at random so that each class keeps its share. The choice
+            depends on no seed, and a smaller number is a part of a larger one. By default all.
 
     Returns:
         The images by split, with their usual threat model, augmentation and normalisation.
 
     Raises:
-        UsageError: If the name is unknown, or `size` is out of range or not for this data set.
+        UsageError: If the name is unknown, or `size` or `n_train` is out of range or not for this data set.
         DataError: If the data set is missing, damaged or not laid out as expected.
 
     Example:
         >>> photos = deat.load_data("folder:photos.zip", size=64)
         >>> result = deat.fit(model, photos)
     """
+    splits = _load_splits(name_path_kind(spec), root, download, size, cache, fallback_root, target, task)
+    if n_train is None:
+        return splits
+    return replace(splits, train=take_train_images(splits.train, n_train), n_train=int(n_train))
+
+
+def _load_splits(
+    spec: str,
+    root: str | Path | None,
+    download: bool,
+    size: int | None,
+    cache: bool,
+    fallback_root: str | Path | None,
+    target: str | None,
+    task: str | Task | None,
+) -> DataSplits:
+    """The whole data set."""
     data_root = Path(root) if root is not None else _default_data_root()
-    spec = name_path_kind(spec)
     name, _, path = spec.partition(":")
     kind = None if task is None else get_task(task)
     if target is not None and name.lower() != "csv":

@@ -36,6 +36,8 @@ TIMING_FILE = "timing.jsonl"
 WATCH_FILE = "watch.jsonl"
 FAILURE_FILE = "failure.json"
 SCORES_FILE = "scores.json"
+SHARED_CONFIG_FILE = "config.json"
+"""What a shared run has beside run.json; it says whose epoch its weights are."""
 RECORD_FILES = {RUN_FILE, HISTORY_FILE, TIMING_FILE, WATCH_FILE, FAILURE_FILE, SCORES_FILE, SUMMARY_FILE}
 """The records in a run's folder."""
 EpochChoice = Literal["best", "last", "averaged"]
@@ -71,6 +73,7 @@ def make_run_record(run: Run, trainer: Trainer) -> dict[str, Any]:
         "exact": not doubts,
         "not_exact_because": doubts,
         "code": identity["code"],
+        **{name: identity[name] for name in ("plugins",) if name in identity},
         "request": {name: anonymize_paths(value) for name, value in asdict(run.request).items()},
         **training,
         "model": {**training["model"], "name": anonymize_paths(run.model_name)},
@@ -246,8 +249,8 @@ T = TypeVar("T", Request, TrainConfig)
 
 def _parse_config(settings: Any) -> TrainConfig:
     settings = from_recorded_names(settings)
-    milestones = settings.get("milestones")  # JSON has no tuples
-    parsed = {**settings, "milestones": tuple(milestones)} if isinstance(milestones, list) else settings
+    # JSON has no tuples.
+    parsed = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     return _build_known_fields(TrainConfig, parsed)
 
 

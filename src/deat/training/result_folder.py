@@ -11,6 +11,7 @@ from deat.errors import CheckpointError, UsageError
 from deat.models.normalize import Normalized
 from deat.models.weights import unwrap_model
 from deat.tasks import CLASSIFICATION, Task
+from deat.threat import ThreatModel
 from deat.training.epoch_records import write_records
 from deat.utils.safe_write import write_atomic, write_json
 from deat.utils.safetensors_files import Tensors, encode_tensors
@@ -56,6 +57,7 @@ def describe_training(trainer: "Trainer") -> dict[str, Any]:
             "normalized_by": _get_normalization(model),
             "measured_on": 0,
             "augmented_by": asdict(augment) if isinstance(augment, Augment) else None,
+            **describe_train_part(trainer),
         },
         "threat": trainer.threat.describe(),
         **describe_task(trainer.task),
@@ -65,6 +67,11 @@ def describe_training(trainer: "Trainer") -> dict[str, Any]:
         "threads": trainer.threads,
         "processes": trainer.distributed.size,
     }
+
+
+def describe_train_part(trainer: "Trainer") -> dict[str, Any]:
+    """Describe the choice of training images as a part of a record; older records do not name it."""
+    return {} if trainer.n_train is None else {"n_train": trainer.n_train}
 
 
 def describe_task(task: Task) -> dict[str, Any]:
@@ -116,6 +123,15 @@ def write_result_folder(result: "TrainResult", folder: Path, last: Tensors | Non
         raise CheckpointError(f"cannot write to {str(folder)!r}: {error.strerror}. Save to another folder.") from None
 
 
+def request_threat(threat: ThreatModel | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a threat model, or its description, as a request has it: norm and radius, or a union's text and rule."""
+    description = threat.describe() if isinstance(threat, ThreatModel) else threat
+    if "threats" in description:
+        text = "+".join(f"{ball['norm']}:{ball['eps']!r}" for ball in description["threats"])
+        return {"threat": text, "threat_rule": description["rule"]}
+    return {"norm": description["norm"], "eps": description["eps"]}
+
+
 def make_python_request(record: Mapping[str, Any]) -> dict[str, Any]:
     """Make the request in run.json of a training in Python, which has no command line.
 
@@ -125,12 +141,11 @@ def make_python_request(record: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The request. The network is empty, since it is code that is to be named again, and so is data without a name.
     """
-    data, threat = record["data"], record["threat"]
+    data = record["data"]
     return {
         "data": "" if data["name"] == UNNAMED_DATA else data["name"],
         "model": "",
         "method": record["method"]["name"],
-        "norm": threat["norm"],
-        "eps": threat["eps"],
+        **request_threat(record["threat"]),
         "normalize": "data" if data["normalized_by"] else "none",
     }

@@ -18,7 +18,7 @@ from deat.models.weights import get_state_dict
 from deat.training.best_epoch import ScoredEpoch, Snapshot
 from deat.training.config import CURRENT_NAMES
 from deat.training.epoch_records import EpochStats
-from deat.training.result_folder import describe_task
+from deat.training.result_folder import describe_task, describe_train_part
 from deat.training.trainer import Trainer
 from deat.utils.torch_utils import cpu_model
 from deat.version import get_versions
@@ -77,6 +77,7 @@ def collect_resume_config(trainer: Trainer) -> dict[str, Any]:
             "classes": trainer.train.num_classes,
             "batch_size": trainer.train.batch_size,
             "held_out": trainer.val.num_examples if trainer.val else 0,
+            **describe_train_part(trainer),
             **_augment_entry(trainer.train),
             **_content_hashes(trainer),
         },
