@@ -64,6 +64,7 @@ WatchChoice = Annotated[str | None, _choice_spec("watch", "none", "warn", "stop"
 StartChoice = Annotated[
     str | None, _choice_spec("start", "zero", "uniform", "normal", "bernoulli", "jitter"), _NO_DEFAULT_HINT
 ]
+PenaltyChoice = Annotated[str | None, _choice_spec("g-form", "gradient", "curvature"), _NO_DEFAULT_HINT]
 ParallelChoice = Annotated[str | None, _choice_spec("parallel", "ray"), _NO_DEFAULT_HINT]
 
 
