@@ -34,8 +34,10 @@ from deat.methods import Method, RuleSet, friendly, get_method, gplus, mplus, re
 from deat.methods.configure import configure_method
 from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
 from deat.models.export_network import ExportedFile
+from deat.runs.attack_images import AttackedImage, AttackedImages, attack_images
 from deat.runs.export import export
 from deat.runs.fit import fit
+from deat.runs.predict import Prediction, predict
 from deat.runs.saved_run import SavedRun, load_run
 from deat.schedules import Schedule, ScheduleState
 from deat.threat import L1, L2, Linf, ThreatModel
@@ -60,6 +62,8 @@ __all__ = [
     "L2",
     "Attack",
     "AttackLike",
+    "AttackedImage",
+    "AttackedImages",
     "Augment",
     "BestChoice",
     "Budget",
@@ -93,6 +97,7 @@ __all__ = [
     "OptimizerFactory",
     "OverfitWatch",
     "Play",
+    "Prediction",
     "Relay",
     "Replay",
     "RuleSet",
@@ -109,6 +114,7 @@ __all__ = [
     "WrittenReport",
     "add_normalization",
     "as_source",
+    "attack_images",
     "build_model",
     "configure_method",
     "core",
@@ -125,6 +131,7 @@ __all__ = [
     "load_weights",
     "make_trainer",
     "mplus",
+    "predict",
     "register_method",
     "register_model",
     "report",

@@ -234,7 +234,7 @@ class Answer(nn.Module):
 ANSWERS = {
     "tuple": (lambda logits, x: (x, logits), "[1]"),
     "dict": (lambda logits, x: {"features": x, "logits": logits}, "['logits']"),
-    "SimpleNamespace": (lambda logits, x: SimpleNamespace(loss=None, logits=logits), ".logits"),
+    "SimpleNamespace": (lambda logits, x: SimpleNamespace(loss=None, scores=logits), ".scores"),
 }
 
 

@@ -13,6 +13,7 @@ from deat.errors import UsageError, unknown_name_error
 from deat.recipes.overrides import DEDICATED_FLAGS
 from deat.runs.request import Request
 from deat.training.config import TrainConfig
+from deat.training.named_optimizers import OPTIMIZERS
 from deat.utils.numbers import parse_int, parse_number
 
 
@@ -22,7 +23,7 @@ def _flag_spec(metavar: str, parse: Callable[[str], object]) -> PrimitiveConstru
         nargs=1,
         metavar=metavar,
         instance_from_str=lambda args: parse(args[0]),
-        is_instance=lambda value: value is None or isinstance(value, int | float | str),
+        is_instance=lambda value: value is None or isinstance(value, int | float | str | tuple),
         str_from_instance=lambda value: [str(value)],
     )
 
@@ -32,6 +33,11 @@ def _parse_nonempty(text: str) -> str:
     if not text:
         raise UsageError("Empty value. Omit the flag or give a value.")
     return text
+
+
+def _parse_numbers(text: str) -> tuple[float, ...]:
+    """Parse numbers between commas."""
+    return tuple(parse_number(part) for part in text.split(","))
 
 
 _NO_DEFAULT_HINT = arg(help_behavior_hint="")
@@ -65,6 +71,8 @@ StartChoice = Annotated[
     str | None, _choice_spec("start", "zero", "uniform", "normal", "bernoulli", "jitter"), _NO_DEFAULT_HINT
 ]
 PenaltyChoice = Annotated[str | None, _choice_spec("g-form", "gradient", "curvature"), _NO_DEFAULT_HINT]
+OptimizerChoice = Annotated[str | None, _choice_spec("optimizer", *OPTIMIZERS), _NO_DEFAULT_HINT]
+BetasFlag = Annotated[tuple[float, ...] | None, _flag_spec("B1,B2", _parse_numbers), _NO_DEFAULT_HINT]
 ParallelChoice = Annotated[str | None, _choice_spec("parallel", "ray"), _NO_DEFAULT_HINT]
 
 
@@ -87,6 +95,8 @@ SYNONYMS_BY_FLAG = {
     "precision": ("dtype", "amp"),
     "normalize": ("mean", "std"),
     "n": ("num-images", "num-samples"),
+    "n-train": ("train-images", "num-train", "train-size", "subset", "limit-train", "max-train-samples"),
+    "optimizer": ("optim", "opt", "optimiser"),
 }
 """Flags of deat, and their names in other programs."""
 

@@ -12,9 +12,11 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from deat.cli.flag_types import (
+    BetasFlag,
     IntFlag,
     LrScheduleChoice,
     NormChoice,
+    OptimizerChoice,
     OptionalFloat,
     OptionalInt,
     OptionalStr,
@@ -57,6 +59,7 @@ from deat.utils.distributed import Distributed
 from deat.utils.numbers import check_int
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.text import format_duration, format_eps, ignore_message, make_printable
+from deat.utils.user_paths import expand_path
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,7 @@ class TrainOptions:
     @property
     def place(self) -> Path | None:
         """The folder of --out, if it was given."""
-        return None if self.out is None else Path(self.out).expanduser()
+        return None if self.out is None else expand_path(self.out)
 
     @property
     def scoring(self) -> ScoreOptions:
@@ -417,13 +420,19 @@ class TrainCommand:
     batch_size: OptionalInt = None
     """Images in a batch (128; digits 64)."""
     lr: OptionalFloat = None
-    """The (peak) learning rate (0.1; digits 0.05; with --init a tenth of that)."""
+    """The (peak) learning rate (sgd 0.1, on digits 0.05; nadam 0.002; others 0.001; with --init a tenth of that)."""
     lr_schedule: LrScheduleChoice = None
     """The learning rate's shape: cyclic (default), multistep, cosine or flat."""
     weight_decay: OptionalFloat = None
-    """Weight decay (5e-4)."""
+    """Weight decay (sgd 5e-4, adamw 0.01, others 0)."""
+    optimizer: OptimizerChoice = None
+    """Which optimizer trains the weights (sgd)."""
     momentum: OptionalFloat = None
-    """SGD's momentum (0.9)."""
+    """Momentum of sgd (0.9) and rmsprop (0)."""
+    betas: BetasFlag = None
+    """Decay rates of the averages of adam, adamw and nadam (0.9,0.999)."""
+    ema: OptionalFloat = None
+    """Also average the weights over all updates with this decay, such as 0.999; the best epoch may be of either."""
     init: OptionalStr = None
     """Weights to fine-tune: a .safetensors, .pt or .pth file, a run's folder, or one of `deat export --shard-size`."""
     rules: Literal["default", "literal", "released"] = "default"
@@ -451,6 +460,9 @@ class TrainCommand:
     """Carry the perturbation from batch to batch, as FREE originally does."""
     compact: bool = False
     """FAT and F+: shrink the batch instead of masking it."""
+    n_train: OptionalInt = None
+    """Use only so many of the training images, held-out ones included: a random part, the same for every seed, in which
+    each class keeps its share."""
     held_out: OptionalInt = None
     """Training images held out to choose the best epoch (a tenth, at most 1000; 0 where val/ is beside test/)."""
     val_attack: OptionalStr = None
@@ -496,7 +508,7 @@ class TrainCommand:
     @property
     def is_resumable(self) -> bool:
         """Whether the same command resumes: there is a run in --out, and --resume allows it."""
-        return self.resume == "auto" and self.out is not None and has_checkpoint(Path(self.out).expanduser())
+        return self.resume == "auto" and self.out is not None and has_checkpoint(expand_path(self.out))
 
     def run(self) -> int:
         """Train."""
@@ -595,7 +607,7 @@ class ResumeCommand:
 
 def run_resume(args: ResumeCommand) -> int:
     """Resolve the recorded request again, and train on from the newest checkpoint."""
-    folder = Path(args.run_folder).expanduser()
+    folder = expand_path(args.run_folder)
     if not (folder / RUN_FILE).is_file():
         more = " Checkpoints of deat.fit are gone on with by the same call of fit." * has_checkpoint(folder)
         raise CheckpointError(f"there is no run in {str(folder)!r}: give the folder that `deat train` made.{more}")

@@ -76,6 +76,7 @@ class Game:
         calls: The calls of the network.
         executor: Runs the moves.
         carried_delta: The perturbation that a persistent attack carries from batch to batch.
+        after_update: Called after every update of theta, outside recordings; None for nothing.
         global_batch_size: How many images the batch has in all processes together; set it before `begin_batch` where
             several processes share a batch.
         has_static_gradients: Whether the weights' gradients stay in the same memory, so that recordings can add to
@@ -118,6 +119,7 @@ class Game:
         self.cost = Cost()
         self.carried_delta: Tensor | None = None
         self.global_batch_size: int | None = None
+        self.after_update: Callable[[], None] | None = None
         self.executor = Executor(net, optimizer, self.engine, single_process=not distributed.is_multiprocess)
         self.calls = NetworkCalls(net, objective, attack, threat, self.task, self.executor)
         self.has_static_gradients = False
@@ -268,6 +270,8 @@ class Game:
         name = "joint" if penalty is None else f"joint with {penalty}"
         self._run_move(name, partial(self._joint_update, penalty), buffers)
         self.executor.weights_changed(by_optimizer=True)
+        if self.after_update:
+            self.after_update()
 
     def _joint_update(self, penalty: GradientPenalty | None, buffers: Buffers) -> None:
         finite = self.compute_both_gradients(buffers, penalty=penalty)

@@ -53,30 +53,39 @@ class EvaluationRequest:
         return source.num_examples if self.n is None else min(self.n, source.num_examples)
 
 
-def count_outputs(
-    model: nn.Module, x: Tensor, source: Source, task: Task = CLASSIFICATION, label_shape: Sequence[int] = ()
-) -> int:
-    """Call the model on one image and return its number of logits, or of other outputs.
+def call_on_one_image(model: nn.Module, x: Tensor) -> Any:
+    """Call the model on one image and return its output, whatever it is.
 
     Args:
         model: The model to evaluate.
         x: At least one image, on the model's device.
+
+    Raises:
+        UsageError: The model modifies its input, or its weights are not float32.
+    """
+    image = x[:1].clone()
+    try:
+        with exact_float32(image.device), torch.no_grad(), eval_mode(model):
+            output = model(image)
+    except RuntimeError as error:
+        check_dtype(model, image, error)
+        raise
+    check_input_unmodified(image, x[:1])
+    return output
+
+
+def count_outputs(logits: Any, source: Source, task: Task = CLASSIFICATION, label_shape: Sequence[int] = ()) -> int:
+    """Return the number of logits, or of other outputs, in what a model has returned for one image.
+
+    Args:
+        logits: What it has returned.
         source: The data, whose number of classes is the least number of logits.
         task: What outputs and labels mean.
         label_shape: The shape of one image's label.
 
     Raises:
-        UsageError: The model does not return what the task reads, has fewer logits than the data has classes, modifies
-            its input, or its weights are not float32.
+        UsageError: The model does not return what the task reads, or has fewer logits than the data has classes.
     """
-    image = x[:1].clone()
-    try:
-        with exact_float32(image.device), torch.no_grad(), eval_mode(model):
-            logits: Any = model(image)
-    except RuntimeError as error:
-        check_dtype(model, image, error)
-        raise
-    check_input_unmodified(image, x[:1])
     if isinstance(logits, Tensor) and logits.is_floating_point():
         if task.accepts_outputs(logits, 1, source.num_classes, label_shape):
             return max(2, logits.shape[1] if logits.dim() > 1 else 1) if task.reads_logits else source.num_classes

@@ -14,6 +14,7 @@ from deat.data import DataLike, DataSplits, Source, as_source
 from deat.errors import DataError, UsageError
 from deat.evaluation.arguments import (
     EvaluationRequest,
+    call_on_one_image,
     check_about,
     check_evaluation_arguments,
     check_output_files,
@@ -44,6 +45,7 @@ from deat.evaluation.sanity import (
 )
 from deat.evaluation.verified_attack import AttackLike, Judge, get_stages
 from deat.models.interface_checks import check_model
+from deat.models.output_objects import LogitsModel, has_logits, take_logits
 from deat.radius_checks import check_radius, get_tiny_radius_warnings
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import ThreatModel, parse_threat
@@ -88,8 +90,8 @@ def evaluate(
     result is in its `flags`. A long evaluation prints its progress to standard error.
 
     Args:
-        model: A `torch.nn.Module` that maps float32 images in [0, 1] to logits. Its mode and weights are left as they
-            are.
+        model: A `torch.nn.Module` that maps float32 images in [0, 1] to logits, or to an object with `logits`. Its mode
+            and weights are left as they are.
         data: What `deat.load_data` returns (its test part, or its val part where it has no test part), a
             `DataLoader`, a `Dataset`, a pair of tensors or arrays `(images, labels)`, or a `deat.ImageSet`.
         threat: Norm and radius, such as `deat.Linf(8 / 255)` or the text "l2:0.5". What `deat.load_data` returns has a
@@ -206,6 +208,9 @@ class EvaluationRun:
     """
 
     def __init__(self, request: EvaluationRequest) -> None:
+        self._set_request(request)
+
+    def _set_request(self, request: EvaluationRequest) -> None:
         self.request = request
         self.judge = Judge(request.model, request.threat, request.seed, request.precision, request.engine, request.task)
         self._model_fingerprint = fingerprint_model(request.model)
@@ -239,12 +244,15 @@ class EvaluationRun:
         Returns:
             The evaluation, and the resume log, to be deleted once the evaluation is saved.
         """
-        request = self.request
-        num_images = request.count_images(source)
+        num_images = self.request.count_images(source)
         (first_images, first_labels), blocks = peek_images(
-            iter_blocks(source, request.block, num_images), FINGERPRINT_IMAGES
+            iter_blocks(source, self.request.block, num_images), FINGERPRINT_IMAGES
         )
-        num_outputs = count_outputs(request.model, first_images, source, request.task, first_labels.shape[1:])
+        output = call_on_one_image(self.request.model, first_images)
+        if has_logits(output):
+            self._set_request(replace(self.request, model=LogitsModel(self.request.model)))
+        request = self.request
+        num_outputs = count_outputs(take_logits(output), source, request.task, first_labels.shape[1:])
         checks_here = request.sanity and request.distributed.is_main  # the main process makes the checks for all
         sample = sample_images(source, num_images, SANITY_IMAGES, first_images.device) if checks_here else None
 

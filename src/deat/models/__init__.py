@@ -4,9 +4,11 @@
 from deat.models import densenet, imagenet_resnet, other_inputs, preact_resnet, small_cnn, wide_resnet  # noqa: F401
 from deat.models.model_registry import build_model, list_model_infos, list_models, register_model
 from deat.models.normalize import Normalize, add_normalization, get_input_std
+from deat.models.output_objects import LogitsModel
 from deat.models.weights import load_weights, save_weights
 
 __all__ = [
+    "LogitsModel",
     "Normalize",
     "add_normalization",
     "build_model",

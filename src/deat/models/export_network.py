@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from deat.errors import CheckpointError, UsageError
 from deat.models.normalize import Normalized
+from deat.models.output_objects import return_logits
 from deat.models.pt_files import NOTE_KEY, read_pt_file
 from deat.models.recorded_normalization import format_normalization_note
 from deat.models.weights import SavedWeights, unwrap_model
@@ -111,6 +112,7 @@ def export_program(model: nn.Module, path: Path, example: Tensor) -> ExportedFil
     example = _check_example(example).to("cpu", dtype)
     with _written_file(path) as temporary, torch.no_grad():
         try:
+            network = return_logits(network, network(_make_batch(example, 2)))
             with _quiet():
                 kind.write(network, _make_batch(example, 2), temporary)
         except UsageError:
@@ -122,7 +124,7 @@ def export_program(model: nn.Module, path: Path, example: Tensor) -> ExportedFil
             ) from error
         difference = _compare_answers(network, kind, temporary, example, path)
     shape = "x".join(map(str, example.shape[1:]))
-    inside = ", which it normalises itself" if isinstance(network, Normalized) else ""
+    inside = ", which it normalises itself" if isinstance(unwrap_model(network), Normalized) else ""
     compared = (
         "ONNX Runtime is not installed, so its answers were not compared; the file was checked by onnx alone"
         if difference is None

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from deat.errors import CheckpointError, check_is_instance
 from deat.models.normalize import Normalize, Normalized, get_input_std
+from deat.models.output_objects import LogitsModel
 from deat.models.pt_files import PICKLE_SUFFIXES, describe_name_parts, get_shared_prefix, read_pt_file
 from deat.models.recorded_normalization import (
     NETWORK_PREFIX,
@@ -176,7 +177,9 @@ def _find_resized_head(loaded: Tensors, expected: Tensors) -> list[str]:
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """Return the network inside wrappers of torch.compile and data-parallel training, which prefix every key.
+    """Return the network inside a LogitsModel and wrappers of torch.compile and data-parallel training.
+
+    These prefix every key.
 
     Args:
         model: Network or wrapper.
@@ -186,7 +189,7 @@ def unwrap_model(model: nn.Module) -> nn.Module:
     """
     check_is_instance(model)
     while True:
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        if isinstance(model, LogitsModel | nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
         elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
             model = inner

@@ -29,6 +29,7 @@ from deat.runs.schema import BENCH_FILE, RUN_FILE, WATCH_FILE
 from deat.training.epoch_records import EpochWatch, read_watch
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.text import format_eps, make_printable, summarize_error
+from deat.utils.user_paths import expand_path
 
 OTHER_SETUP_MARK = "‡"
 """Marks a number of the paper next to a row with other settings."""
@@ -80,7 +81,7 @@ def load_report_data(paths: Sequence[str]) -> ReportData:
     """
     if not paths:
         raise UsageError("name at least one run folder or bench folder, such as runs/demo.")
-    folders = [Path(text).expanduser() for text in paths]
+    folders = [expand_path(text) for text in paths]
     folders = list({folder.resolve(): folder for folder in folders}.values())
     benches = [load_bench(folder) for folder in folders if (folder / BENCH_FILE).is_file()]
     single_runs = [_load_run_folder(folder) for folder in folders if not (folder / BENCH_FILE).is_file()]

@@ -57,7 +57,8 @@ def fit(
     task: str | Task | None = None,
     epochs: int = 30,
     val: DataLike | Source | float | None = None,
-    optimizer: OptimizerFactory | None = None,
+    n_train: int | None = None,
+    optimizer: str | OptimizerFactory | None = None,
     normalize: Normalization | str | None = None,
     augment: Augment | None = None,
     callbacks: Sequence[Callback] = (),
@@ -78,8 +79,8 @@ def fit(
     result with the history and the best weights so far, the model in eval mode. With checkpoints it saves and raises.
 
     Args:
-        model: Any network that returns logits for images in [0, 1], or what else the task reads. One that is trained
-            already needs a smaller learning rate than the default, such as lr=0.01.
+        model: Any network that returns logits for images in [0, 1], or an object with `logits`, or what else the task
+            reads. One that is trained already needs a smaller learning rate than the default, such as lr=0.01.
         train: What load_data returns, a Dataset, a DataLoader, a pair of tensors or arrays (images, labels), or an
             ImageSet. The images of a loader are checked as they first come; it brings its own batches and
             augmentation, and takes neither batch_size nor augment.
@@ -89,7 +90,10 @@ def fit(
             as tasks.Segmentation(ignore_index=255); by default that of the data, or classification.
         epochs: Number of passes over the training set.
         val: Held-out images, in the forms of train, or the fraction of train to hold out. They choose the best epoch.
-        optimizer: Function from parameters to an optimizer; by default SGD.
+        n_train: Number of training images to use, of which val may hold out a fraction. They are chosen at random, the
+            same ones for every seed, so that each class keeps its share; a smaller number is a part of a larger one.
+        optimizer: "sgd" (the default), "adam", "adamw", "nadam" or "rmsprop", with the settings momentum, betas and
+            weight_decay; or a function from parameters to an optimizer.
         normalize: (mean, std), which becomes the model's first layer, or "data" for those of the data, published or
             measured on the training images. By default nothing is added. A model with a deat.models.Normalize keeps
             its own.
@@ -124,6 +128,8 @@ def fit(
     """
     _check_checkpoint_folder(checkpoints, distributed)
     lines = [EpochPrinter(sys.stderr)] if progress and distributed.is_main else []
+    if isinstance(optimizer, str):
+        config_fields, optimizer = {**config_fields, "optimizer": optimizer}, None
     trainer = make_trainer(
         model,
         train,
@@ -137,6 +143,7 @@ def fit(
         callbacks=[*check_callbacks(callbacks), *lines],
         distributed=distributed,
         task=task,
+        n_train=n_train,
     )
     _check_batch_size(config_fields.get("batch_size"), trainer.train)
     _print_messages(lines, trainer.engine_note)

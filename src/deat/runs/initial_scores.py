@@ -12,6 +12,7 @@ from deat.evaluation.attacks import parse_attack
 from deat.evaluation.quick_scores import compute_accuracies
 from deat.models import add_normalization
 from deat.models.normalize import Normalized
+from deat.models.output_objects import LogitsModel
 from deat.models.weights import unwrap_model
 from deat.runs.request import Run
 from deat.tasks import Classification
@@ -95,6 +96,7 @@ def _score(run: Run, trainer: Trainer, model: nn.Module, source: Source, attacks
 def _find_causes(run: Run, trainer: Trainer, source: Source, chance: float) -> Iterator[str]:
     """What raises natural accuracy above chance, tried on the same images."""
     for change, flag, model in _change_normalization(run, unwrap_model(trainer.model)):
+        model = LogitsModel(model) if isinstance(trainer.model, LogitsModel) else model
         (natural,) = _score(run, trainer, model, source, ["natural"])
         if natural > chance:
             yield f"{change} they reach {natural:.1%}: {flag}"

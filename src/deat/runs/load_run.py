@@ -28,6 +28,7 @@ from deat.training.model_checks import hash_weights, read_channel_stats
 from deat.training.resume_checks import different_config_error
 from deat.utils.anonymize_paths import anonymize_paths, restore_user_paths
 from deat.utils.user_code import is_file_spec
+from deat.utils.user_paths import expand_path
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,9 @@ def find_run_weights(folder: Path, epoch: EpochChoice) -> Path:
     """Return the file of a run's weights of this epoch, and of no other."""
     file = folder / epoch / WEIGHTS_FILE
     if not file.is_file():
-        raise CheckpointError(f"{str(folder)!r} has no {epoch} weights; try --epoch best or --epoch last.")
+        hint = " Only training with --ema (ema=) averages them." if epoch == "averaged" else ""
+        others = " or ".join(f"--epoch {which}" for which in ("best", "last") if which != epoch)
+        raise CheckpointError(f"{str(folder)!r} has no {epoch} weights.{hint} Try {others}.")
     return file
 
 
@@ -238,7 +241,7 @@ def _weights_exist(weights: str) -> bool:
 
 
 def _resolve_weights_path(weights: str | None) -> Path | None:
-    return Path(restore_user_paths(weights)).expanduser().resolve() if weights else None
+    return expand_path(restore_user_paths(weights)).resolve() if weights else None
 
 
 def _path_exists(path: Path) -> bool:

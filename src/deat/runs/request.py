@@ -27,7 +27,7 @@ from deat.training.config import TrainConfig, choose_num_threads, resolve_device
 from deat.training.data_split import open_source
 from deat.training.make_trainer import make_trainer
 from deat.training.model_checks import load_initial_weights, read_channel_stats
-from deat.training.optimizers import DEFAULT_LR
+from deat.training.named_optimizers import get_optimizer
 from deat.training.overfit_watch import OverfitWatch
 from deat.training.trainer import Trainer
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
@@ -81,6 +81,7 @@ class Request:
     download: bool = False
     task: str | None = None
     target: str | None = None
+    n_train: int | None = None
 
     @property
     def method_options(self) -> dict[str, Any]:
@@ -111,7 +112,7 @@ class Run:
     def trainer(self, distributed: Distributed = SINGLE_PROCESS, notify: MessageHandler = ignore_message) -> Trainer:
         """A trainer on this run's training set, its validation part held out; `notify` shows what is odd about its outputs."""
         train, val = self._split_train_val()
-        return make_trainer(
+        trainer = make_trainer(
             self.model(),
             train,
             val=val,
@@ -123,6 +124,8 @@ class Run:
             notify=notify,
             task=self.task,
         )
+        trainer.n_train = self.splits.n_train
+        return trainer
 
     def model(self) -> nn.Module:
         """A fresh model, its weights a function of the seed, or those of `init`."""
@@ -174,8 +177,8 @@ class Run:
 
     @property
     def default_lr(self) -> float:
-        """The learning rate of training from nothing on this data, where none is given."""
-        return float(DATASET_DEFAULTS.get(self.splits.name, {}).get("lr", DEFAULT_LR))
+        """The learning rate of training from random weights on this data, where none is given."""
+        return get_default_lr(self.splits.name, self.config.optimizer)
 
     @property
     def augment(self) -> Augment | None:
@@ -289,17 +292,40 @@ def resolve_request(
         configure_method(method, parse_threat(f"{request.norm or 'linf'}:{request.eps!r}"), **request.method_options)
     root, also = (None, request.data_root) if is_recorded else (request.data_root, None)
     corpus = load_data(
-        request.data, root=root, fallback_root=also, download=request.download, size=request.size, **_reading(request)
+        request.data,
+        root=root,
+        fallback_root=also,
+        download=request.download,
+        size=request.size,
+        n_train=request.n_train,
+        **_reading(request),
     )
     check_method_on_task(method, corpus.task)
     threat = _resolve_threat(request, corpus)
     name = _default_model(corpus) if request.model == "auto" else request.model
-    config = TrainConfig(**{**DATASET_DEFAULTS.get(corpus.name, {}), **settings})
+    usual = {**DATASET_DEFAULTS.get(corpus.name, {}), **settings}
+    if "lr" in usual and "lr" not in settings:
+        usual["lr"] = get_default_lr(corpus.name, settings.get("optimizer", TrainConfig.optimizer))
+    config = TrainConfig(**usual)
     tuned = configure_method(method, threat, **request.method_options)
     run = Run(request, config, corpus, threat, tuned, name, recorded=statistics)
     if not request.init or "lr" in settings:
         return run
     return replace(run, config=replace(config, lr=run.default_lr / FINE_TUNING_LR_DIVISOR))
+
+
+def get_default_lr(data_name: str, optimizer: str) -> float:
+    """Return the learning rate of training from random weights; those of data sets are for SGD, the default.
+
+    Args:
+        data_name: The name of the data set.
+        optimizer: The name of the optimizer.
+
+    Raises:
+        UsageError: If there is no such optimizer.
+    """
+    usual = DATASET_DEFAULTS.get(data_name, {}).get("lr") if optimizer == TrainConfig.optimizer else None
+    return float(usual or get_optimizer(optimizer).lr)
 
 
 def _reading(request: Request) -> dict[str, Any]:

@@ -19,12 +19,13 @@ from deat.models import add_normalization, get_input_std
 from deat.models.interface_checks import check_model
 from deat.models.model_registry import Normalization
 from deat.models.normalize import parse_mean_std
+from deat.models.output_objects import return_logits, take_logits
 from deat.radius_checks import check_radius, get_radius_warnings
 from deat.tasks import Task
 from deat.threat import UNIT_BOX, ThreatModel, parse_threat
 from deat.training.callbacks import Callback, check_callbacks
 from deat.training.config import TrainConfig
-from deat.training.data_split import open_source, open_val_source, split_train_val
+from deat.training.data_split import open_source, open_val_source, split_train_val, take_train_part
 from deat.training.messages import find_output_problems
 from deat.training.model_checks import check_trainable, find_unused_parameters
 from deat.training.optimizers import OptimizerFactory
@@ -49,23 +50,25 @@ def make_trainer(
     distributed: Distributed = SINGLE_PROCESS,
     notify: MessageHandler | None = None,
     task: str | Task | None = None,
+    n_train: int | None = None,
 ) -> Trainer:
     """Make a Trainer of what `deat.fit` accepts, with the model and the data checked against each other.
 
     Args:
-        model: Any network that returns logits.
+        model: Any network that returns logits, or an object with `logits`.
         train: The training data, in any form that `deat.fit` takes.
         method: The training method, or its name.
         threat: The threat model, or its text such as "l2:0.5".
         config: The settings of training.
         val: Held-out data, or a fraction of `train` to hold out.
-        optimizer: A function from parameters to an optimizer; by default SGD.
+        optimizer: A function from parameters to an optimizer; by default the one that `config` names, SGD.
         normalize: (mean, std) of a new first layer, or "data" for those of the data.
         augment: Random crops and flips.
         callbacks: Objects with a method on_epoch(trainer, stats, timing).
         distributed: The processes that train together.
         notify: Shows remarks on the model's outputs or the radius; by default a RuntimeWarning.
         task: What outputs and labels mean; by default that of the data, or classification.
+        n_train: The number of training images to use, of which `val` may hold out a fraction.
 
     Returns:
         A trainer whose `fit` trains the model in place.
@@ -83,6 +86,8 @@ def make_trainer(
     kind = choose_task(task, train)
     check_method_on_task(method, kind)
     original_train = splits.train if splits else train
+    if n_train is not None:
+        original_train = take_train_part(original_train, n_train, kind)
     augment = check_augment(augment) or (splits.augment if splits else None)
     val = splits.val if splits and val is None else val
     train_data, val_data = split_train_val(original_train, val, config, kind, threat.box)
@@ -93,7 +98,8 @@ def make_trainer(
     has_normalization = get_input_std(model) is not None
     mean_std = None if has_normalization else _resolve_normalization(normalize, splits, train_data)
     model = add_normalization(model, *mean_std, threat.box == UNIT_BOX) if mean_std else model
-    outputs = check_trainable(model, train_source, distributed.size, original_train, kind)
+    output = check_trainable(model, train_source, distributed.size, original_train, kind)
+    model, outputs = return_logits(model, output), take_logits(output).detach()
     remarks = find_output_problems(outputs, train_source.num_classes) if kind.reads_logits else []
     remarks += get_radius_warnings(threat, method.schedule.has_adversary)
     for remark in remarks if distributed.is_main else ():
@@ -113,6 +119,7 @@ def make_trainer(
         task=kind,
     )
     trainer.data_name = anonymize_paths(splits.name) if splits else None
+    trainer.n_train = n_train if n_train is not None else splits.n_train if splits else None
     return trainer
 
 

@@ -16,6 +16,7 @@ from deat.errors import DataError, UsageError
 from deat.evaluation.resume_log import fingerprint
 from deat.models import Normalize, get_input_std, load_weights
 from deat.models.interface_checks import check_dtype, check_input_unmodified, describe_output, logits_hint
+from deat.models.output_objects import take_logits
 from deat.models.weights import read_weights
 from deat.tasks import CLASSIFICATION, Task
 from deat.utils.safetensors_files import check_finite_tensors
@@ -42,7 +43,7 @@ def find_unused_parameters(model: nn.Module, source: Source) -> list[str]:
 
 def check_trainable(
     model: nn.Module, source: Source, num_processes: int, original_data: object, task: Task = CLASSIFICATION
-) -> Tensor:
+) -> Any:
     """Check that a model can be trained on a source.
 
     Args:
@@ -53,7 +54,7 @@ def check_trainable(
         task: What outputs and labels mean.
 
     Returns:
-        The outputs for two images of noise.
+        What the model has returned for two images of noise: a tensor, or an object with `logits`.
 
     Raises:
         UsageError: The model has no trainable parameter, its weights are not finite, no gradient reaches them, or it
@@ -61,8 +62,8 @@ def check_trainable(
         DataError: The data has a single class, or leaves a batch too small for batch norm.
     """
     _check_preconditions(model, source, task)
-    logits, failing_norms = _run_two_images(model, source, _has_single_image_batch(source, num_processes))
-    shape = label_shape(source)
+    output, failing_norms = _run_two_images(model, source, _has_single_image_batch(source, num_processes))
+    shape, logits = label_shape(source), take_logits(output)
     if not isinstance(logits, Tensor) or not task.accepts_outputs(logits, 2, source.num_classes, shape):
         raise UsageError(
             f"the model's output for two images is {describe_output(logits)}; let it return "
@@ -73,7 +74,7 @@ def check_trainable(
     _check_single_image_batches(failing_norms, source, num_processes)
     _check_gradient(logits)
     _check_finite_weights(model)
-    return logits.detach()
+    return output
 
 
 def label_shape(source: Source) -> tuple[int, ...]:
