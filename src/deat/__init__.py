@@ -30,6 +30,7 @@ from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.results import Evaluation, load_evaluation
 from deat.evaluation.verified_attack import AttackLike
+from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
 from deat.methods import Method, RuleSet, friendly, get_method, gplus, mplus, register_method
 from deat.methods.configure import configure_method
 from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
@@ -40,7 +41,7 @@ from deat.runs.fit import fit
 from deat.runs.predict import Prediction, predict
 from deat.runs.saved_run import SavedRun, load_run
 from deat.schedules import Schedule, ScheduleState
-from deat.threat import L1, L2, Linf, ThreatModel
+from deat.threat import L1, L2, Linf, ThreatModel, Union
 from deat.training.best_epoch import BestChoice
 from deat.training.callbacks import Callback
 from deat.training.checkpoints import Checkpoints
@@ -111,6 +112,7 @@ __all__ = [
     "TrainResult",
     "Trainer",
     "TrainingLoss",
+    "Union",
     "WrittenReport",
     "add_normalization",
     "as_source",
@@ -123,6 +125,7 @@ __all__ = [
     "export",
     "fit",
     "friendly",
+    "from_pretrained",
     "get_method",
     "gplus",
     "load_data",
@@ -132,9 +135,12 @@ __all__ = [
     "make_trainer",
     "mplus",
     "predict",
+    "pull_from_hub",
+    "push_to_hub",
     "register_method",
     "register_model",
     "report",
+    "save_pretrained",
     "save_weights",
     "schedules",
     "tasks",

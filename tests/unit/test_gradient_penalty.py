@@ -14,7 +14,7 @@ from deat.core.loss_terms import cross_entropy
 from deat.errors import UsageError
 from deat.methods.configure import configure_method
 from deat.tasks import CLASSIFICATION, Regression
-from helpers.games import THREATS, busy_budget, game_of, trainer_of
+from helpers.games import THREATS, UNIONS, busy_budget, game_of, trainer_of
 from helpers.nets import conv_net, images, same, weights
 
 every_threat = pytest.mark.parametrize("threat", [*THREATS, deat.L2(0.5, scale=[[2.0]])], ids=str)
@@ -221,6 +221,19 @@ def test_a_play_with_two_last_updates_is_told_what_to_change():
     method = deat.gplus(deat.Method("twice", Twice(), deat.schedules.Fixed(k=0)))
     with pytest.raises(UsageError, match=r"Twice made 2 such updates.*last=False"):
         method.play_batch(game_of(method, conv_net()), *images(), Budget(0, 0.0))
+
+
+@pytest.mark.parametrize("threat", UNIONS, ids=lambda t: t.rule)
+def test_under_a_union_each_example_is_penalised_in_its_ball(threat):
+    method = deat.get_method("m+g+deat")
+    game = game_of(method, conv_net(), threat)
+    method.play_batch(game, *images(), busy_budget(method, threat))
+    assert game.meter.read(0).examples == 6
+
+
+def test_yopo_refuses_what_it_refuses_without_the_penalty():
+    with pytest.raises(UsageError, match="first layer alone"):
+        trainer_of("g+yopo-3-2", threat=UNIONS[0])
 
 
 def test_compiled_moves_play_the_penalty_uncompiled(monkeypatch):

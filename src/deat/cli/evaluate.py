@@ -256,6 +256,8 @@ class EvaluateCommand:
     """The radius, if not that of the run or the data set."""
     norm: NormChoice = None
     """The norm, if not that of the run or the data set."""
+    threat: OptionalStr = None
+    """Norm and radius in one, in place of --norm and --eps, and several of them at once: linf:8/255+l2:0.5+l1:12."""
     alpha: OptionalFloat = None
     """The step length of pgd and cw (a quarter of eps)."""
     epoch: EpochChoice = "best"
@@ -382,6 +384,7 @@ def _load_target(args: EvaluateCommand) -> TrainedRun:
         data=args.data,
         norm=args.norm,
         eps=args.eps,
+        threat=args.threat,
         normalize=None if args.normalize == "auto" else args.normalize,
         size=args.size,
         data_root=args.data_root,
@@ -421,6 +424,11 @@ def _print_assumed_normalization(trained: TrainedRun) -> None:
 def _with_step_size(attack: AttackLike, alpha: float | None, threat: ThreatModel) -> AttackLike:
     if alpha is not None and not 0 <= alpha <= MAX_ALPHA:
         raise UsageError(f"alpha must be a step size from 0 to {MAX_ALPHA:g}, such as 2/255, not {alpha!r}.")
+    if alpha is not None and len(threat.balls) > 1:
+        raise UsageError(
+            f"--alpha {alpha!r} is one length, and the balls of {threat.text} have radii of their own, of which each attack "
+            "takes its share. Leave --alpha out."
+        )
     if alpha is not None:
         check_alpha(alpha, threat)
     if alpha is None or not isinstance(attack, Attack) or attack.start == "zero" or not threat.eps:

@@ -11,7 +11,9 @@ from deat.core.buffers import Budget, Buffers
 from deat.core.first_layer import FirstLayer
 from deat.core.game import Game
 from deat.core.gradient_penalty import GradientPenalty
+from deat.core.union_rules import compares_losses
 from deat.errors import UsageError
+from deat.threat import ThreatModel
 
 PlayT = TypeVar("PlayT")
 
@@ -114,6 +116,14 @@ class Relay:
         game.joint_update(buffers)
         game.end_batch(buffers)
 
+    def check_threat(self, threat: ThreatModel) -> None:
+        """Raise UsageError for a union whose steps compare losses, which the first layer alone cannot compute."""
+        if compares_losses(threat):
+            raise UsageError(
+                "yopo's cheap steps see the network's first layer alone, and a union with the rule 'worst' compares losses at "
+                "every step, which takes the whole network. Use the rule 'magnitude', 'random' or 'error', or another method."
+            )
+
     def backprops(self, budget: Budget) -> int:
         """Return k + 1, the number of full passes; first-layer steps do not count, as in the paper."""
         return budget.k + 1
@@ -161,6 +171,11 @@ class PenaliseGradient:
                 f"{game.penalised_updates - updates} such updates. In the earlier ones, call "
                 "game.joint_update(buffers, last=False)."
             )
+
+    def check_threat(self, threat: ThreatModel) -> None:
+        """Raise UsageError for a threat model that the other play refuses."""
+        if callable(check := getattr(self.play, "check_threat", None)):
+            check(threat)
 
     def backprops(self, budget: Budget) -> int:
         """Return those of the other play, and those of the penalty."""

@@ -17,12 +17,11 @@ from deat.runs.load_run import confirm_model, find_run_weights
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import HISTORY_FILE, RUN_FILE, WEIGHTS_FILE, EpochChoice, RunRecord, parse_record, read_record
 from deat.tasks import CLASSIFICATION, Task
-from deat.threat import ThreatModel
+from deat.threat import ThreatModel, format_threat
 from deat.training.checkpoints import load_checkpoint_weights
 from deat.training.config import TrainConfig, resolve_device
 from deat.training.epoch_records import EpochStats, read_history
 from deat.training.result_folder import UNNAMED_DATA
-from deat.utils.text import format_eps
 from deat.utils.user_paths import expand_path
 
 EPOCHS: tuple[EpochChoice, ...] = ("best", "last", "averaged")
@@ -67,9 +66,9 @@ class SavedRun:
     def __repr__(self) -> str:
         evaluations = ", ".join(self.evaluations) or "none"
         return (
-            f"SavedRun({str(self.path)!r}, {self.method} on {self.data or UNNAMED_DATA}, {self.threat.name} eps "
-            f"{format_eps(self.threat.eps)}, {type(self.model).__name__} of the {self.epoch} epoch, {len(self.history)} "
-            f"of {self.settings.epochs} epochs, evaluations: {evaluations})"
+            f"SavedRun({str(self.path)!r}, {self.method} on {self.data or UNNAMED_DATA}, "
+            f"{format_threat(self.threat, with_rule=True)}, {type(self.model).__name__} of the "
+            f"{self.epoch} epoch, {len(self.history)} of {self.settings.epochs} epochs, evaluations: {evaluations})"
         )
 
 
