@@ -12,6 +12,7 @@ from deat.cli.flag_types import OptionalStr
 from deat.errors import UsageError
 from deat.evaluation.attacks import ATTACK_FAMILIES, Attack
 from deat.evaluation.autoattack import AUTOATTACK_PARTS
+from deat.integrations.loggers import list_loggers
 from deat.methods.method_registry import list_file_methods
 from deat.threat import Linf
 from deat.training.cost_estimate import backprop_bounds
@@ -20,11 +21,11 @@ from deat.utils.terminal import make_table_console
 
 @dataclass(frozen=True)
 class ListCommand:
-    """List the available methods, models, data sets, attacks or recipes."""
+    """List the available methods, models, data sets, attacks, recipes or loggers."""
 
     is_resumable: ClassVar[bool] = False
 
-    kind: Positional[Literal["methods", "models", "data", "attacks", "recipes"]]
+    kind: Positional[Literal["methods", "models", "data", "attacks", "recipes", "loggers"]]
     """What to list."""
     code: OptionalStr = None
     """methods: also list those that this Python file defines, with the names to train them by."""
@@ -122,6 +123,17 @@ def _recipe_rows() -> list[dict[str, Any]]:
     ]
 
 
+def _logger_rows() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": info.name,
+            "what": info.what,
+            "install": f"pip install 'deat[{info.extra}]'" if info.missing and info.extra else "",
+        }
+        for info in list_loggers()
+    ]
+
+
 LOSS_DESCRIPTIONS = {"ce": "cross-entropy", "margin": "the margin", "segpgd": "right pixels first (segmentation)"}
 OMITTED_COLUMNS = ("methods", "settings", "models")
 """Columns that are too long for the table; they are printed below it."""
@@ -131,4 +143,5 @@ ROWS_BY_KIND = {
     "data": lambda: [asdict(info) for info in data.list_dataset_infos()],
     "attacks": _attack_rows,
     "recipes": _recipe_rows,
+    "loggers": _logger_rows,
 }

@@ -77,6 +77,7 @@ class Game:
         carried_delta: The perturbation that a persistent attack carries from batch to batch.
         global_batch_size: How many images the batch has in all processes together; set it before `begin_batch` where
             several processes share a batch.
+        last_batch: The buffers of the last batch that ended.
         has_static_gradients: Whether the weights' gradients stay in the same memory, so that recordings can add to
             them.
 
@@ -117,6 +118,7 @@ class Game:
         self.global_batch_size: int | None = None
         self.executor = Executor(net, optimizer, self.engine, single_process=not distributed.is_multiprocess)
         self.calls = NetworkCalls(net, objective, attack, threat, self.task, self.executor)
+        self.last_batch: Buffers | None = None
         self.has_static_gradients = False
         self._first_layer: FirstLayer | None = None
         self._buffers_by_shape: OrderedDict[torch.Size, Buffers] = OrderedDict()
@@ -378,6 +380,7 @@ class Game:
         self._run_move("close", partial(self.meter.add, has_own_images=self._has_own_images), buffers)
         if self.attack.persistent and self._has_own_images:
             self._store_carried_delta(buffers.delta)
+        self.last_batch = buffers
 
     def _store_carried_delta(self, delta: Tensor) -> None:
         if (

@@ -26,7 +26,7 @@ from deat.models.weights import get_state_dict, unwrap_model
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
 from deat.training.best_epoch import CHOICE_KEY, BestEpoch
-from deat.training.callbacks import Callback, Checkpointer, check_callbacks
+from deat.training.callbacks import CallbackLike, Checkpointer, check_callbacks
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
 from deat.training.distributed_state import gather_process_state, restore_process_state, sync_batch_norm
 from deat.training.engine_choice import AutoCompile, CompilePolicy, choose_engine
@@ -75,7 +75,7 @@ class Trainer:
         config: The settings of training.
         val: The source of held-out images that choose the best epoch.
         optimizer: A function from parameters to an optimizer; SGD by default.
-        callbacks: Objects with a method on_epoch(trainer, stats, timing).
+        callbacks: Functions f(trainer, stats, timing) called after each epoch, or objects with methods of `Callback`.
         distributed: The processes that train together.
         task: What outputs and labels mean.
 
@@ -105,7 +105,7 @@ class Trainer:
         config: TrainConfig,
         val: Source | None = None,
         optimizer: OptimizerFactory | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[CallbackLike] = (),
         distributed: Distributed = SINGLE_PROCESS,
         task: str | Task = CLASSIFICATION,
     ) -> None:
@@ -162,9 +162,19 @@ class Trainer:
             NumericalError: The loss or the weights are not finite, or memory ran out.
         """
         self._stopping, self.is_finished, self._last_epoch_ended = self.is_finished, False, perf_counter()
+        result = None
+        try:
+            self._train_in_session()
+            result = self.make_result()
+        finally:
+            self.call_callbacks("on_train_end", result)
+        return result
+
+    def _train_in_session(self) -> None:
         with self.session():
             if self.checkpointer:
                 self.checkpointer.on_train_begin(self)
+            self.call_callbacks("on_train_begin")
             try:
                 self._run_remaining_epochs()
             except (Interrupted, KeyboardInterrupt) as error:
@@ -179,7 +189,6 @@ class Trainer:
                     raise
                 raise self.numerical_error(out_of_memory_message(self.epoch, self.train.batch_size)) from error
             self._save_if_due(force=True)
-        return self.make_result()
 
     def make_result(self, *, is_partial: bool = False) -> TrainResult:
         """Return what training has reached so far, with the model in eval mode. At least one epoch must be finished.
@@ -204,7 +213,7 @@ class Trainer:
         )
 
     def _run_remaining_epochs(self) -> None:
-        while self.epoch < self.config.epochs and not self._stopping:
+        while self.has_epochs_left:
             self._epoch_started = perf_counter()
             self.interruption.check()
             self.run_epoch()
@@ -233,8 +242,7 @@ class Trainer:
         self.history.append(stats)
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
         self.compile_policy.after_epoch(self, timing)
-        for callback in self.callbacks:
-            callback.on_epoch(self, stats, timing)
+        self.call_callbacks("on_epoch", stats, timing)
         return stats
 
     def train_epoch(self, budget: Budget) -> EpochRecord:
@@ -255,6 +263,7 @@ class Trainer:
             self.prepare_step(self.epoch, step)
             self.method.play_batch(self.game, x, y, budget)
             self.step = step + 1
+            self.call_callbacks("on_batch", self.game.last_batch)
             self.compile_policy.after_batch(self)
         self.distributed.broadcast_model_buffers(self.model)
         return self.read_meter()
@@ -276,6 +285,12 @@ class Trainer:
         self.interruption = interruption
         if self.validator:
             self.validator.interruption = interruption
+
+    def call_callbacks(self, event: str, *arguments: object) -> None:
+        """Call the callbacks that handle an event, a method of `Callback`, in their order."""
+        for callback in self.callbacks:
+            if handler := getattr(callback, event, None):
+                handler(self, *arguments)
 
     def stop(self) -> None:
         """End training after the current epoch. For callbacks."""
@@ -365,6 +380,11 @@ class Trainer:
             self.validator.passes = state["val_passes"]
 
     @property
+    def has_epochs_left(self) -> bool:
+        """Whether the running `fit` has epochs left to train."""
+        return self.epoch < self.config.epochs and not self._stopping
+
+    @property
     def _step_lengths(self) -> dict[str, float]:
         return {"alpha": self.schedule.alpha or 0.0, "stretch": self.schedule.stretch or 0.0}
 
@@ -386,6 +406,7 @@ class Trainer:
                 f"the loss on held-out images is {scores.loss} in epoch {self.epoch + 1}: in eval mode, where batch norms use "
                 "their running statistics, the network's outputs are not finite. Lower the learning rate."
             )
+        self.call_callbacks("on_validation", scores)
         return scores
 
     def _update_best(self, stats: EpochStats, scores: ValScores | None) -> EpochStats:
