@@ -29,15 +29,18 @@ from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.results import Evaluation, load_evaluation
 from deat.evaluation.verified_attack import AttackLike
+from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
 from deat.methods import Method, RuleSet, friendly, get_method, mplus, register_method
 from deat.methods.configure import configure_method
 from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
 from deat.models.export_network import ExportedFile
+from deat.runs.attack_images import AttackedImage, AttackedImages, attack_images
 from deat.runs.export import export
 from deat.runs.fit import fit
+from deat.runs.predict import Prediction, predict
 from deat.runs.saved_run import SavedRun, load_run
 from deat.schedules import Schedule, ScheduleState
-from deat.threat import L1, L2, Linf, ThreatModel
+from deat.threat import L1, L2, Linf, ThreatModel, Union
 from deat.training.best_epoch import BestChoice
 from deat.training.callbacks import Callback
 from deat.training.checkpoints import Checkpoints
@@ -59,6 +62,8 @@ __all__ = [
     "L2",
     "Attack",
     "AttackLike",
+    "AttackedImage",
+    "AttackedImages",
     "Augment",
     "BestChoice",
     "Budget",
@@ -91,6 +96,7 @@ __all__ = [
     "OptimizerFactory",
     "OverfitWatch",
     "Play",
+    "Prediction",
     "Relay",
     "Replay",
     "RuleSet",
@@ -104,9 +110,11 @@ __all__ = [
     "TrainResult",
     "Trainer",
     "TrainingLoss",
+    "Union",
     "WrittenReport",
     "add_normalization",
     "as_source",
+    "attack_images",
     "build_model",
     "configure_method",
     "core",
@@ -115,6 +123,7 @@ __all__ = [
     "export",
     "fit",
     "friendly",
+    "from_pretrained",
     "get_method",
     "load_data",
     "load_evaluation",
@@ -122,9 +131,13 @@ __all__ = [
     "load_weights",
     "make_trainer",
     "mplus",
+    "predict",
+    "pull_from_hub",
+    "push_to_hub",
     "register_method",
     "register_model",
     "report",
+    "save_pretrained",
     "save_weights",
     "schedules",
     "tasks",

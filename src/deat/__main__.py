@@ -2,6 +2,6 @@
 
 import sys
 
-from deat.cli.main import main
+from deat.cli.main import run_process
 
-sys.exit(main())
+sys.exit(run_process())

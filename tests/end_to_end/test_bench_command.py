@@ -222,11 +222,20 @@ def test_a_failing_run_says_why_and_takes_no_other_with_it(capsys: pytest.Captur
     Path("bad.py").write_text(BAD)
     order = ["bench", "quick", "--methods", "bad.py:explode,natural", "--seeds", "0", *SMALL]
     assert main(order) == 1
-    assert "explode failed: seed 0: RuntimeError: no such luck" in capsys.readouterr().out
+    line = BAD.splitlines().index('        raise RuntimeError("no such luck")') + 1
+    why, out = f"RuntimeError: no such luck (bad.py, line {line})", capsys.readouterr().out
+    failure = Path("runs/bench-quick/explode/seed-0/failure.json")
+    assert f"explode failed: seed 0: {why}" in out
+    assert f"the whole traceback: {failure}" in out
+    assert any("bad.py" in text for text in json.loads(failure.read_text())["traceback"])
+    assert main(["report", "runs/bench-quick", "--no-figures"]) == 0
+    assert all(why in Path(f"runs/bench-quick/report/{name}").read_text() for name in ("table.md", "index.html"))
+    capsys.readouterr()
     assert [run["status"] for run in runs_of().values()] == ["failed", "done"]
     before = written()
     Path("bad.py").write_text(BAD.replace('raise RuntimeError("no such luck")', "super().__call__(game, x, y, budget)"))
     assert main(order) == 0
+    assert not failure.exists()
     after = written()
     assert {p: t for p, t in after.items() if "/natural/" in p} == {p: t for p, t in before.items() if "/natural/" in p}
 

@@ -72,4 +72,4 @@ def test_a_run_that_was_trained_and_not_judged_when_its_file_was_edited_is_begun
     Path("own.py").write_text(OWN.format(alpha=0.25))
     assert bench(methods="own.py:own") in (0, 6)
     assert alpha() == 0.25
-    assert "own, seed-0: begun again: " in capsys.readouterr().err
+    assert "own, seed-0: started again: " in capsys.readouterr().err

@@ -174,6 +174,75 @@ def test_second_signal_in_a_save_leaves_the_old_checkpoint_or_the_new_one(monkey
     assert find_newest_checkpoint(Path("run")).newest.name in ("ckpt-000001", "ckpt-000002")
 
 
+@pytest.mark.promise("P160")
+def test_signals_while_an_interrupted_run_is_saved_do_not_cut_its_save_off(monkeypatch, whole, capsys):
+    real = store._commit
+
+    def struck(temporary: Path, target: Path) -> None:
+        if target.name == "ckpt-000002":  # the one of the interruption
+            for number in (*SIGNALS, *SIGNALS):
+                os.kill(os.getpid(), number)
+        real(temporary, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_commit", struck)
+        send_after(patch, Game, "end_batch", BATCHES + 2, signal.SIGTERM)
+        assert main(SHORT) == 75
+    assert "deat resume run" in capsys.readouterr().err
+    newest = find_newest_checkpoint(Path("run")).newest
+    assert json.loads((newest / "state.json").read_text())["state"]["step"] == 2
+    assert main(["resume", "run"]) == 0
+    assert_same_run(Path("run"), whole)
+
+
+@pytest.mark.promise("P160")
+@pytest.mark.parametrize("moment", ["_report_error", "exit_if_distributed"])
+def test_signals_while_an_interrupted_command_leaves_keep_its_status(moment, monkeypatch, capsys):
+    from deat.cli import exit_handling
+
+    real = getattr(exit_handling, moment)
+
+    def struck(*args: object, **options: object) -> object:
+        for number in (*SIGNALS, *SIGNALS):
+            os.kill(os.getpid(), number)
+        return real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exit_handling, moment, struck)
+        send_after(patch, Game, "end_batch", BATCHES + 2, signal.SIGTERM)
+        assert main(SHORT) == 75
+    assert "deat resume run" in capsys.readouterr().err
+
+
+@pytest.mark.promise("P160")
+@pytest.mark.parametrize("world_size", ["1", "2"])
+def test_signals_to_the_end_of_an_interrupted_process_keep_its_status(world_size):
+    """Without a handler a signal in the interpreter's own end would make it 143, in a report of an error 1."""
+    script = (
+        "import atexit, os, signal, sys, threading, time\n"
+        "from deat.cli.exit_handling import run_to_exit_status\n"
+        "from deat.errors import Interrupted\n"
+        "from deat.utils.signals import Interruption\n"
+        "def strike():\n"
+        "    while True:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        time.sleep(0.001)\n"
+        "class Work:\n"
+        "    is_resumable = False\n"
+        "    def run(self):\n"
+        "        stop = Interruption()\n"
+        "        with stop.catch_signals():\n"
+        "            threading.Thread(target=strike, daemon=True).start()\n"
+        "            with stop.saving(): raise Interrupted('saved')\n"
+        "atexit.register(time.sleep, 0.3)\n"
+        "sys.exit(run_to_exit_status(Work, ends_process=True))\n"
+    )
+    command = [sys.executable, "-c", script]
+    environment = {**os.environ, "WORLD_SIZE": world_size}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (process.returncode, process.stderr) == (75, "deat: saved\n")
+
+
 @pytest.mark.promise("P24")
 def test_handler_of_the_user_s_own_is_called_too():
     called: list[int] = []

@@ -19,6 +19,7 @@ from torch import nn
 import deat
 from deat.errors import UsageError
 from deat.evaluation import autoattack
+from deat.evaluation.attack_registry import get_attack
 from deat.evaluation.autoattack import AUTOATTACK_PARTS, AutoAttack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.verified_attack import derive_block_seed
@@ -307,3 +308,9 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyautoattack", None)
     with pytest.raises(UsageError, match="pip install pyautoattack"):
         evaluate(tiny(), digits(4), threat=deat.Linf(0.1), attacks=["aa"], sanity=False)
+
+
+@pytest.mark.parametrize("name", ["autoattack", "AutoAttack", "auto-attack", " AA "])
+def test_autoattack_may_be_written_out(name):
+    assert get_attack(name) == AutoAttack()
+    assert get_attack(name).name == "aa"

@@ -82,7 +82,7 @@ def test_a_run_whose_history_is_damaged_is_begun_again_and_said(tmp_path, judged
     before = (tmp_path / "run/history.jsonl").read_bytes()
     (tmp_path / "run/history.jsonl").write_bytes(b"{}\n")
     cells.run_cell(cell_of(), tmp_path / "run")
-    assert "begun again" in capsys.readouterr().err
+    assert "started again" in capsys.readouterr().err
     assert (tmp_path / "run/history.jsonl").read_bytes() == before
 
 

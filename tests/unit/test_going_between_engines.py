@@ -7,7 +7,7 @@ import torch
 
 from deat.engine.half_precision import LossScaler
 from deat.training import trainer as training
-from deat.training.optimizers import DeviceSGD, load_optimizer_state, make_sgd_factory
+from deat.training.optimizers import DeviceSGD, load_optimizer_state, make_optimizer_factory
 from deat.training.resume_checks import collect_environment, list_differences
 from deat.training.trainer import Trainer
 from helpers.games import trainer_of
@@ -15,7 +15,9 @@ from helpers.nets import conv_net
 
 
 def trainer_with(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> Trainer:
-    monkeypatch.setattr(training, "make_sgd_factory", lambda settings, records: make_sgd_factory(settings, on_device))
+    monkeypatch.setattr(
+        training, "make_optimizer_factory", lambda settings, records: make_optimizer_factory(settings, on_device)
+    )
     trainer: Trainer = trainer_of("pgd-2", conv_net(), epochs=4, lr_schedule="cyclic")
     assert isinstance(trainer.optimizer, DeviceSGD) == on_device
     return trainer

@@ -27,6 +27,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("runs",),
     ("recipes",),
     ("report",),
+    ("integrations.hub",),
     ("bench",),
     ("cli",),
     ("write_report",),

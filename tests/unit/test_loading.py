@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from deat.errors import UsageError
-from deat.utils.user_code import is_file_spec, load_object
+from deat.utils.user_code import describe_error_with_line, is_file_spec, load_object
 
 
 @pytest.fixture
@@ -115,3 +115,29 @@ def test_what_lies_beside_the_file_hides_nothing_that_is_installed(tmp_path, mon
     (tmp_path / "sched.py").write_text("scheduler = None")
     (tmp_path / "m.py").write_text("from sched import scheduler")
     assert load_object(f"{tmp_path / 'm.py'}:scheduler") is not None
+
+
+def raise_from(function, *args):
+    try:
+        function(*args)
+    except Exception as error:
+        error.__traceback__ = error.__traceback__.tb_next  # without this file
+        return describe_error_with_line(error)
+
+
+def test_an_error_is_described_by_the_last_line_of_the_users_own_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "helper.py").write_text("import json\ndef parse(text):\n    return json.loads(text)\n")
+    (tmp_path / "mine.py").write_text("from helper import parse\ndef run(text):\n    return parse(text)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    run = load_object("mine.py:run")
+    assert raise_from(run, "{").startswith("JSONDecodeError: Expecting property name")
+    assert raise_from(run, "{").endswith("(helper.py, line 3)")
+    monkeypatch.chdir(tmp_path.parent)
+    assert raise_from(run, "{").endswith(f"({tmp_path.name}/helper.py, line 3)")
+
+
+def test_without_code_of_the_user_an_error_is_described_by_deats_line():
+    described = raise_from(is_file_spec, 3)
+    assert described.startswith("AttributeError: 'int' object has no attribute 'endswith' (")
+    assert "deat/utils/user_code.py, line " in described

@@ -853,7 +853,7 @@ def test_keyword_that_fit_does_not_have_is_refused_by_name_with_those_it_has(nam
     with pytest.raises(UsageError, match=f"unknown keyword of fit '{name}'") as caught:
         deat.fit(conv_net(), (X, Y), **{name: 1})
     assert says in str(caught.value)
-    assert "Known: augment, batch_size, callbacks" in str(caught.value)
+    assert "Known: augment, batch_size, betas, callbacks" in str(caught.value)
     assert "settings" not in str(caught.value)
 
 

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import get_context
@@ -26,9 +27,11 @@ from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.load_run import get_test_split, load_run_model
 from deat.runs.request import Run
 from deat.runs.run_dir import check_no_links, ensure_run_folder, is_last_epoch_saved
-from deat.runs.schema import EVALUATION_FILES, WEIGHTS_FILE, is_trained_with_code
-from deat.utils.safe_write import check_no_symlinks
+from deat.runs.schema import EVALUATION_FILES, FAILURE_FILE, WEIGHTS_FILE, is_trained_with_code
+from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.safe_write import check_no_symlinks, write_json
 from deat.utils.terminal import print_stderr
+from deat.utils.user_code import describe_error_with_line
 
 
 def run_claimed_cell(grid: Grid, cell: GridCell, lock: ExitStack) -> bool:
@@ -41,6 +44,7 @@ def run_claimed_cell(grid: Grid, cell: GridCell, lock: ExitStack) -> bool:
         grid.finish(cell, "waiting")
         raise
     except Exception as error:  # a row that fails must not take the others with it
+        _write_failure(path, error)
         grid.finish(cell, "failed", _summarize_error(error))
         return False
     else:
@@ -111,14 +115,26 @@ def _is_trained(path: Path, epochs: int) -> bool:
     try:
         results = load_run_results(path)
     except DeatError as error:
-        print_stderr(f"{path.parent.name}, {path.name}: begun again: {error}")
+        print_stderr(f"{path.parent.name}, {path.name}: started again: {error}")
         return False
     return results.record is not None and len(results.history) == epochs and is_last_epoch_saved(path, epochs)
 
 
 def _summarize_error(error: Exception) -> str:
-    text = str(error).strip().split("\n")[0]
-    return text if isinstance(error, DeatError) else f"{type(error).__name__}: {text}"
+    """One line: what deat says of the error, or its class, message and line."""
+    if isinstance(error, DeatError):
+        return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return describe_error_with_line(error)
+
+
+def _write_failure(path: Path, error: Exception) -> None:
+    """Write the whole traceback of an unexpected error into the cell's folder, if it was created."""
+    if isinstance(error, DeatError) or not path.is_dir():
+        return
+    lines = anonymize_paths("".join(traceback.format_exception(error))).splitlines()
+    facts = {"error": anonymize_paths(_summarize_error(error)), "traceback": lines}
+    with suppress(OSError):
+        write_json(path / FAILURE_FILE, facts, make_folder=False)
 
 
 TickCallback = Callable[[], None]

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from rich.live import Live
@@ -19,7 +18,6 @@ from deat.bench.workers import (
     run_in_processes,
     run_on_ray,
     run_sequentially,
-    sigterm_as_keyboard_interrupt,
 )
 from deat.cli.evaluate import EXIT_FLAGGED
 from deat.cli.flag_types import IntFlag, OptionalInt, OptionalStr, ParallelChoice
@@ -31,11 +29,13 @@ from deat.recipes.overrides import parse_overrides
 from deat.report.load import COST_COLUMNS, BenchResults, ReportRow, SeedStatistics, load_bench
 from deat.report.problems import collect_flags, list_unchecked_seeds
 from deat.report.stats import describe_coverage, describe_samples
+from deat.runs.schema import FAILURE_FILE
 from deat.training.config import to_recorded_names
 from deat.training.cost_estimate import CostEstimate, estimate_cost
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
 from deat.utils.text import format_duration, make_printable
+from deat.utils.user_paths import expand_path
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,8 @@ def collect_notes(results: BenchResults) -> list[str]:
         One line for each note.
     """
     notes = [f"{row.name} failed: {row.failure_summary}" for row in results.rows if row.failure_summary]
+    failed = [run.path / FAILURE_FILE for row in results.rows for run in row.runs if run.status == "failed"]
+    notes += [f"the whole traceback: {file}" for file in failed if file.is_file()]
     notes += [*describe_coverage(results.rows), *describe_samples(results.rows)]
     if any(row.ran_concurrently for row in results.rows):
         notes.append("* measured while other runs shared the machine")
@@ -266,12 +268,12 @@ def run_bench(args: BenchCommand) -> int:
     if args.dry_run:
         print_cost_estimate(cells, args.json)
         return 0
-    grid = Grid(Path(args.out or f"runs/bench-{recipe.name}").expanduser())
+    grid = Grid(expand_path(args.out or f"runs/bench-{recipe.name}"))
     if not args.parallel and not grid.exists:
         _check_data_and_models(cells)
     grid.open(recipe, cells, settings)
     try:
-        with sigterm_as_keyboard_interrupt(), _show_progress(BenchProgress(grid, cells), args.json) as tick:
+        with _show_progress(BenchProgress(grid, cells), args.json) as tick:
             _run_cells(grid, cells, args, tick)
     except (KeyboardInterrupt, Interrupted):
         print_stderr(f"interrupted; finished runs are in {grid.root}, and the same command resumes.")

@@ -37,6 +37,7 @@ from deat.utils.distributed import Distributed
 from deat.utils.safe_write import check_no_symlinks, write_atomic
 from deat.utils.terminal import PlainConsole, is_all_output_terminal, is_stdout_terminal, print_stderr
 from deat.utils.text import format_eps, format_seconds, make_printable
+from deat.utils.user_paths import expand_path
 
 MAX_TABLE_CLASSES = 20
 """With more classes than this, accuracies by class are only in the file."""
@@ -96,7 +97,8 @@ def _describe_check_time(evaluation: Evaluation) -> list[str]:
 def _describe_target(evaluation: Evaluation) -> str:
     """Describe which weights were evaluated, and on which images."""
     about = evaluation.settings["about"]
-    weights = f"the {about['epoch']} epoch's weights, " if about["epoch"] else ""
+    epoch = about["epoch"]
+    weights = "the averaged weights, " if epoch == "averaged" else f"the {epoch} epoch's weights, " if epoch else ""
     return f"evaluated: {weights}{about['weights']}, on {evaluation.num_images:,} test images of {about['data']}"
 
 
@@ -254,6 +256,8 @@ class EvaluateCommand:
     """The radius, if not that of the run or the data set."""
     norm: NormChoice = None
     """The norm, if not that of the run or the data set."""
+    threat: OptionalStr = None
+    """Norm and radius in one, in place of --norm and --eps, and several of them at once: linf:8/255+l2:0.5+l1:12."""
     alpha: OptionalFloat = None
     """The step length of pgd and cw (a quarter of eps)."""
     epoch: EpochChoice = "best"
@@ -304,9 +308,9 @@ def run_evaluation(args: EvaluateCommand) -> int:
     distributed = Distributed.initialize(args.device)
     with distributed.local_main_first():
         trained = _load_target(args)
-    run, record, target = trained.run, trained.record, Path(args.target).expanduser()
+    run, record, target = trained.run, trained.record, expand_path(args.target)
     attacks = [_with_step_size(attack, args.alpha, run.threat) for attack in requested]
-    out = Path(args.out).expanduser() if args.out is not None else _default_output_path(target)
+    out = expand_path(args.out) if args.out is not None else _default_output_path(target)
     distributed.run_on_main(lambda: check_output_path(out))
     model = load_run_model(run, trained.weights)
     if distributed.is_main:
@@ -374,12 +378,13 @@ def _evaluate(
 def _load_target(args: EvaluateCommand) -> TrainedRun:
     """Load the run or weights file, with the settings that flags replace."""
     return load_trained_run(
-        Path(args.target).expanduser(),
+        expand_path(args.target),
         epoch=args.epoch,
         model=args.model,
         data=args.data,
         norm=args.norm,
         eps=args.eps,
+        threat=args.threat,
         normalize=None if args.normalize == "auto" else args.normalize,
         size=args.size,
         data_root=args.data_root,
@@ -419,6 +424,11 @@ def _print_assumed_normalization(trained: TrainedRun) -> None:
 def _with_step_size(attack: AttackLike, alpha: float | None, threat: ThreatModel) -> AttackLike:
     if alpha is not None and not 0 <= alpha <= MAX_ALPHA:
         raise UsageError(f"alpha must be a step size from 0 to {MAX_ALPHA:g}, such as 2/255, not {alpha!r}.")
+    if alpha is not None and len(threat.balls) > 1:
+        raise UsageError(
+            f"--alpha {alpha!r} is one length, and the balls of {threat.text} have radii of their own, of which each attack "
+            "takes its share. Leave --alpha out."
+        )
     if alpha is not None:
         check_alpha(alpha, threat)
     if alpha is None or not isinstance(attack, Attack) or attack.start == "zero" or not threat.eps:

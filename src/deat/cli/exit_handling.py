@@ -8,14 +8,21 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
-from deat.errors import DataError, DeatError, Interrupted, NumericalError, UsageError
+from deat.errors import CheckpointError, DataError, DeatError, Interrupted, NumericalError, UsageError
 from deat.training.messages import is_dead_worker, is_out_of_memory
 from deat.utils.distributed import get_message_store, is_process_group_initialized
-from deat.utils.signals import StopSignalHandler, delay_signals, exit_on_signals, raise_on_signals
+from deat.utils.signals import (
+    StopSignal,
+    StopSignalHandler,
+    delay_signals,
+    exit_on_signals,
+    raise_on_signals,
+)
 from deat.utils.text import make_printable_lines
 from deat.utils.user_code import find_user_code_line
 
@@ -33,6 +40,24 @@ WORKER_KILLED_MESSAGE = (
     "containers). Provide more, or run `deat train` with --workers 1, or with --workers 0 for none. "
     "Checkpoints that were saved remain."
 )
+SYSTEM_ERRORS = {
+    getattr(errno, name)
+    for name in (
+        "ENOSPC",
+        "EDQUOT",
+        "EFBIG",
+        "EROFS",
+        "EACCES",
+        "EPERM",
+        "EIO",
+        "EMFILE",
+        "ENFILE",
+        "ESTALE",
+        "ENOTCONN",
+    )
+    if hasattr(errno, name)
+}
+"""Numbers of errors for which the system or the disk is the reason: full, read-only, forbidden, broken or gone."""
 NETWORK_ERROR_SIGNS = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 
 
@@ -47,11 +72,12 @@ class Command(Protocol):
         """Run the command and return its exit status."""
 
 
-def run_to_exit_status(parse: Callable[[], Command]) -> int:
+def run_to_exit_status(parse: Callable[[], Command], *, ends_process: bool = False) -> int:
     """Parse and run a command, and report how it failed.
 
     Args:
         parse: Parses the command line.
+        ends_process: Whether the process exits with the result.
 
     Returns:
         The exit status: that of the command, or that of its error. An interrupted command has 75 if it is resumable,
@@ -77,24 +103,30 @@ def run_to_exit_status(parse: Callable[[], Command]) -> int:
 
     # A process of a distributed run may be blocked in a collective call, where Python's handlers do not run.
     is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    with raise_on_signals() if is_alone else exit_on_signals(report_interrupt) as received_signal:
-        return exit_if_distributed(_run_command(parse_and_run, report_interrupt, received_signal))
+    install = raise_on_signals if is_alone else partial(exit_on_signals, report_interrupt)
+    with install(ends_process=ends_process) as handler:
+        try:
+            status = _run_command(parse_and_run, report_interrupt, handler)
+            handler.leaving = True
+        except StopSignal:  # a signal came while an error was being reported
+            handler.leaving = True
+            status = report_interrupt()
+        return exit_if_distributed(status)
 
 
-def _run_command(
-    parse_and_run: Callable[[], int], on_interrupt: Callable[[], int], received_signal: StopSignalHandler
-) -> int:
+def _run_command(parse_and_run: Callable[[], int], on_interrupt: Callable[[], int], handler: StopSignalHandler) -> int:
     try:
         return parse_and_run()
     except DeatError as error:
         return _report_error(str(error), error.exit_code)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+        _discard_output()
         return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
+        handler.leaving = True
         return on_interrupt()
     except Exception as error:
-        if received_signal.received:  # an import that is interrupted may raise another error
+        if handler.received:  # an import that is interrupted may raise another error
             return on_interrupt()
         return _report_unexpected_error(error)
 
@@ -111,6 +143,8 @@ def _report_unexpected_error(error: Exception) -> int:
         message = f"the file name {str(error.filename)[:80]!r}... is too long. Choose a shorter one."
         return _report_error(message, UsageError.exit_code)
     user_line = find_user_code_line(error)
+    if isinstance(error, OSError) and error.errno in SYSTEM_ERRORS and not user_line:
+        return _report_error(_describe_system_error(error), CheckpointError.exit_code)
     if user_line:
         message = f"the error above comes from your code: {user_line}"
         return _report_error(message, UsageError.exit_code, preamble=traceback.format_exc())
@@ -118,10 +152,30 @@ def _report_unexpected_error(error: Exception) -> int:
     return _report_error(message, DeatError.exit_code, preamble=traceback.format_exc())
 
 
+def _describe_system_error(error: OSError) -> str:
+    """Describe a read or write that the system refused, and say what it was where that is known."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_output()
+    what = repr(str(error.filename)) if error.filename else "a file or standard output"
+    return (
+        f"{what}: {error.strerror}. Checkpoints and verdicts that were saved remain. Put that right and give the same "
+        "command again; `deat resume RUN` continues a training."
+    )
+
+
+def _discard_output() -> None:
+    """Write what is still buffered for standard output to nowhere, so that it is no error at the end of the process."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _report_error(message: str, status: int, *, preamble: str = "", is_fallback: bool = False) -> int:
     """Print an error to standard error, once for all processes of a run, and return the exit status."""
     if should_print_error(preamble + message, is_fallback=is_fallback):
-        print(make_printable_lines(f"{preamble}deat: {message}"), file=sys.stderr, flush=True)
+        with suppress(OSError):  # the status says it too
+            print(make_printable_lines(f"{preamble}deat: {message}"), file=sys.stderr, flush=True)
     return status
 
 
@@ -179,8 +233,19 @@ def is_lost_peer_error(error: BaseException) -> bool:
     return is_network_error and is_process_group_initialized()
 
 
-def replace_unprintable_characters() -> None:
-    """Print `?` for characters that the terminal's encoding lacks, instead of failing."""
+def prepare_standard_streams() -> None:
+    """Make printing possible in any environment.
+
+    For a stream that is closed, what is printed goes nowhere, and no file that is opened later takes its number, where
+    other libraries' output would end up in it. For characters that the terminal's encoding lacks, `?` is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)
+            if fd != number:
+                os.dup2(fd, number)
+                os.close(fd)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""The command line: `deat train`, `resume`, `evaluate`, `bench`, `report`, `import`, `export` and `list`."""
+"""The command line: one class for each command."""
 
 import sys
 from collections.abc import Sequence
@@ -10,10 +10,12 @@ from tyro.extras import subcommand_cli_from_dict
 
 from deat.cli.bench import BenchCommand
 from deat.cli.evaluate import EvaluateCommand
-from deat.cli.exit_handling import Command, replace_unprintable_characters, run_to_exit_status, short_warnings
+from deat.cli.exit_handling import Command, prepare_standard_streams, run_to_exit_status, short_warnings
 from deat.cli.flag_types import check_flag_names
 from deat.cli.list import ListCommand
+from deat.cli.predict import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
+from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand
 from deat.cli.weights import ExportCommand, ImportCommand
 from deat.errors import unknown_name_error
@@ -25,6 +27,12 @@ COMMANDS: dict[str, type[Command]] = {
     "evaluate": EvaluateCommand,
     "bench": BenchCommand,
     "report": ReportCommand,
+    "predict": PredictCommand,
+    "attack": AttackCommand,
+    "card": CardCommand,
+    "push": PushCommand,
+    "pull": PullCommand,
+    "claim": ClaimCommand,
     "import": ImportCommand,
     "export": ExportCommand,
     "list": ListCommand,
@@ -43,11 +51,13 @@ class VersionCommand:
         return 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> int:
     """Run the command line.
 
     Args:
         argv: Arguments without the program's name. Default: those of this process.
+        ends_process: Whether the process exits with the result. From the end of the command on, it ignores SIGTERM and
+            SIGINT then, which would change its exit status.
 
     Returns:
         The exit status.
@@ -60,9 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         0
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    replace_unprintable_characters()
+    prepare_standard_streams()
     with short_warnings():
-        return run_to_exit_status(lambda: parse_command(args))
+        return run_to_exit_status(lambda: parse_command(args), ends_process=ends_process)
+
+
+def run_process() -> int:
+    """Run the command line in a process that exits with the result: what the program `deat` does."""
+    return main(ends_process=True)
 
 
 def parse_command(argv: Sequence[str]) -> Command:

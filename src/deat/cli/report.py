@@ -75,7 +75,7 @@ from deat.report.tables import (
 )
 from deat.report.titles import format_title
 from deat.runs.load_run import get_test_split, load_run_model, load_trained_run
-from deat.runs.run_dir import is_report_folder, list_report_files
+from deat.runs.run_dir import WEIGHT_FOLDERS, is_report_folder, list_report_files
 from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record
 from deat.tasks import CLASSIFICATION
 from deat.threat import ThreatModel
@@ -85,6 +85,7 @@ from deat.utils.terminal import PlainConsole, is_stdout_terminal
 from deat.utils.text import escape_markdown, format_eps, make_printable
 from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import SPEC_HINT, is_file_spec
+from deat.utils.user_paths import expand_path
 
 SWEEP_EPS_FACTORS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
 """The radii of a sweep, in units of the run's own eps, as far as images are apart."""
@@ -108,9 +109,9 @@ ImagesAndPredictions = tuple[torch.Tensor, list[str]]
 
 
 def load_evaluated_run(run: RunResults, options: LoadOptions) -> LoadedRun:
-    """The network that a run's evaluation judged, be it its best or its last, its test images and its threat model."""
+    """The network that a run's evaluation judged, of whichever epoch, its test images and its threat model."""
     files = _weight_files(run)
-    epoch: EpochChoice = "last" if files and files[0].parent.name == "last" else "best"
+    epoch: EpochChoice = next((which for which in WEIGHT_FOLDERS if files and files[0].parent.name == which), "best")
     model = _match_user_model(read_record(run.path).model, options.models)
     resolved = load_trained_run(
         run.path, epoch=epoch, model=model, device=options.device, data_root=options.data_root
@@ -185,7 +186,7 @@ def has_weights(run: RunResults) -> bool:
 
 
 def _weight_files(run: RunResults) -> list[Path]:
-    files = [run.path / epoch / WEIGHTS_FILE for epoch in ("best", "last")]
+    files = [run.path / which / WEIGHTS_FILE for which in WEIGHT_FOLDERS]
     return [file for file in files if file.is_file()]
 
 
@@ -354,9 +355,9 @@ def _load_options(args: ReportCommand) -> LoadOptions:
 
 def _choose_folder(args: ReportCommand) -> Path:
     """Where the report goes: --out, or report/ in the only folder named, or beside several."""
-    first = Path(args.runs[0]).expanduser()
+    first = expand_path(args.runs[0])
     beside = (first if len(set(map(Path, args.runs))) == 1 else first.parent) / "report"
-    out = Path(args.out).expanduser() if args.out else beside
+    out = expand_path(args.out) if args.out else beside
     check_no_symlinks([*([] if args.out else [out]), out / "figures"])
     check_no_symlinks(list_report_files(out))
     if out.is_file() or (out.is_dir() and not is_report_folder(out)):

@@ -12,13 +12,18 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from deat.cli.flag_types import (
+    BetasFlag,
+    ClassWeightsFlag,
+    FloatFlag,
     IntFlag,
     LrScheduleChoice,
     NormChoice,
+    OptimizerChoice,
     OptionalFloat,
     OptionalInt,
     OptionalStr,
     StartChoice,
+    ThreatRuleChoice,
     WatchChoice,
 )
 from deat.cli.training_progress import PhaseTimer, TrainingProgress
@@ -47,6 +52,7 @@ from deat.runs.run_dir import (
 from deat.runs.run_report import list_gradient_masking_warnings, write_summary
 from deat.runs.schema import RUN_FILE, SUMMARY_FILE, RunRecord, read_record
 from deat.tasks import CLASSIFICATION, Task
+from deat.threat import format_threat
 from deat.training.callbacks import CallbackLike
 from deat.training.config import TrainConfig
 from deat.training.cost_estimate import CostEstimate, estimate_cost
@@ -58,7 +64,8 @@ from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import Distributed
 from deat.utils.numbers import check_int
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
-from deat.utils.text import format_duration, format_eps, ignore_message, make_printable
+from deat.utils.text import format_duration, ignore_message, make_printable
+from deat.utils.user_paths import expand_path
 
 
 @dataclass(frozen=True)
@@ -80,8 +87,8 @@ def describe_run(run: Run, trainer: Trainer) -> str:
     method, data, model = map(make_printable, (run.method.name, run.splits.name, run.model_name))
     engine = trainer.engine
     return (
-        f"{method} on {data}: {model} ({trainer.num_parameters:,} parameters), {run.threat.name} eps "
-        f"{format_eps(run.threat.eps)}, {run.config.epochs} epochs, {engine.precision} on {engine.device}\n"
+        f"{method} on {data}: {model} ({trainer.num_parameters:,} parameters), {format_threat(run.threat, with_rule=True)}, "
+        f"{run.config.epochs} epochs, {engine.precision} on {engine.device}\n"
         f"{_describe_method(run)}{_describe_images(run)}{_describe_init(run)}"
     )
 
@@ -181,7 +188,7 @@ class TrainOptions:
     @property
     def place(self) -> Path | None:
         """The folder of --out, if it was given."""
-        return None if self.out is None else Path(self.out).expanduser()
+        return None if self.out is None else expand_path(self.out)
 
     @property
     def scoring(self) -> ScoreOptions:
@@ -433,6 +440,10 @@ class TrainCommand:
     """The threat model's radius in [0, 1] pixels, such as 8/255; each data set has a default."""
     norm: NormChoice = None
     """The threat model's norm (linf)."""
+    threat: OptionalStr = None
+    """Norm and radius in one, in place of --norm and --eps, and several of them at once: linf:8/255+l2:0.5+l1:12."""
+    threat_rule: ThreatRuleChoice = None
+    """How a training step picks among several: worst (default), random, error or magnitude."""
     out: OptionalStr = None
     """The run's folder, which must not exist; by default a new one under runs/."""
     overwrite: bool = False
@@ -446,13 +457,31 @@ class TrainCommand:
     batch_size: OptionalInt = None
     """Images in a batch (128; digits 64)."""
     lr: OptionalFloat = None
-    """The (peak) learning rate (0.1; digits 0.05; with --init a tenth of that)."""
+    """The (peak) learning rate (sgd 0.1, on digits 0.05; nadam 0.002; others 0.001; with --init a tenth of that)."""
     lr_schedule: LrScheduleChoice = None
     """The learning rate's shape: cyclic (default), multistep, cosine or flat."""
     weight_decay: OptionalFloat = None
-    """Weight decay (5e-4)."""
+    """Weight decay (sgd 5e-4, adamw 0.01, others 0)."""
+    optimizer: OptimizerChoice = None
+    """Which optimizer trains the weights (sgd)."""
     momentum: OptionalFloat = None
-    """SGD's momentum (0.9)."""
+    """Momentum of sgd (0.9) and rmsprop (0)."""
+    betas: BetasFlag = None
+    """Decay rates of the averages of adam, adamw and nadam (0.9,0.999)."""
+    ema: OptionalFloat = None
+    """Also average the weights over all updates with this decay, such as 0.999; the best epoch may be of either."""
+    clip_grad_norm: OptionalFloat = None
+    """The largest norm of the weights' gradient, such as 1; a longer one is shortened."""
+    label_smoothing: FloatFlag = 0.0
+    """The share of each label that is spread over all classes in the learner's loss, such as 0.1."""
+    class_weights: ClassWeightsFlag = None
+    """balanced, or a weight of each class: 1,1,2.5; in the learner's loss."""
+    mixup: FloatFlag = 0.0
+    """Blend pairs of images by shares from Beta(A, A), such as 0.2."""
+    cutmix: FloatFlag = 0.0
+    """Paste parts of images into others, of areas from Beta(A, A), such as 1."""
+    random_erasing: FloatFlag = 0.0
+    """The share of training images with an erased rectangle, such as 0.25."""
     init: OptionalStr = None
     """Weights to fine-tune: a .safetensors, .pt or .pth file, a run's folder, or one of `deat export --shard-size`."""
     rules: Literal["default", "literal", "released"] = "default"
@@ -474,6 +503,9 @@ class TrainCommand:
     """Carry the perturbation from batch to batch, as FREE originally does."""
     compact: bool = False
     """FAT and F+: shrink the batch instead of masking it."""
+    n_train: OptionalInt = None
+    """Use only so many of the training images, held-out ones included: a random part, the same for every seed, in which
+    each class keeps its share."""
     held_out: OptionalInt = None
     """Training images held out to choose the best epoch (a tenth, at most 1000; 0 where val/ is beside test/)."""
     val_attack: OptionalStr = None
@@ -523,7 +555,7 @@ class TrainCommand:
     @property
     def is_resumable(self) -> bool:
         """Whether the same command resumes: there is a run in --out, and --resume allows it."""
-        return self.resume == "auto" and self.out is not None and has_checkpoint(Path(self.out).expanduser())
+        return self.resume == "auto" and self.out is not None and has_checkpoint(expand_path(self.out))
 
     def run(self) -> int:
         """Train."""
@@ -628,7 +660,7 @@ class ResumeCommand:
 
 def run_resume(args: ResumeCommand) -> int:
     """Resolve the recorded request again, and train on from the newest checkpoint."""
-    folder = Path(args.run_folder).expanduser()
+    folder = expand_path(args.run_folder)
     if not (folder / RUN_FILE).is_file():
         more = " Checkpoints of deat.fit are gone on with by the same call of fit." * has_checkpoint(folder)
         raise CheckpointError(f"there is no run in {str(folder)!r}: give the folder that `deat train` made.{more}")

@@ -18,6 +18,7 @@ from deat.runs.schema import EpochChoice
 from deat.utils.safe_write import write_atomic
 from deat.utils.safetensors_files import Tensors, encode_tensors
 from deat.utils.text import make_printable
+from deat.utils.user_paths import expand_path
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,9 @@ def run_import(args: ImportCommand) -> int:
         CheckpointError: If the file cannot be read or written.
         UsageError: If the output file exists or does not end in .safetensors, or the file has no such part.
     """
-    source = Path(args.file).expanduser()
+    source = expand_path(args.file)
     check_file_exists(source)
-    target = Path(args.out).expanduser() if args.out else source.with_suffix(".safetensors")
+    target = expand_path(args.out) if args.out else source.with_suffix(".safetensors")
     _check_does_not_exist(target)
     if target.suffix != ".safetensors":
         raise UsageError(f"--out {str(target)!r} must end in .safetensors.")
@@ -101,14 +102,14 @@ def run_export(args: ExportCommand) -> int:
         UsageError: If the output exists or has no known suffix, or the shard size is not a size.
     """
     max_bytes = parse_byte_size(args.shard_size) if args.shard_size else None
-    folder = Path(args.run_folder).expanduser()
+    folder = expand_path(args.run_folder)
     name = folder.resolve().name
     if max_bytes is None:
-        out = Path(args.out or f"{name}.safetensors").expanduser()
+        out = expand_path(args.out or f"{name}.safetensors")
         exported = export(folder, out, epoch=args.epoch, model=args.model)
         print(f"wrote {exported.format} to {exported.path}; {exported.note}")
         return 0
-    target = Path(args.out or f"{name}-weights").expanduser()
+    target = expand_path(args.out or f"{name}-weights")
     _check_does_not_exist(target)
     tensors, normalization = split_normalization(read_run_weights(folder, args.epoch).tensors)
     _write_shards(tensors, target, max_bytes, format_normalization_note(normalization))

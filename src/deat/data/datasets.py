@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from deat.data.channel_stats import ChannelStats, measure_channel_stats
 from deat.data.image_label_checks import UNIT_BOX, Box
 from deat.data.image_set import ImageSet
 from deat.data.streaming import AnyImageSet
+from deat.data.train_part import take_train_images
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Classification, Segmentation, Task, get_task
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.numbers import is_int_at_least
+from deat.utils.user_paths import expand_path, find_home
 
 _CIFAR10_MEAN_STD = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 _CIFAR100_MEAN_STD = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
@@ -51,6 +53,7 @@ class DataSplits:
         box: The range of values, which the threat model has too; None for no bounds.
         scale: The unit of each feature in the threat model; None for 1.
         mutable: Whether each feature can change; None if all can.
+        n_train: How many training images were chosen of a larger set; None for all.
 
     Example:
         >>> digits = deat.load_data("digits")
@@ -74,6 +77,7 @@ class DataSplits:
     box: Box = UNIT_BOX
     scale: tuple[float, ...] | None = None
     mutable: tuple[bool, ...] | None = None
+    n_train: int | None = None
 
     def __repr__(self) -> str:
         val = f" val={self.val!r}," if self.val else ""
@@ -194,6 +198,7 @@ def load_data(
     fallback_root: str | Path | None = None,
     target: str | None = None,
     task: str | Task | None = None,
+    n_train: int | None = None,
 ) -> DataSplits:
     """Load a data set by its name, or a folder of images, wav files or masks, or a table by its path.
 
@@ -213,31 +218,49 @@ def load_data(
         target: The column of a table that is to be predicted.
         task: What labels mean, where the data can be read in several ways: "regression" or "classification" for a
             table, `deat.tasks.Segmentation(ignore_index=11)` for masks. By default it is found in the data.
+        n_train: Number of training images to use, chosen at random so that each class keeps its share. The choice
+            depends on no seed, and a smaller number is a part of a larger one. By default all.
 
     Returns:
         The images by split, with their usual threat model, augmentation and normalisation.
 
     Raises:
-        UsageError: If the name is unknown, or `size` is out of range or not for this data set.
+        UsageError: If the name is unknown, or `size` or `n_train` is out of range or not for this data set.
         DataError: If the data set is missing, damaged or not laid out as expected.
 
     Example:
         >>> photos = deat.load_data("folder:photos.zip", size=64)
         >>> result = deat.fit(model, photos)
     """
+    splits = _load_splits(name_path_kind(spec), root, download, size, cache, fallback_root, target, task)
+    if n_train is None:
+        return splits
+    return replace(splits, train=take_train_images(splits.train, n_train), n_train=int(n_train))
+
+
+def _load_splits(
+    spec: str,
+    root: str | Path | None,
+    download: bool,
+    size: int | None,
+    cache: bool,
+    fallback_root: str | Path | None,
+    target: str | None,
+    task: str | Task | None,
+) -> DataSplits:
+    """The whole data set."""
     data_root = Path(root) if root is not None else _default_data_root()
-    spec = name_path_kind(spec)
     name, _, path = spec.partition(":")
     kind = None if task is None else get_task(task)
     if target is not None and name.lower() != "csv":
         raise UsageError(f"target={target!r} is the column of a table, csv:FILE; {spec!r} has none. Omit target.")
     if name.lower() in _LOADERS_BY_KIND and path:
-        return _LOADERS_BY_KIND[name.lower()](Path(path).expanduser(), size, target, kind)
+        return _LOADERS_BY_KIND[name.lower()](expand_path(path), size, target, kind)
     if kind not in (None, CLASSIFICATION):
         raise UsageError(f"{spec!r} is for classification, not for the task {kind}. Omit task, or use other data.")
     if name.lower() == "folder" and path:
         _check_size(size)
-        return _load_folder(Path(path).expanduser(), data_root, size, cache)
+        return _load_folder(expand_path(path), data_root, size, cache)
     if size is not None:
         raise UsageError(f"size={size!r} is for folder:PATH and audio:PATH; {spec!r} has a fixed size. Omit size.")
     if spec.lower() == "digits":
@@ -249,7 +272,7 @@ def load_data(
 
 
 def _default_data_root() -> Path:
-    return Path(os.environ.get("DEAT_DATA") or Path.home() / ".cache" / "deat")
+    return Path(os.environ.get("DEAT_DATA") or (find_home() or Path()) / ".cache" / "deat")
 
 
 def name_path_kind(spec: Any) -> str:
@@ -270,7 +293,7 @@ def name_path_kind(spec: Any) -> str:
 
 
 def _is_folder_or_archive(text: str) -> bool:
-    path = Path(text).expanduser()
+    path = expand_path(text)
     try:
         return path.is_dir() or (path.is_file() and path.name.lower().endswith(ALL_ARCHIVE_SUFFIXES))
     except (OSError, ValueError):  # no file system takes it as a name

@@ -117,7 +117,7 @@ def describe_labels_out_of_range(data: Any, num_outputs: int) -> str:
         Sentences that name the first such image and what to do, starting with a space. Empty if there is none, or if
         the labels are not in memory.
     """
-    labels = _get_labels(data)
+    labels = get_labels(data)
     bad = np.flatnonzero(labels >= num_outputs)
     if not bad.size:
         return ""
@@ -145,7 +145,7 @@ def describe_largest_label(source: Any, num_outputs: int) -> str:
     return f" The largest label is {largest_label}{image}. {_COUNT_FROM_0_HINT}"
 
 
-def _get_labels(data: Any) -> np.ndarray[Any, Any]:
+def get_labels(data: Any) -> np.ndarray[Any, Any]:
     """Return the integer labels of data that has them in memory, else an empty array."""
     if isinstance(data, tuple | list) and len(data) == 2:
         labels = data[1]

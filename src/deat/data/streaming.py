@@ -31,7 +31,7 @@ from deat.utils.seeding import derive_seed
 
 DEFAULT_SIDE_PIXELS = 224
 """The side that images of different sizes are resized to unless another is given."""
-_EVAL_CROP_FRACTION = 224 / 256
+EVAL_CROP_FRACTION = 224 / 256
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +96,7 @@ class LazyImages:
         image = open_image(self.files.read(file_index), self.files.names[file_index])
         if random:
             return to_tensor(random_resized_crop(image, self.size, random))
-        return to_tensor(centre_crop(image, self.size, _EVAL_CROP_FRACTION))
+        return to_tensor(centre_crop(image, self.size, EVAL_CROP_FRACTION))
 
     def subset(self, indices: Tensor | Sequence[int]) -> "LazyImages":
         """Return the images at `indices`, in this order."""

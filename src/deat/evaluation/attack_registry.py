@@ -12,6 +12,8 @@ from deat.threat import ThreatModel
 
 AUTOATTACK_PASSES = {"apgd-ce": 100, "apgd-t": 500, "fab-t": 900, "square": 2500}
 """Passes of an image through each part of AutoAttack, where half of the images are fooled early."""
+AUTOATTACK_NAMES = ("aa", "autoattack", "auto-attack", "auto_attack")
+"""Names that AutoAttack goes by; results and records have the first."""
 ATTACK_NAMES = (*ATTACK_FAMILIES, *AUTOATTACK_PARTS, "aa")
 
 
@@ -19,8 +21,8 @@ def get_attack(name: str | AttackLike) -> AttackLike:
     """Return the attack of a name.
 
     Args:
-        name: natural, fgsm, pgd-N, cw-N, apgd-ce, apgd-t, fab-t, square or aa. Anything else than text is returned as
-            it is.
+        name: natural, fgsm, pgd-N, cw-N, apgd-ce, apgd-t, fab-t, square or aa, which "AutoAttack" means, too. Anything
+            else than text is returned as it is.
 
     Returns:
         The attack.
@@ -31,7 +33,7 @@ def get_attack(name: str | AttackLike) -> AttackLike:
     if not isinstance(name, str):
         return name
     text = name.strip().lower()
-    if text == "aa":
+    if text in AUTOATTACK_NAMES:
         return AutoAttack()
     if text in AUTOATTACK_PARTS:
         return AutoAttack(text, (text,))

@@ -268,9 +268,27 @@ def call_attack(
     generator: torch.Generator | None,
     task: Task,
 ) -> Tensor:
-    """Call any attack; one with a parameter called `task` receives the task."""
+    """Call any attack in every ball of a threat model; one with a parameter called `task` receives the task.
+
+    Returns:
+        The adversarial examples. Of several balls' it is the one that the model is most wrong about.
+    """
     options = {"task": task} if accepts_argument(attack, "task") else {}
-    return attack(model, x, y, threat, generator, **options)
+    worst: Tensor | None = None
+    for ball in threat.balls[:1] if is_natural(attack) else threat.balls:
+        adv = attack(model, x, y, ball, generator, **options)
+        worst = adv if worst is None else _choose_most_wrong(model, worst, adv, y, task)
+    return x if worst is None else worst
+
+
+def _choose_most_wrong(model: nn.Module, first: Tensor, second: Tensor, y: Tensor, task: Task) -> Tensor:
+    """For each example the one of two with the lower score, or where these are equal, with the higher loss."""
+    with eval_mode(model):
+        outputs = [exact_outputs(model, adv) for adv in (first, second)]
+    scores = [task.score(output, y).double().nan_to_num(nan=-torch.inf) for output in outputs]
+    losses = [task.loss(output, y) for output in outputs]
+    is_worse = (scores[1] < scores[0]) | ((scores[1] == scores[0]) & (losses[1] > losses[0]))
+    return torch.where(broadcast_mask(is_worse, first), second, first)
 
 
 ATTACK_FAMILIES: dict[str, Callable[[int], Attack]] = {

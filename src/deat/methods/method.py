@@ -137,6 +137,21 @@ def check_method_on_task(method: Method, task: Task) -> None:
                 raise UsageError(f"{method.name} cannot be used here: {task.why_undefined(name)}.")
 
 
+def check_method_on_threat(method: Method, threat: ThreatModel) -> None:
+    """Check that a method's play can be played against a threat model, before any work.
+
+    Args:
+        method: The method.
+        threat: The threat model.
+
+    Raises:
+        UsageError: A step of the play is not defined there; the message says why. A play has a method `check_threat`
+            where it depends on the threat model.
+    """
+    if callable(check := getattr(method.play, "check_threat", None)):
+        check(threat)
+
+
 def _describe_part(part: object) -> str:
     name = getattr(part, "__qualname__", None)
     return f"the {type(part).__name__.replace('type', 'class')} {name}" if name else repr(part)

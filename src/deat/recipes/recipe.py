@@ -5,7 +5,6 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from deat.data import list_datasets
@@ -22,6 +21,7 @@ from deat.training.config import TrainConfig
 from deat.training.cost_estimate import backprop_bounds
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.user_code import is_file_spec, split_prefixes, split_spec
+from deat.utils.user_paths import expand_path
 
 HELD_OUT_FRACTION, TEST_FRACTION = 0.1, 0.25
 """Guesses for the time left: numbers of held-out and of test images, as fractions of the training set."""
@@ -310,7 +310,7 @@ def _normalize_method_name(method: str) -> str:
     get_method(method)
     file, name = split_spec(method.strip())
     prefixes, path = split_prefixes(file)
-    return f"{prefixes}{Path(path).expanduser().resolve()}:{name}"
+    return f"{prefixes}{expand_path(path).resolve()}:{name}"
 
 
 def _limit_epochs_to_budget(run: Run, budget: int) -> Run:

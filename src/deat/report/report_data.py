@@ -26,9 +26,11 @@ from deat.report.stats import describe_samples, describe_single_seeds
 from deat.runs.checkpoint_folder import read_checkpoint_folder
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import BENCH_FILE, RUN_FILE, WATCH_FILE
+from deat.threat import format_threat
 from deat.training.epoch_records import EpochWatch, read_watch
 from deat.utils.anonymize_paths import anonymize_paths
-from deat.utils.text import format_eps, make_printable, summarize_error
+from deat.utils.text import make_printable, summarize_error
+from deat.utils.user_paths import expand_path
 
 OTHER_SETUP_MARK = "‡"
 """Marks a number of the paper next to a row with other settings."""
@@ -80,7 +82,7 @@ def load_report_data(paths: Sequence[str]) -> ReportData:
     """
     if not paths:
         raise UsageError("name at least one run folder or bench folder, such as runs/demo.")
-    folders = [Path(text).expanduser() for text in paths]
+    folders = [expand_path(text) for text in paths]
     folders = list({folder.resolve(): folder for folder in folders}.values())
     benches = [load_bench(folder) for folder in folders if (folder / BENCH_FILE).is_file()]
     single_runs = [_load_run_folder(folder) for folder in folders if not (folder / BENCH_FILE).is_file()]
@@ -279,8 +281,7 @@ def _collect_data_set_names(runs: Sequence[RunResults]) -> set[str]:
 
 
 def _describe_threat(run: RunResults) -> str:
-    threat = run.evaluation.settings["threat"] if run.evaluation else {}
-    return f"{threat.get('norm')} eps {format_eps(threat.get('eps', 0))}"
+    return format_threat(run.evaluation.settings["threat"]) if run.evaluation else "not evaluated"
 
 
 def _describe_machine(record: dict[str, Any]) -> str:

@@ -164,7 +164,7 @@ class FolderTraining:
             if self.store.resume(self.trainer):
                 return True
         except (UsageError, CheckpointError) as error:
-            (self.options.notify or ignore_message)(f"begun again: {error}")
+            (self.options.notify or ignore_message)(f"started again: {error}")
             interruption = self.trainer.interruption
             self._set_trainer(self.make_trainer())  # the checkpoint may have changed the first one
             self.trainer.set_interruption(interruption)

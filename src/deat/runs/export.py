@@ -1,7 +1,6 @@
 """deat.export: a run or a network as ONNX, torch.export, TorchScript or weights, for use without deat."""
 
 import os
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from deat.models.recorded_normalization import split_normalization
 from deat.models.weights import SavedWeights, get_state_dict
 from deat.runs.saved_run import SavedRun, load_run, read_run_weights
 from deat.runs.schema import EpochChoice
+from deat.utils.user_paths import expand_path
 
 
 def export(
@@ -41,7 +41,7 @@ def export(
             `.safetensors` and `.pt` (a state dict that torch.load reads with weights_only) have the weights under the
             network's own names, and record the normalisation.
         example: Images in [0, 1] of shape (N, C, H, W); needed for a program where a run does not say their shape.
-        epoch: Which weights of a folder: "best" or "last".
+        epoch: Which weights of a folder: "best", "last" or "averaged".
         model: The network of a folder, where it is code.
 
     Returns:
@@ -56,11 +56,11 @@ def export(
         7.2e-07
         >>> deat.export(result.model, "net.pt2", example=torch.rand(1, 3, 32, 32))
     """
-    target = Path(path).expanduser()
+    target = expand_path(path)
     check_export_path(target)
     is_program = target.suffix.lower() in PROGRAM_FORMATS
     if isinstance(model_or_run, str | os.PathLike):
-        folder = Path(model_or_run).expanduser()
+        folder = expand_path(model_or_run)
         if not is_program:
             return export_weights(_split(read_run_weights(folder, epoch)), target)
         model_or_run = load_run(folder, model=model, epoch=epoch, device="cpu")

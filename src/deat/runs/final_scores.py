@@ -81,14 +81,19 @@ class RunScorer:
         self.scores.append(ModelScore(name, accuracy, images.num_examples, backprops, result.seconds))
 
     def score_epochs(self, result: TrainResult, backprops: int) -> None:
-        """Score the last epoch of the run's training, and the best one where that is another."""
-        name, best, last = make_printable(self.run.method.name), result.best.epoch, result.history[-1].epoch
-        self.score(f"{name}, last epoch" if best != last else name, result, backprops)
-        if best != last:
-            last_weights = {key: value.detach().clone() for key, value in result.model.state_dict().items()}
+        """Score the last epoch of the run's training, its averaged weights, and the best epoch where that is another."""
+        name, best, last = make_printable(self.run.method.name), result.best, result.history[-1].epoch
+        is_other = best.epoch != last and not best.averaged
+        last_weights = {key: value.detach().clone() for key, value in result.model.state_dict().items()}
+        self.score(f"{name}, last epoch" if is_other or result.averaged else name, result, backprops)
+        if result.averaged:
+            result.load_averaged()
+            self.score(f"{name}, averaged weights", result, backprops)
+        if best.epoch != last:
             result.load_best()
-            self.score(f"{name}, best epoch ({best + 1})", result, backprops)
-            result.model.load_state_dict(last_weights)
+            averaged = ", averaged" if best.averaged else ""
+            self.score(f"{name}, best epoch ({best.epoch + 1}{averaged})", result, backprops)
+        result.model.load_state_dict(last_weights)
 
     @property
     def wants_baseline(self) -> bool:

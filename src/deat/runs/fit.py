@@ -61,7 +61,8 @@ def fit(
     task: str | Task | None = None,
     epochs: int = 30,
     val: DataLike | Source | float | None = None,
-    optimizer: OptimizerFactory | None = None,
+    n_train: int | None = None,
+    optimizer: str | OptimizerFactory | None = None,
     normalize: Normalization | str | None = None,
     augment: Augment | None = None,
     callbacks: Sequence[CallbackLike] = (),
@@ -95,7 +96,10 @@ def fit(
             as tasks.Segmentation(ignore_index=255); by default that of the data, or classification.
         epochs: Number of passes over the training set.
         val: Held-out images, in the forms of train, or the fraction of train to hold out. They choose the best epoch.
-        optimizer: Function from parameters to an optimizer; by default SGD.
+        n_train: Number of training images to use, of which val may hold out a fraction. They are chosen at random, the
+            same ones for every seed, so that each class keeps its share; a smaller number is a part of a larger one.
+        optimizer: "sgd" (the default), "adam", "adamw", "nadam" or "rmsprop", with the settings momentum, betas and
+            weight_decay; or a function from parameters to an optimizer.
         normalize: (mean, std), which becomes the model's first layer, or "data" for those of the data, published or
             measured on the training images. By default nothing is added. A model with a deat.models.Normalize keeps
             its own.
@@ -135,6 +139,8 @@ def fit(
     tools = get_loggers(loggers)
     check_int("log_every", log_every, 0)
     lines = [EpochPrinter(sys.stderr)] if progress and distributed.is_main else []
+    if isinstance(optimizer, str):
+        config_fields, optimizer = {**config_fields, "optimizer": optimizer}, None
     trainer = make_trainer(
         model,
         train,
@@ -148,6 +154,7 @@ def fit(
         callbacks=[*check_callbacks(callbacks), *lines],
         distributed=distributed,
         task=task,
+        n_train=n_train,
     )
     _check_batch_size(config_fields.get("batch_size"), trainer.train)
     _print_messages(lines, trainer.engine_note)

@@ -18,7 +18,7 @@ from deat.data.streaming import AnyImageSet
 from deat.errors import UsageError, unknown_name_error
 from deat.methods import Method, get_method
 from deat.methods.configure import configure_method
-from deat.methods.method import check_method_on_task
+from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.models import add_normalization, build_model, get_input_std
 from deat.radius_checks import check_radius
 from deat.tasks import Segmentation, Task
@@ -27,7 +27,7 @@ from deat.training.config import TrainConfig, choose_num_threads, resolve_device
 from deat.training.data_split import open_source
 from deat.training.make_trainer import make_trainer
 from deat.training.model_checks import load_initial_weights, read_channel_stats
-from deat.training.optimizers import DEFAULT_LR
+from deat.training.named_optimizers import get_optimizer
 from deat.training.overfit_watch import OverfitWatch
 from deat.training.trainer import Trainer
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
@@ -59,6 +59,8 @@ class Request:
     rules: str = "default"
     norm: str | None = None
     eps: float | None = None
+    threat: str | None = None
+    threat_rule: str | None = None
     alpha: float | None = None
     gamma: float | None = None
     max_steps: int | None = None
@@ -78,6 +80,7 @@ class Request:
     download: bool = False
     task: str | None = None
     target: str | None = None
+    n_train: int | None = None
 
     @property
     def method_options(self) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class Run:
     def trainer(self, distributed: Distributed = SINGLE_PROCESS, notify: MessageHandler = ignore_message) -> Trainer:
         """A trainer on this run's training set, its validation part held out; `notify` shows what is odd about its outputs."""
         train, val = self._split_train_val()
-        return make_trainer(
+        trainer = make_trainer(
             self.model(),
             train,
             val=val,
@@ -119,6 +122,8 @@ class Run:
             notify=notify,
             task=self.task,
         )
+        trainer.n_train = self.splits.n_train
+        return trainer
 
     def model(self) -> nn.Module:
         """A fresh model, its weights a function of the seed, or those of `init`."""
@@ -170,8 +175,8 @@ class Run:
 
     @property
     def default_lr(self) -> float:
-        """The learning rate of training from nothing on this data, where none is given."""
-        return float(DATASET_DEFAULTS.get(self.splits.name, {}).get("lr", DEFAULT_LR))
+        """The learning rate of training from random weights on this data, where none is given."""
+        return get_default_lr(self.splits.name, self.config.optimizer)
 
     @property
     def augment(self) -> Augment | None:
@@ -281,16 +286,27 @@ def resolve_request(
             raise unknown_name_error(name, getattr(request, name), known)
     resolve_device(TrainConfig(**settings).device)
     method = get_method(request.method, rules=request.rules)
-    if request.eps is not None:
-        configure_method(method, parse_threat(f"{request.norm or 'linf'}:{request.eps!r}"), **request.method_options)
+    named = read_requested_threat(request)
+    if named is not None:
+        configure_method(method, named, **request.method_options)
+        check_method_on_threat(method, named)
     root, also = (None, request.data_root) if is_recorded else (request.data_root, None)
     corpus = load_data(
-        request.data, root=root, fallback_root=also, download=request.download, size=request.size, **_reading(request)
+        request.data,
+        root=root,
+        fallback_root=also,
+        download=request.download,
+        size=request.size,
+        n_train=request.n_train,
+        **_reading(request),
     )
     check_method_on_task(method, corpus.task)
     threat = _resolve_threat(request, corpus)
     name = _default_model(corpus) if request.model == "auto" else request.model
-    config = TrainConfig(**{**DATASET_DEFAULTS.get(corpus.name, {}), **settings})
+    usual = {**DATASET_DEFAULTS.get(corpus.name, {}), **settings}
+    if "lr" in usual and "lr" not in settings:
+        usual["lr"] = get_default_lr(corpus.name, settings.get("optimizer", TrainConfig.optimizer))
+    config = TrainConfig(**usual)
     tuned = configure_method(method, threat, **request.method_options)
     run = Run(request, config, corpus, threat, tuned, name, recorded=statistics)
     if not request.init or "lr" in settings:
@@ -298,12 +314,53 @@ def resolve_request(
     return replace(run, config=replace(config, lr=run.default_lr / FINE_TUNING_LR_DIVISOR))
 
 
+def get_default_lr(data_name: str, optimizer: str) -> float:
+    """Return the learning rate of training from random weights; those of data sets are for SGD, the default.
+
+    Args:
+        data_name: The name of the data set.
+        optimizer: The name of the optimizer.
+
+    Raises:
+        UsageError: If there is no such optimizer.
+    """
+    usual = DATASET_DEFAULTS.get(data_name, {}).get("lr") if optimizer == TrainConfig.optimizer else None
+    return float(usual or get_optimizer(optimizer).lr)
+
+
 def _reading(request: Request) -> dict[str, Any]:
     """How the data are to be read, where the request says so."""
     return {name: value for name in ("task", "target") if (value := getattr(request, name)) is not None}
 
 
+def read_requested_threat(request: Request, **features: Any) -> ThreatModel | None:
+    """Read the threat model that a request names by `threat`, or by `norm` and `eps`; None where it leaves it to the data.
+
+    Args:
+        request: The request.
+        **features: The box, scale and mutable features of the data.
+
+    Raises:
+        UsageError: It is not accepted, or named in both ways.
+    """
+    if request.threat is None:
+        if request.threat_rule is not None:
+            raise UsageError(
+                f"the threat rule {request.threat_rule!r} is for several balls: add --threat, such as "
+                "linf:8/255+l2:0.5+l1:12."
+            )
+        return None if request.eps is None else parse_threat(f"{request.norm or 'linf'}:{request.eps!r}", **features)
+    if request.norm is not None or request.eps is not None:
+        raise UsageError(
+            f"threat {request.threat!r} names norm and radius: leave --norm and --eps out, or use them alone."
+        )
+    return parse_threat(request.threat, rule=request.threat_rule, **features)
+
+
 def _resolve_threat(request: Request, splits: DataSplits) -> ThreatModel:
+    if request.threat is not None and (threat := read_requested_threat(request, **splits.features)):
+        check_radius(threat, splits.train.shape)
+        return threat
     norm = (request.norm or splits.norm).lower()
     if request.eps is None and norm != splits.norm:
         raise UsageError(f"norm {norm!r} needs an eps of its own: {splits.name}'s default is for {splits.norm}.")

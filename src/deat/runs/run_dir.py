@@ -49,6 +49,8 @@ PANEL_NAMES = (
     *("steps", "backprops", "minutes", r"\d{1,4}"),
 )
 """The ends of the names of panels' files; those of one figure for each setting or image are numbers."""
+WEIGHT_FOLDERS: tuple[EpochChoice, ...] = ("best", "last", "averaged")
+"""The folders of a run's weights: of the best and of the last epoch, and the average after the last one."""
 REPORT_FILE_PATTERN = re.compile(
     r"index\.html|table\.(md|tex|csv)|"
     rf"figures/({'|'.join(FIGURE_NAMES)})(-({'|'.join(PANEL_NAMES)}))?\.(pdf|svg|png|csv)"
@@ -63,7 +65,8 @@ LOGS_FOLDER = "logs"
 class RunFolder:
     """Writes a run's records during training: a callback of the trainer, and the owner of its checkpoints.
 
-    best/ and last/ have one file each, a hard link to a checkpoint's, so that neither is ever half written.
+    best/ and last/ have one file each, a hard link to a checkpoint's where it has the same weights, so that neither is
+    ever half written. averaged/ has one in training with a moving average.
 
     Args:
         path: The run's folder.
@@ -166,7 +169,11 @@ class RunFolder:
         source = None if trainer.step else checkpoint  # in the middle of an epoch the weights are no epoch's
         if not trainer.step:
             self._publish_file("last", source, last, lambda: get_state_dict(trainer.model))
-        self._publish_file("best", source if best.epoch == last else None, best.epoch, lambda: best.weights)
+            if trainer.average:
+                self._publish_file("averaged", None, last, trainer.average.weights)
+        is_last = best.epoch == last and not best.averaged
+        note = format_weights_note(best.epoch + 1, averaged=best.averaged)
+        self._publish_file("best", source if is_last else None, best.epoch, lambda: best.weights, note)
         self._record_choice(trainer, is_new=checkpoint is not None)
         try_remove(backup_path(self.path))
 
@@ -186,9 +193,14 @@ class RunFolder:
             self.notify(f"cannot write the best epoch to {RUN_FILE} ({summarize_error(error)}); training continues")
 
     def _publish_file(
-        self, which: EpochChoice, checkpoint: Path | None, epoch: int, weights: Callable[[], Any]
+        self,
+        which: EpochChoice,
+        checkpoint: Path | None,
+        epoch: int,
+        weights: Callable[[], Any],
+        note: str | None = None,
     ) -> None:
-        target, note = self.path / which / WEIGHTS_FILE, format_weights_note(epoch + 1)
+        target, note = self.path / which / WEIGHTS_FILE, note or format_weights_note(epoch + 1)
         try:
             if checkpoint:
                 link_atomic(checkpoint / WEIGHTS_FILE, target)
@@ -212,21 +224,22 @@ def is_last_epoch_saved(folder: Path, epochs: int) -> bool:
     try:
         newest = find_newest_checkpoint(folder).newest
         if newest is None:
-            return _has_weights_of(folder, "last", epochs)
+            return _has_weights_with(folder, "last", format_weights_note(epochs))
         state = load_checkpoint(newest)["state"]
         if not (state["stopping"] or state["epoch"] >= epochs):
             return False
-        best = state["best"].epoch + 1 if isinstance(state["best"], Snapshot) else state["epoch"]
-        return _has_weights_of(folder, "last", state["epoch"]) and _has_weights_of(folder, "best", best)
+        best, last = state["best"], format_weights_note(state["epoch"])
+        note = format_weights_note(best.epoch + 1, averaged=best.averaged) if isinstance(best, Snapshot) else last
+        return _has_weights_with(folder, "last", last) and _has_weights_with(folder, "best", note)
     except (OSError, CheckpointError):
         return False
 
 
-def _has_weights_of(folder: Path, which: EpochChoice, num_epochs: int) -> bool:
-    """Whether the weights in best/ or last/ are complete and were saved after so many epochs."""
+def _has_weights_with(folder: Path, which: EpochChoice, note: str) -> bool:
+    """Whether the weights in best/ or last/ are complete and have this note of the epoch."""
     weights = folder / which / WEIGHTS_FILE
     read_tensors(weights)  # raises where the numbers are not those that were written
-    return read_note(weights) == format_weights_note(num_epochs)
+    return read_note(weights) == note
 
 
 def check_output_folder(path: Path, overwrite: bool) -> None:
@@ -241,10 +254,10 @@ def check_output_folder(path: Path, overwrite: bool) -> None:
 
 def check_no_links(path: Path) -> None:
     """Refuse links in a run's folder, through which deat would write elsewhere; the folder itself may be one."""
-    published = [f"{which}/{WEIGHTS_FILE}" for which in ("best", "last")]
+    published = [f"{which}/{WEIGHTS_FILE}" for which in WEIGHT_FOLDERS]
     check_no_symlinks(
         path / name
-        for name in (*sorted(RECORD_FILES), LOCK_FILE_NAME, "best", "last", *published, "report", LOGS_FOLDER)
+        for name in (*sorted(RECORD_FILES), LOCK_FILE_NAME, *WEIGHT_FOLDERS, *published, "report", LOGS_FOLDER)
     )
 
 
@@ -257,7 +270,7 @@ def is_run_folder(path: Path) -> bool:
         {"report"} if is_report_folder(path / "report") else set()
     )
     made |= {LOGS_FOLDER} if (path / LOGS_FOLDER / STATE_FILE).is_file() else set()
-    ours = RECORD_FILES | made | {"best", "last", LOCK_FILE_NAME}
+    ours = RECORD_FILES | made | {*WEIGHT_FOLDERS, LOCK_FILE_NAME}
     return all(n in ours or CHECKPOINT_NAME_PATTERN.fullmatch(n) for n in names)
 
 

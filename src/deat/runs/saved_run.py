@@ -17,14 +17,14 @@ from deat.runs.load_run import confirm_model, find_run_weights
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import HISTORY_FILE, RUN_FILE, WEIGHTS_FILE, EpochChoice, RunRecord, parse_record, read_record
 from deat.tasks import CLASSIFICATION, Task
-from deat.threat import ThreatModel
+from deat.threat import ThreatModel, format_threat
 from deat.training.checkpoints import load_checkpoint_weights
 from deat.training.config import TrainConfig, resolve_device
 from deat.training.epoch_records import EpochStats, read_history
 from deat.training.result_folder import UNNAMED_DATA
-from deat.utils.text import format_eps
+from deat.utils.user_paths import expand_path
 
-EPOCHS: tuple[EpochChoice, ...] = ("best", "last")
+EPOCHS: tuple[EpochChoice, ...] = ("best", "last", "averaged")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class SavedRun:
     Attributes:
         path: The folder.
         model: The network with the weights of `epoch`, in eval mode; its normalisation is part of it.
-        epoch: Whose weights the network has: "best" or "last".
+        epoch: Whose weights the network has: "best", "last" or "averaged".
         history: The statistics of each epoch.
         settings: The settings of training.
         method: The name of the method.
@@ -66,9 +66,9 @@ class SavedRun:
     def __repr__(self) -> str:
         evaluations = ", ".join(self.evaluations) or "none"
         return (
-            f"SavedRun({str(self.path)!r}, {self.method} on {self.data or UNNAMED_DATA}, {self.threat.name} eps "
-            f"{format_eps(self.threat.eps)}, {type(self.model).__name__} of the {self.epoch} epoch, {len(self.history)} "
-            f"of {self.settings.epochs} epochs, evaluations: {evaluations})"
+            f"SavedRun({str(self.path)!r}, {self.method} on {self.data or UNNAMED_DATA}, "
+            f"{format_threat(self.threat, with_rule=True)}, {type(self.model).__name__} of the "
+            f"{self.epoch} epoch, {len(self.history)} of {self.settings.epochs} epochs, evaluations: {evaluations})"
         )
 
 
@@ -85,7 +85,7 @@ def load_run(
         path: A folder of `deat train`, of `TrainResult.save`, of a run in a bench, or of `fit(checkpoints=)`.
         model: The network, where it is code: a Module, into which the weights are loaded in place, or its name, such
             as "my_net.py:Net". Code that only a record names is never run.
-        epoch: Which weights: those of the "best" or the "last" epoch.
+        epoch: Which weights: those of the "best" or the "last" epoch, or the "averaged" ones of training with ema.
         device: Where the network is put: "cpu", "cuda", "cuda:1"; "auto" takes a GPU if there is one.
 
     Returns:
@@ -102,7 +102,7 @@ def load_run(
     """
     if epoch not in EPOCHS:
         raise unknown_name_error("epoch", epoch, EPOCHS)
-    folder = Path(path).expanduser()
+    folder = expand_path(path)
     record, history = _read_records(folder)
     saved = read_run_weights(folder, epoch)
     network = _get_network(record, model, saved)

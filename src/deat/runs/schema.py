@@ -36,9 +36,11 @@ TIMING_FILE = "timing.jsonl"
 WATCH_FILE = "watch.jsonl"
 FAILURE_FILE = "failure.json"
 SCORES_FILE = "scores.json"
+SHARED_CONFIG_FILE = "config.json"
+"""What a shared run has beside run.json; it says whose epoch its weights are."""
 RECORD_FILES = {RUN_FILE, HISTORY_FILE, TIMING_FILE, WATCH_FILE, FAILURE_FILE, SCORES_FILE, SUMMARY_FILE}
 """The records in a run's folder."""
-EpochChoice = Literal["best", "last"]
+EpochChoice = Literal["best", "last", "averaged"]
 """The epochs whose weights a run's folder has, each in a folder of this name."""
 EVALUATION_FILE = "evaluation.json"
 EXTRA_EVALUATION_FILES = {"last": "evaluation-last.json", "aa": "evaluation-aa.json"}
@@ -246,8 +248,8 @@ T = TypeVar("T", Request, TrainConfig)
 
 def _parse_config(settings: Any) -> TrainConfig:
     settings = from_recorded_names(settings)
-    milestones = settings.get("milestones")  # JSON has no tuples
-    parsed = {**settings, "milestones": tuple(milestones)} if isinstance(milestones, list) else settings
+    # JSON has no tuples.
+    parsed = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     return _build_known_fields(TrainConfig, parsed)
 
 

@@ -30,12 +30,14 @@ class Snapshot:
         natural: Accuracy on held-out images; None without validation.
         robust: Accuracy on held-out images under attack; None without validation.
         weights: The state dict, on the CPU.
+        averaged: Whether these are the averaged weights of the epoch.
     """
 
     epoch: int
     natural: float | None
     robust: float | None
     weights: dict[str, Tensor] = field(repr=False)
+    averaged: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class ScoredEpoch:
         robust: Accuracy under attack.
         above_chance: Whether natural accuracy is above that of a constant answer.
         correct: For each image, whether it is right under attack, packed by `pack_bits`; None in older checkpoints.
+        averaged: Whether the scores are those of the averaged weights.
     """
 
     epoch: int
@@ -55,6 +58,7 @@ class ScoredEpoch:
     robust: float | None
     above_chance: bool
     correct: str | None = None
+    averaged: bool = False
 
     @classmethod
     def from_scores(
@@ -64,11 +68,17 @@ class ScoredEpoch:
         robust: float | None,
         chance_upper_bound: float | None,
         correct: Sequence[bool] | None = None,
+        *,
+        averaged: bool = False,
     ) -> "ScoredEpoch":
         """Make it from an epoch's scores and the highest natural accuracy that may be chance, if known."""
         is_scored = _nan_as_lowest(robust) > -math.inf
         above_chance = chance_upper_bound is not None and _nan_as_lowest(natural) > chance_upper_bound and is_scored
-        return cls(epoch, natural, robust, above_chance, pack_bits(list(correct)) if correct else None)
+        return cls(epoch, natural, robust, above_chance, pack_bits(list(correct)) if correct else None, averaged)
+
+    def is_of(self, snapshot: Snapshot) -> bool:
+        """Whether these are the scores of a snapshot's weights."""
+        return self.epoch == snapshot.epoch and self.averaged == snapshot.averaged
 
     @property
     def images(self) -> int | None:
@@ -81,9 +91,9 @@ class ScoredEpoch:
         return self.above_chance, _nan_as_lowest(self.robust), _nan_as_lowest(self.natural)
 
     @property
-    def natural_key(self) -> tuple[bool, float, int]:
+    def natural_key(self) -> tuple[bool, float, int, bool]:
         """Orders epochs by natural accuracy, then by age, those at chance before all others."""
-        return self.above_chance, _nan_as_lowest(self.natural), self.epoch
+        return self.above_chance, _nan_as_lowest(self.natural), self.epoch, self.averaged
 
     def p_value(self, other: "ScoredEpoch") -> float | None:
         """Return the p-value of the paired comparison under attack; None without the verdicts of both."""
@@ -118,6 +128,8 @@ class BestChoice:
         most_robust_natural: Its natural accuracy.
         p_value: Of the paired comparison of the two epochs (exact McNemar test, two-sided); None if they are the same.
         indistinguishable: The epochs that are not told apart from the most robust one, itself included.
+        averaged: Whether the chosen weights are the averaged ones of the epoch.
+        most_robust_averaged: Whether those of the most robust epoch are.
     """
 
     epoch: int
@@ -130,16 +142,19 @@ class BestChoice:
     most_robust_natural: float | None = None
     p_value: float | None = None
     indistinguishable: tuple[int, ...] = ()
+    averaged: bool = False
+    most_robust_averaged: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return the choice as run.json has it: epochs from 0, and the reason as text."""
-        return {**asdict(self), "indistinguishable": list(self.indistinguishable), "reason": self.reason}
+        choice = {**asdict(self), "indistinguishable": list(self.indistinguishable), "reason": self.reason}
+        return {name: v for name, v in choice.items() if v or not name.endswith("averaged")}
 
     @property
     def reason(self) -> str:
         """The choice and its reason in a sentence or two; epochs count from 1."""
         images = f"{self.images:,} held-out images" if self.images else "held-out images"
-        best = f"best epoch: {self.epoch + 1}"
+        best = f"best epoch: {self.epoch + 1}{', averaged weights' if self.averaged else ''}"
         if self.rule == "last":
             return f"{best}, the last one, since no held-out images are scored"
         if self.rule == "natural":
@@ -147,18 +162,20 @@ class BestChoice:
         best += f" ({_percent(self.natural)} natural, {_percent(self.robust)} under attack on {images})"
         if self.rule == "accuracy":
             return f"{best}, by accuracy alone, since there are no verdicts to compare image by image"
-        if self.epoch == self.most_robust:
+        if (self.epoch, self.averaged) == (self.most_robust, self.most_robust_averaged):
             others = len(self.indistinguishable) - 1
-            also = f"; {others} others are not told apart from it (paired, 95 %)" if others else ""
+            are = "another is" if others == 1 else f"{others} others are"
+            also = f"; {are} not told apart from it (paired, 95 %)" if others else ""
             return f"{best}, the highest accuracy under attack{also}"
         assert self.most_robust is not None
         is_tie = self.natural == self.most_robust_natural
         decides = (
             "its natural accuracy is the same, so the later one is taken" if is_tie else "natural accuracy decides"
         )
+        weights = " (averaged weights)" if self.most_robust_averaged else ""
         return (
-            f"{best}. Epoch {self.most_robust + 1} has {_percent(self.most_robust_accuracy)} under attack, but these images "
-            f"do not tell the two apart (paired, p = {self.p_value or 0:.2g}); {decides}"
+            f"{best}. Epoch {self.most_robust + 1}{weights} has {_percent(self.most_robust_accuracy)} under attack, but "
+            f"these images do not tell the two apart (paired, p = {self.p_value or 0:.2g}); {decides}"
         )
 
 
@@ -179,6 +196,8 @@ class BestEpoch:
     An epoch whose natural accuracy is not above chance never beats one that is: a constant answer looks robust on few
     images. NaN counts as the lowest score. Without verdicts, the highest robust accuracy wins, then the natural one,
     then the earlier epoch. Without validation the last epoch is the best.
+
+    Averaged weights compete as if they were an epoch of their own: after each epoch both are added, the average last.
 
     Args:
         snapshot: The best epoch of a training that is resumed.
@@ -202,16 +221,24 @@ class BestEpoch:
         """Which epoch is the best so far, and why."""
         best = self.snapshot
         scores = best.epoch, best.natural, best.robust
-        chosen = next((scored for scored in self.scored if scored.epoch == best.epoch), None)
+        chosen = next((scored for scored in self.scored if scored.is_of(best)), None)
         images = chosen.images if chosen else None
         if best.robust is None:
-            return BestChoice(*scores, rule="last")
+            return BestChoice(*scores, rule="last", averaged=best.averaged)
         if not self.robust:
-            return BestChoice(*scores, rule="natural", images=images)
+            return BestChoice(*scores, rule="natural", images=images, averaged=best.averaged)
         top = max(self.scored, key=lambda scored: scored.robust_key, default=None)
         p_value = None if chosen is None or top is None or chosen is top else chosen.p_value(top)
         if chosen is None or chosen.correct is None or top is None or (chosen is not top and p_value is None):
-            return BestChoice(*scores, "accuracy", None, *scores[::2], best.natural)
+            return BestChoice(
+                *scores,
+                rule="accuracy",
+                most_robust=best.epoch,
+                most_robust_accuracy=best.robust,
+                most_robust_natural=best.natural,
+                averaged=best.averaged,
+                most_robust_averaged=best.averaged,
+            )
         return BestChoice(
             *scores,
             rule="paired",
@@ -220,7 +247,9 @@ class BestEpoch:
             most_robust_accuracy=top.robust,
             most_robust_natural=top.natural,
             p_value=p_value,
-            indistinguishable=tuple(s.epoch for s in self.scored if not s.is_told_apart_from(top)),
+            indistinguishable=tuple(dict.fromkeys(s.epoch for s in self.scored if not s.is_told_apart_from(top))),
+            averaged=best.averaged,
+            most_robust_averaged=top.averaged,
         )
 
     def update_if_better(
@@ -229,6 +258,8 @@ class BestEpoch:
         model: nn.Module,
         chance_upper_bound: float | None = None,
         correct: Sequence[bool] | None = None,
+        *,
+        averaged: bool = False,
     ) -> float | None:
         """Copy this epoch's weights if it is the best so far.
 
@@ -237,18 +268,21 @@ class BestEpoch:
             model: The model at the end of the epoch.
             chance_upper_bound: The highest natural accuracy that may be chance, if known.
             correct: For each held-out image, whether it is right under attack.
+            averaged: Whether the model has the averaged weights.
 
         Returns:
             The p-value of the paired comparison with the most robust epoch before this one; None without one.
         """
-        new = ScoredEpoch.from_scores(stats.epoch, stats.val_natural, stats.val_robust, chance_upper_bound, correct)
+        new = ScoredEpoch.from_scores(
+            stats.epoch, stats.val_natural, stats.val_robust, chance_upper_bound, correct, averaged=averaged
+        )
         chosen = self._find_chosen(chance_upper_bound)
         top_before = max(self.scored, key=lambda scored: scored.robust_key, default=None)
         if new.robust is not None:
             self.scored.append(new)
         if chosen is None or new.robust is None or self._is_better(new, chosen):
             weights = {name: value.detach().cpu().clone() for name, value in unwrap_model(model).state_dict().items()}
-            self.snapshot_or_none = Snapshot(new.epoch, new.natural, new.robust, weights)
+            self.snapshot_or_none = Snapshot(new.epoch, new.natural, new.robust, weights, averaged)
         return new.p_value(top_before) if top_before else None
 
     def _find_chosen(self, chance_upper_bound: float | None) -> ScoredEpoch | None:
@@ -256,9 +290,11 @@ class BestEpoch:
         best = self.snapshot_or_none
         if best is None:
             return None
-        chosen = next((scored for scored in self.scored if scored.epoch == best.epoch), None)
+        chosen = next((scored for scored in self.scored if scored.is_of(best)), None)
         if chosen is None:
-            chosen = ScoredEpoch.from_scores(best.epoch, best.natural, best.robust, chance_upper_bound)
+            chosen = ScoredEpoch.from_scores(
+                best.epoch, best.natural, best.robust, chance_upper_bound, averaged=best.averaged
+            )
             self.scored += [chosen] if best.robust is not None else []
         return chosen
 

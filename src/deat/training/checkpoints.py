@@ -50,6 +50,7 @@ TENSOR_FILE_STEMS = {
     "carry": "delta",
     "buffers": "buffers",
     "best": "best",
+    "average": "average",
     "callbacks": "callbacks",
 }
 """The parts of a state whose tensors are stored in a file, with its name."""
@@ -172,7 +173,7 @@ class Checkpoints:
         is_environment_changed = check_resumable(
             self.path, state, self._resume_config(trainer), collect_environment(trainer), inexact, self.code_files
         )
-        parts = {"scored": [], **state["state"]}  # older checkpoints have no verdicts
+        parts = {"scored": [], "average": None, **state["state"]}  # older checkpoints do not have them
         if is_environment_changed:  # every draw has its own seed; generators of other devices have other states
             parts["rng"] = trainer.random_streams.state_dict()
         check_state(newest, parts, trainer)
@@ -300,7 +301,7 @@ def load_checkpoint_weights(folder: Path, epoch: str) -> Tensors:
 
     Args:
         folder: A folder with checkpoints of :class:`Checkpoints`.
-        epoch: "best" for those of the best epoch, "last" for the newest ones.
+        epoch: "best" for those of the best epoch, "last" for the newest ones, "averaged" for their moving average.
 
     Raises:
         CheckpointError: No checkpoint is valid, or no epoch is finished.
@@ -313,8 +314,17 @@ def load_checkpoint_weights(folder: Path, epoch: str) -> Tensors:
         raise CheckpointError(
             f"no epoch of the training in {str(folder)!r} is finished yet, so it has no trained weights."
         )
+    if epoch == "averaged":
+        return _averaged_weights(folder, state)
     best = state["best"]
     return dict(best.weights if epoch == "best" and isinstance(best, Snapshot) else state["model"])
+
+
+def _averaged_weights(folder: Path, state: dict[str, Any]) -> Tensors:
+    average = state.get("average")
+    if average is None:
+        raise CheckpointError(f"the training in {str(folder)!r} does not average weights. Take those of another epoch.")
+    return {name: average["averages"][name].to(weights.dtype) for name, weights in state["model"].items()}
 
 
 def check_state_finite(trainer: Trainer, state: dict[str, Any]) -> None:
@@ -384,9 +394,10 @@ def _stateful_callbacks(trainer: Trainer) -> dict[str, Any]:
 
 
 def _is_best_epoch(trainer: Trainer) -> bool:
-    """Return whether the trainer's weights are those of the best epoch."""
+    """Return whether the trainer's weights, not their average, are those of the best epoch."""
     best = trainer.best.snapshot_or_none
-    return bool(best and not trainer.step and trainer.history and best.epoch == trainer.history[-1].epoch)
+    is_last = bool(best and not trainer.step and trainer.history and best.epoch == trainer.history[-1].epoch)
+    return is_last and not (best and best.averaged)
 
 
 def _position(trainer: Trainer) -> tuple[int, int, int]:

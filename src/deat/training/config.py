@@ -12,6 +12,7 @@ from deat.engine.engine import ENGINES, PRECISIONS
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.attacks import parse_attack
 from deat.training.lr_schedules import LR_SCHEDULES
+from deat.training.named_optimizers import OPTIMIZER_SETTINGS, resolve_optimizer_settings
 from deat.utils.numbers import check_int, check_number, convert_number_fields
 from deat.utils.torch_utils import choose_threads, use_threads
 
@@ -21,6 +22,18 @@ MAX_THREADS, MAX_EPOCHS = 1024, 100_000
 RECORDED_NAMES = {"lr_schedule": "rate"}
 """Settings that run records, bench records and checkpoints have under another name."""
 CURRENT_NAMES = {recorded: name for name, recorded in RECORDED_NAMES.items()}
+OMITTED_IF_EQUAL = {
+    "optimizer": "sgd",
+    "betas": None,
+    "ema": None,
+    "clip_grad_norm": None,
+    "label_smoothing": 0.0,
+    "class_weights": None,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    "random_erasing": 0.0,
+}
+"""Settings that records have only with another value than this one, since older records do not have them."""
 
 
 def to_recorded_names(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,14 +67,18 @@ class TrainConfig:
     Args:
         epochs: Number of passes over the training set.
         batch_size: Images in a batch.
-        lr: Highest learning rate; by default 0.1, or the learning rate of an optimizer of your own.
+        optimizer: "sgd", "adam", "adamw", "nadam" or "rmsprop". `fit` also takes a function from parameters to an
+            optimizer.
+        lr: Highest learning rate; by default 0.1 for SGD, 0.002 for nadam, 0.001 for the others, or the learning rate of
+            an optimizer of your own.
         lr_schedule: Shape of the learning rate over training: "cyclic" (a triangle that turns at `peak`), "multistep"
             (decays at `milestones`), "cosine" or "flat".
         milestones: Epochs at which the multistep schedule decays; by default 1/2 and 4/5 of training.
         peak: Fraction of training at which the cyclic schedule turns.
         cycle_momentum: Let the cyclic schedule lower the momentum by 0.1 while the learning rate rises.
-        momentum: Momentum of SGD.
-        weight_decay: Weight decay of SGD.
+        momentum: Momentum of sgd (by default 0.9) and rmsprop (0).
+        betas: Decay rates of the averages of adam, adamw and nadam; by default (0.9, 0.999).
+        weight_decay: Weight decay; by default 5e-4 for sgd, 0.01 for adamw and 0 for the others.
         precision: "fp32", "bf16" or "fp16"; "auto" is bf16 where the hardware is fast at it.
         engine: How moves run: "eager", "graph" (recorded as CUDA graphs) or "compile"; "auto" records on a GPU and
             compiles where that pays.
@@ -72,6 +89,16 @@ class TrainConfig:
         val_attack: Attack on held-out images after every epoch; "none" switches validation off.
         deterministic: Compute the same bits every time on a GPU, at some cost in speed. A CPU always does.
         sync_bn: Take batch-norm statistics over all processes of a run.
+        ema: Decay of an exponential moving average of the weights and of batch-norm statistics, such as 0.999. It is
+            scored beside the weights after every epoch, and either may be the best. By default there is none.
+        clip_grad_norm: Largest norm of the gradient by all weights; a longer one is shortened to it before each update.
+        label_smoothing: Share of each label that is spread over all classes, in the learner's loss alone: attacks keep
+            the loss of the labels. TRADES and MART smooth their cross-entropy, not their divergence.
+        class_weights: A weight of each class in the same loss, or "balanced": inversely proportional to how many
+            training examples it has.
+        mixup: Blend each two images of a batch by a share from Beta(mixup, mixup), such as 0.2.
+        cutmix: Paste a rectangle of one image into another, of an area from Beta(cutmix, cutmix), such as 1.
+        random_erasing: Share of training images in which a random rectangle is erased, such as 0.25.
 
     Raises:
         UsageError: If a value is not accepted.
@@ -87,8 +114,8 @@ class TrainConfig:
     milestones: tuple[int, ...] | None = None
     peak: float = 0.5
     cycle_momentum: bool = True
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    momentum: float | None = None
+    weight_decay: float | None = None
     precision: str = "auto"
     engine: str = "auto"
     device: str = "auto"
@@ -98,6 +125,15 @@ class TrainConfig:
     val_attack: str = "cw-20"
     deterministic: bool = False
     sync_bn: bool = False
+    optimizer: str = "sgd"
+    betas: tuple[float, ...] | None = None
+    ema: float | None = None
+    clip_grad_norm: float | None = None
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | str | None = None
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    random_erasing: float = 0.0
 
     def __post_init__(self) -> None:
         convert_number_fields(self)
@@ -114,8 +150,16 @@ class TrainConfig:
         if self.lr is not None:
             check_number("lr", self.lr, lambda v: v > 0, "> 0, such as 0.1")
         check_number("peak", self.peak, lambda v: 0 < v < 1, "between 0 and 1, such as 0.5")
-        check_number("momentum", self.momentum, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.9")
-        check_number("weight_decay", self.weight_decay, lambda v: v >= 0, ">= 0, such as 5e-4")
+        self._resolve_optimizer_settings()
+        if self.ema is not None:
+            check_number("ema", self.ema, lambda v: 0 < v < 1, "between 0 and 1, such as 0.999")
+        if self.clip_grad_norm is not None:
+            check_number("clip_grad_norm", self.clip_grad_norm, lambda v: v > 0, "> 0, such as 1.0")
+        check_number("label_smoothing", self.label_smoothing, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.1")
+        check_number("mixup", self.mixup, lambda v: 0 <= v <= 100, "from 0 to 100, such as 0.2")
+        check_number("cutmix", self.cutmix, lambda v: 0 <= v <= 100, "from 0 to 100, such as 1")
+        check_number("random_erasing", self.random_erasing, lambda v: 0 <= v <= 1, "from 0 to 1, such as 0.25")
+        _check_class_weights(self.class_weights)
         if not isinstance(self.milestones, tuple | list | None):
             raise UsageError(f"milestones must be epochs, such as (25, 40) or (25,), not {self.milestones!r}.")
         for milestone in self.milestones or ():
@@ -129,13 +173,52 @@ class TrainConfig:
         if self.val_attack != "none":
             parse_attack(self.val_attack)
 
+    def _resolve_optimizer_settings(self) -> None:
+        """Give the optimizer's settings that are not given their usual values, and check all of them."""
+        given = {name: getattr(self, name) for name in OPTIMIZER_SETTINGS}
+        for name, value in resolve_optimizer_settings(self.optimizer, given).items():
+            object.__setattr__(self, name, value)
+        if self.momentum is not None:
+            check_number("momentum", self.momentum, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.9")
+        if self.weight_decay is not None:
+            check_number("weight_decay", self.weight_decay, lambda v: v >= 0, ">= 0, such as 5e-4")
+        if self.betas is None:
+            return
+        if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
+            raise UsageError(f"betas must be two numbers, such as (0.9, 0.999), not {self.betas!r}.")
+        for beta in self.betas:
+            check_number("betas", beta, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.9 and 0.999")
+        object.__setattr__(self, "betas", tuple(map(float, self.betas)))
+
+    @property
+    def optimizer_settings(self) -> dict[str, Any]:
+        """The settings that the optimizer has, by name."""
+        return {name: value for name in OPTIMIZER_SETTINGS if (value := getattr(self, name)) is not None}
+
     def describe(self) -> dict[str, Any]:
         """Return the settings under the names that records use.
 
         Returns:
             A dictionary that JSON can hold, for run records and checkpoints.
         """
-        return to_recorded_names(asdict(self))
+        values = asdict(self)
+        for name, usual in OMITTED_IF_EQUAL.items():
+            if values[name] == usual:
+                del values[name]
+        return to_recorded_names(values)
+
+
+def _check_class_weights(weights: Any) -> None:
+    if weights is None or weights == "balanced":
+        return
+    if not isinstance(weights, tuple) or not weights:
+        raise UsageError(
+            f'class_weights must be one number for each class, as a tuple, or "balanced", not {weights!r}.'
+        )
+    for weight in weights:
+        check_number("class_weights", weight, lambda v: v >= 0, 'numbers >= 0, or "balanced"')
+    if not any(weights):
+        raise UsageError(f"class_weights {weights!r} are all 0, so nothing would be learned. Make one of them > 0.")
 
 
 def resolve_device(name: str) -> torch.device:

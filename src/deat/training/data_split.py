@@ -7,13 +7,42 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from deat.data import DataLike, ImageSet, LazyImages, Source, as_source
-from deat.data.dataloader_source import DatasetPart
-from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size
+from deat.data.dataloader_source import DatasetPart, data_type_name
+from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size, get_labels
 from deat.data.image_set import split_indices
 from deat.data.sources import as_image_set, check_no_augment, check_not_data_name
+from deat.data.train_part import select_train_indices, take_train_images
 from deat.errors import DataError, UsageError
 from deat.tasks import Task
 from deat.training.config import TrainConfig, resolve_device
+
+
+def take_train_part(train: Any, n_train: int, task: Task | None = None) -> Any:
+    """Return a part of the training data, in which the classes keep their shares where they are known.
+
+    Args:
+        train: The training data, in any form that can be read by index.
+        n_train: Number of examples of the part.
+        task: What labels mean.
+
+    Returns:
+        The part: an image set for data in memory or in a folder, else a view of the Dataset.
+
+    Raises:
+        UsageError: `n_train` is out of range, or the data has no fixed order.
+    """
+    check_not_data_name(train)
+    images = train if isinstance(train, LazyImages) else as_image_set(train, task=task)
+    if images is not None:
+        return take_train_images(images, n_train)
+    if not _is_indexable(train):
+        raise UsageError(
+            f"n_train={n_train!r} cannot be taken of a {data_type_name(train)}, which has no fixed order. Omit n_train, "
+            "or pass the Dataset in place of its loader."
+        )
+    labels = get_labels(train)  # of its attribute labels or targets, as data sets of torchvision have
+    classes = labels.tolist() if len(labels) == len(train) else []
+    return DatasetPart(train, select_train_indices(classes, len(train), n_train).tolist())
 
 
 def split_train_val(

@@ -43,7 +43,7 @@ class EngineChoice(NamedTuple):
 
 
 def choose_engine(
-    config: TrainConfig, method: Method, num_parameters: int, distributed: Distributed, custom_optimizer: bool
+    config: TrainConfig, method: Method, num_parameters: int, distributed: Distributed, can_record_steps: bool
 ) -> EngineChoice:
     """Choose the engine of a training.
 
@@ -52,7 +52,7 @@ def choose_engine(
         method: The training method.
         num_parameters: The number of the network's parameters.
         distributed: The processes that train together.
-        custom_optimizer: Whether the optimizer is the user's own.
+        can_record_steps: Whether the optimizer's steps can be recorded; one of the user's own may read the host.
 
     Returns:
         The engine, and why it does not record every move.
@@ -66,7 +66,7 @@ def choose_engine(
     reasons = {
         "this method's play cannot be recorded": not method.play.can_record,
         "a compact batch changes its shape": method.attack.compact,
-        "an optimiser of your own may read the host": custom_optimizer,
+        "only steps of deat's SGD can be": not can_record_steps,
         "batch-norm statistics meet those of other processes": config.sync_bn and distributed.is_multiprocess,
     }
     records, reason = choose_recording(config.engine, device, next(filter(reasons.get, reasons), None))

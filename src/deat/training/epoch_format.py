@@ -60,4 +60,7 @@ def _format_scores(stats: EpochStats, task: Task) -> str:
         name = "" if task == CLASSIFICATION else f"{task.metric_names[0]} "
         natural, robust = map(task.format_metric, (stats.val_natural, stats.val_robust))
         parts.append(f"val {name}{natural} robust {robust}")
+    if stats.ema_robust is not None and stats.ema_natural is not None:
+        natural, robust = map(task.format_metric, (stats.ema_natural, stats.ema_robust))
+        parts.append(f"averaged {natural} robust {robust}")
     return "  ".join(parts)

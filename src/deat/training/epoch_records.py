@@ -45,6 +45,8 @@ class EpochStats:
         train_natural: Accuracy on clean training images; None in epochs that train under attack or from a random start,
             and in older runs.
         train_robust: Accuracy on training images under attack; None in epochs without an attack, and in older runs.
+        ema_natural: Accuracy of the averaged weights on held-out images; None without an average.
+        ema_robust: Their accuracy on held-out images under attack; None without an average.
     """
 
     epoch: int
@@ -70,6 +72,8 @@ class EpochStats:
     val_p: float | None = None
     train_natural: float | None = None
     train_robust: float | None = None
+    ema_natural: float | None = None
+    ema_robust: float | None = None
 
 
 def get_training_images(k: int, method: Mapping[str, Any] | None) -> TrainingImages:

@@ -14,7 +14,7 @@ from deat.data.sources import as_image_set
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.arguments import choose_task
 from deat.methods import Method, get_method
-from deat.methods.method import check_method_on_task
+from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.models import add_normalization, get_input_std
 from deat.models.interface_checks import check_model
 from deat.models.model_registry import Normalization
@@ -25,7 +25,7 @@ from deat.tasks import Task
 from deat.threat import UNIT_BOX, ThreatModel, parse_threat
 from deat.training.callbacks import CallbackLike, check_callbacks
 from deat.training.config import TrainConfig
-from deat.training.data_split import open_source, open_val_source, split_train_val
+from deat.training.data_split import open_source, open_val_source, split_train_val, take_train_part
 from deat.training.messages import find_output_problems
 from deat.training.model_checks import check_trainable, find_unused_parameters
 from deat.training.optimizers import OptimizerFactory
@@ -50,6 +50,7 @@ def make_trainer(
     distributed: Distributed = SINGLE_PROCESS,
     notify: MessageHandler | None = None,
     task: str | Task | None = None,
+    n_train: int | None = None,
 ) -> Trainer:
     """Make a Trainer of what `deat.fit` accepts, with the model and the data checked against each other.
 
@@ -60,13 +61,14 @@ def make_trainer(
         threat: The threat model, or its text such as "l2:0.5".
         config: The settings of training.
         val: Held-out data, or a fraction of `train` to hold out.
-        optimizer: A function from parameters to an optimizer; by default SGD.
+        optimizer: A function from parameters to an optimizer; by default the one that `config` names, SGD.
         normalize: (mean, std) of a new first layer, or "data" for those of the data.
         augment: Random crops and flips.
         callbacks: Functions f(trainer, stats, timing) called after each epoch, or objects with methods of `Callback`.
         distributed: The processes that train together.
         notify: Shows remarks on the model's outputs or the radius; by default a RuntimeWarning.
         task: What outputs and labels mean; by default that of the data, or classification.
+        n_train: The number of training images to use, of which `val` may hold out a fraction.
 
     Returns:
         A trainer whose `fit` trains the model in place.
@@ -83,7 +85,10 @@ def make_trainer(
     method, threat = get_method(method), parse_threat(_default_threat(train) if threat is None else threat, **features)
     kind = choose_task(task, train)
     check_method_on_task(method, kind)
+    check_method_on_threat(method, threat)
     original_train = splits.train if splits else train
+    if n_train is not None:
+        original_train = take_train_part(original_train, n_train, kind)
     augment = check_augment(augment) or (splits.augment if splits else None)
     val = splits.val if splits and val is None else val
     train_data, val_data = split_train_val(original_train, val, config, kind, threat.box)
@@ -115,6 +120,7 @@ def make_trainer(
         task=kind,
     )
     trainer.data_name = anonymize_paths(splits.name) if splits else None
+    trainer.n_train = n_train if n_train is not None else splits.n_train if splits else None
     return trainer
 
 

@@ -12,10 +12,10 @@ from deat.engine.kernels import has_triton
 from deat.errors import UsageError
 from deat.training.config import TrainConfig
 from deat.training.lr_schedules import get_lr_schedule
+from deat.training.named_optimizers import OPTIMIZERS
 from deat.utils.numbers import check_number
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-DEFAULT_LR = 0.1
 
 
 def check_optimizer_factory(optimizer: Any) -> None:
@@ -30,27 +30,27 @@ def check_optimizer_factory(optimizer: Any) -> None:
     if optimizer is not None and not callable(optimizer):
         raise UsageError(
             f"optimizer is of type {type(optimizer).__name__}; it must be a function from parameters to an optimizer, "
-            "such as lambda params: torch.optim.Adam(params, lr=1e-3)."
+            "such as lambda params: torch.optim.Adam(params, lr=1e-3). Those of a name are TrainConfig(optimizer='adamw') "
+            "or fit(optimizer='adamw')."
         )
 
 
-def make_sgd_factory(config: TrainConfig, on_device: bool) -> OptimizerFactory:
-    """Make the default optimizer: SGD with momentum and weight decay on all parameters, as in the paper.
+def make_optimizer_factory(config: TrainConfig, on_device: bool) -> OptimizerFactory:
+    """Make the optimizer that the settings name: by default SGD with momentum and weight decay, as in the paper.
 
     Args:
         config: The settings of training.
         on_device: Keep learning rate and momentum on the device, for steps that are recorded.
 
     Returns:
-        A function from parameters to the optimizer.
+        A function from parameters to the optimizer of all of them.
     """
 
     def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Make the optimizer of these parameters."""
-        lr, momentum, decay = config.lr or DEFAULT_LR, config.momentum, config.weight_decay
-        if on_device:
-            return DeviceSGD(parameters, lr, momentum, decay)
-        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=decay, fused=True)
+        named = OPTIMIZERS[config.optimizer]
+        make = DeviceSGD if on_device and named.can_record else named.build
+        return make(parameters, lr=config.lr or named.lr, **config.optimizer_settings)
 
     return build
 
@@ -173,6 +173,24 @@ def compile_sgd_step() -> Callable[..., None]:
     from deat.engine.kernels.sgd_triton import FusedSGD
 
     return FusedSGD(fallback=sgd_step)
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
+    """Shorten the gradient by all weights to `max_norm` before each step from now on, where it is longer.
+
+    Args:
+        optimizer: The optimizer.
+        max_norm: The largest 2-norm over all weights.
+    """
+
+    def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Clip the gradients; a fused step unscales them itself, so the bound is scaled instead."""
+        weights = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        total = torch.nn.utils.get_total_norm([p.grad for p in weights])
+        scale = getattr(optimizer, "grad_scale", None)
+        torch.nn.utils.clip_grads_with_norm_(weights, max_norm, total if scale is None else total / scale)
+
+    optimizer.register_step_pre_hook(clip)
 
 
 class LRScheduler:

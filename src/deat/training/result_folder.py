@@ -1,5 +1,6 @@
 """A training's result as the folder of a run: what it records of the training, and how it is written."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from deat.errors import CheckpointError, UsageError
 from deat.models.normalize import Normalized
 from deat.models.weights import unwrap_model
 from deat.tasks import CLASSIFICATION, Task
+from deat.threat import ThreatModel
 from deat.training.epoch_records import write_records
 from deat.utils.safe_write import write_atomic, write_json
 from deat.utils.safetensors_files import Tensors, encode_tensors
@@ -55,6 +57,7 @@ def describe_training(trainer: "Trainer") -> dict[str, Any]:
             "normalized_by": _get_normalization(model),
             "measured_on": 0,
             "augmented_by": asdict(augment) if isinstance(augment, Augment) else None,
+            **describe_train_part(trainer),
         },
         "threat": trainer.threat.describe(),
         **describe_task(trainer.task),
@@ -64,6 +67,11 @@ def describe_training(trainer: "Trainer") -> dict[str, Any]:
         "threads": trainer.threads,
         "processes": trainer.distributed.size,
     }
+
+
+def describe_train_part(trainer: "Trainer") -> dict[str, Any]:
+    """Describe the choice of training images as a part of a record; older records do not name it."""
+    return {} if trainer.n_train is None else {"n_train": trainer.n_train}
 
 
 def describe_task(task: Task) -> dict[str, Any]:
@@ -77,9 +85,10 @@ def _get_normalization(model: Any) -> tuple[list[float], list[float]] | None:
     return model.normalize.mean.flatten().tolist(), model.normalize.std.flatten().tolist()
 
 
-def format_weights_note(num_epochs: int) -> str:
-    """Return what a file of weights says of itself: after how many epochs it was saved."""
-    return f'{{"epoch": {num_epochs}, "step": 0}}'
+def format_weights_note(num_epochs: int, *, averaged: bool = False) -> str:
+    """Return what a file of weights says of itself: after how many epochs it was saved, and whether it is an average."""
+    note = {"epoch": num_epochs, "step": 0, **({"averaged": True} if averaged else {})}
+    return json.dumps(note)
 
 
 def write_result_folder(result: "TrainResult", folder: Path, last: Tensors | None) -> None:
@@ -97,20 +106,30 @@ def write_result_folder(result: "TrainResult", folder: Path, last: Tensors | Non
     record = {"request": make_python_request(result.record), **result.record, "versions": get_versions()}
     summary = f"# {record['method']['name']} on {record['data']['name']}\n\nSaved from Python, by TrainResult.save.\n"
     summary += "".join(f"\n* {note}\n" for note in result.notes)
-    weights = {"best": (result.best.epoch, result.best.weights)}
-    if last is not None:
-        weights["last"] = (result.history[-1].epoch, last)
+    weights: dict[str, tuple[str, Tensors]] = {}
+    weights["best"] = (format_weights_note(result.best.epoch + 1, averaged=result.best.averaged), result.best.weights)
+    note = format_weights_note(result.history[-1].epoch + 1)
+    weights |= {which: (note, t) for which, t in (("last", last), ("averaged", result.averaged)) if t is not None}
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(f"{str(folder)!r} exists already and is not empty. Save to a new folder.")
-        for which, (epoch, tensors) in weights.items():
+        for which, (note, tensors) in weights.items():
             (folder / which).mkdir(parents=True, exist_ok=True)
-            write_atomic(folder / which / WEIGHTS_FILE, encode_tensors(tensors, format_weights_note(epoch + 1)))
+            write_atomic(folder / which / WEIGHTS_FILE, encode_tensors(tensors, note))
         write_records(folder / HISTORY_FILE, result.history)
         write_atomic(folder / SUMMARY_FILE, summary.encode())
         write_json(folder / RUN_FILE, record)
     except OSError as error:
         raise CheckpointError(f"cannot write to {str(folder)!r}: {error.strerror}. Save to another folder.") from None
+
+
+def request_threat(threat: ThreatModel | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a threat model, or its description, as a request has it: norm and radius, or a union's text and rule."""
+    description = threat.describe() if isinstance(threat, ThreatModel) else threat
+    if "threats" in description:
+        text = "+".join(f"{ball['norm']}:{ball['eps']!r}" for ball in description["threats"])
+        return {"threat": text, "threat_rule": description["rule"]}
+    return {"norm": description["norm"], "eps": description["eps"]}
 
 
 def make_python_request(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,12 +141,11 @@ def make_python_request(record: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The request. The network is empty, since it is code that is to be named again, and so is data without a name.
     """
-    data, threat = record["data"], record["threat"]
+    data = record["data"]
     return {
         "data": "" if data["name"] == UNNAMED_DATA else data["name"],
         "model": "",
         "method": record["method"]["name"],
-        "norm": threat["norm"],
-        "eps": threat["eps"],
+        **request_threat(record["threat"]),
         "normalize": "data" if data["normalized_by"] else "none",
     }

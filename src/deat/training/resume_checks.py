@@ -18,7 +18,7 @@ from deat.models.weights import get_state_dict
 from deat.training.best_epoch import ScoredEpoch, Snapshot
 from deat.training.config import CURRENT_NAMES
 from deat.training.epoch_records import EpochStats
-from deat.training.result_folder import describe_task
+from deat.training.result_folder import describe_task, describe_train_part
 from deat.training.trainer import Trainer
 from deat.utils.torch_utils import cpu_model
 from deat.version import get_versions
@@ -77,6 +77,7 @@ def collect_resume_config(trainer: Trainer) -> dict[str, Any]:
             "classes": trainer.train.num_classes,
             "batch_size": trainer.train.batch_size,
             "held_out": trainer.val.num_examples if trainer.val else 0,
+            **describe_train_part(trainer),
             **_augment_entry(trainer.train),
             **_content_hashes(trainer),
         },
@@ -322,11 +323,11 @@ def _is_best_snapshot(value: Any, state: State, trainer: Trainer) -> bool:
 
 def _is_scored(value: Any, state: State, trainer: Trainer) -> bool:
     """Return whether these are scores of finished epochs, in their order; raises for verdicts that cannot be read."""
-    epochs = [scored.epoch for scored in value if isinstance(scored, ScoredEpoch)]
+    keys = [(scored.epoch, scored.averaged) for scored in value if isinstance(scored, ScoredEpoch)]
     for scored in value:
         unpack_bits(scored.correct or "")
-    is_ordered = epochs == sorted(set(epochs)) and all(0 <= epoch < state["epoch"] for epoch in epochs)
-    return isinstance(value, list) and len(epochs) == len(value) and is_ordered
+    is_ordered = keys == sorted(set(keys)) and all(0 <= epoch < state["epoch"] for epoch, _ in keys)
+    return isinstance(value, list) and len(keys) == len(value) and is_ordered
 
 
 def _is_optimizer_state(value: Any, state: State, trainer: Trainer) -> bool:
@@ -359,6 +360,10 @@ def _is_state_entry(name: str, value: Any, shape: torch.Size) -> bool:
     return value is None or (name != MOMENTUM_KEY and isinstance(value, bool | int | float))
 
 
+def _is_average_state(value: Any, state: State, trainer: Trainer) -> bool:
+    return value is None if trainer.average is None else trainer.average.fits(value)
+
+
 def _is_rng_state(value: Any, state: State, trainer: Trainer) -> bool:
     torch.Generator().set_state(value["torch"])  # raises if it is not one
     return True
@@ -379,5 +384,6 @@ STATE_CHECKS: dict[str, Callable[[Any, State, Trainer], bool]] = {
     "scored": _is_scored,
     "rng": _is_rng_state,
     "optimizer": _is_optimizer_state,
+    "average": _is_average_state,
     "callbacks": lambda value, *_: isinstance(value, dict),
 }

@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from deat.errors import UsageError
 from deat.models.weights import get_state_dict, unwrap_model
 from deat.training.best_epoch import BestChoice, Snapshot
 from deat.training.epoch_records import EpochStats
 from deat.training.result_folder import write_result_folder
+from deat.utils.user_paths import expand_path
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +29,7 @@ class TrainResult:
         seconds: The duration of training, without validation.
         notes: Remarks for the user, such as that the best weights are at chance level.
         record: The settings, the method, the network, the data and the threat model, as in run.json.
+        averaged: The average of the weights after the last batch; None in training without `ema`.
         stopped_after: For a partial result, the number of finished epochs, and of batches of the next one; None if
             training was finished.
 
@@ -43,6 +46,7 @@ class TrainResult:
     notes: Sequence[str] = ()
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
     stopped_after: tuple[int, int] | None = None
+    averaged: dict[str, Tensor] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_versions", self._count_changes())
@@ -64,6 +68,17 @@ class TrainResult:
     def load_best(self) -> nn.Module:
         """Load the best epoch's weights into `model` and return it, in eval mode."""
         unwrap_model(self.model).load_state_dict(self.best.weights)
+        return self.model.eval()
+
+    def load_averaged(self) -> nn.Module:
+        """Load the averaged weights into `model` and return it, in eval mode.
+
+        Raises:
+            UsageError: There is no average.
+        """
+        if self.averaged is None:
+            raise UsageError("the weights were not averaged: train with ema=0.999 (--ema 0.999).")
+        unwrap_model(self.model).load_state_dict(self.averaged)
         return self.model.eval()
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -88,11 +103,11 @@ class TrainResult:
             >>> result.save("runs/mine")
             >>> deat.load_run("runs/mine", model=Net()).history
         """
-        path = Path(folder).expanduser()
+        path = expand_path(folder)
         is_unchanged = self._count_changes() == vars(self)["_versions"]
         is_end_of_epoch = self.stopped_after is None or self.stopped_after[1] == 0
         last = get_state_dict(self.model) if is_unchanged and is_end_of_epoch else None
-        if self.best.epoch == self.history[-1].epoch:
+        if self.best.epoch == self.history[-1].epoch and not self.best.averaged:
             last = self.best.weights
         write_result_folder(self, path, last)
         return path

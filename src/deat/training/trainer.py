@@ -19,14 +19,16 @@ from deat.data.sources import SeekableSource, Source, stopping_workers
 from deat.engine.cuda_graphs import device_context
 from deat.errors import Interrupted, NumericalError
 from deat.methods import Method, get_method
-from deat.methods.method import check_method_on_task
+from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.models import get_input_std
 from deat.models.interface_checks import check_model
 from deat.models.weights import get_state_dict, unwrap_model
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
+from deat.training.batch_mixing import BatchMixing
 from deat.training.best_epoch import CHOICE_KEY, BestEpoch
 from deat.training.callbacks import CallbackLike, Checkpointer, check_callbacks
+from deat.training.class_weights import make_learner_task
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
 from deat.training.distributed_state import gather_process_state, restore_process_state, sync_batch_norm
 from deat.training.engine_choice import AutoCompile, CompilePolicy, choose_engine
@@ -40,17 +42,20 @@ from deat.training.messages import (
     raise_if_nondeterministic,
 )
 from deat.training.model_checks import log10_lipschitz
+from deat.training.named_optimizers import OPTIMIZERS
 from deat.training.optimizers import (
     LRScheduler,
     OptimizerFactory,
     check_optimizer_factory,
+    clip_gradients,
     describe_param_groups,
     load_optimizer_state,
-    make_sgd_factory,
+    make_optimizer_factory,
 )
 from deat.training.result_folder import describe_training
 from deat.training.train_result import TrainResult
 from deat.training.validation import Validator, ValScores
+from deat.training.weight_average import WeightAverage
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import RandomStreams
 from deat.utils.signals import Interruption
@@ -74,7 +79,7 @@ class Trainer:
         threat: The threat model, or its text such as "linf:8/255".
         config: The settings of training.
         val: The source of held-out images that choose the best epoch.
-        optimizer: A function from parameters to an optimizer; SGD by default.
+        optimizer: A function from parameters to an optimizer; by default the one that `config` names, SGD.
         callbacks: Functions f(trainer, stats, timing) called after each epoch, or objects with methods of `Callback`.
         distributed: The processes that train together.
         task: What outputs and labels mean.
@@ -84,9 +89,11 @@ class Trainer:
         step: The number of batches done in the current epoch.
         history: The statistics of every finished epoch.
         best: The best epoch so far.
+        average: The moving average of the weights; None without `config.ema`.
         engine_note: Why batches are not all recorded as CUDA graphs; empty if they are, or if that is as configured.
         is_finished: Whether the loaded state has no epochs left to train.
         data_name: The name of the data set, such as "cifar10", if it has one.
+        n_train: The number of training images that were chosen of a larger set; None for all.
         checkpointer: Saves the state after epochs and on interruption; None for no saving.
         interruption: Ends training between two batches.
 
@@ -115,18 +122,27 @@ class Trainer:
         self.method, self.threat = method, threat = get_method(method), parse_threat(threat)
         self.task = get_task(task)
         check_method_on_task(method, self.task)
+        check_method_on_threat(method, threat)
         self.train, self.val, self.config, self.distributed = train, val, config, distributed
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = choose_num_threads(config, model)
-        choice = choose_engine(config, method, self.num_parameters, distributed, custom_optimizer=optimizer is not None)
+        can_record_steps = optimizer is None and OPTIMIZERS[config.optimizer].can_record
+        choice = choose_engine(config, method, self.num_parameters, distributed, can_record_steps)
         self.engine, self.engine_note, self.may_compile = choice.engine, choice.fallback_note, choice.may_compile
         self.model = self.engine.prepare(sync_batch_norm(model, config, self.engine.device, distributed))
-        self.optimizer = (optimizer or make_sgd_factory(config, self.engine.use_cuda_graphs))(self.model.parameters())
+        self.optimizer = (optimizer or make_optimizer_factory(config, self.engine.use_cuda_graphs))(
+            self.model.parameters()
+        )
         self.custom_param_groups = describe_param_groups(self.optimizer) if optimizer else None
+        if config.clip_grad_norm:
+            clip_gradients(self.optimizer, config.clip_grad_norm)
         self.lr_scheduler = LRScheduler(self.optimizer, config, total_steps=config.epochs * len(train))
+        self.mixing = BatchMixing.of(config, self.task, train, threat.box)
+        played_task = self.task.with_mixed_labels() if self.mixing and self.mixing.mixes_labels else self.task
+        learner_task = make_learner_task(played_task, config, method.objective, train)
         self.game = Game(
             self.model,
-            distributed.wrap_ddp(Objective(self.model, method.objective, self.task)),
+            distributed.wrap_ddp(Objective(self.model, method.objective, played_task, learner_task)),
             threat,
             method.attack,
             self.optimizer,
@@ -135,6 +151,8 @@ class Trainer:
             pixel_scale=_input_scale(self.model, train.shape),
             distributed=distributed,
         )
+        self.average = WeightAverage(self.model, config.ema) if config.ema else None
+        self.game.after_update = self.average.update if self.average else None
         self.game.executor.full_batch_size = distributed.shard.count(train.batch_size)
         self.compile_policy = AutoCompile() if self.may_compile else CompilePolicy()
         self.random_streams = RandomStreams(config.seed, self.game.generator, distributed)
@@ -148,6 +166,7 @@ class Trainer:
         self._epoch_started = self._last_epoch_ended = perf_counter()
         self.active, self._stopping, self.is_finished = 0, False, False
         self.data_name: str | None = None
+        self.n_train: int | None = None
         self.history: list[EpochStats] = []
         self.best = BestEpoch(robust=self.schedule.has_adversary)
 
@@ -180,7 +199,8 @@ class Trainer:
             except (Interrupted, KeyboardInterrupt) as error:
                 self.seconds += perf_counter() - self._epoch_started
                 if isinstance(error, Interrupted):  # else the weights may be those of half a step
-                    self._save_if_due(force=True)
+                    with self.interruption.saving():
+                        self._save_if_due(force=True)
                 self.interruption.reason = None  # so that fit can be called again
                 raise
             except (RuntimeError, MemoryError) as error:
@@ -210,6 +230,7 @@ class Trainer:
                 **({"stopped_after": stopped_after} if stopped_after else {}),
             },
             stopped_after=stopped_after,
+            averaged=self.average.weights() if self.average else None,
         )
 
     def _run_remaining_epochs(self) -> None:
@@ -236,8 +257,10 @@ class Trainer:
         train_ended = perf_counter()
         lipschitz_bound = self._check_weights()
         scores = self._validate(self.validator) if self.validator else None
+        average_scores = self._validate_average()
         timing = self._make_timing(record, started, train_ended)
-        stats = self._update_best(self._make_stats(record, lipschitz_bound, scores), scores)
+        stats = self._make_stats(record, lipschitz_bound, scores, average_scores)
+        stats = self._update_best(stats, scores, average_scores)
         self.state = self.schedule.observe(self.state, record)
         self.history.append(stats)
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
@@ -257,15 +280,21 @@ class Trainer:
         self.model.train()
         self.game.refresh()
         self.game.clear_gradients()
+        if self.average:
+            self.average.refresh()
         if not self.step:
             self.game.meter.reset()
         for step, (x, y) in remaining_batches(self.train, self.epoch, self.step, self.interruption):
             self.prepare_step(self.epoch, step)
+            if self.mixing:
+                x, y = self.mixing.apply(x, y, self.epoch, step)
             self.method.play_batch(self.game, x, y, budget)
             self.step = step + 1
             self.call_callbacks("on_batch", self.game.last_batch)
             self.compile_policy.after_batch(self)
         self.distributed.broadcast_model_buffers(self.model)
+        if self.average:
+            self.average.broadcast_buffers(self.distributed)
         return self.read_meter()
 
     def prepare_step(self, epoch: int, step: int) -> None:
@@ -357,6 +386,7 @@ class Trainer:
             "scored": list(self.best.scored),
             "scaler": self.engine.scaler.state_dict() if self.engine.scaler else None,
             "val_passes": self.validator.passes if self.validator else 0,
+            "average": self.average.state_dict() if self.average else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -378,6 +408,8 @@ class Trainer:
             self.engine.scaler.load_state_dict(state["scaler"])
         if self.validator:
             self.validator.passes = state["val_passes"]
+        if self.average:
+            self.average.load_state_dict(state["average"])
 
     @property
     def has_epochs_left(self) -> bool:
@@ -409,13 +441,27 @@ class Trainer:
         self.call_callbacks("on_validation", scores)
         return scores
 
-    def _update_best(self, stats: EpochStats, scores: ValScores | None) -> EpochStats:
-        """Keep the weights if they are the best so far; the epoch's statistics say which epoch is."""
+    def _validate_average(self) -> ValScores | None:
+        """Return the scores of the averaged weights on held-out images, if there is an average."""
+        if not self.average or not self.validator:
+            return None
+        with self.average.applied():
+            return self.validator(self.model)
+
+    def _update_best(self, stats: EpochStats, scores: ValScores | None, average: ValScores | None) -> EpochStats:
+        """Keep the weights or their average if it is the best so far; the epoch's statistics say which epoch is."""
         chance = self.validator.chance_upper_bound if self.validator else None
         p_value = self.best.update_if_better(stats, self.model, chance, scores.correct if scores else None)
+        if self.average:
+            of_average = replace(stats, val_natural=stats.ema_natural, val_robust=stats.ema_robust)
+            correct = average.correct if average else None
+            with self.average.applied():
+                self.best.update_if_better(of_average, self.model, chance, correct, averaged=True)
         return replace(stats, best_epoch=self.best.snapshot.epoch, val_p=p_value)
 
-    def _make_stats(self, record: EpochRecord, lipschitz_bound: float, scores: ValScores | None) -> EpochStats:
+    def _make_stats(
+        self, record: EpochRecord, lipschitz_bound: float, scores: ValScores | None, average: ValScores | None
+    ) -> EpochStats:
         budget, self.active = self.budget, self.active + record.active
         stats = EpochStats(
             epoch=self.epoch,
@@ -437,6 +483,8 @@ class Trainer:
             passes=self.game.cost.passes,
             val_passes=self.validator.passes if self.validator else 0,
             val_loss=scores.loss if scores else None,
+            ema_natural=average.natural if average else None,
+            ema_robust=average.robust if average else None,
         )
         return separate_training_accuracy(stats, self.method.describe())
 

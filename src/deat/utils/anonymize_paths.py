@@ -2,8 +2,9 @@
 
 import getpass
 import re
-from pathlib import Path
 from typing import Any
+
+from deat.utils.user_paths import find_home
 
 USER_PLACEHOLDER = "$USER"
 """What a recorded path has instead of the user's name."""
@@ -42,9 +43,9 @@ def restore_user_paths(text: str) -> str:
     Returns:
         The path with this user's home folder and name.
     """
-    home, name = str(Path.home()), _user_name()
+    home, name = find_home(), _user_name()
     text = _path_part_pattern(re.escape(USER_PLACEHOLDER)).sub(lambda _: name, text) if name else text
-    return _HOME_MARK.sub(lambda _: home, text)
+    return _HOME_MARK.sub(lambda _: str(home), text) if home else text
 
 
 def _path_part_pattern(name: str) -> re.Pattern[str]:
@@ -54,8 +55,8 @@ def _path_part_pattern(name: str) -> re.Pattern[str]:
 
 def _home_folders() -> list[str]:
     """Return the home folder and what it resolves to; not the root, which identifies no person."""
-    home = Path.home()
-    return sorted({str(home), str(home.resolve())} - {"/"}, key=len, reverse=True)
+    home = find_home()
+    return sorted({str(home), str(home.resolve())} - {"/"}, key=len, reverse=True) if home else []
 
 
 def _user_name() -> str | None:

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -91,10 +91,11 @@ class Distributed:
             This process. It is the only one if torchrun did not start it.
 
         Raises:
-            UsageError: If the device is for a single process, or there are fewer GPUs than processes.
+            UsageError: If the device is for a single process, there are fewer GPUs than processes, or variables that
+                torchrun sets are missing or have no meaning.
             Interrupted: If not all processes connect in time.
         """
-        rank, size, local_rank = (int(os.environ.get(name, d)) for name, d in _TORCHRUN_VARIABLES)
+        rank, size, local_rank = _read_torchrun_variables()
         if is_process_group_initialized() or size == 1:
             return cls(rank, size, local_rank)
         backend = _choose_backend(device, local_rank)
@@ -137,6 +138,14 @@ class Distributed:
     def all_reduce_sum(self, values: list[float]) -> list[float]:
         """Add up the numbers of all processes in float64, in the order of ranks, so that all get the same bits."""
         return [sum(column) for column in zip(*self.all_gather(values), strict=True)]
+
+    def all_reduce_tensor(self, tensor: Tensor) -> Tensor:
+        """Return the sum of the tensors of all processes, on the device and without reading it."""
+        if not self.is_multiprocess:
+            return tensor
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
 
     def all_reduce_any(self, flag: bool) -> bool:
         """Return whether the flag of any process is true."""
@@ -221,19 +230,44 @@ class Distributed:
 
     def broadcast_model_buffers(self, model: nn.Module) -> None:
         """Copy the buffers of the first process to all, since batch-norm statistics differ between processes."""
-        for buffer in model.buffers() if self.is_multiprocess else ():
-            dist.broadcast(buffer, 0)
+        self.broadcast_tensors(model.buffers())
+
+    def broadcast_tensors(self, tensors: Iterable[Tensor]) -> None:
+        """Copy tensors of the first process into those of all others."""
+        for tensor in tensors if self.is_multiprocess else ():
+            dist.broadcast(tensor, 0)
 
 
 SINGLE_PROCESS = Distributed()
 """A run in a single process."""
 
-_TORCHRUN_VARIABLES = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+_TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+_RENDEZVOUS_VARIABLES = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What connects several processes beside their number."""
+_LAUNCH_HINT = "Start with torchrun, which sets it, or unset WORLD_SIZE for a single process."
 _BUFFER_SYNC_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")  # since torch 2.13, and before
 _NO_BUFFER_SYNC: dict[str, Any] = {
     next(n for n in _BUFFER_SYNC_OPTIONS if n in signature(DistributedDataParallel).parameters): False
 }
 _message_stores: list[Any] = []
+
+
+def _read_torchrun_variables() -> tuple[int, int, int]:
+    """Return the rank, the number of processes and the rank on this machine, which torchrun sets."""
+    defaults = {"WORLD_SIZE": "1"}
+    numbers = []
+    for name in _TORCHRUN_VARIABLES:
+        text = os.environ.get(name, defaults.get(name, "0"))
+        if not text.isascii() or not text.isdigit():
+            raise UsageError(f"the environment variable {name} is {text!r}, not a whole number. {_LAUNCH_HINT}")
+        numbers.append(int(text))
+    rank, size, local_rank = numbers
+    missing = [name for name in _RENDEZVOUS_VARIABLES if name not in os.environ]
+    if size > 1 and missing and not is_process_group_initialized():
+        raise UsageError(f"the environment variable WORLD_SIZE is {size}, and {missing[0]} is not set. {_LAUNCH_HINT}")
+    if rank >= size:
+        raise UsageError(f"the environment variable RANK is {rank}, with a WORLD_SIZE of {size}. {_LAUNCH_HINT}")
+    return rank, size, local_rank
 
 
 def get_message_store() -> Any:

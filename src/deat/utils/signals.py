@@ -52,7 +52,7 @@ class Interruption:
 
     def __init__(self, distributed: Distributed = SINGLE_PROCESS) -> None:
         self.reason: str | None = None
-        self.distributed, self._requested_at = distributed, 0.0
+        self.distributed, self._requested_at, self._saving = distributed, 0.0, False
 
     def request(self, reason: str = "stop requested") -> None:
         """Request that training stops after the current batch.
@@ -79,17 +79,38 @@ class Interruption:
         statement, the former handlers are restored.
 
         Args:
-            on_second_signal: What a second signal does; by default it ends the process at once.
+            on_second_signal: What a second signal does before `saving`; by default it ends the process at once.
         """
         on_second_signal = on_second_signal or _exit_now
-        with _installed_handlers(
-            lambda former: self._make_handler(former, on_second_signal),
-            lambda former: former not in (signal.SIG_IGN, None),
-        ):
+        formers: list[Any] = []
+
+        def make_handler(former: Any) -> Any:
+            """Replace a handler, which is noted."""
+            formers.append(former)
+            return self._make_handler(former, on_second_signal)
+
+        with _installed_handlers(make_handler, lambda former: former not in (signal.SIG_IGN, None)):
+            try:
+                yield
+            except Interrupted:  # the work is saved: another signal may not change how the command ends
+                for former in formers:
+                    if isinstance(former, StopSignalHandler):
+                        former.leaving = True
+                raise
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Only note further signals inside: what a second signal would cut off is being saved."""
+        self._saving = True
+        try:
             yield
+        finally:
+            self._saving = False
 
     def _make_handler(self, former: Any, on_second_signal: Callable[[], None]) -> Any:
         def handle(number: int, frame: FrameType | None) -> None:
+            if self._saving:
+                return
             if self.reason:
                 if not self.distributed.is_multiprocess or monotonic() - self._requested_at > REPEATED_SIGNAL_SECONDS:
                     on_second_signal()
@@ -114,54 +135,69 @@ class StopSignalHandler:
 
     Attributes:
         received: Whether a signal came. An import that a signal interrupts may raise another error instead.
+        leaving: Whether the command has ended, so that signals are only noted: its exit status is decided.
     """
 
     def __init__(self) -> None:
-        self.received = False
+        self.received = self.leaving = False
 
-    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         self.received = True
-        raise StopSignal
+        if not self.leaving:
+            raise StopSignal
+
+
+class _ThreadedStopSignalHandler(StopSignalHandler):
+    """A signal handler that does nothing: the thread of `exit_on_signals` handles the signal."""
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Do nothing."""
 
 
 @contextmanager
-def raise_on_signals() -> Iterator[StopSignalHandler]:
+def raise_on_signals(*, ends_process: bool = False) -> Iterator[StopSignalHandler]:
     """Let SIGTERM and SIGINT raise StopSignal in the body of the with statement, if they have default handlers.
+
+    Args:
+        ends_process: Whether the process exits after the with statement. The signals are ignored from there on, so that
+            they do not change its exit status.
 
     Yields:
         The handler, which says whether a signal came.
     """
     handler = StopSignalHandler()
-    with _installed_handlers(lambda former: handler, DEFAULT_HANDLERS.__contains__):
+    with _installed_handlers(lambda former: handler, DEFAULT_HANDLERS.__contains__, ends_process=ends_process):
         yield handler
 
 
 @contextmanager
-def exit_on_signals(get_exit_code: Callable[[], int]) -> Iterator[StopSignalHandler]:
+def exit_on_signals(get_exit_code: Callable[[], int], *, ends_process: bool = False) -> Iterator[StopSignalHandler]:
     """Let SIGTERM and SIGINT end this process at once in the body of the with statement, if they have default handlers.
 
     A thread ends the process. Python's own handlers run after the current call, which may wait for a process that died.
 
     Args:
         get_exit_code: Called in that thread. Its result is the exit code.
+        ends_process: See `raise_on_signals`.
 
     Yields:
-        A handler that receives nothing, for callers that also use `raise_on_signals`.
+        The handler. After its `leaving` is true, signals no longer end the process.
     """
+    handler = _ThreadedStopSignalHandler()
     if threading.current_thread() is not threading.main_thread():
-        yield StopSignalHandler()
+        yield handler
         return
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # a child would write its signals to our pipe
     try:
         with (
-            _installed_handlers(lambda former: _defer_to_thread, DEFAULT_HANDLERS.__contains__),
+            _installed_handlers(lambda former: handler, DEFAULT_HANDLERS.__contains__, ends_process=ends_process),
             _wakeup_pipe(write_fd),
         ):
             threading.Thread(target=_exit_on_wakeup, args=(read_fd, get_exit_code), daemon=True).start()
-            yield StopSignalHandler()
+            yield handler
     finally:
         os.close(write_fd)  # ends the thread
 
@@ -182,11 +218,13 @@ def delay_signals() -> Iterator[None]:
 
 
 def _is_stop_handler(handler: Any) -> bool:
-    return isinstance(handler, StopSignalHandler) or handler is _defer_to_thread
+    return isinstance(handler, StopSignalHandler)
 
 
 @contextmanager
-def _installed_handlers(make_handler: Callable[[Any], Any], should_replace: Callable[[Any], bool]) -> Iterator[None]:
+def _installed_handlers(
+    make_handler: Callable[[Any], Any], should_replace: Callable[[Any], bool], *, ends_process: bool = False
+) -> Iterator[None]:
     """Replace handlers of stop signals by those that `make_handler` makes of them, in the main thread only."""
     former_handlers: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -197,7 +235,7 @@ def _installed_handlers(make_handler: Callable[[Any], Any], should_replace: Call
         yield
     finally:
         for number, former in former_handlers.items():
-            signal.signal(number, former)
+            signal.signal(number, signal.SIG_IGN if ends_process else former)
 
 
 @contextmanager
@@ -210,13 +248,10 @@ def _wakeup_pipe(write_fd: int) -> Iterator[None]:
         signal.set_wakeup_fd(former)
 
 
-def _defer_to_thread(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the thread of `exit_on_signals` handles the signal."""
-
-
 def _exit_on_wakeup(read_fd: int, get_exit_code: Callable[[], int]) -> None:
     while number := os.read(read_fd, 1):
-        if signal.getsignal(number[0]) is _defer_to_thread:
+        handler = signal.getsignal(number[0])
+        if isinstance(handler, _ThreadedStopSignalHandler) and not handler.leaving:
             try:
                 os._exit(get_exit_code())
             finally:  # also if get_exit_code fails

@@ -6,6 +6,7 @@ Loading runs the file. So a spec must come from the command line or an argument,
 import hashlib
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import SourceFileLoader
@@ -15,10 +16,12 @@ from types import ModuleType
 from typing import NoReturn
 
 from deat.errors import UsageError, unknown_name_error
+from deat.utils.user_paths import expand_path
 
 MODULE_PREFIX = "_deat_file_"
 """How the names of modules begin that are made from files of the user."""
 LIBRARY_PACKAGES = ("deat", "torch")
+_PACKAGE_FOLDER = Path(__file__).parents[1]
 SPEC_HINT = "write it as path/to/file.py:NAME"
 
 
@@ -49,7 +52,7 @@ def hash_code_file(spec: str) -> str:
     """
     file = split_prefixes(split_spec(spec.strip())[0])[1]
     try:
-        return hashlib.sha256(Path(file).expanduser().read_bytes()).hexdigest()
+        return hashlib.sha256(expand_path(file).read_bytes()).hexdigest()
     except OSError as error:
         raise UsageError(f"cannot read {file!r} (in {spec!r}): {error.strerror}") from None
 
@@ -64,7 +67,7 @@ def split_prefixes(file: str) -> tuple[str, str]:
         The prefixes and the path.
     """
     path = file
-    while path[:2].lower() in ("m+", "f+") and not Path(path).expanduser().is_file():
+    while path[:2].lower() in ("m+", "f+") and not expand_path(path).is_file():
         path = path[2:]
     return file[: len(file) - len(path)], path
 
@@ -107,7 +110,7 @@ def load_module(spec: str) -> ModuleType:
         UsageError: If the spec has another form, or the file is missing or fails.
     """
     file, _ = split_spec(spec)
-    path = Path(file).expanduser()
+    path = expand_path(file)
     if not path.is_file():
         raise UsageError(f"no such file {file!r} (in {spec!r}): check the path, which is relative to {Path.cwd()}")
     return _run_file(path.resolve(), spec)
@@ -127,6 +130,37 @@ def describe_error(error: BaseException) -> str:
     """Describe an error by its class, its message, and the last line of its traceback outside deat and torch."""
     line = _last_line(error, lambda module: module.partition(".")[0] not in LIBRARY_PACKAGES)
     return f"{type(error).__name__}: {error}" + (f" ({line})" if line else "")
+
+
+def describe_error_with_line(error: BaseException) -> str:
+    """Describe an error by its class, the first line of its message, and the file and line that it comes from.
+
+    Args:
+        error: The error.
+
+    Returns:
+        Such as "ValueError: boom (my_method.py, line 12)". The line is the last one of the user's own code; without
+        one the last line of deat, or of any code.
+    """
+    message = next(iter(str(error).strip().splitlines()), "")
+    frames = [(Path(frame.f_code.co_filename), line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    candidates = (_is_user_file, lambda file: file.is_relative_to(_PACKAGE_FOLDER), lambda file: True)
+    chosen = next((at for is_wanted in candidates for at in reversed(frames) if is_wanted(at[0])), None)
+    line = f" ({_shorten_path(chosen[0])}, line {chosen[1]})" if chosen else ""
+    return f"{type(error).__name__}{': ' if message else ''}{message}{line}"
+
+
+def _is_user_file(file: Path) -> bool:
+    """Return whether a file of code is neither deat's, nor Python's, nor an installed package's."""
+    libraries = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+    installed = (_PACKAGE_FOLDER, *map(Path, libraries))
+    is_library = file.name.startswith("<") or {"site-packages", "dist-packages"} & set(file.parts)
+    return not is_library and not any(file.is_relative_to(folder) for folder in installed)
+
+
+def _shorten_path(file: Path) -> Path:
+    """Return a path relative to the working folder if it is inside."""
+    return file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
 
 
 def _last_line(error: BaseException, is_wanted: Callable[[str], bool]) -> str | None:

@@ -42,6 +42,8 @@ STATS_METRICS = {
     "train_robust": "train_robust",
     "val_natural": "val_natural",
     "val_robust": "val_robust",
+    "ema_natural": "ema_natural",
+    "ema_robust": "ema_robust",
     "lr": "lr",
     "backprops": "backprops",
 }
@@ -106,9 +108,12 @@ class RunLog(Callback):
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Log the epoch, and some of its last adversarial examples."""
         self._tell(lambda logger: _log_epoch(logger, stats, timing))
-        with_images = [x for x in self._active or () if type(x).log_image is not Logger.log_image]
-        if with_images and stats.k and (image := draw_adversarial_examples(trainer)) is not None:
-            self._tell(lambda logger: logger.log_image("adversarial_examples", image, stats.epoch + 1), with_images)
+        drawing = [logger for logger in self._active or () if type(logger).log_image is not Logger.log_image]
+        if drawing and stats.k:
+            with _reported(self.notify, "adversarial examples cannot be drawn for the loggers"):
+                image = draw_adversarial_examples(trainer)
+                if image is not None:
+                    self._tell(lambda logger: logger.log_image("adversarial_examples", image, stats.epoch + 1), drawing)
 
     def on_train_end(self, trainer: Trainer, result: TrainResult | None) -> None:
         """Log the results, and store the best weights."""
