@@ -1,7 +1,7 @@
 """The training loop. It is the same for every method."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -26,7 +26,7 @@ from deat.models.weights import get_state_dict, unwrap_model
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
 from deat.training.batch_mixing import BatchMixing
-from deat.training.best_epoch import CHOICE_KEY, BestEpoch
+from deat.training.best_epoch import CHOICE_KEY, BestEpoch, ScoredEpoch, Snapshot
 from deat.training.callbacks import CallbackLike, Checkpointer, check_callbacks
 from deat.training.class_weights import make_learner_task
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
@@ -168,7 +168,7 @@ class Trainer:
         self.data_name: str | None = None
         self.n_train: int | None = None
         self.history: list[EpochStats] = []
-        self.best = BestEpoch(robust=self.schedule.has_adversary)
+        self.best = self._make_best_epoch()
 
     def fit(self) -> TrainResult:
         """Train until the last epoch.
@@ -403,7 +403,7 @@ class Trainer:
         description = self.method.describe()
         self.history = [separate_training_accuracy(stats, description) for stats in state["history"]]
         self.active = state["active"]
-        self.best = BestEpoch(state["best"], state.get("scored", ()), robust=self.schedule.has_adversary)
+        self.best = self._make_best_epoch(state["best"], state.get("scored", ()))
         if self.engine.scaler and state["scaler"]:
             self.engine.scaler.load_state_dict(state["scaler"])
         if self.validator:
@@ -447,6 +447,11 @@ class Trainer:
             return None
         with self.average.applied():
             return self.validator(self.model)
+
+    def _make_best_epoch(self, snapshot: Snapshot | None = None, scored: Iterable[ScoredEpoch] = ()) -> BestEpoch:
+        """The choice of the best epoch, from the start or from a checkpoint."""
+        metric = self.task.metric_names[0] if self.task.is_graded else None
+        return BestEpoch(snapshot, scored, robust=self.schedule.has_adversary, metric=metric)
 
     def _update_best(self, stats: EpochStats, scores: ValScores | None, average: ValScores | None) -> EpochStats:
         """Keep the weights or their average if it is the best so far; the epoch's statistics say which epoch is."""
