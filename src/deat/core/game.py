@@ -332,8 +332,7 @@ class Game:
                 loss, logits = self.calls.objective(buffers, visible)
             else:
                 loss, logits = self.calls.objective_with_offsets(buffers, visible, layer)
-        # Not autograd.grad, for which DDP would not average the gradients.
-        torch.autograd.backward(self.engine.scale(self._weight_by_share(loss, buffers)))
+        self.engine.backward(self._weight_by_share(loss, buffers))
         self.executor.merge_gradients(keep_for_optimizer=True)
         if delta.grad is None:
             raise UsageError("the loss does not depend on the input: the model detaches it or rounds it away.")
