@@ -26,6 +26,7 @@ from deat.core import (
 from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Source, as_source, load_data
 from deat.engine.engine import Engine
 from deat.evaluation.attacks import Attack
+from deat.evaluation.bound_attack import BoundAttack, attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.results import Evaluation, load_evaluation
 from deat.evaluation.verified_attack import AttackLike
@@ -68,6 +69,7 @@ __all__ = [
     "AttackedImages",
     "Augment",
     "BestChoice",
+    "BoundAttack",
     "Budget",
     "Buffers",
     "Callback",
@@ -117,6 +119,7 @@ __all__ = [
     "WrittenReport",
     "add_normalization",
     "as_source",
+    "attack",
     "attack_images",
     "build_model",
     "configure_method",

@@ -14,6 +14,7 @@ from deat.errors import UsageError
 from deat.schedules import Schedule
 from deat.tasks import Task
 from deat.threat import ThreatModel
+from deat.utils.notebook_display import render_html
 
 RECORDED_NAMES = {
     "InnerAttack": "Ascent",
@@ -111,6 +112,12 @@ class Method:
             2.0
         """
         return self.schedule.bind(threat.eps, epochs)
+
+    def _repr_html_(self) -> str:
+        parts = ("play", "schedule", "attack", "objective", "probe")
+        return render_html(
+            self.name, [self.summary], header=("part", ""), rows=[(p, repr(getattr(self, p))) for p in parts]
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return the whole declaration as JSON, for run records and to compare two runs.

@@ -15,8 +15,10 @@ from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
 from deat.methods.prefixes import PREFIXES
 from deat.methods.rule_sets import RuleSet, get_rule_set
+from deat.utils.plugins import load_plugins
 from deat.utils.user_code import get_qualified_name, is_file_spec, load_module, no_such_name_error, split_spec
 
+PLUGIN_GROUP = "deat.methods"
 MethodBuilder = Callable[..., Method]
 METHOD_ALIASES = {r"u-fgsm": "fgsm", r"pgd-at": "pgd", r"free-at": "free", r"\bmdeat\b": "m+deat"}
 """Spellings of the paper, as regular expressions, and the names that they stand for."""
@@ -29,6 +31,8 @@ class RegisteredMethod:
     pattern: str
     build: MethodBuilder
     prefixes: tuple[str, ...] = ()
+    origin: str = ""
+    """The package that it comes from, if it is a plugin's."""
 
     @property
     def base_name(self) -> str:
@@ -97,11 +101,12 @@ def register_method(pattern: str, *prefixes: str) -> Callable[[MethodBuilder], M
 
 
 def list_methods() -> list[str]:
-    """List every registered name.
+    """List every registered name, also those of installed plugins.
 
     Returns:
         The names, with numbers at their defaults.
     """
+    load_plugins(PLUGIN_GROUP, _add_plugin)
     return [prefix + entry.format_name() for entry in _METHODS.values() for prefix in ("", *entry.prefixes)]
 
 
@@ -130,6 +135,36 @@ def get_method(name: str | Method, *, rules: str | RuleSet = "default") -> Metho
     return _build_method(name.strip() if is_file_spec(name) else _normalize_name(name), get_rule_set(rules), name)
 
 
+def find_method_plugin(name: str) -> str:
+    """Return the package and version of the plugin that a method's name is of; empty for any other name."""
+    if is_file_spec(name):
+        return ""
+    base = _normalize_name(name)
+    while prefix := next((p for p in PREFIXES if base.startswith(p)), None):
+        base = base.removeprefix(prefix)
+    entry = _find_entry(base, list(_METHODS.values()))
+    return entry[0].origin if entry else ""
+
+
+def _add_plugin(name: str, value: object, origin: str) -> None:
+    """Register the method of an entry point under its name; one that means another method already is refused."""
+    if not re.fullmatch(r"[a-z0-9][a-zA-Z0-9-]*", name):
+        raise UsageError("its name has other characters than letters, digits and -; capital letters are numbers.")
+    if not isinstance(value, Method) and not callable(value):
+        raise UsageError(f"it is a {type(value).__name__}, and not a deat.Method or a function that returns one.")
+    build: MethodBuilder = (lambda: value) if isinstance(value, Method) else value
+    letters = {c.lower() for c in name if c.isupper()}
+    if missing := letters - set(inspect.signature(build).parameters):
+        raise UsageError(f"its function lacks the parameters {sorted(missing)} of its name.")
+    entry = RegisteredMethod(name, build, origin=origin)
+    shown = entry.format_name(**dict.fromkeys(letters, 1))
+    for other in _METHODS.values():
+        if other.base_name == entry.base_name or other.match(shown) is not None:
+            owner = other.origin or ("deat" if str(other.build.__module__).startswith("deat.") else "this program")
+            raise UsageError(f"the name {other.pattern} is taken by {owner}.")
+    _METHODS[name] = entry
+
+
 def _build_method(name: str, rules: RuleSet, original_name: str) -> Method:
     method = _build_registered(name, rules, list(_METHODS.values()))
     if method:
@@ -139,6 +174,10 @@ def _build_method(name: str, rules: RuleSet, original_name: str) -> Method:
             return compose(_build_method(name[len(prefix) :], rules, original_name), rules)
     if is_file_spec(name):
         return _build_from_file(name, rules)
+    load_plugins(PLUGIN_GROUP, _add_plugin)
+    method = _build_registered(name, rules, list(_METHODS.values()))
+    if method:
+        return method
     raise unknown_name_error(
         "method", original_name, list_methods(), "Numbers may change (pgd-10, deat-55%), and m+ and f+ compose."
     )
@@ -146,14 +185,24 @@ def _build_method(name: str, rules: RuleSet, original_name: str) -> Method:
 
 def _build_registered(name: str, rules: RuleSet, entries: list[RegisteredMethod]) -> Method | None:
     """The method that one of these patterns builds for a name, or None."""
+    found = _find_entry(name, entries)
+    if found is None:
+        return None
+    entry, parameters = found
+    method = _call_builder(entry.build, rules, parameters)
+    if not isinstance(method, Method):
+        raise UsageError(f"{entry.pattern} returned a {type(method).__name__}, and not a deat.Method.")
+    return replace(method, name=entry.format_name(**parameters))
+
+
+def _find_entry(name: str, entries: list[RegisteredMethod]) -> tuple[RegisteredMethod, dict[str, int]] | None:
+    """The pattern that a name is of, and the numbers in it."""
     for entry in entries:
         parameters = entry.match(name)
         if parameters is not None:
-            return replace(_call_builder(entry.build, rules, parameters), name=entry.format_name(**parameters))
+            return entry, parameters
     same_base = [entry for entry in entries if entry.base_name == name]
-    if len(same_base) == 1:  # "deat" alone would be ambiguous
-        return replace(_call_builder(same_base[0].build, rules, {}), name=same_base[0].format_name())
-    return None
+    return (same_base[0], {}) if len(same_base) == 1 else None  # "deat" alone would be ambiguous
 
 
 def _normalize_name(name: str) -> str:

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -21,6 +22,7 @@ from deat.threat import ThreatModel, format_threat
 from deat.training.checkpoints import load_checkpoint_weights
 from deat.training.config import TrainConfig, resolve_device
 from deat.training.epoch_records import EpochStats, read_history
+from deat.training.history_display import history_to_pandas, render_history
 from deat.training.result_folder import UNNAMED_DATA
 from deat.utils.user_paths import expand_path
 
@@ -70,6 +72,14 @@ class SavedRun:
             f"{format_threat(self.threat, with_rule=True)}, {type(self.model).__name__} of the "
             f"{self.epoch} epoch, {len(self.history)} of {self.settings.epochs} epochs, evaluations: {evaluations})"
         )
+
+    def to_pandas(self) -> Any:
+        """Return the history as a pandas.DataFrame; see `TrainResult.to_pandas`."""
+        return history_to_pandas(self.history)
+
+    def _repr_html_(self) -> str:
+        lines = [f"{name}: {evaluation!r}" for name, evaluation in self.evaluations.items()]
+        return render_history(repr(self), lines, self.history)
 
 
 def load_run(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from torch import Tensor
 
 from deat.errors import UsageError, unknown_name_error
+from deat.utils.plugins import load_plugins
 from deat.utils.user_code import is_file_spec, load_object
 
 Status = Literal["finished", "interrupted", "failed"]
@@ -157,7 +158,16 @@ def list_loggers() -> list[LoggerInfo]:
     package = import_module("deat.integrations.loggers")
     for module in pkgutil.iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")
+    load_plugins("deat.loggers", _add_plugin)
     return [_LOGGERS[name] for name in sorted(_LOGGERS)]
+
+
+def _add_plugin(name: str, value: object, origin: str) -> None:
+    if not (isinstance(value, type) and issubclass(value, Logger)):
+        raise UsageError("it is no class derived from deat.integrations.loggers.Logger")
+    if name in _LOGGERS:
+        raise UsageError("the name is taken")
+    register_logger(name, what=f"of {origin}")(value)
 
 
 def get_loggers(loggers: str | Iterable[str | Logger]) -> list[Logger]:
