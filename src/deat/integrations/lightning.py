@@ -25,7 +25,7 @@ try:
 except ImportError:
     try:
         import pytorch_lightning as pl  # type: ignore[no-redef]
-        from lightning_fabric import Fabric  # type: ignore[no-redef,assignment]
+        from lightning_fabric import Fabric  # type: ignore[assignment]
     except ImportError:
         raise UsageError("lightning is not installed: pip install 'deat[lightning]'") from None
 
