@@ -21,8 +21,9 @@ def run(*words: object) -> int:
 def folder(tmp_path_factory):
     """A run against a union, evaluated in every ball."""
     path = tmp_path_factory.mktemp("union") / "run"
-    options = "--method fgsm --epochs 1 --n-train 200 --baseline no --test-images 20 --val-attack pgd-2 --watch none".split()
-    assert run("train", "--threat", THREAT, "--threat-rule", "error", "--out", path, *options) == 0
+    quick = ("--epochs", 1, "--n-train", 200, "--baseline", "no", "--test-images", 20, "--val-attack", "pgd-2")
+    threat = ("--threat", THREAT, "--threat-rule", "error")
+    assert run("train", *threat, *quick, "--method", "fgsm", "--watch", "none", "--out", path) == 0
     assert run("evaluate", path, "--attacks", "natural,pgd-2", "--n", 20) in (0, 6)
     return path
 
@@ -40,7 +41,10 @@ def test_an_evaluation_has_every_ball_and_another_threat_takes_their_place(folde
     out = tmp_path / "other.json"
     assert run("evaluate", folder, "--attacks", "pgd-2", "--n", 10, "--threat", "l2:0.5+l1:1", "--out", out) in (0, 6)
     assert list(deat.load_evaluation(out).balls) == ["l2", "l1"]
-    assert run("evaluate", folder, "--attacks", "pgd-2", "--n", 10, "--norm", "l2", "--eps", 0.5, "--out", out) in (0, 6)
+    assert run("evaluate", folder, "--attacks", "pgd-2", "--n", 10, "--norm", "l2", "--eps", 0.5, "--out", out) in (
+        0,
+        6,
+    )
     assert deat.load_evaluation(out).settings["threat"] == {"norm": "l2", "eps": 0.5}
 
 
