@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from deat.evaluation.intervals import wilson_interval_of_share
@@ -125,17 +126,43 @@ def is_robustness(attack: str, rows: Sequence[ReportRow]) -> bool:
 def summarize_accuracy(row: ReportRow, attack: str) -> AccuracyCell | None:
     """Summarise a row's accuracy over its finished seeds; None if no seed has it.
 
-    The interval is Wilson's for the mean accuracy on the fewest images of any seed. Seeds share their test images, so
-    more seeds do not narrow it.
+    The interval is Wilson's for the mean accuracy on the fewest images of any seed, or for a metric of a whole set the
+    mean of the seeds' bootstrap intervals. Seeds share their test images, so more seeds do not narrow it.
     """
     statistics = row.seed_statistics(attack)
     if statistics is None or not math.isfinite(statistics.mean):
         return None
     images_per_seed = tuple(run.images_by_attack[attack] for run in row.finished_runs if attack in run.metrics)
     images = min(images_per_seed)
-    low, high = wilson_interval_of_share(statistics.mean, images)
+    low, high = _mean_bootstrap_interval(row, attack) or wilson_interval_of_share(statistics.mean, images)
     note = _describe_sample(row, attack, images_per_seed)
     return AccuracyCell(statistics.mean, statistics.sd, low, high, len(images_per_seed), images, images_per_seed, note)
+
+
+def _mean_bootstrap_interval(row: ReportRow, attack: str) -> tuple[float, float] | None:
+    """The mean of the seeds' intervals of a metric of a whole set, such as mIoU or R2; None for an accuracy."""
+    part, name = ("last", attack.removeprefix("last ")) if attack.startswith("last ") else ("", attack)
+    evaluations = [run.extra_evaluations.get(part) if part else run.evaluation for run in row.finished_runs]
+    intervals = [e.intervals[name] for e in evaluations if e and e.task.is_graded and name in e.intervals]
+    return (fmean(low for low, _ in intervals), fmean(high for _, high in intervals)) if intervals else None
+
+
+def describe_metrics(rows: Sequence[ReportRow]) -> Iterator[str]:
+    """Describe which rows have another metric in the place of accuracy."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        for metric in {run.evaluation.metric for run in row.finished_runs if run.evaluation and is_graded(run)}:
+            names.setdefault(metric, []).append(row.name)
+    for metric, of in names.items():
+        yield (
+            f"{', '.join(of)}: {metric} times 100 in the place of accuracy. Its interval is the mean of the seeds' 95 % "
+            "bootstrap intervals over test examples. Such rows are not compared image by image."
+        )
+
+
+def is_graded(run: RunResults) -> bool:
+    """Whether a run's task has grades, so that its metric is not the share of examples that are right."""
+    return run.evaluation is not None and run.evaluation.task.is_graded
 
 
 def summarize_cost(row: ReportRow) -> RowCost | None:
@@ -278,6 +305,8 @@ def _describe_worst(run: RunResults) -> tuple[str, str]:
     attacks = ", ".join(map(format_attack_name, names))
     if run.evaluation and not run.evaluation.has_worst_case:
         return "No worst case", f"is shown: no attack of more than one step was tried ({attacks})."
+    if is_graded(run):
+        return "worst", f"is computed from the worst answer of each example under {attacks}."
     return "worst", f"counts an image as correct only if it is classified correctly under all of {attacks}."
 
 

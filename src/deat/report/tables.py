@@ -19,6 +19,7 @@ from deat.report.stats import (
     AccuracyCell,
     choose_ranking_attack,
     describe_coverage,
+    describe_metrics,
     format_attack_name,
     format_deviation,
     format_interval,
@@ -178,6 +179,7 @@ def collect_table_notes(results: ResultsTable, interval_place: str = "in bracket
     return [
         f"Accuracies are in percent: mean ± standard deviation over seeds, and {interval_place} the 95 % interval "
         "(Wilson) for the choice of test images. A dash means that there is no value.",
+        *describe_metrics(results.rows),
         *describe_coverage(results.rows),
         *_describe_warm_up(results.rows),
         *_describe_paper_source(results.rows),
