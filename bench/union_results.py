@@ -28,7 +28,7 @@ from deat.version import get_versions
 
 SEEDS, TRIAL_SEED = (0, 1, 2), 100
 METHOD = "m+deat"
-TRIAL_ATTACK = "cw-20"
+TRIAL_ATTACK, ATTACKS = "apgd-ce", ("natural", "pgd-20", "cw-20", "apgd-ce")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Setup:
         train: The number of training images; None for all of them.
         held_out: The number of training images that trials leave out, to choose radii by.
         test: The number of test images.
-        attacks: The attacks on them.
     """
 
     network: Callable[[], nn.Module]
@@ -53,7 +52,6 @@ class Setup:
     train: int | None = None
     held_out: int = 300
     test: int = 400
-    attacks: tuple[str, ...] = ("natural", "pgd-20", "apgd-t")
 
     def fit(self, data: deat.DataSplits, images: Any, threat: deat.ThreatModel, seed: int) -> Any:
         """Train on some images."""
@@ -77,8 +75,8 @@ SETUPS = {
     "digits": Setup(
         lambda: deat.build_model("small", in_channels=1, image_size=8),
         0.15,
-        {"l2": (0.4, 0.5, 0.6), "l1": (1.0, 1.3, 1.6)},
-        {"epochs": 20, "batch_size": 64, "lr": 0.02, "peak": 0.3, "cycle_momentum": False},
+        {"l2": (0.4, 0.5, 0.6), "l1": (0.6, 0.8, 1.0, 1.3)},
+        {"epochs": 15, "batch_size": 64, "lr": 0.02, "peak": 0.3, "cycle_momentum": False},
     ),
     "cifar10": Setup(
         lambda: deat.build_model("preact_resnet8", num_classes=10),
@@ -88,7 +86,6 @@ SETUPS = {
         train=2000,
         held_out=500,
         test=500,
-        attacks=("natural", "pgd-20", "cw-20"),
     ),
 }
 
@@ -160,7 +157,7 @@ class Experiment:
                 result.model,
                 self.test,
                 threat=union,
-                attacks=self.setup.attacks,
+                attacks=ATTACKS,
                 seed=seed,
                 sanity=False,
                 progress=False,
