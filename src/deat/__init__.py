@@ -12,6 +12,7 @@ from deat.core import (
     EpochRecord,
     FreezeRule,
     Game,
+    GradientPenalty,
     InnerAttack,
     LossOutput,
     MagnitudeProbe,
@@ -26,11 +27,12 @@ from deat.core import (
 from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Source, as_source, load_data
 from deat.engine.engine import Engine
 from deat.evaluation.attacks import Attack
+from deat.evaluation.bound_attack import BoundAttack, attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.results import Evaluation, load_evaluation
 from deat.evaluation.verified_attack import AttackLike
 from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
-from deat.methods import Method, RuleSet, friendly, get_method, mplus, register_method
+from deat.methods import Method, RuleSet, friendly, get_method, gplus, mplus, register_method
 from deat.methods.configure import configure_method
 from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
 from deat.models.export_network import ExportedFile
@@ -66,6 +68,7 @@ __all__ = [
     "AttackedImages",
     "Augment",
     "BestChoice",
+    "BoundAttack",
     "Budget",
     "Buffers",
     "Callback",
@@ -83,6 +86,7 @@ __all__ = [
     "ExportedFile",
     "FreezeRule",
     "Game",
+    "GradientPenalty",
     "ImageSet",
     "InnerAttack",
     "LazyImages",
@@ -114,6 +118,7 @@ __all__ = [
     "WrittenReport",
     "add_normalization",
     "as_source",
+    "attack",
     "attack_images",
     "build_model",
     "configure_method",
@@ -125,6 +130,7 @@ __all__ = [
     "friendly",
     "from_pretrained",
     "get_method",
+    "gplus",
     "load_data",
     "load_evaluation",
     "load_run",

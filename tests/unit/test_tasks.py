@@ -118,6 +118,30 @@ def test_segpgd_weighs_right_pixels_alone_at_first_and_all_alike_at_last():
     torch.testing.assert_close(task.segpgd_loss(outputs, y, 1.0), 0.5 * task.loss(outputs, y))
 
 
+def test_a_multi_label_answer_with_more_wrong_labels_is_worse_and_the_probability_decides_ties():
+    y = torch.ones(4, 3, dtype=torch.int64)
+    outputs = torch.tensor([[9.0, 9, 9], [0.1, 0.1, 0.1], [9, 9, -0.1], [9, 9, -9]])
+    scores = MultiLabel().score(outputs, y).tolist()
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == 4
+    assert MultiLabel().score(-outputs, 1 - y).tolist() == scores
+
+
+def test_an_attack_lowers_the_map_also_where_no_label_changes():
+    x = torch.rand(40, 2, generator=generator())
+    data = x, (x > 0.5).long()
+    net = nn.Linear(2, 2)
+    with torch.no_grad():
+        net.weight.copy_(torch.eye(2))
+        net.bias.fill_(3.0)  # every label is predicted, so that only the ranking of examples is left to attack
+    evaluation = deat.evaluate(
+        net, data, task="multilabel", threat="linf:0.2", attacks="natural,pgd-5", sanity=False, progress=False
+    )
+    assert evaluation.metrics["natural"]["mAP"] == 1.0
+    assert evaluation.metrics["pgd-5"]["mAP"] < 0.9
+    assert evaluation.metrics["pgd-5"]["exact match"] == evaluation.metrics["natural"]["exact match"]
+
+
 def test_regression_metrics():
     task, (outputs, y) = Regression(), example(Regression(), 40)
     metrics = task.summarize(task.statistics(outputs, y))
@@ -266,6 +290,30 @@ def test_a_method_that_a_task_does_not_define_is_refused_before_any_work(method,
     net = nn.Sequential(nn.Linear(2, 1))
     with pytest.raises(UsageError, match=name):
         deat.fit(net, angles(), task=Angles(), threat=deat.Linf(0.05, box=None), method=method, epochs=1)
+
+
+@pytest.mark.parametrize(("method", "scores"), [("natural", "natural"), ("pgd-2", "under attack")])
+def test_the_best_epoch_of_a_regression_is_told_by_its_metric(method, scores):
+    x = torch.rand(60, 3, generator=generator())
+    options = {"task": "regression", "threat": "linf:0.05", "epochs": 2, "batch_size": 16, "progress": False}
+    result = deat.fit(nn.Linear(3, 1), (x, x.sum(1)), method=method, val=0.3, **options)
+    assert "R2" in result.choice.reason
+    assert scores in result.choice.reason
+    assert "%" not in result.choice.reason, "an R2 is no share"
+    assert not any("held-out image" in note for note in result.notes), "there are no verdicts that could be missing"
+    assert result.choice.as_json()["metric"] == "R2"
+
+
+def test_an_image_set_of_multi_labels_may_hold_floats():
+    present = torch.randint(0, 2, (20, 3), generator=generator())
+    images = torch.rand(20, 4, generator=generator())
+    losses = []
+    for labels in (present, present.float(), present.bool()):
+        data = deat.ImageSet(images, labels, ("a", "b", "c"), MultiLabel())
+        torch.manual_seed(0)
+        options = {"threat": "linf:0.1", "epochs": 1, "batch_size": 10, "progress": False}
+        losses.append(deat.fit(nn.Linear(4, 3), data, **options).history[0].loss)
+    assert losses[0] == losses[1] == losses[2]
 
 
 def test_mart_on_a_regression_says_why_it_cannot_be():

@@ -1,7 +1,7 @@
 """The training loop. It is the same for every method."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -26,7 +26,7 @@ from deat.models.weights import get_state_dict, unwrap_model
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
 from deat.training.batch_mixing import BatchMixing
-from deat.training.best_epoch import CHOICE_KEY, BestEpoch
+from deat.training.best_epoch import CHOICE_KEY, BestEpoch, ScoredEpoch, Snapshot
 from deat.training.callbacks import Callback, Checkpointer, check_callbacks
 from deat.training.class_weights import make_learner_task
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
@@ -50,6 +50,7 @@ from deat.training.optimizers import (
     clip_gradients,
     describe_param_groups,
     load_optimizer_state,
+    make_optimizer,
     make_optimizer_factory,
 )
 from deat.training.result_folder import describe_training
@@ -59,6 +60,7 @@ from deat.training.weight_average import WeightAverage
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import RandomStreams
 from deat.utils.signals import Interruption
+from deat.utils.torch_utils import without_autocast
 
 Batch = tuple[Tensor, Tensor]
 
@@ -130,9 +132,8 @@ class Trainer:
         choice = choose_engine(config, method, self.num_parameters, distributed, can_record_steps)
         self.engine, self.engine_note, self.may_compile = choice.engine, choice.fallback_note, choice.may_compile
         self.model = self.engine.prepare(sync_batch_norm(model, config, self.engine.device, distributed))
-        self.optimizer = (optimizer or make_optimizer_factory(config, self.engine.use_cuda_graphs))(
-            self.model.parameters()
-        )
+        factory = optimizer or make_optimizer_factory(config, self.engine.use_cuda_graphs)
+        self.optimizer = make_optimizer(factory, self.model)
         self.custom_param_groups = describe_param_groups(self.optimizer) if optimizer else None
         if config.clip_grad_norm:
             clip_gradients(self.optimizer, config.clip_grad_norm)
@@ -168,7 +169,7 @@ class Trainer:
         self.data_name: str | None = None
         self.n_train: int | None = None
         self.history: list[EpochStats] = []
-        self.best = BestEpoch(robust=self.schedule.has_adversary)
+        self.best = self._make_best_epoch()
 
     def fit(self) -> TrainResult:
         """Train until the last epoch.
@@ -388,7 +389,7 @@ class Trainer:
         description = self.method.describe()
         self.history = [separate_training_accuracy(stats, description) for stats in state["history"]]
         self.active = state["active"]
-        self.best = BestEpoch(state["best"], state.get("scored", ()), robust=self.schedule.has_adversary)
+        self.best = self._make_best_epoch(state["best"], state.get("scored", ()))
         if self.engine.scaler and state["scaler"]:
             self.engine.scaler.load_state_dict(state["scaler"])
         if self.validator:
@@ -426,6 +427,11 @@ class Trainer:
             return None
         with self.average.applied():
             return self.validator(self.model)
+
+    def _make_best_epoch(self, snapshot: Snapshot | None = None, scored: Iterable[ScoredEpoch] = ()) -> BestEpoch:
+        """The choice of the best epoch, from the start or from a checkpoint."""
+        metric = self.task.metric_names[0] if self.task.is_graded else None
+        return BestEpoch(snapshot, scored, robust=self.schedule.has_adversary, metric=metric)
 
     def _update_best(self, stats: EpochStats, scores: ValScores | None, average: ValScores | None) -> EpochStats:
         """Keep the weights or their average if it is the best so far; the epoch's statistics say which epoch is."""
@@ -482,7 +488,13 @@ class Trainer:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Set threads, backend flags and random state for training; on exit restore them and end data workers."""
+        """Set threads, backend flags, precision and random state for training, and restore them on exit.
+
+        Data workers end on exit. A caller's `torch.autocast` has no effect inside: the precision is that of the config.
+
+        Raises:
+            UsageError: Another thread of this process trains.
+        """
         flags = torch_backend_flags(
             self.threads,
             cudnn_benchmark=self.engine.use_cuda_graphs,  # a recording is replayed often, which repays the search
@@ -492,6 +504,7 @@ class Trainer:
         with (
             device_context(device),
             flags,
+            without_autocast(device.type),
             stopping_workers(self.train, self.val),
             self.random_streams.isolated_rng(device),
         ):
