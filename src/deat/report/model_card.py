@@ -16,6 +16,7 @@ from deat.runs.run_dir import has_checkpoint
 from deat.runs.saved_run import load_evaluations
 from deat.runs.schema import RUN_FILE, WATCH_FILE, RunRecord, read_record
 from deat.tasks.classification import Classification
+from deat.threat import format_threat
 from deat.training.epoch_records import read_watch
 from deat.training.overfit_watch import NOTE_ACTION
 from deat.utils.text import escape_markdown, format_duration, format_eps, format_markdown_table, make_printable
@@ -114,7 +115,7 @@ def _format_metadata(
     if not evaluations or not is_classifier:
         return "\n".join(lines)
     evaluation = evaluations[0]
-    threat = f"{evaluation.settings['threat']['norm']} eps {format_eps(evaluation.settings['threat']['eps'])}"
+    threat = format_threat(evaluation.settings["threat"])
     data = _yaml(_evaluated_data(evaluation) or str(raw["data"]["name"]))
     lines += ["model-index:", f"- name: {_yaml(name)}", "  results:"]
     lines += ["  - task:", "      type: image-classification", "    dataset:"]
@@ -145,8 +146,8 @@ def _summarize(record: RunRecord, raw: dict[str, Any], evaluations: Sequence[Eva
     settings, threat = raw["settings"], record.threat
     text = (
         f"{raw['model']['name']} ({raw['model'].get('parameters', 0):,} parameters), trained with {raw['method']['name']} "
-        f"on {raw['data']['name']} for {settings['epochs']} epochs to resist {threat.name} perturbations of eps "
-        f"{format_eps(threat.eps)}. The weights are those of the {epoch} epoch."
+        f"on {raw['data']['name']} for {settings['epochs']} epochs to resist perturbations of "
+        f"{format_threat(threat.describe())}. The weights are those of the {epoch} epoch."
     )
     attacked = [e for e in evaluations if e.has_worst_case]
     if not attacked or evaluations[0].task.is_graded:
@@ -160,13 +161,13 @@ def _summarize(record: RunRecord, raw: dict[str, Any], evaluations: Sequence[Eva
 
 def _describe_evaluation(evaluation: Evaluation) -> dict[str, Any]:
     settings = evaluation.settings
-    about, threat = settings.get("about", {}), settings["threat"]
+    about = settings.get("about", {})
     sample = f" (a sample of {settings['available']:,})" if settings.get("sample") else ""
     weights = f"The {about['epoch']} epoch's weights on" if about.get("epoch") else "On"
     data = f" of {about['data']}" if about.get("data") else ""
     intro = (
-        f"{weights} {evaluation.num_images:,} test images{sample}{data}, against {threat['norm']} eps "
-        f"{format_eps(threat['eps'])}, seed {settings['seed']}:"
+        f"{weights} {evaluation.num_images:,} test images{sample}{data}, against "
+        f"{format_threat(settings['threat'])}, seed {settings['seed']}:"
     )
     is_graded = evaluation.task.is_graded
     rows = []
@@ -189,7 +190,10 @@ def _describe_evaluation(evaluation: Evaluation) -> dict[str, Any]:
 
 def _describe_threat(record: RunRecord) -> Iterator[str]:
     threat = record.threat
-    yield f"{threat.name}, eps {format_eps(threat.eps)}: {_BALLS.get(threat.name, 'a set of its own')}."
+    for ball in threat.balls:
+        yield f"{ball.name}, eps {format_eps(ball.eps)}: {_BALLS.get(ball.name, 'a set of its own')}."
+    if len(threat.balls) > 1:
+        yield "An image may be attacked in any of these balls."
     if threat.box is not None:
         yield f"Perturbed values stay in [{threat.box[0]:g}, {threat.box[1]:g}]."
     yield "The attacker knows the network and its weights, and chooses each perturbation after seeing the image."
@@ -231,7 +235,7 @@ def _list_limits(
 ) -> Iterator[str]:
     threat, attacked = record.threat, [e for e in evaluations if e.has_worst_case]
     yield (
-        f"The numbers are for {threat.name} perturbations of eps {format_eps(threat.eps)}. They say nothing about larger "
+        f"The numbers are for perturbations of {format_threat(threat.describe())}. They say nothing about larger "
         "ones, other norms, or changes such as rotations, blur and other data."
     )
     if not attacked:
