@@ -28,7 +28,7 @@ from deat.version import get_versions
 
 SEEDS, TRIAL_SEED = (0, 1, 2), 100
 METHOD = "m+deat"
-TRIAL_ATTACK, ATTACKS = "cw-20", ("natural", "pgd-20", "apgd-t")
+TRIAL_ATTACK = "cw-20"
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Setup:
         train: The number of training images; None for all of them.
         held_out: The number of training images that trials leave out, to choose radii by.
         test: The number of test images.
+        attacks: The attacks on them.
     """
 
     data: str
@@ -54,6 +55,7 @@ class Setup:
     train: int | None = None
     held_out: int = 300
     test: int = 400
+    attacks: tuple[str, ...] = ("natural", "pgd-20", "apgd-t")
 
     def fit(self, data: deat.DataSplits, images: Any, threat: deat.ThreatModel, seed: int) -> Any:
         """Train on some images."""
@@ -85,11 +87,12 @@ SETUPS = {
         "",
         lambda: deat.build_model("preact_resnet8", num_classes=10),
         8 / 255,
-        {"l2": (0.75, 1.0), "l1": (6.0, 9.0, 12.0)},
+        {"l2": (0.75, 1.0), "l1": (9.0, 14.0)},
         {"epochs": 8, "batch_size": 64, "lr": 0.1},
         train=2000,
         held_out=500,
         test=500,
+        attacks=("natural", "pgd-20", "cw-20"),
     ),
 }
 
@@ -158,7 +161,13 @@ class Experiment:
             result = self.setup.fit(self.data, self.images, threat, seed)
             union = deat.Union(*self.balls)
             evaluation = deat.evaluate(
-                result.model, self.test, threat=union, attacks=ATTACKS, seed=seed, sanity=False, progress=False
+                result.model,
+                self.test,
+                threat=union,
+                attacks=self.setup.attacks,
+                seed=seed,
+                sanity=False,
+                progress=False,
             )
             return {
                 "trained_on": name,

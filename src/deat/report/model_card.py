@@ -16,7 +16,7 @@ from deat.runs.run_dir import has_checkpoint
 from deat.runs.saved_run import load_evaluations
 from deat.runs.schema import RUN_FILE, WATCH_FILE, RunRecord, read_record
 from deat.tasks.classification import Classification
-from deat.threat import format_threat
+from deat.threat import ThreatModel, format_threat
 from deat.training.epoch_records import read_watch
 from deat.training.overfit_watch import NOTE_ACTION
 from deat.utils.text import escape_markdown, format_duration, format_eps, format_markdown_table, make_printable
@@ -146,8 +146,8 @@ def _summarize(record: RunRecord, raw: dict[str, Any], evaluations: Sequence[Eva
     settings, threat = raw["settings"], record.threat
     text = (
         f"{raw['model']['name']} ({raw['model'].get('parameters', 0):,} parameters), trained with {raw['method']['name']} "
-        f"on {raw['data']['name']} for {settings['epochs']} epochs to resist perturbations of "
-        f"{format_threat(threat.describe())}. The weights are those of the {epoch} epoch."
+        f"on {raw['data']['name']} for {settings['epochs']} epochs to resist "
+        f"{_name_perturbations(threat)}. The weights are those of the {epoch} epoch."
     )
     attacked = [e for e in evaluations if e.has_worst_case]
     if not attacked or evaluations[0].task.is_graded:
@@ -188,12 +188,16 @@ def _describe_evaluation(evaluation: Evaluation) -> dict[str, Any]:
     return {"intro": intro, "table": format_markdown_table(header, rows), "notes": notes}
 
 
+def _name_perturbations(threat: ThreatModel) -> str:
+    return " and ".join(f"{ball.name} perturbations of eps {format_eps(ball.eps)}" for ball in threat.balls)
+
+
 def _describe_threat(record: RunRecord) -> Iterator[str]:
     threat = record.threat
+    if len(threat.balls) > 1:
+        yield "The attacker may use any of these, another one for each image:"
     for ball in threat.balls:
         yield f"{ball.name}, eps {format_eps(ball.eps)}: {_BALLS.get(ball.name, 'a set of its own')}."
-    if len(threat.balls) > 1:
-        yield "An image may be attacked in any of these balls."
     if threat.box is not None:
         yield f"Perturbed values stay in [{threat.box[0]:g}, {threat.box[1]:g}]."
     yield "The attacker knows the network and its weights, and chooses each perturbation after seeing the image."
@@ -235,7 +239,7 @@ def _list_limits(
 ) -> Iterator[str]:
     threat, attacked = record.threat, [e for e in evaluations if e.has_worst_case]
     yield (
-        f"The numbers are for perturbations of {format_threat(threat.describe())}. They say nothing about larger "
+        f"The numbers are for {_name_perturbations(threat)}. They say nothing about larger "
         "ones, other norms, or changes such as rotations, blur and other data."
     )
     if not attacked:
