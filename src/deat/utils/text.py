@@ -113,6 +113,12 @@ def format_duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def format_duration_range(seconds: tuple[float, float]) -> str:
+    """Format the least and the most seconds as "m:ss to m:ss", or as "m:ss" where they are the same."""
+    least, most = map(format_duration, seconds)
+    return least if least == most else f"{least} to {most}"
+
+
 def format_seconds(seconds: float) -> str:
     """Format seconds with about three digits: 0.04, 1.2, 123."""
     return f"{seconds:.{2 if seconds < 1 else 1 if seconds < 100 else 0}f}"
