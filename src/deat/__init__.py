@@ -26,9 +26,11 @@ from deat.core import (
 from deat.data import Augment, DataLike, DataSplits, ImageSet, LazyImages, Source, as_source, load_data
 from deat.engine.engine import Engine
 from deat.evaluation.attacks import Attack
+from deat.evaluation.bound_attack import BoundAttack, attack
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.results import Evaluation, load_evaluation
 from deat.evaluation.verified_attack import AttackLike
+from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
 from deat.methods import Method, RuleSet, friendly, get_method, mplus, register_method
 from deat.methods.configure import configure_method
 from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
@@ -39,7 +41,7 @@ from deat.runs.fit import fit
 from deat.runs.predict import Prediction, predict
 from deat.runs.saved_run import SavedRun, load_run
 from deat.schedules import Schedule, ScheduleState
-from deat.threat import L1, L2, Linf, ThreatModel
+from deat.threat import L1, L2, Linf, ThreatModel, Union
 from deat.training.best_epoch import BestChoice
 from deat.training.callbacks import Callback
 from deat.training.checkpoints import Checkpoints
@@ -65,6 +67,7 @@ __all__ = [
     "AttackedImages",
     "Augment",
     "BestChoice",
+    "BoundAttack",
     "Budget",
     "Buffers",
     "Callback",
@@ -109,9 +112,11 @@ __all__ = [
     "TrainResult",
     "Trainer",
     "TrainingLoss",
+    "Union",
     "WrittenReport",
     "add_normalization",
     "as_source",
+    "attack",
     "attack_images",
     "build_model",
     "configure_method",
@@ -121,6 +126,7 @@ __all__ = [
     "export",
     "fit",
     "friendly",
+    "from_pretrained",
     "get_method",
     "load_data",
     "load_evaluation",
@@ -129,9 +135,12 @@ __all__ = [
     "make_trainer",
     "mplus",
     "predict",
+    "pull_from_hub",
+    "push_to_hub",
     "register_method",
     "register_model",
     "report",
+    "save_pretrained",
     "save_weights",
     "schedules",
     "tasks",

@@ -14,7 +14,10 @@ MIN_USUAL_RADII = {"linf": 0.25 / 255, "l2": 0.1, "l1": 1.0}
 
 
 def max_image_distance(threat: ThreatModel, shape: Sequence[int]) -> float:
-    """Return the largest distance between two images of a shape, in the norm of a threat model."""
+    """Return the largest distance between two images of a shape, in the norm of a threat model.
+
+    That of a union is in units of its balls' radii, in the norm in which it is least.
+    """
     return 2 * threat.grey_radius(math.prod(shape))
 
 
@@ -29,6 +32,11 @@ def check_radius(threat: ThreatModel, shape: Sequence[int]) -> None:
         UsageError: If the adversary could turn every image into any other, or the threat model is for examples of
             another shape.
     """
+    for ball in threat.balls:
+        _check_radius_of_ball(ball, shape)
+
+
+def _check_radius_of_ball(threat: ThreatModel, shape: Sequence[int]) -> None:
     threat.check_shape(shape)
     widest = max_image_distance(threat, shape)
     if threat.eps and threat.eps >= widest * (1 - 1e-9):
@@ -49,7 +57,7 @@ def get_radius_warnings(threat: ThreatModel, has_adversary: bool) -> list[str]:
     Returns:
         Messages for the user, empty if the radius is usual.
     """
-    if threat.eps > 0:
+    if all(ball.eps > 0 for ball in threat.balls):
         return get_tiny_radius_warnings(threat)
     if not has_adversary:
         return []
@@ -68,6 +76,10 @@ def get_tiny_radius_warnings(threat: ThreatModel) -> list[str]:
     Returns:
         Messages for the user, empty if the radius is 0 or large enough.
     """
+    return [warning for ball in threat.balls for warning in _get_tiny_radius_warnings_of_ball(ball)]
+
+
+def _get_tiny_radius_warnings_of_ball(threat: ThreatModel) -> list[str]:
     if threat.eps == 0 or not threat.is_plain or threat.eps >= MIN_USUAL_RADII.get(threat.name, 0.0):
         return []
     other = ", and looks like one for linf" if threat.name != "linf" else ""

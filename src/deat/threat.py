@@ -1,4 +1,4 @@
-"""Threat models: the Linf, L2 and L1 balls of perturbations, intersected with the box of allowed values.
+"""Threat models: the Linf, L2 and L1 balls of perturbations and their unions, intersected with the box of values.
 
 Images, or other inputs, and perturbations are float tensors (B, ...), batch first. The box is [0, 1] unless a threat
 model has another. Radii may be in units of each feature's deviation (`scale`), and features may be fixed (`mutable`): a
@@ -8,6 +8,7 @@ recorded as a CUDA graph.
 """
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,13 @@ from torch.nn.functional import normalize, pad
 
 from deat.errors import UsageError, unknown_name_error
 from deat.utils.numbers import parse_number
+from deat.utils.text import format_eps
 from deat.utils.torch_utils import broadcast_mask
 
 START_KINDS = ("zero", "uniform", "normal", "bernoulli", "jitter")
 """How an attack may start."""
+UNION_RULES = ("worst", "random", "error", "magnitude")
+"""How a training step may pick among the balls of a union; `deat.core.union_rules` has what they do."""
 Box = tuple[float, float] | None
 """The least and the largest value of an input; None for no bounds."""
 UNIT_BOX: Box = (0.0, 1.0)
@@ -127,6 +131,16 @@ class ThreatModel(ABC):
         other = [] if self.box == UNIT_BOX else [f"box={self.box}"]
         other += [f"{name}={value}" for name, value in self._feature_values().items()]
         return f"{type(self).__name__}({', '.join([f'eps={self.eps!r}', *other])})"
+
+    @property
+    def balls(self) -> "tuple[ThreatModel, ...]":
+        """The balls of a union; of any other threat model, itself alone."""
+        return (self,)
+
+    @property
+    def text(self) -> str:
+        """Norm and radius as `parse_threat` reads them, such as "l2:0.5"."""
+        return f"{self.name}:{self.eps!r}"
 
     @property
     def is_plain(self) -> bool:
@@ -552,28 +566,284 @@ class L1(_NormBall):
         return self.eps / n
 
 
+@dataclass(frozen=True, repr=False, init=False)
+class Union(ThreatModel):
+    """Several balls at once: the adversary may use any of them, another one for each image.
+
+    As a threat model it is the set of all perturbations that are in at least one of the balls. Its own radius `eps` is 1,
+    and lengths are in units of each ball's radius: a step of 0.25 moves by a quarter of the radius in whichever ball.
+
+    Args:
+        *threats: The balls, as threat models or as text such as "l2:0.5". Unions among them are taken apart; their rules
+            do not count.
+        rule: How a training step picks a ball. "worst" (MSD, Maini et al. 2020) makes every ball's step and keeps the one
+            with the highest loss, for one more forward pass a ball. "random" (SAT, Madaan et al. 2021) draws a ball for
+            each batch. "error" (E-AT, Croce and Hein 2022) draws it by the balls' running robust errors. "magnitude" takes
+            for each image the ball with the largest first-order rise, eps times the gradient's dual norm, which costs
+            nothing. Evaluation always attacks every ball.
+
+    Attributes:
+        threats: The balls.
+        rule: The rule.
+
+    Raises:
+        UsageError: If there is no ball, two are of the same norm, a radius is 0, their boxes, scales or mutable features
+            differ, or the rule is unknown.
+
+    Example:
+        >>> threat = deat.Union(deat.Linf(8 / 255), deat.L2(0.5), deat.L1(12), rule="magnitude")
+        >>> deat.fit(model, data, threat=threat)
+    """
+
+    threats: tuple[ThreatModel, ...] = ()
+    rule: str = "worst"
+    name: ClassVar[str] = "union"
+
+    def __init__(self, *threats: ThreatModel | str, rule: str = "worst") -> None:
+        balls = tuple(ball for threat in threats for ball in parse_threat(threat).balls)
+        _check_balls(balls)
+        if rule not in UNION_RULES:
+            raise unknown_name_error("threat rule", rule, UNION_RULES)
+        shared = {name: getattr(balls[0], name) for name in ("box", "scale", "mutable")}
+        for name, value in {"eps": 1.0, **shared, "threats": balls, "rule": rule}.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        return f"Union({', '.join(map(repr, self.threats))}, rule={self.rule!r})"
+
+    @property
+    def balls(self) -> tuple[ThreatModel, ...]:
+        """The balls."""
+        return self.threats
+
+    @property
+    def text(self) -> str:
+        """The balls as `parse_threat` reads them; the rule is not part of it."""
+        return "+".join(ball.text for ball in self.threats)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the balls and the rule as JSON values, for records."""
+        balls = [ball.describe() for ball in self.threats]
+        return {"norm": self.name, "eps": self.eps, "threats": balls, "rule": self.rule}
+
+    def at(self, ball: Tensor) -> "BallPerExample":
+        """Return the threat model in which each example of a batch has one of the balls.
+
+        Args:
+            ball: The number of each example's ball, (B,) int64.
+        """
+        return BallPerExample(self, ball)
+
+    def draw_balls(self, count: int, generator: Generator | None, device: torch.device) -> Tensor:
+        """Draw the number of a ball, all equally likely, for each of `count` examples."""
+        return torch.randint(len(self.threats), (count,), generator=generator, device=device)
+
+    def steepest(self, grad: Tensor) -> Tensor:
+        """Return the number of the ball with the largest first-order rise, eps times the dual norm, (B,)."""
+        return self._rises(grad).argmax(0)
+
+    def nearest(self, delta: Tensor) -> Tensor:
+        """Return the number of the ball that each perturbation is deepest inside of, or least outside of, (B,)."""
+        return self._depths(delta).argmin(0)
+
+    def _rises(self, grad: Tensor) -> Tensor:
+        return torch.stack([ball.eps * ball.dual_norm(grad) for ball in self.threats])
+
+    def _depths(self, delta: Tensor) -> Tensor:
+        return torch.stack([ball.norm(delta) / ball.eps for ball in self.threats])
+
+    def norm(self, delta: Tensor) -> Tensor:
+        """Return the least norm in units of its ball's radius, (B,): at most 1 inside of any ball."""
+        return self._depths(delta).amin(0)
+
+    def dual_norm(self, grad: Tensor) -> Tensor:
+        """Return the largest first-order rise in any ball, (B,)."""
+        return self._rises(grad).amax(0)
+
+    def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
+        """Take the step of the ball with the largest first-order rise; see `ThreatModel.step`."""
+        return self.at(self.steepest(grad)).step(x, delta, grad, alpha)
+
+    def pgd_step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
+        """Step and project in the ball with the largest first-order rise; see `ThreatModel.pgd_step`."""
+        return self.at(self.steepest(grad)).pgd_step(x, delta, grad, alpha)
+
+    def project(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Project to the ball whose projection is nearest; see `ThreatModel.project`."""
+        return _nearest_to(delta, [ball.project(x, delta) for ball in self.threats])
+
+    def project_to_ball(self, delta: Tensor) -> Tensor:
+        """Shrink into the nearest ball, whatever the pixels become; see `ThreatModel.project_to_ball`."""
+        return _nearest_to(delta, [ball.project_to_ball(delta) for ball in self.threats])
+
+    def contains(self, x: Tensor, x_adv: Tensor, atol: float = 1e-6) -> Tensor:
+        """Return whether each adversarial image is allowed in any ball; see `ThreatModel.contains`."""
+        return torch.stack([ball.contains(x, x_adv, atol) for ball in self.threats]).any(0)
+
+    def sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
+        """Draw a ball, and then from it, for each row; see `ThreatModel.sample_uniform`."""
+        return self.at(self.draw_balls(len(like), generator, like.device)).sample_uniform(like, generator)
+
+    def sign_scale(self, n: int) -> float:
+        """Return the largest of the balls' sign scales; see `ThreatModel.sign_scale`."""
+        return max(ball.sign_scale(n) for ball in self.threats)
+
+    def initial_delta(
+        self,
+        x: Tensor,
+        kind: str,
+        generator: Generator | None = None,
+        *,
+        full_batch_size: int | None = None,
+        rows: slice = slice(None),
+    ) -> Tensor:
+        """Return a start inside of a ball drawn for each image; see `ThreatModel.initial_delta`."""
+        ball = self.draw_balls(full_batch_size or len(x), generator, x.device)[rows]
+        return self.at(ball).initial_delta(x, kind, generator, full_batch_size=full_batch_size, rows=rows)
+
+
+class BallPerExample(ThreatModel):
+    """The balls of a union that the examples of a batch are in, one each; `Union.at` makes it.
+
+    Its functions take that batch, row by row. The radius `eps` is 1, as that of the union.
+
+    Args:
+        union: The union.
+        ball: The number of each example's ball, (B,) int64. It may change later, as a static buffer does.
+    """
+
+    union: Union
+    ball: Tensor
+    name: ClassVar[str] = "union"
+
+    def __init__(self, union: Union, ball: Tensor) -> None:
+        for name in ("eps", "box", "scale", "mutable"):
+            object.__setattr__(self, name, getattr(union, name))
+        object.__setattr__(self, "union", union)
+        object.__setattr__(self, "ball", ball)
+
+    def _select(self, parts: Sequence[Tensor]) -> Tensor:
+        """Each row from the part of its ball."""
+        chosen = parts[0]
+        for number, part in enumerate(parts[1:], 1):
+            chosen = torch.where(broadcast_mask(self.ball == number, part), part, chosen)
+        return chosen
+
+    def norm(self, delta: Tensor) -> Tensor:
+        """Return each norm in units of its ball's radius, (B,)."""
+        return self._select([ball.norm(delta) / ball.eps for ball in self.union.threats])
+
+    def dual_norm(self, grad: Tensor) -> Tensor:
+        """Return the first-order rise of each example in its ball, eps times the ball's dual norm, (B,)."""
+        return self._select([ball.eps * ball.dual_norm(grad) for ball in self.union.threats])
+
+    def step(self, x: Tensor, delta: Tensor, grad: Tensor, alpha: float | Tensor) -> Tensor:
+        """Take each example's step in its ball, alpha in units of the radius; see `ThreatModel.step`."""
+        return self._select([ball.step(x, delta, grad, alpha * ball.eps) for ball in self.union.threats])
+
+    def project(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Project each perturbation to its ball and the box; see `ThreatModel.project`."""
+        return self._select([ball.project(x, delta) for ball in self.union.threats])
+
+    def project_to_ball(self, delta: Tensor) -> Tensor:
+        """Shrink each perturbation into its ball; see `ThreatModel.project_to_ball`."""
+        return self._select([ball.project_to_ball(delta) for ball in self.union.threats])
+
+    def contains(self, x: Tensor, x_adv: Tensor, atol: float = 1e-6) -> Tensor:
+        """Return whether each adversarial image is allowed in its ball; see `ThreatModel.contains`."""
+        return self._select([ball.contains(x, x_adv, atol) for ball in self.union.threats])
+
+    def sample_uniform(self, like: Tensor, generator: Generator | None) -> Tensor:
+        """Draw each row from its ball; see `ThreatModel.sample_uniform`."""
+        return self._select([ball.sample_uniform(like, generator) for ball in self.union.threats])
+
+    def sign_scale(self, n: int) -> float:
+        """Return that of the union; see `ThreatModel.sign_scale`."""
+        return self.union.sign_scale(n)
+
+    def initial_delta(
+        self,
+        x: Tensor,
+        kind: str,
+        generator: Generator | None = None,
+        *,
+        full_batch_size: int | None = None,
+        rows: slice = slice(None),
+    ) -> Tensor:
+        """Return each example's start in its ball; see `ThreatModel.initial_delta`."""
+        starts = [
+            ball.initial_delta(x, kind, generator, full_batch_size=full_batch_size, rows=rows)
+            for ball in self.union.threats
+        ]
+        return self._select(starts)
+
+
+def _check_balls(balls: Sequence[ThreatModel]) -> None:
+    """Check that balls can be the balls of one union."""
+    if not balls:
+        raise UsageError("a union needs balls, such as deat.Union(deat.Linf(8 / 255), deat.L2(0.5)).")
+    for number, ball in enumerate(balls):
+        if not ball.eps:
+            raise UsageError(f"{ball.name} has the radius 0, which adds nothing to a union: leave it out.")
+        for other in balls[:number]:
+            if other.name == ball.name:
+                raise UsageError(
+                    f"the union has two {ball.name} balls, of radius {format_eps(other.eps)} and {format_eps(ball.eps)}. The "
+                    "larger one contains the other: give it alone."
+                )
+            for name in ("box", "scale", "mutable"):
+                if getattr(other, name) != getattr(ball, name):
+                    raise UsageError(
+                        f"the balls of a union have one {name}, and {other.name} has {getattr(other, name)!r} where "
+                        f"{ball.name} has {getattr(ball, name)!r}. Give all of them the same."
+                    )
+
+
+def _nearest_to(delta: Tensor, candidates: Sequence[Tensor]) -> Tensor:
+    """For each example the candidate at the least Euclidean distance from delta; the first of equal ones."""
+    chosen, least = candidates[0], (candidates[0] - delta).flatten(1).square().sum(1)
+    for candidate in candidates[1:]:
+        distance = (candidate - delta).flatten(1).square().sum(1)
+        is_nearer = distance < least
+        chosen = torch.where(broadcast_mask(is_nearer, delta), candidate, chosen)
+        least = torch.where(is_nearer, distance, least)
+    return chosen
+
+
 _THREAT_MODELS: dict[str, type[ThreatModel]] = {cls.name: cls for cls in (Linf, L2, L1)}
 
 
-def parse_threat(spec: ThreatModel | str, **features: Any) -> ThreatModel:
+def parse_threat(spec: ThreatModel | str, *, rule: str | None = None, **features: Any) -> ThreatModel:
     """Parse a threat model.
 
     Args:
-        spec: NORM:EPS, such as "linf:8/255", "l2:0.5" or "l1:12". A threat model is returned unchanged.
+        spec: NORM:EPS, such as "linf:8/255", "l2:0.5" or "l1:12", or several of them joined by "+" for a `Union`. A threat
+            model is returned unchanged, except that a union of one ball is that ball.
+        rule: The rule of a union that is given as text; by default "worst".
         **features: The box, scale and mutable features of the data, which text cannot name.
 
     Returns:
         The threat model.
 
     Raises:
-        UsageError: If the norm is unknown, or the radius is missing or not accepted.
+        UsageError: If a norm is unknown, a radius is missing or not accepted, or there is a rule and a single ball.
 
     Example:
         >>> parse_threat("l2:0.5")
         L2(eps=0.5)
+        >>> parse_threat("linf:0.1+l2:0.5", rule="random")
+        Union(Linf(eps=0.1), L2(eps=0.5), rule='random')
     """
     if isinstance(spec, ThreatModel):
-        return spec
+        return spec.balls[0] if len(spec.balls) == 1 else spec
+    parts = re.split(r"\+(?=\s*[A-Za-z])", str(spec))  # the + of 1e+2 belongs to a number
+    if len(parts) > 1:
+        return Union(*(parse_threat(part, **features) for part in parts), rule=rule or "worst")
+    if rule is not None:
+        raise UsageError(
+            f"the threat rule {rule!r} is for several balls, such as linf:8/255+l2:0.5, and the threat model is {spec!r} "
+            "alone. Leave the rule out."
+        )
     name, _, radius = str(spec).strip().partition(":")
     if name.lower() not in _THREAT_MODELS:
         raise unknown_name_error("threat model", name, _THREAT_MODELS, "Write NORM:EPS, such as linf:8/255.")
@@ -591,8 +861,24 @@ def build_threat(description: Mapping[str, Any]) -> ThreatModel:
     Raises:
         KeyError, TypeError, ValueError: The description is damaged.
     """
+    if "threats" in description:
+        return Union(*map(build_threat, description["threats"]), rule=description["rule"])
     features = {name: description[name] for name in ("box", "scale", "mutable") if name in description}
     return parse_threat(f"{description['norm']}:{description['eps']!r}", **features)
+
+
+def format_threat(threat: ThreatModel | Mapping[str, Any], *, with_rule: bool = False) -> str:
+    """Format a threat model for people, such as "linf eps 8/255".
+
+    Args:
+        threat: The threat model, or what its `describe` returned.
+        with_rule: Whether to name the rule of a union, which training follows and evaluation does not.
+    """
+    description = threat.describe() if isinstance(threat, ThreatModel) else threat
+    if "threats" in description:
+        rule = f" (rule {description['rule']})" if with_rule else ""
+        return f"union of {', '.join(map(format_threat, description['threats']))}{rule}"
+    return f"{description['norm']} eps {format_eps(description['eps'])}"
 
 
 def _parse_box(box: Any) -> Box:

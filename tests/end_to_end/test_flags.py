@@ -16,14 +16,16 @@ from deat.cli.main import COMMANDS as COMMAND_TYPES
 from deat.cli.main import main
 from deat.cli.predict import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
+from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand
 from deat.cli.weights import ExportCommand, ImportCommand
 
-TRAIN = """data target task model method epochs eps norm out overwrite resume inexact seed batch_size lr lr_schedule weight_decay
-optimizer momentum betas ema init rules alpha gamma max_steps beta tau start persistent compact n_train held_out val_attack watch
+TRAIN = """data target task model method epochs eps norm threat threat_rule out overwrite resume inexact seed batch_size lr
+lr_schedule weight_decay optimizer momentum betas ema clip_grad_norm label_smoothing class_weights mixup cutmix
+random_erasing init rules alpha gamma max_steps beta tau start persistent compact n_train held_out val_attack watch
 normalize augment test_images baseline precision sync_bn engine device threads deterministic workers data_root
 download size dry_run json"""
-EVALUATE = """target data model attacks n eps norm alpha epoch normalize cascade seed block precision engine device out
+EVALUATE = """target data model attacks n eps norm threat alpha epoch normalize cascade seed block precision engine device out
 data_root size json"""
 BENCH = """recipe methods seeds data model set budget_bp jobs parallel out data_root download dry_run json"""
 REPORT = """runs out title against sweep gallery no_figures model device data_root json"""
@@ -138,6 +140,10 @@ COMMANDS: dict[type[Any], list[str]] = {
     ListCommand: ["list", "data"],
     PredictCommand: ["predict", "run", "image.png"],
     AttackCommand: ["attack", "run", "image.png"],
+    CardCommand: ["card", "run"],
+    PushCommand: ["push", "run", "./model"],
+    PullCommand: ["pull", "./model"],
+    ClaimCommand: ["claim", "run"],
 }
 
 

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 import deat
-from deat.cli.evaluate import back_up_other_evaluation
 from deat.cli.main import main
 from deat.data.image_set import split_indices
 from deat.methods import method_registry
@@ -338,29 +337,3 @@ def test_the_page_on_your_own_data_runs(here: Path) -> None:
     for code in (bare, fitted):
         exec(code, {})
     del sys.modules["my_net"]
-
-
-def test_an_evaluation_is_replaced_by_one_that_says_as_much_and_kept_beside_any_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def asked(n: int | None = None, epoch: str = "best", *attacks: str, model: str = "hash") -> dict[str, Any]:
-        settings = {"attacks": {name: {"name": name} for name in attacks or ("fgsm",)}, "about": {"epoch": epoch}}
-        return {"settings": {**settings, "sample": n is not None, "model": model}, "images": n or 100}
-
-    def judge(held: dict[str, Any]) -> str:
-        back_up_other_evaluation(tmp_path / "evaluation.json", held)
-        (tmp_path / "evaluation.json").write_text(json.dumps({"schema": 2, "accuracy": {}, "attacks": [], **held}))
-        return capsys.readouterr().err
-
-    for held in (asked(), asked(), asked(None, "best", "fgsm", "pgd-20")):
-        judge(held)
-    assert [p.name for p in tmp_path.iterdir()] == ["evaluation.json"]
-    assert "evaluation.json has other settings; it was copied to evaluation-1.json" in judge(asked(20))
-    judge(asked(None, "last"))
-    judge(asked(20))
-    judge(asked(None, "last"))
-    kept = sorted(p.name for p in tmp_path.iterdir())
-    assert kept == ["evaluation-1.json", "evaluation-2.json", "evaluation-3.json", "evaluation.json"]
-    judge(asked(30))
-    said = judge(asked(30, model="other"))
-    assert "evaluation.json is of other weights; it was copied to evaluation-4.json" in said

@@ -14,6 +14,8 @@ from deat.models import get_input_std
 from .nets import conv_net, learnable
 
 THREATS = [deat.Linf(0.1), deat.L2(0.5), deat.L1(2.0)]
+NO_BALL_CONTAINS_ANOTHER = [deat.Linf(0.2), deat.L2(0.5), deat.L1(1.2)]
+UNIONS = [deat.Union(*NO_BALL_CONTAINS_ANOTHER, rule=rule) for rule in ("worst", "random", "error", "magnitude")]
 EXTRAS = ["m+free", "m+yopo-5-3", "m+f+trades", "m+fat-5"]
 
 

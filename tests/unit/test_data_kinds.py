@@ -153,7 +153,7 @@ def test_a_folder_has_its_own_test_part(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "target", "error", "remedy"),
     [
-        (ROWS, None, UsageError, "--target"),
+        (ROWS, None, UsageError, "--target COLUMN.*outcome"),
         (ROWS, "outcom", UsageError, "Did you mean 'outcome'"),
         ([*ROWS, (1, "", 2, "ill")], "outcome", DataError, "line 52.*missing"),
         ([(i, f"id{i}", 1.0 * i, "ill") for i in range(200)], "outcome", DataError, "identifies rows"),

@@ -268,6 +268,30 @@ def test_a_method_that_a_task_does_not_define_is_refused_before_any_work(method,
         deat.fit(net, angles(), task=Angles(), threat=deat.Linf(0.05, box=None), method=method, epochs=1)
 
 
+@pytest.mark.parametrize(("method", "scores"), [("natural", "natural"), ("pgd-2", "under attack")])
+def test_the_best_epoch_of_a_regression_is_told_by_its_metric(method, scores):
+    x = torch.rand(60, 3, generator=generator())
+    options = {"task": "regression", "threat": "linf:0.05", "epochs": 2, "batch_size": 16, "progress": False}
+    result = deat.fit(nn.Linear(3, 1), (x, x.sum(1)), method=method, val=0.3, **options)
+    assert "R2" in result.choice.reason
+    assert scores in result.choice.reason
+    assert "%" not in result.choice.reason, "an R2 is no share"
+    assert not any("held-out image" in note for note in result.notes), "there are no verdicts that could be missing"
+    assert result.choice.as_json()["metric"] == "R2"
+
+
+def test_an_image_set_of_multi_labels_may_hold_floats():
+    present = torch.randint(0, 2, (20, 3), generator=generator())
+    images = torch.rand(20, 4, generator=generator())
+    losses = []
+    for labels in (present, present.float(), present.bool()):
+        data = deat.ImageSet(images, labels, ("a", "b", "c"), MultiLabel())
+        torch.manual_seed(0)
+        options = {"threat": "linf:0.1", "epochs": 1, "batch_size": 10, "progress": False}
+        losses.append(deat.fit(nn.Linear(4, 3), data, **options).history[0].loss)
+    assert losses[0] == losses[1] == losses[2]
+
+
 def test_mart_on_a_regression_says_why_it_cannot_be():
     with pytest.raises(UsageError, match="classes"):
         deat.fit(nn.Linear(2, 1), angles(), task="regression", threat=deat.Linf(0.1, box=None), method="m+mart")

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,13 +16,13 @@ from tyro.conf import Positional, arg
 
 from deat.cli.flag_types import IntFlag, NormChoice, OptionalFloat, OptionalInt, OptionalStr
 from deat.cli.train import print_recorded_data_root
-from deat.errors import CheckpointError, Interrupted, UsageError
+from deat.errors import Interrupted, UsageError
 from deat.evaluation.arguments import check_evaluation_arguments, check_replaceable
 from deat.evaluation.attack_registry import get_attacks
 from deat.evaluation.attacks import Attack
 from deat.evaluation.evaluator import DEFAULT_ATTACKS, DEFAULT_BLOCK_SIZE, evaluate
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, ProgressPrinter, format_progress
-from deat.evaluation.results import Evaluation, read_evaluation_json
+from deat.evaluation.results import Evaluation, keep_other_evaluation
 from deat.evaluation.resume_log import lock_evaluation, resume_log_path
 from deat.evaluation.sanity import SANITY_IMAGES, Flag
 from deat.evaluation.verified_attack import AttackLike
@@ -34,7 +33,7 @@ from deat.runs.schema import EVALUATION_FILE, HISTORY_FILE, SUMMARY_FILE, EpochC
 from deat.threat import ThreatModel
 from deat.training.messages import format_command
 from deat.utils.distributed import Distributed
-from deat.utils.safe_write import check_no_symlinks, write_atomic
+from deat.utils.safe_write import check_no_symlinks
 from deat.utils.terminal import PlainConsole, is_all_output_terminal, is_stdout_terminal, print_stderr
 from deat.utils.text import format_eps, format_seconds, make_printable
 from deat.utils.user_paths import expand_path
@@ -45,6 +44,10 @@ FIRST_TO_FOOL_NOTE = (
     "first to fool counts images that are wrong without any attack; name natural first to count them apart"
 )
 """The note for evaluations whose first attack is not `natural`."""
+NO_WORST_CASE_NOTE = (
+    "no worst case: it needs an attack of more than one step. Add pgd-20, or aa for the number to report"
+)
+"""The note for evaluations without an attack, or with FGSM alone."""
 FEW_CLASSES_NOTE = (
     "with fewer than four classes its targeted DLR loss is undefined and cross-entropy takes its place, "
     "so this is not the standard AutoAttack"
@@ -71,6 +74,8 @@ def print_evaluation(evaluation: Evaluation, out: Path, printed_flags: Sequence[
         console.print(
             f"a sample of {evaluation.num_images:,} images: not comparable with numbers on the whole test set"
         )
+    if not evaluation.has_worst_case:
+        console.print(NO_WORST_CASE_NOTE)
     for name, attack in evaluation.settings["attacks"].items():
         if attack.get("targeted_loss") == "ce" and "apgd-t" in attack["parts"]:
             console.print(f"{name}: {FEW_CLASSES_NOTE}")
@@ -121,9 +126,9 @@ def _build_attack_table(evaluation: Evaluation) -> Table:
             else ["", ""]
         )
         table.add_row(r.name, *share, f"{evaluation.newly_fooled[r.name]:,}", f"{r.seconds:.1f}")
-    table.add_row(
-        "worst of all", f"{evaluation.worst:.2%}", _format_interval(evaluation.intervals["worst"]), "", "", style="bold"
-    )
+    if evaluation.has_worst_case:
+        interval = _format_interval(evaluation.intervals["worst"])
+        table.add_row("worst of all", f"{evaluation.worst:.2%}", interval, "", "", style="bold")
     return table
 
 
@@ -133,7 +138,8 @@ def _build_metric_table(evaluation: Evaluation, title: str) -> Table:
     columns = [column for name in names for column in (name, "95 % interval")]
     table = Table("attack", *columns, "seconds", title=title, box=None, pad_edge=False)
     seconds = {result.name: f"{result.seconds:.1f}" for result in evaluation.results}
-    for attack, metrics in evaluation.metrics.items():
+    shown = {name: evaluation.metrics[name] for name in evaluation.accuracy}
+    for attack, metrics in shown.items():
         cells = [
             cell
             for name in names
@@ -145,7 +151,9 @@ def _build_metric_table(evaluation: Evaluation, title: str) -> Table:
 
 
 def _build_class_table(evaluation: Evaluation) -> Table:
-    table = Table("class", "worst of all", "95 % interval", "images", box=None, pad_edge=False)
+    names = " and ".join(result.name for result in evaluation.results)
+    what = "worst of all" if evaluation.has_worst_case else names
+    table = Table("class", what, "95 % interval", "images", box=None, pad_edge=False)
     for name, (hits, images, pair) in evaluation.per_class().items():
         table.add_row(
             Text(make_printable(name)), f"{hits / images:.1%}" if images else "", _format_interval(pair), f"{images:,}"
@@ -155,10 +163,6 @@ def _build_class_table(evaluation: Evaluation) -> Table:
 
 def _format_interval(pair: tuple[float, float]) -> str:
     return f"{pair[0]:.1%} to {pair[1]:.1%}"
-
-
-EvaluationDict = dict[str, Any]
-"""An evaluation.json, or a part of one."""
 
 
 def check_output_path(out: Path) -> None:
@@ -177,59 +181,18 @@ def check_output_path(out: Path) -> None:
 
 
 def save_evaluation(evaluation: Evaluation, out: Path) -> None:
-    """Write an evaluation; a different one in the same file is backed up first.
+    """Write an evaluation; a different one in the same file is copied first, and a line says so.
 
     Args:
         evaluation: The evaluation.
         out: The file.
 
     Raises:
-        CheckpointError: The backup cannot be written.
+        CheckpointError: A file cannot be written.
     """
-    try:
-        back_up_other_evaluation(out, {"settings": evaluation.settings, "images": evaluation.num_images})
-    except OSError as error:
-        raise CheckpointError(f"cannot back up the existing {out.name}: {error.strerror}.") from None
+    if copied := keep_other_evaluation(out, evaluation):
+        print_stderr(copied)
     evaluation.save(out)
-
-
-def back_up_other_evaluation(out: Path, new_evaluation: EvaluationDict) -> None:
-    """Copy an earlier evaluation that the new one does not include, under the next free number.
-
-    Args:
-        out: The file of the earlier evaluation.
-        new_evaluation: The new evaluation, with its settings and number of images.
-    """
-    existing = read_evaluation_json(out) if out.exists() else None
-    if existing is None:
-        return
-    old, new = _evaluation_request(existing), _evaluation_request(new_evaluation)
-    if _is_covered(old, new):
-        return
-    reason = "has other settings" if old["model"] == new["model"] else "is of other weights"
-    data = out.read_bytes()
-    for number in count(1):
-        copy = out.with_name(f"{out.stem}-{number}{out.suffix}")
-        if not copy.exists():
-            write_atomic(copy, data)
-            print_stderr(f"{out.name} {reason}; it was copied to {copy.name}.")
-        if copy.read_bytes() == data:
-            return
-
-
-def _evaluation_request(evaluation: EvaluationDict) -> EvaluationDict:
-    """Return what identifies an evaluation: its weights by their hash, images, attacks and options."""
-    settings = evaluation.get("settings", {})
-    options = {name: settings.get(name) for name in ("model", "threat", "seed", "block", "cascade")}
-    about = {name: settings.get("about", {}).get(name) for name in ("epoch", "data", "size", "normalize")}
-    n = evaluation.get("images") if settings.get("sample") else None
-    return {"attacks": settings.get("attacks", {}), "n": n, **options, **about}
-
-
-def _is_covered(old: EvaluationDict, new: EvaluationDict) -> bool:
-    """Return whether a new evaluation has all attacks of an old one, with the same other settings."""
-    others = [{name: value for name, value in request.items() if name != "attacks"} for request in (old, new)]
-    return others[0] == others[1] and old["attacks"].items() <= new["attacks"].items()
 
 
 EXIT_FLAGGED = 6
@@ -256,6 +219,8 @@ class EvaluateCommand:
     """The radius, if not that of the run or the data set."""
     norm: NormChoice = None
     """The norm, if not that of the run or the data set."""
+    threat: OptionalStr = None
+    """Norm and radius in one, in place of --norm and --eps, and several of them at once: linf:8/255+l2:0.5+l1:12."""
     alpha: OptionalFloat = None
     """The step length of pgd and cw (a quarter of eps)."""
     epoch: EpochChoice = "best"
@@ -382,6 +347,7 @@ def _load_target(args: EvaluateCommand) -> TrainedRun:
         data=args.data,
         norm=args.norm,
         eps=args.eps,
+        threat=args.threat,
         normalize=None if args.normalize == "auto" else args.normalize,
         size=args.size,
         data_root=args.data_root,
@@ -421,6 +387,11 @@ def _print_assumed_normalization(trained: TrainedRun) -> None:
 def _with_step_size(attack: AttackLike, alpha: float | None, threat: ThreatModel) -> AttackLike:
     if alpha is not None and not 0 <= alpha <= MAX_ALPHA:
         raise UsageError(f"alpha must be a step size from 0 to {MAX_ALPHA:g}, such as 2/255, not {alpha!r}.")
+    if alpha is not None and len(threat.balls) > 1:
+        raise UsageError(
+            f"--alpha {alpha!r} is one length, and the balls of {threat.text} have radii of their own, of which each attack "
+            "takes its share. Leave --alpha out."
+        )
     if alpha is not None:
         check_alpha(alpha, threat)
     if alpha is None or not isinstance(attack, Attack) or attack.start == "zero" or not threat.eps:

@@ -12,6 +12,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 from deat.errors import UsageError, unknown_name_error
 from deat.recipes.overrides import DEDICATED_FLAGS
 from deat.runs.request import Request
+from deat.threat import UNION_RULES
 from deat.training.config import TrainConfig
 from deat.training.named_optimizers import OPTIMIZERS
 from deat.utils.numbers import parse_int, parse_number
@@ -45,10 +46,22 @@ OptionalFloat = Annotated[float | None, _flag_spec("NUMBER", parse_number), _NO_
 """A number or a fraction such as 8/255, or None."""
 OptionalInt = Annotated[int | None, _flag_spec("INT", parse_int), _NO_DEFAULT_HINT]
 """An integer, or None."""
+FloatFlag = Annotated[float, _flag_spec("NUMBER", parse_number)]
+"""A number with a default."""
 IntFlag = Annotated[int, _flag_spec("INT", parse_int)]
 """An integer with a default."""
 OptionalStr = Annotated[str | None, _flag_spec("TEXT", _parse_nonempty), _NO_DEFAULT_HINT]
 """A non-empty text, or None."""
+
+
+def _parse_class_weights(text: str) -> str | tuple[float, ...]:
+    return text if text == "balanced" else tuple(parse_number(weight) for weight in text.split(","))
+
+
+ClassWeightsFlag = Annotated[
+    tuple[float, ...] | str | None, _flag_spec("balanced|W,W,...", _parse_class_weights), _NO_DEFAULT_HINT
+]
+"""A number for each class, or "balanced"."""
 
 
 def _choice_spec(kind: str, *choices: str) -> PrimitiveConstructorSpec[Any]:
@@ -63,6 +76,7 @@ def _choice_spec(kind: str, *choices: str) -> PrimitiveConstructorSpec[Any]:
 
 
 NormChoice = Annotated[str | None, _choice_spec("norm", "linf", "l2", "l1"), _NO_DEFAULT_HINT]
+ThreatRuleChoice = Annotated[str | None, _choice_spec("threat-rule", *UNION_RULES), _NO_DEFAULT_HINT]
 LrScheduleChoice = Annotated[
     str | None, _choice_spec("lr-schedule", "cyclic", "multistep", "cosine", "flat"), _NO_DEFAULT_HINT
 ]
@@ -70,6 +84,7 @@ WatchChoice = Annotated[str | None, _choice_spec("watch", "none", "warn", "stop"
 StartChoice = Annotated[
     str | None, _choice_spec("start", "zero", "uniform", "normal", "bernoulli", "jitter"), _NO_DEFAULT_HINT
 ]
+YesNoChoice = Annotated[str | None, _choice_spec("answer", "yes", "no"), _NO_DEFAULT_HINT]
 OptimizerChoice = Annotated[str | None, _choice_spec("optimizer", *OPTIMIZERS), _NO_DEFAULT_HINT]
 BetasFlag = Annotated[tuple[float, ...] | None, _flag_spec("B1,B2", _parse_numbers), _NO_DEFAULT_HINT]
 ParallelChoice = Annotated[str | None, _choice_spec("parallel", "ray"), _NO_DEFAULT_HINT]
@@ -77,6 +92,10 @@ ParallelChoice = Annotated[str | None, _choice_spec("parallel", "ray"), _NO_DEFA
 
 SYNONYMS_BY_FLAG = {
     "lr": ("learning-rate",),
+    "ema": ("model-ema", "ema-decay"),
+    "clip-grad-norm": ("clip-grad", "max-grad-norm", "grad-clip"),
+    "label-smoothing": ("smoothing",),
+    "random-erasing": ("reprob", "erasing"),
     "eps": ("epsilon", "radius"),
     "alpha": ("step-size",),
     "batch-size": ("batch", "bs"),

@@ -15,6 +15,7 @@ from deat.cli.flag_types import check_flag_names
 from deat.cli.list import ListCommand
 from deat.cli.predict import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
+from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand
 from deat.cli.weights import ExportCommand, ImportCommand
 from deat.errors import unknown_name_error
@@ -28,6 +29,10 @@ COMMANDS: dict[str, type[Command]] = {
     "report": ReportCommand,
     "predict": PredictCommand,
     "attack": AttackCommand,
+    "card": CardCommand,
+    "push": PushCommand,
+    "pull": PullCommand,
+    "claim": ClaimCommand,
     "import": ImportCommand,
     "export": ExportCommand,
     "list": ListCommand,

@@ -24,8 +24,9 @@ from deat.runs.attack_images import (
 from deat.runs.predict import DEFAULT_BATCH_SIZE, Prediction, iter_predictions
 from deat.runs.saved_run import SavedRun, load_run
 from deat.runs.schema import EpochChoice
+from deat.threat import format_threat
 from deat.utils.terminal import make_table_console, print_stderr
-from deat.utils.text import format_eps, make_printable
+from deat.utils.text import make_printable
 
 MAX_ATTACK_ROWS = 20
 """Images in the table of `deat attack`; attack.json has all."""
@@ -149,6 +150,8 @@ def run_attack(args: AttackCommand) -> int:
     run = _load(args.run_folder, args.model, args.epoch, args.device)
     if args.norm is not None and args.eps is None:
         raise UsageError(f"--norm {args.norm} needs an --eps of its own: the run's is for {run.threat.name}.")
+    if args.eps is not None and args.norm is None and len(run.threat.balls) > 1:
+        raise UsageError(f"--eps needs a --norm of its own: the run's threat model is {format_threat(run.threat)}.")
     threat = None if args.eps is None else f"{args.norm or run.threat.name}:{args.eps!r}"
     found = attack_images(
         run,
@@ -192,7 +195,7 @@ def _print_predictions(rows: list[Prediction], run: SavedRun) -> None:
         sizes = ", ".join(f"{w}x{h}" for w, h in list(resized)[:5]) + (", ..." if len(resized) > 5 else "")
         side = "x".join(map(str, run.image_shape[1:]))
         console.print(
-            f"{resized.total():,} images were cropped to their central square and resized to {side} ({sizes})"
+            f"cropped to the central square and resized to {side}: {resized.total():,} of the images ({sizes})"
         )
 
 
@@ -210,7 +213,7 @@ def _print_attacked(found: AttackedImages, run: SavedRun) -> None:
     counts = f"{found.count('fooled'):,} of {len(found.images):,} images fool the network"
     wrong = found.count("wrong without attack")
     wrong_text = f"; {wrong:,} it takes for another class without attack, so they were not attacked" if wrong else ""
-    console.print(f"{attack}, {threat['norm']} eps {format_eps(threat['eps'])}: {counts}{wrong_text}")
+    console.print(f"{attack}, {format_threat(threat)}: {counts}{wrong_text}")
     if found.settings["labels"] == LABELS_PREDICTED:
         console.print(
             "labels: none were given, so the attack turns the network away from its own predictions; whether those are "

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -23,6 +23,7 @@ from deat.evaluation.verified_attack import derive_block_seed
 from deat.radius_checks import max_image_distance
 from deat.report.claim_checks import check_claims
 from deat.report.draw_figures import check_matplotlib, draw_figure, draw_gallery
+from deat.report.evaluation_table import describe_evaluations, render_evaluations_markdown
 from deat.report.figure_data import (
     Figure,
     PlotLine,
@@ -397,7 +398,8 @@ def _format_markdown(story: Report) -> str:
     of = story.results
     place = f"In the paper: {escape_markdown('; '.join(of.data.paper_tables))}.\n\n" if of.data.paper_tables else ""
     results = render_markdown_table(of) if any(row.finished_runs for row in of.rows) else _format_unevaluated(of)
-    tables = f"{results}{render_held_out_markdown(of.rows)}{render_scores_tables(of.rows)}"
+    evaluations = render_evaluations_markdown(of.rows)
+    tables = f"{results}{evaluations}{render_held_out_markdown(of.rows)}{render_scores_tables(of.rows)}"
     table = f"# {escape_markdown(story.heading)}\n\n{place}{tables}"
     return f"{table}\n## The paper's claims\n\n{render_claims_table(story.claims)}" if story.claims else table
 
@@ -488,6 +490,8 @@ def _row_to_json(results_sheet: ResultsTable, row: ReportRow) -> dict[str, Any]:
         "cost": spent.as_json() if spent else None,
         "versus": versus,
         "held_out": next((one.as_json() for one in collect_held_out_results([row])), None),
+        "evaluations": {str(run.seed): describe_evaluations(run) for run in row.runs},
+        "scores": {str(run.seed): [asdict(score) for score in run.scores] for run in row.runs if run.scores},
         "flags": sorted({flag.name for _, flag in collect_flags(row)}),
         "unchecked": list_unchecked_seeds(row),
         "given": list(row.deviations),

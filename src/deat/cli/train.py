@@ -13,6 +13,8 @@ from tyro.conf import Positional, arg
 
 from deat.cli.flag_types import (
     BetasFlag,
+    ClassWeightsFlag,
+    FloatFlag,
     IntFlag,
     LrScheduleChoice,
     NormChoice,
@@ -21,6 +23,7 @@ from deat.cli.flag_types import (
     OptionalInt,
     OptionalStr,
     StartChoice,
+    ThreatRuleChoice,
     WatchChoice,
 )
 from deat.cli.training_progress import PhaseTimer, TrainingProgress
@@ -47,6 +50,7 @@ from deat.runs.run_dir import (
 from deat.runs.run_report import list_gradient_masking_warnings, write_summary
 from deat.runs.schema import RUN_FILE, SUMMARY_FILE, RunRecord, read_record
 from deat.tasks import CLASSIFICATION, Task
+from deat.threat import format_threat
 from deat.training.callbacks import Callback
 from deat.training.config import TrainConfig
 from deat.training.cost_estimate import CostEstimate
@@ -58,7 +62,7 @@ from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import Distributed
 from deat.utils.numbers import check_int
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
-from deat.utils.text import format_duration_range, format_eps, ignore_message, make_printable
+from deat.utils.text import format_duration_range, ignore_message, make_printable
 from deat.utils.user_paths import expand_path
 
 
@@ -81,8 +85,8 @@ def describe_run(run: Run, trainer: Trainer) -> str:
     method, data, model = map(make_printable, (run.method.name, run.splits.name, run.model_name))
     engine = trainer.engine
     return (
-        f"{method} on {data}: {model} ({trainer.num_parameters:,} parameters), {run.threat.name} eps "
-        f"{format_eps(run.threat.eps)}, {run.config.epochs} epochs, {engine.precision} on {engine.device}\n"
+        f"{method} on {data}: {model} ({trainer.num_parameters:,} parameters), {format_threat(run.threat, with_rule=True)}, "
+        f"{run.config.epochs} epochs, {engine.precision} on {engine.device}\n"
         f"{_describe_method(run)}{_describe_images(run)}{_describe_init(run)}"
     )
 
@@ -410,6 +414,10 @@ class TrainCommand:
     """The threat model's radius in [0, 1] pixels, such as 8/255; each data set has a default."""
     norm: NormChoice = None
     """The threat model's norm (linf)."""
+    threat: OptionalStr = None
+    """Norm and radius in one, in place of --norm and --eps, and several of them at once: linf:8/255+l2:0.5+l1:12."""
+    threat_rule: ThreatRuleChoice = None
+    """How a training step picks among several: worst (default), random, error or magnitude."""
     out: OptionalStr = None
     """The run's folder, which must not exist; by default a new one under runs/."""
     overwrite: bool = False
@@ -436,6 +444,18 @@ class TrainCommand:
     """Decay rates of the averages of adam, adamw and nadam (0.9,0.999)."""
     ema: OptionalFloat = None
     """Also average the weights over all updates with this decay, such as 0.999; the best epoch may be of either."""
+    clip_grad_norm: OptionalFloat = None
+    """The largest norm of the weights' gradient, such as 1; a longer one is shortened."""
+    label_smoothing: FloatFlag = 0.0
+    """The share of each label that is spread over all classes in the learner's loss, such as 0.1."""
+    class_weights: ClassWeightsFlag = None
+    """balanced, or a weight of each class: 1,1,2.5; in the learner's loss."""
+    mixup: FloatFlag = 0.0
+    """Blend pairs of images by shares from Beta(A, A), such as 0.2."""
+    cutmix: FloatFlag = 0.0
+    """Paste parts of images into others, of areas from Beta(A, A), such as 1."""
+    random_erasing: FloatFlag = 0.0
+    """The share of training images with an erased rectangle, such as 0.25."""
     init: OptionalStr = None
     """Weights to fine-tune: a .safetensors, .pt or .pth file, a run's folder, or one of `deat export --shard-size`."""
     rules: Literal["default", "literal", "released"] = "default"

@@ -55,6 +55,7 @@ class Buffers:
             accuracy.
         magnitude: The dual norm of each example's gradient, at the move that the `MagnitudeProbe` names.
         valid: Whether the last update was made; a loss scaler skips those that overflow.
+        ball: The number of the ball that each example's perturbation is in, where the threat model is a union.
     """
 
     x: Tensor
@@ -69,6 +70,7 @@ class Buffers:
     num_correct: Tensor
     magnitude: Tensor
     valid: Tensor
+    ball: Tensor
 
     @classmethod
     def allocate(cls, x: Tensor, y: Tensor) -> "Buffers":
@@ -95,6 +97,7 @@ class Buffers:
             num_correct=scalar.clone(),
             magnitude=x.new_zeros(batch_size),
             valid=torch.ones_like(scalar, dtype=torch.bool),
+            ball=torch.zeros(batch_size, dtype=torch.int64, device=y.device),
         )
 
     def __len__(self) -> int:

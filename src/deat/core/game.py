@@ -20,16 +20,17 @@ from deat.core.inner_attack_settings import DeltaScale, InnerAttack
 from deat.core.meter import Meter
 from deat.core.network_calls import NetworkCalls, unwrap_ddp
 from deat.core.training_losses import Objective
+from deat.core.union_rules import make_union_rule
 from deat.engine.engine import Engine
 from deat.engine.executor import Executor
 from deat.engine.half_precision import LossScaler
 from deat.errors import UsageError
 from deat.tasks import CLASSIFICATION, Task
-from deat.threat import ThreatModel
+from deat.threat import ThreatModel, parse_threat
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.torch_utils import broadcast_mask, eval_mode
 
-SYNCHRONISED_MOVES = ("joint", "close")
+SYNCHRONISED_MOVES = ("joint", "close", "observe")
 """Moves that communicate with other processes, or count what these share: not recorded with several processes."""
 
 Move = Callable[[Buffers], None]
@@ -59,7 +60,7 @@ class Game:
     Args:
         net: The network.
         objective: The training loss around the network, wrapped by DDP or not.
-        threat: The threat model, which may be replaced between batches.
+        threat: The threat model, or its text such as "linf:8/255". It may be replaced between batches.
         attack: The attack inside training.
         optimizer: The optimiser of the network's weights.
         probe: Which gradient is measured as l_X.
@@ -75,6 +76,7 @@ class Game:
         calls: The calls of the network.
         executor: Runs the moves.
         carried_delta: The perturbation that a persistent attack carries from batch to batch.
+        union_rule: How the balls of a union are picked; None for a threat model of one ball.
         after_update: Called after every update of theta, outside recordings; None for nothing.
         global_batch_size: How many images the batch has in all processes together; set it before `begin_batch` where
             several processes share a batch.
@@ -93,7 +95,7 @@ class Game:
         self,
         net: nn.Module,
         objective: Objective | nn.Module,
-        threat: ThreatModel,
+        threat: str | ThreatModel,
         attack: InnerAttack,
         optimizer: torch.optim.Optimizer,
         *,
@@ -118,7 +120,10 @@ class Game:
         self.global_batch_size: int | None = None
         self.after_update: Callable[[], None] | None = None
         self.executor = Executor(net, optimizer, self.engine, single_process=not distributed.is_multiprocess)
+        threat = parse_threat(threat)
         self.calls = NetworkCalls(net, objective, attack, threat, self.task, self.executor)
+        self.union_rule = make_union_rule(threat, device, distributed)
+        self._is_attacked = False
         self.has_static_gradients = False
         self._first_layer: FirstLayer | None = None
         self._buffers_by_shape: OrderedDict[torch.Size, Buffers] = OrderedDict()
@@ -129,8 +134,9 @@ class Game:
         return self.calls.threat
 
     @threat.setter
-    def threat(self, threat: ThreatModel) -> None:
-        self.calls.threat = threat
+    def threat(self, threat: str | ThreatModel) -> None:
+        self.calls.threat = threat = parse_threat(threat)
+        self.union_rule = make_union_rule(threat, self.engine.device, self.distributed)
         self.executor.use_compiled(self.engine.use_compile)
         self.has_static_gradients = False
 
@@ -163,7 +169,11 @@ class Game:
         self.step_size.fill_(budget.step_size)
         self.level.fill_(budget.level)
         self.delta_scale.magnify()
-        buffers.delta.copy_(self._initial_delta(buffers, budget))
+        self._is_attacked = budget.k > 0 or self.attack.noisy
+        if self.union_rule is not None:
+            drawn = self.union_rule.draw(self.global_batch_size or len(buffers), self.generator)
+            buffers.ball.copy_(drawn[self._own_rows])
+        buffers.delta.copy_(self._initial_delta(buffers))
         if self.attack.freeze is not None:
             self.attack.freeze.reset(buffers, self.level)
             if not self._has_own_images:
@@ -179,17 +189,42 @@ class Game:
             self._buffers_by_shape[x.shape] = Buffers.allocate(self.engine.to_memory_format(x.to(self.dtype)), y)
         return self._buffers_by_shape[x.shape]
 
-    def _initial_delta(self, buffers: Buffers, budget: Budget) -> Tensor:
-        if not budget.k and not self.attack.noisy:
+    def _initial_delta(self, buffers: Buffers) -> Tensor:
+        if not self._is_attacked:
             return torch.zeros_like(buffers.x)
-        rows = slice(None) if self.global_batch_size is None else self.distributed.shard.rows(self.global_batch_size)
-        start = self.threat.initial_delta(
-            buffers.x, self.attack.start, self.generator, full_batch_size=self.global_batch_size, rows=rows
+        start = self.batch_threat(buffers).initial_delta(
+            buffers.x,
+            self.attack.start,
+            self.generator,
+            full_batch_size=self.global_batch_size,
+            rows=self._own_rows,
         )
         if self.carried_delta is not None and self.carried_delta.shape[1:] == buffers.x.shape[1:]:
             carried = self.carried_delta[: len(buffers)]  # the other rows of a larger batch keep their random start
-            start[: len(carried)] = self.attack.project(self.threat, buffers.x[: len(carried)], carried)
+            start[: len(carried)] = self.attack.project(
+                self._threat_of_carried(buffers, carried), buffers.x[: len(carried)], carried
+            )
         return start
+
+    def _threat_of_carried(self, buffers: Buffers, carried: Tensor) -> ThreatModel:
+        """The threat model that the carried perturbations, those of the first rows, are projected to."""
+        if self.union_rule is None:
+            return self.threat
+        ball = buffers.ball[: len(carried)]
+        return self.union_rule.union.at(ball.copy_(self.union_rule.ball_of_carried(carried, ball)))
+
+    def batch_threat(self, buffers: Buffers) -> ThreatModel:
+        """Return the threat model of a batch: under a union, that in which each example has its ball.
+
+        Args:
+            buffers: The batch's buffers.
+        """
+        return self.union_rule.union.at(buffers.ball) if self.union_rule is not None else self.threat
+
+    @property
+    def _own_rows(self) -> slice:
+        """The rows of the whole batch that this process computes."""
+        return slice(None) if self.global_batch_size is None else self.distributed.shard.rows(self.global_batch_size)
 
     def _compute_reference_logits(self, buffers: Buffers) -> None:
         self.cost.passes += 1
@@ -213,6 +248,7 @@ class Game:
             self._ascend_active_rows(buffers)
         else:
             self._count_backprop()
+            self._count_step()
             self.executor.prepare_forward(buffers.x)
             self._run_move("ascend", self._ascend, buffers)
         self.delta_scale.restore()
@@ -233,7 +269,7 @@ class Game:
         self.delta_scale.unscale_gradient(buffers.grad)
         if self.attack.freeze is not None:
             is_right = self.task.is_right(logits.detach(), buffers.y)
-            self.attack.freeze.update(buffers, is_right, self.level, self.threat)
+            self.attack.freeze.update(buffers, is_right, self.level, self.batch_threat(buffers))
 
     def _ascend_active_rows(self, buffers: Buffers) -> None:
         index = self.attack.active_indices(buffers)
@@ -241,9 +277,10 @@ class Game:
             return
         active_part = buffers.select_rows(index)
         self._count_backprop()
+        self._count_step()
         self.executor.prepare_forward(active_part.x)
         self.executor.run("ascend", self._ascend, active_part, self.mutable_tensors, recorded=False)
-        for name in ("delta", "grad", "steps_left", "active"):
+        for name in ("delta", "grad", "steps_left", "active", "ball"):
             getattr(buffers, name).index_copy_(0, index, getattr(active_part, name))
 
     def joint_update(self, buffers: Buffers) -> None:
@@ -355,23 +392,47 @@ class Game:
         Args:
             buffers: The batch's buffers.
         """
+        if self._count_step():
+            self.executor.prepare_forward(buffers.x)
         self._run_move("step", self.step_delta, buffers)
         self.delta_scale.restore()
 
     def step_delta(self, buffers: Buffers) -> None:
         """Step delta as `step` does, as a part of a move."""
-        if self.attack.freeze is None:
+        if self.attack.freeze is None and self.union_rule is None:
             self.calls.projected_step(buffers.x, buffers.delta, buffers.grad, self.step_size, out=buffers.delta)
             return
-        next_delta = self.calls.projected_step(
-            buffers.x, buffers.delta, buffers.grad, self.step_size, out=torch.empty_like(buffers.delta)
-        )
-        self.meter.count_active(buffers.active)
-        buffers.delta.copy_(torch.where(broadcast_mask(buffers.active, buffers.x), next_delta, buffers.delta))
+        next_delta, next_ball = self._next_delta(buffers)
+        if self.attack.freeze is not None:
+            self.meter.count_active(buffers.active)
+            next_delta = torch.where(broadcast_mask(buffers.active, buffers.x), next_delta, buffers.delta)
+            next_ball = torch.where(buffers.active, next_ball, buffers.ball)
+        buffers.delta.copy_(next_delta)
+        buffers.ball.copy_(next_ball)
+
+    def _next_delta(self, buffers: Buffers) -> tuple[Tensor, Tensor]:
+        """Where a step takes delta, and the balls that it is then in."""
+        if self.union_rule is not None:
+            return self.union_rule.next_delta(self, buffers)
+        out = torch.empty_like(buffers.delta)
+        return self.calls.projected_step(buffers.x, buffers.delta, buffers.grad, self.step_size, out=out), buffers.ball
+
+    def attack_losses(self, buffers: Buffers, delta: Tensor) -> Tensor:
+        """Return the attack's loss of each example at x + delta, (B,), by a forward pass without gradients.
+
+        It is a part of a move, which counts the pass.
+
+        Args:
+            buffers: The batch's buffers.
+            delta: The perturbations.
+        """
+        with torch.no_grad(), self.attack_mode(), self.engine.autocast():
+            outputs = self.calls.logits(buffers.x + self.attack.visible_delta(self.threat, buffers.x, delta))
+            return self.attack.loss_fn(self.task)(outputs, buffers.y, buffers.reference_logits)
 
     def _measure_magnitude(self, buffers: Buffers) -> None:
         grad = buffers.grad if self.pixel_scale is None else buffers.grad * self.pixel_scale
-        buffers.magnitude.copy_(self.threat.dual_norm(grad))
+        buffers.magnitude.copy_(self.batch_threat(buffers).dual_norm(grad))
 
     def end_batch(self, buffers: Buffers) -> None:
         """Add the batch to the meter, and store delta if it is carried to the next batch.
@@ -380,6 +441,8 @@ class Game:
             buffers: The batch's buffers.
         """
         self._run_move("close", partial(self.meter.add, has_own_images=self._has_own_images), buffers)
+        if self.union_rule is not None and self._is_attacked:
+            self._run_move("observe", partial(self.union_rule.observe, has_own_images=self._has_own_images), buffers)
         if self.attack.persistent and self._has_own_images:
             self._store_carried_delta(buffers.delta)
 
@@ -424,6 +487,7 @@ class Game:
         """Yield every tensor that a move may change, apart from the buffers'."""
         yield from (*self.net.parameters(), *self.net.buffers(), self.meter.sums, self.meter.counts)
         yield from self.executor.half_weight_tensors()
+        yield from self.union_rule.tensors() if self.union_rule is not None else ()
         yield from (p.grad for p in self.net.parameters() if self.has_static_gradients and p.grad is not None)
         yield from self.engine.scaler.tensors() if isinstance(self.engine.scaler, LossScaler) else ()
         for state in self.optimizer.state.values():
@@ -446,6 +510,12 @@ class Game:
     def _count_backprop(self, num_forwards: int = 1) -> None:
         self.cost.backprops += 1
         self.cost.passes += 2 * num_forwards
+
+    def _count_step(self) -> int:
+        """Count and return the forward passes of a step of delta that compares losses."""
+        passes = 0 if self.union_rule is None else self.union_rule.passes_per_step
+        self.cost.passes += passes
+        return passes
 
     def _run_move(self, name: str, move: Move, buffers: Buffers) -> None:
         recorded = not (self.distributed.is_multiprocess and name in SYNCHRONISED_MOVES)

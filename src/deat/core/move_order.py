@@ -10,6 +10,9 @@ from torch import Tensor
 from deat.core.buffers import Budget, Buffers
 from deat.core.first_layer import FirstLayer
 from deat.core.game import Game
+from deat.core.union_rules import compares_losses
+from deat.errors import UsageError
+from deat.threat import ThreatModel
 
 
 class Play(Protocol):
@@ -104,6 +107,14 @@ class Relay:
             game.accumulate_gradients(buffers, partial(self._full_pass_and_first_layer_steps, game, layer))
         game.joint_update(buffers)
         game.end_batch(buffers)
+
+    def check_threat(self, threat: ThreatModel) -> None:
+        """Raise UsageError for a union whose steps compare losses, which the first layer alone cannot compute."""
+        if compares_losses(threat):
+            raise UsageError(
+                "yopo's cheap steps see the network's first layer alone, and a union with the rule 'worst' compares losses at "
+                "every step, which takes the whole network. Use the rule 'magnitude', 'random' or 'error', or another method."
+            )
 
     def backprops(self, budget: Budget) -> int:
         """Return k + 1, the number of full passes; first-layer steps do not count, as in the paper."""

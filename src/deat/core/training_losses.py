@@ -112,18 +112,21 @@ class Objective(nn.Module):
         net: The network.
         loss: The training loss.
         task: What outputs and labels mean.
+        learner_task: The task whose losses are minimised, where options of training change them; `task` by default.
 
     Example:
         >>> objective = deat.Objective(net, deat.Trades(beta=6.0))
         >>> objective(x, delta, y).loss.backward()
     """
 
-    def __init__(self, net: nn.Module, loss: TrainingLoss, task: Task = CLASSIFICATION) -> None:
+    def __init__(
+        self, net: nn.Module, loss: TrainingLoss, task: Task = CLASSIFICATION, learner_task: Task | None = None
+    ) -> None:
         super().__init__()
         self.net = net
         self.loss = loss
         self.task = task
-        self._options: dict[str, Task] = {"task": task} if accepts_argument(loss, "task") else {}
+        self._options: dict[str, Task] = {"task": learner_task or task} if accepts_argument(loss, "task") else {}
 
     def forward(self, x: Tensor, delta: Tensor, y: Tensor) -> LossOutput:
         """Compute the loss on one batch; the arguments are those of the loss."""

@@ -18,6 +18,7 @@ from deat.data.train_part import take_train_images
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Classification, Segmentation, Task, get_task
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.notebook_display import render_html
 from deat.utils.numbers import is_int_at_least
 from deat.utils.user_paths import expand_path, find_home
 
@@ -82,6 +83,13 @@ class DataSplits:
     def __repr__(self) -> str:
         val = f" val={self.val!r}," if self.val else ""
         return f"DataSplits({self.name!r}, train={self.train!r}, test={self.test!r},{val} {self.norm} {self.eps:.4g})"
+
+    def _repr_html_(self) -> str:
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        rows = [(name, repr(part)) for name, part in parts.items() if part is not None]
+        usual = [f"usual threat model: {self.threat}", f"usual augmentation: {self.augment or 'none'}"]
+        images = self.train.pick_examples() if isinstance(self.train, ImageSet) else []
+        return render_html(self.name, usual, header=("part", "images"), rows=rows, images=images)
 
     def channel_stats(self, train: AnyImageSet) -> ChannelStats | None:
         """Return the mean and standard deviation to normalise by.

@@ -10,6 +10,7 @@ from torch import Tensor
 from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size, check_images
 from deat.errors import DataError, UsageError
 from deat.tasks import CLASSIFICATION, Task
+from deat.utils.notebook_display import render_html
 from deat.utils.seeding import derive_seed
 
 _SAMPLE_IMAGES = 1000
@@ -106,6 +107,27 @@ class ImageSet:
 
     def __repr__(self) -> str:
         return format_image_set(self, self.shape, self.num_classes, self.task.outputs_noun)
+
+    def _repr_html_(self) -> str:
+        return render_html(repr(self), images=self.pick_examples())
+
+    def pick_examples(self, count: int = 8) -> list[tuple[str, Tensor]]:
+        """Return some images for a listing, each with its class.
+
+        Args:
+            count: How many, at evenly spaced places of the set.
+
+        Returns:
+            Captions and images of uint8 (C, H, W); none where examples are no images of one or three channels.
+        """
+        if self.images.ndim != 4 or self.shape[0] not in (1, 3) or not len(self):
+            return []
+        indices = sorted(set(torch.linspace(0, len(self) - 1, min(count, len(self))).long().tolist()))
+        is_class = self.labels.dim() == 1 and not self.labels.is_floating_point()
+        captions = [self.classes[int(self.labels[i])] if is_class else str(i) for i in indices]
+        pixels = self.images[indices].cpu()
+        pixels = pixels if pixels.dtype == torch.uint8 else (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
+        return list(zip(captions, pixels, strict=True))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -53,7 +53,8 @@ class InMemorySource:
         self.augment, self.shuffle, self.shard = augment, shuffle, BatchShard()
         self.device = torch.device(device)
         self.num_examples, self.num_classes, self.shape = len(images), images.num_classes, images.shape
-        self._x, self._y = self._to_device(images.images), self._to_device(as_loss_labels(images.labels))
+        labels = as_loss_labels(images.task.prepare_labels(images.labels))
+        self._x, self._y = self._to_device(images.images), self._to_device(labels)
 
     @cached_property
     def digest(self) -> str:

@@ -59,7 +59,12 @@ def read_table(path: Path, target: str | None, task: Task | None = None) -> Tabl
     header, rows = parts["train"][0], [row for _, part in parts.values() for row in part]
     if any(other != header for other, _ in parts.values()):
         raise DataError(f"train.csv and test.csv in {str(path)!r} have different columns.")
-    if target is None or target not in header:
+    if target is None:
+        raise UsageError(
+            f"the table {str(path)!r} needs a target, the column to predict: --target COLUMN, or target= in load_data. Its "
+            f"columns: {', '.join(header)}."
+        )
+    if target not in header:
         raise unknown_name_error("target", target, header, "Name the column to predict: --target COLUMN.")
     count = len(parts["train"][1])
     if "test" in parts:

@@ -7,14 +7,15 @@ that it works under no_grad and inference_mode, and it leaves the model's mode a
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from deat.data.image_label_checks import check_images
 from deat.errors import UsageError, unknown_name_error
 from deat.tasks import CLASSIFICATION, Task
-from deat.threat import ThreatModel
+from deat.threat import ThreatModel, parse_threat
 from deat.utils.torch_utils import broadcast_mask, eval_mode
 from deat.utils.user_code import accepts_argument
 
@@ -59,7 +60,7 @@ class Attack:
         model: nn.Module,
         x: Tensor,
         y: Tensor,
-        threat: ThreatModel,
+        threat: ThreatModel | str,
         generator: torch.Generator | None = None,
         task: Task = CLASSIFICATION,
     ) -> Tensor:
@@ -69,14 +70,19 @@ class Attack:
             model: Network that returns logits, or what else the task reads.
             x: Images (B, ...) in [0, 1], or other inputs in the box of the threat model.
             y: Labels, with the examples first.
-            threat: Threat model.
+            threat: Threat model, or text such as "linf:8/255".
             generator: Source of random starts; by default torch's own.
             task: What outputs and labels mean.
 
         Returns:
             The adversarial examples, shaped like x.
+
+        Raises:
+            UsageError: The examples or the threat model are not accepted.
+            DataError: A value is outside the box of the threat model.
         """
         self.check_task(task)
+        threat = check_attack_inputs(x, threat)
         with torch.inference_mode(False), torch.enable_grad(), eval_mode(model):
             x, y = x.clone(), y.clone()  # an inference tensor cannot be differentiated
             x_adv = self._attack_from_start(model, x, y, threat, threat.initial_delta(x, self.start, generator), task)
@@ -180,6 +186,33 @@ class Attack:
         return moved, fooled, outputs
 
 
+def check_attack_inputs(x: Any, threat: Any) -> ThreatModel:
+    """Check the examples and the threat model that an attack is called with.
+
+    Args:
+        x: The examples.
+        threat: The threat model, or its text.
+
+    Returns:
+        The threat model.
+
+    Raises:
+        UsageError: The examples are no floating-point tensor, or the threat model is none.
+        DataError: A value is outside the box of the threat model.
+    """
+    if not isinstance(threat, str | ThreatModel):
+        raise UsageError(f"{threat!r} is no threat model: give deat.Linf(8 / 255), or text such as 'linf:8/255'.")
+    ball: ThreatModel = parse_threat(threat)
+    if not isinstance(x, Tensor):
+        raise UsageError(f"the examples are a {type(x).__name__}: give a float tensor, torch.as_tensor(x).")
+    if not x.is_floating_point():
+        scaled = "x.float() / 255" if x.dtype == torch.uint8 else "x.float()"
+        raise UsageError(f"the examples are {x.dtype}, which an attack cannot change by eps: give {scaled}.")
+    if len(x):
+        check_images(x, box=ball.box)
+    return ball
+
+
 def _keep_worst(result: Tensor, lowest: Tensor, rows: Tensor, delta: Tensor, scores: Tensor) -> None:
     """Keep the perturbations of the rows whose score is lower than before, in place; NaN counts as lowest."""
     scores = scores.to(lowest.dtype).nan_to_num(nan=-torch.inf)
@@ -268,9 +301,27 @@ def call_attack(
     generator: torch.Generator | None,
     task: Task,
 ) -> Tensor:
-    """Call any attack; one with a parameter called `task` receives the task."""
+    """Call any attack in every ball of a threat model; one with a parameter called `task` receives the task.
+
+    Returns:
+        The adversarial examples. Of several balls' it is the one that the model is most wrong about.
+    """
     options = {"task": task} if accepts_argument(attack, "task") else {}
-    return attack(model, x, y, threat, generator, **options)
+    worst: Tensor | None = None
+    for ball in threat.balls[:1] if is_natural(attack) else threat.balls:
+        adv = attack(model, x, y, ball, generator, **options)
+        worst = adv if worst is None else _choose_most_wrong(model, worst, adv, y, task)
+    return x if worst is None else worst
+
+
+def _choose_most_wrong(model: nn.Module, first: Tensor, second: Tensor, y: Tensor, task: Task) -> Tensor:
+    """For each example the one of two with the lower score, or where these are equal, with the higher loss."""
+    with eval_mode(model):
+        outputs = [exact_outputs(model, adv) for adv in (first, second)]
+    scores = [task.score(output, y).double().nan_to_num(nan=-torch.inf) for output in outputs]
+    losses = [task.loss(output, y) for output in outputs]
+    is_worse = (scores[1] < scores[0]) | ((scores[1] == scores[0]) & (losses[1] > losses[0]))
+    return torch.where(broadcast_mask(is_worse, first), second, first)
 
 
 ATTACK_FAMILIES: dict[str, Callable[[int], Attack]] = {

@@ -3,22 +3,25 @@
 import json
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from deat.errors import CheckpointError, DataError, NewerVersionError
+from deat.errors import CheckpointError, DataError, NewerVersionError, UsageError
 from deat.evaluation.intervals import bootstrap_intervals, wilson_interval
 from deat.evaluation.sanity import Flag
 from deat.evaluation.verified_attack import BlockResult, combine_worst, sum_counts
 from deat.tasks import Task, build_task
-from deat.utils.safe_write import write_json
+from deat.utils.notebook_display import make_data_frame, render_html
+from deat.utils.safe_write import write_atomic, write_json
 from deat.utils.text import summarize_error
 
 SCHEMA_VERSION = 2
+WORST_ONLY = "worst_only"
+"""The setting of a combined evaluation with the attacks that count in its worst case alone."""
 
 RecordedMetrics = tuple[dict[str, dict[str, float]], dict[str, dict[str, tuple[float, float]]]]
 """Metrics and their intervals, by attack and metric."""
@@ -157,14 +160,24 @@ class Evaluation:
     def accuracy(self) -> dict[str, float]:
         """The accuracy under each attack, and under "worst"; the first metric of another task, such as mIoU.
 
-        A cascade has only "natural" and "worst".
+        A cascade has only "natural" and "worst". There is no "worst" where no attack takes more than one step.
         """
         if self.task.is_graded:
-            return {name: values[self.metric] for name, values in self.metrics.items()}
-        verdicts = self.verdicts
-        if self.settings["cascade"]:
-            verdicts = {name: verdicts[name] for name in ("natural", "worst") if name in verdicts}
-        return {name: sum(hits) / len(hits) for name, hits in verdicts.items()}
+            return {name: values[self.metric] for name, values in self.metrics.items() if self._is_shown(name)}
+        return {name: sum(hits) / len(hits) for name, hits in self.verdicts.items() if self._is_shown(name)}
+
+    def _is_shown(self, name: str) -> bool:
+        """Whether the accuracy under an attack, or "worst", means what its name says."""
+        if name == "worst":
+            return self.has_worst_case
+        is_partial = self.settings["cascade"] and name != "natural"
+        return not is_partial and name not in self.settings.get(WORST_ONLY, ())
+
+    @property
+    def has_worst_case(self) -> bool:
+        """Whether an attack of more than one step, or one of your own, was tried, so that there is a worst case."""
+        described = self.settings.get("attacks", {})
+        return any(is_real_attack(result.name, described.get(result.name, {})) for result in self.results)
 
     @property
     def sanity_checked(self) -> bool:
@@ -176,7 +189,16 @@ class Evaluation:
         """The share of images that are classified correctly under every attack: the number to report.
 
         For a task with grades, it is the first metric of each image's worst answer.
+
+        Raises:
+            UsageError: No attack of more than one step was tried, so that there is no worst case.
         """
+        if not self.has_worst_case:
+            names = ", ".join(result.name for result in self.results)
+            raise UsageError(
+                f"there is no worst case: {names} {'is' if len(self.results) == 1 else 'are'} no attack of more than one "
+                "step. Evaluate with pgd-20 or aa; accuracy has the values that there are."
+            )
         return self.accuracy["worst"]
 
     @cached_property
@@ -184,7 +206,7 @@ class Evaluation:
         """Wilson's 95 % interval of each accuracy; for a metric of a whole set, a bootstrap over images."""
         n = self.num_images
         if self.task.is_graded:
-            return {name: pairs[self.metric] for name, pairs in self.metric_intervals.items()}
+            return {name: pairs[self.metric] for name, pairs in self.metric_intervals.items() if self._is_shown(name)}
         return {name: wilson_interval(round(share * n), n) for name, share in self.accuracy.items()}
 
     @cached_property
@@ -223,6 +245,51 @@ class Evaluation:
             rows[label] = sum(hits), len(hits), wilson_interval(sum(hits), len(hits))
         return rows
 
+    def to_pandas(self, *, per_image: bool = False) -> Any:
+        """Return the accuracies as a pandas.DataFrame, one row for each attack, or the verdicts.
+
+        Args:
+            per_image: Return one row for each image: its label, its class, and its score under each attack, 1 for right
+                and 0 for wrong.
+
+        Raises:
+            UsageError: pandas is not installed.
+
+        Example:
+            >>> evaluation.to_pandas(per_image=True).groupby("class")["worst"].mean()
+        """
+        if per_image:
+            labelled: dict[str, list[Any]] = {}
+            if self.labels:
+                labelled = {"label": self.labels, "class": [self.classes[label] for label in self.labels]}
+            return make_data_frame({**labelled, **self.scores})
+        by_name = {result.name: result for result in self.results}
+        rows = [(name, value, *self.intervals[name], by_name.get(name)) for name, value in self.accuracy.items()]
+        return make_data_frame(
+            {
+                "attack": [row[0] for row in rows],
+                self.metric: [row[1] for row in rows],
+                "low": [row[2] for row in rows],
+                "high": [row[3] for row in rows],
+                "newly_fooled": [self.newly_fooled.get(row[0]) for row in rows],
+                "seconds": [row[4].seconds if row[4] else None for row in rows],
+                "backwards": [row[4].backwards if row[4] else None for row in rows],
+            }
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, self.task.format_metric(value), " to ".join(map(self.task.format_metric, self.intervals[name])))
+            for name, value in self.accuracy.items()
+        ]
+        checked = (
+            [] if self.sanity_checked else ["The sanity checks did not run, so nothing is known against the numbers."]
+        )
+        flags = [flag.line for flag in self.flags]
+        examples = f"{self.num_images:,} {'examples' if self.task.is_graded else 'images'}"
+        header = ("attack", self.metric, "95 % interval")
+        return render_html(f"Evaluation on {examples}", [*checked, *flags], header=header, rows=rows)
+
     def as_json(self) -> dict[str, Any]:
         """Return the content of evaluation.json."""
         return {
@@ -258,15 +325,79 @@ class Evaluation:
         """Write evaluation.json, completely or not at all.
 
         Args:
-            path: The file to write. An existing one is replaced.
+            path: The file to write. An existing evaluation is replaced if this one contains it: the same weights,
+                images and settings, and all of its attacks. Any other is kept beside it, as evaluation-1.json.
 
         Raises:
             CheckpointError: The file cannot be written.
         """
+        keep_other_evaluation(Path(path), self)
         try:
             write_json(Path(path), self.as_json())
         except OSError as error:
             raise CheckpointError(f"cannot write {str(path)!r}: {error.strerror}.") from None
+
+
+def is_real_attack(name: str, settings: dict[str, Any]) -> bool:
+    """Whether an attack tries to find the worst case, by its name and its settings in evaluation.json.
+
+    One gradient step, such as FGSM, does not, and no attack at all does not. A user's own attack is believed.
+    """
+    if "kind" in settings or "steps" not in settings:
+        return name not in ("natural", "fgsm")
+    return bool(settings["steps"] * (settings.get("restarts") or 1) > 1)
+
+
+def keep_other_evaluation(path: Path, evaluation: Evaluation) -> str:
+    """Copy an earlier evaluation that a new one does not contain, under the next free number.
+
+    Args:
+        path: The file that is to be written.
+        evaluation: The new evaluation.
+
+    Returns:
+        What was copied and why, as a sentence; empty if nothing had to be.
+
+    Raises:
+        CheckpointError: The copy cannot be written.
+    """
+    existing = read_evaluation_json(path) if path.is_file() else None
+    if existing is None:
+        return ""
+    old, new = (
+        _evaluation_request(values)
+        for values in (existing, {"settings": evaluation.settings, "images": evaluation.num_images})
+    )
+    if _is_contained(old, new):
+        return ""
+    reason = "has other settings" if old["model"] == new["model"] else "is of other weights"
+    try:
+        data = path.read_bytes()
+        for number in count(1):
+            copy = path.with_name(f"{path.stem}-{number}{path.suffix}")
+            if not copy.exists():
+                write_atomic(copy, data)
+                return f"{path.name} {reason}; it was copied to {copy.name}."
+            if copy.read_bytes() == data:
+                break
+    except OSError as error:
+        raise CheckpointError(f"cannot back up the existing {path.name}: {error.strerror}.") from None
+    return ""
+
+
+def _evaluation_request(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """What identifies an evaluation: its weights by their hash, images, attacks and options."""
+    settings = evaluation.get("settings", {})
+    options = {name: settings.get(name) for name in ("model", "threat", "task", "seed", "block", "cascade")}
+    about = {name: settings.get("about", {}).get(name) for name in ("epoch", "data", "size", "normalize")}
+    n = evaluation.get("images") if settings.get("sample") else None
+    return {"attacks": settings.get("attacks", {}), "n": n, **options, **about}
+
+
+def _is_contained(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether a new evaluation has all attacks of an old one, with the same other settings."""
+    others = [{name: value for name, value in request.items() if name != "attacks"} for request in (old, new)]
+    return bool(others[0] == others[1] and old["attacks"].items() <= new["attacks"].items())
 
 
 def load_evaluation(path: str | Path) -> Evaluation:

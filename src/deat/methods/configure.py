@@ -118,6 +118,11 @@ def _to_units_of_eps(alpha: float, threat_spec: str | ThreatModel | None) -> flo
             f"alpha {alpha!r} is absolute and needs the threat: deat.configure_method(method, threat, alpha=...)."
         )
     threat = parse_threat(threat_spec)
+    if len(threat.balls) > 1:
+        raise UsageError(
+            f"alpha {alpha!r} is one length, and the balls of a union have radii of their own: the method's step size is a "
+            "share of each of them. Leave alpha out, or change the method's schedule: alpha_eps, in units of the radius."
+        )
     check_alpha(alpha, threat)
     if not 0 <= alpha <= MAX_ALPHA or threat.eps == 0:
         raise UsageError(

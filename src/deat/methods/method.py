@@ -14,6 +14,7 @@ from deat.errors import UsageError
 from deat.schedules import Schedule
 from deat.tasks import Task
 from deat.threat import ThreatModel
+from deat.utils.notebook_display import render_html
 
 RECORDED_NAMES = {
     "InnerAttack": "Ascent",
@@ -112,6 +113,12 @@ class Method:
         """
         return self.schedule.bind(threat.eps, epochs)
 
+    def _repr_html_(self) -> str:
+        parts = ("play", "schedule", "attack", "objective", "probe")
+        return render_html(
+            self.name, [self.summary], header=("part", ""), rows=[(p, repr(getattr(self, p))) for p in parts]
+        )
+
     def describe(self) -> dict[str, Any]:
         """Return the whole declaration as JSON, for run records and to compare two runs.
 
@@ -135,6 +142,21 @@ def check_method_on_task(method: Method, task: Task) -> None:
         for name in getattr(part, "requires", ()):
             if not task.defines(name):
                 raise UsageError(f"{method.name} cannot be used here: {task.why_undefined(name)}.")
+
+
+def check_method_on_threat(method: Method, threat: ThreatModel) -> None:
+    """Check that a method's play can be played against a threat model, before any work.
+
+    Args:
+        method: The method.
+        threat: The threat model.
+
+    Raises:
+        UsageError: A step of the play is not defined there; the message says why. A play has a method `check_threat`
+            where it depends on the threat model.
+    """
+    if callable(check := getattr(method.play, "check_threat", None)):
+        check(threat)
 
 
 def _describe_part(part: object) -> str:

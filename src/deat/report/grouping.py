@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from deat.report.load import BenchResults, ReportRow, RunResults
+from deat.threat import format_threat
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.text import format_eps, make_printable
 
@@ -84,10 +85,16 @@ def get_row_identity(run: RunResults) -> dict[str, Any]:
     resolved = {
         "data": record["data"]["name"],
         "model": record["model"]["name"],
-        **{name: record["threat"][name] for name in ("norm", "eps")},
+        **_identify_threat(record["threat"]),
     }
     settings = {**resolved, **record["request"], **record["settings"], **resolved, "watch": record.get("watch")}
     return {name: value for name, value in settings.items() if name not in NON_IDENTITY_SETTINGS}
+
+
+def _identify_threat(threat: dict[str, Any]) -> dict[str, Any]:
+    if "threats" in threat:
+        return {"threat": format_threat(threat), "threat_rule": threat["rule"]}
+    return {name: threat[name] for name in ("norm", "eps")}
 
 
 def collect_code_versions(runs: Iterable[RunResults]) -> set[str]:

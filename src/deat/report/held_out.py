@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deat.evaluation.evaluator import DEFAULT_ATTACKS
+from deat.evaluation.results import WORST_ONLY
 from deat.report.load import ReportRow, RunResults, SeedStatistics
 from deat.report.problems import UNEVALUATED
 from deat.report.stats import RowCost, format_attack_name, format_minutes
@@ -195,6 +196,7 @@ def _evaluate_flags(rows: Sequence[ReportRow]) -> str:
     evaluation = next((run.evaluation for row in rows for run in row.finished_runs if run.evaluation), None)
     if evaluation is None:
         return ""
-    names = tuple(result.name for result in evaluation.results)
+    worst_only = evaluation.settings.get(WORST_ONLY, ())
+    names = tuple(result.name for result in evaluation.results if result.name not in worst_only)
     attacks = "" if names == DEFAULT_ATTACKS else f" --attacks {','.join(names)}"
     return attacks + (f" --n {evaluation.num_images}" if evaluation.settings["sample"] else "")

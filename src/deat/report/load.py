@@ -9,11 +9,11 @@ from statistics import fmean, stdev
 from typing import Any, TypeVar
 
 from deat.errors import DataError, DeatError
-from deat.evaluation.results import Evaluation, load_evaluation
+from deat.evaluation.results import Evaluation
+from deat.report.evaluations import StoredEvaluation, choose_evaluations, load_stored_evaluations
 from deat.runs.final_scores import ModelScore, read_scores
 from deat.runs.schema import (
     BENCH_FILE,
-    EVALUATION_FILES,
     HISTORY_FILE,
     RUN_FILE,
     SCORES_FILE,
@@ -66,8 +66,9 @@ class RunResults:
         history: One entry for each finished epoch.
         train_seconds: Training time, without warm-up.
         warm_up_seconds: Time in which moves were compiled and recorded.
-        evaluation: The main evaluation.
-        extra_evaluations: Other evaluations by their key in `EVALUATION_FILES`.
+        evaluation: The strongest evaluation, with all others of the same weights, images and radius in its worst case.
+        extra_evaluations: Those shown beside it: "last" for the last epoch, "aa" for AutoAttack on fewer images.
+        stored_evaluations: Every evaluation in the folder, and what the report does with it.
         scores: The table that `deat train` ended with.
         watch: What the overfit watch logged. Only reports read it.
     """
@@ -83,6 +84,7 @@ class RunResults:
     warm_up_seconds: float = 0.0
     evaluation: Evaluation | None = None
     extra_evaluations: dict[str, Evaluation] = field(default_factory=dict)
+    stored_evaluations: tuple[StoredEvaluation, ...] = ()
     scores: list[ModelScore] = field(default_factory=list)
     watch: tuple[EpochWatch, ...] = ()
 
@@ -263,9 +265,7 @@ def _load_run_results(path: Path, seed: int | None, bench_fields: dict[str, Any]
         record = _read_json(read_run_json, path, RUN_FILE)
         check_run_format(record)
         recorded_seed = int(record["settings"]["seed"])
-    evaluations = {
-        key: load_evaluation(path / name) for key, name in EVALUATION_FILES.items() if (path / name).is_file()
-    }
+    evaluations = choose_evaluations(load_stored_evaluations(path), record)
     train_seconds, warm_up_seconds = _read_train_seconds(path / TIMING_FILE)
     return RunResults(
         recorded_seed if seed is None else seed,
@@ -274,8 +274,9 @@ def _load_run_results(path: Path, seed: int | None, bench_fields: dict[str, Any]
         history=read_history(path / HISTORY_FILE),
         train_seconds=train_seconds,
         warm_up_seconds=warm_up_seconds,
-        evaluation=evaluations.pop("", None),
-        extra_evaluations=evaluations,
+        evaluation=evaluations.main,
+        extra_evaluations=evaluations.extra,
+        stored_evaluations=evaluations.stored,
         scores=read_scores(path / SCORES_FILE) if (path / SCORES_FILE).is_file() else [],
         **bench_fields,
     )

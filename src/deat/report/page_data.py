@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from deat.report.claim_checks import CheckedClaim, describe_claim_setups
+from deat.report.evaluation_table import EVALUATIONS_HEADER, EVALUATIONS_NOTE, EVALUATIONS_TITLE, list_evaluation_rows
 from deat.report.figure_data import Figure, Panel, get_figure_title, get_unit, get_y_label
 from deat.report.gallery import Gallery, image_to_data_uri
 from deat.report.grouping import assign_comparison_groups
@@ -40,6 +41,7 @@ from deat.report.stats import (
     format_mean,
     format_minutes,
     get_mean_accuracy,
+    is_robustness,
     summarize_accuracy,
     summarize_cost,
 )
@@ -65,6 +67,10 @@ NOT_COMPARABLE_TEXT = (
     "These rows were evaluated on different data sets or under different threat models, so none of them is the best."
 )
 NO_RESULTS_TEXT = "No run is evaluated yet, so there is nothing to rank."
+NOT_ATTACKED_TEXT = (
+    "No attack of more than one step was tried, so nothing here is a worst case, and no row is called robust. Evaluate "
+    "with pgd-20, or with aa for the number to report."
+)
 CLOSE_ACCURACY = 0.01
 """A cheaper row whose accuracy is within this of the best one's is close to it."""
 
@@ -117,6 +123,7 @@ def build_page_context(report: Report) -> dict[str, Any]:
         "warnings": build_warnings(data),
         "table": build_table(results) if any(row.finished_runs for row in rows) else None,
         "held_out": build_held_out(rows),
+        "evaluations": build_evaluations(rows),
         "scores": build_scores(rows),
         "figures": _build_figure_sections(report.figures),
         "gallery": build_gallery(report.gallery),
@@ -139,6 +146,15 @@ def build_winner_cards(results: ResultsTable) -> dict[str, Any]:
     ranked, attack = rank_rows(results), results.ranking_attack
     if not ranked or not attack:
         return {"cards": [], "note": NOT_COMPARABLE_TEXT if attack else NO_RESULTS_TEXT}
+    if not is_robustness(attack, results.rows):
+        clean = max(ranked, key=lambda item: (get_mean_accuracy(item.row, "natural"), -item.backprops))
+        if summarize_accuracy(clean.row, "natural") is None:
+            return {"cards": [], "note": NOT_ATTACKED_TEXT}
+        clean_text = f"{format_percent(get_mean_accuracy(clean.row, 'natural'))} %; not attacked by more than one step"
+        return {
+            "cards": [_build_card("Best on clean images", clean, clean_text, ranked, "natural")],
+            "note": NOT_ATTACKED_TEXT,
+        }
     attack_name = "the worst of all attacks" if attack == "worst" else format_attack_name(attack)
     best = max(ranked, key=lambda item: (item.accuracy, -item.backprops))
     clean = max(ranked, key=lambda item: (get_mean_accuracy(item.row, "natural"), -item.backprops))
@@ -245,7 +261,7 @@ def build_claims(claims: Sequence[CheckedClaim]) -> dict[str, Any] | None:
 
 
 def build_scores(rows: Sequence[ReportRow]) -> list[dict[str, Any]]:
-    """Build the tables that runs of `deat train` ended with, where they have more than the run's own row."""
+    """Build the tables that runs of `deat train` ended with."""
     tables = []
     for row, run in list_scored_runs(rows):
         attacks = list(run.scores[0].accuracy)
@@ -262,6 +278,19 @@ def build_scores(rows: Sequence[ReportRow]) -> list[dict[str, Any]]:
             }
         )
     return tables
+
+
+def build_evaluations(rows: Sequence[ReportRow]) -> dict[str, Any] | None:
+    """Build the table of every evaluation of runs that were evaluated more than once; None if none was."""
+    body = list_evaluation_rows(rows)
+    if not body:
+        return None
+    return {
+        "title": EVALUATIONS_TITLE,
+        "note": EVALUATIONS_NOTE,
+        "header": EVALUATIONS_HEADER,
+        "rows": [(index, name, cells) for index, (name, *cells) in body],
+    }
 
 
 def build_held_out(rows: Sequence[ReportRow]) -> dict[str, Any] | None:
@@ -399,7 +428,10 @@ def _build_cheaper_card(ranked: Sequence[RankedRow], best: RankedRow, attack: st
 
 def _build_cost_controls(results: ResultsTable) -> dict[str, Any]:
     """The section with the chart of robustness against cost, which the page's script draws."""
+    is_robust = is_robustness(results.ranking_attack or "", results.rows)
     return {
+        "title": "Robustness against cost" if is_robust else "Accuracy against cost",
+        "axes_note": "Up is more robust, left is cheaper." if is_robust else "Up is more accurate, left is cheaper.",
         "front_note": _describe_chart_front(results),
         "attacks": [(attack, format_attack_name(attack)) for attack in results.attacks],
         "ranking_attack": results.ranking_attack,

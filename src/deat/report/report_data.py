@@ -26,9 +26,10 @@ from deat.report.stats import describe_samples, describe_single_seeds
 from deat.runs.checkpoint_folder import read_checkpoint_folder
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import BENCH_FILE, RUN_FILE, WATCH_FILE
+from deat.threat import format_threat
 from deat.training.epoch_records import EpochWatch, read_watch
 from deat.utils.anonymize_paths import anonymize_paths
-from deat.utils.text import format_eps, make_printable, summarize_error
+from deat.utils.text import make_printable, summarize_error
 from deat.utils.user_paths import expand_path
 
 OTHER_SETUP_MARK = "‡"
@@ -280,8 +281,7 @@ def _collect_data_set_names(runs: Sequence[RunResults]) -> set[str]:
 
 
 def _describe_threat(run: RunResults) -> str:
-    threat = run.evaluation.settings["threat"] if run.evaluation else {}
-    return f"{threat.get('norm')} eps {format_eps(threat.get('eps', 0))}"
+    return format_threat(run.evaluation.settings["threat"]) if run.evaluation else "not evaluated"
 
 
 def _describe_machine(record: dict[str, Any]) -> str:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from deat.evaluation.intervals import wilson_interval_of_share
+from deat.evaluation.results import is_real_attack
+from deat.report.evaluations import strength_key
 from deat.report.load import COST_COLUMNS, ReportRow, RunResults, collect_columns
 from deat.utils.text import format_percent
 
 MIXED_SAMPLES_NOTE = (
     "Where another seed of the row has more images, the standard deviation also reflects the choice of images."
 )
-ATTACKS_BY_STRENGTH = ("fgsm", "square", "pgd", "apgd-ce", "cw", "fab-t", "apgd-t", "aa")
-"""Prefixes of attacks' names, from weak to strong."""
 CONCURRENT_MARK = "*"
 """Marks minutes that were measured while several jobs ran at once."""
 
@@ -80,14 +80,14 @@ class RowCost:
 def list_attacks(rows: Sequence[ReportRow]) -> list[str]:
     """List the attacks that rows have accuracies for: natural first, then from weak to strong, worst of all last."""
     names = [n for n in collect_columns(rows) if n not in COST_COLUMNS and not n.startswith("last ")]
-    return sorted(names, key=_strength_key)
+    return sorted(names, key=strength_key)
 
 
 def choose_ranking_attack(rows: Sequence[ReportRow]) -> str | None:
     """Choose the accuracy that rows are ranked by.
 
     This is "worst" if every finished run was evaluated with the same attacks, at least two, and the strongest is
-    among them. Otherwise it is the strongest attack that most rows have.
+    among them. Otherwise it is the strongest attack that most rows have, if possible one of more than one step.
 
     Args:
         rows: The rows of a report.
@@ -96,8 +96,9 @@ def choose_ranking_attack(rows: Sequence[ReportRow]) -> str | None:
         The attack's name; None if no row has an accuracy.
     """
     num_rows = {name: sum(name in row.columns for row in rows) for name in list_attacks(rows)}
-    robust = [name for name in num_rows if name not in ("natural", "worst")] or list(num_rows)
-    strongest = max(robust, key=lambda name: (num_rows[name], _strength_key(name)), default=None)
+    attacks = [name for name in num_rows if name not in ("natural", "worst")]
+    robust = [name for name in attacks if is_robustness(name, rows)] or attacks or list(num_rows)
+    strongest = max(robust, key=lambda name: (num_rows[name], strength_key(name)), default=None)
     attack_sets = {
         frozenset(result.name for result in run.evaluation.results)
         for row in rows
@@ -107,6 +108,18 @@ def choose_ranking_attack(rows: Sequence[ReportRow]) -> str | None:
     shared_attacks = next(iter(attack_sets)) - {"natural"} if len(attack_sets) == 1 else frozenset()
     is_worst_fair = len(shared_attacks) > 1 and strongest in shared_attacks and "worst" in num_rows
     return "worst" if is_worst_fair else strongest
+
+
+def is_robustness(attack: str, rows: Sequence[ReportRow]) -> bool:
+    """Whether the accuracy under an attack may be called robustness: not without attack, nor under a single step."""
+    described = [
+        evaluation.settings.get("attacks", {}).get(attack, {})
+        for row in rows
+        for run in row.finished_runs
+        for evaluation in (run.evaluation, *run.extra_evaluations.values())
+        if evaluation and attack in evaluation.verdicts
+    ]
+    return attack == "worst" or any(is_real_attack(attack, settings) for settings in described)
 
 
 def summarize_accuracy(row: ReportRow, attack: str) -> AccuracyCell | None:
@@ -170,7 +183,8 @@ def format_attack_name(attack: str) -> str:
     """Format an attack's name as the paper writes it: pgd-50x10 is PGD-50×10."""
     if attack in ("natural", "worst"):
         return attack
-    return re.sub(r"(\d)X(\d)", r"\1×\2", attack.upper()).replace("-LAST", ", last iterate")
+    name, *rest = attack.split(" ", 1)
+    return " ".join([re.sub(r"(\d)X(\d)", r"\1×\2", name.upper()).replace("-LAST", ", last iterate"), *rest])
 
 
 def format_seeds(seeds: Sequence[int]) -> str:
@@ -262,6 +276,8 @@ def _describe_worst(run: RunResults) -> tuple[str, str]:
         return "AA", "was run separately from the other attacks, so worst is not shown."
     names = [result.name for result in run.evaluation.results] if run.evaluation else []
     attacks = ", ".join(map(format_attack_name, names))
+    if run.evaluation and not run.evaluation.has_worst_case:
+        return "No worst case", f"is shown: no attack of more than one step was tried ({attacks})."
     return "worst", f"counts an image as correct only if it is classified correctly under all of {attacks}."
 
 
@@ -274,11 +290,3 @@ def _describe_sample(row: ReportRow, attack: str, images_per_seed: Sequence[int]
     images = " + ".join(f"{n:,}" if times == 1 else f"{times} × {n:,}" for n, times in counts.items())
     fewer_images = f"{images} images" if list(images_per_seed) != main_images else ""
     return ", ".join(filter(None, (fewer_seeds, fewer_images)))
-
-
-def _strength_key(name: str) -> tuple[int, int, str]:
-    if name in ("natural", "worst"):
-        return (-1 if name == "natural" else len(ATTACKS_BY_STRENGTH) + 1), 0, name
-    family = max((i for i, prefix in enumerate(ATTACKS_BY_STRENGTH) if name.startswith(prefix)), default=0)
-    steps = re.search(r"\d+", name)
-    return family, int(steps[0]) if steps else 0, name

@@ -147,20 +147,21 @@ def render_scores_tables(rows: Sequence[ReportRow]) -> str:
         f"{escape_markdown(describe_scores(row, run))}\n\n{render_score_table(run.scores)}\n"
         for row, run in list_scored_runs(rows)
     ]
-    return "\n".join(["\n## At the end of training\n", *parts]) if parts else ""
+    return "\n".join(["\n## Test scores of deat train\n", *parts]) if parts else ""
 
 
 def list_scored_runs(rows: Sequence[ReportRow]) -> list[tuple[ReportRow, RunResults]]:
-    """List the runs with scores that no evaluation contains: of other models, or of the run if it was not evaluated."""
-    return [(row, run) for row in rows for run in row.runs if len(run.scores) > (1 if run.evaluation else 0)]
+    """List the runs with scores of `deat train`."""
+    return [(row, run) for row in rows for run in row.runs if run.scores]
 
 
 def describe_scores(row: ReportRow, run: RunResults) -> str:
     """Describe the table of scores that a run of `deat train` ended with."""
     others = " Models other than the run itself were not evaluated further, so the results have no row for them."
     return (
-        f"Scores of deat train at the end of {row.name}, seed {run.seed}: accuracy on {run.scores[0].images:,} test "
-        f"images, without sanity checks.{others if len(run.scores) > 1 else ''}"
+        f"Measured by deat train at the end of {row.name}, seed {run.seed}, on the first {run.scores[0].images:,} test "
+        "images, quickly and without sanity checks: not the results of an evaluation, and nothing is ranked by them."
+        f"{others if len(run.scores) > 1 else ''}"
     )
 
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from deat.report.load import ReportRow
 from deat.report.report_data import ReportData
-from deat.utils.text import format_eps, make_printable
+from deat.threat import format_threat
+from deat.utils.text import make_printable
 
 MAX_NAMED_METHODS = 3
 """A title with more methods counts them."""
@@ -37,6 +38,6 @@ def describe_common_setup(rows: Sequence[ReportRow]) -> list[str]:
     facts = [
         {str(record["data"]["name"]) for record in records},
         {str(record["model"]["name"]) for record in records},
-        {f"{record['threat']['norm']} eps {format_eps(record['threat']['eps'])}" for record in records},
+        {format_threat(record["threat"]) for record in records},
     ]
     return [values.pop() for values in facts if len(values) == 1]

@@ -4,7 +4,7 @@ import csv
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -221,9 +221,10 @@ def choose_threat(run: SavedRun, threat: str | ThreatModel | None) -> ThreatMode
     if threat is None:
         chosen = run.threat
     elif isinstance(threat, str):
-        other = parse_threat(threat)
-        same_norm = other.name == run.threat.name
-        chosen = replace(run.threat, eps=other.eps) if same_norm else replace(other, box=run.threat.box)
+        chosen = parse_threat(threat, box=run.threat.box)
+        if {ball.name for ball in chosen.balls} <= {ball.name for ball in run.threat.balls}:
+            features: dict[str, Any] = {"scale": run.threat.scale, "mutable": run.threat.mutable}
+            chosen = parse_threat(threat, box=run.threat.box, **features)
     else:
         chosen = threat
     check_radius(chosen, run.image_shape)

@@ -15,6 +15,7 @@ from deat.runs.request import Request, Run, resolve_request
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import (
     RUN_FILE,
+    SHARED_CONFIG_FILE,
     WEIGHTS_FILE,
     EpochChoice,
     RunRecord,
@@ -22,9 +23,11 @@ from deat.runs.schema import (
     recorded_init,
     recorded_init_hash,
 )
+from deat.threat import format_threat
 from deat.training.config import resolve_device
 from deat.training.messages import format_code_flag
 from deat.training.model_checks import hash_weights, read_channel_stats
+from deat.training.result_folder import request_threat
 from deat.training.resume_checks import different_config_error
 from deat.utils.anonymize_paths import anonymize_paths, restore_user_paths
 from deat.utils.user_code import is_file_spec
@@ -51,6 +54,7 @@ def load_trained_run(
     data: str | None = None,
     norm: str | None = None,
     eps: float | None = None,
+    threat: str | None = None,
     normalize: str | None = None,
     size: int | None = None,
     data_root: str | None = None,
@@ -67,6 +71,7 @@ def load_trained_run(
         data: The data set, needed for a file of weights.
         norm: Another norm, with its `eps`.
         eps: Another radius.
+        threat: Norm and radius as one text, in their place, or several of them joined by "+".
         normalize: What goes before the network, where its weights do not say.
         size: The side that images of a folder are resized to.
         data_root: Where data sets lie.
@@ -91,7 +96,7 @@ def load_trained_run(
             raise UsageError(
                 f"{str(path)!r} was trained in Python on data without a name: add --data, with its test part."
             )
-        request, weights = _recorded_request(record, model, norm, eps), find_run_weights(path, epoch)
+        request, weights = _recorded_request(record, model, norm, eps, threat), find_run_weights(path, epoch)
         statistics = record.statistics
     else:
         if data is None:
@@ -105,7 +110,7 @@ def load_trained_run(
             f"{str(path)!r} was trained behind a normalisation, without which it answers wrongly: leave --normalize "
             "none out."
         )
-    replaced: dict[str, Any] = {"data": data, "model": model, "norm": norm, "eps": eps}
+    replaced: dict[str, Any] = {"data": data, "model": model, "norm": norm, "eps": eps, "threat": threat}
     replaced |= {"data_root": data_root, "size": size, "normalize": normalize}
     request = replace(request, **{name: value for name, value in replaced.items() if value is not None})
     run = resolve_request(
@@ -179,22 +184,36 @@ def check_init_weights(folder: Path, init: str | None) -> None:
         )
 
 
-def _recorded_request(record: RunRecord, model: str | None, norm: str | None, eps: float | None) -> Request:
+def _recorded_request(
+    record: RunRecord, model: str | None, norm: str | None, eps: float | None, threat: str | None
+) -> Request:
     """What a record says of the data, the network and the threat model; nothing of how the run was trained."""
     name = confirm_model(record, model)
-    if eps is None and norm not in (None, record.norm):
-        raise UsageError(f"norm {norm!r} needs an --eps of its own: the run's is for {record.norm}.")
     return Request(
         data=restore_user_paths(record.request.data),
         model=name,
-        norm=record.norm,
-        eps=record.eps,
+        **_recorded_threat(record, norm, eps, threat),
         normalize=record.request.normalize,
         data_root=_recorded_data_root(record.request),
         size=record.request.size,
         task=record.request.task,
         target=record.request.target,
     )
+
+
+def _recorded_threat(record: RunRecord, norm: str | None, eps: float | None, threat: str | None) -> dict[str, Any]:
+    """What a record says of the threat model, apart from what the user gives in its place."""
+    if threat is not None:
+        return {}
+    if eps is None and norm not in (None, record.norm):
+        raise UsageError(f"norm {norm!r} needs an --eps of its own: the run's is for {format_threat(record.threat)}.")
+    if len(record.threat.balls) == 1 or eps is None:
+        return request_threat(record.threat)
+    if norm is None:
+        raise UsageError(
+            f"eps {eps!r} needs a --norm of its own: the run's threat model is {format_threat(record.threat)}."
+        )
+    return {}
 
 
 def confirm_model(record: RunRecord, given_spec: str | None) -> str:
@@ -207,9 +226,22 @@ def confirm_model(record: RunRecord, given_spec: str | None) -> str:
     return _confirm_code("model", record.model, given_spec)
 
 
+def shared_epoch(folder: Path) -> EpochChoice | None:
+    """Return the epoch whose weights a run has that was shared by `deat push`; None for a folder of another kind."""
+    if not (folder / WEIGHTS_FILE).is_file():
+        return None
+    try:
+        epoch = json.loads((folder / SHARED_CONFIG_FILE).read_text(encoding="utf-8"))["epoch"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return "last" if epoch == "last" else "best"
+
+
 def find_run_weights(folder: Path, epoch: EpochChoice) -> Path:
-    """Return the file of a run's weights of this epoch, and of no other."""
+    """Return the file of a run's weights of this epoch, and of no other; those of a shared run lie beside run.json."""
     file = folder / epoch / WEIGHTS_FILE
+    if not file.is_file() and shared_epoch(folder) == epoch:
+        return folder / WEIGHTS_FILE
     if not file.is_file():
         hint = " Only training with --ema (ema=) averages them." if epoch == "averaged" else ""
         others = " or ".join(f"--epoch {which}" for which in ("best", "last") if which != epoch)

@@ -18,7 +18,7 @@ from deat.data.streaming import AnyImageSet
 from deat.errors import UsageError, unknown_name_error
 from deat.methods import Method, get_method
 from deat.methods.configure import configure_method
-from deat.methods.method import check_method_on_task
+from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.models import add_normalization, build_model, get_input_std
 from deat.radius_checks import check_radius
 from deat.tasks import Segmentation, Task
@@ -59,6 +59,8 @@ class Request:
     rules: str = "default"
     norm: str | None = None
     eps: float | None = None
+    threat: str | None = None
+    threat_rule: str | None = None
     alpha: float | None = None
     gamma: float | None = None
     max_steps: int | None = None
@@ -284,8 +286,10 @@ def resolve_request(
             raise unknown_name_error(name, getattr(request, name), known)
     resolve_device(TrainConfig(**settings).device)
     method = get_method(request.method, rules=request.rules)
-    if request.eps is not None:
-        configure_method(method, parse_threat(f"{request.norm or 'linf'}:{request.eps!r}"), **request.method_options)
+    named = read_requested_threat(request)
+    if named is not None:
+        configure_method(method, named, **request.method_options)
+        check_method_on_threat(method, named)
     root, also = (None, request.data_root) if is_recorded else (request.data_root, None)
     corpus = load_data(
         request.data,
@@ -329,7 +333,34 @@ def _reading(request: Request) -> dict[str, Any]:
     return {name: value for name in ("task", "target") if (value := getattr(request, name)) is not None}
 
 
+def read_requested_threat(request: Request, **features: Any) -> ThreatModel | None:
+    """Read the threat model that a request names by `threat`, or by `norm` and `eps`; None where it leaves it to the data.
+
+    Args:
+        request: The request.
+        **features: The box, scale and mutable features of the data.
+
+    Raises:
+        UsageError: It is not accepted, or named in both ways.
+    """
+    if request.threat is None:
+        if request.threat_rule is not None:
+            raise UsageError(
+                f"the threat rule {request.threat_rule!r} is for several balls: add --threat, such as "
+                "linf:8/255+l2:0.5+l1:12."
+            )
+        return None if request.eps is None else parse_threat(f"{request.norm or 'linf'}:{request.eps!r}", **features)
+    if request.norm is not None or request.eps is not None:
+        raise UsageError(
+            f"threat {request.threat!r} names norm and radius: leave --norm and --eps out, or use them alone."
+        )
+    return parse_threat(request.threat, rule=request.threat_rule, **features)
+
+
 def _resolve_threat(request: Request, splits: DataSplits) -> ThreatModel:
+    if request.threat is not None and (threat := read_requested_threat(request, **splits.features)):
+        check_radius(threat, splits.train.shape)
+        return threat
     norm = (request.norm or splits.norm).lower()
     if request.eps is None and norm != splits.norm:
         raise UsageError(f"norm {norm!r} needs an eps of its own: {splits.name}'s default is for {splits.norm}.")

@@ -7,6 +7,7 @@ from typing import Any
 from deat.evaluation.sanity import accuracy_tolerance
 from deat.runs.final_scores import ModelScore
 from deat.tasks import CLASSIFICATION, Task, build_task
+from deat.threat import format_threat
 from deat.training.epoch_records import EpochStats
 from deat.utils.safe_write import write_atomic
 from deat.utils.text import escape_markdown, format_eps, format_markdown_table
@@ -115,16 +116,23 @@ def _describe_setup(record: dict[str, Any]) -> str:
     summary = record["method"].get("summary")
     what = f"{record['method']['name']}: {summary}. Trained with " if summary else ""
     return (
-        f"{what}{model['name']} ({model['parameters']:,} parameters), {threat['norm']} eps {format_eps(threat['eps'])}, "
+        f"{what}{model['name']} ({model['parameters']:,} parameters), {format_threat(threat, with_rule=True)}, "
         f"{settings['epochs']} epochs of {record['data']['train']:,} images in batches of {settings['batch_size']}, "
         f"{record['data']['held_out']:,} images held out to choose the best epoch, seed {settings['seed']}, "
         f"{record['precision']} on {record['device']}. Every setting is in run.json."
     )
 
 
+def _describe_norms(threat: dict[str, Any]) -> str:
+    """The norm of a threat model; of a union, that each of its balls is attacked."""
+    if "threats" in threat:
+        return f"in every ball ({', '.join(ball['norm'] for ball in threat['threats'])}), the worst counts,"
+    return str(threat["norm"])
+
+
 def _describe_scores(record: dict[str, Any], scores: Sequence[ModelScore], task: Task) -> str:
     return escape_markdown(
         f"{_capitalize(task.metric_names[0])} on {scores[0].images:,} test images, which neither training nor the choice "
         "of the best epoch uses. "
-        f"One seed; attacks are {record['threat']['norm']} with one start. PGD-20 is not the strongest attack there is."
+        f"One seed; attacks are {_describe_norms(record['threat'])} with one start. PGD-20 is not the strongest attack there is."
     )

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -17,12 +18,12 @@ from deat.runs.load_run import confirm_model, find_run_weights
 from deat.runs.run_dir import has_checkpoint
 from deat.runs.schema import HISTORY_FILE, RUN_FILE, WEIGHTS_FILE, EpochChoice, RunRecord, parse_record, read_record
 from deat.tasks import CLASSIFICATION, Task
-from deat.threat import ThreatModel
+from deat.threat import ThreatModel, format_threat
 from deat.training.checkpoints import load_checkpoint_weights
 from deat.training.config import TrainConfig, resolve_device
 from deat.training.epoch_records import EpochStats, read_history
+from deat.training.history_display import history_to_pandas, render_history
 from deat.training.result_folder import UNNAMED_DATA
-from deat.utils.text import format_eps
 from deat.utils.user_paths import expand_path
 
 EPOCHS: tuple[EpochChoice, ...] = ("best", "last", "averaged")
@@ -67,10 +68,18 @@ class SavedRun:
     def __repr__(self) -> str:
         evaluations = ", ".join(self.evaluations) or "none"
         return (
-            f"SavedRun({str(self.path)!r}, {self.method} on {self.data or UNNAMED_DATA}, {self.threat.name} eps "
-            f"{format_eps(self.threat.eps)}, {type(self.model).__name__} of the {self.epoch} epoch, {len(self.history)} "
-            f"of {self.settings.epochs} epochs, evaluations: {evaluations})"
+            f"SavedRun({str(self.path)!r}, {self.method} on {self.data or UNNAMED_DATA}, "
+            f"{format_threat(self.threat, with_rule=True)}, {type(self.model).__name__} of the "
+            f"{self.epoch} epoch, {len(self.history)} of {self.settings.epochs} epochs, evaluations: {evaluations})"
         )
+
+    def to_pandas(self) -> Any:
+        """Return the history as a pandas.DataFrame; see `TrainResult.to_pandas`."""
+        return history_to_pandas(self.history)
+
+    def _repr_html_(self) -> str:
+        lines = [f"{name}: {evaluation!r}" for name, evaluation in self.evaluations.items()]
+        return render_history(repr(self), lines, self.history)
 
 
 def load_run(

@@ -36,6 +36,8 @@ TIMING_FILE = "timing.jsonl"
 WATCH_FILE = "watch.jsonl"
 FAILURE_FILE = "failure.json"
 SCORES_FILE = "scores.json"
+SHARED_CONFIG_FILE = "config.json"
+"""What a shared run has beside run.json; it says whose epoch its weights are."""
 RECORD_FILES = {RUN_FILE, HISTORY_FILE, TIMING_FILE, WATCH_FILE, FAILURE_FILE, SCORES_FILE, SUMMARY_FILE}
 """The records in a run's folder."""
 EpochChoice = Literal["best", "last", "averaged"]

@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
+from deat.core.loss_terms import kl_divergence, margin_loss, mart_regulariser
 from deat.tasks.class_labels import check_class_numbers, check_label_format
-from deat.tasks.task import Task
+from deat.tasks.learner_options import LearnerOptions, check_loss_is
+from deat.tasks.task import ClassWeights, Task
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Classification(Task):
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Compute the cross-entropy; see `Task.loss`."""
-        return cross_entropy(as_class_logits(outputs), y)
+        return self._cross_entropy(as_class_logits(outputs), y)
 
     def is_right(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return whether the largest logit is that of the label; see `Task.is_right`."""
@@ -46,11 +47,21 @@ class Classification(Task):
 
     def boosted_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Compute MART's boosted cross-entropy; see `Task.boosted_loss`."""
-        return boosted_cross_entropy(as_class_logits(outputs), y)
+        return self._boosted_cross_entropy(as_class_logits(outputs), y)
 
     def weighted_divergence(self, clean_outputs: Tensor, outputs: Tensor, y: Tensor) -> Tensor:
         """Compute KL times (1 - p_y(clean)); see `Task.weighted_divergence`."""
         return mart_regulariser(as_class_logits(clean_outputs), as_class_logits(outputs), y)
+
+    def for_learner(self, label_smoothing: float, class_weights: ClassWeights | None) -> Task:
+        """Return the task with smoothed and weighted losses; see `Task.for_learner`."""
+        check_loss_is(self, Classification)
+        return LearnerClassification(label_smoothing, class_weights)
+
+    def with_mixed_labels(self) -> Task:
+        """Return the task for labels that are shares of each class; see `Task.with_mixed_labels`."""
+        check_loss_is(self, Classification)
+        return LearnerClassification()
 
     def chance(self, labels: Tensor) -> float | None:
         """Return the share of the most common class."""
@@ -86,6 +97,29 @@ class Classification(Task):
         if num_outputs == 2 and outputs.shape in ((num_examples, 1), (num_examples,)):
             return True
         return outputs.dim() == 2 and len(outputs) == num_examples and outputs.shape[1] >= max(num_outputs, 1)
+
+
+@dataclass(frozen=True)
+class LearnerClassification(LearnerOptions, Classification):
+    """Classification with options of training. Labels may also be shares of each class, (B, classes), as mixing makes.
+
+    An answer to mixed labels is right if it is the class with the largest share; margins are about that class, too.
+    """
+
+    def is_right(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return whether the largest logit is that of the label; see `Task.is_right`."""
+        return super().is_right(outputs, self._class_of(y))
+
+    def margin(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Compute the largest wrong logit minus that of the label; see `Task.margin`."""
+        return super().margin(outputs, self._class_of(y))
+
+    def weighted_divergence(self, clean_outputs: Tensor, outputs: Tensor, y: Tensor) -> Tensor:
+        """Compute KL times (1 - p_y(clean)); see `Task.weighted_divergence`."""
+        return super().weighted_divergence(clean_outputs, outputs, self._class_of(y))
+
+    def _class_of(self, y: Tensor) -> Tensor:
+        return y.argmax(1) if y.is_floating_point() else y
 
 
 def as_class_logits(outputs: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
-from deat.errors import DataError
-from deat.tasks.task import Task, rows_of
+from deat.core.loss_terms import kl_divergence, margin_loss, mart_regulariser
+from deat.errors import DataError, UsageError
+from deat.tasks.learner_options import LearnerOptions, check_loss_is
+from deat.tasks.task import ClassWeights, Task, rows_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class MultiLabel(Task):
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Compute the mean binary cross-entropy; see `Task.loss`."""
-        return cross_entropy(_pairs(outputs), y).mean(1)
+        return self._cross_entropy(_pairs(outputs), y).mean(1)
 
     def is_right(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return whether every label is right; see `Task.is_right`."""
@@ -56,11 +57,18 @@ class MultiLabel(Task):
 
     def boosted_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Compute the mean of MART's boosted cross-entropy; see `Task.boosted_loss`."""
-        return boosted_cross_entropy(_pairs(outputs), y).mean(1)
+        return self._boosted_cross_entropy(_pairs(outputs), y).mean(1)
 
     def weighted_divergence(self, clean_outputs: Tensor, outputs: Tensor, y: Tensor) -> Tensor:
         """Compute the mean of KL times (1 - p_y(clean)); see `Task.weighted_divergence`."""
         return mart_regulariser(_pairs(clean_outputs), _pairs(outputs), y).mean(1)
+
+    def for_learner(self, label_smoothing: float, class_weights: ClassWeights | None) -> Task:
+        """Return the task with smoothed losses; see `Task.for_learner`. Labels have no classes to weigh."""
+        check_loss_is(self, MultiLabel)
+        if class_weights is not None:
+            raise UsageError("class_weights are for tasks with one class an example or pixel, not for multilabel.")
+        return LearnerMultiLabel(label_smoothing)
 
     def statistics(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the logits and the labels."""
@@ -117,6 +125,11 @@ class MultiLabel(Task):
 
     def _is_label_right(self, outputs: Tensor, y: Tensor) -> Tensor:
         return ((outputs > 0) == (y > 0)) & ~outputs.isnan()
+
+
+@dataclass(frozen=True)
+class LearnerMultiLabel(LearnerOptions, MultiLabel):
+    """Multi-label classification with options of training."""
 
 
 def _pairs(outputs: Tensor) -> Tensor:

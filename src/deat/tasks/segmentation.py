@@ -7,10 +7,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
+from deat.core.loss_terms import kl_divergence, margin_loss, mart_regulariser
 from deat.errors import DataError, UsageError
 from deat.tasks.class_labels import check_class_numbers, has_integer_dtype
-from deat.tasks.task import AttackLoss, Task
+from deat.tasks.learner_options import LearnerOptions, check_loss_is
+from deat.tasks.task import AttackLoss, ClassWeights, Task
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Segmentation(Task):
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Compute the mean cross-entropy of the pixels; see `Task.loss`."""
-        return self._mean(cross_entropy(outputs, self._class_numbers(y)), y)
+        return self._mean(self._cross_entropy(outputs, self._class_numbers(y)), y)
 
     def is_right(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return whether enough pixels are right; see `Task.is_right`."""
@@ -68,7 +69,7 @@ class Segmentation(Task):
 
     def boosted_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Compute the mean of MART's boosted cross-entropy; see `Task.boosted_loss`."""
-        return self._mean(boosted_cross_entropy(outputs, self._class_numbers(y)), y)
+        return self._mean(self._boosted_cross_entropy(outputs, self._class_numbers(y)), y)
 
     def weighted_divergence(self, clean_outputs: Tensor, outputs: Tensor, y: Tensor) -> Tensor:
         """Compute the mean of KL times (1 - p_y(clean)); see `Task.weighted_divergence`."""
@@ -91,7 +92,12 @@ class Segmentation(Task):
             The losses, (B,).
         """
         weight = torch.where(self._is_pixel_right(outputs.detach(), y), 1 - done / 2, done / 2)
-        return self._mean(weight * cross_entropy(outputs, self._class_numbers(y)), y)
+        return self._mean(weight * self._cross_entropy(outputs, self._class_numbers(y)), y)
+
+    def for_learner(self, label_smoothing: float, class_weights: ClassWeights | None) -> Task:
+        """Return the task with smoothed and weighted losses of pixels; see `Task.for_learner`."""
+        check_loss_is(self, Segmentation)
+        return LearnerSegmentation(self.ignore_index, self.right_share, label_smoothing, class_weights)
 
     def statistics(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return for each class the pixels that are right, answered and labelled."""
@@ -172,3 +178,8 @@ class Segmentation(Task):
         counted = self._counted(y).flatten(1)
         total = torch.where(counted, values.flatten(1), 0.0).sum(1)
         return total / counted.sum(1).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class LearnerSegmentation(LearnerOptions, Segmentation):
+    """Segmentation with options of training."""

@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from deat.core.loss_terms import boosted_cross_entropy, cross_entropy
 from deat.errors import DataError, UsageError
 
+ClassWeights = tuple[float, ...]
 AttackLoss = Callable[[Tensor, Tensor, float], Tensor]
 """A loss for each example, (B,), as a function of (outputs, labels, share of the attack's steps that are done)."""
 
@@ -95,6 +97,37 @@ class Task(ABC):
             return ~self.is_right(outputs, y)
         score = self.score(outputs, y)
         return (score <= self.worst_score) | score.isnan()
+
+    def for_learner(self, label_smoothing: float, class_weights: ClassWeights | None) -> "Task":
+        """Return the task with the losses that the learner minimises. Default: there are no classes to weigh.
+
+        Args:
+            label_smoothing: The share of the label that is spread over all classes.
+            class_weights: The weight of each class; None for equal ones.
+
+        Raises:
+            UsageError: The task has no classes.
+        """
+        raise UsageError(
+            f"label_smoothing and class_weights need classes, which the task {self.name} does not have. Leave them out."
+        )
+
+    def with_mixed_labels(self) -> "Task":
+        """Return the task for labels that are shares of each class, as mixup and CutMix make them.
+
+        Raises:
+            UsageError: An example of the task does not have one class.
+        """
+        raise UsageError(
+            f"mixup and cutmix mix the classes of two examples, and an example of the task {self.name} does not have one "
+            "class. Leave them out."
+        )
+
+    def _cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(logits, y)
+
+    def _boosted_cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+        return boosted_cross_entropy(logits, y)
 
     def divergence(self, clean_outputs: Tensor, outputs: Tensor) -> Tensor:
         """Compute how far each answer is from the clean one, as TRADES needs it.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -120,8 +120,9 @@ class BestChoice:
         robust: Its accuracy under attack; None without validation.
         rule: "paired": of the epochs that held-out images do not tell apart from the most robust one, the best natural
             accuracy decides, then the later epoch. "accuracy": the chosen epoch has no verdicts to compare, as in
-            checkpoints of older versions; the highest accuracy under attack decides. "natural": training without an
-            adversary; natural accuracy decides. "last": without validation, the last epoch.
+            checkpoints of older versions, or the task's metric belongs to a whole set; the highest accuracy under attack
+            decides. "natural": training without an adversary; natural accuracy decides. "last": without validation, the
+            last epoch.
         images: The number of held-out images; None if it is not known.
         most_robust: The epoch with the highest accuracy under attack; None for the rules "natural" and "last".
         most_robust_accuracy: Its accuracy under attack.
@@ -130,6 +131,7 @@ class BestChoice:
         indistinguishable: The epochs that are not told apart from the most robust one, itself included.
         averaged: Whether the chosen weights are the averaged ones of the epoch.
         most_robust_averaged: Whether those of the most robust epoch are.
+        metric: The metric in the place of accuracy, such as mIoU; None for accuracy.
     """
 
     epoch: int
@@ -144,11 +146,12 @@ class BestChoice:
     indistinguishable: tuple[int, ...] = ()
     averaged: bool = False
     most_robust_averaged: bool = False
+    metric: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the choice as run.json has it: epochs from 0, and the reason as text."""
         choice = {**asdict(self), "indistinguishable": list(self.indistinguishable), "reason": self.reason}
-        return {name: v for name, v in choice.items() if v or not name.endswith("averaged")}
+        return {name: v for name, v in choice.items() if v or not name.endswith(("averaged", "metric"))}
 
     @property
     def reason(self) -> str:
@@ -158,7 +161,11 @@ class BestChoice:
         if self.rule == "last":
             return f"{best}, the last one, since no held-out images are scored"
         if self.rule == "natural":
-            return f"{best}, with the highest natural accuracy on {images}, {_percent(self.natural)}"
+            score = _percent(self.natural) if self.metric is None else _number(self.natural)
+            return f"{best}, with the highest natural {self.metric or 'accuracy'} on {images}, {score}"
+        if self.metric:
+            scores = f"{_number(self.natural)} natural, {_number(self.robust)} under attack on {images}"
+            return f"{best}, the highest {self.metric} under attack ({scores})"
         best += f" ({_percent(self.natural)} natural, {_percent(self.robust)} under attack on {images})"
         if self.rule == "accuracy":
             return f"{best}, by accuracy alone, since there are no verdicts to compare image by image"
@@ -203,12 +210,19 @@ class BestEpoch:
         snapshot: The best epoch of a training that is resumed.
         scored: The scores of its epochs; empty if its checkpoint is of an older version.
         robust: False for training without an adversary: compares natural accuracy, and ties go to the later epoch.
+        metric: The metric in the place of accuracy, for a task with grades.
     """
 
     def __init__(
-        self, snapshot: Snapshot | None = None, scored: Iterable[ScoredEpoch] = (), *, robust: bool = True
+        self,
+        snapshot: Snapshot | None = None,
+        scored: Iterable[ScoredEpoch] = (),
+        *,
+        robust: bool = True,
+        metric: str | None = None,
     ) -> None:
         self.snapshot_or_none, self.scored, self.robust = snapshot, list(scored), robust
+        self.metric = metric
 
     @property
     def snapshot(self) -> Snapshot:
@@ -219,6 +233,9 @@ class BestEpoch:
     @property
     def choice(self) -> BestChoice:
         """Which epoch is the best so far, and why."""
+        return replace(self._choice(), metric=self.metric)
+
+    def _choice(self) -> BestChoice:
         best = self.snapshot
         scores = best.epoch, best.natural, best.robust
         chosen = next((scored for scored in self.scored if scored.is_of(best)), None)
@@ -314,3 +331,7 @@ def _nan_as_lowest(value: float | None) -> float:
 
 def _percent(share: float | None) -> str:
     return "?" if share is None else f"{share:.1%}"
+
+
+def _number(score: float | None) -> str:
+    return "?" if score is None else f"{score:.3f}"

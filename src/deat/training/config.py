@@ -22,7 +22,17 @@ MAX_THREADS, MAX_EPOCHS = 1024, 100_000
 RECORDED_NAMES = {"lr_schedule": "rate"}
 """Settings that run records, bench records and checkpoints have under another name."""
 CURRENT_NAMES = {recorded: name for name, recorded in RECORDED_NAMES.items()}
-OMITTED_IF_EQUAL = {"optimizer": "sgd", "betas": None, "ema": None}
+OMITTED_IF_EQUAL = {
+    "optimizer": "sgd",
+    "betas": None,
+    "ema": None,
+    "clip_grad_norm": None,
+    "label_smoothing": 0.0,
+    "class_weights": None,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    "random_erasing": 0.0,
+}
 """Settings that records have only with another value than this one, since older records do not have them."""
 
 
@@ -81,6 +91,14 @@ class TrainConfig:
         sync_bn: Take batch-norm statistics over all processes of a run.
         ema: Decay of an exponential moving average of the weights and of batch-norm statistics, such as 0.999. It is
             scored beside the weights after every epoch, and either may be the best. By default there is none.
+        clip_grad_norm: Largest norm of the gradient by all weights; a longer one is shortened to it before each update.
+        label_smoothing: Share of each label that is spread over all classes, in the learner's loss alone: attacks keep
+            the loss of the labels. TRADES and MART smooth their cross-entropy, not their divergence.
+        class_weights: A weight of each class in the same loss, or "balanced": inversely proportional to how many
+            training examples it has.
+        mixup: Blend each two images of a batch by a share from Beta(mixup, mixup), such as 0.2.
+        cutmix: Paste a rectangle of one image into another, of an area from Beta(cutmix, cutmix), such as 1.
+        random_erasing: Share of training images in which a random rectangle is erased, such as 0.25.
 
     Raises:
         UsageError: If a value is not accepted.
@@ -110,6 +128,12 @@ class TrainConfig:
     optimizer: str = "sgd"
     betas: tuple[float, ...] | None = None
     ema: float | None = None
+    clip_grad_norm: float | None = None
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | str | None = None
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    random_erasing: float = 0.0
 
     def __post_init__(self) -> None:
         convert_number_fields(self)
@@ -129,6 +153,13 @@ class TrainConfig:
         self._resolve_optimizer_settings()
         if self.ema is not None:
             check_number("ema", self.ema, lambda v: 0 < v < 1, "between 0 and 1, such as 0.999")
+        if self.clip_grad_norm is not None:
+            check_number("clip_grad_norm", self.clip_grad_norm, lambda v: v > 0, "> 0, such as 1.0")
+        check_number("label_smoothing", self.label_smoothing, lambda v: 0 <= v < 1, "from 0 to below 1, such as 0.1")
+        check_number("mixup", self.mixup, lambda v: 0 <= v <= 100, "from 0 to 100, such as 0.2")
+        check_number("cutmix", self.cutmix, lambda v: 0 <= v <= 100, "from 0 to 100, such as 1")
+        check_number("random_erasing", self.random_erasing, lambda v: 0 <= v <= 1, "from 0 to 1, such as 0.25")
+        _check_class_weights(self.class_weights)
         if not isinstance(self.milestones, tuple | list | None):
             raise UsageError(f"milestones must be epochs, such as (25, 40) or (25,), not {self.milestones!r}.")
         for milestone in self.milestones or ():
@@ -175,6 +206,19 @@ class TrainConfig:
             if values[name] == usual:
                 del values[name]
         return to_recorded_names(values)
+
+
+def _check_class_weights(weights: Any) -> None:
+    if weights is None or weights == "balanced":
+        return
+    if not isinstance(weights, tuple) or not weights:
+        raise UsageError(
+            f'class_weights must be one number for each class, as a tuple, or "balanced", not {weights!r}.'
+        )
+    for weight in weights:
+        check_number("class_weights", weight, lambda v: v >= 0, 'numbers >= 0, or "balanced"')
+    if not any(weights):
+        raise UsageError(f"class_weights {weights!r} are all 0, so nothing would be learned. Make one of them > 0.")
 
 
 def resolve_device(name: str) -> torch.device:

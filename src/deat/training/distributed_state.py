@@ -41,14 +41,15 @@ def gather_process_state(game: Game, step: int) -> dict[str, Any]:
         step: The number of batches done in the current epoch.
 
     Returns:
-        Every process's meter and buffers, and the carried delta of the whole batch.
+        Every process's meter and buffers, the carried delta of the whole batch, and what the rule of a union learned.
     """
     distributed, buffers = game.distributed, {}
     if step and distributed.is_multiprocess:  # between epochs all processes have the same buffers
         buffers = {name: torch.stack(distributed.all_gather_tensor(b)) for name, b in game.net.named_buffers()}
     carry = None if game.carried_delta is None else _interleave_rows(distributed.all_gather_tensor(game.carried_delta))
     meter = distributed.all_gather(game.meter.state_dict()) if step else None
-    return {"meter": meter, "carry": carry, "buffers": buffers}
+    learned = game.union_rule.state_dict() if game.union_rule is not None else {}
+    return {"meter": meter, "carry": carry, "buffers": buffers, **({"union": learned} if learned else {})}
 
 
 def restore_process_state(game: Game, state: dict[str, Any]) -> None:
@@ -62,6 +63,8 @@ def restore_process_state(game: Game, state: dict[str, Any]) -> None:
     if state["meter"]:
         game.meter.load_state_dict(_select_own_sums(state["meter"], rank, size))
     game.carried_delta = None if carry is None else carry[rank::size].to(game.engine.device, copy=True)
+    if game.union_rule is not None and "union" in state:
+        game.union_rule.load_state_dict(state["union"])
     with torch.no_grad():
         for name, buffer in game.net.named_buffers():
             rows = state.get("buffers", {}).get(name, ())

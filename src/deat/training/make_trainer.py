@@ -14,7 +14,7 @@ from deat.data.sources import as_image_set
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.arguments import choose_task
 from deat.methods import Method, get_method
-from deat.methods.method import check_method_on_task
+from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.models import add_normalization, get_input_std
 from deat.models.interface_checks import check_model
 from deat.models.model_registry import Normalization
@@ -85,6 +85,7 @@ def make_trainer(
     method, threat = get_method(method), parse_threat(_default_threat(train) if threat is None else threat, **features)
     kind = choose_task(task, train)
     check_method_on_task(method, kind)
+    check_method_on_threat(method, threat)
     original_train = splits.train if splits else train
     if n_train is not None:
         original_train = take_train_part(original_train, n_train, kind)

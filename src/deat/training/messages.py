@@ -63,7 +63,7 @@ def find_output_problems(outputs: Tensor, num_classes: int) -> list[str]:
 def collect_start_notes(trainer: "Trainer") -> list[str]:
     """Collect remarks to make before training: that few images are held out to choose the best epoch."""
     n = trainer.validator.source.num_examples if trainer.validator else FEW_HELD_OUT_IMAGES
-    if n >= FEW_HELD_OUT_IMAGES:
+    if n >= FEW_HELD_OUT_IMAGES or trainer.task.is_graded:  # epochs are not compared example by example then
         return []
     resolution = 100 * newcombe_interval(0.5, 0.5, n)[1]
     return [
@@ -138,8 +138,9 @@ def _forgetting_note(trainer: "Trainer") -> str | None:
     peak = max(validated, key=lambda s: s.val_natural or 0.0, default=None)
     if peak is None or best.natural is None or (peak.val_natural or 0.0) - best.natural <= LARGE_NATURAL_DROP:
         return None
+    name, style = (trainer.task.metric_names[0], ".3f") if trainer.task.is_graded else ("accuracy", ".1%")
     return (
-        f"natural accuracy fell from {peak.val_natural:.1%} (epoch {peak.epoch + 1}) to {best.natural:.1%} (epoch "
+        f"natural {name} fell from {peak.val_natural:{style}} (epoch {peak.epoch + 1}) to {best.natural:{style}} (epoch "
         f"{best.epoch + 1}, the best one), so training lost most of what the network had learnt. Take a smaller "
         "radius (--eps) or learning rate (lr, --lr)."
     )
@@ -148,7 +149,7 @@ def _forgetting_note(trainer: "Trainer") -> str | None:
 def _missing_verdicts_note(trainer: "Trainer") -> str | None:
     """Return a remark if the best epoch was chosen among epochs of an older version, which saved no verdicts."""
     missing = [scored.epoch + 1 for scored in trainer.best.scored if scored.correct is None]
-    if not missing or not trainer.best.robust:
+    if not missing or not trainer.best.robust or trainer.task.is_graded:
         return None
     return (
         f"epoch {missing[-1]} is from a checkpoint of an older version, without a verdict for each held-out image: it "

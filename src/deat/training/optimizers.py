@@ -175,6 +175,24 @@ def compile_sgd_step() -> Callable[..., None]:
     return FusedSGD(fallback=sgd_step)
 
 
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> None:
+    """Shorten the gradient by all weights to `max_norm` before each step from now on, where it is longer.
+
+    Args:
+        optimizer: The optimizer.
+        max_norm: The largest 2-norm over all weights.
+    """
+
+    def clip(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Clip the gradients; a fused step unscales them itself, so the bound is scaled instead."""
+        weights = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        total = torch.nn.utils.get_total_norm([p.grad for p in weights])
+        scale = getattr(optimizer, "grad_scale", None)
+        torch.nn.utils.clip_grads_with_norm_(weights, max_norm, total if scale is None else total / scale)
+
+    optimizer.register_step_pre_hook(clip)
+
+
 class LRScheduler:
     """Sets the learning rate and the momentum before each batch. Groups keep the ratio of their learning rates.
 

@@ -311,7 +311,8 @@ class OverfitWatch:
             trainer.task,
             per_example=True,
         )
-        self.passes += sum(1 + 2 * attack.steps for attack in attacks) * len(images)
+        balls = len(self.threat.balls)
+        self.passes += sum(2 * balls - 1 + 2 * attack.steps * balls for attack in attacks) * len(images)
         return accuracies[SINGLE_STEP_ATTACK], accuracies[MULTI_STEP_ATTACK]
 
     def _scored_images(self, trainer: Trainer) -> InMemorySource:

@@ -11,6 +11,7 @@ from deat.errors import CheckpointError, UsageError
 from deat.models.normalize import Normalized
 from deat.models.weights import unwrap_model
 from deat.tasks import CLASSIFICATION, Task
+from deat.threat import ThreatModel
 from deat.training.epoch_records import write_records
 from deat.utils.safe_write import write_atomic, write_json
 from deat.utils.safetensors_files import Tensors, encode_tensors
@@ -122,6 +123,15 @@ def write_result_folder(result: "TrainResult", folder: Path, last: Tensors | Non
         raise CheckpointError(f"cannot write to {str(folder)!r}: {error.strerror}. Save to another folder.") from None
 
 
+def request_threat(threat: ThreatModel | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a threat model, or its description, as a request has it: norm and radius, or a union's text and rule."""
+    description = threat.describe() if isinstance(threat, ThreatModel) else threat
+    if "threats" in description:
+        text = "+".join(f"{ball['norm']}:{ball['eps']!r}" for ball in description["threats"])
+        return {"threat": text, "threat_rule": description["rule"]}
+    return {"norm": description["norm"], "eps": description["eps"]}
+
+
 def make_python_request(record: Mapping[str, Any]) -> dict[str, Any]:
     """Make the request in run.json of a training in Python, which has no command line.
 
@@ -131,12 +141,11 @@ def make_python_request(record: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         The request. The network is empty, since it is code that is to be named again, and so is data without a name.
     """
-    data, threat = record["data"], record["threat"]
+    data = record["data"]
     return {
         "data": "" if data["name"] == UNNAMED_DATA else data["name"],
         "model": "",
         "method": record["method"]["name"],
-        "norm": threat["norm"],
-        "eps": threat["eps"],
+        **request_threat(record["threat"]),
         "normalize": "data" if data["normalized_by"] else "none",
     }

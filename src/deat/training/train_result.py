@@ -12,6 +12,7 @@ from deat.errors import UsageError
 from deat.models.weights import get_state_dict, unwrap_model
 from deat.training.best_epoch import BestChoice, Snapshot
 from deat.training.epoch_records import EpochStats
+from deat.training.history_display import history_to_pandas, render_history
 from deat.training.result_folder import write_result_folder
 from deat.utils.user_paths import expand_path
 
@@ -64,6 +65,20 @@ class TrainResult:
     def is_partial(self) -> bool:
         """Whether training was stopped by Ctrl-C before its last epoch."""
         return self.stopped_after is not None
+
+    def to_pandas(self) -> Any:
+        """Return the history as a pandas.DataFrame, one row for each epoch.
+
+        Raises:
+            UsageError: pandas is not installed.
+
+        Example:
+            >>> result.to_pandas()[["epoch", "k", "val_robust"]]
+        """
+        return history_to_pandas(self.history)
+
+    def _repr_html_(self) -> str:
+        return render_history(repr(self), [self.choice.reason, *self.notes], self.history)
 
     def load_best(self) -> nn.Module:
         """Load the best epoch's weights into `model` and return it, in eval mode."""

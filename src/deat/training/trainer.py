@@ -1,7 +1,7 @@
 """The training loop. It is the same for every method."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -19,14 +19,16 @@ from deat.data.sources import SeekableSource, Source, stopping_workers
 from deat.engine.cuda_graphs import device_context
 from deat.errors import Interrupted, NumericalError
 from deat.methods import Method, get_method
-from deat.methods.method import check_method_on_task
+from deat.methods.method import check_method_on_task, check_method_on_threat
 from deat.models import get_input_std
 from deat.models.interface_checks import check_model
 from deat.models.weights import get_state_dict, unwrap_model
 from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
-from deat.training.best_epoch import CHOICE_KEY, BestEpoch
+from deat.training.batch_mixing import BatchMixing
+from deat.training.best_epoch import CHOICE_KEY, BestEpoch, ScoredEpoch, Snapshot
 from deat.training.callbacks import Callback, Checkpointer, check_callbacks
+from deat.training.class_weights import make_learner_task
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
 from deat.training.distributed_state import gather_process_state, restore_process_state, sync_batch_norm
 from deat.training.engine_choice import AutoCompile, CompilePolicy, choose_engine
@@ -45,6 +47,7 @@ from deat.training.optimizers import (
     LRScheduler,
     OptimizerFactory,
     check_optimizer_factory,
+    clip_gradients,
     describe_param_groups,
     load_optimizer_state,
     make_optimizer_factory,
@@ -119,6 +122,7 @@ class Trainer:
         self.method, self.threat = method, threat = get_method(method), parse_threat(threat)
         self.task = get_task(task)
         check_method_on_task(method, self.task)
+        check_method_on_threat(method, threat)
         self.train, self.val, self.config, self.distributed = train, val, config, distributed
         self.num_parameters = sum(p.numel() for p in model.parameters())
         self.threads = choose_num_threads(config, model)
@@ -130,10 +134,15 @@ class Trainer:
             self.model.parameters()
         )
         self.custom_param_groups = describe_param_groups(self.optimizer) if optimizer else None
+        if config.clip_grad_norm:
+            clip_gradients(self.optimizer, config.clip_grad_norm)
         self.lr_scheduler = LRScheduler(self.optimizer, config, total_steps=config.epochs * len(train))
+        self.mixing = BatchMixing.of(config, self.task, train, threat.box)
+        played_task = self.task.with_mixed_labels() if self.mixing and self.mixing.mixes_labels else self.task
+        learner_task = make_learner_task(played_task, config, method.objective, train)
         self.game = Game(
             self.model,
-            distributed.wrap_ddp(Objective(self.model, method.objective, self.task)),
+            distributed.wrap_ddp(Objective(self.model, method.objective, played_task, learner_task)),
             threat,
             method.attack,
             self.optimizer,
@@ -159,7 +168,7 @@ class Trainer:
         self.data_name: str | None = None
         self.n_train: int | None = None
         self.history: list[EpochStats] = []
-        self.best = BestEpoch(robust=self.schedule.has_adversary)
+        self.best = self._make_best_epoch()
 
     def fit(self) -> TrainResult:
         """Train until the last epoch.
@@ -269,6 +278,8 @@ class Trainer:
             self.game.meter.reset()
         for step, (x, y) in remaining_batches(self.train, self.epoch, self.step, self.interruption):
             self.prepare_step(self.epoch, step)
+            if self.mixing:
+                x, y = self.mixing.apply(x, y, self.epoch, step)
             self.method.play_batch(self.game, x, y, budget)
             self.step = step + 1
             self.compile_policy.after_batch(self)
@@ -377,7 +388,7 @@ class Trainer:
         description = self.method.describe()
         self.history = [separate_training_accuracy(stats, description) for stats in state["history"]]
         self.active = state["active"]
-        self.best = BestEpoch(state["best"], state.get("scored", ()), robust=self.schedule.has_adversary)
+        self.best = self._make_best_epoch(state["best"], state.get("scored", ()))
         if self.engine.scaler and state["scaler"]:
             self.engine.scaler.load_state_dict(state["scaler"])
         if self.validator:
@@ -415,6 +426,11 @@ class Trainer:
             return None
         with self.average.applied():
             return self.validator(self.model)
+
+    def _make_best_epoch(self, snapshot: Snapshot | None = None, scored: Iterable[ScoredEpoch] = ()) -> BestEpoch:
+        """The choice of the best epoch, from the start or from a checkpoint."""
+        metric = self.task.metric_names[0] if self.task.is_graded else None
+        return BestEpoch(snapshot, scored, robust=self.schedule.has_adversary, metric=metric)
 
     def _update_best(self, stats: EpochStats, scores: ValScores | None, average: ValScores | None) -> EpochStats:
         """Keep the weights or their average if it is the best so far; the epoch's statistics say which epoch is."""

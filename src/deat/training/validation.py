@@ -88,7 +88,9 @@ class Validator:
         images = InterruptibleSource(self.source, self.interruption)
         prepare, distributed = self.engine.to_memory_format, self.interruption.distributed
         scores = compute_scores(model, images, attacks, self.threat, self.seed, prepare, distributed, self.task)
-        self.passes += (2 + 2 * self.attack.steps) * len(self.source)
+        # Under a union, the examples of two balls are compared by a pass of each.
+        comparisons = 2 * (len(self.threat.balls) - 1)
+        self.passes += (2 + 2 * self.attack.steps * len(self.threat.balls) + comparisons) * len(self.source)
         natural, robust = scores["natural"], scores[self.attack.name]
         return ValScores(natural.accuracy, robust.accuracy, natural.loss, robust.correct)
 

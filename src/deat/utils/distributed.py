@@ -139,6 +139,14 @@ class Distributed:
         """Add up the numbers of all processes in float64, in the order of ranks, so that all get the same bits."""
         return [sum(column) for column in zip(*self.all_gather(values), strict=True)]
 
+    def all_reduce_tensor(self, tensor: Tensor) -> Tensor:
+        """Return the sum of the tensors of all processes, on the device and without reading it."""
+        if not self.is_multiprocess:
+            return tensor
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
     def all_reduce_any(self, flag: bool) -> bool:
         """Return whether the flag of any process is true."""
         if not self.is_multiprocess:

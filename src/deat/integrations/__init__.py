@@ -1,0 +1,1 @@
+"""Connections to other people's tools. Each is an optional extra, and imported when it is asked for."""
