@@ -44,9 +44,18 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ImageCloc
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        ("--method pgd-3 --epochs 3 --test-images 100", {"training", "validation", "saving", "watch", "scores", "baseline"}),
-        ("--method trades --epochs 2 --test-images 100 --baseline no --ema 0.9", {"training", "validation", "saving", "watch", "scores"}),
-        ("--method fgsm --epochs 4 --val-attack none --test-images 0", {"training", "validation", "saving", "baseline"}),
+        (
+            "--method pgd-3 --epochs 3 --test-images 100",
+            {"training", "validation", "saving", "watch", "scores", "baseline"},
+        ),
+        (
+            "--method trades --epochs 2 --test-images 100 --baseline no --ema 0.9",
+            {"training", "validation", "saving", "watch", "scores"},
+        ),
+        (
+            "--method fgsm --epochs 4 --val-attack none --test-images 0",
+            {"training", "validation", "saving", "baseline"},
+        ),
     ],
 )
 def test_the_plan_counts_what_the_run_does(
