@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+PROGRESS_BAR_CHARS = 20
 MAX_EXCERPT_CHARS = 200
 """Characters of a file's content, or of another library's error, in a message."""
 MessageHandler = Callable[[str], None]
@@ -102,6 +103,19 @@ def format_eps(value: float) -> str:
     short, levels = f"{value:.4g}", f"{255 * value:.1f}".removesuffix(".0")
     near = math.isclose(float(levels), 255 * value, rel_tol=1e-6)  # also of a float32
     return f"{levels}/255" if near and float(short) != value else short
+
+
+def format_progress_bar(fraction: float) -> str:
+    """Draw a progress bar of fixed width.
+
+    Args:
+        fraction: Completed part of the work, from 0 to 1.
+
+    Returns:
+        The bar as text.
+    """
+    full = round(PROGRESS_BAR_CHARS * fraction)
+    return "━" * full + "╌" * (PROGRESS_BAR_CHARS - full)
 
 
 def format_duration(seconds: float | None) -> str:
