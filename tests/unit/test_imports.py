@@ -42,7 +42,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "engine.kernels": (),
     "engine": ("errors", "utils", "engine.kernels"),
     "core.loss_terms": (),
-    "tasks": ("errors", "core.loss_terms"),
+    "tasks": ("errors", "utils", "core.loss_terms"),
     "data": ("errors", "utils", "engine.kernels", "tasks"),
     "models": ("errors", "utils"),
     "checkpoint": ("errors", "utils"),

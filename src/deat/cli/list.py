@@ -1,5 +1,6 @@
 """`deat list`: the names that commands accept."""
 
+import inspect
 import json
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
@@ -10,21 +11,24 @@ from tyro.conf import Positional
 from deat import data, methods, models, recipes
 from deat.cli.flag_types import OptionalStr
 from deat.errors import UsageError
+from deat.evaluation.attack_registry import list_attack_plugins
 from deat.evaluation.attacks import ATTACK_FAMILIES, Attack
 from deat.evaluation.autoattack import AUTOATTACK_PARTS
 from deat.methods.method_registry import list_file_methods
+from deat.tasks import get_task, list_tasks
 from deat.threat import Linf
 from deat.training.cost_estimate import backprop_bounds
+from deat.utils.plugins import PLUGIN_GROUPS, loaded_plugins
 from deat.utils.terminal import make_table_console
 
 
 @dataclass(frozen=True)
 class ListCommand:
-    """List the available methods, models, data sets, attacks or recipes."""
+    """List the available methods, models, data sets, attacks, tasks, recipes or installed plugins."""
 
     is_resumable: ClassVar[bool] = False
 
-    kind: Positional[Literal["methods", "models", "data", "attacks", "recipes"]]
+    kind: Positional[Literal["methods", "models", "data", "attacks", "tasks", "recipes", "plugins"]]
     """What to list."""
     code: OptionalStr = None
     """methods: also list those that this Python file defines, with the names to train them by."""
@@ -52,6 +56,9 @@ def run_list(args: ListCommand) -> int:
         rows += [_method_row(method) for method in list_file_methods(args.code)]
     if args.json:
         print(json.dumps(rows, indent=2))
+        return 0
+    if not rows:
+        print(f"no {args.kind} are installed")
         return 0
     columns = [name for name in rows[0] if name not in OMITTED_COLUMNS]
     table = Table(*columns, box=None, pad_edge=False)
@@ -95,7 +102,27 @@ def _attack_rows() -> list[dict[str, Any]]:
         **dict.fromkeys(AUTOATTACK_PARTS, "one part of AutoAttack"),
         "aa": "standard AutoAttack: each of its four parts attacks the images that the parts before it did not fool",
     }
+    descriptions |= {name: _first_sentence(attack) for name, attack in list_attack_plugins().items()}
     return [{"name": name, "what": description} for name, description in descriptions.items()]
+
+
+def _task_rows() -> list[dict[str, Any]]:
+    tasks = [(name, get_task(name)) for name in list_tasks()]
+    return [{"name": name, "metric": task.metric_names[0], "what": _first_sentence(task)} for name, task in tasks]
+
+
+def _first_sentence(value: object) -> str:
+    return " ".join((inspect.getdoc(type(value)) or "").split("\n\n")[0].split()).split(". ")[0].rstrip(".")
+
+
+def _plugin_rows() -> list[dict[str, Any]]:
+    """Every plugin of every group; looking up the names loads them, and warns of those that fail."""
+    methods.list_methods(), models.list_models(), list_tasks(), list_attack_plugins()
+    return [
+        {"name": one.name, "group": one.group, "package": one.origin, "problem": one.problem}
+        for group in PLUGIN_GROUPS
+        for one in loaded_plugins(group)
+    ]
 
 
 def _describe_attack(attack: Attack) -> str:
@@ -130,5 +157,7 @@ ROWS_BY_KIND = {
     "models": lambda: [asdict(info) for info in models.list_model_infos()],
     "data": lambda: [asdict(info) for info in data.list_dataset_infos()],
     "attacks": _attack_rows,
+    "tasks": _task_rows,
     "recipes": _recipe_rows,
+    "plugins": _plugin_rows,
 }

@@ -22,6 +22,7 @@ from deat.cli.flag_types import (
     OptionalFloat,
     OptionalInt,
     OptionalStr,
+    PenaltyChoice,
     StartChoice,
     ThreatRuleChoice,
     WatchChoice,
@@ -407,7 +408,7 @@ class TrainCommand:
     model: str = "auto"
     """A name from `deat list models`, timm:NAME, torchvision:NAME or my_file.py:NAME; auto fits the images."""
     method: str = "m+deat"
-    """A name from `deat list methods` (numbers may change, m+ and f+ compose) or my_file.py:NAME, also m+NAME."""
+    """A name from `deat list methods` (numbers may change, m+, f+ and g+ compose) or my_file.py:NAME, also m+NAME."""
     epochs: OptionalInt = None
     """How often the training set is seen (30)."""
     eps: OptionalFloat = None
@@ -471,6 +472,12 @@ class TrainCommand:
     """TRADES and MART: the weight of the robust term (6)."""
     tau: OptionalInt = None
     """FAT and F+: steps granted after an example is misclassified (3)."""
+    g_weight: OptionalFloat = None
+    """G+: the weight of the penalty on the gradient by the input (0.1)."""
+    g_step: OptionalFloat = None
+    """G+: the step of its finite difference, in units of eps (0.25; curvature 1)."""
+    g_form: PenaltyChoice = None
+    """G+: gradient (default), or curvature, which costs one backprop a batch more."""
     start: StartChoice = None
     """Where the perturbation starts."""
     persistent: bool = False

@@ -2,18 +2,21 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, fields, is_dataclass
-from typing import Any
+from typing import Any, cast
 
 from deat.errors import UsageError, unknown_name_error
 from deat.evaluation.attacks import ATTACK_FAMILIES, ATTACK_NAME_HINT, Attack, parse_attack
 from deat.evaluation.autoattack import AUTOATTACK_PARTS, AutoAttack
 from deat.evaluation.verified_attack import AttackLike
 from deat.threat import ThreatModel
+from deat.utils.plugins import load_plugins
 
 AUTOATTACK_PASSES = {"apgd-ce": 100, "apgd-t": 500, "fab-t": 900, "square": 2500}
 """Passes of an image through each part of AutoAttack, where half of the images are fooled early."""
 AUTOATTACK_NAMES = ("aa", "autoattack", "auto-attack", "auto_attack")
 """Names that AutoAttack goes by; results and records have the first."""
+PLUGIN_GROUP = "deat.attacks"
+_PLUGINS: dict[str, AttackLike] = {}
 ATTACK_NAMES = (*ATTACK_FAMILIES, *AUTOATTACK_PARTS, "aa")
 
 
@@ -40,9 +43,37 @@ def get_attack(name: str | AttackLike) -> AttackLike:
     try:
         return parse_attack(text)
     except UsageError:
-        raise unknown_name_error(
-            "attack", name, (known.replace("N", "20") for known in ATTACK_NAMES), ATTACK_NAME_HINT
-        ) from None
+        plugins = list_attack_plugins()
+        if text in plugins:
+            return plugins[text]
+        known_names = [known.replace("N", "20") for known in ATTACK_NAMES]
+        raise unknown_name_error("attack", name, [*known_names, *plugins], ATTACK_NAME_HINT) from None
+
+
+def list_attack_plugins() -> dict[str, AttackLike]:
+    """Return the attacks of installed plugins by their names."""
+    load_plugins(PLUGIN_GROUP, _add_plugin)
+    return dict(_PLUGINS)
+
+
+def _add_plugin(name: str, value: object, origin: str) -> None:
+    """Register the attack of an entry point under its name; a name that is taken is refused."""
+    if name != name.lower() or "," in name or name == "worst":
+        raise UsageError("its name must be in lower case, without commas, and not 'worst'.")
+    attack = value if hasattr(value, "name") and not isinstance(value, type) else value() if callable(value) else value
+    if not callable(attack) or getattr(attack, "name", None) != name:
+        raise UsageError(f"it is {attack!r}, and not an attack whose name is {name!r}.")
+    if name in _PLUGINS or name in (*AUTOATTACK_PARTS, *AUTOATTACK_NAMES) or _is_own_name(name):
+        raise UsageError(f"the name {name} is taken by deat or another package.")
+    _PLUGINS[name] = cast(AttackLike, attack)
+
+
+def _is_own_name(name: str) -> bool:
+    try:
+        parse_attack(name)
+    except UsageError:
+        return False
+    return True
 
 
 def get_attacks(attacks: str | AttackLike | Iterable[str | AttackLike]) -> list[AttackLike]:

@@ -41,6 +41,7 @@ class EvaluationProgress:
         count_passes: Returns how many images have passed through the model so far, to follow a long attack.
         clock: Returns the time in seconds.
         check_passes: The image passes of the sanity checks after the attacks.
+        ball: Which ball of a union this is, such as "l2, ball 2 of 3". Each has a progress of its own.
 
     Attributes:
         done: Results made or read so far.
@@ -63,7 +64,9 @@ class EvaluationProgress:
         count_passes: Callable[[], int],
         clock: Callable[[], float] = perf_counter,
         check_passes: float = 0.0,
+        ball: str = "",
     ) -> None:
+        self.ball = ball
         self.done, self.total, self.name = 0, total, ""
         self.work_done, self.work_left = 0.0, num_images * sum(map(estimate_attack_cost, attacks)) + check_passes
         self._total_work = self.work_left
@@ -198,5 +201,6 @@ def showing_progress(is_wanted: bool) -> Iterator[ProgressCallback]:
 
 def format_progress(progress: EvaluationProgress, *, with_bar: bool = False) -> str:
     """Return the progress as one line, such as "evaluating  2/6  1:41 left  pgd-20"."""
-    left, bar = format_duration(progress.seconds_left), f"{format_progress_bar(progress.share)}  " if with_bar else ""
-    return f"evaluating  {bar}{progress.done}/{progress.total}  {left} left  {progress.name}".rstrip()
+    left, bar = format_duration(progress.seconds_left), f"  {format_progress_bar(progress.share)}" if with_bar else ""
+    ball = f"  {progress.ball}" if progress.ball else ""
+    return f"evaluating{ball}{bar}  {progress.done}/{progress.total}  {left} left  {progress.name}".rstrip()

@@ -1,4 +1,4 @@
-"""Methods by name: registered patterns, the paper's spellings, and the prefixes m+ and f+.
+"""Methods by name: registered patterns, the paper's spellings, and the prefixes m+, f+ and g+.
 
 A pattern's capital letters are whole numbers: ``pgd-K`` matches ``pgd-7`` and ``pgd-10``, and ``pgd`` with the default
 of the builder's parameter k. A part in brackets is left out of the name at that default: ``trades[-K]``. A method
@@ -13,10 +13,12 @@ from types import ModuleType
 
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
-from deat.methods.prefixes import PREFIXES
+from deat.methods.prefixes import PREFIXES, UPDATE_PREFIXES
 from deat.methods.rule_sets import RuleSet, get_rule_set
+from deat.utils.plugins import load_plugins
 from deat.utils.user_code import get_qualified_name, is_file_spec, load_module, no_such_name_error, split_spec
 
+PLUGIN_GROUP = "deat.methods"
 MethodBuilder = Callable[..., Method]
 METHOD_ALIASES = {r"u-fgsm": "fgsm", r"pgd-at": "pgd", r"free-at": "free", r"\bmdeat\b": "m+deat"}
 """Spellings of the paper, as regular expressions, and the names that they stand for."""
@@ -29,6 +31,8 @@ class RegisteredMethod:
     pattern: str
     build: MethodBuilder
     prefixes: tuple[str, ...] = ()
+    origin: str = ""
+    """The package that it comes from, if it is a plugin's."""
 
     @property
     def base_name(self) -> str:
@@ -60,11 +64,11 @@ def register_method(pattern: str, *prefixes: str) -> Callable[[MethodBuilder], M
     """Register a method under a name: a decorator for a function that returns a Method.
 
     A parameter of the function called `rules`, if there is one, receives the rule set. Every method can be composed
-    with m+ and f+.
+    with m+, f+ and g+.
 
     Args:
         pattern: Name of the method. Capital letters are whole numbers and parameters of the function, as in bold-K.
-        *prefixes: Prefixes with which the method is listed as well, "m+" or "f+".
+        *prefixes: Prefixes with which the method is listed as well, such as "m+".
 
     Returns:
         The decorator, which returns the function unchanged.
@@ -97,11 +101,12 @@ def register_method(pattern: str, *prefixes: str) -> Callable[[MethodBuilder], M
 
 
 def list_methods() -> list[str]:
-    """List every registered name.
+    """List every registered name, also those of installed plugins.
 
     Returns:
         The names, with numbers at their defaults.
     """
+    load_plugins(PLUGIN_GROUP, _add_plugin)
     return [prefix + entry.format_name() for entry in _METHODS.values() for prefix in ("", *entry.prefixes)]
 
 
@@ -109,7 +114,7 @@ def get_method(name: str | Method, *, rules: str | RuleSet = "default") -> Metho
     """Return the method of a name.
 
     Args:
-        name: A registered name (numbers may change, m+ and f+ compose), a file's method as my_file.py:NAME, or a
+        name: A registered name (numbers may change, m+, f+ and g+ compose), a file's method as my_file.py:NAME, or a
             Method, which is returned as it is.
         rules: Rule set, "default", "literal" or "released".
 
@@ -130,30 +135,100 @@ def get_method(name: str | Method, *, rules: str | RuleSet = "default") -> Metho
     return _build_method(name.strip() if is_file_spec(name) else _normalize_name(name), get_rule_set(rules), name)
 
 
+def find_method_plugin(name: str) -> str:
+    """Return the package and version of the plugin that a method's name is of; empty for any other name."""
+    if is_file_spec(name):
+        return ""
+    base = _normalize_name(name)
+    while prefix := next((p for p in PREFIXES if base.startswith(p)), None):
+        base = base.removeprefix(prefix)
+    entry = _find_entry(base, list(_METHODS.values()))
+    return entry[0].origin if entry else ""
+
+
+def _add_plugin(name: str, value: object, origin: str) -> None:
+    """Register the method of an entry point under its name; one that means another method already is refused."""
+    if not re.fullmatch(r"[a-z0-9][a-zA-Z0-9-]*", name):
+        raise UsageError("its name has other characters than letters, digits and -; capital letters are numbers.")
+    if not isinstance(value, Method) and not callable(value):
+        raise UsageError(f"it is a {type(value).__name__}, and not a deat.Method or a function that returns one.")
+    build: MethodBuilder = (lambda: value) if isinstance(value, Method) else value
+    letters = {c.lower() for c in name if c.isupper()}
+    if missing := letters - set(inspect.signature(build).parameters):
+        raise UsageError(f"its function lacks the parameters {sorted(missing)} of its name.")
+    entry = RegisteredMethod(name, build, origin=origin)
+    shown = entry.format_name(**dict.fromkeys(letters, 1))
+    for other in _METHODS.values():
+        if other.base_name == entry.base_name or other.match(shown) is not None:
+            owner = other.origin or ("deat" if str(other.build.__module__).startswith("deat.") else "this program")
+            raise UsageError(f"the name {other.pattern} is taken by {owner}.")
+    _METHODS[name] = entry
+
+
 def _build_method(name: str, rules: RuleSet, original_name: str) -> Method:
     method = _build_registered(name, rules, list(_METHODS.values()))
     if method:
         return method
+    if (split := _split_update_prefix(name)) and not is_file_spec(name):
+        prefix, other_prefixes, base = split
+        method = PREFIXES[prefix](_build_method(other_prefixes + base, rules, original_name), rules)
+        return replace(method, name=name[: -len(base)] + _without_prefixes(method.name))
     for prefix, compose in PREFIXES.items():
         if name.lower().startswith(prefix):
             return compose(_build_method(name[len(prefix) :], rules, original_name), rules)
     if is_file_spec(name):
         return _build_from_file(name, rules)
+    load_plugins(PLUGIN_GROUP, _add_plugin)
+    method = _build_registered(name, rules, list(_METHODS.values()))
+    if method:
+        return method
     raise unknown_name_error(
-        "method", original_name, list_methods(), "Numbers may change (pgd-10, deat-55%), and m+ and f+ compose."
+        "method", original_name, list_methods(), "Numbers may change (pgd-10, deat-55%), and m+, f+ and g+ compose."
     )
+
+
+def _split_update_prefix(name: str) -> tuple[str, str, str] | None:
+    """The first prefix that changes updates alone, the other prefixes, and the rest of a name.
+
+    It is applied last wherever it stands, so that m+g+deat is built as m+deat is, whose base has no name of its own.
+    """
+    base = _without_prefixes(name)
+    prefixes = re.findall(_PREFIX, name[: len(name) - len(base)])
+    for prefix in prefixes:
+        if prefix in UPDATE_PREFIXES:
+            others = prefixes.copy()
+            others.remove(prefix)
+            return prefix, "".join(others), base
+    return None
+
+
+def _without_prefixes(name: str) -> str:
+    return re.sub(rf"^(?:{_PREFIX})+", "", name)
+
+
+_PREFIX = "|".join(map(re.escape, PREFIXES))
 
 
 def _build_registered(name: str, rules: RuleSet, entries: list[RegisteredMethod]) -> Method | None:
     """The method that one of these patterns builds for a name, or None."""
+    found = _find_entry(name, entries)
+    if found is None:
+        return None
+    entry, parameters = found
+    method = _call_builder(entry.build, rules, parameters)
+    if not isinstance(method, Method):
+        raise UsageError(f"{entry.pattern} returned a {type(method).__name__}, and not a deat.Method.")
+    return replace(method, name=entry.format_name(**parameters))
+
+
+def _find_entry(name: str, entries: list[RegisteredMethod]) -> tuple[RegisteredMethod, dict[str, int]] | None:
+    """The pattern that a name is of, and the numbers in it."""
     for entry in entries:
         parameters = entry.match(name)
         if parameters is not None:
-            return replace(_call_builder(entry.build, rules, parameters), name=entry.format_name(**parameters))
+            return entry, parameters
     same_base = [entry for entry in entries if entry.base_name == name]
-    if len(same_base) == 1:  # "deat" alone would be ambiguous
-        return replace(_call_builder(same_base[0].build, rules, {}), name=same_base[0].format_name())
-    return None
+    return (same_base[0], {}) if len(same_base) == 1 else None  # "deat" alone would be ambiguous
 
 
 def _normalize_name(name: str) -> str:

@@ -12,8 +12,10 @@ from torch import nn
 from deat.errors import UsageError, did_you_mean, unknown_name_error
 from deat.models.normalize import add_normalization, get_input_std
 from deat.utils.numbers import is_int_at_least
+from deat.utils.plugins import load_plugins
 from deat.utils.user_code import get_qualified_name, is_file_spec, load_object
 
+PLUGIN_GROUP = "deat.models"
 ModelBuilder = TypeVar("ModelBuilder", bound=Callable[..., nn.Module])
 Normalization = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation by channel."""
@@ -42,6 +44,8 @@ class ModelInfo:
 class _RegisteredModel:
     info: ModelInfo
     builder: Callable[..., nn.Module]
+    origin: str = ""
+    """The package that it comes from, if it is a plugin's."""
 
 
 _MODELS: dict[str, _RegisteredModel] = {}
@@ -82,11 +86,12 @@ def register_model(
 
 
 def list_models() -> tuple[str, ...]:
-    """List the registered names.
+    """List the registered names, also those of installed plugins.
 
     Returns:
         The names, sorted.
     """
+    load_plugins(PLUGIN_GROUP, _add_plugin)
     return tuple(sorted(_MODELS))
 
 
@@ -140,6 +145,23 @@ def build_model(
     return add_normalization(net, mean, std)
 
 
+def find_model_plugin(name: str) -> str:
+    """Return the package and version of the plugin that a model's name is of; empty for any other name."""
+    entry = _MODELS.get(name.lower())
+    return entry.origin if entry else ""
+
+
+def _add_plugin(name: str, value: object, origin: str) -> None:
+    """Register the model of an entry point under its name; a name that is taken is refused."""
+    if not callable(value):
+        raise UsageError(f"it is a {type(value).__name__}, and not a function or class that returns a network.")
+    if name.lower() in _MODELS:
+        raise UsageError(f"the name {name} is taken by {_MODELS[name.lower()].origin or 'deat or this program'}.")
+    _check_name_is_free(name, value)
+    description = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ").rstrip(".")
+    _MODELS[name] = _RegisteredModel(ModelInfo(name, description, None, ""), value, origin)
+
+
 def _check_name_is_free(name: str, builder: Callable[..., nn.Module]) -> None:
     """Refuse a name that is taken, except by an earlier run of the same definition, as in a notebook."""
     if not name or ":" in name or name != name.lower():
@@ -161,10 +183,17 @@ def _build_network(name: str, sizes: dict[str, int]) -> nn.Module:
     package, colon, inner = name.partition(":")
     if colon and package.lower() in _PACKAGE_BUILDERS:
         return _PACKAGE_BUILDERS[package.lower()](inner, sizes)
+    if name.lower() not in _MODELS:
+        load_plugins(PLUGIN_GROUP, _add_plugin)
     entry = _MODELS.get(name.lower())
     if entry is None:
         raise unknown_name_error("model", name, list_models(), OTHER_SOURCES_HINT)
-    return entry.builder(**_select_accepted(entry.builder, sizes))
+    if not entry.origin:
+        return entry.builder(**_select_accepted(entry.builder, sizes))
+    net = _call_builder(name, entry.builder, **_select_accepted(entry.builder, sizes))
+    if not isinstance(net, nn.Module):
+        raise _not_a_model_error(f"{name}(...) of {entry.origin}", net)
+    return net
 
 
 def _select_accepted(builder: Callable[..., object], sizes: dict[str, int]) -> dict[str, int]:

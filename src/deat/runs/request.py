@@ -19,9 +19,11 @@ from deat.errors import UsageError, unknown_name_error
 from deat.methods import Method, get_method
 from deat.methods.configure import configure_method
 from deat.methods.method import check_method_on_task, check_method_on_threat
+from deat.methods.method_registry import find_method_plugin
 from deat.models import add_normalization, build_model, get_input_std
+from deat.models.model_registry import find_model_plugin
 from deat.radius_checks import check_radius
-from deat.tasks import Segmentation, Task
+from deat.tasks import Segmentation, Task, find_task_plugin
 from deat.threat import UNIT_BOX, ThreatModel, parse_threat
 from deat.training.config import TrainConfig, choose_num_threads, resolve_device
 from deat.training.data_split import open_source
@@ -70,6 +72,9 @@ class Request:
     persistent: bool | None = None
     compact: bool | None = None
     space: str | None = None
+    g_weight: float | None = None
+    g_step: float | None = None
+    g_form: str | None = None
     init: str | None = None
     held_out: int | None = None
     watch: str | None = None
@@ -85,7 +90,8 @@ class Request:
     @property
     def method_options(self) -> dict[str, Any]:
         """The method's settings that were given."""
-        names = ("alpha", "gamma", "max_steps", "beta", "tau", "start", "persistent", "compact", "space")
+        names = ["alpha", "gamma", "max_steps", "beta", "tau", "start", "persistent", "compact", "space"]
+        names += ["g_weight", "g_step", "g_form"]
         return {name: getattr(self, name) for name in names}
 
 
@@ -227,7 +233,18 @@ class Run:
             "network": "code" if "model" in code else self.model_name,
             "images": {"name": self.splits.name, "digest": self.splits.train.digest()},
             "watch": self._watch_action(trainer),
+            **self._plugins(),
         }
+
+    def _plugins(self) -> dict[str, dict[str, str]]:
+        """The packages of what comes from plugins, which are part of what a run was trained with."""
+        origins = {
+            "method": find_method_plugin(self.request.method),
+            "model": find_model_plugin(self.model_name),
+            "task": find_task_plugin(self.task),
+        }
+        used = {part: origin for part, origin in origins.items() if origin}
+        return {"plugins": used} if used else {}
 
     def about(self, weights: Path, epoch: str | None) -> dict[str, Any]:
         """What evaluation.json says of the network and the images."""

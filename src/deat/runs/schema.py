@@ -73,6 +73,7 @@ def make_run_record(run: Run, trainer: Trainer) -> dict[str, Any]:
         "exact": not doubts,
         "not_exact_because": doubts,
         "code": identity["code"],
+        **{name: identity[name] for name in ("plugins",) if name in identity},
         "request": {name: anonymize_paths(value) for name, value in asdict(run.request).items()},
         **training,
         "model": {**training["model"], "name": anonymize_paths(run.model_name)},

@@ -14,15 +14,43 @@ from deat.tasks.recorded import recorded_task
 from deat.tasks.regression import Regression
 from deat.tasks.segmentation import Segmentation
 from deat.tasks.task import Task
+from deat.utils.plugins import load_plugins
 
 CLASSIFICATION = Classification()
 """The default task."""
 _TASKS: dict[str, type[Task]] = {cls.name: cls for cls in (Classification, MultiLabel, Segmentation, Regression)}
+_PLUGIN_GROUP = "deat.tasks"
+_ORIGINS: dict[type[Task], str] = {}
+"""The packages of tasks that are plugins."""
 
 
 def list_tasks() -> tuple[str, ...]:
-    """Return the names that `get_task` takes."""
+    """Return the names that `get_task` takes, also those of installed plugins."""
+    load_plugins(_PLUGIN_GROUP, _add_plugin)
     return tuple(_TASKS)
+
+
+def find_task_plugin(task: Task) -> str:
+    """Return the package and version of the plugin that a task is of; empty for any other task."""
+    return _ORIGINS.get(type(task), "")
+
+
+def _add_plugin(name: str, value: object, origin: str) -> None:
+    """Register the task of an entry point under its name; a name that is taken is refused."""
+    if not isinstance(value, type) or not issubclass(value, Task):
+        raise UsageError("it is no subclass of deat.tasks.Task.")
+    if name in _TASKS:
+        raise UsageError(f"the name {name} is taken by {_ORIGINS.get(_TASKS[name], 'deat')}.")
+    if value.name != name or _normalize_name(name) != name:
+        raise UsageError(
+            f"the class has the name {value.name!r}: both names must be one, in lower case without - and _."
+        )
+    value()  # it must have defaults for all of its settings
+    _TASKS[name], _ORIGINS[value] = value, origin
+
+
+def _normalize_name(text: str) -> str:
+    return text.lower().replace("-", "").replace("_", "")
 
 
 def get_task(task: str | Task) -> Task:
@@ -47,7 +75,9 @@ def get_task(task: str | Task) -> Task:
     if isinstance(task, type) and issubclass(task, Task):
         raise UsageError(f"task is the class {task.__name__}; give an object: task={task.__name__}().")
     text, _, settings = task.strip().partition(":") if isinstance(task, str) else ("", "", "")
-    name = text.lower().replace("-", "").replace("_", "")
+    name = _normalize_name(text)
+    if name not in _TASKS:
+        load_plugins(_PLUGIN_GROUP, _add_plugin)
     if name not in _TASKS:
         raise unknown_name_error(
             "task", task, _TASKS, "Or give an object, such as deat.tasks.Segmentation(ignore_index=255)."
@@ -85,6 +115,8 @@ def build_task(description: Any) -> Task:
     if description is None:
         return CLASSIFICATION
     if description["name"] not in _TASKS:
+        load_plugins(_PLUGIN_GROUP, _add_plugin)
+    if description["name"] not in _TASKS:
         return recorded_task(description)
     settings = {name: value for name, value in description.items() if name not in ("name", "metrics", "graded")}
     return _TASKS[description["name"]](**settings)
@@ -98,6 +130,7 @@ __all__ = [
     "Segmentation",
     "Task",
     "build_task",
+    "find_task_plugin",
     "get_task",
     "list_tasks",
 ]

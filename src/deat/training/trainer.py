@@ -50,6 +50,7 @@ from deat.training.optimizers import (
     clip_gradients,
     describe_param_groups,
     load_optimizer_state,
+    make_optimizer,
     make_optimizer_factory,
 )
 from deat.training.result_folder import describe_training
@@ -59,6 +60,7 @@ from deat.training.weight_average import WeightAverage
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import RandomStreams
 from deat.utils.signals import Interruption
+from deat.utils.torch_utils import without_autocast
 
 Batch = tuple[Tensor, Tensor]
 
@@ -130,9 +132,8 @@ class Trainer:
         choice = choose_engine(config, method, self.num_parameters, distributed, can_record_steps)
         self.engine, self.engine_note, self.may_compile = choice.engine, choice.fallback_note, choice.may_compile
         self.model = self.engine.prepare(sync_batch_norm(model, config, self.engine.device, distributed))
-        self.optimizer = (optimizer or make_optimizer_factory(config, self.engine.use_cuda_graphs))(
-            self.model.parameters()
-        )
+        factory = optimizer or make_optimizer_factory(config, self.engine.use_cuda_graphs)
+        self.optimizer = make_optimizer(factory, self.model)
         self.custom_param_groups = describe_param_groups(self.optimizer) if optimizer else None
         if config.clip_grad_norm:
             clip_gradients(self.optimizer, config.clip_grad_norm)
@@ -487,7 +488,13 @@ class Trainer:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Set threads, backend flags and random state for training; on exit restore them and end data workers."""
+        """Set threads, backend flags, precision and random state for training, and restore them on exit.
+
+        Data workers end on exit. A caller's `torch.autocast` has no effect inside: the precision is that of the config.
+
+        Raises:
+            UsageError: Another thread of this process trains.
+        """
         flags = torch_backend_flags(
             self.threads,
             cudnn_benchmark=self.engine.use_cuda_graphs,  # a recording is replayed often, which repays the search
@@ -497,6 +504,7 @@ class Trainer:
         with (
             device_context(device),
             flags,
+            without_autocast(device.type),
             stopping_workers(self.train, self.val),
             self.random_streams.isolated_rng(device),
         ):
