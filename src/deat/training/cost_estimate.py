@@ -177,7 +177,8 @@ def measure_attack_speed(
     x, y = next(iter(source.epoch(0)))
     x = trainer.engine.to_memory_format(x.to(torch.promote_types(torch.float32, next(model.parameters()).dtype)))
     # An attack that fools no image moves all of them in every step.
-    harmless = replace(trainer.threat, eps=trainer.threat.eps * HARMLESS_SHARE_OF_EPS)
+    ball = trainer.threat.balls[0]
+    harmless = replace(ball, eps=ball.eps * HARMLESS_SHARE_OF_EPS)
     stepping = replace(attack or parse_attack("pgd-20"), steps=MEASURED_ATTACK_STEPS, restarts=1)
     if isinstance(trainer.task, Classification):
         with torch.no_grad(), eval_mode(model):
@@ -193,7 +194,7 @@ def measure_attack_speed(
             )
             for kind in (parse_attack("natural"), stepping)
         )
-        return forward, max(0.0, attacked - forward) / MEASURED_ATTACK_STEPS
+        return forward, len(trainer.threat.balls) * max(0.0, attacked - forward) / MEASURED_ATTACK_STEPS
 
     whole, half = len(x), max(1, len(x) // 2)
     times = [
