@@ -96,7 +96,7 @@ class TerminalDisplay:
     def __enter__(self) -> "TerminalDisplay":
         """Begin to show the line."""
         with suppress(*CLOSED_STREAM_ERRORS):
-            self._live.start()
+            self._live.start(refresh=True)
         return self
 
     def __exit__(
