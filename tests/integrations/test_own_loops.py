@@ -412,21 +412,7 @@ def test_a_vit_of_transformers_is_fitted_and_evaluated_as_it_is() -> None:
     ).accuracy  # fmt: skip
 
 
-@pytest.fixture
-def _torchvision_of_another_build(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The CUDA build of torchvision beside a CPU build of torch misses the schemas of two operators."""
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for schema in (
-        "nms(Tensor dets, Tensor scores, float iou) -> Tensor",
-        "qnms(Tensor d, Tensor s, float i) -> Tensor",
-    ):
-        if not hasattr(torch.ops.torchvision, schema.partition("(")[0]):
-            library.define(schema)
-    return library
-
-
 @installed("timm", "torchvision")
-@pytest.mark.usefixtures("_torchvision_of_another_build")
 def test_a_timm_loop_keeps_its_optimizer_clipping_and_scheduler() -> None:
     import timm
     from timm.optim import create_optimizer_v2
