@@ -285,3 +285,29 @@ def test_a_radius_too_small_for_its_norm_is_warned_of_unless_checks_are_off():
     assert caught[0].filename == __file__
     evaluate(conv_net(), images(), threat="l2:8/255", sanity=False, **options)
     evaluate(conv_net(), images(), threat="l2:0", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("normalize", "data", "deat.add_normalization"),
+        ("device", "cuda", "model.to"),
+        ("batch_size", 64, "block=500"),
+        ("eps", 8 / 255, "deat.Linf"),
+        ("norm", "l2", "deat.L2"),
+        ("steps", 20, "pgd-50"),
+        ("sanityy", False, "Did you mean sanity|sanity"),
+    ],
+)
+def test_arguments_of_other_functions_are_refused_with_what_to_write_instead(name, value, told):
+    with pytest.raises(UsageError, match=told):
+        evaluate(conv_net(), images(4), threat="linf:0.1", **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "told"), [(1.12, 0.0, "clamp"), (2.0, -1.0, "normalise"), (255.0, 0.0, "255")]
+)
+def test_images_outside_the_range_are_told_apart_by_their_likely_cause(scale, shift, told):
+    x, y = torch.linspace(0, 1, 64).view(1, 1, 8, 8).repeat(4, 1, 1, 1), torch.arange(4)
+    with pytest.raises(DataError, match=told):
+        evaluate(conv_net(), (x * scale + shift, y), threat="linf:0.1")

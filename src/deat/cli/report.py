@@ -54,6 +54,7 @@ from deat.report.held_out import (
 from deat.report.html import render_page
 from deat.report.latex import render_latex_table
 from deat.report.load import ReportRow, RunResults
+from deat.report.metric_table import render_metrics_markdown
 from deat.report.page_data import Report
 from deat.report.problems import (
     UNEVALUATED,
@@ -401,7 +402,8 @@ def _format_markdown(story: Report) -> str:
     of = story.results
     place = f"In the paper: {escape_markdown('; '.join(of.data.paper_tables))}.\n\n" if of.data.paper_tables else ""
     results = render_markdown_table(of) if any(row.finished_runs for row in of.rows) else _format_unevaluated(of)
-    evaluations = f"{render_balls_markdown(of.rows)}{render_evaluations_markdown(of.rows)}"
+    balls, metrics = render_balls_markdown(of.rows), render_metrics_markdown(of.rows)
+    evaluations = f"{balls}{metrics}{render_evaluations_markdown(of.rows)}"
     tables = f"{results}{evaluations}{render_held_out_markdown(of.rows)}{render_scores_tables(of.rows)}"
     table = f"# {escape_markdown(story.heading)}\n\n{place}{tables}"
     return f"{table}\n## The paper's claims\n\n{render_claims_table(story.claims)}" if story.claims else table

@@ -22,6 +22,7 @@ from deat.evaluation.arguments import (
     check_task,
     choose_task,
     count_outputs,
+    refuse_other_arguments,
 )
 from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
 from deat.evaluation.block_evaluation import BlockEvaluator, LabeledImages, iter_blocks, peek_images, sample_images
@@ -88,6 +89,7 @@ def evaluate(
     progress: ProgressCallback | bool = True,
     on_flag: FlagCallback | None = None,
     distributed: Distributed = SINGLE_PROCESS,
+    **other: Any,
 ) -> Evaluation:
     """Measure a model's accuracy without attack, under each attack, and under the worst attack for each image.
 
@@ -126,6 +128,7 @@ def evaluate(
         on_flag: Called with each flag about the model itself, before the first attack.
         distributed: From `deat.Distributed.initialize()` in processes that torchrun started. They share the blocks,
             and all return the same result; the first one writes files and prints.
+        **other: Nothing else is accepted; arguments of `fit`, such as `device`, are refused with what to do instead.
 
     Returns:
         Accuracies with intervals, each image's verdict under each attack, flags, and all settings.
@@ -142,6 +145,7 @@ def evaluate(
         >>> evaluation.flags
         []
     """
+    refuse_other_arguments(other, evaluate)
     chosen = get_attacks(attacks)
     check_evaluation_arguments(chosen, n, block, seed, threads)
     kind = choose_task(task, data)
