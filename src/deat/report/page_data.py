@@ -357,11 +357,11 @@ def build_gallery(gallery: Gallery) -> dict[str, Any] | None:
             "images": list(
                 zip(
                     map(image_to_data_uri, tile.images),
-                    (f"a {tile.label}", "perturbation", f"attacked, seen as {tile.adversarial_prediction}"),
+                    tile.captions,
                     strict=True,
                 )
             ),
-            "label": tile.label,
+            "label": tile.label or tile.captions[0],
             "natural_prediction": tile.natural_prediction,
             "adversarial_prediction": tile.adversarial_prediction,
             "is_robust": tile.is_robust,
