@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
@@ -25,7 +26,7 @@ from deat.evaluation.arguments import (
 from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
 from deat.evaluation.block_evaluation import BlockEvaluator, LabeledImages, iter_blocks, peek_images, sample_images
 from deat.evaluation.fast_model import choose_engine
-from deat.evaluation.progress import EvaluationProgress, ProgressCallback, ProgressPrinter
+from deat.evaluation.progress import EvaluationProgress, ProgressCallback, showing_progress
 from deat.evaluation.results import Evaluation
 from deat.evaluation.resume_log import (
     FINGERPRINT_IMAGES,
@@ -88,7 +89,7 @@ def evaluate(
     """Measure a model's accuracy without attack, under each attack, and under the worst attack for each image.
 
     The model is checked before the first attack, and every adversarial example is verified. What speaks against the
-    result is in its `flags`. A long evaluation prints its progress to standard error.
+    result is in its `flags`.
 
     Args:
         model: A `torch.nn.Module` that maps float32 images in [0, 1] to logits, or to an object with `logits`. Its mode
@@ -117,8 +118,8 @@ def evaluate(
             It is removed at the end.
         save: The evaluation.json to write, or a function that is called with the `Evaluation` to save it.
         about: JSON values that describe model and data, for evaluation.json.
-        progress: True to print progress lines, False for none, or a function that is called with an
-            `EvaluationProgress`.
+        progress: True to show a bar with the time left on standard error, or in a notebook's cell, and in a pipe a line
+            every ten seconds. False shows nothing. Or a function that is called with an `EvaluationProgress`.
         on_flag: Called with each flag about the model itself, before the first attack.
         distributed: From `deat.Distributed.initialize()` in processes that torchrun started. They share the blocks,
             and all return the same result; the first one writes files and prints.
@@ -167,11 +168,10 @@ def evaluate(
     engine = choose_engine(engine, device, passes)
     request = replace(request, engine=engine, resume_log=resume_log, about=about, distributed=distributed)
     runs = [EvaluationRun(replace(request, threat=ball, ball=name)) for name, ball in _name_balls(radius).items()]
-    if not callable(progress):
-        progress = ProgressPrinter() if progress and distributed.is_main else lambda state: None
     show_flag = _once(on_flag)
-    with use_threads(threads or choose_threads(model)):
-        evaluations, logs = zip(*(run.run(source, progress, show_flag) for run in runs), strict=True)
+    showing = nullcontext(progress) if callable(progress) else showing_progress(progress and distributed.is_main)
+    with showing as on_progress, use_threads(threads or choose_threads(model)):
+        evaluations, logs = zip(*(run.run(source, on_progress, show_flag) for run in runs), strict=True)
     evaluation = combine_balls(evaluations, Union(*radius.balls), chosen) if len(evaluations) > 1 else evaluations[0]
     if save is not None and distributed.is_main:
         save(evaluation) if callable(save) else evaluation.save(save)
