@@ -12,6 +12,7 @@ from deat.core import (
     EpochRecord,
     FreezeRule,
     Game,
+    GradientPenalty,
     InnerAttack,
     LossOutput,
     MagnitudeProbe,
@@ -31,7 +32,7 @@ from deat.evaluation.evaluator import evaluate
 from deat.evaluation.results import Evaluation, load_evaluation
 from deat.evaluation.verified_attack import AttackLike
 from deat.integrations.hub import from_pretrained, pull_from_hub, push_to_hub, save_pretrained
-from deat.methods import Method, RuleSet, friendly, get_method, mplus, register_method
+from deat.methods import Method, RuleSet, friendly, get_method, gplus, mplus, register_method
 from deat.methods.configure import configure_method
 from deat.models import Normalize, add_normalization, build_model, load_weights, register_model, save_weights
 from deat.models.export_network import ExportedFile
@@ -42,6 +43,7 @@ from deat.runs.predict import Prediction, predict
 from deat.runs.saved_run import SavedRun, load_run
 from deat.schedules import Schedule, ScheduleState
 from deat.threat import L1, L2, Linf, ThreatModel, Union
+from deat.training.adversarial_step import AdversarialStep, StepResult
 from deat.training.best_epoch import BestChoice
 from deat.training.callbacks import Callback
 from deat.training.checkpoints import Checkpoints
@@ -61,6 +63,7 @@ __version__ = VERSION
 __all__ = [
     "L1",
     "L2",
+    "AdversarialStep",
     "Attack",
     "AttackLike",
     "AttackedImage",
@@ -85,6 +88,7 @@ __all__ = [
     "ExportedFile",
     "FreezeRule",
     "Game",
+    "GradientPenalty",
     "ImageSet",
     "InnerAttack",
     "LazyImages",
@@ -106,6 +110,7 @@ __all__ = [
     "Schedule",
     "ScheduleState",
     "Source",
+    "StepResult",
     "ThreatModel",
     "Trades",
     "TrainConfig",
@@ -128,6 +133,7 @@ __all__ = [
     "friendly",
     "from_pretrained",
     "get_method",
+    "gplus",
     "load_data",
     "load_evaluation",
     "load_run",

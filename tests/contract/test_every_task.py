@@ -73,6 +73,23 @@ def test_a_method_trains_inside_ball_and_box_at_its_declared_cost_or_says_why_no
 
 
 @every_problem
+@pytest.mark.parametrize("form", ["gradient", "curvature"])
+def test_a_gradient_penalty_has_an_effect_at_its_declared_cost(name, form):
+    after = []
+    for method_name in ("deat-3", "g+deat-3"):
+        net, (x, y), task, threat = problem(name)
+        method = deat.get_method(method_name)
+        if method_name == "g+deat-3":
+            method = deat.configure_method(method, g_form=form, g_weight=10.0)
+        game, budget = game_for(method, net, task, threat, probe=method.probe), busy_budget(method, threat)
+        method.play_batch(game, x, y, budget)
+        assert game.cost.backprops == method.play.backprops(budget)
+        assert all(bool(w.isfinite().all()) for w in weights(net))
+        after.append(weights(net))
+    assert not same(*after)
+
+
+@every_problem
 @pytest.mark.parametrize("method_name", ["m+deat", "f+trades"])
 def test_training_resumes_to_the_bits_of_an_uninterrupted_one(name, method_name):
     net, data, task, threat = problem(name)

@@ -71,6 +71,7 @@ class Loop:
     loss: str = "ce"
     inner: str = "ce"
     stop: str = ""
+    penalty: str = ""
     released: bool = False
     net: nn.Module = field(default_factory=lambda: conv_net(batch_norm=True).double())
     seen: list[tuple[float, ...]] = field(default_factory=list)
@@ -97,7 +98,11 @@ class Loop:
             variable = delta.clone().requires_grad_()
             layer = self.net[0]((x + variable - MEAN_) / STD_)
             loss, logits = self.judge(x, variable, y, layer)
-            slope, costate = torch.autograd.grad(loss, [variable, layer], retain_graph=True, allow_unused=True)
+            options = {"retain_graph": True, "create_graph": self.penalty == "curvature", "allow_unused": True}
+            slope, costate = torch.autograd.grad(loss, [variable, layer], **options)
+            if last and self.penalty:
+                loss = loss + 0.1 * self.roughness(x, variable, y, logits, slope)
+            slope = slope.detach()
             loss.backward(inputs=list(self.net.parameters()))
             if self.family != "relay" or last:
                 self.optimizer.step()
@@ -107,6 +112,21 @@ class Loop:
             if not last:
                 delta = self.between(x, delta, slope, costate, size)
         return loss.item() * len(y), int((logits.argmax(1) == y).sum()), magnitude, moved
+
+    def roughness(self, x: Tensor, variable: Tensor, y: Tensor, logits: Tensor, slope: Tensor) -> Tensor:
+        """What g+ penalises: the loss's change along the sign of its slope (Finlay and Oberman), or the slope's (CURE)."""
+        h = 0.25 if self.penalty == "gradient" else 1.0
+        moved = (variable + h * EPS * slope.sign()).detach().requires_grad_()
+        if self.penalty == "gradient":
+            change = F.cross_entropy(self.ask(x + moved), y, reduction="none")
+            change = (change - F.cross_entropy(logits, y, reduction="none")) / h
+            return change.square().mean()
+        layer = self.net[0]((x + moved - MEAN_) / STD_)
+        loss, _ = self.judge(x, moved, y, layer)
+        (other,) = torch.autograd.grad(loss, moved, create_graph=True)
+        change = (other - slope).flatten(1).norm(dim=1) * len(y) / h
+        length = (moved - variable).detach().flatten(1).norm(dim=1) / h
+        return (change * length).square().mean()
 
     def passes(self, k: int) -> Iterator[bool]:
         yield from [True] if self.family == "craft" else [*[False] * k, True]
@@ -212,10 +232,17 @@ def loops(rules: str) -> dict[str, dict[str, Any]]:
         "dat": {"family": "craft", "steps": Steps(10, 0.25), "stop": "dat"},
         "amata-2-6": {"family": "craft", "steps": amata(not released), "start": "zero"},
         "yopo-4-2": {"family": "relay", "steps": Steps(3, 0.25)},
+        "g+free-1": {"family": "replay", "steps": Steps(0, 1.0), "start": "zero", "penalty": "gradient"},
+        "g+fgsm": {"family": "craft", "steps": Steps(1, 1.25), "penalty": "gradient"},
+        "m+g+deat": {"family": "replay", "steps": m_plus(7, 1.25), "penalty": "gradient"},
+        "g+trades": {"family": "craft", "steps": Steps(10, 0.25), "penalty": "gradient", **trades},
+        "g+yopo-4-2": {"family": "relay", "steps": Steps(3, 0.25), "penalty": "gradient"},
+        "g+pgd-2 curvature": {"family": "craft", "steps": Steps(2, 0.25), "penalty": "curvature"},
+        "g+deat-1 curvature": {"family": "replay", "steps": Steps(0, 1.25, every_epoch), "penalty": "curvature"},
     }
 
 
-CAPPED = {"deat-1": 4, "deat-40%": 3}
+CAPPED = {"deat-1": 4, "deat-40%": 3, "g+deat-1 curvature": 4}
 """Where the released code stops raising k."""
 
 
@@ -224,9 +251,9 @@ CAPPED = {"deat-1": 4, "deat-40%": 3}
 def test_training_equals_a_plain_loop_in_weights_losses_magnitudes_thresholds_and_k(name: str, rules: str) -> None:
     released = rules == "released"
     options = {"epochs": EPOCHS, "lr": LR, "threat": deat.Linf(EPS), "normalize": ((MEAN,), (STD,))}
-    trainer = trainer_of(
-        deat.get_method(name, rules=rules), conv_net(batch_norm=True).double(), data=learnable(), **options
-    )
+    method, _, form = name.partition(" ")
+    method = deat.configure_method(deat.get_method(method, rules=rules), g_form=form or None)
+    trainer = trainer_of(method, conv_net(batch_norm=True).double(), data=learnable(), **options)
     loop = Loop(**loops(rules)[name], released=released)
     if released and name in CAPPED:
         real, cap = loop.steps.grow, CAPPED[name]

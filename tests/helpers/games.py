@@ -16,7 +16,9 @@ from .nets import conv_net, learnable
 THREATS = [deat.Linf(0.1), deat.L2(0.5), deat.L1(2.0)]
 NO_BALL_CONTAINS_ANOTHER = [deat.Linf(0.2), deat.L2(0.5), deat.L1(1.2)]
 UNIONS = [deat.Union(*NO_BALL_CONTAINS_ANOTHER, rule=rule) for rule in ("worst", "random", "error", "magnitude")]
-EXTRAS = ["m+free", "m+yopo-5-3", "m+f+trades", "m+fat-5"]
+EXTRAS = ["m+free", "m+yopo-5-3", "m+f+trades", "m+fat-5", "g+fgsm", "m+g+deat"]
+UPDATE_COSTS = {"g+fgsm": 1, "m+g+deat": 1}
+"""Backprops a batch beyond k + 1."""
 
 
 def game_of(
@@ -76,8 +78,8 @@ class WatchedGame(deat.Game):
         super().ascend(r)
         self._look(r)
 
-    def compute_both_gradients(self, r: Buffers, layer: FirstLayer | None = None) -> Tensor | None:
-        finite = super().compute_both_gradients(r, layer)
+    def compute_both_gradients(self, r: Buffers, layer: FirstLayer | None = None, **options: Any) -> Tensor | None:
+        finite = super().compute_both_gradients(r, layer, **options)
         self._look(r)
         return finite
 

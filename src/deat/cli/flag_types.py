@@ -84,6 +84,7 @@ WatchChoice = Annotated[str | None, _choice_spec("watch", "none", "warn", "stop"
 StartChoice = Annotated[
     str | None, _choice_spec("start", "zero", "uniform", "normal", "bernoulli", "jitter"), _NO_DEFAULT_HINT
 ]
+PenaltyChoice = Annotated[str | None, _choice_spec("g-form", "gradient", "curvature"), _NO_DEFAULT_HINT]
 YesNoChoice = Annotated[str | None, _choice_spec("answer", "yes", "no"), _NO_DEFAULT_HINT]
 OptimizerChoice = Annotated[str | None, _choice_spec("optimizer", *OPTIMIZERS), _NO_DEFAULT_HINT]
 BetasFlag = Annotated[tuple[float, ...] | None, _flag_spec("B1,B2", _parse_numbers), _NO_DEFAULT_HINT]

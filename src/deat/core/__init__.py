@@ -6,10 +6,11 @@ in which order they are made. docs/python.md and examples/own_loop.py show a loo
 
 from deat.core.buffers import Budget, Buffers, Cost
 from deat.core.game import Game, MagnitudeProbe
+from deat.core.gradient_penalty import GradientPenalty
 from deat.core.inner_attack_settings import FreezeRule, FreezeWhenConverged, FreezeWhenFooled, InnerAttack
 from deat.core.loss_terms import boosted_cross_entropy, cross_entropy, kl_divergence, margin_loss, mart_regulariser
 from deat.core.meter import EpochRecord, Meter
-from deat.core.move_order import Craft, Play, Relay, Replay
+from deat.core.move_order import Craft, PenaliseGradient, Play, Relay, Replay
 from deat.core.training_losses import CrossEntropy, LossOutput, Mart, Objective, Trades, TrainingLoss
 
 __all__ = [
@@ -23,12 +24,14 @@ __all__ = [
     "FreezeWhenConverged",
     "FreezeWhenFooled",
     "Game",
+    "GradientPenalty",
     "InnerAttack",
     "LossOutput",
     "MagnitudeProbe",
     "Mart",
     "Meter",
     "Objective",
+    "PenaliseGradient",
     "Play",
     "Relay",
     "Replay",

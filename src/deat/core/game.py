@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from deat.core.buffers import Budget, Buffers, Cost
 from deat.core.first_layer import FirstLayer, find_first_layer
+from deat.core.gradient_penalty import GradientPenalty
 from deat.core.inner_attack_settings import DeltaScale, InnerAttack
 from deat.core.meter import Meter
 from deat.core.network_calls import NetworkCalls, unwrap_ddp
@@ -83,8 +84,11 @@ class Game:
         after_update: Called after every update of theta, outside recordings; None for nothing.
         global_batch_size: How many images the batch has in all processes together; set it before `begin_batch` where
             several processes share a batch.
+        last_batch: The buffers of the last batch that ended.
         has_static_gradients: Whether the weights' gradients stay in the same memory, so that recordings can add to
             them.
+        penalty: What is added to the loss in the last update of each batch; a play of g+ sets it.
+        penalised_updates: How many updates it was added to.
 
     Example:
         >>> game = deat.Game(net, deat.Objective(net, method.objective), threat, method.attack, optimizer)
@@ -126,9 +130,12 @@ class Game:
         self.executor = Executor(net, optimizer, self.engine, single_process=not distributed.is_multiprocess)
         threat = parse_threat(threat)
         self.calls = NetworkCalls(net, objective, attack, threat, self.task, self.executor)
+        self.last_batch: Buffers | None = None
         self.union_rule = make_union_rule(threat, device, distributed)
         self._is_attacked = False
         self.has_static_gradients = False
+        self.penalty: GradientPenalty | None = None
+        self.penalised_updates = 0
         self._first_layer: FirstLayer | None = None
         self._buffers_by_shape: OrderedDict[torch.Size, Buffers] = OrderedDict()
 
@@ -307,28 +314,37 @@ class Game:
         for name in ("delta", "grad", "steps_left", "active", "ball"):
             getattr(buffers, name).index_copy_(0, index, getattr(active_part, name))
 
-    def joint_update(self, buffers: Buffers) -> None:
+    def joint_update(self, buffers: Buffers, *, last: bool = True) -> None:
         """Update the weights (J): compute both gradients in one pass, and step theta.
 
         Delta's gradient is left in `buffers.grad`, for `step`.
 
         Args:
             buffers: The batch's buffers.
+            last: Whether this is the batch's last update, the one that `penalty` is added to.
         """
+        penalty = self.penalty if last else None
         self._count_backprop(self._num_forwards)
+        if penalty is not None:
+            self.penalised_updates += 1
+            self.cost.backprops += penalty.backprops
+            self.cost.passes += penalty.num_passes(self._num_forwards)
         self.executor.prepare_forward(buffers.x)
-        self._run_move("joint", self._joint_update, buffers)
+        name = "joint" if penalty is None else f"joint with {penalty}"
+        self._run_move(name, partial(self._joint_update, penalty), buffers)
         self.executor.weights_changed(by_optimizer=True)
         if self.after_update:
             self.after_update()
 
-    def _joint_update(self, buffers: Buffers) -> None:
-        finite = self.compute_both_gradients(buffers)
+    def _joint_update(self, penalty: GradientPenalty | None, buffers: Buffers) -> None:
+        finite = self.compute_both_gradients(buffers, penalty=penalty)
         self._step_weights(buffers)
         if finite is not None:
             buffers.valid.logical_and_(finite)
 
-    def compute_both_gradients(self, buffers: Buffers, layer: FirstLayer | None = None) -> Tensor | None:
+    def compute_both_gradients(
+        self, buffers: Buffers, layer: FirstLayer | None = None, penalty: GradientPenalty | None = None
+    ) -> Tensor | None:
         """Compute the gradients by theta and by delta, as a part of a move.
 
         One backward pass gives both, so they are gradients of the same loss: the learner's. A regulariser in it, such as
@@ -340,6 +356,7 @@ class Game:
             buffers: The batch's buffers; delta's gradient is written to `buffers.grad`.
             layer: The first layer, if the gradients by its output offsets are needed as well (YOPO). The loss, accuracy
                 and magnitude are not recorded then.
+            penalty: What is added to the loss for theta's gradient. Delta's is that of the loss alone.
 
         Returns:
             Under a loss scaler, whether delta's gradient is finite, as a device value; otherwise None.
@@ -348,18 +365,27 @@ class Game:
             UsageError: If the loss does not depend on the input.
         """
         delta = buffers.delta.detach().requires_grad_()
+        own_grad: Tensor | None = None
         with self.engine.autocast():
             visible = self.attack.visible_delta(self.threat, buffers.x, delta)
-            if layer is None:
+            if penalty is not None:
+                bound = partial(penalty.add_to, threat=self.batch_threat(buffers))
+                loss, logits, own_grad = self.calls.penalised_objective(buffers, visible, bound)
+            elif layer is None:
                 loss, logits = self.calls.objective(buffers, visible)
             else:
                 loss, logits = self.calls.objective_with_offsets(buffers, visible, layer)
-        # Not autograd.grad, for which DDP would not average the gradients.
-        torch.autograd.backward(self.engine.scale(self._weight_by_share(loss, buffers)))
+        if own_grad is not None and visible is not delta:
+            (own_grad,) = torch.autograd.grad(visible, delta, own_grad, retain_graph=True)
+        self.engine.backward(self._weight_by_share(loss, buffers))
         self.executor.merge_gradients(keep_for_optimizer=True)
         if delta.grad is None:
             raise UsageError("the loss does not depend on the input: the model detaches it or rounds it away.")
-        self.engine.unscale_into(buffers.grad, delta.grad, self.effective_batch_size(buffers))
+        if own_grad is None:
+            self.engine.unscale_into(buffers.grad, delta.grad, self.effective_batch_size(buffers))
+        else:  # of this process's own mean, and not scaled
+            grad = own_grad * (len(buffers) * self._has_own_images)
+            buffers.grad.copy_(grad if self.engine.scaler is None else torch.nan_to_num(grad, posinf=0.0, neginf=0.0))
         if layer is not None:
             return None  # the rest is recorded in the last pass of a batch only
         finite = self.engine.is_finite(delta.grad)
@@ -469,6 +495,7 @@ class Game:
             self._run_move("observe", partial(self.union_rule.observe, has_own_images=self._has_own_images), buffers)
         if self.attack.persistent and self._has_own_images:
             self._store_carried_delta(buffers.delta)
+        self.last_batch = buffers
 
     def _store_carried_delta(self, delta: Tensor) -> None:
         if (
@@ -542,7 +569,7 @@ class Game:
         return passes
 
     def _run_move(self, name: str, move: Move, buffers: Buffers) -> None:
-        recorded = not (self.distributed.is_multiprocess and name in SYNCHRONISED_MOVES)
+        recorded = not (self.distributed.is_multiprocess and name.startswith(SYNCHRONISED_MOVES))
         self.executor.run(name, move, buffers, self.mutable_tensors, recorded=recorded)
 
 

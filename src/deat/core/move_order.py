@@ -1,8 +1,8 @@
 """How each family of methods orders the moves A and J of a batch. Each move costs one backprop."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,9 +10,12 @@ from torch import Tensor
 from deat.core.buffers import Budget, Buffers
 from deat.core.first_layer import FirstLayer
 from deat.core.game import Game
+from deat.core.gradient_penalty import GradientPenalty
 from deat.core.union_rules import compares_losses
 from deat.errors import UsageError
 from deat.threat import ThreatModel
+
+PlayT = TypeVar("PlayT")
 
 
 class Play(Protocol):
@@ -24,8 +27,13 @@ class Play(Protocol):
         can_record: Whether the moves may be recorded as CUDA graphs.
     """
 
-    crafts_first: ClassVar[bool]
-    can_record: ClassVar[bool]
+    @property
+    def crafts_first(self) -> bool:
+        """See above."""
+
+    @property
+    def can_record(self) -> bool:
+        """See above."""
 
     def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
         """Train on one batch.
@@ -72,7 +80,7 @@ class Replay:
         """Train on one batch: k + 1 updates, with a step of delta between them."""
         buffers = game.begin_batch(x, y, budget)
         for _ in range(budget.k):
-            game.joint_update(buffers)
+            game.joint_update(buffers, last=False)
             game.step(buffers)
         game.joint_update(buffers)
         if game.attack.persistent and (budget.k or game.attack.noisy):
@@ -126,6 +134,67 @@ class Relay:
         for _ in range(self.inner - 1):
             buffers.grad.copy_(_first_layer_gradient(game, buffers, layer, costates))
             game.step_delta(buffers)
+
+
+@dataclass(frozen=True)
+class PenaliseGradient:
+    """Another play, with a penalty on the gradient of the loss by the input in the last update of each batch (g+).
+
+    Args:
+        play: The other play.
+        penalty: The penalty.
+    """
+
+    play: Play
+    penalty: GradientPenalty
+
+    @property
+    def crafts_first(self) -> bool:
+        """Whether the other play does."""
+        return self.play.crafts_first
+
+    @property
+    def can_record(self) -> bool:
+        """Whether the other play does."""
+        return self.play.can_record
+
+    def __call__(self, game: Game, x: Tensor, y: Tensor, budget: Budget) -> None:
+        """Train on one batch: the other play, with the penalty."""
+        before, game.penalty, updates = game.penalty, self.penalty, game.penalised_updates
+        try:
+            self.play(game, x, y, budget)
+        finally:
+            game.penalty = before
+        if game.penalised_updates - updates != 1:
+            raise UsageError(
+                f"g+ adds its penalty to the last update of a batch, and {type(self.play).__name__} made "
+                f"{game.penalised_updates - updates} such updates. In the earlier ones, call "
+                "game.joint_update(buffers, last=False)."
+            )
+
+    def check_threat(self, threat: ThreatModel) -> None:
+        """Raise UsageError for a threat model that the other play refuses."""
+        if callable(check := getattr(self.play, "check_threat", None)):
+            check(threat)
+
+    def backprops(self, budget: Budget) -> int:
+        """Return those of the other play, and those of the penalty."""
+        return self.play.backprops(budget) + self.penalty.backprops
+
+
+def find_play(play: Play, kind: type[PlayT]) -> PlayT | None:
+    """Return the play of a kind among a play and those inside of it; None if there is none."""
+    current: Any = play
+    while current is not None:
+        if isinstance(current, kind):
+            return current
+        current = getattr(current, "play", None)
+    return None
+
+
+def replace_play(play: Any, old: Play, new: Play) -> Any:
+    """Return a play with `new` in place of `old`, itself or one inside of it."""
+    return new if play is old else replace(play, play=replace_play(play.play, old, new))
 
 
 def _compute_costates(game: Game, buffers: Buffers, layer: FirstLayer) -> list[Tensor]:

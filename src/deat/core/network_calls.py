@@ -11,7 +11,7 @@ from torch.func import functional_call
 from deat.core.buffers import Buffers
 from deat.core.first_layer import FirstLayer, FirstLayerForward, OffsetObjective
 from deat.core.inner_attack_settings import InnerAttack, InnerLoss
-from deat.core.training_losses import LossOutput, ObjectiveFunction
+from deat.core.training_losses import LossOutput, ObjectiveFunction, PenalisedOutput, Penalty
 from deat.engine.engine import Engine
 from deat.engine.executor import Executor, compile_function
 from deat.engine.half_precision import HalfWeights
@@ -119,6 +119,11 @@ class NetworkCalls:
         compiled = self._compiled_for(buffers.x)
         function: ObjectiveFunction = compiled.objective if compiled else self._objective
         return function(buffers.x, delta, buffers.y)
+
+    def penalised_objective(self, buffers: Buffers, delta: Tensor, penalty: Penalty) -> PenalisedOutput:
+        """The training loss at x + delta with a penalty. It takes gradients inside, so it is never compiled."""
+        output: PenalisedOutput = self._objective(buffers.x, delta, buffers.y, penalty)
+        return output
 
     def objective_with_offsets(self, buffers: Buffers, delta: Tensor, layer: FirstLayer) -> LossOutput:
         """The training loss with zeros added to the first layer's outputs, whose gradients are YOPO's costates."""

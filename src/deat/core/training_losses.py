@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -22,8 +23,26 @@ class LossOutput(NamedTuple):
     logits_adv: Tensor
 
 
+class PenalisedOutput(NamedTuple):
+    """The result of a loss with a penalty on one batch.
+
+    Attributes:
+        loss: The mean over the batch, with the penalty.
+        logits_adv: The outputs at x + delta.
+        input_grad: The gradient by delta of the mean without the penalty.
+    """
+
+    loss: Tensor
+    logits_adv: Tensor
+    input_grad: Tensor
+
+
 ObjectiveFunction = Callable[[Tensor, Tensor, Tensor], LossOutput]
 """An objective as a function of (x, delta, y): the module itself, compiled, or with half-precision weights."""
+
+
+Penalty = Callable[..., PenalisedOutput]
+"""What adds to a training loss, as a function of (loss, net, x, delta, y, task)."""
 
 
 class TrainingLoss(Protocol):
@@ -128,6 +147,11 @@ class Objective(nn.Module):
         self.task = task
         self._options: dict[str, Task] = {"task": learner_task or task} if accepts_argument(loss, "task") else {}
 
-    def forward(self, x: Tensor, delta: Tensor, y: Tensor) -> LossOutput:
-        """Compute the loss on one batch; the arguments are those of the loss."""
-        return self.loss(self.net, x, delta, y, **self._options)
+    def forward(
+        self, x: Tensor, delta: Tensor, y: Tensor, penalty: Penalty | None = None
+    ) -> LossOutput | PenalisedOutput:
+        """Compute the loss on one batch; the arguments are those of the loss, and a penalty to be added to it."""
+        loss: Callable[..., LossOutput] = self.loss
+        if penalty is not None:
+            return penalty(partial(loss, **self._options), self.net, x, delta, y, self.task)
+        return loss(self.net, x, delta, y, **self._options)

@@ -5,7 +5,7 @@ from pkgutil import iter_modules
 
 from deat.methods.method import Method
 from deat.methods.method_registry import get_method, list_methods, register_method
-from deat.methods.prefixes import friendly, mplus
+from deat.methods.prefixes import friendly, gplus, mplus
 from deat.methods.rule_sets import DEFAULT_RULES, LITERAL_RULES, RELEASED_RULES, RuleSet
 
 for _module in iter_modules(__path__):
@@ -19,6 +19,7 @@ __all__ = [
     "RuleSet",
     "friendly",
     "get_method",
+    "gplus",
     "list_methods",
     "mplus",
     "register_method",

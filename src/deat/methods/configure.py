@@ -5,9 +5,11 @@ from typing import Any, get_args, get_type_hints
 
 from deat.core.game import MagnitudeProbe
 from deat.core.inner_attack_settings import FreezeWhenFooled
+from deat.core.move_order import PenaliseGradient, find_play, replace_play
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
 from deat.methods.method_registry import get_method
+from deat.methods.prefixes import DEFAULT_PENALTIES
 from deat.threat import START_KINDS, Linf, ThreatModel, parse_threat
 from deat.utils.numbers import check_int, check_number, to_python_number
 
@@ -29,6 +31,9 @@ def configure_method(
     persistent: bool | None = None,
     compact: bool | None = None,
     space: str | None = None,
+    g_weight: float | None = None,
+    g_step: float | None = None,
+    g_form: str | None = None,
 ) -> Method:
     """Return a method with some of its settings changed. None leaves a setting as it is.
 
@@ -44,6 +49,9 @@ def configure_method(
         persistent: Carry the perturbation from batch to batch, as FREE originally does.
         compact: FAT and F+: shrink the batch to the examples that still move, instead of masking the others.
         space: Where l_X is measured: "pixel" or "normalised".
+        g_weight: G+: weight of the gradient penalty.
+        g_step: G+: step of its finite difference, in units of eps.
+        g_form: G+: "gradient" or "curvature", with the other settings at the defaults of the form.
 
     Returns:
         The changed method.
@@ -64,6 +72,7 @@ def configure_method(
         "level": None if tau is None else float(tau),
     }
     method = _replace_settings(method, "schedule", schedule, "gamma and max_steps belong to m+ methods, such as m+deat")
+    method = _replace_penalty(method, g_form, {"weight": g_weight, "step": g_step})
     method = _replace_settings(method, "probe", {"space": space}, "")
     method = _replace_settings(method, "objective", {"beta": beta}, "beta belongs to trades and mart")
     return _replace_settings(method, "attack", {"start": start, "persistent": persistent, "compact": compact}, "")
@@ -93,6 +102,21 @@ def _replace_settings(method: Method, part_name: str, values: dict[str, Any], hi
         if name not in known:
             raise UsageError(f"{method.name} has no setting {name!r}: {hint}.")
     return replace(method, **{part_name: replace(part, **changes)})
+
+
+def _replace_penalty(method: Method, form: str | None, values: dict[str, Any]) -> Method:
+    changes = {name: to_python_number(value) for name, value in values.items() if value is not None}
+    if form is None and not changes:
+        return method
+    part = find_play(method.play, PenaliseGradient)
+    if part is None:
+        raise UsageError(
+            f"{method.name} has no gradient penalty: g_form, g_weight and g_step belong to g+ methods, such as g+{method.name}."
+        )
+    if form is not None and form not in DEFAULT_PENALTIES:
+        raise unknown_name_error("g_form", form, DEFAULT_PENALTIES)
+    penalty = replace(DEFAULT_PENALTIES[form] if form else part.penalty, **changes)
+    return replace(method, play=replace_play(method.play, part, replace(part, penalty=penalty)))
 
 
 def check_alpha(alpha: float, threat: ThreatModel) -> None:

@@ -1,4 +1,4 @@
-"""Methods by name: registered patterns, the paper's spellings, and the prefixes m+ and f+.
+"""Methods by name: registered patterns, the paper's spellings, and the prefixes m+, f+ and g+.
 
 A pattern's capital letters are whole numbers: ``pgd-K`` matches ``pgd-7`` and ``pgd-10``, and ``pgd`` with the default
 of the builder's parameter k. A part in brackets is left out of the name at that default: ``trades[-K]``. A method
@@ -13,7 +13,7 @@ from types import ModuleType
 
 from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
-from deat.methods.prefixes import PREFIXES
+from deat.methods.prefixes import PREFIXES, UPDATE_PREFIXES
 from deat.methods.rule_sets import RuleSet, get_rule_set
 from deat.utils.plugins import load_plugins
 from deat.utils.user_code import get_qualified_name, is_file_spec, load_module, no_such_name_error, split_spec
@@ -64,11 +64,11 @@ def register_method(pattern: str, *prefixes: str) -> Callable[[MethodBuilder], M
     """Register a method under a name: a decorator for a function that returns a Method.
 
     A parameter of the function called `rules`, if there is one, receives the rule set. Every method can be composed
-    with m+ and f+.
+    with m+, f+ and g+.
 
     Args:
         pattern: Name of the method. Capital letters are whole numbers and parameters of the function, as in bold-K.
-        *prefixes: Prefixes with which the method is listed as well, "m+" or "f+".
+        *prefixes: Prefixes with which the method is listed as well, such as "m+".
 
     Returns:
         The decorator, which returns the function unchanged.
@@ -114,7 +114,7 @@ def get_method(name: str | Method, *, rules: str | RuleSet = "default") -> Metho
     """Return the method of a name.
 
     Args:
-        name: A registered name (numbers may change, m+ and f+ compose), a file's method as my_file.py:NAME, or a
+        name: A registered name (numbers may change, m+, f+ and g+ compose), a file's method as my_file.py:NAME, or a
             Method, which is returned as it is.
         rules: Rule set, "default", "literal" or "released".
 
@@ -169,6 +169,10 @@ def _build_method(name: str, rules: RuleSet, original_name: str) -> Method:
     method = _build_registered(name, rules, list(_METHODS.values()))
     if method:
         return method
+    if (split := _split_update_prefix(name)) and not is_file_spec(name):
+        prefix, other_prefixes, base = split
+        method = PREFIXES[prefix](_build_method(other_prefixes + base, rules, original_name), rules)
+        return replace(method, name=name[: -len(base)] + _without_prefixes(method.name))
     for prefix, compose in PREFIXES.items():
         if name.lower().startswith(prefix):
             return compose(_build_method(name[len(prefix) :], rules, original_name), rules)
@@ -179,8 +183,30 @@ def _build_method(name: str, rules: RuleSet, original_name: str) -> Method:
     if method:
         return method
     raise unknown_name_error(
-        "method", original_name, list_methods(), "Numbers may change (pgd-10, deat-55%), and m+ and f+ compose."
+        "method", original_name, list_methods(), "Numbers may change (pgd-10, deat-55%), and m+, f+ and g+ compose."
     )
+
+
+def _split_update_prefix(name: str) -> tuple[str, str, str] | None:
+    """The first prefix that changes updates alone, the other prefixes, and the rest of a name.
+
+    It is applied last wherever it stands, so that m+g+deat is built as m+deat is, whose base has no name of its own.
+    """
+    base = _without_prefixes(name)
+    prefixes = re.findall(_PREFIX, name[: len(name) - len(base)])
+    for prefix in prefixes:
+        if prefix in UPDATE_PREFIXES:
+            others = prefixes.copy()
+            others.remove(prefix)
+            return prefix, "".join(others), base
+    return None
+
+
+def _without_prefixes(name: str) -> str:
+    return re.sub(rf"^(?:{_PREFIX})+", "", name)
+
+
+_PREFIX = "|".join(map(re.escape, PREFIXES))
 
 
 def _build_registered(name: str, rules: RuleSet, entries: list[RegisteredMethod]) -> Method | None:

@@ -1,14 +1,17 @@
-"""The paper's prefixes as functions from method to method.
+"""The prefixes as functions from method to method.
 
 M+ lets the gradient magnitude decide how many steps the adversary takes. F+ (friendly) lets each example
-stop tau steps after it is first misclassified (Zhang et al. 2020).
+stop tau steps after it is first misclassified (Zhang et al. 2020). G+ adds a penalty on the gradient of the loss by
+the input to the last update of each batch (Finlay and Oberman 2021; Moosavi-Dezfooli et al. 2019).
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
+from deat.core.gradient_penalty import GradientPenalty
 from deat.core.inner_attack_settings import FreezeWhenFooled
-from deat.errors import UsageError
+from deat.core.move_order import PenaliseGradient, find_play
+from deat.errors import UsageError, unknown_name_error
 from deat.methods.method import Method
 from deat.methods.rule_sets import RuleSet, get_rule_set
 from deat.utils.numbers import check_int
@@ -75,11 +78,56 @@ def friendly(base: Method, tau: int = 3) -> Method:
     return replace(base, name=f"f+{base.name}", attack=attack, schedule=schedule, summary=summary)
 
 
+DEFAULT_PENALTIES = {
+    "gradient": GradientPenalty("gradient", weight=0.1, step=0.25),
+    "curvature": GradientPenalty("curvature", weight=0.1, step=1.0),
+}
+"""The penalty of g+ by its form."""
+
+
+def gplus(base: Method, form: str = "gradient", weight: float | None = None, step: float | None = None) -> Method:
+    """Return G+base: the last update of each batch also lowers the gradient of the loss by the input.
+
+    The word `A^k J` becomes `A^k G`, and `J^(k+1)` becomes `J^k G`. G costs one backprop more than J, two in the curvature
+    form, in every epoch. Delta's steps and l_X are those of the loss without the penalty. See `GradientPenalty`.
+
+    Args:
+        base: Any method, also with other prefixes, and natural training.
+        form: "gradient", the finite difference of the loss (Finlay and Oberman), or "curvature" (Moosavi-Dezfooli et al.).
+        weight: The weight of the penalty; by default 0.1.
+        step: The step of the finite difference in units of eps; by default 0.25, and 1 for the curvature.
+
+    Returns:
+        The method, named g+base.
+
+    Raises:
+        UsageError: If base is no Method or has a penalty already, or a setting is not accepted.
+
+    Example:
+        >>> deat.gplus(deat.get_method("m+deat"), weight=0.3).name
+        'g+m+deat'
+    """
+    _check_is_method(base, "g+")
+    if find_play(base.play, PenaliseGradient):
+        raise UsageError(f"g+ is in {base.name} already. Write it once.")
+    if form not in DEFAULT_PENALTIES:
+        raise unknown_name_error("form of the gradient penalty", form, DEFAULT_PENALTIES)
+    penalty = DEFAULT_PENALTIES[form]
+    penalty = penalty if weight is None else replace(penalty, weight=weight)
+    penalty = penalty if step is None else replace(penalty, step=step)
+    play = PenaliseGradient(base.play, penalty)
+    summary = _join(base.summary, "a penalty on the gradient by the input")
+    return replace(base, name=f"g+{base.name}", play=play, summary=summary)
+
+
 PREFIXES: dict[str, Callable[[Method, RuleSet], Method]] = {
     "m+": lambda base, rules: mplus(base, rules=rules),
     "f+": lambda base, rules: friendly(base),
+    "g+": lambda base, rules: gplus(base),
 }
 """The prefixes of names."""
+UPDATE_PREFIXES = ("g+",)
+"""Those that change how weights are updated and nothing else, so that they fit before and after the others."""
 
 
 def _join(*parts: str) -> str:

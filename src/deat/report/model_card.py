@@ -16,6 +16,7 @@ from deat.runs.run_dir import has_checkpoint
 from deat.runs.saved_run import load_evaluations
 from deat.runs.schema import RUN_FILE, WATCH_FILE, RunRecord, read_record
 from deat.tasks.classification import Classification
+from deat.threat import ThreatModel, format_threat
 from deat.training.epoch_records import read_watch
 from deat.training.overfit_watch import NOTE_ACTION
 from deat.utils.text import escape_markdown, format_duration, format_eps, format_markdown_table, make_printable
@@ -95,7 +96,7 @@ def _strength(evaluation: Evaluation) -> tuple[bool, bool, bool, int, int]:
     """What makes an evaluation say more: attacks at all, all images, AutoAttack, many images, many attacks."""
     attacks = _attacks_of(evaluation)
     complete = not evaluation.settings.get("sample")
-    return bool(attacks), complete, "aa" in attacks, evaluation.num_images, len(attacks)
+    return evaluation.has_worst_case, complete, "aa" in attacks, evaluation.num_images, len(attacks)
 
 
 def _attacks_of(evaluation: Evaluation) -> list[str]:
@@ -114,12 +115,12 @@ def _format_metadata(
     if not evaluations or not is_classifier:
         return "\n".join(lines)
     evaluation = evaluations[0]
-    threat = f"{evaluation.settings['threat']['norm']} eps {format_eps(evaluation.settings['threat']['eps'])}"
+    threat = format_threat(evaluation.settings["threat"])
     data = _yaml(_evaluated_data(evaluation) or str(raw["data"]["name"]))
     lines += ["model-index:", f"- name: {_yaml(name)}", "  results:"]
     lines += ["  - task:", "      type: image-classification", "    dataset:"]
     lines += [f"      name: {data}", f"      type: {data}", "      split: test", "    metrics:"]
-    for attack, share in _shown_accuracies(evaluation):
+    for attack, share in evaluation.accuracy.items():
         under = "the worst of all attacks" if attack == "worst" else attack
         label = "natural accuracy" if attack == "natural" else f"accuracy under {under}, {threat}"
         label += _sample_text(evaluation)
@@ -129,12 +130,6 @@ def _format_metadata(
 
 def _yaml(text: str) -> str:
     return json.dumps(make_printable(text), ensure_ascii=False)
-
-
-def _shown_accuracies(evaluation: Evaluation) -> list[tuple[str, float]]:
-    """Accuracies by attack; the worst of all attacks only where there is an attack."""
-    has_attack = bool(_attacks_of(evaluation))
-    return [(name, share) for name, share in evaluation.accuracy.items() if name != "worst" or has_attack]
 
 
 def _sample_text(evaluation: Evaluation) -> str:
@@ -151,10 +146,10 @@ def _summarize(record: RunRecord, raw: dict[str, Any], evaluations: Sequence[Eva
     settings, threat = raw["settings"], record.threat
     text = (
         f"{raw['model']['name']} ({raw['model'].get('parameters', 0):,} parameters), trained with {raw['method']['name']} "
-        f"on {raw['data']['name']} for {settings['epochs']} epochs to resist {threat.name} perturbations of eps "
-        f"{format_eps(threat.eps)}. The weights are those of the {epoch} epoch."
+        f"on {raw['data']['name']} for {settings['epochs']} epochs to resist "
+        f"{_name_perturbations(threat)}. The weights are those of the {epoch} epoch."
     )
-    attacked = [e for e in evaluations if _attacks_of(e)]
+    attacked = [e for e in evaluations if e.has_worst_case]
     if not attacked or evaluations[0].task.is_graded:
         return f"{text} Its robustness was not evaluated." if not attacked else text
     best = attacked[0]
@@ -166,17 +161,17 @@ def _summarize(record: RunRecord, raw: dict[str, Any], evaluations: Sequence[Eva
 
 def _describe_evaluation(evaluation: Evaluation) -> dict[str, Any]:
     settings = evaluation.settings
-    about, threat = settings.get("about", {}), settings["threat"]
+    about = settings.get("about", {})
     sample = f" (a sample of {settings['available']:,})" if settings.get("sample") else ""
     weights = f"The {about['epoch']} epoch's weights on" if about.get("epoch") else "On"
     data = f" of {about['data']}" if about.get("data") else ""
     intro = (
-        f"{weights} {evaluation.num_images:,} test images{sample}{data}, against {threat['norm']} eps "
-        f"{format_eps(threat['eps'])}, seed {settings['seed']}:"
+        f"{weights} {evaluation.num_images:,} test images{sample}{data}, against "
+        f"{format_threat(settings['threat'])}, seed {settings['seed']}:"
     )
     is_graded = evaluation.task.is_graded
     rows = []
-    for name, share in _shown_accuracies(evaluation):
+    for name, share in evaluation.accuracy.items():
         low, high = evaluation.intervals[name]
         shown = (
             [f"{share:.4f}", f"{low:.4f} to {high:.4f}"] if is_graded else [f"{share:.2%}", f"{low:.2%} to {high:.2%}"]
@@ -193,9 +188,16 @@ def _describe_evaluation(evaluation: Evaluation) -> dict[str, Any]:
     return {"intro": intro, "table": format_markdown_table(header, rows), "notes": notes}
 
 
+def _name_perturbations(threat: ThreatModel) -> str:
+    return " and ".join(f"{ball.name} perturbations of eps {format_eps(ball.eps)}" for ball in threat.balls)
+
+
 def _describe_threat(record: RunRecord) -> Iterator[str]:
     threat = record.threat
-    yield f"{threat.name}, eps {format_eps(threat.eps)}: {_BALLS.get(threat.name, 'a set of its own')}."
+    if len(threat.balls) > 1:
+        yield "The attacker may use any of these, another one for each image:"
+    for ball in threat.balls:
+        yield f"{ball.name}, eps {format_eps(ball.eps)}: {_BALLS.get(ball.name, 'a set of its own')}."
     if threat.box is not None:
         yield f"Perturbed values stay in [{threat.box[0]:g}, {threat.box[1]:g}]."
     yield "The attacker knows the network and its weights, and chooses each perturbation after seeing the image."
@@ -235,13 +237,13 @@ def _list_classes(classes: Sequence[str]) -> str:
 def _list_limits(
     record: RunRecord, raw: dict[str, Any], results: RunResults, evaluations: Sequence[Evaluation]
 ) -> Iterator[str]:
-    threat, attacked = record.threat, [e for e in evaluations if _attacks_of(e)]
+    threat, attacked = record.threat, [e for e in evaluations if e.has_worst_case]
     yield (
-        f"The numbers are for {threat.name} perturbations of eps {format_eps(threat.eps)}. They say nothing about larger "
+        f"The numbers are for {_name_perturbations(threat)}. They say nothing about larger "
         "ones, other norms, or changes such as rotations, blur and other data."
     )
     if not attacked:
-        yield "Robustness was not measured: no evaluation with an attack is in the run's folder."
+        yield "Robustness was not measured: no evaluation with an attack of more than one step is in the run's folder."
     elif not any("aa" in _attacks_of(e) for e in attacked):
         yield "No AutoAttack was run. A stronger attack may find adversarial images where these attacks found none."
     if attacked and attacked[0].settings.get("sample"):

@@ -49,6 +49,13 @@ class ScoreOptions:
     baseline: str = "auto"
 
 
+def wants_baseline(run: Run, options: ScoreOptions) -> bool:
+    """Whether natural training is scored too, to compare with a run."""
+    if options.baseline != "auto":
+        return options.baseline == "yes"
+    return run.splits.name == "digits" and run.method.name != "natural"
+
+
 class RunScorer:
     """Scores the networks of a run on its first test images.
 
@@ -99,9 +106,7 @@ class RunScorer:
     @property
     def wants_baseline(self) -> bool:
         """Whether natural training is scored too."""
-        if self.options.baseline != "auto":
-            return self.options.baseline == "yes"
-        return self.run.splits.name == "digits" and self.run.method.name != "natural"
+        return wants_baseline(self.run, self.options)
 
     def check_baseline_weights(self, folder: Path) -> None:
         """Before a training is resumed, check that its baseline can start from the weights that the run began with."""

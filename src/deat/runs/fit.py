@@ -3,9 +3,8 @@
 import inspect
 import os
 import signal
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -16,14 +15,17 @@ from torch import nn
 from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN
 from deat.data import Augment, DataLike, DataSplits, Source
 from deat.errors import CheckpointError, Interrupted, UsageError, unknown_name_error
+from deat.integrations.loggers import Logger, RunLog, get_loggers
 from deat.methods import Method
 from deat.models.model_registry import Normalization
+from deat.models.weights import unwrap_model
 from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
+from deat.runs.fit_progress import FitProgress
+from deat.runs.run_dir import LOGS_FOLDER, create_unique_folder
 from deat.tasks import Task
 from deat.threat import ThreatModel
-from deat.training.callbacks import Callback, check_callbacks
+from deat.training.callbacks import CallbackLike, check_callbacks
 from deat.training.config import TrainConfig
-from deat.training.epoch_format import EpochPrinter
 from deat.training.make_trainer import make_trainer
 from deat.training.messages import describe_resume_position, describe_stop_position
 from deat.training.optimizers import OptimizerFactory
@@ -31,6 +33,7 @@ from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.locks import LOCK_FILE_NAME
+from deat.utils.numbers import check_int
 from deat.utils.signals import raise_keyboard_interrupt, signal_reason
 from deat.utils.text import MessageHandler
 from deat.utils.user_paths import expand_path
@@ -62,7 +65,9 @@ def fit(
     optimizer: str | OptimizerFactory | None = None,
     normalize: Normalization | str | None = None,
     augment: Augment | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[CallbackLike] = (),
+    loggers: str | Sequence[str | Logger] = (),
+    log_every: int = 0,
     checkpoints: str | os.PathLike[str] | None = None,
     inexact: bool = False,
     progress: bool = True,
@@ -99,12 +104,17 @@ def fit(
             measured on the training images. By default nothing is added. A model with a deat.models.Normalize keeps
             its own.
         augment: Random crops and flips of images in memory or in a folder, such as Augment(4).
-        callbacks: Objects with a method on_epoch(trainer, stats, timing).
+        callbacks: Functions f(trainer, stats, timing) called after each epoch, or objects with methods of `Callback`.
+        loggers: Where to log, such as "tensorboard,csv" or ["wandb"]: names that `deat list loggers` shows, or Logger
+            objects. Files go to logs/ in the folder of checkpoints, or to a new folder below logs/.
+        log_every: Also log the loss of every so many batches; 0 for none.
         checkpoints: Folder for the training's state, which is saved after every epoch. The same call resumes from it,
             exactly or not at all. SIGTERM and Ctrl-C save first and raise Interrupted.
         inexact: Resume on another machine, thread count or version too, with other numbers than an uninterrupted
             training.
-        progress: Print a line for each epoch on standard error.
+        progress: Show a line for each epoch on standard error, or in a notebook's cell, and below it on a terminal and
+            in a notebook a bar with the time left. In a pipe, an epoch of more than a minute prints how far it is. False
+            shows nothing.
         distributed: Distributed.initialize() trains with the processes of torchrun.
         **config_fields: Fields of TrainConfig, such as batch_size, seed, lr or lr_schedule.
 
@@ -128,7 +138,9 @@ def fit(
         >>> result.best.robust
     """
     _check_checkpoint_folder(checkpoints, distributed)
-    lines = [EpochPrinter(sys.stderr)] if progress and distributed.is_main else []
+    tools = get_loggers(loggers)
+    check_int("log_every", log_every, 0)
+    shown = [FitProgress()] if progress and distributed.is_main else []
     if isinstance(optimizer, str):
         config_fields, optimizer = {**config_fields, "optimizer": optimizer}, None
     trainer = make_trainer(
@@ -141,19 +153,20 @@ def fit(
         optimizer=optimizer,
         normalize=normalize,
         augment=augment,
-        callbacks=[*check_callbacks(callbacks), *lines],
+        callbacks=[*check_callbacks(callbacks), *shown],
         distributed=distributed,
         task=task,
         n_train=n_train,
     )
     _check_batch_size(config_fields.get("batch_size"), trainer.train)
-    _print_messages(lines, trainer.engine_note)
-    notify = partial(_print_messages, lines)
-    if checkpoints is None:
-        result = _train_without_checkpoints(trainer)
-    else:
-        result = _train_with_checkpoints(trainer, expand_path(checkpoints), inexact=inexact, notify=notify)
-    _print_messages(lines, result.choice.reason, *result.notes)
+    _print_messages(shown, trainer.engine_note)
+    notify = partial(_print_messages, shown)
+    with _logging(trainer, tools, checkpoints, log_every, notify if shown else None):
+        if checkpoints is None:
+            result = _train_without_checkpoints(trainer, shown)
+        else:
+            result = _train_with_checkpoints(trainer, expand_path(checkpoints), shown, inexact=inexact, notify=notify)
+    _print_messages(shown, result.choice.reason, *result.notes)
     return result
 
 
@@ -176,11 +189,28 @@ def _check_folder_content(path: Path) -> None:
         )
 
 
-def _train_without_checkpoints(trainer: Trainer) -> TrainResult:
+def _logging(
+    trainer: Trainer,
+    loggers: list[Logger],
+    checkpoints: str | os.PathLike[str] | None,
+    every: int,
+    notify: MessageHandler | None,
+) -> AbstractContextManager[object]:
+    """Log the training that happens inside, if there are loggers."""
+    if not loggers or not trainer.distributed.is_main:
+        return nullcontext()
+    name = f"{trainer.method.name}-{trainer.data_name or type(unwrap_model(trainer.model)).__name__}"
+    folder = create_unique_folder(Path("logs"), name) if checkpoints is None else Path(checkpoints) / LOGS_FOLDER
+    log = RunLog(loggers, folder, every=every, name=name, notify=notify)
+    trainer.callbacks.append(log)
+    return log
+
+
+def _train_without_checkpoints(trainer: Trainer, shown: list[FitProgress]) -> TrainResult:
     """Train without a folder. Ctrl-C ends training after the running batch, with what there is by then."""
     try:
         with trainer.interruption.catch_signals(raise_keyboard_interrupt):
-            return trainer.fit()
+            return _run(trainer, shown)
     except (Interrupted, KeyboardInterrupt) as error:
         trainer.model.eval()
         position = describe_stop_position(trainer)
@@ -193,7 +223,9 @@ def _train_without_checkpoints(trainer: Trainer) -> TrainResult:
     raise no_result
 
 
-def _train_with_checkpoints(trainer: Trainer, path: Path, *, inexact: bool, notify: MessageHandler) -> TrainResult:
+def _train_with_checkpoints(
+    trainer: Trainer, path: Path, shown: list[FitProgress], *, inexact: bool, notify: MessageHandler
+) -> TrainResult:
     """Train with checkpoints in a folder, resuming from those that are there."""
     options = FolderOptions(
         create_folder=lambda: _create_checkpoint_folder(path),
@@ -206,7 +238,14 @@ def _train_with_checkpoints(trainer: Trainer, path: Path, *, inexact: bool, noti
         if training.resumed and trainer.is_finished:
             notify(f"finished already in {str(path)!r}: nothing is trained")
         elif training.resumed:
-            notify(f"going on in {str(path)!r} at {describe_resume_position(trainer)}")
+            notify(f"resuming in {str(path)!r} at {describe_resume_position(trainer)}")
+        return _run(trainer, shown)
+
+
+def _run(trainer: Trainer, shown: list[FitProgress]) -> TrainResult:
+    with ExitStack() as stack:
+        for progress in shown:
+            stack.enter_context(progress.showing(trainer))
         return trainer.fit()
 
 
@@ -218,10 +257,11 @@ def _create_checkpoint_folder(path: Path) -> Path:
     return path
 
 
-def _print_messages(printers: list[EpochPrinter], *texts: str) -> None:
-    """Say something beside an epoch's lines, where there are any."""
-    for text in filter(None, texts if printers else ()):
-        print(text, file=sys.stderr, flush=True)
+def _print_messages(shown: list[FitProgress], *texts: str) -> None:
+    """Print messages where progress is shown."""
+    for progress in shown:
+        for text in filter(None, texts):
+            progress.print(text)
 
 
 def _make_config(config_fields: dict[str, Any]) -> TrainConfig:

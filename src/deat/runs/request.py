@@ -72,6 +72,9 @@ class Request:
     persistent: bool | None = None
     compact: bool | None = None
     space: str | None = None
+    g_weight: float | None = None
+    g_step: float | None = None
+    g_form: str | None = None
     init: str | None = None
     held_out: int | None = None
     watch: str | None = None
@@ -87,7 +90,8 @@ class Request:
     @property
     def method_options(self) -> dict[str, Any]:
         """The method's settings that were given."""
-        names = ("alpha", "gamma", "max_steps", "beta", "tau", "start", "persistent", "compact", "space")
+        names = ["alpha", "gamma", "max_steps", "beta", "tau", "start", "persistent", "compact", "space"]
+        names += ["g_weight", "g_step", "g_form"]
         return {name: getattr(self, name) for name in names}
 
 

@@ -27,7 +27,7 @@ from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
 from deat.training.batch_mixing import BatchMixing
 from deat.training.best_epoch import CHOICE_KEY, BestEpoch, ScoredEpoch, Snapshot
-from deat.training.callbacks import Callback, Checkpointer, check_callbacks
+from deat.training.callbacks import CallbackLike, Checkpointer, check_callbacks
 from deat.training.class_weights import make_learner_task
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
 from deat.training.distributed_state import gather_process_state, restore_process_state, sync_batch_norm
@@ -82,7 +82,7 @@ class Trainer:
         config: The settings of training.
         val: The source of held-out images that choose the best epoch.
         optimizer: A function from parameters to an optimizer; by default the one that `config` names, SGD.
-        callbacks: Objects with a method on_epoch(trainer, stats, timing).
+        callbacks: Functions f(trainer, stats, timing) called after each epoch, or objects with methods of `Callback`.
         distributed: The processes that train together.
         task: What outputs and labels mean.
 
@@ -114,7 +114,7 @@ class Trainer:
         config: TrainConfig,
         val: Source | None = None,
         optimizer: OptimizerFactory | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[CallbackLike] = (),
         distributed: Distributed = SINGLE_PROCESS,
         task: str | Task = CLASSIFICATION,
     ) -> None:
@@ -183,9 +183,19 @@ class Trainer:
             NumericalError: The loss or the weights are not finite, or memory ran out.
         """
         self._stopping, self.is_finished, self._last_epoch_ended = self.is_finished, False, perf_counter()
+        result = None
+        try:
+            self._train_in_session()
+            result = self.make_result()
+        finally:
+            self.call_callbacks("on_train_end", result)
+        return result
+
+    def _train_in_session(self) -> None:
         with self.session():
             if self.checkpointer:
                 self.checkpointer.on_train_begin(self)
+            self.call_callbacks("on_train_begin")
             try:
                 self._run_remaining_epochs()
             except (Interrupted, KeyboardInterrupt) as error:
@@ -201,7 +211,6 @@ class Trainer:
                     raise
                 raise self.numerical_error(out_of_memory_message(self.epoch, self.train.batch_size)) from error
             self._save_if_due(force=True)
-        return self.make_result()
 
     def make_result(self, *, is_partial: bool = False) -> TrainResult:
         """Return what training has reached so far, with the model in eval mode. At least one epoch must be finished.
@@ -227,7 +236,7 @@ class Trainer:
         )
 
     def _run_remaining_epochs(self) -> None:
-        while self.epoch < self.config.epochs and not self._stopping:
+        while self.has_epochs_left:
             self._epoch_started = perf_counter()
             self.interruption.check()
             self.run_epoch()
@@ -258,8 +267,7 @@ class Trainer:
         self.history.append(stats)
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
         self.compile_policy.after_epoch(self, timing)
-        for callback in self.callbacks:
-            callback.on_epoch(self, stats, timing)
+        self.call_callbacks("on_epoch", stats, timing)
         return stats
 
     def train_epoch(self, budget: Budget) -> EpochRecord:
@@ -284,6 +292,7 @@ class Trainer:
                 x, y = self.mixing.apply(x, y, self.epoch, step)
             self.method.play_batch(self.game, x, y, budget)
             self.step = step + 1
+            self.call_callbacks("on_batch", self.game.last_batch)
             self.compile_policy.after_batch(self)
         self.distributed.broadcast_model_buffers(self.model)
         if self.average:
@@ -307,6 +316,12 @@ class Trainer:
         self.interruption = interruption
         if self.validator:
             self.validator.interruption = interruption
+
+    def call_callbacks(self, event: str, *arguments: object) -> None:
+        """Call the callbacks that handle an event, a method of `Callback`, in their order."""
+        for callback in self.callbacks:
+            if handler := getattr(callback, event, None):
+                handler(self, *arguments)
 
     def stop(self) -> None:
         """End training after the current epoch. For callbacks."""
@@ -399,6 +414,11 @@ class Trainer:
             self.average.load_state_dict(state["average"])
 
     @property
+    def has_epochs_left(self) -> bool:
+        """Whether the running `fit` has epochs left to train."""
+        return self.epoch < self.config.epochs and not self._stopping
+
+    @property
     def _step_lengths(self) -> dict[str, float]:
         return {"alpha": self.schedule.alpha or 0.0, "stretch": self.schedule.stretch or 0.0}
 
@@ -420,6 +440,7 @@ class Trainer:
                 f"the loss on held-out images is {scores.loss} in epoch {self.epoch + 1}: in eval mode, where batch norms use "
                 "their running statistics, the network's outputs are not finite. Lower the learning rate."
             )
+        self.call_callbacks("on_validation", scores)
         return scores
 
     def _validate_average(self) -> ValScores | None:

@@ -7,7 +7,6 @@ from rich.console import Console
 
 from deat.utils.text import make_printable_lines
 
-PROGRESS_BAR_CHARS = 20
 PIPED_TABLE_COLUMNS = 160
 """Width of a table that is piped to a file or another program."""
 
@@ -45,19 +44,6 @@ def make_table_console() -> PlainConsole:
         The console. It does not wrap lines of text.
     """
     return PlainConsole(soft_wrap=True, width=None if is_stdout_terminal() else PIPED_TABLE_COLUMNS)
-
-
-def format_progress_bar(fraction: float) -> str:
-    """Draw a progress bar of fixed width.
-
-    Args:
-        fraction: Completed part of the work, from 0 to 1.
-
-    Returns:
-        The bar as text.
-    """
-    full = round(PROGRESS_BAR_CHARS * fraction)
-    return "━" * full + "╌" * (PROGRESS_BAR_CHARS - full)
 
 
 def print_stderr(text: str) -> None:

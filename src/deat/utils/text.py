@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+PROGRESS_BAR_CHARS = 20
 MAX_EXCERPT_CHARS = 200
 """Characters of a file's content, or of another library's error, in a message."""
 MessageHandler = Callable[[str], None]
@@ -129,6 +130,19 @@ def format_eps(value: float) -> str:
     return f"{levels}/255" if near and float(short) != value else short
 
 
+def format_progress_bar(fraction: float) -> str:
+    """Draw a progress bar of fixed width.
+
+    Args:
+        fraction: Completed part of the work, from 0 to 1.
+
+    Returns:
+        The bar as text.
+    """
+    full = round(PROGRESS_BAR_CHARS * fraction)
+    return "━" * full + "╌" * (PROGRESS_BAR_CHARS - full)
+
+
 def format_duration(seconds: float | None) -> str:
     """Format seconds as m:ss or h:mm:ss; None, an unknown time, is "-:--"."""
     if seconds is None:
@@ -136,6 +150,12 @@ def format_duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_duration_range(seconds: tuple[float, float]) -> str:
+    """Format the least and the most seconds as "m:ss to m:ss", or as "m:ss" where they are the same."""
+    least, most = map(format_duration, seconds)
+    return least if least == most else f"{least} to {most}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -5,6 +5,7 @@ Loading runs the file. So a spec must come from the command line or an argument,
 
 import hashlib
 import inspect
+import re
 import sys
 import sysconfig
 import traceback
@@ -58,7 +59,7 @@ def hash_code_file(spec: str) -> str:
 
 
 def split_prefixes(file: str) -> tuple[str, str]:
-    """Split the prefixes m+ and f+ from a path.
+    """Split prefixes of methods, such as m+, from a path.
 
     Args:
         file: A path, possibly with prefixes. A path that exists may begin like a prefix.
@@ -67,8 +68,8 @@ def split_prefixes(file: str) -> tuple[str, str]:
         The prefixes and the path.
     """
     path = file
-    while path[:2].lower() in ("m+", "f+") and not expand_path(path).is_file():
-        path = path[2:]
+    while (prefix := re.match(r"[A-Za-z]{1,3}\+", path)) and not expand_path(path).is_file():
+        path = path[prefix.end() :]
     return file[: len(file) - len(path)], path
 
 

@@ -1,0 +1,163 @@
+"""The penalty of g+: how much the loss, or its gradient, changes along the loss's own gradient by the input."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from deat.core.training_losses import LossOutput, PenalisedOutput
+from deat.errors import UsageError, unknown_name_error
+from deat.tasks import Task
+from deat.threat import ThreatModel
+from deat.utils.numbers import check_number
+from deat.utils.torch_utils import broadcast_mask
+
+PENALTY_FORMS = ("gradient", "curvature")
+SCALE_PER_EXAMPLE = 256.0
+"""Keeps the gradient by the input of a mean loss out of the underflow of float16; a power of two scales exactly."""
+
+
+@dataclass(frozen=True)
+class GradientPenalty:
+    """A penalty on the gradient of the training loss by the input, at the point x + delta that is trained on.
+
+    Let g be that gradient, v the steepest step of length eps in the norm of the threat model along g (for Linf eps times
+    its sign, so that the dual norm is measured), and h the step. Both forms are in units of the loss, whatever the norm,
+    the radius and the size of the input:
+
+    * "gradient" (Finlay and Oberman 2021): the mean of ((l(x + delta + h v) - l(x + delta)) / h)^2 over examples, with l
+      the loss of the task. It is the finite difference for (eps times the dual norm of g)^2, without a second
+      derivative. One more forward pass, and the gradient g.
+    * "curvature" (Moosavi-Dezfooli et al. 2019): the mean of (|v| |g(x + delta + h v) - g(x + delta)| / h)^2 with Euclidean
+      norms and the method's own loss. It is differentiated twice, and costs about twice as much.
+
+    In both, g comes from the training loss and v is a constant for the update of the weights.
+
+    Args:
+        form: "gradient" or "curvature".
+        weight: The weight of the penalty beside the loss.
+        step: h, in units of eps. In half precision a step of less than an eighth of 8/255 drowns in rounding.
+
+    Raises:
+        UsageError: If a setting is not accepted.
+    """
+
+    form: Literal["gradient", "curvature"]
+    weight: float
+    step: float
+
+    def __post_init__(self) -> None:
+        if self.form not in PENALTY_FORMS:
+            raise unknown_name_error("form of the gradient penalty", self.form, PENALTY_FORMS)
+        advice = " (at 0 it is the method without g+: leave g+ out)" if self.weight == 0 else ""
+        check_number("the weight of g+", self.weight, lambda v: v > 0, f"> 0, such as 0.1{advice}")
+        check_number("the step of g+", self.step, lambda v: 0 < v <= 1e3, "> 0 in units of eps, such as 0.25")
+
+    @property
+    def backprops(self) -> int:
+        """The backward calls that it adds to an update."""
+        return 1 if self.form == "gradient" else 2
+
+    def num_passes(self, num_forwards: int) -> int:
+        """The forward and backward passes that it adds to an update whose loss makes so many forward passes.
+
+        Forward and backward at the second point, and the backward pass to g; for the curvature a backward pass to the
+        second gradient, and the two of differentiating both gradients.
+        """
+        return 3 if self.form == "gradient" else 4 + 2 * num_forwards
+
+    def add_to(
+        self,
+        loss_function: Callable[..., LossOutput],
+        net: nn.Module,
+        x: Tensor,
+        delta: Tensor,
+        y: Tensor,
+        task: Task,
+        threat: ThreatModel,
+    ) -> PenalisedOutput:
+        """Compute the training loss with the penalty.
+
+        Args:
+            loss_function: The training loss, as a function of (net, x, delta, y).
+            net: The network.
+            x: The images.
+            delta: The perturbation; its gradient is needed.
+            y: The labels.
+            task: What outputs and labels mean.
+            threat: The threat model.
+
+        Returns:
+            Loss and penalty, the outputs at x + delta, and the gradient of the loss alone by delta.
+        """
+        with _RandomNumbers(net) as random_numbers:
+            output = loss_function(net, x, delta, y)
+        grad = _input_gradient(output.loss, delta, create_graph=self.form == "curvature")
+        if threat.eps == 0:
+            return PenalisedOutput(*output, grad.detach())
+        moved = threat.step(x, delta.detach(), grad.detach(), self.step * threat.eps).detach()
+        if self.form == "gradient":
+            with random_numbers.replayed():
+                other = task.loss(net(x + moved), y)
+            squared = ((other - task.loss(output.logits_adv, y)) / self.step).square()
+        else:
+            moved.requires_grad_()
+            with random_numbers.replayed(first=True):
+                other_grad = _input_gradient(loss_function(net, x, moved, y).loss, moved, create_graph=True)
+            length = torch.linalg.vector_norm((moved - delta).detach().flatten(1), dim=1)
+            # A norm has no derivative where the gradients agree, its square has.
+            change = (other_grad - grad) * broadcast_mask(length, x) * (len(x) / self.step**2)
+            squared = change.flatten(1).square().sum(1)
+        return PenalisedOutput(output.loss + self.weight * squared.mean(), output.logits_adv, grad.detach())
+
+
+def _input_gradient(loss: Tensor, delta: Tensor, *, create_graph: bool) -> Tensor:
+    """The gradient of a mean loss by delta; the loss's graph is kept."""
+    scale = SCALE_PER_EXAMPLE * 2.0 ** (len(delta).bit_length() - 1)
+    (grad,) = torch.autograd.grad(loss * scale, delta, retain_graph=True, create_graph=create_graph, allow_unused=True)
+    if grad is None:
+        raise UsageError("the loss does not depend on the input: the model detaches it or rounds it away.")
+    return grad / scale
+
+
+class _RandomNumbers:
+    """The random numbers of a network's forward passes, such as dropout masks, to be drawn again.
+
+    Two passes with different masks would differ by more than the change of the input makes them.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self._net = net
+        self._states: list[list[tuple[torch.device, Tensor]]] = []
+
+    def __enter__(self) -> "_RandomNumbers":
+        self._hook = self._net.register_forward_pre_hook(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+    def _note(self, net: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        device = inputs[0].device
+        states = [(torch.device("cpu"), torch.get_rng_state())]
+        if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            states.append((device, torch.cuda.get_rng_state(device)))
+        elif device.type == "cuda" and any(isinstance(m, _DROPOUTS) and m.training and m.p for m in net.modules()):
+            raise RuntimeError("g+ draws the same dropout masks twice, which a recording cannot")
+        self._states.append(states)
+
+    @contextmanager
+    def replayed(self, *, first: bool = False) -> Iterator[None]:
+        """Inside, draw the numbers of the last forward pass again, or those from the first one on."""
+        for device, state in self._states[0 if first else -1]:
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(state, device)
+            else:
+                torch.set_rng_state(state)
+        yield
+
+
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
