@@ -36,6 +36,7 @@ from deat.utils.locks import LOCK_FILE_NAME
 from deat.utils.numbers import check_int
 from deat.utils.signals import raise_keyboard_interrupt, signal_reason
 from deat.utils.text import MessageHandler
+from deat.utils.user_paths import expand_path
 
 RADIUS_HINT = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
 KEYWORD_HINTS = {
@@ -165,7 +166,7 @@ def fit(
         if checkpoints is None:
             result = _train_without_checkpoints(trainer, shown)
         else:
-            result = _train_with_checkpoints(trainer, Path(checkpoints), shown, inexact=inexact, notify=notify)
+            result = _train_with_checkpoints(trainer, expand_path(checkpoints), shown, inexact=inexact, notify=notify)
     _print_messages(shown, result.choice.reason, *result.notes)
     return result
 
@@ -175,7 +176,7 @@ def _check_checkpoint_folder(folder: str | os.PathLike[str] | None, distributed:
     if folder is not None and os.fspath(folder) == "":
         raise UsageError("checkpoints='' names no folder: name one, such as checkpoints='kept'.")
     if folder is not None:
-        distributed.run_on_main(lambda: _check_folder_content(Path(folder)))
+        distributed.run_on_main(lambda: _check_folder_content(expand_path(folder)))
 
 
 def _check_folder_content(path: Path) -> None:
