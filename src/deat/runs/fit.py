@@ -93,7 +93,8 @@ def fit(
             ImageSet. The images of a loader are checked as they first come; it brings its own batches and
             augmentation, and takes neither batch_size nor augment.
         method: A name that `deat list methods` shows, or a Method.
-        threat: Linf(8 / 255), L2, L1, or text such as "l2:0.5"; by default that of the data set, or linf:8/255.
+        threat: Linf(8 / 255), L2, L1, a Union of them, or text such as "l2:0.5" or "linf:8/255+l2:0.5"; by default that
+            of the data set, or linf:8/255.
         task: What outputs and labels mean: "classification", "multilabel", "segmentation", "regression", or a task such
             as tasks.Segmentation(ignore_index=255); by default that of the data, or classification.
         epochs: Number of passes over the training set.
