@@ -1,7 +1,7 @@
 """Ray Train: two workers train one network. On a cluster, Ray places them on any of its machines.
 
-    pip install 'deat[ray]' 'ray[train]'
-    python examples/ray/ray_train.py
+pip install 'deat[ray]' 'ray[train]'
+python examples/ray/ray_train.py
 """
 
 import sys
