@@ -288,26 +288,31 @@ def test_a_radius_too_small_for_its_norm_is_warned_of_unless_checks_are_off():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "fix"),
     [
-        ("normalize", "data", "deat.add_normalization"),
-        ("device", "cuda", "model.to"),
-        ("batch_size", 64, "block=500"),
-        ("eps", 8 / 255, "deat.Linf"),
-        ("norm", "l2", "deat.L2"),
-        ("steps", 20, "pgd-50"),
-        ("sanityy", False, "Did you mean sanity|sanity"),
+        ("normalize", "deat.add_normalization(model, mean, std)"),
+        ("device", "model.to('cuda')"),
+        ("batch_size", "is block"),
+        ("eps", "threat=deat.Linf(8 / 255)"),
+        ("attack", "Did you mean 'attacks'"),
     ],
 )
-def test_arguments_of_other_functions_are_refused_with_what_to_write_instead(name, value, told):
-    with pytest.raises(UsageError, match=told):
-        evaluate(conv_net(), images(4), threat="linf:0.1", **{name: value})
+def test_a_keyword_that_evaluate_does_not_have_is_refused_with_what_to_use(name, fix):
+    with pytest.raises(UsageError, match=f"unknown keyword of evaluate '{name}'") as caught:
+        evaluate(conv_net(), images(), threat="linf:0.1", **{name: 1})
+    assert fix in str(caught.value)
+    assert "unknown," not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("scale", "shift", "told"), [(1.12, 0.0, "clamp"), (2.0, -1.0, "normalise"), (255.0, 0.0, "255")]
-)
-def test_images_outside_the_range_are_told_apart_by_their_likely_cause(scale, shift, told):
-    x, y = torch.linspace(0, 1, 64).view(1, 1, 8, 8).repeat(4, 1, 1, 1), torch.arange(4)
-    with pytest.raises(DataError, match=told):
-        evaluate(conv_net(), (x * scale + shift, y), threat="linf:0.1")
+def test_an_attack_under_the_name_of_another_one_is_refused():
+    options = {"threat": "linf:0.1", "progress": False, "sanity": False}
+    for attack in (
+        Attack("pgd-20", steps=3),
+        Attack("pgd-20", steps=20, loss="margin"),
+        Attack("pgd-20", steps=20, restarts=2),
+        Attack("aa", steps=5),
+    ):
+        with pytest.raises(UsageError, match="which is the name of another attack"):
+            evaluate(conv_net(), images(), attacks=["natural", attack], **options)
+    own = [Attack("my-pgd", steps=3), Attack("pgd-20", steps=20, alpha=0.1), get_attack("pgd-5x2")]
+    assert get_attacks(own) == own

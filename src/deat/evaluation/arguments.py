@@ -2,9 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from deat.data import Source
 from deat.data.image_label_checks import describe_labels_out_of_range, describe_largest_label
-from deat.errors import CheckpointError, UsageError, unknown_name_error
+from deat.errors import CheckpointError, UsageError
 from deat.evaluation.attacks import is_natural
 from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.results import read_evaluation_json
@@ -104,35 +103,6 @@ def count_outputs(logits: Any, source: Source, task: Task = CLASSIFICATION, labe
         f"{task.describe_expected_outputs(1, source.num_classes, label_shape)}."
         f"{logits_hint(logits, (1, source.num_classes))}"
     )
-
-
-OTHER_ARGUMENTS = {
-    "normalize": "The normalisation is a part of the model: model=deat.add_normalization(model, mean, std)",
-    "device": "The model is evaluated where it is: model.to(device)",
-    "batch_size": "block=500 is the number of images that are attacked at once",
-    "eps": "Give norm and radius together: threat=deat.Linf(8 / 255), or threat='linf:8/255'",
-    "norm": "Give norm and radius together: threat=deat.L2(0.5), or threat='l2:0.5'",
-    "attack": "Several attacks may be named: attacks='natural,pgd-20'",
-    "n_examples": "n=1000 takes the first images",
-    "alpha": "Attacks of your own have a step size: attacks=[deat.Attack('mine', steps=20, alpha=0.1)], in units of eps",
-    "steps": "The number of steps is in the attack's name: attacks='pgd-50'",
-    "restarts": "The number of restarts is in the attack's name: attacks='pgd-50x10'",
-}
-"""What to write in place of arguments that `deat.evaluate` does not have."""
-
-
-def refuse_other_arguments(other: Mapping[str, Any], function: Callable[..., Any]) -> None:
-    """Refuse arguments that a function does not have, with what to write instead.
-
-    Raises:
-        UsageError: There is one.
-    """
-    for name, value in other.items():
-        known = [p.name for p in signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        hint = OTHER_ARGUMENTS.get(name)
-        if hint is None:
-            raise unknown_name_error(f"argument of {function.__name__}", name, known)
-        raise UsageError(f"{function.__name__} has no argument {name} (given: {str(value)[:60]!r}). {hint}.")
 
 
 def choose_task(task: str | Task | None, data: Any) -> Task:
