@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import DataLike, DataSplits, Source, as_source
+from deat.data.datasets import adapt_data
 from deat.errors import DataError, UsageError
 from deat.evaluation.arguments import (
     EvaluationRequest,
@@ -140,6 +141,7 @@ def evaluate(
     """
     chosen = get_attacks(attacks)
     check_evaluation_arguments(chosen, n, block, seed, threads)
+    data = adapt_data(data)
     kind = choose_task(task, data)
     check_task(kind, chosen, cascade)
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # NumPy numbers cannot be written as JSON
