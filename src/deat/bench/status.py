@@ -14,8 +14,7 @@ from deat.evaluation.resume_log import read_logged_stages, resume_log_path
 from deat.recipes.recipe import TEST_FRACTION, AttackRound
 from deat.report.load import COST_COLUMNS, RunResults, load_run_results
 from deat.runs.schema import EVALUATION_FILES, HISTORY_FILE, BenchRunEntry, read_run_json
-from deat.utils.terminal import format_progress_bar
-from deat.utils.text import format_duration
+from deat.utils.text import format_duration, format_progress_bar
 
 
 class BenchProgress:

@@ -36,6 +36,7 @@ from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.final_scores import ModelScore, RunScorer, ScoreOptions, read_score_options, write_scores
 from deat.runs.initial_scores import InitialScores, score_initial_weights
 from deat.runs.load_run import has_weights_to_resume, load_run_to_resume
+from deat.runs.plan import estimate_run_cost
 from deat.runs.request import Request, Run, resolve_request
 from deat.runs.run_dir import (
     LOGS_FOLDER,
@@ -56,7 +57,7 @@ from deat.tasks import CLASSIFICATION, Task
 from deat.threat import format_threat
 from deat.training.callbacks import CallbackLike
 from deat.training.config import TrainConfig
-from deat.training.cost_estimate import CostEstimate, estimate_cost
+from deat.training.cost_estimate import CostEstimate
 from deat.training.epoch_format import EpochPrinter, format_epoch
 from deat.training.messages import collect_start_notes, describe_resume_position, format_command
 from deat.training.train_result import TrainResult
@@ -65,7 +66,7 @@ from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import Distributed
 from deat.utils.numbers import check_int
 from deat.utils.terminal import PlainConsole, is_stdout_terminal, print_stderr
-from deat.utils.text import format_duration, ignore_message, make_printable
+from deat.utils.text import format_duration_range, ignore_message, make_printable
 from deat.utils.user_paths import expand_path
 
 
@@ -162,10 +163,13 @@ def print_plan(estimate: CostEstimate, as_json: bool, distributed: Distributed) 
     if as_json:
         print(json.dumps(asdict(estimate)))
         return 0
-    (few, many), (quick, slow) = estimate.backprops, estimate.seconds
+    few, many = estimate.backprops
+    parts = ", ".join(f"{name} {format_duration_range(seconds)}" for name, seconds in estimate.parts.items())
     print(f"backprops  {few:,}" + ("" if few == many else f" to {many:,}, depending on what training shows"))
-    print(f"time       {format_duration(quick)}" + ("" if few == many else f" to {format_duration(slow)}"), end="")
-    print(f", at {estimate.seconds_per_backprop * 1000:.1f} ms a backprop, validation aside")
+    print(f"time       {format_duration_range(estimate.seconds)}: {parts}")
+    print(
+        f"           {estimate.seconds_per_backprop * 1000:.1f} ms a backprop; the start of the program is not included"
+    )
     print(f"memory     {estimate.memory / 2**30:.2f} GiB at the peak")
     print("a dry run: no run was created")
     return 0
@@ -589,7 +593,8 @@ def run_training(args: TrainCommand) -> int:
     if options.dry_run:
         if distributed.is_main and not options.json:
             print(describe_run(run, trainer), flush=True)  # before it is tried out, which takes a while
-        return print_plan(estimate_cost(trainer), options.json, distributed)
+        estimate = estimate_run_cost(run, trainer, options.place or Path("runs"), options.scoring)
+        return print_plan(estimate, options.json, distributed)
     resume = ResumePolicy.IF_STARTED if is_run_there else ResumePolicy.NEVER
     return TrainSession(run, options, trainer, resume).play()
 

@@ -22,10 +22,15 @@ class EpochPrinter:
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Print the epoch's scores, its seconds of training and in total, and the engine on a GPU."""
-        line = f"{make_printable(trainer.method.name)}  {format_epoch(stats, trainer.config.epochs, trainer.task)}"
-        duration = f"{format_seconds(timing.train_seconds)}s of {format_seconds(timing.seconds)}s"
-        engine = ENGINE_LABELS.get(timing.engine, "")
-        print(f"{line}  {duration}{engine and f' {engine}'}", file=self.file or sys.stdout, flush=True)
+        print(format_epoch_line(trainer, stats, timing), file=self.file or sys.stdout, flush=True)
+
+
+def format_epoch_line(trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> str:
+    """Format an epoch as one line for pipes and log files: its scores, its seconds of training and in total, the engine."""
+    line = f"{make_printable(trainer.method.name)}  {format_epoch(stats, trainer.config.epochs, trainer.task)}"
+    duration = f"{format_seconds(timing.train_seconds)}s of {format_seconds(timing.seconds)}s"
+    engine = ENGINE_LABELS.get(timing.engine, "")
+    return f"{line}  {duration}{engine and f' {engine}'}"
 
 
 def format_epoch(stats: EpochStats, num_epochs: int, task: Task = CLASSIFICATION) -> str:

@@ -84,7 +84,7 @@ class Validator:
 
     def __call__(self, net: nn.Module) -> ValScores:
         """Score a network; for other tasks than classification, the first metric is in the place of accuracy."""
-        model, attacks = _AutocastModel(net, self.engine), ("natural", self.attack)
+        model, attacks = AutocastModel(net, self.engine), ("natural", self.attack)
         images = InterruptibleSource(self.source, self.interruption)
         prepare, distributed = self.engine.to_memory_format, self.interruption.distributed
         scores = compute_scores(model, images, attacks, self.threat, self.seed, prepare, distributed, self.task)
@@ -117,7 +117,7 @@ def read_labels(source: Source) -> Tensor:
     return labels.cpu()
 
 
-class _AutocastModel(nn.Module):
+class AutocastModel(nn.Module):
     """A network that runs inside the engine's autocast, as it is trained."""
 
     def __init__(self, net: nn.Module, engine: Engine) -> None:
