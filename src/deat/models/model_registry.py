@@ -314,8 +314,9 @@ def import_package(name: str) -> ModuleType:
         return importlib.import_module(name)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name in _PACKAGES:
+            prefix = "hf" if name == "transformers" else name
             raise UsageError(
-                f"{'hf' if name == 'transformers' else name}:NAME needs {error.name}, which is not installed: pip install {error.name}"
+                f"{prefix}:NAME needs {error.name}, which is not installed: pip install {error.name}"
             ) from error
         raise UsageError(
             f"{name} is installed but cannot be imported ({type(error).__name__}: {error}): install builds "
