@@ -100,7 +100,7 @@ def test_a_killed_process_is_started_again_and_the_run_goes_on(tmp_path: Path) -
             sleep(0.05)
         os.kill(workers(process.pid)[1], signal.SIGKILL)
         assert process.wait(90) == 0, said.read_text()
-    assert re.search(r"going on with runs/safe at epoch [2-5]", said.read_text())  # not from the beginning
+    assert re.search(r"resuming runs/safe at epoch [2-5]", said.read_text())  # not from the beginning
     assert json.loads((history.parent / "run.json").read_text())["processes"] == 2
     assert [json.loads(line)["epoch"] for line in history.read_text().splitlines()] == list(range(5))
 

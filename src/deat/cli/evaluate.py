@@ -146,7 +146,7 @@ def _ball_cells(evaluation: Evaluation, attack: str, format_spec: str) -> list[s
 
 
 def _build_metric_table(evaluation: Evaluation, title: str) -> Table:
-    """Every metric with its interval, for a task whose answers are more or less wrong."""
+    """Every metric with its interval, for a graded task."""
     names, console_name = evaluation.task.metric_names, {"worst": "worst of all"}
     columns = [column for name in names for column in (name, "95 % interval")]
     table = Table("attack", *columns, *_ball_columns(evaluation), "seconds", title=title, box=None, pad_edge=False)

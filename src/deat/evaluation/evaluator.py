@@ -1,19 +1,20 @@
 """`deat.evaluate`: the accuracy of any model under any attacks, with sanity checks, block by block and resumable."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor, nn
 
 from deat.data import DataLike, DataSplits, Source, as_source
 from deat.data.datasets import adapt_data
-from deat.errors import DataError, UsageError
+from deat.errors import DataError, UsageError, unknown_name_error
 from deat.evaluation.arguments import (
     EvaluationRequest,
     call_on_one_image,
@@ -68,6 +69,21 @@ SaveCallback = Callable[[Evaluation], None]
 """Called with the `Evaluation`, to save it."""
 
 
+RADIUS_HINT = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
+KEYWORD_HINTS = {
+    **dict.fromkeys(("eps", "epsilon", "norm", "radius"), RADIUS_HINT),
+    **dict.fromkeys(
+        ("normalize", "mean", "std"),
+        "Put the normalisation into the model: model = deat.add_normalization(model, mean, std).",
+    ),
+    "device": "The images go where the model is: model.to('cuda').",
+    "batch_size": "How many images are attacked at once is block.",
+    "num_images": "The first so many images are n.",
+    "steps": "The steps are part of the attack's name, such as attacks=['pgd-50'].",
+}
+"""What to use in place of a keyword that evaluate does not have, where its spelling does not tell."""
+
+
 def evaluate(
     model: nn.Module,
     data: DataLike | DataSplits | None,
@@ -89,6 +105,7 @@ def evaluate(
     progress: ProgressCallback | bool = True,
     on_flag: FlagCallback | None = None,
     distributed: Distributed = SINGLE_PROCESS,
+    **unknown: Never,
 ) -> Evaluation:
     """Measure a model's accuracy without attack, under each attack, and under the worst attack for each image.
 
@@ -143,6 +160,10 @@ def evaluate(
         >>> evaluation.flags
         []
     """
+    for name in unknown:
+        accepted = inspect.signature(evaluate).parameters.keys() - {"unknown"}
+        hint = KEYWORD_HINTS.get(name, "")
+        raise unknown_name_error("keyword of evaluate", name, accepted, hint, suggests=not hint)
     chosen = get_attacks(attacks)
     check_evaluation_arguments(chosen, n, block, seed, threads)
     data = adapt_data(data)

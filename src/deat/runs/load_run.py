@@ -77,7 +77,7 @@ def load_trained_run(
         threat: Norm and radius as one text, in their place, or several of them joined by "+".
         normalize: What goes before the network, where its weights do not say.
         size: The side that images of a folder are resized to.
-        data_root: Where data sets lie.
+        data_root: The folder of data sets.
         device: Where the network runs.
 
     Returns:
@@ -145,9 +145,9 @@ def load_run_to_resume(
 
     Args:
         record: The run's record.
-        method: The method again, where it is code.
-        model: The network again, where it is code.
-        data_root: Where data sets lie, where that has changed.
+        method: The method, if it is code.
+        model: The network, if it is code.
+        data_root: The folder of data sets, if it has changed.
 
     Raises:
         UsageError: The method or the network is code and is not given.

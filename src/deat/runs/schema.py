@@ -353,7 +353,7 @@ def new_bench_row(
 
 
 def new_bench_run(seed: int, folder: str) -> BenchRunEntry:
-    """A run of bench.json that nobody has begun."""
+    """A run of bench.json that was not started."""
     return {"seed": seed, "folder": folder, "status": "waiting", "why": None, "concurrent_jobs": 1, "attempts": 0}
 
 
