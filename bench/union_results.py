@@ -182,12 +182,13 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--data-root", help="the folder that CIFAR-10 is in")
     parser.add_argument("--trials", action="store_true", help="make the trials only, and print the balls")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="make these runs only")
     args = parser.parse_args()
     setup = SETUPS[args.setup]
     torch.set_num_threads(1)
     experiment = Experiment(setup, deat.load_data(args.setup, root=args.data_root), args.work / args.setup)
     print(args.setup, *experiment.balls, flush=True)
-    for seed in () if args.trials else SEEDS:
+    for seed in () if args.trials else args.seeds:
         for name, threat in experiment.threats.items():
             experiment.run(name, threat, seed)
 

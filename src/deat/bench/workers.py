@@ -224,7 +224,7 @@ def run_on_ray(grid: Grid, cells: Sequence[GridCell], tick: TickCallback) -> Non
 
 
 def _collect_ray_task(ray: Any, task: Any) -> None:
-    """A task whose process died leaves its cell unfinished; what else went wrong is the cluster's and must be said."""
+    """A task whose process died leaves its cell unfinished; other errors are those of the cluster, and are raised."""
     with suppress(ray.exceptions.WorkerCrashedError):
         ray.get(task)
 
@@ -274,7 +274,7 @@ def _idle_death_error(exit_code: int) -> DeatError:
     if exit_code < 0:
         return NumericalError(
             f"{MAX_IDLE_DEATHS + 1} processes of the bench were killed before they began a run, the last by signal "
-            f"{-exit_code}, perhaps for want of memory. Give a smaller --jobs; --jobs 1 needs no other process."
+            f"{-exit_code}, perhaps because memory ran out. Give a smaller --jobs; --jobs 1 needs no other process."
         )
     return UsageError(
         f"{MAX_IDLE_DEATHS + 1} processes of the bench ended before they began a run, the last with status {exit_code}. "

@@ -98,7 +98,7 @@ GALLERY_POOL_IMAGES = 500
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """Where networks run and data lies, and the networks of their own, named by the user, whose code may run."""
+    """The device, the folder of data sets, and the files of networks that the user allows to run."""
 
     device: str = "auto"
     data_root: str | None = None
@@ -139,7 +139,7 @@ def make_sweep_figure(rows: Sequence[ReportRow], num_images: int, options: LoadO
             try:
                 loaded = load_evaluated_run(run, options)
                 lines.append(_make_sweep_line(row.name, run.seed, loaded, num_images))
-                counts.add(min(num_images, len(loaded[1])))  # a set may have fewer than are asked for
+                counts.add(min(num_images, len(loaded[1])))  # a set may have fewer images than requested
             except (DeatError, OSError) as error:
                 lacking.append(anonymize_paths(f"{row.name}: {error}"))
     name = "Accuracy by radius"
@@ -183,7 +183,7 @@ def make_gallery(row: ReportRow, count: int, options: LoadOptions) -> Gallery:
 
 
 def has_weights(run: RunResults) -> bool:
-    """Whether a run has weights beside its record."""
+    """Whether a run's folder has weights."""
     return bool(_weight_files(run))
 
 
@@ -193,7 +193,7 @@ def _weight_files(run: RunResults) -> list[Path]:
 
 
 def _is_evaluated_model(run: RunResults, model: torch.nn.Module) -> bool:
-    """Whether these are the weights behind a run's numbers; an evaluation that does not tell is believed."""
+    """Whether a run's results are of these weights; True if the evaluation does not record its weights."""
     judged = run.evaluation.settings.get("model") if run.evaluation else None
     return judged is None or judged == fingerprint_model(model)
 
@@ -285,7 +285,7 @@ class ReportCommand:
     device: str = "auto"
     """Where networks run for --sweep and --gallery: cpu, cuda, ..."""
     data_root: OptionalStr = None
-    """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
+    """The folder of data sets ($DEAT_DATA, or ~/.cache/deat)."""
     json: bool = False
     """Print the numbers as one JSON document."""
 
@@ -295,7 +295,7 @@ class ReportCommand:
 
 
 def run_report(args: ReportCommand) -> int:
-    """Write the report and say what is in it."""
+    """Write the report and print a summary."""
     story, out = write_report(args)
     _print_report(story, out, args)
     return 0

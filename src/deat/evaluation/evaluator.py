@@ -1,18 +1,20 @@
 """`deat.evaluate`: the accuracy of any model under any attacks, with sanity checks, block by block and resumable."""
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor, nn
 
 from deat.data import DataLike, DataSplits, Source, as_source
-from deat.errors import DataError, UsageError
+from deat.data.datasets import adapt_data
+from deat.errors import DataError, UsageError, unknown_name_error
 from deat.evaluation.arguments import (
     EvaluationRequest,
     call_on_one_image,
@@ -39,9 +41,12 @@ from deat.evaluation.resume_log import (
 from deat.evaluation.sanity import (
     SANITY_IMAGES,
     Flag,
+    FreshCopies,
     check_after_attacks,
     check_before_attacks,
     check_consistency,
+    check_memory,
+    copy_before_queries,
     estimate_check_passes,
 )
 from deat.evaluation.union import combine_balls
@@ -62,6 +67,21 @@ FlagCallback = Callable[[Flag], None]
 """Called with a flag about the model itself, before the first attack."""
 SaveCallback = Callable[[Evaluation], None]
 """Called with the `Evaluation`, to save it."""
+
+
+RADIUS_HINT = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
+KEYWORD_HINTS = {
+    **dict.fromkeys(("eps", "epsilon", "norm", "radius"), RADIUS_HINT),
+    **dict.fromkeys(
+        ("normalize", "mean", "std"),
+        "Put the normalisation into the model: model = deat.add_normalization(model, mean, std).",
+    ),
+    "device": "The images go where the model is: model.to('cuda').",
+    "batch_size": "How many images are attacked at once is block.",
+    "num_images": "The first so many images are n.",
+    "steps": "The steps are part of the attack's name, such as attacks=['pgd-50'].",
+}
+"""What to use in place of a keyword that evaluate does not have, where its spelling does not tell."""
 
 
 def evaluate(
@@ -85,6 +105,7 @@ def evaluate(
     progress: ProgressCallback | bool = True,
     on_flag: FlagCallback | None = None,
     distributed: Distributed = SINGLE_PROCESS,
+    **unknown: Never,
 ) -> Evaluation:
     """Measure a model's accuracy without attack, under each attack, and under the worst attack for each image.
 
@@ -139,8 +160,13 @@ def evaluate(
         >>> evaluation.flags
         []
     """
+    for name in unknown:
+        accepted = inspect.signature(evaluate).parameters.keys() - {"unknown"}
+        hint = KEYWORD_HINTS.get(name, "")
+        raise unknown_name_error("keyword of evaluate", name, accepted, hint, suggests=not hint)
     chosen = get_attacks(attacks)
     check_evaluation_arguments(chosen, n, block, seed, threads)
+    data = adapt_data(data)
     kind = choose_task(task, data)
     check_task(kind, chosen, cascade)
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # NumPy numbers cannot be written as JSON
@@ -273,6 +299,8 @@ class EvaluationRun:
             The evaluation, and the resume log, to be deleted once the evaluation is saved.
         """
         num_images = self.request.count_images(source)
+        checks_here = self.request.sanity and self.request.distributed.is_main  # which makes the checks for all
+        copies = copy_before_queries(self.request.model) if checks_here else None
         (first_images, first_labels), blocks = peek_images(
             iter_blocks(source, self.request.block, num_images), FINGERPRINT_IMAGES
         )
@@ -281,11 +309,10 @@ class EvaluationRun:
             self._set_request(replace(self.request, model=LogitsModel(self.request.model)))
         request = self.request
         num_outputs = count_outputs(take_logits(output), source, request.task, first_labels.shape[1:])
-        checks_here = request.sanity and request.distributed.is_main  # the main process makes the checks for all
         sample = sample_images(source, num_images, SANITY_IMAGES, first_images.device) if checks_here else None
 
         started = perf_counter()
-        early_flags = self._check_model(sample, source.num_classes, on_flag)
+        early_flags = self._check_model(sample, source.num_classes, min(request.block, num_images), on_flag)
         check_seconds = perf_counter() - started
 
         log = self._open_resume_log(first_images)
@@ -300,6 +327,7 @@ class EvaluationRun:
 
         started = perf_counter()
         late_flags = self._check_results(evaluation, sample, on_progress, progress)
+        late_flags += self._check_memory(copies, sample, early_flags)
         check_seconds += perf_counter() - started
 
         flags = [asdict(flag) for flag in (*early_flags, *check_consistency(evaluation), *late_flags)]
@@ -321,9 +349,12 @@ class EvaluationRun:
             ball=self.request.ball,
         )
 
-    def _check_model(self, sample: LabeledImages | None, num_classes: int, on_flag: FlagCallback) -> list[Flag]:
+    def _check_model(
+        self, sample: LabeledImages | None, num_classes: int, batch_size: int, on_flag: FlagCallback
+    ) -> list[Flag]:
         """Flags about the model itself, reported as soon as they are raised."""
-        flags = check_before_attacks(self.request.model, *sample, num_classes, self.request.task) if sample else []
+        request = self.request
+        flags = check_before_attacks(request.model, *sample, num_classes, request.task, batch_size) if sample else []
         for flag in flags:
             on_flag(flag)
         return flags
@@ -348,6 +379,16 @@ class EvaluationRun:
             lambda: on_progress(progress),
             self.request.task,
         )
+
+    def _check_memory(
+        self, copies: FreshCopies | None, sample: LabeledImages | None, early_flags: list[Flag]
+    ) -> list[Flag]:
+        """Flags about answers that depend on earlier questions; random ones always differ."""
+        names = {flag.name for flag in early_flags}
+        if sample is None or copies is None or names & {"randomised", "training_mode", "not_finite"}:
+            return []
+        flag = check_memory(self.judge.model, copies, self.request.threat, *sample, self.request.task)
+        return [flag] if flag else []
 
     def _open_resume_log(self, x: Tensor) -> ResumeLog:
         """Read the resume log; only the main process has the file."""

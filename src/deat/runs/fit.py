@@ -15,6 +15,7 @@ from torch import nn
 from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN
 from deat.data import Augment, DataLike, DataSplits, Source
 from deat.errors import CheckpointError, Interrupted, UsageError, unknown_name_error
+from deat.evaluation.evaluator import RADIUS_HINT
 from deat.integrations.loggers import Logger, RunLog, get_loggers
 from deat.methods import Method
 from deat.models.model_registry import Normalization
@@ -38,12 +39,14 @@ from deat.utils.signals import raise_keyboard_interrupt, signal_reason
 from deat.utils.text import MessageHandler
 from deat.utils.user_paths import expand_path
 
-RADIUS_HINT = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
 KEYWORD_HINTS = {
     "learning_rate": "The learning rate is lr.",
     "eps": RADIUS_HINT,
     "epsilon": RADIUS_HINT,
     "norm": RADIUS_HINT,
+    "transform": "Crops and flips are augment=deat.Augment(4); a transform of your own is part of your Dataset.",
+    "scheduler": "The learning rate over training is lr_schedule, such as 'cosine'.",
+    "num_workers": "The processes that load data are workers.",
 }
 """What to use in place of a keyword that fit does not have, where its spelling does not tell."""
 NOT_SAVED_HINT = (
@@ -91,7 +94,8 @@ def fit(
             ImageSet. The images of a loader are checked as they first come; it brings its own batches and
             augmentation, and takes neither batch_size nor augment.
         method: A name that `deat list methods` shows, or a Method.
-        threat: Linf(8 / 255), L2, L1, or text such as "l2:0.5"; by default that of the data set, or linf:8/255.
+        threat: Linf(8 / 255), L2, L1, a Union of them, or text such as "l2:0.5" or "linf:8/255+l2:0.5"; by default that
+            of the data set, or linf:8/255.
         task: What outputs and labels mean: "classification", "multilabel", "segmentation", "regression", or a task such
             as tasks.Segmentation(ignore_index=255); by default that of the data, or classification.
         epochs: Number of passes over the training set.
@@ -270,12 +274,13 @@ def _make_config(config_fields: dict[str, Any]) -> TrainConfig:
     for name in config_fields:
         if name not in known:
             accepted = known | inspect.signature(fit).parameters.keys() - {"config_fields"}
-            raise unknown_name_error("keyword of fit", name, accepted, KEYWORD_HINTS.get(name, ""))
+            hint = KEYWORD_HINTS.get(name, "")
+            raise unknown_name_error("keyword of fit", name, accepted, hint, suggests=not hint)
     return TrainConfig(**config_fields)
 
 
 def _check_batch_size(batch_size: int | None, train: Source) -> None:
-    """Refuse a batch size that was asked for where the data comes in batches of another."""
+    """Refuse a batch size if the data comes in batches of another size."""
     if batch_size is not None and batch_size != train.batch_size:
         raise UsageError(
             f"batch_size={batch_size} is not for data that comes in its own batches, here of {train.batch_size}. Leave "

@@ -23,10 +23,11 @@ from deat.training.result_folder import HISTORY_FILE as HISTORY_FILE
 from deat.training.result_folder import RUN_FILE as RUN_FILE
 from deat.training.result_folder import SUMMARY_FILE as SUMMARY_FILE
 from deat.training.result_folder import WEIGHTS_FILE as WEIGHTS_FILE
-from deat.training.result_folder import describe_training
+from deat.training.result_folder import describe_training, write_run_json
 from deat.training.resume_checks import collect_resume_config, hash_json, list_inexactness_reasons
 from deat.training.trainer import Trainer
 from deat.utils.anonymize_paths import anonymize_paths
+from deat.utils.checksums import is_unchanged
 from deat.utils.numbers import is_int_at_least
 from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import write_json
@@ -95,7 +96,7 @@ def write_run_record(folder: Path, record: dict[str, Any]) -> None:
     Raises:
         OSError: The file cannot be written.
     """
-    write_json(folder / RUN_FILE, {**record, "versions": get_versions()}, make_folder=False)
+    write_run_json(folder, {**record, "versions": get_versions()})
 
 
 def read_run_json(folder: Path) -> Any:
@@ -108,6 +109,20 @@ def read_run_json(folder: Path) -> Any:
     if isinstance(record, dict):
         _use_current_rule_set_name(record.get("request"))
     return record
+
+
+def describe_record_change(folder: Path) -> str:
+    """Say that run.json is not as deat wrote it; empty if it is, cannot be read, or is older than its checksum."""
+    try:
+        record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    if not isinstance(record, dict) or is_unchanged(record):
+        return ""
+    return (
+        f"{str(folder / RUN_FILE)!r} was changed after deat wrote it: its checksum does not match. The data, the network and "
+        "the threat model are those that it names now."
+    )
 
 
 def _use_current_rule_set_name(settings: Any) -> None:
@@ -338,7 +353,7 @@ def new_bench_row(
 
 
 def new_bench_run(seed: int, folder: str) -> BenchRunEntry:
-    """A run of bench.json that nobody has begun."""
+    """A run of bench.json that was not started."""
     return {"seed": seed, "folder": folder, "status": "waiting", "why": None, "concurrent_jobs": 1, "attempts": 0}
 
 

@@ -71,14 +71,30 @@ def collect_start_notes(trainer: "Trainer") -> list[str]:
     ]
 
 
+def describe_missing_growth(trainer: "Trainer") -> str | None:
+    """Say once, while it can still be changed, that k has not grown: after a third of the epochs, but not before the fourth.
+
+    Returns:
+        The message after that epoch; None after the others, or if k grew or does not depend on training.
+    """
+    epochs = trainer.config.epochs
+    if trainer.epoch != max(4, -(-epochs // 3)) or trainer.epoch >= epochs:
+        return None
+    reason = trainer.schedule.explain_no_growth(trainer.state, _epoch_records(trainer))
+    return reason and f"after {trainer.epoch} of {epochs} epochs {reason}"
+
+
+def _epoch_records(trainer: "Trainer") -> list[EpochRecord]:
+    return [EpochRecord(s.epoch, s.loss, s.train_accuracy, s.magnitude, s.examples) for s in trainer.history]
+
+
 def collect_result_notes(trainer: "Trainer") -> list[str]:
     """Collect remarks on a finished training: best weights at chance, lost natural accuracy, or a k that never grew."""
-    records = [EpochRecord(s.epoch, s.loss, s.train_accuracy, s.magnitude, s.examples) for s in trainer.history]
     notes = (
         _chance_level_note(trainer),
         _forgetting_note(trainer),
         _missing_verdicts_note(trainer),
-        trainer.schedule.explain_no_growth(trainer.state, records),
+        trainer.schedule.explain_no_growth(trainer.state, _epoch_records(trainer)),
     )
     return [note for note in notes if note]
 

@@ -143,6 +143,15 @@ def read_note(file: str | os.PathLike[str]) -> str | None:
         return None
 
 
+def read_weights_hash(file: str | os.PathLike[str]) -> str | None:
+    """Read the hash of all numbers that `encode_tensors` stored in a file; None if there is none."""
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            return (opened.metadata() or {}).get(HASH_KEY)
+    except Exception:  # reading the tensors will raise an error that explains it
+        return None
+
+
 def check_finite_tensors(tensors: Tensors, file: str | os.PathLike[str]) -> None:
     """Check that weights contain no NaN and no infinity, from which training cannot recover.
 
