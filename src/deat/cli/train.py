@@ -436,7 +436,7 @@ class TrainCommand:
     """What labels mean, where the data leaves it open: classification or regression for csv, segmentation:ignore_index=N
     for masks."""
     model: str = "auto"
-    """A name from `deat list models`, timm:NAME, torchvision:NAME or my_file.py:NAME; auto fits the images."""
+    """A name from `deat list models`, timm:NAME, torchvision:NAME, hf:NAME or my_file.py:NAME; auto fits the images."""
     method: str = "m+deat"
     """A name from `deat list methods` (numbers may change, m+, f+ and g+ compose) or my_file.py:NAME, also m+NAME."""
     epochs: OptionalInt = None
@@ -488,7 +488,8 @@ class TrainCommand:
     random_erasing: FloatFlag = 0.0
     """The share of training images with an erased rectangle, such as 0.25."""
     init: OptionalStr = None
-    """Weights to fine-tune: a .safetensors, .pt or .pth file, a run's folder, or one of `deat export --shard-size`."""
+    """Weights to fine-tune: a .safetensors, .pt or .pth file, a run's folder, one of `deat export --shard-size`, or
+    published ones: timm:NAME, torchvision:NAME or hf:NAME, from the package's cache or with --download."""
     rules: Literal["default", "literal", "released"] = "default"
     """literal: the paper's text; default: that, with longer steps and a largest k in M+; released: the authors' code,
     which made the paper's tables."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from deat.data import DataLike, DataSplits, Source, as_source
+from deat.data.datasets import adapt_data
 from deat.errors import DataError, UsageError, unknown_name_error
 from deat.evaluation.arguments import (
     EvaluationRequest,
@@ -165,6 +166,7 @@ def evaluate(
         raise unknown_name_error("keyword of evaluate", name, accepted, hint, suggests=not hint)
     chosen = get_attacks(attacks)
     check_evaluation_arguments(chosen, n, block, seed, threads)
+    data = adapt_data(data)
     kind = choose_task(task, data)
     check_task(kind, chosen, cascade)
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # NumPy numbers cannot be written as JSON

@@ -18,6 +18,7 @@ from deat.evaluation.verified_attack import BlockResult, combine_worst, sum_coun
 from deat.tasks import Task, build_task
 from deat.utils.checksums import add_checksum, is_unchanged
 from deat.utils.notebook_display import make_data_frame, render_html
+from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import write_atomic, write_json
 from deat.utils.text import summarize_error
 
@@ -427,7 +428,7 @@ def load_evaluation(path: str | Path) -> Evaluation:
         {'natural': 0.98, 'pgd-20': 0.85, 'worst': 0.84}
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(read_plain_text(Path(path)))
         if is_newer_schema(data["schema"]):
             raise NewerVersionError(
                 f"{str(path)!r} has schema {data['schema']!r}; this deat reads up to {SCHEMA_VERSION}. Upgrade deat."
@@ -500,7 +501,7 @@ def read_evaluation_json(path: Path) -> dict[str, Any] | None:
         Its content, or None if it is something else, which an evaluation must not replace.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_plain_text(path))
     except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) and {"schema", "accuracy", "attacks"} <= data.keys() else None

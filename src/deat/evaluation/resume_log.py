@@ -24,6 +24,7 @@ from deat.evaluation.fast_model import exact_float32
 from deat.evaluation.verified_attack import AttackLike, BlockResult, get_stages
 from deat.utils.distributed import Distributed
 from deat.utils.locks import lock_with_holder
+from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import append_text, check_no_symlinks
 from deat.utils.torch_utils import eval_mode
 
@@ -127,7 +128,7 @@ class ResumeLog:
 
     def _load(self, path: Path) -> None:
         try:
-            *lines, incomplete = path.read_text(encoding="utf-8", errors="replace").split("\n")
+            *lines, incomplete = read_plain_text(path, "replace").split("\n")
         except OSError as error:
             raise CheckpointError(f"cannot read the resume log {str(path)!r}: {error.strerror}.") from None
         if incomplete:
@@ -155,7 +156,7 @@ def read_logged_stages(path: Path) -> list[tuple[str, str]]:
     Returns:
         The names of attack and stage of each result; they are equal for an attack without stages.
     """
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = read_plain_text(path, "replace") if path.is_file() else ""
     names = [
         str(entry["attack"]).rpartition(" ")[0] for entry in map(_parse_line, text.split("\n")) if "attack" in entry
     ]

@@ -37,6 +37,7 @@ from deat.utils.locks import LOCK_FILE_NAME
 from deat.utils.numbers import check_int
 from deat.utils.signals import raise_keyboard_interrupt, signal_reason
 from deat.utils.text import MessageHandler
+from deat.utils.user_paths import expand_path
 
 KEYWORD_HINTS = {
     "learning_rate": "The learning rate is lr.",
@@ -168,7 +169,7 @@ def fit(
         if checkpoints is None:
             result = _train_without_checkpoints(trainer, shown)
         else:
-            result = _train_with_checkpoints(trainer, Path(checkpoints), shown, inexact=inexact, notify=notify)
+            result = _train_with_checkpoints(trainer, expand_path(checkpoints), shown, inexact=inexact, notify=notify)
     _print_messages(shown, result.choice.reason, *result.notes)
     return result
 
@@ -178,7 +179,7 @@ def _check_checkpoint_folder(folder: str | os.PathLike[str] | None, distributed:
     if folder is not None and os.fspath(folder) == "":
         raise UsageError("checkpoints='' names no folder: name one, such as checkpoints='kept'.")
     if folder is not None:
-        distributed.run_on_main(lambda: _check_folder_content(Path(folder)))
+        distributed.run_on_main(lambda: _check_folder_content(expand_path(folder)))
 
 
 def _check_folder_content(path: Path) -> None:

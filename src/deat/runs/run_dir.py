@@ -38,6 +38,7 @@ from deat.training.messages import format_command
 from deat.training.result_folder import BEST_WEIGHTS_KEY, format_weights_note, write_run_json
 from deat.training.trainer import Trainer
 from deat.utils.locks import LOCK_FILE_NAME, lock_run_folder
+from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import check_no_symlinks, is_temporary_file, link_atomic, write_atomic, write_json
 from deat.utils.safetensors_files import encode_tensors, read_note, read_tensors, read_weights_hash
 from deat.utils.text import MessageHandler, summarize_error
@@ -185,7 +186,7 @@ class RunFolder:
         """
         choice = trainer.best.choice.as_json()
         try:
-            record = json.loads((self.path / RUN_FILE).read_text(encoding="utf-8"))
+            record = json.loads(read_plain_text(self.path / RUN_FILE))
             is_behind = trainer.is_finished and CHOICE_KEY in record
             if record.get(CHOICE_KEY) != choice and (is_new or is_behind):
                 weights = read_weights_hash(self.path / "best" / WEIGHTS_FILE)

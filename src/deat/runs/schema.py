@@ -29,6 +29,7 @@ from deat.training.trainer import Trainer
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.checksums import is_unchanged
 from deat.utils.numbers import is_int_at_least
+from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import write_json
 from deat.utils.text import truncate_text
 from deat.version import get_versions
@@ -104,7 +105,7 @@ def read_run_json(folder: Path) -> Any:
     Raises:
         OSError, ValueError, RecursionError: The file cannot be read, or is not JSON.
     """
-    record = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    record = json.loads(read_plain_text(folder / RUN_FILE))
     if isinstance(record, dict):
         _use_current_rule_set_name(record.get("request"))
     return record
@@ -368,7 +369,7 @@ def read_bench_record(folder: Path) -> BenchRecord:
         OSError, ValueError, RecursionError: The file cannot be read, or is not JSON.
         KeyError, TypeError: A part is missing, or of another type.
     """
-    bench: BenchRecord = json.loads((folder / BENCH_FILE).read_text(encoding="utf-8"))
+    bench: BenchRecord = json.loads(read_plain_text(folder / BENCH_FILE))
     _check_field_types(bench, {"recipe": str, "settings": dict, "paper": dict, "rows": list})
     for settings in (bench["settings"], bench["settings"].get("set")):
         _use_current_rule_set_name(settings)

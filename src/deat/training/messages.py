@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from deat.evaluation.sanity import are_probabilities
 from deat.training.validation import read_labels
 from deat.utils.anonymize_paths import restore_user_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
-from deat.utils.text import format_eps
+from deat.utils.text import format_eps, quote_for_shell
 from deat.utils.user_code import is_file_spec
 
 if TYPE_CHECKING:
@@ -247,12 +246,12 @@ def format_command(
     """
     specs = {name: str(request.get(name)) for name in CODE_FLAGS[verb]}
     flags = [format_code_flag(name, spec) for name, spec in specs.items() if is_file_spec(spec)]
-    return " ".join([_launcher_prefix(distributed), verb, shlex.quote(str(folder)), *flags])
+    return " ".join([_launcher_prefix(distributed), verb, quote_for_shell(str(folder)), *flags])
 
 
 def format_code_flag(name: str, spec: str) -> str:
     """Format a flag that names a file of the user's code, from its recorded form."""
-    return f"--{name} {shlex.quote(restore_user_paths(spec))}"
+    return f"--{name} {quote_for_shell(restore_user_paths(spec))}"
 
 
 def describe_stop_position(trainer: "Trainer") -> str:
