@@ -8,7 +8,7 @@ from deat.evaluation.intervals import one_sided_p_value
 from deat.report.grouping import can_compare_rows, has_same_test_images
 from deat.report.load import ReportRow, RunResults
 from deat.report.problems import exclude_flagged_rows
-from deat.report.stats import format_interval, get_mean_accuracy, is_graded, summarize_accuracy, summarize_cost
+from deat.report.stats import format_interval, get_mean_accuracy, summarize_accuracy, summarize_cost
 
 TEST_DESCRIPTION = (
     "Each row is compared with {baseline} image by image. For every seed that both rows have, an exact McNemar test "
@@ -120,18 +120,16 @@ def choose_baseline(rows: Sequence[ReportRow], attack: str | None) -> ReportRow 
     """Choose the row that others are compared with if the user names none.
 
     This is the row of M+DEAT, or the most robust row if there is none or there are several. Rows with a sanity flag
-    are left out unless all have one, and rows without verdicts always, such as those of a regression. Of several rows of
-    M+DEAT, one with exactly this name is chosen.
+    are left out unless all have one. Of several rows of M+DEAT, one with exactly this name is chosen.
 
     Args:
         rows: The rows of a report.
         attack: The attack that rows are ranked by.
 
     Returns:
-        The baseline; None if no row has finished runs with verdicts.
+        The baseline; None if no row has finished runs.
     """
-    finished = [row for row in rows if row.finished_runs and not any(map(is_graded, row.finished_runs))]
-    candidates = exclude_flagged_rows(finished)
+    candidates = exclude_flagged_rows([row for row in rows if row.finished_runs])
     named = [row for row in candidates if row.name == DEFAULT_BASELINE]
     defaults = named or [row for row in candidates if row.method == DEFAULT_BASELINE]
     return defaults[0] if len(defaults) == 1 else find_most_robust(candidates, attack)
@@ -224,8 +222,10 @@ def _count_discordant(run: RunResults, other: RunResults, attack: str) -> tuple[
 
 def _get_verdicts(run: RunResults, attack: str) -> tuple[list[bool], list[int], Any] | None:
     """Each image's verdict and label under an attack, and the settings that a fair comparison must share."""
+    if run.evaluation and run.evaluation.task.is_graded:
+        return None  # images are not right or wrong, so that McNemar's test does not apply
     for evaluation in (run.evaluation, run.extra_evaluations.get("aa") if attack == "aa" else None):
-        if evaluation and attack in evaluation.accuracy and not evaluation.task.is_graded:
+        if evaluation and attack in evaluation.accuracy:
             settings = evaluation.settings
             attack_settings = settings["attacks"] if attack == "worst" else settings["attacks"].get(attack)
             return evaluation.verdicts[attack], evaluation.labels, (settings["threat"], attack_settings)
