@@ -27,7 +27,7 @@ from deat.evaluation.arguments import (
 )
 from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
 from deat.evaluation.block_evaluation import BlockEvaluator, LabeledImages, iter_blocks, peek_images, sample_images
-from deat.evaluation.fast_model import choose_engine
+from deat.evaluation.fast_model import choose_attack_engine
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, showing_progress
 from deat.evaluation.results import Evaluation
 from deat.evaluation.resume_log import (
@@ -191,7 +191,7 @@ def evaluate(
         model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision, task=kind
     )
     passes = request.count_images(source) * sum(map(estimate_passes, chosen)) * len(radius.balls)
-    engine = choose_engine(engine, device, passes)
+    engine = choose_attack_engine(engine, device, passes)
     request = replace(request, engine=engine, resume_log=resume_log, about=about, distributed=distributed)
     runs = [EvaluationRun(replace(request, threat=ball, ball=name)) for name, ball in _name_balls(radius).items()]
     show_flag = _once(on_flag)
