@@ -427,7 +427,7 @@ def _show_progress(quiet: bool) -> Iterator[ProgressCallback]:
         return
     latest: deque[EvaluationProgress] = deque(maxlen=1)
     live = Live(
-        get_renderable=lambda: Text(format_progress(latest[-1]) if latest else ""),
+        get_renderable=lambda: Text(format_progress(latest[-1], with_bar=True) if latest else ""),
         transient=True,
         refresh_per_second=4,
         redirect_stderr=is_all_output_terminal(),  # stderr that goes to a file is not redirected
