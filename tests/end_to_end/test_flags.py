@@ -18,6 +18,7 @@ from deat.cli.predict import AttackCommand, PredictCommand
 from deat.cli.report import ReportCommand
 from deat.cli.share import CardCommand, ClaimCommand, PullCommand, PushCommand
 from deat.cli.train import ResumeCommand, TrainCommand
+from deat.cli.watch import WatchCommand
 from deat.cli.weights import ExportCommand, ImportCommand
 
 TRAIN = """data target task model method epochs eps norm threat threat_rule out overwrite resume inexact seed batch_size lr
@@ -146,6 +147,7 @@ COMMANDS: dict[type[Any], list[str]] = {
     PushCommand: ["push", "run", "./model"],
     PullCommand: ["pull", "./model"],
     ClaimCommand: ["claim", "run"],
+    WatchCommand: ["watch", "run"],
 }
 
 

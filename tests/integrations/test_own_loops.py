@@ -4,7 +4,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import deat
 from deat.errors import UsageError
+from deat.training.adversarial_step import LoopEngine
 from helpers.together import together
 
 DIGITS = deat.load_data("digits")
@@ -129,6 +130,26 @@ def test_autocast_and_a_loss_scaler_of_the_engine_are_used() -> None:
     records = run(step)
     assert records[-1].loss == pytest.approx(expected()[1][-1].loss, rel=0.2)
     assert records[-1].loss != expected()[1][-1].loss
+
+
+def test_losses_that_another_library_scales_are_unscaled_also_for_attack_steps() -> None:
+    net, sgd = make()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    class Unscaling:
+        param_groups, state, zero_grad = sgd.param_groups, sgd.state, sgd.zero_grad
+
+        def step(self) -> None:
+            scaler.step(sgd)
+            scaler.update()
+
+    engine = LoopEngine(backward_with=lambda loss: scaler.scale(loss).backward(), scaler_in_use=scaler)
+    step = deat.AdversarialStep(
+        net, cast(torch.optim.Optimizer, Unscaling()), method="trades", threat=THREAT, epochs=EPOCHS, engine=engine
+    )  # fmt: skip
+    other, records, _ = expected("trades")
+    assert run(step) == records, "a power of two scales exactly"
+    assert_same(net, other)
 
 
 def test_images_that_were_normalised_before_are_refused_with_what_to_do() -> None:

@@ -10,6 +10,7 @@ from rich.text import Text
 from deat.training.engine_choice import ENGINE_LABELS
 from deat.training.epoch_format import format_epoch_short, format_magnitude
 from deat.training.epoch_records import EpochStats, EpochTiming
+from deat.training.messages import describe_missing_growth
 from deat.training.trainer import Trainer
 from deat.training.training_line import TrainingLine
 from deat.utils.text import format_seconds, make_printable
@@ -68,9 +69,11 @@ class TrainingProgress:
         k = trainer.schedule.budget(trainer.state, trainer.epoch).k
         if k != stats.k and trainer.epoch < trainer.config.epochs:
             self.console.print(f"  epoch {trainer.epoch + 1}: k {stats.k} -> {k}{_explain_k_change(stats)}")
+        if message := describe_missing_growth(trainer):
+            self.console.print(f"  {message}", soft_wrap=True)
         if self.engine_name != trainer.engine.name:
             self.engine_name = trainer.engine.name
-            self.console.print(f"  moves are {ENGINE_LABELS[self.engine_name] or 'eager'} from here on")
+            self.console.print(f"  moves are {ENGINE_LABELS[self.engine_name] or 'eager'} from now on")
 
     def render(self) -> Text:
         """Return the progress line: method, bar, time left, epoch, batch, k and backprops."""

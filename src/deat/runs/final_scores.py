@@ -16,6 +16,7 @@ from deat.runs.request import Run
 from deat.runs.schema import DAMAGED_RECORD_HINT, RUN_FILE, SCORES_FILE, SUMMARY_FILE, read_run_json
 from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
+from deat.utils.safe_read import read_plain_text
 from deat.utils.safe_write import write_json
 from deat.utils.text import make_printable
 
@@ -140,7 +141,7 @@ def write_scores(folder: Path, scores: Sequence[ModelScore]) -> None:
 
 def read_scores(path: Path) -> list[ModelScore]:
     """scores.json; a ValueError, TypeError or AttributeError for what is not one."""
-    scores = [ModelScore(**score) for score in json.loads(path.read_text(encoding="utf-8"))]
+    scores = [ModelScore(**score) for score in json.loads(read_plain_text(path))]
     for s in scores:
         numbers = [s.images, s.backprops, s.seconds, *s.accuracy.values()]
         if s.accuracy.keys() != scores[0].accuracy.keys() or not all(isinstance(n, int | float) for n in numbers):

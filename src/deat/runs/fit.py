@@ -15,6 +15,7 @@ from torch import nn
 from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN
 from deat.data import Augment, DataLike, DataSplits, Source
 from deat.errors import CheckpointError, Interrupted, UsageError, unknown_name_error
+from deat.evaluation.evaluator import RADIUS_HINT
 from deat.integrations.loggers import Logger, RunLog, get_loggers
 from deat.methods import Method
 from deat.models.model_registry import Normalization
@@ -36,13 +37,16 @@ from deat.utils.locks import LOCK_FILE_NAME
 from deat.utils.numbers import check_int
 from deat.utils.signals import raise_keyboard_interrupt, signal_reason
 from deat.utils.text import MessageHandler
+from deat.utils.user_paths import expand_path
 
-RADIUS_HINT = "Radius and norm are the threat, such as threat=deat.Linf(8 / 255) or threat='l2:0.5'."
 KEYWORD_HINTS = {
     "learning_rate": "The learning rate is lr.",
     "eps": RADIUS_HINT,
     "epsilon": RADIUS_HINT,
     "norm": RADIUS_HINT,
+    "transform": "Crops and flips are augment=deat.Augment(4); a transform of your own is part of your Dataset.",
+    "scheduler": "The learning rate over training is lr_schedule, such as 'cosine'.",
+    "num_workers": "The processes that load data are workers.",
 }
 """What to use in place of a keyword that fit does not have, where its spelling does not tell."""
 NOT_SAVED_HINT = (
@@ -165,7 +169,7 @@ def fit(
         if checkpoints is None:
             result = _train_without_checkpoints(trainer, shown)
         else:
-            result = _train_with_checkpoints(trainer, Path(checkpoints), shown, inexact=inexact, notify=notify)
+            result = _train_with_checkpoints(trainer, expand_path(checkpoints), shown, inexact=inexact, notify=notify)
     _print_messages(shown, result.choice.reason, *result.notes)
     return result
 
@@ -175,7 +179,7 @@ def _check_checkpoint_folder(folder: str | os.PathLike[str] | None, distributed:
     if folder is not None and os.fspath(folder) == "":
         raise UsageError("checkpoints='' names no folder: name one, such as checkpoints='kept'.")
     if folder is not None:
-        distributed.run_on_main(lambda: _check_folder_content(Path(folder)))
+        distributed.run_on_main(lambda: _check_folder_content(expand_path(folder)))
 
 
 def _check_folder_content(path: Path) -> None:
@@ -203,6 +207,8 @@ def _logging(
     folder = create_unique_folder(Path("logs"), name) if checkpoints is None else Path(checkpoints) / LOGS_FOLDER
     log = RunLog(loggers, folder, every=every, name=name, notify=notify)
     trainer.callbacks.append(log)
+    if notify:
+        notify(f"logging to {', '.join(x.name or type(x).__name__ for x in loggers)}; files are in {str(folder)!r}")
     return log
 
 
@@ -270,12 +276,13 @@ def _make_config(config_fields: dict[str, Any]) -> TrainConfig:
     for name in config_fields:
         if name not in known:
             accepted = known | inspect.signature(fit).parameters.keys() - {"config_fields"}
-            raise unknown_name_error("keyword of fit", name, accepted, KEYWORD_HINTS.get(name, ""))
+            hint = KEYWORD_HINTS.get(name, "")
+            raise unknown_name_error("keyword of fit", name, accepted, hint, suggests=not hint)
     return TrainConfig(**config_fields)
 
 
 def _check_batch_size(batch_size: int | None, train: Source) -> None:
-    """Refuse a batch size that was asked for where the data comes in batches of another."""
+    """Refuse a batch size if the data comes in batches of another size."""
     if batch_size is not None and batch_size != train.batch_size:
         raise UsageError(
             f"batch_size={batch_size} is not for data that comes in its own batches, here of {train.batch_size}. Leave "

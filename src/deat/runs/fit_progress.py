@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from deat.training.epoch_format import format_epoch_line
 from deat.training.epoch_records import EpochStats, EpochTiming
+from deat.training.messages import describe_missing_growth
 from deat.training.trainer import Trainer
 from deat.training.training_line import TrainingLine
 from deat.utils.live_line import make_live_display
@@ -43,3 +44,5 @@ class FitProgress:
         interval, number = -(-trainer.config.epochs // MAX_EPOCH_LINES), stats.epoch + 1
         if number % interval == 0 or number == trainer.config.epochs:
             self.print(format_epoch_line(trainer, stats, timing))
+        if message := describe_missing_growth(trainer):
+            self.print(message)

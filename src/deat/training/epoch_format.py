@@ -6,6 +6,7 @@ from typing import TextIO
 from deat.tasks import CLASSIFICATION, Task
 from deat.training.engine_choice import ENGINE_LABELS
 from deat.training.epoch_records import EpochStats, EpochTiming, TrainingImages
+from deat.training.messages import describe_missing_growth
 from deat.training.trainer import Trainer
 from deat.utils.text import format_seconds, make_printable
 
@@ -22,7 +23,8 @@ class EpochPrinter:
 
     def on_epoch(self, trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> None:
         """Print the epoch's scores, its seconds of training and in total, and the engine on a GPU."""
-        print(format_epoch_line(trainer, stats, timing), file=self.file or sys.stdout, flush=True)
+        for line in filter(None, (format_epoch_line(trainer, stats, timing), describe_missing_growth(trainer))):
+            print(line, file=self.file or sys.stdout, flush=True)
 
 
 def format_epoch_line(trainer: Trainer, stats: EpochStats, timing: EpochTiming) -> str:

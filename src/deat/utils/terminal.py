@@ -14,8 +14,8 @@ PIPED_TABLE_COLUMNS = 160
 class PlainConsole(Console):
     """Rich console that prints text unchanged: no markup, emoji codes or highlighting.
 
-    Names of folders and classes may look like markup, such as `:dog:` or `[red]`. A closed pipe raises
-    BrokenPipeError instead of exiting the process.
+    Names of folders and classes may look like markup, such as `:dog:` or `[red]`, or hold control characters, which are
+    replaced. A closed pipe raises BrokenPipeError instead of exiting the process.
 
     Args:
         **options: Options of `rich.console.Console`.
@@ -23,6 +23,10 @@ class PlainConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(emoji=False, markup=False, highlight=False, **options)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print objects; control characters in texts are replaced, since they could move the cursor."""
+        super().print(*(make_printable_lines(o) if isinstance(o, str) else o for o in objects), **options)
 
     def on_broken_pipe(self) -> None:
         """Raise BrokenPipeError, so that the command line chooses the exit status.

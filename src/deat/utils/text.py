@@ -1,6 +1,7 @@
 """Text for people: names and errors from elsewhere made safe and short, numbers as people write them, messages."""
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -36,6 +37,30 @@ def format_names(names: Sequence[str], limit: int = 5) -> str:
     """
     more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return f"{', '.join(map(repr, names[:limit]))}{more}"
+
+
+def quote_for_shell(text: str) -> str:
+    r"""Quote an argument for a shell, so that a printed command works: as one argument, of the same bytes.
+
+    Control characters and bytes that are no text are escaped, as bash, zsh and ksh read them.
+
+    Args:
+        text: The argument, such as a path.
+
+    Example:
+        >>> quote_for_shell("a\tb"), quote_for_shell("-x")
+        ("$'a\\tb'", './-x')
+    """
+    text = f"./{text}" if text.startswith("-") else text
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = {"\\": r"\\", "'": r"\'", "\t": r"\t", "\n": r"\n"}
+    parts = (escaped.get(c) or (c if c.isprintable() else _escape_bytes(c)) for c in text)
+    return f"$'{''.join(parts)}'"
+
+
+def _escape_bytes(character: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))
 
 
 def make_printable_lines(text: str) -> str:
