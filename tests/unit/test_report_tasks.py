@@ -62,6 +62,9 @@ def test_a_report_has_the_metrics_of_the_task_with_bootstrap_intervals(run: Path
             assert name in text
             assert f"{value:.4f}" in text
     assert "classified correctly" not in report.table
+    tex = report.tables["tex"].read_text()
+    assert "95 \\% interval (bootstrap)" in tex
+    assert "Wilson" not in tex
 
 
 def tiles_of(task: Any, x: Tensor, y: Tensor, model: Callable[[Tensor], Tensor]) -> list[Any]:

@@ -28,6 +28,7 @@ from deat.evaluation.arguments import (
 from deat.evaluation.attack_registry import describe_attack, estimate_passes, get_attacks
 from deat.evaluation.block_evaluation import BlockEvaluator, LabeledImages, iter_blocks, peek_images, sample_images
 from deat.evaluation.fast_model import choose_engine
+from deat.evaluation.kept_examples import AdversarialExamples, check_examples
 from deat.evaluation.progress import EvaluationProgress, ProgressCallback, showing_progress
 from deat.evaluation.results import Evaluation
 from deat.evaluation.resume_log import (
@@ -103,6 +104,7 @@ def evaluate(
     save: str | Path | SaveCallback | None = None,
     about: Mapping[str, Any] | None = None,
     progress: ProgressCallback | bool = True,
+    examples: AdversarialExamples | None = None,
     on_flag: FlagCallback | None = None,
     distributed: Distributed = SINGLE_PROCESS,
     **unknown: Never,
@@ -141,6 +143,8 @@ def evaluate(
         about: JSON values that describe model and data, for evaluation.json.
         progress: True to show a bar with the time left on standard error, or in a notebook's cell, and in a pipe a line
             every ten seconds. False shows nothing. Or a function that is called with an `EvaluationProgress`.
+        examples: An empty `deat.AdversarialExamples`, which then has every adversarial image and the model's answer to
+            it. By default they are not kept.
         on_flag: Called with each flag about the model itself, before the first attack.
         distributed: From `deat.Distributed.initialize()` in processes that torchrun started. They share the blocks,
             and all return the same result; the first one writes files and prints.
@@ -172,10 +176,16 @@ def evaluate(
     n, block, seed = None if n is None else int(n), int(block), int(seed)  # NumPy numbers cannot be written as JSON
     check_model(model)
     about = {"model": type(model).__name__, "data": _describe_data(data), **check_about(about)}
-    distributed.run_on_main(lambda: check_output_files(resume_log, save))
     radius = parse_threat(
         _default_threat(data) if threat is None else threat, **(data.features if isinstance(data, DataSplits) else {})
     )
+    check_examples(
+        examples,
+        has_resume_log=resume_log is not None,
+        num_processes=distributed.size,
+        num_balls=len(radius.balls),
+    )
+    distributed.run_on_main(lambda: check_output_files(resume_log, save))
     device = device_of(model)
     part = _get_evaluation_part(data)
     source = as_source(part, batch_size=block, device=device, shuffle=False, task=kind, box=radius.box)
@@ -192,7 +202,9 @@ def evaluate(
     )
     passes = request.count_images(source) * sum(map(estimate_passes, chosen)) * len(radius.balls)
     engine = choose_engine(engine, device, passes)
-    request = replace(request, engine=engine, resume_log=resume_log, about=about, distributed=distributed)
+    request = replace(
+        request, examples=examples, engine=engine, resume_log=resume_log, about=about, distributed=distributed
+    )
     runs = [EvaluationRun(replace(request, threat=ball, ball=name)) for name, ball in _name_balls(radius).items()]
     show_flag = _once(on_flag)
     showing = nullcontext(progress) if callable(progress) else showing_progress(progress and distributed.is_main)
@@ -266,7 +278,15 @@ class EvaluationRun:
 
     def _set_request(self, request: EvaluationRequest) -> None:
         self.request = request
-        self.judge = Judge(request.model, request.threat, request.seed, request.precision, request.engine, request.task)
+        self.judge = Judge(
+            request.model,
+            request.threat,
+            request.seed,
+            request.precision,
+            request.engine,
+            request.task,
+            request.examples,
+        )
         self._model_fingerprint = fingerprint_model(request.model)
         self.fingerprint = self._compute_fingerprint()
 

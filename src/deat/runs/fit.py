@@ -207,6 +207,8 @@ def _logging(
     folder = create_unique_folder(Path("logs"), name) if checkpoints is None else Path(checkpoints) / LOGS_FOLDER
     log = RunLog(loggers, folder, every=every, name=name, notify=notify)
     trainer.callbacks.append(log)
+    if notify:
+        notify(f"logging to {', '.join(x.name or type(x).__name__ for x in loggers)}; files are in {str(folder)!r}")
     return log
 
 

@@ -15,7 +15,6 @@ from deat.core.meter import EpochRecord
 from deat.errors import NumericalError, UsageError
 from deat.evaluation.intervals import newcombe_interval
 from deat.evaluation.sanity import are_probabilities
-from deat.training.validation import read_labels
 from deat.utils.anonymize_paths import restore_user_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.text import format_eps, quote_for_shell
@@ -118,7 +117,7 @@ def _chance_level_note(trainer: "Trainer") -> str | None:
     if validator is None or best.natural is None or bound is None or best.natural > bound:
         return None
     n = validator.source.num_examples
-    if not validator.task.class_labels(read_labels(validator.source)):
+    if not validator.task.class_labels(validator.labels):
         name = validator.task.metric_names[0]
         return (
             f"the best weights (epoch {best.epoch + 1}) are no better than a constant answer: without any attack {name} is "

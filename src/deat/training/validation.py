@@ -95,9 +95,14 @@ class Validator:
         return ValScores(natural.accuracy, robust.accuracy, natural.loss, robust.correct)
 
     @cached_property
+    def labels(self) -> Tensor:
+        """All labels, on the CPU."""
+        return read_labels(self.source)
+
+    @cached_property
     def chance(self) -> float | None:
         """The highest natural accuracy, or first metric, of a constant answer; None if the task does not know it."""
-        return self.task.chance(read_labels(self.source))
+        return self.task.chance(self.labels)
 
     @cached_property
     def chance_upper_bound(self) -> float | None:
