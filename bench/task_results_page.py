@@ -79,7 +79,8 @@ CONCLUSIONS = (
     "on breast cancer M+DEAT is more accurate without attack, and at equal backprops less robust than PGD-AT; on diabetes "
     "the methods are not told apart, and natural training is hardly less robust than any other. M+TRADES spends more "
     "backprops than PGD-AT on the tables, and is nowhere shown to be more robust. Intervals over so few seeds are wide: on "
-    "spoken digits they do not show the difference of the means.",
+    "spoken digits they show no difference in robustness. g+ at equal backprops is not told apart from training without it "
+    "on the tables; on the other tasks it was not tried.",
 )
 """What the tables show, in words: to be read again whenever a record changes."""
 
