@@ -31,8 +31,8 @@ def spoil_batch(monkeypatch: pytest.MonkeyPatch, number: int, value: float) -> N
     """The loss of one batch becomes this value, counted from the beginning of training."""
     real, calls = Game.compute_both_gradients, []
 
-    def spoilt(self, r):
-        result = real(self, r)
+    def spoilt(self, r, *args, **options):
+        result = real(self, r, *args, **options)
         calls.append(1)
         if len(calls) == number:
             r.loss.fill_(value)
