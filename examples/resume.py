@@ -8,7 +8,7 @@ import deat
 from deat.errors import Interrupted
 
 
-class InterruptAfterThirdEpoch:
+class InterruptAfterThirdEpoch(deat.Callback):
     """Interrupts training after an epoch, as Ctrl-C or SIGTERM do."""
 
     def on_epoch(self, trainer: deat.Trainer, stats: deat.EpochStats, timing: deat.EpochTiming) -> None:

@@ -44,6 +44,7 @@ from deat.runs.predict import Prediction, predict
 from deat.runs.saved_run import SavedRun, load_run
 from deat.schedules import Schedule, ScheduleState
 from deat.threat import L1, L2, Linf, ThreatModel, Union
+from deat.training.adversarial_step import AdversarialStep, StepResult
 from deat.training.best_epoch import BestChoice
 from deat.training.callbacks import Callback
 from deat.training.checkpoints import Checkpoints
@@ -63,6 +64,7 @@ __version__ = VERSION
 __all__ = [
     "L1",
     "L2",
+    "AdversarialStep",
     "Attack",
     "AttackLike",
     "AttackedImage",
@@ -109,6 +111,7 @@ __all__ = [
     "Schedule",
     "ScheduleState",
     "Source",
+    "StepResult",
     "ThreatModel",
     "Trades",
     "TrainConfig",

@@ -260,6 +260,53 @@ def test_several_jobs_give_the_same_numbers_marked_and_outlive_a_worker_that_die
     )
 
 
+DYING = {"by signal 9": (signal.raise_signal, 9, 5), "with status 3": (os._exit, 3, 2)}
+
+
+@pytest.mark.promise("P166")
+@pytest.mark.usefixtures("_workers_that_have_imported_all")
+@pytest.mark.parametrize("end", DYING)
+def test_a_bench_whose_processes_die_before_they_begin_a_run_ends_and_says_so(
+    end: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    function, number, status = DYING[end]
+    started = []
+
+    def start(context, grid, cells):
+        started.append(context.Process(target=function, args=(number,)))
+        started[-1].start()
+        return started[-1]
+
+    monkeypatch.setattr(workers, "_start_worker", start)
+    order = ["bench", "quick", "--methods", "natural", "--seeds", "0,1", "--jobs", "2", *SMALL]
+    assert main(order) == status
+    assert end in capsys.readouterr().err
+    assert len(started) <= 2 * workers.MAX_IDLE_DEATHS
+    assert {run["status"] for run in runs_of().values()} == {"waiting"}
+    monkeypatch.undo()
+
+
+@pytest.mark.promise("P167")
+def test_processes_of_a_killed_bench_save_their_runs_and_end_too(children: Children) -> None:
+    order = ["bench", "quick", "--methods", "natural", "--seeds", "0", "--jobs", "2", *SMALL, "--set", "epochs=5000"]
+    bench = children.start(*order, cwd=Path.cwd())
+    folder = Path("runs/bench-quick/natural/seed-0")
+    wait_for((folder / "history.jsonl").is_file)
+    pid = int(json.loads((folder / "lock").read_text())["pid"])
+    os.kill(bench, signal.SIGKILL)
+    assert children.wait(bench) == -signal.SIGKILL
+    wait_for(lambda: not is_running(pid))
+    assert not (folder / "lock").exists()
+    assert {run["status"] for run in runs_of().values()} == {"waiting"}
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_two_benches_share_a_folder_and_a_killed_one_is_gone_on_with(children: Children) -> None:
     slow = ["bench", "quick", "--methods", "natural", "--seeds", "0,1", *SMALL, "--set", "epochs=16"]
     other = children.start(*slow, cwd=Path.cwd())

@@ -131,7 +131,20 @@ def test_order_is_not_satisfied_by_a_wrong_import(tmp_path, monkeypatch):
     assert forbidden(judge) == ["training.trainer"]
 
 
-SLOW = ("torch._dynamo", "triton", "torchvision", "timm", "tyro", "rich", "matplotlib", "PIL", "pyautoattack", "ray")
+TOOLS = ("tensorboard", "wandb", "mlflow", "trackio", "lightning", "accelerate", "transformers")
+SLOW = (
+    "torch._dynamo",
+    "triton",
+    "torchvision",
+    "timm",
+    "tyro",
+    "rich",
+    "matplotlib",
+    "PIL",
+    "pyautoattack",
+    "ray",
+    *TOOLS,
+)
 """Whatever takes long to import, or need not be there."""
 IMPORTING = f"""import sys, deat
 deat.build_model("small")

@@ -118,6 +118,30 @@ def test_segpgd_weighs_right_pixels_alone_at_first_and_all_alike_at_last():
     torch.testing.assert_close(task.segpgd_loss(outputs, y, 1.0), 0.5 * task.loss(outputs, y))
 
 
+def test_a_multi_label_answer_with_more_wrong_labels_is_worse_and_the_probability_decides_ties():
+    y = torch.ones(4, 3, dtype=torch.int64)
+    outputs = torch.tensor([[9.0, 9, 9], [0.1, 0.1, 0.1], [9, 9, -0.1], [9, 9, -9]])
+    scores = MultiLabel().score(outputs, y).tolist()
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == 4
+    assert MultiLabel().score(-outputs, 1 - y).tolist() == scores
+
+
+def test_an_attack_lowers_the_map_also_where_no_label_changes():
+    x = torch.rand(40, 2, generator=generator())
+    data = x, (x > 0.5).long()
+    net = nn.Linear(2, 2)
+    with torch.no_grad():
+        net.weight.copy_(torch.eye(2))
+        net.bias.fill_(3.0)  # every label is predicted, so that only the ranking of examples is left to attack
+    evaluation = deat.evaluate(
+        net, data, task="multilabel", threat="linf:0.2", attacks="natural,pgd-5", sanity=False, progress=False
+    )
+    assert evaluation.metrics["natural"]["mAP"] == 1.0
+    assert evaluation.metrics["pgd-5"]["mAP"] < 0.9
+    assert evaluation.metrics["pgd-5"]["exact match"] == evaluation.metrics["natural"]["exact match"]
+
+
 def test_regression_metrics():
     task, (outputs, y) = Regression(), example(Regression(), 40)
     metrics = task.summarize(task.statistics(outputs, y))

@@ -867,7 +867,7 @@ class Told:
 @pytest.mark.parametrize(
     ("callbacks", "says"),
     [
-        ([lambda epoch: None], "a callback is a function"),
+        ([lambda epoch: None], "the callback <lambda> does not take three arguments"),
         (print, "callbacks is of type builtin_function_or_method"),
         ([Told], "a callback is the class Told"),
         ([Told()], "on_epoch of a Told does not take three arguments"),

@@ -9,7 +9,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from deat.bench.bench_folder import Grid, GridCell, hash_row_code, remove_damaged_evaluations
 from deat.checkpoint.store import list_checkpoints, try_remove
 from deat.data.streaming import AnyImageSet
-from deat.errors import CheckpointError, DeatError, Interrupted, UsageError
+from deat.errors import CheckpointError, DeatError, Interrupted, NumericalError, UsageError
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.resume_log import lock_evaluation, resume_log_path
 from deat.recipes.recipe import AttackRound
@@ -141,6 +142,10 @@ TickCallback = Callable[[], None]
 THREAD_ENV_VARS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
+MAX_IDLE_DEATHS = 4
+"""How many processes may die in a row of which none has begun a run."""
+
+
 def run_sequentially(grid: Grid, cells: Sequence[GridCell], tick: TickCallback) -> None:
     """Run every cell that is free, one after the other, in this process."""
     while claimed := grid.claim(cells):
@@ -150,8 +155,14 @@ def run_sequentially(grid: Grid, cells: Sequence[GridCell], tick: TickCallback) 
 
 
 def run_in_processes(grid: Grid, cells: Sequence[GridCell], jobs: int, tick: TickCallback) -> None:
-    """Run the cells in several processes of one thread each; one that dies is replaced while there is work."""
+    """Run the cells in several processes of one thread each; one that dies is replaced while there is work.
+
+    Raises:
+        CheckpointError: Nothing can be written into the bench's folder.
+        DeatError: Processes die before they begin a run, so that replacing them would have no end.
+    """
     context = get_context("spawn")
+    idle_deaths, num_begun = 0, _num_begun_runs(grid)
     with _single_threaded_children():
         workers = [_start_worker(context, grid, cells) for _ in range(min(jobs, len(cells)))]
         try:
@@ -161,7 +172,13 @@ def run_in_processes(grid: Grid, cells: Sequence[GridCell], jobs: int, tick: Tic
                 died = [w for w in workers if w.exitcode not in (None, 0)]
                 workers = [w for w in workers if w.exitcode is None]
                 _check_dead_workers(died, grid)
-                workers += [_start_worker(context, grid, cells) for _ in died if _has_unfinished_cells(grid, cells)]
+                if died and _has_unfinished_cells(grid, cells):
+                    begun_before, num_begun = num_begun, _num_begun_runs(grid)
+                    idle_deaths = len(died) + (idle_deaths if num_begun == begun_before else 0)
+                    if idle_deaths <= MAX_IDLE_DEATHS:
+                        workers += [_start_worker(context, grid, cells) for _ in died]
+                    elif not workers:
+                        raise _idle_death_error(died[-1].exitcode)
         finally:
             for worker in workers:
                 worker.terminate()
@@ -212,12 +229,12 @@ def _collect_ray_task(ray: Any, task: Any) -> None:
         ray.get(task)
 
 
-def _run_free_cells(root: str, cells: Sequence[GridCell], tick: TickCallback = lambda: None) -> None:
+def _run_free_cells(root: str, cells: Sequence[GridCell]) -> None:
     """What a worker does: claim and run cells until none is free."""
     folder = Path(root)
     if not folder.is_dir():
         raise UsageError(f"{root!r} is not there on this machine; a bench over several needs a folder they share.")
-    run_sequentially(Grid(folder), cells, tick)
+    run_sequentially(Grid(folder), cells, lambda: None)
 
 
 def _start_worker(context: Any, grid: Grid, cells: Sequence[GridCell]) -> Any:
@@ -230,21 +247,39 @@ def _worker_main(root: str, cells: Sequence[GridCell]) -> None:
     """Run a worker; only its parent stops it and reports on it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the parent too
     torch.set_num_threads(1)
-    parent = os.getppid()
-
-    def leave_if_orphaned() -> None:
-        """End where the bench itself is gone."""
-        if os.getppid() != parent:
-            sys.exit(0)
-
     with sigterm_as_keyboard_interrupt():
+        threading.Thread(target=_stop_with_parent, daemon=True).start()
         try:
-            _run_free_cells(root, cells, leave_if_orphaned)
+            _run_free_cells(root, cells)
         except (KeyboardInterrupt, Interrupted):
             sys.exit(Interrupted.exit_code)
         except DeatError as error:
             print_stderr(str(error))
             sys.exit(error.exit_code)
+
+
+def _stop_with_parent() -> None:
+    """Stop this worker as a signal does, which saves its run, when the bench itself was killed."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _num_begun_runs(grid: Grid) -> int:
+    return sum(run["attempts"] for run in grid.runs().values())
+
+
+def _idle_death_error(exit_code: int) -> DeatError:
+    if exit_code < 0:
+        return NumericalError(
+            f"{MAX_IDLE_DEATHS + 1} processes of the bench were killed before they began a run, the last by signal "
+            f"{-exit_code}, perhaps for want of memory. Give a smaller --jobs; --jobs 1 needs no other process."
+        )
+    return UsageError(
+        f"{MAX_IDLE_DEATHS + 1} processes of the bench ended before they began a run, the last with status {exit_code}. "
+        "What they said is above; --jobs 1 runs in this process and shows the error."
+    )
 
 
 def _check_dead_workers(died: Sequence[Any], grid: Grid) -> None:

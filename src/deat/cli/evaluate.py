@@ -30,12 +30,12 @@ from deat.methods.configure import MAX_ALPHA, check_alpha
 from deat.runs.load_run import TrainedRun, get_test_split, load_run_model, load_trained_run
 from deat.runs.request import Run
 from deat.runs.schema import EVALUATION_FILE, HISTORY_FILE, SUMMARY_FILE, EpochChoice, RunRecord
-from deat.threat import ThreatModel
+from deat.threat import ThreatModel, format_threat
 from deat.training.messages import format_command
 from deat.utils.distributed import Distributed
 from deat.utils.safe_write import check_no_symlinks
 from deat.utils.terminal import PlainConsole, is_all_output_terminal, is_stdout_terminal, print_stderr
-from deat.utils.text import format_eps, format_seconds, make_printable
+from deat.utils.text import format_seconds, make_printable
 from deat.utils.user_paths import expand_path
 
 MAX_TABLE_CLASSES = 20
@@ -109,15 +109,13 @@ def _describe_target(evaluation: Evaluation) -> str:
 
 def _build_attack_table(evaluation: Evaluation) -> Table:
     settings = evaluation.settings
-    norm, eps = (settings["threat"][name] for name in ("norm", "eps"))
     sample = f" (a sample of {settings['available']:,})" if settings["sample"] else ""
-    title = f"{norm} eps {format_eps(eps)}, {evaluation.num_images:,} images{sample}, seed {settings['seed']}"
+    title = f"{format_threat(settings['threat'])}, {evaluation.num_images:,} images{sample}, seed {settings['seed']}"
     title += ", cascade: each attack saw survivors only" if settings["cascade"] else ""
     if evaluation.task.is_graded:
         return _build_metric_table(evaluation, title)
-    table = Table(
-        "attack", "accuracy", "95 % interval", "first to fool", "seconds", title=title, box=None, pad_edge=False
-    )
+    columns = ("accuracy", "95 % interval", *_ball_columns(evaluation), "first to fool", "seconds")
+    table = Table("attack", *columns, title=title, box=None, pad_edge=False)
     for r in evaluation.results:
         shown = r.name in evaluation.accuracy
         share = (
@@ -125,18 +123,33 @@ def _build_attack_table(evaluation: Evaluation) -> Table:
             if shown
             else ["", ""]
         )
+        share += _ball_cells(evaluation, r.name, ".2%")
         table.add_row(r.name, *share, f"{evaluation.newly_fooled[r.name]:,}", f"{r.seconds:.1f}")
     if evaluation.has_worst_case:
-        interval = _format_interval(evaluation.intervals["worst"])
-        table.add_row("worst of all", f"{evaluation.worst:.2%}", interval, "", "", style="bold")
+        worst = [f"{evaluation.worst:.2%}", _format_interval(evaluation.intervals["worst"])]
+        worst += _ball_cells(evaluation, "worst", ".2%")
+        table.add_row("worst of all", *worst, "", "", style="bold")
     return table
+
+
+def _ball_columns(evaluation: Evaluation) -> list[str]:
+    """The columns of a union's balls; none for a single ball."""
+    return [f"in {name}" for name in evaluation.balls]
+
+
+def _ball_cells(evaluation: Evaluation, attack: str, format_spec: str) -> list[str]:
+    """The accuracy, or first metric, in each ball of a union."""
+    return [
+        f"{ball.accuracy[attack]:{format_spec}}" if attack in ball.accuracy else ""
+        for ball in evaluation.balls.values()
+    ]
 
 
 def _build_metric_table(evaluation: Evaluation, title: str) -> Table:
     """Every metric with its interval, for a task whose answers are more or less wrong."""
     names, console_name = evaluation.task.metric_names, {"worst": "worst of all"}
     columns = [column for name in names for column in (name, "95 % interval")]
-    table = Table("attack", *columns, "seconds", title=title, box=None, pad_edge=False)
+    table = Table("attack", *columns, *_ball_columns(evaluation), "seconds", title=title, box=None, pad_edge=False)
     seconds = {result.name: f"{result.seconds:.1f}" for result in evaluation.results}
     shown = {name: evaluation.metrics[name] for name in evaluation.accuracy}
     for attack, metrics in shown.items():
@@ -146,6 +159,7 @@ def _build_metric_table(evaluation: Evaluation, title: str) -> Table:
             for cell in (f"{metrics[name]:.4f}", "{:.3f} to {:.3f}".format(*evaluation.metric_intervals[attack][name]))
         ]
         style = "bold" if attack == "worst" else ""
+        cells += _ball_cells(evaluation, attack, ".4f")
         table.add_row(console_name.get(attack, attack), *cells, seconds.get(attack, ""), style=style)
     return table
 

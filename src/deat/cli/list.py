@@ -14,6 +14,7 @@ from deat.errors import UsageError
 from deat.evaluation.attack_registry import list_attack_plugins
 from deat.evaluation.attacks import ATTACK_FAMILIES, Attack
 from deat.evaluation.autoattack import AUTOATTACK_PARTS
+from deat.integrations.loggers import list_loggers
 from deat.methods.method_registry import list_file_methods
 from deat.tasks import get_task, list_tasks
 from deat.threat import Linf
@@ -24,11 +25,11 @@ from deat.utils.terminal import make_table_console
 
 @dataclass(frozen=True)
 class ListCommand:
-    """List the available methods, models, data sets, attacks, tasks, recipes or installed plugins."""
+    """List the available methods, models, data sets, attacks, tasks, recipes, loggers or installed plugins."""
 
     is_resumable: ClassVar[bool] = False
 
-    kind: Positional[Literal["methods", "models", "data", "attacks", "tasks", "recipes", "plugins"]]
+    kind: Positional[Literal["methods", "models", "data", "attacks", "tasks", "recipes", "loggers", "plugins"]]
     """What to list."""
     code: OptionalStr = None
     """methods: also list those that this Python file defines, with the names to train them by."""
@@ -117,7 +118,7 @@ def _first_sentence(value: object) -> str:
 
 def _plugin_rows() -> list[dict[str, Any]]:
     """Every plugin of every group; looking up the names loads them, and warns of those that fail."""
-    methods.list_methods(), models.list_models(), list_tasks(), list_attack_plugins()
+    methods.list_methods(), models.list_models(), list_tasks(), list_attack_plugins(), list_loggers()
     return [
         {"name": one.name, "group": one.group, "package": one.origin, "problem": one.problem}
         for group in PLUGIN_GROUPS
@@ -149,6 +150,17 @@ def _recipe_rows() -> list[dict[str, Any]]:
     ]
 
 
+def _logger_rows() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": info.name,
+            "what": info.what,
+            "install": f"pip install 'deat[{info.extra}]'" if info.missing and info.extra else "",
+        }
+        for info in list_loggers()
+    ]
+
+
 LOSS_DESCRIPTIONS = {"ce": "cross-entropy", "margin": "the margin", "segpgd": "right pixels first (segmentation)"}
 OMITTED_COLUMNS = ("methods", "settings", "models")
 """Columns that are too long for the table; they are printed below it."""
@@ -159,5 +171,6 @@ ROWS_BY_KIND = {
     "attacks": _attack_rows,
     "tasks": _task_rows,
     "recipes": _recipe_rows,
+    "loggers": _logger_rows,
     "plugins": _plugin_rows,
 }

@@ -15,12 +15,13 @@ from deat.cli.bench import PIPED_TABLE_COLUMNS
 from deat.cli.flag_types import IntFlag, OptionalInt, OptionalStr
 from deat.data import as_source
 from deat.errors import CheckpointError, DeatError, UsageError
-from deat.evaluation.attacks import parse_attack
+from deat.evaluation.attacks import call_attack, parse_attack
 from deat.evaluation.block_evaluation import load_images_at
 from deat.evaluation.evaluator import evaluate
 from deat.evaluation.resume_log import fingerprint_model
 from deat.evaluation.verified_attack import derive_block_seed
 from deat.radius_checks import max_image_distance
+from deat.report.ball_table import render_balls_markdown
 from deat.report.claim_checks import check_claims
 from deat.report.draw_figures import check_matplotlib, draw_figure, draw_gallery
 from deat.report.evaluation_table import describe_evaluations, render_evaluations_markdown
@@ -79,11 +80,11 @@ from deat.runs.load_run import get_test_split, load_run_model, load_trained_run
 from deat.runs.run_dir import WEIGHT_FOLDERS, is_report_folder, list_report_files
 from deat.runs.schema import WEIGHTS_FILE, EpochChoice, read_record
 from deat.tasks import CLASSIFICATION
-from deat.threat import ThreatModel
+from deat.threat import ThreatModel, format_threat
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.safe_write import check_no_symlinks, write_atomic
 from deat.utils.terminal import PlainConsole, is_stdout_terminal
-from deat.utils.text import escape_markdown, format_eps, make_printable
+from deat.utils.text import escape_markdown, make_printable
 from deat.utils.torch_utils import device_of, eval_mode
 from deat.utils.user_code import SPEC_HINT, is_file_spec
 from deat.utils.user_paths import expand_path
@@ -169,7 +170,7 @@ def make_gallery(row: ReportRow, count: int, options: LoadOptions) -> Gallery:
     numbers, x, y = _select_images(row.finished_runs[0], model, part, count)
     how = replace(parse_attack(REPORT_ATTACK), freeze=False)  # else fooled images show their random start
     generator = torch.Generator(x.device).manual_seed(derive_block_seed(0, how.name, 0))
-    adv = how(model, x, y, threat, generator)
+    adv = call_attack(how, model, x, y, threat, generator, CLASSIFICATION)
     labels = [str(part.classes[i]) for i in y.tolist()]
     tiles = _make_tiles(
         numbers,
@@ -177,7 +178,7 @@ def make_gallery(row: ReportRow, count: int, options: LoadOptions) -> Gallery:
         (x.cpu(), _predict_classes(model, x, part.classes)),
         (adv.cpu(), _predict_classes(model, adv, part.classes)),
     )
-    attack = f"{how.name.upper()} with all steps on every image, {threat.name} eps {format_eps(threat.eps)}"
+    attack = f"{how.name.upper()} with all steps on every image, {format_threat(threat)}"
     return Gallery(row.name, attack, select_tiles(list(tiles), count))
 
 
@@ -199,6 +200,8 @@ def _is_evaluated_model(run: RunResults, model: torch.nn.Module) -> bool:
 
 def _make_sweep_line(name: str, seed: int, loaded: LoadedRun, num_images: int) -> PlotLine:
     model, part, threat = loaded
+    if len(threat.balls) > 1:
+        raise UsageError(f"it was trained against a {format_threat(threat)}, which has no single radius to change")
     shares: list[float | None] = []
     radii = [
         factor * threat.eps
@@ -398,7 +401,7 @@ def _format_markdown(story: Report) -> str:
     of = story.results
     place = f"In the paper: {escape_markdown('; '.join(of.data.paper_tables))}.\n\n" if of.data.paper_tables else ""
     results = render_markdown_table(of) if any(row.finished_runs for row in of.rows) else _format_unevaluated(of)
-    evaluations = render_evaluations_markdown(of.rows)
+    evaluations = f"{render_balls_markdown(of.rows)}{render_evaluations_markdown(of.rows)}"
     tables = f"{results}{evaluations}{render_held_out_markdown(of.rows)}{render_scores_tables(of.rows)}"
     table = f"# {escape_markdown(story.heading)}\n\n{place}{tables}"
     return f"{table}\n## The paper's claims\n\n{render_claims_table(story.claims)}" if story.claims else table

@@ -30,12 +30,15 @@ from deat.cli.flag_types import (
 from deat.cli.training_progress import PhaseTimer, TrainingProgress
 from deat.data import DataSplits, LazyImages
 from deat.errors import CheckpointError, UsageError
+from deat.integrations.loggers import RunLog, get_loggers
+from deat.integrations.loggers.run_log import get_recorded_loggers, read_interval
 from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
 from deat.runs.final_scores import ModelScore, RunScorer, ScoreOptions, read_score_options, write_scores
 from deat.runs.initial_scores import InitialScores, score_initial_weights
 from deat.runs.load_run import has_weights_to_resume, load_run_to_resume
 from deat.runs.request import Request, Run, resolve_request
 from deat.runs.run_dir import (
+    LOGS_FOLDER,
     RunFolder,
     back_up_run,
     check_no_links,
@@ -51,7 +54,7 @@ from deat.runs.run_report import list_gradient_masking_warnings, write_summary
 from deat.runs.schema import RUN_FILE, SUMMARY_FILE, RunRecord, read_record
 from deat.tasks import CLASSIFICATION, Task
 from deat.threat import format_threat
-from deat.training.callbacks import Callback
+from deat.training.callbacks import CallbackLike
 from deat.training.config import TrainConfig
 from deat.training.cost_estimate import CostEstimate, estimate_cost
 from deat.training.epoch_format import EpochPrinter, format_epoch
@@ -71,9 +74,9 @@ class TrainingDisplay:
     """What shows the training, if anything."""
 
     line: TrainingProgress | None
-    callbacks: list[Callback]
+    callbacks: list[CallbackLike]
 
-    def following(self, trainer: Trainer) -> list[Callback]:
+    def following(self, trainer: Trainer) -> list[CallbackLike]:
         """The callbacks, for this trainer."""
         if self.line:
             self.line.show_trainer(trainer)
@@ -178,6 +181,8 @@ class TrainOptions:
     inexact: bool = False
     test_images: int = 1000
     baseline: str = "auto"
+    log: str | None = None
+    log_every: int = 0
     dry_run: bool = False
     json: bool = False
 
@@ -218,6 +223,8 @@ class TrainSession:
             notify=self.notify,
         )
         self.training = FolderTraining(lambda: trainer, folder_options, run)
+        self.loggers = [] if options.log is None else get_loggers(options.log)
+        self.run_log: RunLog | None = None
 
     @property
     def out(self) -> Path:
@@ -239,10 +246,13 @@ class TrainSession:
             self.phase_timer = PhaseTimer()
             if self.run.start:
                 self._score_initial_weights()
-            with self._display() as display:
-                result = self._fit(display)
-                if self.scorer.wants_baseline:
-                    self._train_baseline(display)
+            with self._logging() as self.run_log:
+                with self._display() as display:
+                    result = self._fit(display)
+                    if self.scorer.wants_baseline:
+                        self._train_baseline(display)
+                if self.run_log and self.scorer.scores:
+                    self.run_log.log_table("scores", *_list_score_rows(self.scorer.scores))
             if self.distributed.is_main:
                 self._write_results(result)
                 self.console.print(self.phase_timer.summary())
@@ -273,7 +283,7 @@ class TrainSession:
     def _fit(self, display: TrainingDisplay) -> TrainResult:
         folder, watch = self.training.store, self.training.watch
         assert isinstance(folder, RunFolder)
-        self.trainer.callbacks += display.following(self.trainer)
+        self.trainer.callbacks += [*display.following(self.trainer), *filter(None, [self.run_log])]
         before, watched = len(folder.timings), watch.seconds if watch else 0.0
         result = self.trainer.fit()
         mine = folder.timings[before:]
@@ -358,6 +368,19 @@ class TrainSession:
         self.console.print(f"everything is in {self.out}; full report: report.md")
 
     @contextmanager
+    def _logging(self) -> Iterator[RunLog | None]:
+        """What writes into the loggers of --log; a resumed run without the flag has those that it was begun with."""
+        folder = self.out / LOGS_FOLDER
+        loggers, every = self.loggers, self.options.log_every
+        if self.options.log is None and self.training.resumed:
+            loggers, every = get_recorded_loggers(folder, self.notify), every or read_interval(folder)
+        if not loggers or not self.distributed.is_main:
+            yield None
+            return
+        with RunLog(loggers, folder, every=every, name=self.out.name, notify=self.notify) as log:
+            yield log
+
+    @contextmanager
     def _display(self) -> Iterator[TrainingDisplay]:
         if self.options.json or not self.distributed.is_main:
             yield TrainingDisplay(None, [])
@@ -366,6 +389,13 @@ class TrainSession:
                 yield TrainingDisplay(line, [line])
         else:
             yield TrainingDisplay(None, [EpochPrinter()])
+
+
+def _list_score_rows(scores: list[ModelScore]) -> tuple[list[str], list[list[Any]]]:
+    """The columns and the rows of the final table, for loggers."""
+    attacks = list(scores[0].accuracy) if scores else []
+    rows = [[s.name, *s.accuracy.values(), s.images, s.backprops, s.seconds] for s in scores]
+    return ["model", *attacks, "images", "backprops", "seconds"], rows
 
 
 def _create_run_folder(run: Run, options: TrainOptions, resume: ResumePolicy) -> Path:
@@ -517,6 +547,10 @@ class TrainCommand:
     """On a GPU, the same bits every time, so that a resumed run is exact; slower. A CPU is so anyway."""
     workers: OptionalInt = None
     """Processes that decode images which do not fit in memory."""
+    log: OptionalStr = None
+    """Where to log: names from `deat list loggers` with commas, such as tensorboard,csv; files go to logs/ in --out."""
+    log_every: IntFlag = 0
+    """Also log the loss of every so many batches; 0 for none."""
     data_root: OptionalStr = None
     """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
     download: bool = False
@@ -573,6 +607,8 @@ def _try_read_record(options: TrainOptions) -> RunRecord | None:
 def _check_options(options: TrainOptions) -> bool:
     """Refuse bad options before any data is read; returns whether --resume has a run in --out."""
     check_int("test_images", options.test_images, 0)
+    check_int("log_every", options.log_every, 0)
+    get_loggers(options.log or "")
     place = options.place
     if place is not None:
         _check_is_valid_path(place)
@@ -619,6 +655,10 @@ class ResumeCommand:
     """The run's model again, where it came from a file: my_file.py:NAME."""
     inexact: bool = False
     """Go on even where the numbers will differ from an uninterrupted run's."""
+    log: OptionalStr = None
+    """Where to log; by default where the run was logged so far."""
+    log_every: IntFlag = 0
+    """Also log the loss of every so many batches; 0 for none."""
     data_root: OptionalStr = None
     """Where data sets lie ($DEAT_DATA, or .cache/deat at home)."""
     json: bool = False
@@ -636,6 +676,8 @@ def run_resume(args: ResumeCommand) -> int:
         more = " Checkpoints of deat.fit are gone on with by the same call of fit." * has_checkpoint(folder)
         raise CheckpointError(f"there is no run in {str(folder)!r}: give the folder that `deat train` made.{more}")
     check_no_links(folder)
+    check_int("log_every", args.log_every, 0)
+    get_loggers(args.log or "")
     record = read_record(folder)
     scoring = read_score_options(folder, record.options)
     distributed = Distributed.initialize(record.config.device)
@@ -643,7 +685,8 @@ def run_resume(args: ResumeCommand) -> int:
         run = load_run_to_resume(record, method=args.method, model=args.model, data_root=args.data_root)
     if distributed.is_main:
         print_recorded_data_root(run.splits)
-    options = TrainOptions(out=str(folder), inexact=args.inexact, json=args.json, **asdict(scoring))
+    logging: dict[str, Any] = {"log": args.log, "log_every": args.log_every}
+    options = TrainOptions(out=str(folder), inexact=args.inexact, json=args.json, **logging, **asdict(scoring))
     return TrainSession(run, options, run.trainer(distributed=distributed), ResumePolicy.REQUIRED).play()
 
 

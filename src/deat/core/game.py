@@ -82,6 +82,7 @@ class Game:
         after_update: Called after every update of theta, outside recordings; None for nothing.
         global_batch_size: How many images the batch has in all processes together; set it before `begin_batch` where
             several processes share a batch.
+        last_batch: The buffers of the last batch that ended.
         has_static_gradients: Whether the weights' gradients stay in the same memory, so that recordings can add to
             them.
         penalty: What is added to the loss in the last update of each batch; a play of g+ sets it.
@@ -127,6 +128,7 @@ class Game:
         self.executor = Executor(net, optimizer, self.engine, single_process=not distributed.is_multiprocess)
         threat = parse_threat(threat)
         self.calls = NetworkCalls(net, objective, attack, threat, self.task, self.executor)
+        self.last_batch: Buffers | None = None
         self.union_rule = make_union_rule(threat, device, distributed)
         self._is_attacked = False
         self.has_static_gradients = False
@@ -394,8 +396,7 @@ class Game:
                 loss, logits = self.calls.objective_with_offsets(buffers, visible, layer)
         if own_grad is not None and visible is not delta:
             (own_grad,) = torch.autograd.grad(visible, delta, own_grad, retain_graph=True)
-        # Not autograd.grad, for which DDP would not average the gradients.
-        torch.autograd.backward(self.engine.scale(self._weight_by_share(loss, buffers)))
+        self.engine.backward(self._weight_by_share(loss, buffers))
         self.executor.merge_gradients(keep_for_optimizer=True)
         if delta.grad is None:
             raise UsageError("the loss does not depend on the input: the model detaches it or rounds it away.")
@@ -516,6 +517,7 @@ class Game:
             self._run_move("observe", partial(self.union_rule.observe, has_own_images=self._has_own_images), buffers)
         if self.attack.persistent and self._has_own_images:
             self._store_carried_delta(buffers.delta)
+        self.last_batch = buffers
 
     def _store_carried_delta(self, delta: Tensor) -> None:
         if (

@@ -20,6 +20,7 @@ from deat.data.image_label_checks import (
     Box,
     check_dataset_size,
     check_images,
+    check_layout,
     is_valid_images,
     text_labels_error,
 )
@@ -422,6 +423,10 @@ def _wrap_collate_errors(dataset_index: Callable[[int], int]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if "sparse tensors are not currently supported" in str(error):
+            raise DataError(
+                "images or labels are sparse tensors; expected dense ones, such as of to_dense()."
+            ) from error
         difference = _uneven_shapes_message(str(error), dataset_index)
         if not difference:
             raise
@@ -459,6 +464,8 @@ def _unpack_batch(batch: Any) -> tuple[Tensor, Tensor]:
         raise text_labels_error(y[0])
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise DataError(f"a batch holds {type(x).__name__} and {type(y).__name__}. {_PAIR_HINT}")
+    check_layout(x, "images")
+    check_layout(y, "labels")
     if x.ndim < 2 or y.ndim < 1 or len(x) != len(y):
         shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
         raise DataError(f"a batch has shapes {shapes}; expected images (B, C, H, W) and labels (B,).")

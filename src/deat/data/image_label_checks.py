@@ -22,6 +22,36 @@ UNIT_BOX: Box = (0.0, 1.0)
 """That of images."""
 
 
+def to_dense_tensor(values: Any, noun: str) -> Tensor:
+    """Return an array or tensor as a tensor that has all its numbers in memory.
+
+    Args:
+        values: A tensor, or an array.
+        noun: What messages call the values, such as "images".
+
+    Raises:
+        DataError: If it has no numbers, has them in a sparse or nested form, or masks some.
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        raise DataError(f"{noun} are a masked array, whose mask would be lost. Remove what is masked, or fill it.")
+    try:
+        tensor = torch.as_tensor(values)
+    except TypeError as error:  # an array of objects
+        raise DataError(f"{noun} are an array of {values.dtype}s; expected numbers ({error}).") from None
+    check_layout(tensor, noun)
+    if tensor.is_meta:
+        raise DataError(f"{noun} are on the device 'meta', which holds no numbers. Load them on the CPU.")
+    return tensor
+
+
+def check_layout(tensor: Tensor, noun: str) -> Tensor:
+    """Return a tensor, or raise DataError if it is sparse or nested."""
+    form = "nested" if tensor.is_nested else "" if tensor.layout == torch.strided else "sparse"
+    if form:
+        raise DataError(f"{noun} are a {form} tensor; expected a dense one, such as of to_dense() or torch.stack.")
+    return tensor
+
+
 def check_images(images: Tensor, dataset_index: Callable[[int], int] = int, box: Box = UNIT_BOX) -> None:
     """Check the shape, type and values of images, or of other inputs.
 

@@ -7,7 +7,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size, check_images
+from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size, check_images, to_dense_tensor
 from deat.errors import DataError, UsageError
 from deat.tasks import CLASSIFICATION, Task
 from deat.utils.notebook_display import render_html
@@ -101,6 +101,10 @@ class ImageSet:
     labels: Tensor
     classes: tuple[str, ...]
     task: Task = CLASSIFICATION
+
+    def __post_init__(self) -> None:
+        to_dense_tensor(self.images, "images")
+        to_dense_tensor(self.labels, "labels")
 
     def __len__(self) -> int:
         return len(self.images)

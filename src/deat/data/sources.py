@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from deat.data.augment import Augment, check_augment
 from deat.data.dataloader_source import EpochLoader, LoaderSource, data_type_name, make_epoch_loader
 from deat.data.datasets import DataSplits
-from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size, text_labels_error
+from deat.data.image_label_checks import UNIT_BOX, Box, check_dataset_size, text_labels_error, to_dense_tensor
 from deat.data.image_set import ImageSet
 from deat.data.in_memory import InMemorySource
 from deat.data.streaming import AnyImageSet, LazyImages, StreamingSource
@@ -285,7 +285,8 @@ def as_image_set(data: Any, num_classes: int | None = None, task: Task | None = 
         labels = _labels_to_array(labels)
     if not isinstance(images, Tensor | np.ndarray) or not isinstance(labels, Tensor | np.ndarray):
         return None
-    return _make_image_set(torch.as_tensor(images), torch.as_tensor(labels), num_classes, task or CLASSIFICATION)
+    images, labels = to_dense_tensor(images, "images"), to_dense_tensor(labels, "labels")
+    return _make_image_set(images, labels, num_classes, task or CLASSIFICATION)
 
 
 def _labels_to_array(labels: Sequence[Any]) -> Any:

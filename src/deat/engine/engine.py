@@ -162,6 +162,10 @@ class Engine:
         """Return a loss scaled for backward."""
         return self.scaler.scale(loss) if self.scaler else loss
 
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of a loss, scaled. Not by autograd.grad, for which DDP would not average them."""
+        torch.autograd.backward(self.scale(loss))
+
     def unscale(self, grad: Tensor, examples: float) -> Tensor:
         """Turn the gradient of the scaled batch mean into the gradient of each example's own loss.
 
@@ -201,9 +205,13 @@ class Engine:
             return None
         if isinstance(self.scaler, LossScaler):
             return self.scaler.step(optimizer)
-        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        # The largest value, not the 2-norm: squares of scaled gradients may overflow although the gradients do not.
-        is_taken = torch.isfinite(torch.nn.utils.get_total_norm(grads, norm_type=torch.inf))
+        is_taken = self.has_finite_gradients(optimizer)
         self.scaler.step(optimizer)
         self.scaler.update()
         return is_taken
+
+    def has_finite_gradients(self, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Return whether all gradients of an optimiser's weights are finite, as a device value."""
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        # The largest value, not the 2-norm: squares of scaled gradients may overflow although the gradients do not.
+        return torch.isfinite(torch.nn.utils.get_total_norm(grads, norm_type=torch.inf))

@@ -44,6 +44,7 @@ class EvaluationRequest:
     about: dict[str, Any] = field(default_factory=dict)
     distributed: Distributed = SINGLE_PROCESS
     task: Task = CLASSIFICATION
+    ball: str = ""
 
     def __post_init__(self) -> None:
         convert_number_fields(self)  # NumPy numbers cannot be written as JSON

@@ -43,12 +43,13 @@ from deat.evaluation.sanity import (
     check_consistency,
     estimate_check_passes,
 )
+from deat.evaluation.union import combine_balls
 from deat.evaluation.verified_attack import AttackLike, Judge, get_stages
 from deat.models.interface_checks import check_model
 from deat.models.output_objects import LogitsModel, has_logits, take_logits
 from deat.radius_checks import check_radius, get_tiny_radius_warnings
 from deat.tasks import CLASSIFICATION, Task
-from deat.threat import ThreatModel, parse_threat
+from deat.threat import ThreatModel, Union, parse_threat
 from deat.utils.anonymize_paths import anonymize_paths
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.torch_utils import choose_threads, device_of, use_threads
@@ -95,7 +96,8 @@ def evaluate(
         data: What `deat.load_data` returns (its test part, or its val part where it has no test part), a
             `DataLoader`, a `Dataset`, a pair of tensors or arrays `(images, labels)`, or a `deat.ImageSet`.
         threat: Norm and radius, such as `deat.Linf(8 / 255)` or the text "l2:0.5". What `deat.load_data` returns has a
-            default; with other data it is required.
+            default; with other data it is required. Of a union, such as "linf:8/255+l2:0.5+l1:12", every ball is attacked;
+            an image then counts as correct if it is so in every ball, and `balls` has each ball's evaluation.
         task: What outputs and labels mean: "classification", "multilabel", "segmentation", "regression", or a task such
             as `deat.tasks.Segmentation(ignore_index=255)`. Default: that of the data, or classification.
         attacks: Names that `deat list attacks` shows, such as "pgd-20" or "aa", in a list or in one text with commas;
@@ -154,22 +156,48 @@ def evaluate(
     check_radius(radius, source.shape)
     for attack in chosen:
         if callable(check := getattr(attack, "check_threat", None)):
-            check(radius, source.shape)
+            for ball in radius.balls:
+                check(ball, source.shape)
     for warning in get_tiny_radius_warnings(radius) if sanity and distributed.is_main else ():
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
     request = EvaluationRequest(
         model, radius, chosen, block, seed, n=n, cascade=cascade, sanity=sanity, precision=precision, task=kind
     )
-    engine = choose_engine(engine, device, request.count_images(source) * sum(map(estimate_passes, chosen)))
-    run = EvaluationRun(replace(request, engine=engine, resume_log=resume_log, about=about, distributed=distributed))
+    passes = request.count_images(source) * sum(map(estimate_passes, chosen)) * len(radius.balls)
+    engine = choose_engine(engine, device, passes)
+    request = replace(request, engine=engine, resume_log=resume_log, about=about, distributed=distributed)
+    runs = [EvaluationRun(replace(request, threat=ball, ball=name)) for name, ball in _name_balls(radius).items()]
     if not callable(progress):
         progress = ProgressPrinter() if progress and distributed.is_main else lambda state: None
+    show_flag = _once(on_flag)
     with use_threads(threads or choose_threads(model)):
-        evaluation, log = run.run(source, progress, on_flag or (lambda flag: None))
+        evaluations, logs = zip(*(run.run(source, progress, show_flag) for run in runs), strict=True)
+    evaluation = combine_balls(evaluations, Union(*radius.balls), chosen) if len(evaluations) > 1 else evaluations[0]
     if save is not None and distributed.is_main:
         save(evaluation) if callable(save) else evaluation.save(save)
-    log.delete()  # only now that its results are saved elsewhere
+    for log in logs:
+        log.delete()  # only now that its results are saved elsewhere
     return evaluation
+
+
+def _name_balls(threat: ThreatModel) -> dict[str, ThreatModel]:
+    """The balls of a union by their place in it, such as "l2, ball 2 of 3"; any other threat model without a name."""
+    count = len(threat.balls)
+    if count == 1:
+        return {"": threat.balls[0]}
+    return {f"{ball.name}, ball {number} of {count}": ball for number, ball in enumerate(threat.balls, 1)}
+
+
+def _once(on_flag: FlagCallback | None) -> FlagCallback:
+    """A function that shows each flag once, also where every ball of a union raises it."""
+    shown: set[Flag] = set()
+
+    def show(flag: Flag) -> None:
+        if on_flag and flag not in shown:
+            on_flag(flag)
+        shown.add(flag)
+
+    return show
 
 
 def _get_evaluation_part(data: DataLike | DataSplits | None) -> DataLike | None:
@@ -285,7 +313,12 @@ class EvaluationRun:
         num_checked = min(SANITY_IMAGES, num_images) if self.request.sanity and threat.eps else 0
         check_passes = num_checked * estimate_check_passes(attacks)
         return EvaluationProgress(
-            attacks, num_images, total, lambda: self.judge.count_passes()[0], check_passes=check_passes
+            attacks,
+            num_images,
+            total,
+            lambda: self.judge.count_passes()[0],
+            check_passes=check_passes,
+            ball=self.request.ball,
         )
 
     def _check_model(self, sample: LabeledImages | None, num_classes: int, on_flag: FlagCallback) -> list[Flag]:

@@ -39,6 +39,7 @@ class EvaluationProgress:
         count_passes: Returns how many images have passed through the model so far, to follow a long attack.
         clock: Returns the time in seconds.
         check_passes: The image passes of the sanity checks after the attacks.
+        ball: Which ball of a union this is, such as "l2, ball 2 of 3". Each has a progress of its own.
 
     Attributes:
         done: Results made or read so far.
@@ -61,7 +62,9 @@ class EvaluationProgress:
         count_passes: Callable[[], int],
         clock: Callable[[], float] = perf_counter,
         check_passes: float = 0.0,
+        ball: str = "",
     ) -> None:
+        self.ball = ball
         self.done, self.total, self.name = 0, total, ""
         self.work_done, self.work_left = 0.0, num_images * sum(map(estimate_attack_cost, attacks)) + check_passes
         self._check_passes, self._count_passes, self._clock, self._started = check_passes, count_passes, clock, clock()
@@ -142,4 +145,5 @@ class ProgressPrinter:
 def format_progress(progress: EvaluationProgress) -> str:
     """Return the progress as one line, such as "evaluating  2/6  1:41 left  pgd-20"."""
     left = format_duration(progress.seconds_left)
-    return f"evaluating  {progress.done}/{progress.total}  {left} left  {progress.name}".rstrip()
+    ball = f"  {progress.ball}" if progress.ball else ""
+    return f"evaluating{ball}  {progress.done}/{progress.total}  {left} left  {progress.name}".rstrip()

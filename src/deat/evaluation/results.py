@@ -81,6 +81,8 @@ class Evaluation:
         settings: The threat model, the attacks and every other setting, as evaluation.json has them.
         flags: What speaks against the accuracies; empty for a trustworthy evaluation.
         check_seconds: How long the sanity checks took; 0 in files written before it was recorded.
+        balls: The evaluation in each ball, by its norm, if the threat model is a union; then an image counts as correct
+            here if it is correct in every ball.
         own_task: The task, if it is a user's own, which a file cannot name.
         recorded_metrics: The metrics and their intervals, as evaluation.json has them; None to compute them.
 
@@ -100,6 +102,7 @@ class Evaluation:
     settings: dict[str, Any]
     flags: list[Flag] = field(default_factory=list)
     check_seconds: float = 0.0
+    balls: dict[str, "Evaluation"] = field(default_factory=dict)
     own_task: Task | None = field(default=None, repr=False, compare=False)
     recorded_metrics: RecordedMetrics | None = field(default=None, repr=False, compare=False)
 
@@ -306,6 +309,7 @@ class Evaluation:
             "attacks": [result.as_json() for result in self.results],
             "labels": pack_labels(self.labels),
             "classes": self.classes,
+            **({"balls": {name: ball.as_json() for name, ball in self.balls.items()}} if self.balls else {}),
         }
 
     def _metrics_json(self) -> dict[str, Any]:
@@ -441,8 +445,9 @@ def _parse_evaluation(data: Any) -> Evaluation:
     labels = unpack_labels(data["labels"], len(results[0].correct) if results else 0) if has_labels else []
     check_seconds = float(data.get("check_seconds", 0.0))
     recorded = _parse_metrics(data)
+    balls = {name: _parse_evaluation(ball) for name, ball in data.get("balls", {}).items()}
     return Evaluation(
-        results, labels, data["classes"], data["settings"], flags, check_seconds, recorded_metrics=recorded
+        results, labels, data["classes"], data["settings"], flags, check_seconds, balls, recorded_metrics=recorded
     )
 
 

@@ -90,11 +90,11 @@ class BlockResult:
         return cls(**sum_counts(stages), **combine_worst(stages))
 
 
-def sum_counts(results: Iterable[BlockResult]) -> dict[str, Any]:
+def sum_counts(results: Iterable[Any]) -> dict[str, Any]:
     """Sum up every field of some results but `correct`.
 
     Args:
-        results: Results of stages of an attack, or of blocks of images.
+        results: Results of stages of an attack, of blocks of images, or of balls of a union.
 
     Returns:
         The sums, by the name of the field.

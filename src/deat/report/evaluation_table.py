@@ -64,15 +64,19 @@ def _format_evaluations(run: RunResults) -> Iterator[list[str]]:
             for name, value in evaluation.accuracy.items()
         ]
         flags = [f"⚑ {flag.name}" for flag in evaluation.flags]
-        eps = threat.get("eps")
         yield [
             one.file,
             str(_read_about(evaluation, "epoch") or "—"),
             f"{evaluation.num_images:,}",
-            f"{threat.get('norm')} {format_eps(eps)}" if isinstance(eps, int | float) else str(threat.get("norm")),
+            " + ".join(map(_format_radius, threat.get("threats", [threat]))),
             ", ".join([*shares, *flags]),
             one.use,
         ]
+
+
+def _format_radius(threat: dict[str, Any]) -> str:
+    eps = threat.get("eps")
+    return f"{threat.get('norm')} {format_eps(eps)}" if isinstance(eps, int | float) else str(threat.get("norm"))
 
 
 def _read_about(evaluation: Any, key: str) -> Any:

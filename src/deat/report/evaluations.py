@@ -140,7 +140,11 @@ def combine_evaluations(parts: Sequence[StoredEvaluation]) -> Evaluation:
         WORST_ONLY: worst_only,
     }
     ordered = sorted(results.values(), key=lambda result: result.name != "natural")
-    return replace(first, results=ordered, settings=settings, flags=flags, recorded_metrics=None)
+    balls = {
+        name: combine_evaluations([replace(part, evaluation=part.evaluation.balls[name]) for part in parts])
+        for name in first.balls
+    }
+    return replace(first, results=ordered, settings=settings, flags=flags, balls=balls, recorded_metrics=None)
 
 
 def strength_key(name: str) -> tuple[int, int, str]:
@@ -238,10 +242,12 @@ def _is_of_best_epoch(evaluation: Evaluation) -> bool:
 
 
 def _radius(evaluation: Evaluation) -> Any:
-    threat = evaluation.settings.get("threat") or {}
-    return threat.get("norm"), threat.get("eps")
+    return _norms_and_radii(evaluation.settings.get("threat") or {})
 
 
 def _radius_of_record(record: dict[str, Any] | None) -> Any:
-    threat = (record or {}).get("threat") or {}
-    return threat.get("norm"), threat.get("eps")
+    return _norms_and_radii((record or {}).get("threat") or {})
+
+
+def _norms_and_radii(threat: dict[str, Any]) -> set[tuple[Any, Any]]:
+    return {(ball.get("norm"), ball.get("eps")) for ball in threat.get("threats", [threat])}

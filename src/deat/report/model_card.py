@@ -16,6 +16,7 @@ from deat.runs.run_dir import has_checkpoint
 from deat.runs.saved_run import load_evaluations
 from deat.runs.schema import RUN_FILE, WATCH_FILE, RunRecord, read_record
 from deat.tasks.classification import Classification
+from deat.threat import ThreatModel, format_threat
 from deat.training.epoch_records import read_watch
 from deat.training.overfit_watch import NOTE_ACTION
 from deat.utils.text import escape_markdown, format_duration, format_eps, format_markdown_table, make_printable
@@ -114,7 +115,7 @@ def _format_metadata(
     if not evaluations or not is_classifier:
         return "\n".join(lines)
     evaluation = evaluations[0]
-    threat = f"{evaluation.settings['threat']['norm']} eps {format_eps(evaluation.settings['threat']['eps'])}"
+    threat = format_threat(evaluation.settings["threat"])
     data = _yaml(_evaluated_data(evaluation) or str(raw["data"]["name"]))
     lines += ["model-index:", f"- name: {_yaml(name)}", "  results:"]
     lines += ["  - task:", "      type: image-classification", "    dataset:"]
@@ -151,8 +152,8 @@ def _summarize(record: RunRecord, raw: dict[str, Any], evaluations: Sequence[Eva
     settings, threat = raw["settings"], record.threat
     text = (
         f"{raw['model']['name']} ({raw['model'].get('parameters', 0):,} parameters), trained with {raw['method']['name']} "
-        f"on {raw['data']['name']} for {settings['epochs']} epochs to resist {threat.name} perturbations of eps "
-        f"{format_eps(threat.eps)}. The weights are those of the {epoch} epoch."
+        f"on {raw['data']['name']} for {settings['epochs']} epochs to resist "
+        f"{_name_perturbations(threat)}. The weights are those of the {epoch} epoch."
     )
     attacked = [e for e in evaluations if _attacks_of(e)]
     if not attacked or evaluations[0].task.is_graded:
@@ -171,8 +172,8 @@ def _describe_evaluation(evaluation: Evaluation) -> dict[str, Any]:
     weights = f"The {about['epoch']} epoch's weights on" if about.get("epoch") else "On"
     data = f" of {about['data']}" if about.get("data") else ""
     intro = (
-        f"{weights} {evaluation.num_images:,} test images{sample}{data}, against {threat['norm']} eps "
-        f"{format_eps(threat['eps'])}, seed {settings['seed']}:"
+        f"{weights} {evaluation.num_images:,} test images{sample}{data}, against "
+        f"{format_threat(threat)}, seed {settings['seed']}:"
     )
     is_graded = evaluation.task.is_graded
     rows = []
@@ -193,9 +194,16 @@ def _describe_evaluation(evaluation: Evaluation) -> dict[str, Any]:
     return {"intro": intro, "table": format_markdown_table(header, rows), "notes": notes}
 
 
+def _name_perturbations(threat: ThreatModel) -> str:
+    return " and ".join(f"{ball.name} perturbations of eps {format_eps(ball.eps)}" for ball in threat.balls)
+
+
 def _describe_threat(record: RunRecord) -> Iterator[str]:
     threat = record.threat
-    yield f"{threat.name}, eps {format_eps(threat.eps)}: {_BALLS.get(threat.name, 'a set of its own')}."
+    if len(threat.balls) > 1:
+        yield "The attacker may use any of these, another one for each image:"
+    for ball in threat.balls:
+        yield f"{ball.name}, eps {format_eps(ball.eps)}: {_BALLS.get(ball.name, 'a set of its own')}."
     if threat.box is not None:
         yield f"Perturbed values stay in [{threat.box[0]:g}, {threat.box[1]:g}]."
     yield "The attacker knows the network and its weights, and chooses each perturbation after seeing the image."
@@ -237,7 +245,7 @@ def _list_limits(
 ) -> Iterator[str]:
     threat, attacked = record.threat, [e for e in evaluations if _attacks_of(e)]
     yield (
-        f"The numbers are for {threat.name} perturbations of eps {format_eps(threat.eps)}. They say nothing about larger "
+        f"The numbers are for {_name_perturbations(threat)}. They say nothing about larger "
         "ones, other norms, or changes such as rotations, blur and other data."
     )
     if not attacked:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from deat.report.ball_table import BALLS_NOTE, BALLS_TITLE, format_ball_header, list_ball_rows
 from deat.report.claim_checks import CheckedClaim, describe_claim_setups
 from deat.report.evaluation_table import EVALUATIONS_HEADER, EVALUATIONS_NOTE, EVALUATIONS_TITLE, list_evaluation_rows
 from deat.report.figure_data import Figure, Panel, get_figure_title, get_unit, get_y_label
@@ -123,6 +124,7 @@ def build_page_context(report: Report) -> dict[str, Any]:
         "warnings": build_warnings(data),
         "table": build_table(results) if any(row.finished_runs for row in rows) else None,
         "held_out": build_held_out(rows),
+        "balls": build_balls(rows),
         "evaluations": build_evaluations(rows),
         "scores": build_scores(rows),
         "figures": _build_figure_sections(report.figures),
@@ -278,6 +280,19 @@ def build_scores(rows: Sequence[ReportRow]) -> list[dict[str, Any]]:
             }
         )
     return tables
+
+
+def build_balls(rows: Sequence[ReportRow]) -> dict[str, Any] | None:
+    """Build the table of each ball of a union; None if no row was evaluated against one."""
+    body = list_ball_rows(rows)
+    if not body:
+        return None
+    return {
+        "title": BALLS_TITLE,
+        "note": BALLS_NOTE,
+        "header": format_ball_header(rows),
+        "rows": [(index, name, cells) for index, (name, *cells) in body],
+    }
 
 
 def build_evaluations(rows: Sequence[ReportRow]) -> dict[str, Any] | None:

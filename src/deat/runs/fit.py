@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,15 @@ from torch import nn
 from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN
 from deat.data import Augment, DataLike, DataSplits, Source
 from deat.errors import CheckpointError, Interrupted, UsageError, unknown_name_error
+from deat.integrations.loggers import Logger, RunLog, get_loggers
 from deat.methods import Method
 from deat.models.model_registry import Normalization
+from deat.models.weights import unwrap_model
 from deat.runs.execute import FolderOptions, FolderTraining, ResumePolicy
+from deat.runs.run_dir import LOGS_FOLDER, create_unique_folder
 from deat.tasks import Task
 from deat.threat import ThreatModel
-from deat.training.callbacks import Callback, check_callbacks
+from deat.training.callbacks import CallbackLike, check_callbacks
 from deat.training.config import TrainConfig
 from deat.training.epoch_format import EpochPrinter
 from deat.training.make_trainer import make_trainer
@@ -31,6 +34,7 @@ from deat.training.train_result import TrainResult
 from deat.training.trainer import Trainer
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.locks import LOCK_FILE_NAME
+from deat.utils.numbers import check_int
 from deat.utils.signals import raise_keyboard_interrupt, signal_reason
 from deat.utils.text import MessageHandler
 
@@ -61,7 +65,9 @@ def fit(
     optimizer: str | OptimizerFactory | None = None,
     normalize: Normalization | str | None = None,
     augment: Augment | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[CallbackLike] = (),
+    loggers: str | Sequence[str | Logger] = (),
+    log_every: int = 0,
     checkpoints: str | os.PathLike[str] | None = None,
     inexact: bool = False,
     progress: bool = True,
@@ -98,7 +104,10 @@ def fit(
             measured on the training images. By default nothing is added. A model with a deat.models.Normalize keeps
             its own.
         augment: Random crops and flips of images in memory or in a folder, such as Augment(4).
-        callbacks: Objects with a method on_epoch(trainer, stats, timing).
+        callbacks: Functions f(trainer, stats, timing) called after each epoch, or objects with methods of `Callback`.
+        loggers: Where to log, such as "tensorboard,csv" or ["wandb"]: names that `deat list loggers` shows, or Logger
+            objects. Files go to logs/ in the folder of checkpoints, or to a new folder below logs/.
+        log_every: Also log the loss of every so many batches; 0 for none.
         checkpoints: Folder for the training's state, which is saved after every epoch. The same call resumes from it,
             exactly or not at all. SIGTERM and Ctrl-C save first and raise Interrupted.
         inexact: Resume on another machine, thread count or version too, with other numbers than an uninterrupted
@@ -127,6 +136,8 @@ def fit(
         >>> result.best.robust
     """
     _check_checkpoint_folder(checkpoints, distributed)
+    tools = get_loggers(loggers)
+    check_int("log_every", log_every, 0)
     lines = [EpochPrinter(sys.stderr)] if progress and distributed.is_main else []
     if isinstance(optimizer, str):
         config_fields, optimizer = {**config_fields, "optimizer": optimizer}, None
@@ -148,10 +159,11 @@ def fit(
     _check_batch_size(config_fields.get("batch_size"), trainer.train)
     _print_messages(lines, trainer.engine_note)
     notify = partial(_print_messages, lines)
-    if checkpoints is None:
-        result = _train_without_checkpoints(trainer)
-    else:
-        result = _train_with_checkpoints(trainer, Path(checkpoints), inexact=inexact, notify=notify)
+    with _logging(trainer, tools, checkpoints, log_every, notify if lines else None):
+        if checkpoints is None:
+            result = _train_without_checkpoints(trainer)
+        else:
+            result = _train_with_checkpoints(trainer, Path(checkpoints), inexact=inexact, notify=notify)
     _print_messages(lines, result.choice.reason, *result.notes)
     return result
 
@@ -173,6 +185,23 @@ def _check_folder_content(path: Path) -> None:
             f"{str(path)!r} holds other things than checkpoints, such as {names[0]!r}. Name a folder of their own, "
             f"such as checkpoints={str(path / 'kept')!r}."
         )
+
+
+def _logging(
+    trainer: Trainer,
+    loggers: list[Logger],
+    checkpoints: str | os.PathLike[str] | None,
+    every: int,
+    notify: MessageHandler | None,
+) -> AbstractContextManager[object]:
+    """Log the training that happens inside, if there are loggers."""
+    if not loggers or not trainer.distributed.is_main:
+        return nullcontext()
+    name = f"{trainer.method.name}-{trainer.data_name or type(unwrap_model(trainer.model)).__name__}"
+    folder = create_unique_folder(Path("logs"), name) if checkpoints is None else Path(checkpoints) / LOGS_FOLDER
+    log = RunLog(loggers, folder, every=every, name=name, notify=notify)
+    trainer.callbacks.append(log)
+    return log
 
 
 def _train_without_checkpoints(trainer: Trainer) -> TrainResult:

@@ -11,6 +11,7 @@ from typing import Any
 from deat.checkpoint.encoding import check_list_of
 from deat.checkpoint.store import CHECKPOINT_NAME_PATTERN, find_newest_checkpoint, list_checkpoints, try_remove
 from deat.errors import CheckpointError, UsageError
+from deat.integrations.loggers.run_log import STATE_FILE
 from deat.models.weights import get_state_dict
 from deat.runs.schema import (
     FAILURE_FILE,
@@ -55,6 +56,10 @@ REPORT_FILE_PATTERN = re.compile(
     rf"figures/({'|'.join(FIGURE_NAMES)})(-({'|'.join(PANEL_NAMES)}))?\.(pdf|svg|png|csv)"
 )
 """What a report may consist of, so that nothing else is ever replaced or removed."""
+
+
+LOGS_FOLDER = "logs"
+"""The folder of the loggers in a run's folder."""
 
 
 class RunFolder:
@@ -251,7 +256,8 @@ def check_no_links(path: Path) -> None:
     """Refuse links in a run's folder, through which deat would write elsewhere; the folder itself may be one."""
     published = [f"{which}/{WEIGHTS_FILE}" for which in WEIGHT_FOLDERS]
     check_no_symlinks(
-        path / name for name in (*sorted(RECORD_FILES), LOCK_FILE_NAME, *WEIGHT_FOLDERS, *published, "report")
+        path / name
+        for name in (*sorted(RECORD_FILES), LOCK_FILE_NAME, *WEIGHT_FOLDERS, *published, "report", LOGS_FOLDER)
     )
 
 
@@ -263,6 +269,7 @@ def is_run_folder(path: Path) -> bool:
     made = {p.name for p in path.glob("evaluation*.json")} | (
         {"report"} if is_report_folder(path / "report") else set()
     )
+    made |= {LOGS_FOLDER} if (path / LOGS_FOLDER / STATE_FILE).is_file() else set()
     ours = RECORD_FILES | made | {*WEIGHT_FOLDERS, LOCK_FILE_NAME}
     return all(n in ours or CHECKPOINT_NAME_PATTERN.fullmatch(n) for n in names)
 

@@ -19,8 +19,8 @@ class MultiLabel(Task):
 
     Outputs are logits (B, labels), and labels are 0 or 1, (B, labels). Each label is a classification of two classes,
     and losses are means over labels. An example's score is the share of its labels that are right, so that an attack
-    turns as many labels as it can; the answer is right if all are. Metrics are the exact match and the mean average
-    precision (mAP) over the labels that occur.
+    turns as many labels as it can, and their probability decides ties; the answer is right if all are. Metrics are the
+    exact match and the mean average precision (mAP) over the labels that occur.
 
     Example:
         >>> deat.fit(model, (images, present), task="multilabel")
@@ -44,8 +44,14 @@ class MultiLabel(Task):
         return self.is_right(outputs, y)
 
     def score(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the share of labels that are right; see `Task.score`."""
-        return self._is_label_right(outputs, y).float().mean(1)
+        """Return the share of labels that are right, a little less where they are less likely; see `Task.score`.
+
+        The mAP falls with every logit that moves, also where none changes its sign. So of two answers with as many right
+        labels, the one that gives the labels a lower mean probability is worse: less than a label makes up for.
+        """
+        right = self._is_label_right(outputs, y).float()
+        probability = torch.sigmoid(outputs.float() * (2 * y - 1))
+        return right.mean(1) + (probability.mean(1) - 1) / outputs.shape[1]
 
     def divergence(self, clean_outputs: Tensor, outputs: Tensor) -> Tensor:
         """Compute the mean KL of the labels' probabilities; see `Task.divergence`."""

@@ -2,17 +2,47 @@
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from deat.errors import UsageError
 from deat.training.epoch_records import EpochStats, EpochTiming
 
 if TYPE_CHECKING:
+    from deat.core.buffers import Buffers
+    from deat.training.train_result import TrainResult
     from deat.training.trainer import Trainer
+    from deat.training.validation import ValScores
 
 
-class Callback(Protocol):
-    """Called after each epoch."""
+class Callback:
+    """A base class of callbacks: override what you need. An object with some of these methods is a callback, too.
+
+    With `state_dict()` and `load_state_dict(state)`, whose values JSON can hold, a callback's state is saved in
+    checkpoints.
+
+    Example:
+        >>> class StopWhenGood(deat.Callback):
+        ...     def on_epoch(self, trainer, stats, timing):
+        ...         if (stats.val_robust or 0) > 0.5:
+        ...             trainer.stop()
+        >>> deat.fit(model, data, val=0.1, callbacks=[StopWhenGood()])
+    """
+
+    def on_train_begin(self, trainer: "Trainer") -> None:
+        """Handle the start of training, also of one that resumes: `trainer.epoch` epochs are finished."""
+
+    def on_batch(self, trainer: "Trainer", buffers: "Buffers") -> None:
+        """Handle the end of a batch.
+
+        Args:
+            trainer: The trainer; `trainer.step` batches of epoch `trainer.epoch` are done.
+            buffers: The batch on the device: `x`, `delta`, `y`, `loss`. The next batch overwrites them, and reading one
+                (`float(buffers.loss)`) makes a GPU wait, so read few of them.
+        """
+
+    def on_validation(self, trainer: "Trainer", scores: "ValScores") -> None:
+        """Handle the scores on held-out images, before `on_epoch`."""
 
     def on_epoch(self, trainer: "Trainer", stats: EpochStats, timing: EpochTiming) -> None:
         """Handle the end of an epoch.
@@ -22,6 +52,19 @@ class Callback(Protocol):
             stats: The epoch's statistics.
             timing: The epoch's duration.
         """
+
+    def on_checkpoint(self, trainer: "Trainer", path: Path) -> None:
+        """Handle a checkpoint that was written to the folder `path`; it is deleted after a few more."""
+
+    def on_train_end(self, trainer: "Trainer", result: "TrainResult | None") -> None:
+        """Handle the end of training: its result, or None after an interruption or an error."""
+
+
+class EpochCallback(Protocol):
+    """An object that is called after each epoch."""
+
+    def on_epoch(self, trainer: "Trainer", stats: EpochStats, timing: EpochTiming) -> None:
+        """Handle the end of an epoch."""
 
 
 class Checkpointer(Protocol):
@@ -39,34 +82,68 @@ class Checkpointer(Protocol):
         """
 
 
-def check_callbacks(callbacks: Any) -> list[Callback]:
-    """Check that callbacks can be called after an epoch.
+EpochFunction = Callable[["Trainer", EpochStats, EpochTiming], None]
+CallbackLike = Callback | EpochCallback | EpochFunction
+"""What `callbacks` takes: an object with methods of `Callback`, or a function that is called after each epoch."""
+
+EVENTS = {name: method for name, method in vars(Callback).items() if name.startswith("on_")}
+"""The methods of a callback by name."""
+EXPECTED = (
+    "callbacks is a list of functions f(trainer, stats, timing), or of objects with a method "
+    "on_epoch(trainer, stats, timing) or others of deat.Callback"
+)
+
+
+class _FunctionCallback:
+    """A function that is called after each epoch, as a callback."""
+
+    def __init__(self, function: EpochFunction) -> None:
+        self.on_epoch = function
+
+
+def check_callbacks(callbacks: Any) -> list[Any]:
+    """Check that callbacks can be called.
 
     Args:
-        callbacks: A list of objects with a method on_epoch(trainer, stats, timing).
+        callbacks: A list of functions, or of objects with methods of `Callback`.
 
     Returns:
-        The callbacks, as a new list.
+        The callbacks as objects, in a new list.
 
     Raises:
-        UsageError: It is not a list, or an entry has no such method.
+        UsageError: It is not a list, an entry has no such method, or a method takes other arguments.
     """
-    expected = "callbacks is a list of objects with a method on_epoch(trainer, stats, timing)"
     if not isinstance(callbacks, list | tuple):
-        raise UsageError(f"callbacks is of type {type(callbacks).__name__}; {expected}.")
-    for callback in callbacks:
-        on_epoch = getattr(callback, "on_epoch", None)
-        if isinstance(callback, type) or not callable(on_epoch):
-            kind = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
-            raise UsageError(f"a callback is {kind}, which has no on_epoch to call; {expected}.")
-        if not _accepts_three_arguments(on_epoch):
-            raise UsageError(f"on_epoch of a {type(callback).__name__} does not take three arguments; {expected}.")
-    return list(callbacks)
+        raise UsageError(f"callbacks is of type {type(callbacks).__name__}; {EXPECTED}.")
+    return [_check_callback(callback) for callback in callbacks]
 
 
-def _accepts_three_arguments(function: Callable[..., Any]) -> bool:
+def _check_callback(callback: Any) -> Any:
+    handlers = {name: getattr(callback, name) for name in EVENTS if callable(getattr(callback, name, None))}
+    if isinstance(callback, type) or not (handlers or callable(callback)):
+        kind = f"the class {callback.__name__}" if isinstance(callback, type) else f"a {type(callback).__name__}"
+        raise UsageError(f"a callback is {kind}, which has no on_epoch to call; {EXPECTED}.")
+    if not handlers:
+        callback, name = _FunctionCallback(callback), getattr(callback, "__name__", type(callback).__name__)
+        handlers = {"on_epoch": callback.on_epoch}
+        if not _accepts(callback.on_epoch, EVENTS["on_epoch"]):
+            raise UsageError(f"the callback {name} does not take three arguments; {EXPECTED}.")
+    for event, handler in handlers.items():
+        if not _accepts(handler, EVENTS[event]):
+            names = list(inspect.signature(EVENTS[event]).parameters)[1:]
+            count = {1: "one argument", 2: "two arguments", 3: "three arguments"}[len(names)]
+            raise UsageError(
+                f"{event} of a {type(callback).__name__} does not take {count}; it is {event}({', '.join(names)}), and "
+                f"{EXPECTED}."
+            )
+    return callback
+
+
+def _accepts(handler: Callable[..., Any], declared: Callable[..., Any]) -> bool:
+    """Whether a bound method takes as many arguments as the method of `Callback`, which has self."""
+    arguments = [None] * (len(inspect.signature(declared).parameters) - 1)
     try:
-        inspect.signature(function).bind(None, None, None)
+        inspect.signature(handler).bind(*arguments)
     except TypeError:
         return False
     except ValueError:  # Python knows no signature of some built-in functions

@@ -225,6 +225,7 @@ class Checkpoints:
         name = trainer.distributed.run_on_main(lambda: self._write_checkpoint(trainer, state))
         self._saved_names = [*self._saved_names, name][-NUM_RECENT_CHECKPOINTS:]
         self._saved_position = _position(trainer)
+        trainer.call_callbacks("on_checkpoint", self.path / name)
 
     def _write_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> str:
         name = checkpoint_name(self._next_number())

@@ -23,7 +23,7 @@ from deat.models.output_objects import return_logits, take_logits
 from deat.radius_checks import check_radius, get_radius_warnings
 from deat.tasks import Task
 from deat.threat import UNIT_BOX, ThreatModel, parse_threat
-from deat.training.callbacks import Callback, check_callbacks
+from deat.training.callbacks import CallbackLike, check_callbacks
 from deat.training.config import TrainConfig
 from deat.training.data_split import open_source, open_val_source, split_train_val, take_train_part
 from deat.training.messages import find_output_problems
@@ -46,7 +46,7 @@ def make_trainer(
     optimizer: OptimizerFactory | None = None,
     normalize: Normalization | str | None = None,
     augment: Augment | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[CallbackLike] = (),
     distributed: Distributed = SINGLE_PROCESS,
     notify: MessageHandler | None = None,
     task: str | Task | None = None,
@@ -64,7 +64,7 @@ def make_trainer(
         optimizer: A function from parameters to an optimizer; by default the one that `config` names, SGD.
         normalize: (mean, std) of a new first layer, or "data" for those of the data.
         augment: Random crops and flips.
-        callbacks: Objects with a method on_epoch(trainer, stats, timing).
+        callbacks: Functions f(trainer, stats, timing) called after each epoch, or objects with methods of `Callback`.
         distributed: The processes that train together.
         notify: Shows remarks on the model's outputs or the radius; by default a RuntimeWarning.
         task: What outputs and labels mean; by default that of the data, or classification.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -33,6 +34,40 @@ def check_optimizer_factory(optimizer: Any) -> None:
             "such as lambda params: torch.optim.Adam(params, lr=1e-3). Those of a name are TrainConfig(optimizer='adamw') "
             "or fit(optimizer='adamw')."
         )
+
+
+def make_optimizer(factory: OptimizerFactory, model: nn.Module) -> torch.optim.Optimizer:
+    """Make the optimizer of a network, and check that it can be trained with it.
+
+    Args:
+        factory: A function from parameters to an optimizer.
+        model: The network.
+
+    Raises:
+        UsageError: The result is no optimizer, needs a closure or sparse gradients, maximises, or has none of the
+            network's parameters.
+    """
+    optimizer = factory(model.parameters())
+    kind = type(optimizer).__name__
+    if not all(hasattr(optimizer, name) for name in ("param_groups", "step", "zero_grad", "state_dict")):
+        raise UsageError(f"the function optimizer returned a {kind}; it must return an optimizer of the parameters.")
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise UsageError(
+            f"{kind}.step needs a closure that computes the loss again, and training computes each loss once. Use an "
+            "optimizer that steps by the gradients, such as torch.optim.SGD or AdamW."
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UsageError("SparseAdam takes sparse gradients, and those of a network are dense. Use torch.optim.Adam.")
+    if any(group.get("maximize") for group in optimizer.param_groups):
+        raise UsageError(f"{kind} with maximize=True would raise the loss. Omit maximize.")
+    own = set(model.parameters())
+    if not any(parameter in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise UsageError(
+            f"the {kind} has none of the network's parameters, so nothing would be trained. Pass it the parameters that "
+            "the function is given: lambda params: torch.optim.Adam(params, lr=1e-3)."
+        )
+    return optimizer
 
 
 def make_optimizer_factory(config: TrainConfig, on_device: bool) -> OptimizerFactory:

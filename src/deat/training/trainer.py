@@ -27,7 +27,7 @@ from deat.tasks import CLASSIFICATION, Task, get_task
 from deat.threat import ThreatModel, parse_threat
 from deat.training.batch_mixing import BatchMixing
 from deat.training.best_epoch import CHOICE_KEY, BestEpoch, ScoredEpoch, Snapshot
-from deat.training.callbacks import Callback, Checkpointer, check_callbacks
+from deat.training.callbacks import CallbackLike, Checkpointer, check_callbacks
 from deat.training.class_weights import make_learner_task
 from deat.training.config import TrainConfig, choose_num_threads, torch_backend_flags
 from deat.training.distributed_state import gather_process_state, restore_process_state, sync_batch_norm
@@ -50,6 +50,7 @@ from deat.training.optimizers import (
     clip_gradients,
     describe_param_groups,
     load_optimizer_state,
+    make_optimizer,
     make_optimizer_factory,
 )
 from deat.training.result_folder import describe_training
@@ -59,6 +60,7 @@ from deat.training.weight_average import WeightAverage
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
 from deat.utils.seeding import RandomStreams
 from deat.utils.signals import Interruption
+from deat.utils.torch_utils import without_autocast
 
 Batch = tuple[Tensor, Tensor]
 
@@ -80,7 +82,7 @@ class Trainer:
         config: The settings of training.
         val: The source of held-out images that choose the best epoch.
         optimizer: A function from parameters to an optimizer; by default the one that `config` names, SGD.
-        callbacks: Objects with a method on_epoch(trainer, stats, timing).
+        callbacks: Functions f(trainer, stats, timing) called after each epoch, or objects with methods of `Callback`.
         distributed: The processes that train together.
         task: What outputs and labels mean.
 
@@ -112,7 +114,7 @@ class Trainer:
         config: TrainConfig,
         val: Source | None = None,
         optimizer: OptimizerFactory | None = None,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[CallbackLike] = (),
         distributed: Distributed = SINGLE_PROCESS,
         task: str | Task = CLASSIFICATION,
     ) -> None:
@@ -130,9 +132,8 @@ class Trainer:
         choice = choose_engine(config, method, self.num_parameters, distributed, can_record_steps)
         self.engine, self.engine_note, self.may_compile = choice.engine, choice.fallback_note, choice.may_compile
         self.model = self.engine.prepare(sync_batch_norm(model, config, self.engine.device, distributed))
-        self.optimizer = (optimizer or make_optimizer_factory(config, self.engine.use_cuda_graphs))(
-            self.model.parameters()
-        )
+        factory = optimizer or make_optimizer_factory(config, self.engine.use_cuda_graphs)
+        self.optimizer = make_optimizer(factory, self.model)
         self.custom_param_groups = describe_param_groups(self.optimizer) if optimizer else None
         if config.clip_grad_norm:
             clip_gradients(self.optimizer, config.clip_grad_norm)
@@ -181,9 +182,19 @@ class Trainer:
             NumericalError: The loss or the weights are not finite, or memory ran out.
         """
         self._stopping, self.is_finished, self._last_epoch_ended = self.is_finished, False, perf_counter()
+        result = None
+        try:
+            self._train_in_session()
+            result = self.make_result()
+        finally:
+            self.call_callbacks("on_train_end", result)
+        return result
+
+    def _train_in_session(self) -> None:
         with self.session():
             if self.checkpointer:
                 self.checkpointer.on_train_begin(self)
+            self.call_callbacks("on_train_begin")
             try:
                 self._run_remaining_epochs()
             except (Interrupted, KeyboardInterrupt) as error:
@@ -199,7 +210,6 @@ class Trainer:
                     raise
                 raise self.numerical_error(out_of_memory_message(self.epoch, self.train.batch_size)) from error
             self._save_if_due(force=True)
-        return self.make_result()
 
     def make_result(self, *, is_partial: bool = False) -> TrainResult:
         """Return what training has reached so far, with the model in eval mode. At least one epoch must be finished.
@@ -225,7 +235,7 @@ class Trainer:
         )
 
     def _run_remaining_epochs(self) -> None:
-        while self.epoch < self.config.epochs and not self._stopping:
+        while self.has_epochs_left:
             self._epoch_started = perf_counter()
             self.interruption.check()
             self.run_epoch()
@@ -256,8 +266,7 @@ class Trainer:
         self.history.append(stats)
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, self.seconds + timing.train_seconds
         self.compile_policy.after_epoch(self, timing)
-        for callback in self.callbacks:
-            callback.on_epoch(self, stats, timing)
+        self.call_callbacks("on_epoch", stats, timing)
         return stats
 
     def train_epoch(self, budget: Budget) -> EpochRecord:
@@ -282,6 +291,7 @@ class Trainer:
                 x, y = self.mixing.apply(x, y, self.epoch, step)
             self.method.play_batch(self.game, x, y, budget)
             self.step = step + 1
+            self.call_callbacks("on_batch", self.game.last_batch)
             self.compile_policy.after_batch(self)
         self.distributed.broadcast_model_buffers(self.model)
         if self.average:
@@ -305,6 +315,12 @@ class Trainer:
         self.interruption = interruption
         if self.validator:
             self.validator.interruption = interruption
+
+    def call_callbacks(self, event: str, *arguments: object) -> None:
+        """Call the callbacks that handle an event, a method of `Callback`, in their order."""
+        for callback in self.callbacks:
+            if handler := getattr(callback, event, None):
+                handler(self, *arguments)
 
     def stop(self) -> None:
         """End training after the current epoch. For callbacks."""
@@ -397,6 +413,11 @@ class Trainer:
             self.average.load_state_dict(state["average"])
 
     @property
+    def has_epochs_left(self) -> bool:
+        """Whether the running `fit` has epochs left to train."""
+        return self.epoch < self.config.epochs and not self._stopping
+
+    @property
     def _step_lengths(self) -> dict[str, float]:
         return {"alpha": self.schedule.alpha or 0.0, "stretch": self.schedule.stretch or 0.0}
 
@@ -418,6 +439,7 @@ class Trainer:
                 f"the loss on held-out images is {scores.loss} in epoch {self.epoch + 1}: in eval mode, where batch norms use "
                 "their running statistics, the network's outputs are not finite. Lower the learning rate."
             )
+        self.call_callbacks("on_validation", scores)
         return scores
 
     def _validate_average(self) -> ValScores | None:
@@ -487,7 +509,13 @@ class Trainer:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Set threads, backend flags and random state for training; on exit restore them and end data workers."""
+        """Set threads, backend flags, precision and random state for training, and restore them on exit.
+
+        Data workers end on exit. A caller's `torch.autocast` has no effect inside: the precision is that of the config.
+
+        Raises:
+            UsageError: Another thread of this process trains.
+        """
         flags = torch_backend_flags(
             self.threads,
             cudnn_benchmark=self.engine.use_cuda_graphs,  # a recording is replayed often, which repays the search
@@ -497,6 +525,7 @@ class Trainer:
         with (
             device_context(device),
             flags,
+            without_autocast(device.type),
             stopping_workers(self.train, self.val),
             self.random_streams.isolated_rng(device),
         ):

@@ -20,6 +20,7 @@ PLUGIN_GROUPS = {
     "deat.tasks": "a subclass of deat.tasks.Task whose name is that of the entry point",
     "deat.attacks": "an attack, or a function or class that returns one when it is called without arguments",
     "deat.models": "a function or class that returns a network, as for deat.register_model",
+    "deat.loggers": "a class derived from deat.integrations.loggers.Logger",
 }
 """The groups of entry points, and what an entry point of each names."""
 AddPlugin = Callable[[str, object, str], None]

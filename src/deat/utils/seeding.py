@@ -1,6 +1,7 @@
 """Random draws that depend only on the seed and on where in a run they happen, so that a resumed run repeats them."""
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -10,7 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from deat.errors import UsageError
 from deat.utils.distributed import SINGLE_PROCESS, Distributed
+
+_isolation_lock = threading.RLock()
+"""Held while a training uses torch's global generators; a thread that holds it may train in a callback too."""
 
 
 def derive_seed(seed: int, stream: str, *counters: int) -> int:
@@ -97,12 +102,23 @@ class RandomStreams:
 
         Args:
             device: The device that training uses.
+
+        Raises:
+            UsageError: Another thread of this process trains. Both would draw from the same generators.
         """
+        if not _isolation_lock.acquire(blocking=False):
+            raise UsageError(
+                "a training runs in another thread of this process. Both would draw dropout from torch's one generator and "
+                "set its threads, so neither would be reproducible. Train one after the other, or in processes."
+            )
         devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            if self._loaded_state:
-                torch.set_rng_state(self._loaded_state["torch"])
-            yield
+        try:
+            with torch.random.fork_rng(devices=devices):
+                if self._loaded_state:
+                    torch.set_rng_state(self._loaded_state["torch"])
+                yield
+        finally:
+            _isolation_lock.release()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the states of the generators, for a checkpoint."""

@@ -54,6 +54,30 @@ def use_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(former_threads)
 
 
+@contextmanager
+def without_autocast(device_type: str) -> Iterator[None]:
+    """Leave the caller's `torch.autocast` contexts, and enter them again at the end of the with statement.
+
+    A nested `torch.autocast(enabled=False)` would not do: torch drops its copies of cast weights only at the end of the
+    outermost context, so a training inside that casts weights itself would keep those of its first step.
+
+    Args:
+        device_type: "cpu" or "cuda".
+    """
+    depth = torch.autocast_increment_nesting() - 1
+    for _ in range(depth + 1):
+        torch.autocast_decrement_nesting()
+    torch.clear_autocast_cache()
+    enabled = torch.is_autocast_enabled(device_type)
+    torch.set_autocast_enabled(device_type, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device_type, enabled)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
+
+
 def broadcast_mask(mask: Tensor, like: Tensor) -> Tensor:
     """Reshape a mask to broadcast over whole examples.
 

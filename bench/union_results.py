@@ -1,0 +1,203 @@
+"""Training against three norms at once: the four rules that pick a ball, beside training on single balls.
+
+    python bench/union_results.py digits --work WORK
+    python bench/union_results.py cifar10 --work WORK --data cifar10:FOLDER
+
+First the radii of the L2 and the L1 ball are chosen on held-out training images: those at which M+DEAT on that ball alone
+is as robust in it as M+DEAT on the Linf ball is in that, so that the balls are about equally hard. Then M+DEAT trains on
+every ball and on their union by every rule, with three seeds, and the last epoch is evaluated on test images in every
+ball. Each run is a file of WORK, and one that is there is not repeated.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from shared import cpu_name
+from torch import nn
+
+import deat
+from deat.threat import UNION_RULES, parse_threat
+from deat.utils.safe_write import write_json
+from deat.version import get_versions
+
+SEEDS, TRIAL_SEED = (0, 1, 2), 100
+METHOD = "m+deat"
+TRIAL_ATTACK = "cw-20"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A data set, a network and how it is trained.
+
+    Args:
+        data: The data set's name; empty to take it from the command.
+        network: Builds the network.
+        linf: The radius of the Linf ball.
+        grids: The radii of the other balls that are tried.
+        config: Fields of TrainConfig.
+        train: The number of training images; None for all of them.
+        held_out: The number of training images that trials leave out, to choose radii by.
+        test: The number of test images.
+        attacks: The attacks on them.
+    """
+
+    data: str
+    network: Callable[[], nn.Module]
+    linf: float
+    grids: dict[str, tuple[float, ...]]
+    config: dict[str, Any] = field(default_factory=dict)
+    train: int | None = None
+    held_out: int = 300
+    test: int = 400
+    attacks: tuple[str, ...] = ("natural", "pgd-20", "apgd-t")
+
+    def fit(self, data: deat.DataSplits, images: Any, threat: deat.ThreatModel, seed: int) -> Any:
+        """Train on some images."""
+        torch.manual_seed(seed)
+        return deat.fit(
+            self.network(),
+            images,
+            method=METHOD,
+            threat=threat,
+            augment=data.augment,
+            normalize=(data.mean, data.std) if data.mean and data.std else None,
+            seed=seed,
+            precision="fp32",
+            threads=1,
+            progress=False,
+            **self.config,
+        )
+
+
+SETUPS = {
+    "digits": Setup(
+        "digits",
+        lambda: deat.build_model("small", in_channels=1, image_size=8),
+        0.15,
+        {"l2": (0.4, 0.5, 0.6), "l1": (1.0, 1.3, 1.6)},
+        {"epochs": 20, "batch_size": 64, "lr": 0.02, "peak": 0.3, "cycle_momentum": False},
+    ),
+    "cifar10": Setup(
+        "",
+        lambda: deat.build_model("preact_resnet8", num_classes=10),
+        8 / 255,
+        {"l2": (0.75, 1.0), "l1": (9.0, 14.0)},
+        {"epochs": 8, "batch_size": 64, "lr": 0.1},
+        train=2000,
+        held_out=500,
+        test=500,
+        attacks=("natural", "pgd-20", "cw-20"),
+    ),
+}
+
+
+class Experiment:
+    """The trials and runs of a setup, in a folder of records.
+
+    Args:
+        setup: The setup.
+        data: Its data set.
+        folder: The folder of records.
+    """
+
+    def __init__(self, setup: Setup, data: deat.DataSplits, folder: Path) -> None:
+        self.setup, self.data, self.folder = setup, data, folder
+        self.images: Any = data.train.subset(range(setup.train or len(data.train)))
+        test: Any = data.test
+        self.test = test.subset(range(min(setup.test, len(test))))
+
+    def record(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The record of that name, made now if it is not there."""
+        path = self.folder / f"{name}.json"
+        if not path.is_file():
+            result = {**make(), "machine": {"cpu": cpu_name(), "versions": get_versions()}}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, result)
+            print(name, flush=True)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def trial(self, threat: str) -> dict[str, Any]:
+        """Training on one ball, and its robust accuracy there on held-out training images."""
+
+        def make() -> dict[str, Any]:
+            train, held_out = self.images.split(self.setup.held_out, TRIAL_SEED)
+            result = self.setup.fit(self.data, train, parse_threat(threat), TRIAL_SEED)
+            attacks = ["natural", TRIAL_ATTACK]
+            scores = deat.evaluate(result.model, held_out, threat=threat, attacks=attacks, sanity=False, progress=False)
+            return {"threat": threat, "accuracy": scores.accuracy, "images": scores.num_images}
+
+        return self.record(f"trials/{threat.replace(':', '-')}", make)
+
+    @cached_property
+    def balls(self) -> tuple[str, ...]:
+        """The Linf ball, and the balls of the other norms in which training on them alone is nearest to as robust."""
+        linf = f"linf:{self.setup.linf!r}"
+        target: float = self.trial(linf)["accuracy"][TRIAL_ATTACK]
+
+        def distance(threat: str) -> float:
+            accuracy: float = self.trial(threat)["accuracy"][TRIAL_ATTACK]
+            return abs(accuracy - target)
+
+        grids = [[f"{norm}:{eps!r}" for eps in radii] for norm, radii in self.setup.grids.items()]
+        return linf, *(min(grid, key=distance) for grid in grids)
+
+    @property
+    def threats(self) -> dict[str, deat.ThreatModel]:
+        """What is trained on, by its name in files and tables."""
+        singles = {ball.partition(":")[0]: parse_threat(ball) for ball in self.balls}
+        return singles | {rule: deat.Union(*self.balls, rule=rule) for rule in UNION_RULES}
+
+    def run(self, name: str, threat: deat.ThreatModel, seed: int) -> dict[str, Any]:
+        """One training on all training images, and the evaluation of its last epoch on test images in every ball."""
+
+        def make() -> dict[str, Any]:
+            result = self.setup.fit(self.data, self.images, threat, seed)
+            union = deat.Union(*self.balls)
+            evaluation = deat.evaluate(
+                result.model,
+                self.test,
+                threat=union,
+                attacks=self.setup.attacks,
+                seed=seed,
+                sanity=False,
+                progress=False,
+            )
+            return {
+                "trained_on": name,
+                "seed": seed,
+                "backprops": result.history[-1].backprops,
+                "passes": result.history[-1].passes,
+                "k": [stats.k for stats in result.history],
+                "record": result.record,
+                "evaluation": evaluation.as_json(),
+            }
+
+        return self.record(f"runs/{name}-{seed}", make)
+
+
+def main() -> None:
+    """Make what is missing of a setup's trials and runs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("setup", choices=SETUPS)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--data", default="", help="the data set, such as cifar10:FOLDER")
+    parser.add_argument("--trials", action="store_true", help="make the trials only, and print the balls")
+    args = parser.parse_args()
+    setup = SETUPS[args.setup]
+    torch.set_num_threads(1)
+    experiment = Experiment(setup, deat.load_data(args.data or setup.data), args.work / args.setup)
+    print(args.setup, *experiment.balls, flush=True)
+    for seed in () if args.trials else SEEDS:
+        for name, threat in experiment.threats.items():
+            experiment.run(name, threat, seed)
+
+
+if __name__ == "__main__":
+    main()
